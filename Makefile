@@ -19,7 +19,7 @@ BUILT := build/.built-$(EXPORTKIT_CUDA)
 SOURCES := $(shell find csrc -type f) setup.py
 CXX_FILES := $(filter %.c %.h %.cpp %.cu %.cuh,$(shell find csrc examples -type f))
 # What the C++ runtime is built with. Where they are missing and cannot be installed, the build says so and does without.
-APT_PACKAGES := cmake nlohmann-json3-dev
+APT_PACKAGES := cmake
 # The browser that tests the page of `exportkit serve`. Without it these tests are skipped.
 APT_BROWSER := chromium
 

@@ -1,4 +1,4 @@
-"""Builds the reader of packages, the operator libraries and, where CMake and what it asks for are, the C++ runtime.
+"""Builds the reader of packages, the operator libraries and, where CMake is, the C++ runtime.
 
 The reader (csrc/package) becomes libexportkit_package.so, which needs neither torch nor Python. ARR-COC's C++ operators
 go into libarr_coc_cpu.so, its CUDA operators into libarr_coc_cuda.so. No library is a Python module (there is no
@@ -15,8 +15,8 @@ Environment:
         check: as auto; without a GPU, the sources are compiled for one architecture, unoptimised, and stay in the build
             folder (`make test` does so).
     EXPORTKIT_ARR_COC: 0 leaves ARR-COC out: its operators, model, demo and entry points.
-    EXPORTKIT_CPP_RUNTIME: 0, 1 or auto (default): whether the C++ runtime is built; auto builds it where CMake and what
-        it needs are installed.
+    EXPORTKIT_CPP_RUNTIME: 0, 1 or auto (default): whether the C++ runtime is built; auto builds it where CMake is
+        installed.
     DEBUG: 1 gives symbols and no optimisation.
     TORCH_CUDA_ARCH_LIST: The architectures to build for, such as "8.0;9.0+PTX", in place of those above.
     CUDA_HOME, CXX, MAX_JOBS: Where CUDA is, the C++ compiler, how many compilers run at a time.
@@ -116,6 +116,24 @@ def visible_architectures():
     return ";".join(f"{major}.{minor}" for major, minor in sorted(capabilities))
 
 
+def torch_stays(folder):
+    """Whether libraries may look for torch in this folder for ever: nobody else can put another one there.
+
+    pip removes the torch of an isolated build after it, and anybody may make a folder of that name in /tmp.
+    """
+    # Without PYTHONPATH, this Python does not see what an isolated build adds.
+    code = "import importlib.util as u; found = u.find_spec('torch'); print(found.origin if found else '')"
+    found = subprocess.run([sys.executable, "-E", "-c", code], capture_output=True, text=True, check=True).stdout
+    if Path(found.strip()).parent.resolve() != folder.resolve():
+        return False
+    for parent in folder.resolve().parents:
+        if parent.stat().st_mode & 0o002:
+            beside = ROOT.is_relative_to(parent) and ROOT.relative_to(parent).parts[:1]
+            if beside != folder.resolve().relative_to(parent).parts[:1]:
+                return False
+    return True
+
+
 def gencode_flags(architectures):
     """nvcc's flags for a list such as "8.0;9.0+PTX"."""
     flags = []
@@ -181,7 +199,7 @@ class BuildLibraries(build_ext):
             "CMAKE_MAKE_PROGRAM": shutil.which(ninja()),
             "EXPORTKIT_TORCH": TORCH,
             "EXPORTKIT_PACKAGE_LIBRARY": package / "lib" / "libexportkit_package.so",
-            "EXPORTKIT_ABSOLUTE_RPATH": "ON" if self.inplace else "OFF",
+            "EXPORTKIT_ABSOLUTE_RPATH": "ON" if self.inplace and torch_stays(TORCH) else "OFF",
         }
         configure = ["cmake", "-S", str(ROOT / "csrc" / "runtime"), "-B", str(build), "-G", "Ninja"]
         configure += [f"-D{name}={value}" for name, value in options.items()]
@@ -198,6 +216,14 @@ class BuildLibraries(build_ext):
                 sys.exit("EXPORTKIT_CPP_RUNTIME=1, but the C++ runtime cannot be built here")
             print("exportkit: goes on without it; packages are run through torch's Python binding", file=sys.stderr)
             return
+        if self.inplace and not torch_stays(TORCH):
+            print(
+                f"exportkit: exportkit-run will not look for torch in {TORCH}: that is the torch of an isolated build, or "
+                "others can put another one there. Python runs packages all the same; exportkit-run needs the folder of "
+                "torch's libraries in LD_LIBRARY_PATH. `pip install --no-build-isolation -e .` builds for the torch that "
+                "is installed.",
+                file=sys.stderr,
+            )
         subprocess.run([ninja(), "-C", str(build), *jobs, "install"], check=True, stdout=sys.stderr)
 
     def ninja_file(self, cuda):

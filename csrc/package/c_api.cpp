@@ -75,11 +75,9 @@ SignatureRequest request_of(const ek_demand& demand) {
   return {{demand.keys, demand.keys + demand.key_count}, demand.signature == nullptr ? "" : demand.signature};
 }
 
-std::string json(bool value) { return value ? "true" : "false"; }
-
 std::string json(const PublicKey& key) {
-  return "{\"id\":" + json_text(key.id) + ",\"source\":" + json_text(key.source) +
-         ",\"is_ed25519\":" + json(key.is_ed25519()) + "}";
+  return json_object(
+      {{"id", json_text(key.id)}, {"source", json_text(key.source)}, {"is_ed25519", json_bool(key.is_ed25519())}});
 }
 
 std::string json(const std::vector<PublicKey>& keys) {

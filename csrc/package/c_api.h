@@ -41,7 +41,6 @@ void answer(ek_text* out, std::string text);
 ek_text view(const std::string& text);
 
 SignatureRequest request_of(const ek_demand& demand);
-std::string json(bool value);
 std::string json(const PublicKey& key);
 std::string json(const std::vector<PublicKey>& keys);
 

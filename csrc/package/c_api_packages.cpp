@@ -110,9 +110,9 @@ ek_text ek_package_signers(const ek_package* package) { return view(package->sig
 int ek_package_signature_files(const ek_package* package, ek_text* files) {
   return guarded([&] {
     answer(files, json_list(signature_files(package->reader), [](const SignatureFile& file) {
-             return "{\"path\":" + json_text(file.path.string()) +
-                    ",\"key_ids\":" + json_list(file.key_ids, json_text) +
-                    ",\"problem\":" + (file.problem.empty() ? "null" : json_text(file.problem)) + "}";
+             return json_object({{"path", json_text(file.path.string())},
+                                 {"key_ids", json_list(file.key_ids, json_text)},
+                                 {"problem", file.problem.empty() ? "null" : json_text(file.problem)}});
            }));
   });
 }

@@ -99,9 +99,12 @@ int ek_cache_items(const char* temporary, const ek_prune_limits* limits, ek_text
       wanted->everything = limits->everything != 0;
     }
     answer(items, json_list(cache_items(temporary, wanted), [](const CacheItem& item) {
-             return "{\"kind\":" + json_text(item.kind) + ",\"path\":" + json_text(item.path.string()) +
-                    ",\"size\":" + std::to_string(item.size) + ",\"used\":" + std::to_string(item.used) +
-                    ",\"in_use\":" + json(item.in_use) + ",\"removed\":" + json(item.removed) + "}";
+             return json_object({{"kind", json_text(item.kind)},
+                                 {"path", json_text(item.path.string())},
+                                 {"size", std::to_string(item.size)},
+                                 {"used", std::to_string(item.used)},
+                                 {"in_use", json_bool(item.in_use)},
+                                 {"removed", json_bool(item.removed)}});
            }));
   });
 }
@@ -110,14 +113,14 @@ int ek_cache_items(const char* temporary, const ek_prune_limits* limits, ek_text
 
 int ek_host(ek_text* host) {
   return guarded([&] {
-    answer(host, "{\"platform\":" + json_text(host_platform()) + ",\"cpu_isa\":" + json_text(host_cpu_isa()) + "}");
+    answer(host, json_object({{"platform", json_text(host_platform())}, {"cpu_isa", json_text(host_cpu_isa())}}));
   });
 }
 
 int ek_parse_device(const char* device, ek_text* parsed) {
   return guarded([&] {
     const auto [kind, index] = parse_device(device);
-    answer(parsed, "{\"kind\":" + json_text(kind) + ",\"index\":" + (index ? std::to_string(*index) : "null") + "}");
+    answer(parsed, json_object({{"kind", json_text(kind)}, {"index", index ? std::to_string(*index) : "null"}}));
   });
 }
 
@@ -125,14 +128,12 @@ int ek_survey(const char* targets, const char* libraries, const char* device, co
   return guarded([&] {
     const std::vector<Target> decoded = decode_targets(targets);
     const Survey found = survey(decoded, decode_libraries(libraries), device, parse_host(host));
-    std::string rejected;
-    for (const auto& [target, reason] : found.rejected) {
-      rejected += (rejected.empty() ? "" : ",") + json_text(target->name) + ":" + json_text(reason);
-    }
+    JsonMembers rejected;
+    for (const auto& [target, reason] : found.rejected) rejected.emplace_back(target->name, json_text(reason));
     const auto fitting = [](const Choice& choice) {
       return "[" + json_text(choice.target->name) + "," + std::to_string(choice.device_index) + "]";
     };
-    answer(out, "{\"fitting\":" + json_list(found.fitting, fitting) + ",\"rejected\":{" + rejected + "}}");
+    answer(out, json_object({{"fitting", json_list(found.fitting, fitting)}, {"rejected", json_object(rejected)}}));
   });
 }
 
@@ -151,12 +152,12 @@ int ek_is_name(const char* text) { return is_name(text) ? 1 : 0; }
 int ek_match_state(const char* weights, const char* given, ek_text* names) {
   return guarded([&] {
     const std::vector<safetensors::Place> places = parse_places(given);
-    std::string out;
+    JsonMembers out;
     for (const auto& [weight, found] : match_state(decode_weights(weights), places)) {
       const auto name = [](const safetensors::Place* place) { return json_text(place->name); };
-      out += (out.empty() ? "" : ",") + json_text(weight) + ":" + json_list(found, name);
+      out.emplace_back(weight, json_list(found, name));
     }
-    answer(names, "{" + out + "}");
+    answer(names, json_object(out));
   });
 }
 
@@ -221,8 +222,9 @@ int ek_writer_add_record(ek_writer* writer, const char* name, const ek_package* 
 int ek_writer_records(ek_writer* writer, ek_text* records) {
   return guarded([&] {
     answer(records, json_list(writer->writer.records(), [](const Record& record) {
-             return "{\"name\":" + json_text(record.name) + ",\"size\":" + std::to_string(record.size) +
-                    ",\"sha256\":\"" + record.sha256 + "\"}";
+             return json_object({{"name", json_text(record.name)},
+                                 {"size", std::to_string(record.size)},
+                                 {"sha256", json_text(record.sha256)}});
            }));
   });
 }

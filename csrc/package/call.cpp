@@ -30,18 +30,9 @@ const std::vector<std::string>* keys_of(const Node& node) {
   return nullptr;
 }
 
-// Formats 1 and 2 allow the identifiers of Python 3.11; format 3 allows ASCII names only.
-bool is_tuple_name(const std::string& name, int64_t version) {
-  return version < 3 ? is_unicode_identifier(name) && !is_keyword(name) : is_name(name);
-}
-
-bool is_parameter_name(const std::string& name, int64_t version) {
-  return version < 3 ? is_unicode_identifier(name) : is_name(name);
-}
-
-void check_named_tuple(const NamedTupleNode& node, const std::string& what, int64_t version) {
+void check_named_tuple(const NamedTupleNode& node, const std::string& what) {
   const auto check = [&](const std::string& name) {
-    require(is_tuple_name(name, version),
+    require(is_name(name),
             [&] { return what + ": " + shown(name) + " is not allowed as the name of a named tuple or a field"; });
   };
   check(node.class_name);
@@ -52,7 +43,7 @@ void check_named_tuple(const NamedTupleNode& node, const std::string& what, int6
 }
 
 // Checks that every container can be built and that the tensors are numbered in order from `next`.
-void check_node(const Node& node, const std::string& what, int64_t version, int64_t& next, int depth = 0) {
+void check_node(const Node& node, const std::string& what, int64_t& next, int depth = 0) {
   require(depth <= kMaxStructureDepth, [&] {
     return "the " + what + " are nested deeper than " + std::to_string(kMaxStructureDepth) + " containers";
   });
@@ -72,8 +63,8 @@ void check_node(const Node& node, const std::string& what, int64_t version, int6
       return what + ": " + std::to_string(keys->size()) + " keys for " + std::to_string(items->size()) + " items";
     });
   }
-  if (const auto* tuple = std::get_if<NamedTupleNode>(&node.value)) check_named_tuple(*tuple, what, version);
-  for (const Node& item : *items) check_node(item, what, version, next, depth + 1);
+  if (const auto* tuple = std::get_if<NamedTupleNode>(&node.value)) check_named_tuple(*tuple, what);
+  for (const Node& item : *items) check_node(item, what, next, depth + 1);
 }
 
 // Calls on_name for each tensor, in order. `path` is the node's path and is restored afterwards. Paths are not copied:
@@ -95,9 +86,9 @@ void for_each_leaf(const Node& node, std::string& path, const std::function<void
 // Checks that each tensor appears once in the structure, in order, and is named by its place there.
 template <class Tensor>
 void check_structure(std::vector<std::pair<std::string, const Node*>> nodes, const std::vector<Tensor>& tensors,
-                     const std::string& what, int64_t version) {
+                     const std::string& what) {
   int64_t next = 0;
-  for (const auto& [prefix, node] : nodes) check_node(*node, what, version, next);
+  for (const auto& [prefix, node] : nodes) check_node(*node, what, next);
   require(next == static_cast<int64_t>(tensors.size()), [&] {
     return "the structure of the " + what + " has " + std::to_string(next) + " tensors; the list has " +
            std::to_string(tensors.size());
@@ -204,16 +195,16 @@ void check_tolerance(const TensorOutput& output, const Names& outputs) {
 
 }  // namespace
 
-void check_call(const Call& call, int64_t format_version) {
+void check_call(const Call& call) {
   distinct(call.parameters, kName, "parameter");
   std::vector<std::pair<std::string, const Node*>> nodes;
   for (const Parameter& parameter : call.parameters) {
-    require(is_parameter_name(parameter.name, format_version),
+    require(is_name(parameter.name),
             [&] { return "parameter " + shown(parameter.name) + " has a name that is not allowed"; });
     nodes.emplace_back(parameter.name, &parameter.value);
   }
-  check_structure(nodes, call.inputs, "inputs", format_version);
-  check_structure({{"", &call.result}}, call.outputs, "outputs", format_version);
+  check_structure(nodes, call.inputs, "inputs");
+  check_structure({{"", &call.result}}, call.outputs, "outputs");
   check_dimensions(call);
   Names outputs;
   for (const TensorOutput& output : call.outputs) outputs.insert(output.name);

@@ -71,13 +71,11 @@ void check_records(const Manifest& manifest, const Digests& records) {
   const auto out_of_order = [](const Record& one, const Record& next) { return one.name >= next.name; };
   require(std::adjacent_find(manifest.records.begin(), manifest.records.end(), out_of_order) == manifest.records.end(),
           [] { return "the records are not sorted by name, or a name appears twice"; });
-  if (manifest.format_version >= 3) {
-    for (const Record& record : manifest.records) {
-      require(!record.name.starts_with(kExtraDir), [&] {
-        return "record " + shown(record.name) + " is under " + std::string(kExtraDir) +
-               ", where torch's loaders expect their own text; a package must not have records there";
-      });
-    }
+  for (const Record& record : manifest.records) {
+    require(!record.name.starts_with(kExtraDir), [&] {
+      return "record " + shown(record.name) + " is under " + std::string(kExtraDir) +
+             ", where torch's loaders expect their own text; a package must not have records there";
+    });
   }
   for (const Library& library : manifest.libraries) {
     check_reference("library " + shown(library.record), library.record,
@@ -242,7 +240,7 @@ void check_cases(const Manifest& manifest) {
 void check_consistency(const Manifest& manifest) {
   Digests records;
   for (const Record& record : manifest.records) records.emplace(record.name, record.sha256);
-  check_call(manifest.call, manifest.format_version);
+  check_call(manifest.call);
   check_records(manifest, records);
   check_targets(manifest);
   check_weights(manifest);

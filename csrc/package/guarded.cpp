@@ -8,11 +8,16 @@
 #include <cstdint>
 #include <fstream>
 #include <string_view>
+#include <vector>
 
 #include "package/atomic.h"
 
 namespace exportkit {
 namespace {
+
+namespace fs = std::filesystem;
+
+constexpr int kMaxLinks = 40;  // as in Linux
 
 // Whether a group is this user's private group. Many distributions make one for each user and let it write the user's
 // files.
@@ -43,10 +48,11 @@ bool is_unmapped(uid_t id) {
   return any;
 }
 
+// Root's files and folders are trusted too: a container's image may bring a cache.
+bool is_trusted(uid_t owner) { return owner == 0 || owner == geteuid() || is_unmapped(owner); }
+
 const char* others_may_rename_in(const struct stat& folder) {
-  // Root's folders are trusted too: a container's image may bring a cache.
-  const bool ours = folder.st_uid == 0 || folder.st_uid == geteuid();
-  if (!ours && !is_unmapped(folder.st_uid)) return "belongs to another user";
+  if (!is_trusted(folder.st_uid)) return "belongs to another user";
   if ((folder.st_mode & S_ISVTX) != 0) return nullptr;  // like /tmp: users rename only their own files
   if ((folder.st_mode & S_IWOTH) != 0) return "may be written to by other users";
   if ((folder.st_mode & S_IWGRP) != 0 && !is_own_group(folder.st_gid)) return "may be written to by its group";
@@ -62,15 +68,40 @@ const char* others_may_change(const struct stat& status) {
   return nullptr;
 }
 
-// Checks every folder from the root on: if nobody else can rename the next one, none can be replaced during the check.
-std::string others_may_replace(const std::filesystem::path& path) {
-  for (auto folder = path.parent_path();; folder = folder.parent_path()) {
-    struct stat status{};
-    if (lstat(folder.c_str(), &status) != 0) throw FileError(folder);
-    const char* reason = S_ISLNK(status.st_mode) ? "is a link" : others_may_rename_in(status);
-    if (reason != nullptr) return "is in " + folder.string() + ", which " + reason;
-    if (folder == folder.parent_path()) return {};
+// Goes from the root on: if nobody else can rename the next folder, none can be replaced during the check.
+Followed follow(const fs::path& path) {
+  fs::path done;
+  std::vector<fs::path> steps;  // the next one is the last
+  const auto go = [&](const fs::path& way) {
+    const std::vector<fs::path> parts(way.begin(), way.end());
+    steps.insert(steps.end(), parts.rbegin(), parts.rend());
+  };
+  go(fs::absolute(path));
+  for (int links = 0; !steps.empty();) {
+    const fs::path step = steps.back();
+    steps.pop_back();
+    if (step == "..") {
+      done = done.parent_path();
+    } else if (step.is_absolute()) {
+      done = step;
+    }
+    if (step == ".." || step == "." || step.empty() || step.is_absolute()) continue;
+    struct stat folder{}, status{};
+    const fs::path next = done / step;
+    const bool made = lstat(done.c_str(), &folder) == 0;
+    if (!made && errno != ENOENT) throw FileError(done);
+    const char* reason = made ? others_may_rename_in(folder) : nullptr;
+    if (reason != nullptr) return {done, "is in " + done.string() + ", which " + reason};
+    if (lstat(next.c_str(), &status) != 0 && errno != ENOENT) throw FileError(next);
+    if (!S_ISLNK(status.st_mode)) {
+      done = next;
+      continue;
+    }
+    if (!is_trusted(status.st_uid)) return {next, "is behind the link " + next.string() + " of another user"};
+    if (++links > kMaxLinks) throw FileError(next, ELOOP);
+    go(fs::read_symlink(next));
   }
+  return {done, {}};
 }
 
 }  // namespace exportkit

@@ -11,8 +11,13 @@ namespace exportkit {
 // Why another user can change a file or the contents of a folder, such as "is a link". Null if nobody else can.
 const char* others_may_change(const struct stat& status);
 
-// Why another user can replace the file or folder at this path, which has no links, by renaming a folder above it.
-// The text completes "it ..."; it is empty if nobody else can.
-std::string others_may_replace(const std::filesystem::path& path);
+struct Followed {
+  std::filesystem::path path;  // without links
+  std::string reason;          // completes "it ..."; empty if nobody else can put something else there
+};
+
+// Follows the links of a path, whose end need not exist. Stops with a reason at the first link that another user made,
+// and at the first folder in which another user can rename what comes next. FileError.
+Followed follow(const std::filesystem::path& path);
 
 }  // namespace exportkit

@@ -106,8 +106,8 @@ Dimension dimension(JsonReader& json) {
 Extent extent(JsonReader& json) {
   if (json.peek() != JsonReader::Kind::kObject) return count(json);
   Size out;
-  fields(json, field("dimension", out.dimension, symbol), optional_field("scale", out.scale, scale),
-         optional_field("offset", out.offset, integer));
+  fields(json, field("dimension", out.dimension, symbol), field("scale", out.scale, scale),
+         field("offset", out.offset, integer));
   return out;
 }
 
@@ -120,8 +120,7 @@ TensorInput tensor_input(JsonReader& json) {
 OutputTolerance output_tolerance(JsonReader& json) {
   OutputTolerance out;
   fields(json, field("rtol", out.rtol, not_negative), field("atol", out.atol, not_negative),
-         optional_field("ranking_of", out.ranking_of, nullable(text)),
-         optional_field("rows_of", out.rows_of, nullable(text)));
+         field("ranking_of", out.ranking_of, nullable(text)), field("rows_of", out.rows_of, nullable(text)));
   return out;
 }
 
@@ -198,7 +197,7 @@ Target target(JsonReader& json) {
          field("cuda_architecture", out.cuda_architecture, nullable(text)), field("cuda_ptx", out.cuda_ptx, boolean),
          field("needs_torch", out.needs_torch, text), field("built_with_torch", out.built_with_torch, text),
          field("built_with_cuda", out.built_with_cuda, nullable(text)),
-         optional_field("constants", out.constants, object_of(text)));
+         field("constants", out.constants, object_of(text)));
   return out;
 }
 
@@ -272,8 +271,8 @@ Accuracy accuracy(JsonReader& json) {
 Case case_(JsonReader& json) {
   Case out;
   fields(json, field("record", out.record, text), field("sizes", out.sizes, sizes),
-         optional_field("reference_dtype", out.reference_dtype, nullable(one_of("float64", "float32"))),
-         optional_field("accuracy", out.accuracy, object_of(nullable(accuracy))));
+         field("reference_dtype", out.reference_dtype, nullable(one_of("float64", "float32"))),
+         field("accuracy", out.accuracy, object_of(nullable(accuracy))));
   return out;
 }
 
@@ -303,8 +302,8 @@ Manifest manifest(JsonReader& json) {
   Manifest out;
   fields(json, field("format_version", out.format_version, integer), field("name", out.name, name),
          field("version", out.version, text), field("call", out.call, call),
-         field("targets", out.targets, list(target)), optional_field("weights", out.weights, list(weight)),
-         field("program", out.program, nullable(program)), optional_field("onnx", out.onnx, nullable(onnx)),
+         field("targets", out.targets, list(target)), field("weights", out.weights, list(weight)),
+         field("program", out.program, nullable(program)), field("onnx", out.onnx, nullable(onnx)),
          field("operators", out.operators, list(operator_)), field("libraries", out.libraries, list(library)),
          field("cases", out.cases, list(case_)), field("source", out.source, source),
          field("provenance", out.provenance, provenance), field("records", out.records, list(record)));
@@ -324,32 +323,15 @@ void survey(const JsonReader& start) {
     throw JsonError("it is not an object with an integer `format_version`");
   }
   const std::string_view version = json.number_text();
-  static_assert(kFormatVersion == 4);
-  if (version != "1" && version != "2" && version != "3" && version != "4") {
-    throw Error(
-        errors::kFormatVersion,
-        "the package has format version " + std::string(version.substr(0, 40)) + "; this exportkit reads 1 to 4",
-        "Install an exportkit that reads it, or export the model again with this one.");
+  if (version != std::to_string(kFormatVersion)) {
+    const bool newer = version[0] != '-' && version[0] != '0';
+    throw Error(errors::kFormatVersion,
+                "the package has format version " + std::string(version.substr(0, 40)) + "; this exportkit reads " +
+                    std::to_string(kFormatVersion),
+                newer ? "It was made by a newer exportkit. Install that one, or export the model again with this one."
+                      : "There is no such version. Export the model again with this exportkit.");
   }
   if (!whole.oddity().empty()) throw JsonError("it contains " + whole.oddity());
-}
-
-// Checks that a manifest has nothing that came with a later version.
-void check_age(const Manifest& manifest) {
-  const auto has_constants = [](const Target& target) { return !target.constants.empty(); };
-  if (manifest.format_version == 1 &&
-      (!manifest.weights.empty() || std::any_of(manifest.targets.begin(), manifest.targets.end(), has_constants))) {
-    throw JsonError("it has weights outside the code, which format version 1 does not allow");
-  }
-  const auto has_references = [](const Case& recorded) { return !recorded.accuracy.empty(); };
-  if (manifest.format_version < 4 && std::any_of(manifest.cases.begin(), manifest.cases.end(), has_references)) {
-    throw JsonError("its cases have references, which format version " + std::to_string(manifest.format_version) +
-                    " does not allow");
-  }
-  if (manifest.format_version < 4 && manifest.onnx) {
-    throw JsonError("it describes an ONNX model, which format version " + std::to_string(manifest.format_version) +
-                    " does not allow");
-  }
 }
 
 // Reads a part of a manifest. It is exportkit's own, or was checked as part of the whole.
@@ -379,9 +361,7 @@ Manifest decode_manifest(std::string_view text) {
   try {
     JsonReader json(text, kMaxManifestDepth);
     survey(json);
-    Manifest out = manifest(json);
-    check_age(out);
-    return out;
+    return manifest(json);
   } catch (const JsonError& error) {
     throw Error(errors::kManifestSyntax,
                 std::string("the manifest is not JSON as FORMAT.md defines it: ") + error.what(),

@@ -12,7 +12,7 @@
 
 namespace exportkit {
 
-inline constexpr int64_t kFormatVersion = 4;  // the version written; 1 to 3 can be read
+inline constexpr int64_t kFormatVersion = 1;  // the only version
 inline constexpr size_t kMaxManifestBytes = size_t{16} << 20;
 inline constexpr int64_t kMinOpset = 18;  // of ONNX
 inline constexpr int64_t kMaxOpset = 23;

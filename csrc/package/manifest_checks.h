@@ -48,7 +48,7 @@ inline Dimensions dimensions_of(const Call& call) {
 uint64_t item_bytes(std::string_view dtype);
 
 // The parts of check_consistency.
-void check_call(const Call& call, int64_t format_version);
+void check_call(const Call& call);
 void check_weights(const Manifest& manifest);
 
 }  // namespace exportkit

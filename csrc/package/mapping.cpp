@@ -3,6 +3,7 @@
 #include <fcntl.h>
 #include <signal.h>
 #include <sys/mman.h>
+#include <unistd.h>
 
 #include <set>
 
@@ -26,21 +27,32 @@ size_t padded(const Record& record) {
 }
 
 // Whether a process, such as the file's former owner's, has the file open or mapped for writing: then the kernel grants
-// no read lease. False if this process may not ask, or the file system has no leases.
-bool is_open_for_writing(int fd) {
+// no read lease. Only the file's owner may ask, and some file systems have no leases.
+enum class Writers { kNone, kSome, kUnknown };
+
+Writers writers_of(int fd) {
   // If the file is opened for writing during the lease, the kernel sends this process a signal, which it ignores.
   fcntl(fd, F_SETSIG, SIGURG);
-  if (fcntl(fd, F_SETLEASE, F_RDLCK) != 0) return errno == EAGAIN;
+  if (fcntl(fd, F_SETLEASE, F_RDLCK) != 0) return errno == EAGAIN ? Writers::kSome : Writers::kUnknown;
   fcntl(fd, F_SETLEASE, F_UNLCK);
-  return false;
+  return Writers::kNone;
+}
+
+// Whether the file's content may change after it was verified. A process that has the file open keeps it when the file
+// gets another owner, mode or name, so that an owner we cannot ask about counts as one whom somebody else preceded.
+bool may_change(const PackageReader& package) {
+  const struct stat status = package.status();
+  if (others_may_change(status)) return true;
+  const Writers writers = writers_of(package.fd());
+  const bool trusted = package.signers().empty() && status.st_uid == geteuid();
+  return writers == Writers::kSome || (writers == Writers::kUnknown && !trusted);
 }
 
 }  // namespace
 
 WeightMapping::WeightMapping(const PackageReader& package) {
   if (weight_records(package.manifest()).empty()) return;
-  copied_ = others_may_change(package.status()) != nullptr || is_open_for_writing(package.fd());
-  copied_ ? copy(package) : map(package);
+  may_change(package) ? copy(package) : map(package);
 }
 
 WeightMapping::~WeightMapping() {

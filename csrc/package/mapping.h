@@ -10,8 +10,9 @@
 namespace exportkit {
 
 // Weights are mapped from the file read-only: they are read when used, and processes share them. If another user can
-// write to the file, or has it open for writing, the content may change after verification. Then the weights are copied
-// into this process's memory and their digests checked.
+// write to the file, or may have it open for writing, the content may change after verification. Then the weights are
+// copied into this process's memory and their digests checked. So are those of a file that belongs to another user,
+// root included, and of a signed package on a file system without leases, where nobody can tell who has it open.
 class WeightMapping {
  public:
   // DigestMismatchError if a copied record is wrong; std::system_error without enough memory.
@@ -22,13 +23,11 @@ class WeightMapping {
 
   // A weight's elements; null if the record is not a weight's.
   const char* data(std::string_view record) const;
-  bool is_copy() const { return copied_; }
 
  private:
   void map(const PackageReader& package);
   void copy(const PackageReader& package);
 
-  bool copied_ = false;
   void* memory_ = nullptr;
   size_t size_ = 0;
   std::unordered_map<std::string, const char*> data_;  // by record

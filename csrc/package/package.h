@@ -95,7 +95,8 @@ EK_API ek_text ek_package_signers(const ek_package* package);
 /* The signature files beside the package, unchecked: a JSON list of {"path", "key_ids", "problem"}. */
 EK_API int ek_package_signature_files(const ek_package* package, ek_text* files);
 
-/* Maps the weights that have records. If other users can write to the file, copies and checks them instead. */
+/* Maps the weights that have records. If other users can write to the file, or may have it open for writing, copies and
+ * checks them instead. */
 EK_API int ek_package_map(ek_package* package, ek_mapping** mapping);
 EK_API const void* ek_mapping_data(const ek_mapping* mapping, const char* record);
 EK_API void ek_mapping_close(ek_mapping* mapping);

@@ -19,8 +19,7 @@ constexpr size_t kMaxBytes = size_t{64} << 10;
 
 void check_guarded(const std::filesystem::path& path, const struct stat& status) {
   if (const char* reason = others_may_change(status)) throw std::invalid_argument(reason);
-  const std::string reason = others_may_replace(std::filesystem::canonical(path));
-  if (!reason.empty()) throw std::invalid_argument(reason);
+  if (const std::string reason = follow(path).reason; !reason.empty()) throw std::invalid_argument(reason);
 }
 
 }  // namespace

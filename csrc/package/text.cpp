@@ -9,47 +9,34 @@ namespace exportkit {
 
 namespace {
 
-struct Range {
-  char32_t first, last;
-};
-
-// kStart and kContinue: the non-ASCII characters that a name may start and continue with.
-#include "package/identifier_ranges.inc"
-
-constexpr char32_t kInvalid = 0xFFFFFFFF;
 constexpr std::string_view kBase64 = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
 
-// Reads the code point at `at` and moves `at` past it; kInvalid for invalid UTF-8.
+bool is_keyword(std::string_view word) {
+  static constexpr std::string_view kKeywords[] = {
+      "False", "None",     "True",  "and",    "as",   "assert", "async",  "await",    "break",
+      "class", "continue", "def",   "del",    "elif", "else",   "except", "finally",  "for",
+      "from",  "global",   "if",    "import", "in",   "is",     "lambda", "nonlocal", "not",
+      "or",    "pass",     "raise", "return", "try",  "while",  "with",   "yield"};
+  return std::find(std::begin(kKeywords), std::end(kKeywords), word) != std::end(kKeywords);
+}
+
+}  // namespace
+
 char32_t next_code_point(std::string_view text, size_t& at) {
   const auto byte = [&](size_t index) { return static_cast<uint8_t>(text[index]); };
   const uint8_t lead = byte(at++);
   if (lead < 0x80) return lead;
-  if (lead < 0xC2 || lead > 0xF4) return kInvalid;
+  if (lead < 0xC2 || lead > 0xF4) return kNoCodePoint;
   const int more = lead < 0xE0 ? 1 : lead < 0xF0 ? 2 : 3;
   char32_t code_point = lead & (0x3F >> more);
   for (int i = 0; i < more; ++i) {
-    if (at >= text.size() || (byte(at) & 0xC0) != 0x80) return kInvalid;
+    if (at >= text.size() || (byte(at) & 0xC0) != 0x80) return kNoCodePoint;
     code_point = code_point << 6 | (byte(at++) & 0x3F);
   }
   constexpr char32_t kLeast[] = {0x80, 0x800, 0x10000};
   const bool surrogate = code_point >= 0xD800 && code_point < 0xE000;
-  return code_point < kLeast[more - 1] || code_point > 0x10FFFF || surrogate ? kInvalid : code_point;
+  return code_point < kLeast[more - 1] || code_point > 0x10FFFF || surrogate ? kNoCodePoint : code_point;
 }
-
-template <size_t N>
-bool contains(const Range (&ranges)[N], char32_t code_point) {
-  const auto* after = std::upper_bound(std::begin(ranges), std::end(ranges), code_point,
-                                       [](char32_t value, const Range& range) { return value < range.first; });
-  return after != std::begin(ranges) && code_point <= (after - 1)->last;
-}
-
-bool is_start(char32_t c) {
-  return c < 0x80 ? (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || c == '_' : contains(kStart, c);
-}
-
-bool is_continue(char32_t c) { return c < 0x80 ? is_start(c) || (c >= '0' && c <= '9') : contains(kContinue, c); }
-
-}  // namespace
 
 bool is_utf8(std::string_view text) {
   for (size_t at = 0; at < text.size();) {
@@ -62,7 +49,7 @@ bool is_utf8(std::string_view text) {
         continue;
       }
     }
-    if (next_code_point(text, at) == kInvalid) return false;
+    if (next_code_point(text, at) == kNoCodePoint) return false;
   }
   return true;
 }
@@ -77,28 +64,12 @@ void append_utf8(std::string& text, char32_t c) {
   for (int i = more - 1; i >= 0; --i) text += static_cast<char>(0x80 | (c >> (6 * i) & 0x3F));
 }
 
-bool is_unicode_identifier(std::string_view text) {
-  if (text.empty()) return false;
-  for (size_t at = 0; at < text.size();) {
-    const bool first = at == 0;
-    const char32_t code_point = next_code_point(text, at);
-    if (first ? !is_start(code_point) : !is_continue(code_point)) return false;
-  }
-  return true;
-}
-
 bool is_name(std::string_view text) {
-  const auto is_ascii = [](char c) { return static_cast<unsigned char>(c) < 0x80; };
-  return std::all_of(text.begin(), text.end(), is_ascii) && is_unicode_identifier(text) && !is_keyword(text);
-}
-
-bool is_keyword(std::string_view word) {
-  static constexpr std::string_view kKeywords[] = {
-      "False", "None",     "True",  "and",    "as",   "assert", "async",  "await",    "break",
-      "class", "continue", "def",   "del",    "elif", "else",   "except", "finally",  "for",
-      "from",  "global",   "if",    "import", "in",   "is",     "lambda", "nonlocal", "not",
-      "or",    "pass",     "raise", "return", "try",  "while",  "with",   "yield"};
-  return std::find(std::begin(kKeywords), std::end(kKeywords), word) != std::end(kKeywords);
+  const auto is_digit = [](char c) { return c >= '0' && c <= '9'; };
+  const auto is_allowed = [&](char c) {
+    return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || c == '_' || is_digit(c);
+  };
+  return !text.empty() && !is_digit(text[0]) && std::all_of(text.begin(), text.end(), is_allowed) && !is_keyword(text);
 }
 
 std::string encode_base64(std::string_view bytes) {

@@ -1,11 +1,16 @@
 // Properties and encodings of strings.
 #pragma once
 
+#include <cstddef>
 #include <optional>
 #include <string>
 #include <string_view>
 
 namespace exportkit {
+
+// Reads the code point at `at` and moves `at` past it; kNoCodePoint for invalid UTF-8.
+inline constexpr char32_t kNoCodePoint = 0xFFFFFFFF;
+char32_t next_code_point(std::string_view text, size_t& at);
 
 // Whether the text is valid UTF-8: no overlong forms, no surrogates, nothing beyond U+10FFFF.
 bool is_utf8(std::string_view text);
@@ -16,12 +21,6 @@ void append_utf8(std::string& text, char32_t code_point);
 // Whether a parameter, a named tuple or its field may have this name: an ASCII letter or _, then letters, digits and _;
 // Python's keywords, such as `class`, are not allowed.
 bool is_name(std::string_view text);
-
-// Whether the word is a Python keyword.
-bool is_keyword(std::string_view word);
-
-// Whether format versions 1 and 2 allow this name: an identifier of Python 3.11 (Unicode 14), in UTF-8.
-bool is_unicode_identifier(std::string_view text);
 
 // Decodes base64 with padding and without line breaks. Nothing if the text is not the canonical encoding.
 std::optional<std::string> decode_base64(std::string_view text);

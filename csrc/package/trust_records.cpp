@@ -168,9 +168,11 @@ VerifiedHere& verified_here() {
   return only;
 }
 
-void check_above(const fs::path& path) {
-  if (const std::string reason = others_may_replace(path); !reason.empty())
-    throw FileError(path, "it " + reason, EACCES);
+// The path without links. Replacing one later cannot redirect the dynamic linker.
+fs::path guarded(const fs::path& path) {
+  const Followed found = follow(path);
+  if (!found.reason.empty()) throw FileError(path, "it " + found.reason, EACCES);
+  return found.path;
 }
 
 // Checks that the path is a folder and that nobody else can change its contents.
@@ -201,11 +203,8 @@ fs::path cache_directory() {
 }
 
 fs::path private_folder(const fs::path& root, const std::vector<std::string>& parts) {
-  // Links are resolved once, here, so that replacing one later cannot redirect the dynamic linker.
-  const fs::path top = fs::weakly_canonical(fs::absolute(root));
-  fs::create_directories(top.parent_path());
-  check_above(top);
-  fs::path folder = top;
+  fs::create_directories(guarded(root).parent_path());
+  fs::path folder = guarded(root);
   for (auto part = parts.begin();; folder /= *part++) {
     if (mkdir(folder.c_str(), 0700) != 0 && errno != EEXIST) throw FileError(folder);
     check_ours(folder);
@@ -214,11 +213,10 @@ fs::path private_folder(const fs::path& root, const std::vector<std::string>& pa
 }
 
 Descriptor open_private_folder(const fs::path& root, const std::string& part) {
-  const fs::path top = fs::weakly_canonical(fs::absolute(root));
+  const fs::path top = guarded(root);
   struct stat status{};
   for (const fs::path& folder : {top, top / part}) {
     if (lstat(folder.c_str(), &status) != 0 && errno == ENOENT) return Descriptor();
-    check_above(folder);
     check_ours(folder);
   }
   Descriptor folder(open((top / part).c_str(), O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC));

@@ -167,7 +167,7 @@ void Model::swap_weights(const std::string& path) {
   const auto is_state = [](const Weight& weight) { return weight.state; };
   if (std::none_of(manifest.weights.begin(), manifest.weights.end(), is_state)) {
     throw Error(errors::kWeights, manifest.name + " has no weights outside its compiled code",
-                "To swap weights, export the model without --embed-weights, in format 2 or newer.");
+                "To swap weights, export the model without --embed-weights.");
   }
   impl_->session.replace([&] {
     const Weights weights = replaced_weights(manifest, impl_->package.target(), impl_->weights.tensors(), path);

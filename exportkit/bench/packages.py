@@ -30,7 +30,7 @@ from exportkit.export.resolve import load_operator_libraries
 from exportkit.export.tolerances import accuracy_outputs
 from exportkit.installed import DescribedOperator, described_operators
 from exportkit.package.case_files import recorded_errors
-from exportkit.package.manifest import FIRST_WITH_REFERENCES, Call, Manifest
+from exportkit.package.manifest import Call, Manifest
 from exportkit.package.trust import Trust
 from exportkit.progress import Progress
 from exportkit.runtime.loader import load
@@ -292,10 +292,7 @@ class _Expected:
 
 
 def _expected(package: Model, spec: ExportSpec | None, sizes: Mapping[str, int], inputs: _Inputs) -> _Expected:
-    """Calls eager. Without an eager model, returns the recorded results of the export.
-
-    Packages without references are held to their tolerances.
-    """
+    """Calls eager. Without an eager model, returns the recorded results of the export."""
     manifest = package.manifest
     errors = recorded_errors(manifest.cases)
     if spec is None:
@@ -307,8 +304,6 @@ def _expected(package: Model, spec: ExportSpec | None, sizes: Mapping[str, int],
             outputs, replaced = _called(spec, inputs), bool(forms)
     except OperatorCalledError:
         outputs, replaced = _called(spec, inputs), False
-    if manifest.format_version < FIRST_WITH_REFERENCES:
-        return _Expected(outputs, None, replaced)
     bound = describe_call(spec.model, *inputs)
     described, tf32 = manifest.call.outputs, manifest.provenance.tf32
     wanted = accuracy_outputs(described, spec.tolerances)

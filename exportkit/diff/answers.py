@@ -13,7 +13,6 @@ from exportkit.errors import ExportkitError, MissingLibraryError, NoTargetError,
 from exportkit.onnx.files import named_model, open_onnx
 from exportkit.package.archive import PackageReader
 from exportkit.package.atomic import temporary_folder
-from exportkit.package.manifest import FIRST_WITH_REFERENCES
 from exportkit.package.trust import demand
 from exportkit.progress import Progress, silent
 from exportkit.sizes import label_of
@@ -193,7 +192,7 @@ def _judge(recording: PackageReader, number: int, expected: Path, actual: Path) 
 
     manifest = recording.manifest
     case, outputs = manifest.cases[number], manifest.call.outputs
-    known = read_case(recording, case).references if manifest.format_version >= FIRST_WITH_REFERENCES else {}
+    known = read_case(recording, case).references
     files = load_file(expected), load_file(actual)
     ordered = [[file[f"output.{index}"] for index in range(len(file))] for file in files]
     return compare_outputs(

@@ -14,8 +14,7 @@ from msgspec import Struct
 
 from exportkit.package import core
 
-FORMAT_VERSION = 4  # written; versions 1 to 3 are read as well
-FIRST_WITH_REFERENCES = 4  # the format version since which floating outputs are held to eager's accuracy
+FORMAT_VERSION = 1
 MANIFEST_NAME = "exportkit/manifest.json"
 
 

@@ -85,7 +85,7 @@ def unflatten(node: Node, leaves: Sequence[Leaf]) -> Any:
     """Builds the value that `node` describes from the leaves.
 
     Raises:
-        ManifestConsistencyError: A leaf is missing, or this Python cannot make a named tuple with the node's names.
+        ManifestConsistencyError: A leaf is missing.
     """
     try:
         return builder(node)(leaves)
@@ -108,9 +108,6 @@ def builder(node: Node) -> Callable[[Sequence[Leaf]], Any]:
     """Returns a function that builds the value from leaves. It reads the structure only once, unlike `unflatten`.
 
     The function does not check the number of leaves.
-
-    Raises:
-        ManifestConsistencyError: This Python cannot make a named tuple with the node's names.
     """
     if isinstance(node, TensorNode):
         index = node.index
@@ -153,19 +150,8 @@ def names(node: Node, prefix: str = "") -> list[str]:
 
 @functools.lru_cache(maxsize=256)
 def named_tuple_class(class_name: str, fields: tuple[str, ...]) -> type[tuple[Any, ...]]:
-    """Returns the named tuple with this name and these fields, the same class every time.
-
-    Raises:
-        ManifestConsistencyError: This Python cannot make it. Formats 1 and 2 allow different names that Python treats
-            as the same.
-    """
-    try:
-        return namedtuple(class_name, fields)
-    except (ValueError, SyntaxError) as error:
-        raise ManifestConsistencyError(
-            f"this Python cannot make a named tuple {class_name!r} with the fields {list(fields)}: {error.args[0]}",
-            hint="Export the model again with other names.",
-        ) from error
+    """Returns the named tuple with this name and these fields, the same class every time."""
+    return namedtuple(class_name, fields)
 
 
 def check_name(name: str, what: str) -> None:

@@ -13,7 +13,7 @@ from typing import Any, NoReturn
 
 import torch
 
-from exportkit.errors import InputError, ManifestConsistencyError
+from exportkit.errors import InputError
 from exportkit.package import manifest as m
 from exportkit.package.structure import builder, fields_of, parts_of
 from exportkit.runtime.requests import joined_shapes
@@ -46,9 +46,6 @@ class InputPlan:
             call: The manifest's call.
             device: The device of all inputs.
             reason: Why they are there, for messages.
-
-        Raises:
-            ManifestConsistencyError: Python cannot make the call or its result.
         """
         self.device = device
         self._reason = reason
@@ -249,12 +246,7 @@ def _signature(parameters: Sequence[m.Parameter]) -> inspect.Signature:
     """Returns the signature of the call. Parameters given by keyword at export are keyword-only."""
     kinds = {"positional": inspect.Parameter.POSITIONAL_OR_KEYWORD, "keyword": inspect.Parameter.KEYWORD_ONLY}
     ordered = sorted(parameters, key=lambda parameter: parameter.kind == "keyword")
-    try:
-        return inspect.Signature([inspect.Parameter(parameter.name, kinds[parameter.kind]) for parameter in ordered])
-    except ValueError as error:
-        raise ManifestConsistencyError(
-            f"Python cannot call a function with the package's parameters: {error}"
-        ) from error
+    return inspect.Signature([inspect.Parameter(parameter.name, kinds[parameter.kind]) for parameter in ordered])
 
 
 def _plain_tensor(value: Any, expected: _Input) -> torch.Tensor:

@@ -225,7 +225,7 @@ class Model:
         if not self.weights:
             raise WeightsError(
                 f"{self.manifest.name} has no weights outside its compiled code",
-                hint="To swap weights, export the model without --embed-weights, in format 2 or newer.",
+                hint="To swap weights, export the model without --embed-weights.",
             )
         with self._changing:
             if self._construct is None:

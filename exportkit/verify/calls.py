@@ -11,7 +11,7 @@ import msgspec
 
 from exportkit.errors import CaseError
 from exportkit.package.archive import PackageReader
-from exportkit.package.manifest import FIRST_WITH_REFERENCES, Node
+from exportkit.package.manifest import Node
 from exportkit.progress import Progress
 from exportkit.sizes import SizePlan, label_of
 from exportkit.verify.commands import InputsDrawn, ModelCalled
@@ -119,13 +119,11 @@ class TargetCalls:
         described = manifest.call.outputs
         want, got = load_file(expected), load_file(outputs)
         names = [f"output.{i}" for i in range(len(described))]
-        # Packages of older formats were released with their tolerances.
-        known = references_in(described, want) if manifest.format_version >= FIRST_WITH_REFERENCES else {}
         return compare_outputs(
             described,
             [want[name] for name in names],
             [got[name] for name in names],
-            reference=Reference(known, recorded_errors(manifest.cases), fresh),
+            reference=Reference(references_in(described, want), recorded_errors(manifest.cases), fresh),
             sizes=sizes,
             rtol=self.options.rtol,
             atol=self.options.atol,

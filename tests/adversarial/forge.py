@@ -160,3 +160,9 @@ def changed(path: str, value: Any, base: Document | None = None) -> Document:
     part = at(whole, parent) if parent else whole
     part[int(last) if isinstance(part, list) else last] = value
     return whole
+
+
+def places(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+    """The path of every value in a JSON document."""
+    children = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    return [path, *(place for key, child in children for place in places(child, (*path, key)))]

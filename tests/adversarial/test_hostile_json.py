@@ -90,7 +90,7 @@ def test_a_literal_is_what_the_standard_library_reads_or_refused(file: Path, lit
         assert (type(node.value), repr(node.value)) == (type(value), repr(value))
 
 
-@pytest.mark.parametrize("version", ["1", "2", "7", "-0", "1.0", "4", "9" * 4300, "9" * 4301])
+@pytest.mark.parametrize("version", ["1", "2", "7", "-0", "1.0", "9" * 4300, "9" * 4301])
 def test_every_literal_beside_another_version(file: Path, version: str) -> None:
     for literal in LITERALS:
         for text in (f'{{"format_version":{version},"x":{literal}}}', f'{{"x":{literal},"format_version":{version}}}'):

@@ -7,8 +7,6 @@ import os
 import re
 import struct
 import subprocess
-import sys
-import unicodedata
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
@@ -92,25 +90,6 @@ def test_digests_of_any_length_in_any_pieces_and_by_any_way(digests: Path, lengt
     (tmp_path / "file").write_bytes(content)
     done = subprocess.run([digests, tmp_path / "file"], capture_output=True, text=True, check=True)
     assert done.stdout.split() == [hashlib.sha256(content).hexdigest(), str(zlib.crc32(content))]
-
-
-# --- names ------------------------------------------------------------------------------------------------------------
-
-
-def test_python_and_cpp_agree_on_every_character_of_a_name(cpp: CppReader, tmp_path: Path) -> None:
-    table = Path(__file__).parents[2] / "csrc/package/identifier_ranges.inc"
-    assert "Unicode 14.0.0" in table.read_text()
-    characters = [chr(code) for code in range(sys.maxunicode + 1) if not 0xD800 <= code < 0xE000 and chr(code) != "\n"]
-    for lines in (characters, [f"a{character}" for character in characters]):
-        (tmp_path / "lines").write_bytes("".join(f"{line}\n" for line in lines).encode())
-        said = cpp.ask("identifiers", tmp_path / "lines")["value"]
-        assert len(said) == len(lines)
-        for line, answer in zip(lines, said):
-            # What is a name stays one; later versions have more.
-            expected = line.isidentifier()
-            assert expected >= (answer == "1"), ascii(line)
-            if unicodedata.unidata_version == "14.0.0":
-                assert expected == (answer == "1"), ascii(line)
 
 
 # --- safetensors ------------------------------------------------------------------------------------------------------

@@ -13,7 +13,6 @@ import msgspec
 import pytest
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
-from msgspec import NODEFAULT
 
 from exportkit import package
 from exportkit.onnx.files import COMPANION_SUFFIX
@@ -78,18 +77,6 @@ def test_types_say_whether_null_is_allowed_and_what_is_a_list(name: str) -> None
         assert ("null" in kind and not inside) == nullable, (name, key)
         assert ("list of" in kind) == ("array" in types), (name, key)
         assert ("object" in kind) == ("object" in types), (name, key)
-
-
-def test_the_keys_that_may_be_absent_are_those_the_text_names() -> None:
-    fields = [field for struct in STRUCTS.values() for field in msgspec.structs.fields(struct) if not field.required]
-    made = {
-        field.name: field.default if field.default_factory is NODEFAULT else field.default_factory() for field in fields
-    }
-    optional = msgspec.json.decode(msgspec.json.encode(made))
-    said = re.search(r"takes an absent (.*?); any other key", " ".join(TEXT.split()))
-    assert said
-    found = re.findall(r"`(\w+)` for (\w+|\{\}|\[\])", said[1])
-    assert {key: msgspec.json.decode(value) for key, value in found} == optional
 
 
 def test_the_example_is_a_manifest_and_packs_to_itself(tmp_path: Path) -> None:

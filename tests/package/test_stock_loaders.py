@@ -9,10 +9,12 @@ import torch
 import torch._inductor.package
 
 from exportkit.package.archive import PackageReader, write_package
+from exportkit.package.assemble import assemble
+from exportkit.package.describe_library import describe_library
+from tests.artifacts import ROOT, artifact
+from tests.fixtures import stable_library
 from tests.fresh import run_python
 from tests.runtime import tiny
-
-GOLDEN = Path(__file__).parents[1] / "golden" / "format-1-cpu.pt2"
 
 
 @pytest.fixture(scope="module")
@@ -87,11 +89,13 @@ def refused(load, *args):
 with PackageReader(Path(path)) as reader:
     (target,), (ours,) = reader.manifest.targets, reader.manifest.libraries
     reader.extract(ours.record, library)
-assert "arr_coc" in refused(load_package, path, target.name)
+assert "op_shapes" in refused(load_package, path, target.name)
 torch.ops.load_library(library)
 refused(aoti_load_package, path)  # no target is called `model`
-answer = load_package(path, target.name)(torch.randn(5, 20, 8), "softmax", bias=torch.zeros(8))
-features, indices = answer["best"]
-assert features.shape == (5, 4, 8) and indices.shape == (5, 4) and answer["scores"].shape == (5, 20)
+x = torch.randn(5, 3)
+answer = load_package(path, target.name)(x)
+assert torch.equal(answer["doubled"], 2 * x) and torch.equal(answer["minus"], -x)
 """
-    run_python(code, GOLDEN, cwd=tmp_path)
+    ours = stable_library.build(ROOT / "tests/export/op_shapes.cpp")
+    assemble([artifact("op-shapes")], [(ours, describe_library(ours))], tmp_path / "package.pt2")
+    run_python(code, tmp_path / "package.pt2", cwd=tmp_path)

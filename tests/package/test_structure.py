@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from exportkit.errors import ManifestConsistencyError, UsageError
 from exportkit.export.call_signature import describe_call
-from exportkit.package.manifest import MappingNode, NamedTupleNode, Node, SequenceNode, TensorNode
+from exportkit.package.manifest import Node, SequenceNode, TensorNode
 from exportkit.package.structure import MAX_DEPTH, builder, check_name, flatten, named_tuple_class, names, unflatten
 
 Boxes = namedtuple("Boxes", ["corners", "scores"])
@@ -194,26 +194,6 @@ def test_a_model_with_such_a_parameter_is_refused_before_it_is_traced():
 
     with pytest.raises(UsageError, match=r"a parameter of Model\.forward is named 'größe'"):
         describe_call(Model(), (torch.zeros(1),), {})
-
-
-@pytest.mark.parametrize(
-    ("class_name", "fields"),
-    [
-        ("class", ("a",)),
-        ("A B", ("a",)),
-        ("A", ("_a",)),
-        ("A", ("a", "a")),
-        ("A", ("def",)),
-        ("A\nimport os", ("a",)),
-        ("A", ("\ufb01", "fi")),  # one name after NFKC, as are these
-        ("A", ("\u2102", "C")),
-    ],
-)
-def test_a_named_tuple_that_python_cannot_make_is_refused(class_name, fields):
-    node = NamedTupleNode(class_name=class_name, fields=fields, items=(MappingNode(keys=(), items=()),) * len(fields))
-    with pytest.raises(ManifestConsistencyError) as caught:
-        builder(node)
-    assert "\n" not in caught.value.message
 
 
 def test_leaves_live_no_longer_than_they_are_used():

@@ -95,7 +95,7 @@ def test_it_says_the_same_to_people(tiny_package):
     assert "case 1 (batch=4, gh=6): ok" in text
 
 
-def test_a_package_of_the_first_format_with_an_operator_library_runs():
+def test_a_golden_package_with_an_operator_library_runs():
     document = exportkit_run.load(GOLDEN)
     assert document["ok"] is True
     assert len(document["cases"]) == 4

@@ -1,7 +1,6 @@
 // Reads parts of packages for which the C header has no separate function.
 #include <fstream>
 #include <iterator>
-#include <sstream>
 #include <string>
 #include <vector>
 
@@ -9,7 +8,6 @@
 #include "package/safetensors.h"
 #include "package/sha256.h"
 #include "package/tests/commands.h"
-#include "package/text.h"
 #include "package/trust.h"
 
 using namespace exportkit;
@@ -28,14 +26,6 @@ std::string trust(const Words& words) {
   return answer(json_list(check_trust(reader, {{words.begin() + 4, words.end()}, words.at(3)}, words.at(1)), source));
 }
 
-// identifiers PATH: for each line of a file, whether it is an identifier
-std::string identifiers(const Words& words) {
-  std::istringstream lines(content_of(words.at(1)));
-  std::string out;
-  for (std::string line; std::getline(lines, line);) out += is_unicode_identifier(line) ? '1' : '0';
-  return answer(json_text(out));
-}
-
 // safetensors PATH [NEW]: the tensors of a file, which is also written to NEW
 std::string tensors(const Words& words) {
   const std::string content = content_of(words.at(1));
@@ -52,6 +42,4 @@ std::string tensors(const Words& words) {
 
 }  // namespace
 
-int main(int argc, char** argv) {
-  return run_all({{"trust", trust}, {"identifiers", identifiers}, {"safetensors", tensors}}, argc, argv);
-}
+int main(int argc, char** argv) { return run_all({{"trust", trust}, {"safetensors", tensors}}, argc, argv); }

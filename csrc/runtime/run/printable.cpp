@@ -5,6 +5,8 @@
 #include <cstdio>
 #include <iterator>
 
+#include "package/text.h"
+
 namespace exportkit::run {
 namespace {
 
@@ -26,37 +28,24 @@ bool is_printable(uint32_t code_point) {
                       [&](const Range& range) { return range.first <= code_point && code_point <= range.last; });
 }
 
-// The number of bytes of a text's first character, and its code point; 0 bytes if it is not UTF-8.
-size_t decode(std::string_view text, uint32_t& code_point) {
-  const auto lead = static_cast<uint8_t>(text[0]);
-  const size_t size = lead < 0x80 ? 1 : lead < 0xC2 ? 0 : lead < 0xE0 ? 2 : lead < 0xF0 ? 3 : lead < 0xF5 ? 4 : 0;
-  if (size == 0 || size > text.size()) return 0;
-  code_point = size == 1 ? lead : lead & (0x7Fu >> size);
-  for (size_t i = 1; i < size; ++i) {
-    const auto byte = static_cast<uint8_t>(text[i]);
-    if ((byte & 0xC0) != 0x80) return 0;
-    code_point = code_point << 6 | (byte & 0x3Fu);
-  }
-  constexpr uint32_t kLeast[] = {0, 0, 0x80, 0x800, 0x10000};
-  return code_point < kLeast[size] ? 0 : size;
-}
-
 }  // namespace
 
 std::string printable(std::string_view text) {
   std::string out;
   while (!text.empty()) {
-    uint32_t code_point = 0;
-    const size_t size = decode(text, code_point);
-    if (size > 0 && is_printable(code_point)) {
+    size_t size = 0;
+    const char32_t code_point = next_code_point(text, size);
+    const bool valid = code_point != kNoCodePoint;
+    if (!valid) size = 1;
+    if (valid && is_printable(code_point)) {
       out += text.substr(0, size);
     } else {
-      const uint32_t shown = size > 0 ? code_point : static_cast<uint8_t>(text[0]);
+      const uint32_t shown = valid ? code_point : static_cast<uint8_t>(text[0]);
       char escape[16];
       std::snprintf(escape, sizeof escape, shown < 0x100 ? "\\x%02x" : shown < 0x10000 ? "\\u%04x" : "\\U%08x", shown);
       out += escape;
     }
-    text.remove_prefix(std::max<size_t>(size, 1));
+    text.remove_prefix(size);
   }
   return out;
 }

@@ -10,7 +10,7 @@ import torch
 
 from exportkit.errors import ExportkitError, ModelRunError
 from exportkit.package.case_files import recorded_errors
-from exportkit.package.manifest import ANY_VALUE, FIRST_WITH_REFERENCES, Dimension, Manifest, TensorOutput
+from exportkit.package.manifest import ANY_VALUE, Dimension, Manifest, TensorOutput
 from exportkit.runtime.model import LoadedCase
 from exportkit.runtime.requests import joined
 from exportkit.serve.engine.batchable import Batching
@@ -45,8 +45,7 @@ def answer_cases(copy: ModelCopy, *, compared: bool) -> None:
             raise BackendError(f"the model fails on its recorded case {index}: {error.message}") from error
         if not compared:
             continue
-        known = case.references if manifest.format_version >= FIRST_WITH_REFERENCES else {}
-        reference = Reference(known, recorded_errors(manifest.cases))
+        reference = Reference(case.references, recorded_errors(manifest.cases))
         verdict = compare_outputs(
             manifest.call.outputs, tensors_in(case.outputs), answers, reference=reference, sizes=case.sizes
         )
