@@ -71,6 +71,11 @@ NVCC_FLAGS = ["-std=c++17", "-DUSE_CUDA", "-Xfatbin=-compress-all", f"-Xcompiler
 NVCC_OPTIMISED = ["-G", "-g"] if DEBUG else ["-O3"]
 NVCC_QUICK = ["-Xcicc=-O0", "-Xptxas=-O0"]
 STRIP = [] if DEBUG else ["-s"]
+TORCH_GOES = """\
+exportkit: exportkit-run will not look for torch in {torch}:
+that is the torch of an isolated build, or others can put another one there. Python runs packages all the same;
+exportkit-run needs the folder of torch's libraries in LD_LIBRARY_PATH. `pip install --no-build-isolation -e .`
+builds for the torch that is installed."""
 
 
 class Cuda(NamedTuple):
@@ -217,13 +222,7 @@ class BuildLibraries(build_ext):
             print("exportkit: goes on without it; packages are run through torch's Python binding", file=sys.stderr)
             return
         if self.inplace and not torch_stays(TORCH):
-            print(
-                f"exportkit: exportkit-run will not look for torch in {TORCH}: that is the torch of an isolated build, or "
-                "others can put another one there. Python runs packages all the same; exportkit-run needs the folder of "
-                "torch's libraries in LD_LIBRARY_PATH. `pip install --no-build-isolation -e .` builds for the torch that "
-                "is installed.",
-                file=sys.stderr,
-            )
+            print(TORCH_GOES.format(torch=TORCH), file=sys.stderr)
         subprocess.run([ninja(), "-C", str(build), *jobs, "install"], check=True, stdout=sys.stderr)
 
     def ninja_file(self, cuda):

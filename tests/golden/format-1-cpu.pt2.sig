@@ -1,12 +1,12 @@
 {
  "format_version": 1,
- "manifest_sha256": "4c13392b775b6992ec2696283b9f9b15f66dea7477b7bf6edac239126a008004",
- "file_sha256": "b29b45910475821a816f80a8c38f234183a556968488621beefc0e3e15fe4266",
+ "manifest_sha256": "d2dd339b29518b6885bab17be22391599e9dc7e9ab7fbc3b078eafb92521a61f",
+ "file_sha256": "f72650d942e886d9fb9666bcd4976cde2245e53f9ce9f9b230ef0247afe92279",
  "signatures": [
   {
-   "key_id": "0f77a68b8dc8f6fdd5d7347d7bbe3d8017d87f4693d97685fdf965c9ad3feba0",
+   "key_id": "6d076100a384a028bf63141f5e5e11d75a63f3bd41592f659f068ca68da1e330",
    "algorithm": "ed25519",
-   "signature": "4S09CBG6+U/sKeaDo325vKMklLykj4W9Sl8KoYOZgC7tXHmtDSpCRLfYaHnT8PR+rjzcHIspmQTVbp5Y0+8NDg=="
+   "signature": "agwAb4lNr/h0SOxtSxuL/THZy92Bj1MCXqajZxfW2czRpRZoV668UKUOgKdOM91j1cjINEVVwZZZBEBqi0k+CA=="
   }
  ]
 }

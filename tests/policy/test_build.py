@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import runpy
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -102,6 +103,64 @@ def test_without_nvcc_only_a_demand_for_it_stops_the_build(
     monkeypatch.setenv("EXPORTKIT_CUDA", "1")
     with pytest.raises(SystemExit, match=r"EXPORTKIT_CUDA=1, but nvcc was not found"):
         setup["choose_cuda"]()
+
+
+OURS = Path(torch.__file__).parent
+
+
+def test_libraries_may_look_for_the_torch_that_this_python_imports(setup: dict[str, Any]) -> None:
+    assert setup["torch_stays"](OURS)
+
+
+def test_libraries_look_into_no_folder_of_an_isolated_build(setup: dict[str, Any], tmp_path: Path) -> None:
+    """pip removes it after the build, and anybody may make it again."""
+    overlay = tmp_path / "pip-build-env-x" / "overlay" / "site-packages" / "torch"
+    overlay.mkdir(parents=True)
+    assert not setup["torch_stays"](overlay)
+
+
+@pytest.mark.parametrize("mode", [0o777, 0o1777])
+def test_libraries_look_into_no_folder_below_one_in_which_all_may_write(
+    setup: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: int
+) -> None:
+    site, shared = tmp_path / "shared" / "venv" / "site", tmp_path / "shared"
+    (site / "torch").mkdir(parents=True)
+    (site / "torch" / "__init__.py").touch()
+    python = tmp_path / "python"
+    python.write_text(f'#!/bin/sh\nexec {sys.executable} "$1" "$2" "import sys; sys.path.insert(0, \'{site}\'); $3"\n')
+    python.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(python))
+    own = setup["torch_stays"].__globals__
+    monkeypatch.setitem(own, "ROOT", tmp_path / "checkout")
+    assert setup["torch_stays"](site / "torch")
+    shared.chmod(mode)
+    assert not setup["torch_stays"](site / "torch")
+    monkeypatch.setitem(own, "ROOT", shared / "venv" / "checkout")  # goes when the venv goes
+    assert setup["torch_stays"](site / "torch")
+
+
+@pytest.mark.parametrize(("torch_is", "absolute"), [("ours", "ON"), ("of an isolated build", "OFF")])
+def test_an_in_place_build_says_that_the_torch_of_an_isolated_build_goes(
+    setup: dict[str, Any],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+    torch_is: str,
+    absolute: str,
+) -> None:
+    for tool in ("cmake", "ninja"):
+        (tmp_path / tool).write_text(f'#!/bin/sh\necho "$@" >> {tmp_path}/{tool}.said\n')
+        (tmp_path / tool).chmod(0o755)
+    build = setup["BuildLibraries"](setuptools.Distribution())
+    build.inplace = True
+    own = build.build_runtime.__func__.__globals__
+    monkeypatch.setitem(own, "ROOT", tmp_path)
+    monkeypatch.setitem(own, "ninja", lambda: str(tmp_path / "ninja"))
+    monkeypatch.setitem(own, "torch_stays", lambda folder: torch_is == "ours")
+    build.build_runtime(tmp_path / "exportkit", [])
+    assert f"-DEXPORTKIT_ABSOLUTE_RPATH={absolute}" in (tmp_path / "cmake.said").read_text()
+    assert "install" in (tmp_path / "ninja.said").read_text()  # the runtime is built all the same
+    assert ("--no-build-isolation" in capfd.readouterr().err) == (absolute == "OFF")
 
 
 def test_another_value_is_refused_with_those_that_are_allowed(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import os
 import re
 from pathlib import Path
 
@@ -17,8 +18,9 @@ from tests import built
 from tests.package.c_library import operator_library
 
 ROOT = Path(__file__).parents[2]
-# The operators, the reader, and the C++ runtime for each torch.
-SHIPPED = sorted({*LIBRARY_DIR.rglob("*.so"), *arr_coc.LIBRARIES.values(), *filter(Path.exists, [built.CHECKED])})
+# The operators, the reader, and the C++ runtime for each torch, with its program.
+RUNTIME = {*LIBRARY_DIR.rglob("*.so"), *LIBRARY_DIR.with_name("bin").glob("*")}
+SHIPPED = sorted({*RUNTIME, *arr_coc.LIBRARIES.values(), *filter(Path.exists, [built.CHECKED])})
 
 # What a host of 2024 has (Ubuntu 24.04): a library that was built on a newer one does not load there.
 NEWEST_GLIBC, NEWEST_GLIBCXX = (2, 38), (3, 4, 32)
@@ -106,8 +108,13 @@ def test_what_is_shipped_names_no_folder_of_the_build_and_runs_no_stack(path: Pa
     assert not {"DT_RPATH", "DT_TEXTREL"} & {tag.entry.d_tag for tag in dynamic}
     # Only the C++ runtime looks for others: the reader of packages, and torch beside it or in a development tree.
     runpath = [tag.runpath for tag in dynamic if tag.entry.d_tag == "DT_RUNPATH"]
-    assert len(runpath) == (path.name == "libexportkit_runtime.so")
-    assert all(found.startswith("$ORIGIN/..:$ORIGIN/../../../torch/lib") for found in runpath)
+    assert len(runpath) == (path.name in ("libexportkit_runtime.so", "exportkit-run"))
+    torchs = str(Path(torch.__file__).parent / "lib")
+    folders = [folder for found in runpath for folder in found.split(":")]
+    assert [folder for folder in folders if not folder.startswith("$ORIGIN/") and folder != torchs] == []
+    for folder in folders:  # none leaves the folder in which packages lie beside each other
+        where = Path(os.path.normpath(folder.replace("$ORIGIN", str(path.parent))))
+        assert folder == torchs or where.is_relative_to(ROOT)
     # Without the first, or with an executable one, glibc 2.41 refuses to open the library.
     assert [header.p_flags & 1 for header in segments if header.p_type == "PT_GNU_STACK"] == [0]
     assert not [header for header in segments if header.p_type == "PT_LOAD" and header.p_flags & 3 == 3]
