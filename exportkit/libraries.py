@@ -161,10 +161,9 @@ def loaded_library(sha256: str, size: int, *, defines: Collection[str] = ()) -> 
         return _loaded.get(sha256)
 
 
-def registered_schemas(namespace: str | None = None) -> dict[str, str]:
-    """Returns the registered schemas by operator name with overload, of one namespace or of all."""
-    names = _operator_names()
-    return schemas_of(names if namespace is None else _in_namespaces(names, [namespace]))
+def registered_schemas(namespace: str) -> dict[str, str]:
+    """Returns the registered schemas of a namespace by operator name with overload."""
+    return schemas_of(_in_namespaces(_operator_names(), [namespace]))
 
 
 def schemas_of(names: Iterable[str]) -> dict[str, str]:
@@ -179,6 +178,13 @@ def schemas_of(names: Iterable[str]) -> dict[str, str]:
             if name in names:
                 schemas[name] = str(schema)
     return dict(sorted(schemas.items()))
+
+
+def same_schema(one: str, other: str) -> bool:
+    """Whether two texts are the same schema. The spelling may differ between versions of torch."""
+    import torch
+
+    return bool(torch._C.parse_schema(one) == torch._C.parse_schema(other))
 
 
 def host_platform() -> str:
@@ -337,17 +343,12 @@ def _owner_of(namespace: str) -> str:
 
 def _differences(there: Mapping[str, str], here: Mapping[str, str]) -> str:
     """Lists the changes of a second build, one per line."""
-    import torch
-
-    def same(name: str) -> bool:
-        # Parsed schemas are compared, because the text may differ in spelling only.
-        return bool(torch._C.parse_schema(there[name]) == torch._C.parse_schema(here[name]))
-
     both = sorted(there.keys() & here.keys())
-    lines = [f"registered as {there[name]}, in this file {here[name]}" for name in both if not same(name)]
+    same = {name for name in both if same_schema(there[name], here[name])}
+    lines = [f"registered as {there[name]}, in this file {here[name]}" for name in both if name not in same]
     lines += [f"registered only: {there[name]}" for name in sorted(there.keys() - here.keys())]
     lines += [f"in this file only: {here[name]}" for name in sorted(here.keys() - there.keys())]
-    lines += [f"the same in both: {there[name]}" for name in both if same(name)]
+    lines += [f"the same in both: {there[name]}" for name in both if name in same]
     more = [f"and {len(lines) - _SHOWN_SCHEMAS} operators more"] if len(lines) > _SHOWN_SCHEMAS else []
     return "".join(f"\n    {line}" for line in lines[:_SHOWN_SCHEMAS] + more)
 

@@ -15,6 +15,7 @@ from exportkit.libraries import (
     load_library,
     loaded_library,
     registered_schemas,
+    same_schema,
     schemas_of,
 )
 from tests.fixtures.softpool_library import build
@@ -50,6 +51,12 @@ def other(library: Path, tmp_path: Path) -> Path:
     path = tmp_path / "libother.so"
     path.write_bytes(library.read_bytes() + b"another build")
     return path
+
+
+def test_schemas_are_the_same_whatever_their_spelling():
+    schema = "toy::f(Tensor x, *, int n=1) -> Tensor"
+    assert same_schema(schema, "toy::f(Tensor x,*,int n = 1)->Tensor")
+    assert not same_schema(schema, "toy::f(Tensor x, *, int n=2) -> Tensor")
 
 
 def test_a_second_build_of_a_namespace_is_refused_and_the_process_goes_on(library, other, tmp_path):
@@ -177,7 +184,7 @@ def test_schemas_are_found_by_name_with_overload():
     assert list(found) == ["aten::add.Tensor", "aten::relu"]
     assert found["aten::relu"] == "aten::relu(Tensor self) -> Tensor"
     assert registered_schemas("no_such_namespace") == {}
-    assert registered_schemas().items() >= found.items()
+    assert registered_schemas("aten").items() >= found.items()
 
 
 def test_a_mapped_file_whose_name_is_no_text_does_no_harm(tmp_path):

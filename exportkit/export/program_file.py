@@ -9,7 +9,7 @@ import torch
 from exportkit.errors import ExportError, ModelNotFoundError, NoManifestError, SchemaChangedError, UsageError
 from exportkit.export.resolved import SavedProgram
 from exportkit.installed import register_operators
-from exportkit.libraries import registered_schemas
+from exportkit.libraries import same_schema, schemas_of
 from exportkit.package.archive import PackageReader
 from exportkit.package.atomic import temporary_folder
 from exportkit.package.manifest import Manifest
@@ -70,14 +70,14 @@ def _register(path: Path, manifest: Manifest) -> None:
     """Checks that every operator of the program is registered with the schema in the manifest."""
     wanted = {operator.name: operator.schema for operator in manifest.operators}
     register_operators(wanted)
-    registered = registered_schemas()
+    registered = schemas_of(wanted)
     if missing := [name for name in wanted if name not in registered]:
         raise UsageError(
             f"{path} calls {', '.join(missing)}, which no loaded library defines",
             hint="Name the library with --op-library.",
         )
     for name, schema in wanted.items():
-        if registered[name] != schema:
+        if not same_schema(registered[name], schema):
             raise SchemaChangedError(f"{path} was traced with {schema!r}, but {registered[name]} is registered here")
 
 

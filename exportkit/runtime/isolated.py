@@ -25,10 +25,13 @@ from exportkit.package.archive import PackageReader
 from exportkit.package.trust import demand
 from exportkit.runtime.inputs import InputPlan
 from exportkit.runtime.isolated_messages import (
+    Capture,
     Connect,
     LoadPackage,
     PackageLoaded,
+    Question,
     Ran,
+    ReportGraphs,
     Run,
     RunRequests,
     Swap,
@@ -120,11 +123,20 @@ class IsolatedRunner:
             ModelRunError: The worker died, or the shared memory for the tensors cannot be allocated.
             ModelClosedError: The worker had ended before the call.
         """
-        return self._run_off_main_thread(partial(self._call, inputs))
+        return self._run_off_main_thread(partial(self._call, Run(), inputs))[1]
 
-    def _call(self, inputs: list[torch.Tensor]) -> list[torch.Tensor]:
+    def capture(self, inputs: list[torch.Tensor], /) -> list[torch.Tensor] | None:
+        """See `Runner.capture`. The graph's own inputs are the worker's, and a call with any inputs copies to them."""
+        answer, _ = self._run_off_main_thread(partial(self._call, Capture(), inputs))
+        return inputs if answer.graphs else None
+
+    def graph_report(self) -> str | None:
+        """See `Runner.graph_report`."""
+        return self._run_off_main_thread(partial(self._call, ReportGraphs(), []))[0].report
+
+    def _call(self, message: Question, inputs: list[torch.Tensor]) -> tuple[Ran, list[torch.Tensor]]:
         with self._in_flight(), self._free:
-            return self._ask(Run(), inputs, self._device)[1]
+            return self._ask(message, inputs, self._device)
 
     def run_requests(self, requests: Sequence[Sequence[torch.Tensor]], outputs: Sequence[int], /) -> Answers:
         """Runs requests together. See `Model.run_requests`. Only the worker brings tensors to the device and back."""
@@ -212,7 +224,7 @@ class IsolatedRunner:
         return ModelClosedError(f"the model {self._name} {self._closed_reason}", hint="Load the package again.")
 
     def _ask(
-        self, message: Run | RunRequests | Swap, tensors: list[torch.Tensor], to: torch.device, *, keep: bool = True
+        self, message: Question, tensors: list[torch.Tensor], to: torch.device, *, keep: bool = True
     ) -> tuple[Ran, list[torch.Tensor]]:
         """Sends a message with tensors, and returns the answer with copies of its tensors on a device."""
         with contextlib.ExitStack() as undo:

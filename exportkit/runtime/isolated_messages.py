@@ -62,6 +62,14 @@ class RunRequests(Message, frozen=True):
     outputs: tuple[int, ...]
 
 
+class Capture(Message, frozen=True):
+    """Makes a CUDA graph for the sizes of its tensors: `Model.capture`. The answer is Ran."""
+
+
+class ReportGraphs(Message, frozen=True):
+    """Asks which CUDA graphs there are. The answer is Ran."""
+
+
 class Swap(Message, frozen=True):
     """Other weights: a safetensors file, or the message's tensors with these names. The answer is Ran."""
 
@@ -70,10 +78,17 @@ class Swap(Message, frozen=True):
 
 
 class Ran(Message, frozen=True):
-    """A call or a swap is done. Its tensors are a call's flat outputs, or those that were wanted.
+    """What was asked for is done. Its tensors are a call's flat outputs, or those that were wanted.
 
     Attributes:
         seconds: How long each step of a call for several requests took.
+        graphs: Whether the model has CUDA graphs, for `Capture`.
+        report: What `Runner.graph_report` says, for `ReportGraphs`.
     """
 
     seconds: tuple[float, float, float] = (0.0, 0.0, 0.0)
+    graphs: bool = False
+    report: str | None = None
+
+
+Question = Run | RunRequests | Capture | ReportGraphs | Swap

@@ -13,12 +13,14 @@ import torch
 
 from exportkit.child.messages import Failed
 from exportkit.runtime.isolated_messages import (
+    Capture,
     Connect,
     LoadPackage,
     PackageLoaded,
+    Question,
     Ran,
+    ReportGraphs,
     Run,
-    RunRequests,
     Swap,
     TorchSettings,
 )
@@ -26,7 +28,7 @@ from exportkit.runtime.loader import load
 from exportkit.runtime.model import Model
 from exportkit.runtime.tensor_socket import TensorSocket
 
-_Calls = TensorSocket[Run | RunRequests | Swap]
+_Calls = TensorSocket[Question]
 
 
 def main(connection: socket.socket) -> None:
@@ -45,7 +47,7 @@ def main(connection: socket.socket) -> None:
         while True:
             _, _, descriptor = control.receive()
             assert descriptor is not None
-            calls: _Calls = TensorSocket(socket.socket(fileno=descriptor), Run | RunRequests | Swap)
+            calls: _Calls = TensorSocket(socket.socket(fileno=descriptor), Question)
             threading.Thread(target=_serve, args=(model, calls, message.settings), daemon=True).start()
     except ConnectionError:
         # The parent closed the connection. It removes the unpacked files, and it does not wait for running calls.
@@ -69,16 +71,19 @@ def _serve(model: Model, calls: _Calls, settings: TorchSettings) -> None:
         calls.close()
 
 
-def _answer(
-    model: Model, message: Run | RunRequests | Swap, tensors: list[torch.Tensor]
-) -> tuple[Ran, list[torch.Tensor]]:
+def _answer(model: Model, message: Question, tensors: list[torch.Tensor]) -> tuple[Ran, list[torch.Tensor]]:
     if isinstance(message, Swap):
         model.swap_weights(dict(zip(message.names, tensors)) if message.path is None else message.path)
         return Ran(), []
     runner = model._runner
     assert runner is not None
-    if isinstance(message, Run):
-        return Ran(), runner.run([tensor.to(model.device) for tensor in tensors])
+    if isinstance(message, ReportGraphs):
+        return Ran(report=runner.graph_report()), []
+    if isinstance(message, (Run, Capture)):
+        inputs = [tensor.to(model.device) for tensor in tensors]
+        if isinstance(message, Run):
+            return Ran(), runner.run(inputs)
+        return Ran(graphs=runner.capture(inputs) is not None), []
     width = len(tensors) // message.requests
     requests = [tensors[place * width : (place + 1) * width] for place in range(message.requests)]
     answers = runner.run_requests(requests, message.outputs)

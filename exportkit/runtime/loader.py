@@ -16,7 +16,7 @@ from typing import Literal, get_args
 import torch
 
 from exportkit.errors import HostError, MissingLibraryError, SchemaChangedError, TorchVersionError, UsageError
-from exportkit.libraries import LoadedLibrary, load_verified, loaded_library, schemas_of
+from exportkit.libraries import LoadedLibrary, load_verified, loaded_library, same_schema, schemas_of
 from exportkit.package.archive import PackageReader
 from exportkit.package.consistency import libraries_for
 from exportkit.package.manifest import Library, Manifest, Target
@@ -58,11 +58,12 @@ def load(
         signature: The signature file, if it is not beside the package under the package's name with `.sig`.
         verify: `once` hashes only files that are new or may have changed; `exportkit.runtime.cache` has the rules. A
             package that other users may write to is hashed each time. `always` hashes everything again.
-        isolate: Runs the package in a worker process. The package may then contain another build of operators that this
-            process has, and a crash becomes an error here. Each call copies its tensors through shared memory.
+        isolate: Runs the package in a worker process. The package may then contain a different build of operators that
+            this process has already loaded, and a crash becomes an error here. Each call copies its tensors through
+            shared memory.
         target: The name of the target to run. None takes the best target that runs here.
-        cuda_graphs: Runs calls on a GPU as CUDA graphs: as one launch in the place of one for each kernel. True: calls
-            of any sizes, up to 64, of which the first takes longer. A list of sizes, such as
+        cuda_graphs: Runs calls on a GPU as CUDA graphs: as one launch instead of one per kernel. True: calls of any
+            sizes, up to 64, of which the first takes longer. A list of sizes, such as
             `[{"batch": 1, "gh": 28, "gw": 28}]`: these, while the package is loaded, and those that `Model.capture`
             gets later. Answers have the same bits. What cannot be a graph runs without one; `Model.cuda_graphs` has the
             reason. Launches take turns, whatever `runners` is.
@@ -188,8 +189,7 @@ def _check_operators(manifest: Manifest, libraries: tuple[Library, ...]) -> None
                 f"operator {operator.name} is not loaded, and no library of the package gives it (libraries: {names})",
                 hint="`exportkit package` adds the library; `--op-library` names one that is not exportkit's own.",
             )
-        # Parsed schemas are compared, because the spelling may differ between versions of torch.
-        if torch._C.parse_schema(registered[operator.name]) != torch._C.parse_schema(operator.schema):
+        if not same_schema(registered[operator.name], operator.schema):
             raise SchemaChangedError(
                 f"operator {operator.name} is registered as {registered[operator.name]}; the package was made with "
                 f"{operator.schema}",

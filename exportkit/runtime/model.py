@@ -17,7 +17,6 @@ from exportkit.package.structure import builder
 from exportkit.runtime.case_tensors import read_case, tensor_text
 from exportkit.runtime.graphs import GraphReport, empty_inputs, graph_report
 from exportkit.runtime.inputs import InputPlan, describe_tensor
-from exportkit.runtime.native import NativeRunner
 from exportkit.runtime.requests import Answers, use_own_stream
 from exportkit.runtime.runner import Runner
 from exportkit.runtime.weights import Weights, WeightsSource, mapped_weights, replaced_weights
@@ -62,11 +61,12 @@ class Model:
         target: package.Target,
         plan: InputPlan,
         runner: Runner,
-        construct: Callable[[Weights], Runner] | None = None,
+        construct: Callable[[Weights, Runner | None], Runner] | None = None,
     ) -> None:
         """Takes over the open package and the runner. Use `exportkit.load`.
 
-        `construct` makes a runner with other weights; None if `swap_weights` does not use it.
+        `construct` makes a runner with other weights and the graphs of the old one; None if `swap_weights` does not use
+        it.
         """
         self.manifest = reader.manifest
         self.target = target
@@ -176,30 +176,33 @@ class Model:
             ModelRunError: Calls of these sizes cannot be a graph. They run without one.
             ModelClosedError: The model was closed.
         """
-        runner = self._graph_runner()
+        runner = self._open_runner()
         inputs = empty_inputs(self.manifest.call, sizes, self.device)
         try:
-            return dict(zip(inputs, runner.capture(list(inputs.values()))))
+            owned = runner.capture(list(inputs.values()))
         except RuntimeError as error:
             raise ModelRunError(
                 f"calls with {', '.join(f'{name}={size}' for name, size in sizes.items())} cannot be a CUDA graph: "
                 f"{str(error).partition(chr(10))[0]}",
                 hint="They run without one.",
             ) from error
+        if owned is None:
+            raise self._without_graphs()
+        return dict(zip(inputs, owned))
 
     @property
     def cuda_graphs(self) -> GraphReport:
         """The CUDA graphs that there are now. Raises UsageError if it was loaded without `cuda_graphs`."""
-        return graph_report(self._graph_runner().graph_report(), self.manifest.call)
+        report = self._open_runner().graph_report()
+        if report is None:
+            raise self._without_graphs()
+        return graph_report(report, self.manifest.call)
 
-    def _graph_runner(self) -> NativeRunner:
-        runner = self._open_runner()
-        if not isinstance(runner, NativeRunner) or runner.graphs == "none":
-            raise UsageError(
-                f"{self.manifest.name} was loaded without CUDA graphs",
-                hint="`exportkit.load(..., cuda_graphs=True)`, or with a list of sizes; not with isolate=True.",
-            )
-        return runner
+    def _without_graphs(self) -> UsageError:
+        return UsageError(
+            f"{self.manifest.name} was loaded without CUDA graphs",
+            hint="`exportkit.load(..., cuda_graphs=True)`, or with a list of sizes.",
+        )
 
     @property
     def weights(self) -> tuple[str, ...]:
@@ -233,20 +236,9 @@ class Model:
             weights = replaced_weights(self.manifest, [self.target], mapped_weights(self._reader), source)
             # torch's runner has a second buffer for this, but a failure midway would leave mixed weights, and running
             # calls on a GPU might read the buffer while the next swap writes it. So a second runner is made.
-            runner = self._construct(weights)
-            if isinstance(runner, NativeRunner) and runner.graphs != "none":
-                self._capture_as_before(runner)
+            runner = self._construct(weights, self._runner)
             self._reader.check_unchanged()
             self._runner = runner
-
-    def _capture_as_before(self, runner: NativeRunner) -> None:
-        try:
-            runner.capture_as(self._graph_runner())
-        except RuntimeError as error:
-            raise ModelRunError(
-                f"the CUDA graphs cannot be made with the new weights: {str(error).partition(chr(10))[0]}",
-                hint="The old weights stay. Free some GPU memory and swap again: both need memory meanwhile.",
-            ) from error
 
     def close(self) -> None:
         """Lets go of the compiled code and the file. Calls that have begun in other threads finish first."""

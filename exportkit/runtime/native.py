@@ -39,11 +39,7 @@ class RunnerOptions(NamedTuple):
 
 
 class NativeRunner:
-    """Compiled code that runs without the GIL, so other Python threads continue.
-
-    Attributes:
-        graphs: Which calls become CUDA graphs.
-    """
+    """Compiled code that runs without the GIL, so other Python threads continue."""
 
     def __init__(
         self,
@@ -72,7 +68,7 @@ class NativeRunner:
             str(entry.library), device, options.runners, options.graphs, names, tensors
         )
         self._run = operators.run.default
-        self.graphs = options.graphs
+        self._has_graphs = options.graphs != "none"
         self._entry = entry
         weakref.finalize(self, operators.close.default, self._handle)
 
@@ -86,19 +82,21 @@ class NativeRunner:
         tensors = [tensor for request in requests for tensor in request]
         return Answers(*torch.ops.exportkit.run_requests.default(self._handle, tensors, len(requests), list(outputs)))
 
-    def capture(self, inputs: list[torch.Tensor], /) -> list[torch.Tensor]:
-        """Makes a graph for the inputs' sizes, and returns its own inputs. Raises RuntimeError if there can be none."""
+    def capture(self, inputs: list[torch.Tensor], /) -> list[torch.Tensor] | None:
+        """Makes a graph for the inputs' sizes, and returns its own inputs. See `Runner.capture`."""
+        if not self._has_graphs:
+            return None
         owned: list[torch.Tensor] = torch.ops.exportkit.capture.default(self._handle, inputs)
         return owned
 
     def capture_as(self, other: NativeRunner, /) -> None:
-        """Makes the graphs that were captured in another runner of the model. Raises RuntimeError likewise."""
-        torch.ops.exportkit.capture_as.default(self._handle, other._handle)
+        """Makes the graphs that were captured in another runner of the model. Raises RuntimeError if one cannot be."""
+        if self._has_graphs:
+            torch.ops.exportkit.capture_as.default(self._handle, other._handle)
 
-    def graph_report(self) -> str:
-        """Returns which graphs there are, as JSON."""
-        report: str = torch.ops.exportkit.graph_report.default(self._handle)
-        return report
+    def graph_report(self) -> str | None:
+        """Returns which graphs there are, as JSON; None without graphs."""
+        return torch.ops.exportkit.graph_report.default(self._handle) if self._has_graphs else None
 
 
 def use_native() -> bool:

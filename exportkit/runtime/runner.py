@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 import torch
 
-from exportkit.errors import ModelLoadError
+from exportkit.errors import ModelLoadError, ModelRunError
 from exportkit.runtime.cache import Entry
 from exportkit.runtime.native import NativeRunner, RunnerOptions, use_native
 from exportkit.runtime.requests import Answers, run_in_steps
@@ -26,6 +26,16 @@ class Runner(Protocol):
 
     def run_requests(self, requests: Sequence[Sequence[torch.Tensor]], outputs: Sequence[int], /) -> Answers:
         """Runs requests together. See `Model.run_requests`."""
+
+    def capture(self, inputs: list[torch.Tensor], /) -> list[torch.Tensor] | None:
+        """Makes a CUDA graph for the inputs' sizes, and returns the inputs to call it with; None without graphs.
+
+        Raises:
+            RuntimeError: There can be none.
+        """
+
+    def graph_report(self) -> str | None:
+        """Returns which CUDA graphs there are, as JSON; None without graphs."""
 
 
 class ContainerRunner:
@@ -58,6 +68,12 @@ class ContainerRunner:
         """Runs requests together. See `Model.run_requests`."""
         return run_in_steps(self.run, self._device, requests, outputs)
 
+    def capture(self, inputs: list[torch.Tensor], /) -> None:
+        """There are no graphs."""
+
+    def graph_report(self) -> None:
+        """There are no graphs."""
+
 
 RunnerClass = type[NativeRunner] | type[ContainerRunner]
 
@@ -68,8 +84,14 @@ def runner_class() -> RunnerClass:
 
 
 def construct(
-    kind: RunnerClass, entry: Entry, choice: Choice, options: RunnerOptions, package: str, weights: Weights
-) -> NativeRunner | ContainerRunner:
+    kind: RunnerClass,
+    entry: Entry,
+    choice: Choice,
+    options: RunnerOptions,
+    package: str,
+    weights: Weights,
+    like: Runner | None = None,
+) -> Runner:
     """Makes the runner of the chosen target from its library in the cache.
 
     aoti_load_package is not used: it builds every target's runner, compiles instruction set probes with g++ for seconds
@@ -84,19 +106,30 @@ def construct(
         options: How the code runs.
         package: The package's name, for messages.
         weights: The weights. They may include more than the target needs. Code for the CPU reads them without a copy.
+        like: A runner of the same model. What was captured in it is captured again.
 
     Raises:
         ModelLoadError: torch's loader refused the code.
+        ModelRunError: A CUDA graph of `like` cannot be made again.
     """
     _promote_libstdcxx()
     try:
-        return kind(entry, choice, constants_of(choice.target, weights), options)
+        runner = kind(entry, choice, constants_of(choice.target, weights), options)
     except RuntimeError as error:
         raise ModelLoadError(
             f"torch {torch.__version__} cannot load target {choice.target.name} of {package}: "
             f"{str(error).partition(chr(10))[0]}",
             hint="If the cache is mounted noexec, set EXPORTKIT_CACHE to a directory that allows executable code.",
         ) from error
+    if isinstance(runner, NativeRunner) and isinstance(like, NativeRunner):
+        try:
+            runner.capture_as(like)
+        except RuntimeError as error:
+            raise ModelRunError(
+                f"the CUDA graphs cannot be made with the new weights: {str(error).partition(chr(10))[0]}",
+                hint="The old weights stay. Free some GPU memory and swap again: both need memory meanwhile.",
+            ) from error
+    return runner
 
 
 def _set_constants(container: Any, constants: Mapping[str, torch.Tensor], device: torch.device) -> None:

@@ -332,6 +332,23 @@ def test_links_to_a_policy_are_followed(path: Path, system: Path, one: Signer, t
         trusted(path)
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
+def test_a_link_of_another_user_to_a_policy_stops_everything(
+    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may lead to another policy of ours, or of root's, that demands less."""
+    policy(tmp_path / "ours" / "policy.json", require_signature=False)
+    link = tmp_path / "shared" / "link"
+    link.parent.mkdir()
+    link.parent.chmod(0o1777)
+    link.symlink_to(tmp_path / "ours")
+    monkeypatch.setenv("EXPORTKIT_POLICY", str(link / "policy.json"))
+    assert trusted(path) == []
+    os.lchown(link, 12345, -1)
+    with pytest.raises(PolicyError, match=r"is behind the link .*shared/link of another user"):
+        trusted(path)
+
+
 def test_a_program_that_torch_wrote_is_refused_where_signatures_are_required(
     tmp_path: Path, user: Path, one: Signer
 ) -> None:

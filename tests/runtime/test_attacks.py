@@ -21,6 +21,7 @@ import exportkit
 from exportkit.errors import CacheError, DigestMismatchError, ExportkitError
 from exportkit.package.archive import PackageReader
 from exportkit.package.signing import sign_package
+from exportkit.package.trust import demand
 from exportkit.runtime.cache import cache_directory, unpack_target
 from exportkit.runtime.cache.prune import cache_items, prune
 from exportkit.runtime.weights import mapped_weights
@@ -209,6 +210,30 @@ def test_a_cache_is_used_in_a_user_namespace_without_root(code_package, monkeypa
         assert status == 0
 
 
+@as_root
+@pytest.mark.parametrize("below", ["", "cache"])
+def test_a_cache_behind_another_users_link_is_neither_used_nor_pruned(code_package, home, tmp_path, monkeypatch, below):
+    """It would be a folder of the user's own, which they chose."""
+    (tmp_path / "shared").mkdir()
+    (tmp_path / "shared").chmod(0o1777)
+    link = tmp_path / "shared" / "link"
+    link.symlink_to(home)
+    (home / "packages").mkdir()
+    (home / "packages" / "1-2.json").write_text("mine")
+    monkeypatch.setenv("EXPORTKIT_CACHE", str(link / below))
+    before = files(home)
+    os.lchown(link, STRANGER, -1)
+    with pytest.raises(CacheError, match=r"behind the link .*shared/link of another user"):
+        prune(everything=True)
+    with PackageReader(code_package) as reader:
+        with pytest.warns(RuntimeWarning, match="cannot use its cache .*link of another user"):
+            unpack_target(reader, reader.manifest.targets[0], always=False).close()
+        assert files(home) == before
+        os.lchown(link, os.geteuid(), -1)
+        unpack_target(reader, reader.manifest.targets[0], always=False).close()  # our own links are followed
+    assert files(home) != before
+
+
 # --- weights ----------------------------------------------------------------------------------------------------------
 
 
@@ -235,6 +260,54 @@ def test_weights_that_somebody_has_mapped_for_writing_stay_what_was_verified(wei
         older[place : place + len(SECRET)] = SECRET[::-1]
         assert bytes_of(mapped) == SECRET
         older.close()
+
+
+@as_root
+@pytest.mark.parametrize("demanded", [False, True])
+@pytest.mark.parametrize("kept", ["a mapping", "a descriptor"])
+@pytest.mark.parametrize("owner", [0, STRANGER])
+def test_weights_that_a_former_owner_may_still_write_to_stay_what_was_verified(
+    weights_package, release, demanded, kept, owner
+):
+    """chown and mv keep the inode. The kernel tells only the present owner whether somebody has it open."""
+    sign_package(weights_package, release.key)
+    place = weights_package.read_bytes().index(SECRET)
+    with open(weights_package, "r+b") as file, mmap.mmap(file.fileno(), 0) as mapping:
+        if kept == "a descriptor":
+            mapping.close()
+        os.chown(weights_package, owner, owner)
+        with PackageReader(weights_package, demand=demand(release.public if demanded else None)) as reader:
+            child = Child(lambda: mapped_weights(reader), lambda mapped: bytes_of(mapped) == SECRET)
+            if kept == "a mapping":
+                mapping[place : place + len(SECRET)] = SECRET[::-1]
+            else:
+                os.pwrite(file.fileno(), SECRET[::-1], place)
+            assert child.holds()
+
+
+class Child:
+    """A process of another user: does the first thing at once, and the second when it is asked."""
+
+    def __init__(self, start, end):
+        (started, tell), (go, self.go) = os.pipe(), os.pipe()
+        self.pid = os.fork()
+        if self.pid == 0:
+            status = 2
+            try:
+                os.setgid(STRANGER)
+                os.setuid(STRANGER)
+                result = start()
+                os.write(tell, b"x")
+                os.read(go, 1)
+                status = int(not end(result))
+            finally:
+                os._exit(status)
+        os.close(tell)
+        os.read(started, 1)
+
+    def holds(self):
+        os.write(self.go, b"x")
+        return os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1]) == 0
 
 
 # Whether a process that asks for this signature takes the package, and whether it is hashed for that.

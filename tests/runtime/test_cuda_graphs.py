@@ -17,6 +17,7 @@ from exportkit.arr_coc import register
 from exportkit.errors import HostError, ModelClosedError, ModelRunError, UsageError
 from exportkit.runtime.graphs import CudaGraph, empty_inputs, graph_report
 from exportkit.runtime.loader import load
+from exportkit.runtime.native import NativeRunner
 from tests.artifacts import artifact
 from tests.runtime import exportkit_run
 from tests.runtime.test_swap_weights import state
@@ -36,10 +37,11 @@ def same(one: tuple[torch.Tensor, ...], other: tuple[torch.Tensor, ...]) -> bool
 # --- without a GPU ----------------------------------------------------------------------------------------------------
 
 
-def test_a_model_on_the_cpu_has_no_graphs():
+@pytest.mark.parametrize("isolate", [False, True])
+def test_a_model_on_the_cpu_has_no_graphs(isolate: bool):
     with pytest.raises(UsageError, match="for the CPU"):
-        exportkit.load(artifact("weighted"), "cpu", cuda_graphs=True)
-    with exportkit.load(artifact("weighted"), "cpu") as model:
+        exportkit.load(artifact("weighted"), "cpu", cuda_graphs=True, isolate=isolate)
+    with exportkit.load(artifact("weighted"), "cpu", isolate=isolate) as model:
         with pytest.raises(UsageError, match="without CUDA graphs"):
             model.capture(batch=3)
         with pytest.raises(UsageError, match="without CUDA graphs"):
@@ -76,17 +78,10 @@ def test_sizes_must_be_those_of_the_package():
 def test_a_swap_whose_graphs_cannot_be_made_leaves_the_old_weights(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("EXPORTKIT_RUNTIME", "cpp")
     x = torch.randn(3, 16)
+    again = torch.ops.exportkit.capture_as.default
+    monkeypatch.setattr(NativeRunner, "capture_as", lambda self, other: again(self._handle, other._handle))
     with exportkit.load(artifact("weighted"), "cpu") as model:
-        construct, before = model._construct, model(x)
-        assert construct is not None
-
-        def with_graphs(weights: Any) -> Any:
-            runner = construct(weights)
-            runner.graphs = "captured"
-            return runner
-
-        monkeypatch.setattr(model, "_construct", with_graphs)
-        monkeypatch.setattr(model._runner, "graphs", "captured")
+        before = model(x)
         with pytest.raises(
             ModelRunError, match="graphs cannot be made with the new weights: the model was loaded without"
         ):
@@ -433,5 +428,8 @@ def test_a_worker_process_has_graphs_too(plain: exportkit.Model):
     with exportkit.load(artifact("mixed-cuda"), "cuda", isolate=True, cuda_graphs=[{"batch": 3}]) as model:
         inputs = mixed_inputs(3, 0)
         assert same(model(*inputs), plain(*inputs))
-        with pytest.raises(UsageError, match="not with isolate"):
-            model.capture(batch=4)
+        assert [graph.sizes for graph in model.cuda_graphs.graphs] == [{"batch": 3}]
+        assert all(tensor.shape[0] == 4 for tensor in model.capture(batch=4).values())
+        assert [graph.sizes for graph in model.cuda_graphs.graphs] == [{"batch": 3}, {"batch": 4}]
+        inputs = mixed_inputs(4, 1)
+        assert same(model(*inputs), plain(*inputs))
