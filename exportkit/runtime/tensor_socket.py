@@ -8,9 +8,7 @@ later messages. The memory is an anonymous file (memfd). It has no name that cou
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import math
-import mmap
 import os
 import socket
 from collections.abc import Sequence
@@ -21,6 +19,7 @@ import torch
 from msgspec import Meta, Struct
 
 from exportkit.child.channel import Channel
+from exportkit.child.sealed_memory import map_memory, new_memory
 
 _ALIGNMENT = 64  # bytes, the same as for torch's own tensors
 _GRANULARITY = 1 << 20  # bytes, so that slightly larger tensors fit the same memory
@@ -78,7 +77,9 @@ class TensorSocket(Generic[Message]):
             places, size = _lay_out(tensors)
             ours = self._ours
             if size and (ours is None or size > ours.size):
-                fds.append(fd := _new_memory(size))
+                fds.append(
+                    fd := new_memory("exportkit-tensors", -(-size // _GRANULARITY) * _GRANULARITY, allocated=True)
+                )
                 stack.callback(os.close, fd)
                 ours = _Memory(fd)
             with torch.no_grad():
@@ -127,28 +128,14 @@ class _Memory:
 
     def __init__(self, fd: int) -> None:
         """Maps an open memfd, which may then be closed. Refuses one that the other side could still shrink."""
-        if not fcntl.fcntl(fd, fcntl.F_GET_SEALS) & fcntl.F_SEAL_SHRINK:
-            raise ValueError("the shared memory could be shrunk")
-        self.size = os.fstat(fd).st_size
-        self._bytes = torch.frombuffer(mmap.mmap(fd, self.size), dtype=torch.uint8)
+        mapped = map_memory(fd)
+        self.size = len(mapped)
+        self._bytes = torch.frombuffer(mapped, dtype=torch.uint8)
 
     def tensor(self, place: _Place) -> torch.Tensor:
         if place.end == place.offset:
             return _empty(place)
         return self._bytes[place.offset : place.end].view(_DTYPES[place.dtype]).view(place.shape)
-
-
-def _new_memory(needed: int) -> int:
-    """Opens an anonymous file of at least this many bytes."""
-    fd = os.memfd_create("exportkit-tensors", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-    try:
-        # Allocated now, so that missing memory is an error here instead of a SIGBUS in a later write.
-        os.posix_fallocate(fd, 0, -(-needed // _GRANULARITY) * _GRANULARITY)
-        fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
-        return fd
-    except BaseException:
-        os.close(fd)
-        raise
 
 
 def _lay_out(tensors: Sequence[torch.Tensor]) -> tuple[tuple[_Place, ...], int]:

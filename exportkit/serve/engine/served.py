@@ -136,10 +136,6 @@ class ServedModel:
         self._check_room(size)
         return _Admission(self._accepted, size)
 
-    async def admit_more(self, size: int) -> AbstractContextManager[None]:
-        """Reserves room for more of a body whose size was not known. Raises the errors of `admit`."""
-        return self.admit(size)
-
     async def infer(self, request: InferRequest) -> InferAnswer:
         """Answers a request. Cancelling the task takes the request out of the queue.
 

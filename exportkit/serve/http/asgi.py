@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
 from starlette.exceptions import HTTPException
@@ -12,8 +11,9 @@ from starlette.routing import BaseRoute, Route, Router
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from exportkit.serve.http.exchange import Exchange, HttpOptions
-from exportkit.serve.http.infer_endpoint import Find, InferEndpoint
+from exportkit.serve.http.infer_endpoint import InferEndpoint
 from exportkit.serve.http.json_routes import JsonRoutes
+from exportkit.serve.protocol.admission import LocalAdmission, Open
 from exportkit.serve.statuses import (
     BadRequestError,
     ForbiddenError,
@@ -24,7 +24,6 @@ from exportkit.serve.statuses import (
 
 if TYPE_CHECKING:  # these import torch, which a receiver must not load
     from exportkit.serve.engine.repository import Repository
-    from exportkit.serve.engine.served import ServedModel
 
 Middleware = Callable[[ASGIApp], ASGIApp]
 
@@ -53,16 +52,16 @@ def make_app(
             is to see refusals as they are sent wraps the application that is returned here.
     """
 
-    async def find(name: str, version: str, _: int, __: ExitStack) -> ServedModel:
-        return repository.model(name, version)
+    def admit(name: str, version: str, size: int) -> LocalAdmission:
+        return LocalAdmission(repository.model(name, version), size)
 
-    known = [*infer_routes(find, options), *JsonRoutes(repository, options).routes(), *routes]
+    known = [*infer_routes(admit, options), *JsonRoutes(repository, options).routes(), *routes]
     return make_application(Router(known, redirect_slashes=False), options, middleware)
 
 
-def infer_routes(find: Find, options: HttpOptions) -> list[BaseRoute]:
-    """Returns the routes for inferences. `find` finds their models."""
-    infer = InferEndpoint(find, options)
+def infer_routes(admit: Open, options: HttpOptions) -> list[BaseRoute]:
+    """Returns the routes for inferences. `admit` asks for their models."""
+    infer = InferEndpoint(admit, options)
     return [Route(path, infer, methods=["POST"]) for path in _INFER]
 
 

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from functools import partial
 from itertools import groupby
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 from starlette.types import Receive, Scope, Send
 
 from exportkit.serve.http.body_reader import BodyHead, read_body, too_large
 from exportkit.serve.http.content_coding import coding_of_answer, deflated
 from exportkit.serve.http.exchange import JSON, BodySource, HttpOptions, headers_of
+from exportkit.serve.protocol.admission import Admitted, Open
 from exportkit.serve.protocol.answer_body import encode_answer
 from exportkit.serve.protocol.http_request import BodyRules, ParsedBody, parse_body
 from exportkit.serve.protocol.inference import InferAnswer, InferRequest, OutputTensor
@@ -24,29 +25,6 @@ from exportkit.serve.statuses import CancelledError, NotReadyError
 
 T = TypeVar("T")
 
-
-class Model(Protocol):
-    """What answers inferences: a `ServedModel`, or what stands for one in another process."""
-
-    name: str
-    version: str
-    body_rules: BodyRules
-
-    def admit(self, size: int) -> AbstractContextManager[None]:
-        """As `ServedModel.admit`."""
-
-    async def admit_more(self, size: int) -> AbstractContextManager[None]:
-        """Reserves room for more of a body, as `ServedModel.admit`."""
-
-    async def infer(self, request: InferRequest) -> InferAnswer:
-        """As `ServedModel.infer`."""
-
-
-Find = Callable[[str, str, int, ExitStack], Awaitable[Model]]
-"""Returns a model by its name and version (empty: the newest), for a body of so many bytes. Raises a ServeError.
-
-What it reserves for the request is given back by the stack.
-"""
 
 Parts = Sequence[bytes | memoryview]
 
@@ -64,8 +42,8 @@ class InferEndpoint:
     and sends the outputs from where the model wrote them.
     """
 
-    def __init__(self, find: Find, options: HttpOptions) -> None:
-        self._find = find
+    def __init__(self, admit: Open, options: HttpOptions) -> None:
+        self._admit = admit
         self._options = options
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -78,10 +56,9 @@ class InferEndpoint:
         headers = headers_of(scope)
         wanted = scope["path_params"]
         head = BodyHead.of(scope)
-        with ExitStack() as reserved:
-            model = await self._find(wanted["model"], wanted.get("version", ""), head.size or 0, reserved)
-            record.model, record.version = model.name, model.version
-            forms, answer = await self._infer(head, BodySource.of(scope, receive), model, reserved)
+        async with self._admit(wanted["model"], wanted.get("version", ""), head.size or 0) as admitted:
+            record.model, record.version = admitted.name, admitted.version
+            forms, answer = await self._infer(head, BodySource.of(scope, receive), admitted)
         record.timing = answer.timing
         write = partial(encode_answer, answer, forms, self._options.shared_memory)
         work = sum(_work_of(output, forms.of(output.name)) for output in answer.outputs)
@@ -96,24 +73,23 @@ class InferEndpoint:
             kind.append((b"content-encoding", coding.encode()))
             await _send_answer(send, kind, deflated(_pieces(parts), coding), threaded=True)
 
-    async def _infer(
-        self, head: BodyHead, source: BodySource, model: Model, reserved: ExitStack
-    ) -> tuple[OutputForms, InferAnswer]:
+    async def _infer(self, head: BodyHead, source: BodySource, admitted: Admitted) -> tuple[OutputForms, InferAnswer]:
         """Receives the request and lets the model answer. The request's memory is free again when this returns."""
-        parsed = await self._parsed(head, source, model, reserved)
-        answer = await _while_connected(source, model, parsed.request)
+        parsed = await self._parsed(head, source, admitted)
+        answer = await _while_connected(source, admitted, parsed.request)
         return parsed.forms, answer
 
-    async def _parsed(self, head: BodyHead, source: BodySource, model: Model, reserved: ExitStack) -> ParsedBody:
-        limit = _limit(head, model.body_rules)
-        reserved.enter_context(model.admit(head.size or 0))
+    async def _parsed(self, head: BodyHead, source: BodySource, admitted: Admitted) -> ParsedBody:
+        limit = _limit(head, admitted.body_rules)
+        if admitted.refused is not None:
+            raise admitted.refused
 
         async def reserve(size: int) -> None:
             with suppress(NotReadyError):  # what was accepted is answered, even if the server drains since
-                reserved.enter_context(await model.admit_more(size))
+                await admitted.grow(size)
 
         body = await read_body(source, head, limit, self._options, reserve)
-        parse = partial(parse_body, body, head.json_length, model.body_rules, self._options.shared_memory)
+        parse = partial(parse_body, body, head.json_length, admitted.body_rules, self._options.shared_memory)
         text = body if head.json_length is None else body[: head.json_length]
         return await _maybe_in_thread(len(text) + work_of_copying(self._most_copied(text)), parse)
 
@@ -148,7 +124,7 @@ def _limit(head: BodyHead, rules: BodyRules) -> int:
     return limit
 
 
-async def _while_connected(source: BodySource, model: Model, request: InferRequest) -> InferAnswer:
+async def _while_connected(source: BodySource, admitted: Admitted, request: InferRequest) -> InferAnswer:
     """Lets the model answer. If the client goes away, the request leaves the queue before this returns."""
     answering: asyncio.Task[None] | None = asyncio.current_task()
     assert answering is not None
@@ -161,7 +137,7 @@ async def _while_connected(source: BodySource, model: Model, request: InferReque
 
     stop = _watching(source, leave)
     try:
-        return await model.infer(request)
+        return await admitted.infer(request)
     except asyncio.CancelledError:
         if not gone:
             raise

@@ -7,6 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Annotated
+
+import msgspec
+
+Natural = Annotated[int, msgspec.Meta(ge=0)]
+"""A size, which no message may make negative."""
 
 
 @dataclass(frozen=True)
@@ -15,7 +21,7 @@ class InputTensor:
 
     name: str
     datatype: str
-    shape: tuple[int, ...]
+    shape: tuple[Natural, ...]
     data: memoryview
 
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import bisect
 import mmap
-import os
 import weakref
 from collections import deque
 
 import numpy as np
 
+from exportkit.child.sealed_memory import map_memory, new_memory
 from exportkit.serve.protocol.tensors import ALIGNMENT
 from exportkit.serve.statuses import QueueFullError
 
@@ -20,30 +20,18 @@ _KEPT_BYTES = 256 << 20  # that stay allocated when nothing uses them
 _PAGE = mmap.PAGESIZE
 
 
-def new_memory(size: int = RESERVED_BYTES) -> int:
-    """Opens an anonymous file of `size` bytes, without memory yet.
-
-    Returns:
-        The descriptor, which the caller closes.
-
-    Raises:
-        OSError: A limit of this process forbids it.
-    """
-    descriptor = os.memfd_create("exportkit-bodies", os.MFD_CLOEXEC)
-    try:
-        os.truncate(descriptor, size)
-    except BaseException:
-        os.close(descriptor)
-        raise
-    return descriptor
+def new_body_memory(size: int) -> int:
+    """Opens `size` bytes without memory yet. See `new_memory` for the result and for errors."""
+    # An announced body may never come, so each page is taken when it is written. The model reads what was written.
+    return new_memory("exportkit-bodies", size, allocated=False)
 
 
 class MappedMemory:
     """The memory, seen by the process with the models."""
 
-    def __init__(self, descriptor: int, size: int) -> None:
-        """Maps `size` bytes of the file. Raises OSError if a limit of this process forbids it."""
-        self._bytes = np.frombuffer(mmap.mmap(descriptor, size), np.uint8)
+    def __init__(self, descriptor: int) -> None:
+        """Maps the file. Raises OSError if a limit of this process forbids it."""
+        self._bytes = np.frombuffer(map_memory(descriptor), np.uint8)
 
     def view(self, offset: int, size: int) -> np.ndarray:
         """Returns `size` bytes from `offset` as uint8[size]. They keep the mapping.
@@ -51,7 +39,7 @@ class MappedMemory:
         Raises:
             ValueError: They leave the memory.
         """
-        if offset + size > self._bytes.size:
+        if not 0 <= offset <= offset + size <= self._bytes.size:
             raise ValueError(f"{size} bytes from {offset} of {self._bytes.size}")
         return self._bytes[offset : offset + size]
 
@@ -59,12 +47,12 @@ class MappedMemory:
 class BodyMemory:
     """Gives out parts of the memory. A part is free again when nothing refers to it."""
 
-    def __init__(self, descriptor: int, size: int) -> None:
+    def __init__(self, descriptor: int) -> None:
         """Maps the memory. The descriptor may be closed then."""
-        self._map = mmap.mmap(descriptor, size)
+        self._map = map_memory(descriptor)
         self._bytes = np.frombuffer(self._map, np.uint8)
         self._address = int(self._bytes.__array_interface__["data"][0])
-        self._parts = FreeParts(size)
+        self._parts = FreeParts(self._bytes.size)
         self._unused: deque[tuple[int, int]] = deque()  # the last reference may go in any thread, at any moment
         self._touched = 0  # so many bytes from the start may have memory
 

@@ -14,7 +14,7 @@ from exportkit.serve.receiving.remote_models import RemoteModels, sendable
 from exportkit.serve.request_record import RequestRecord
 from exportkit.serve.statuses import CancelledError
 
-_SCOPE = ("http_version", "method", "scheme", "path", "raw_path", "query_string", "root_path", "client", "server")
+SCOPE = ("http_version", "method", "scheme", "path", "raw_path", "query_string", "root_path", "client", "server")
 _OF_THE_BODY = (b"content-length", b"content-encoding", b"transfer-encoding")
 _OURS = b"x-request-id"  # which each answer gets here
 
@@ -27,7 +27,7 @@ def receiver_app(models: RemoteModels, options: HttpOptions, middleware: Sequenc
         options: As for `make_app`.
         middleware: As for `make_app`.
     """
-    router = Router(infer_routes(models.find, options), redirect_slashes=False, default=Forwarding(models, options))
+    router = Router(infer_routes(models.open, options), redirect_slashes=False, default=Forwarding(models, options))
     return make_application(router, options, middleware)
 
 
@@ -44,7 +44,7 @@ class Forwarding:
         record: RequestRecord = scope["exportkit"]
         headers = [field for field in scope["headers"] if field[0] not in _OF_THE_BODY]
         headers.append((b"content-length", b"%d" % body.nbytes))
-        about = {**{name: scope[name] for name in _SCOPE}, "path": sendable(scope["path"])}
+        about = {**{name: scope[name] for name in SCOPE}, "path": sendable(scope["path"])}
         answer, answer_body = await self._models.forward(about, headers, record.id, body)
         record.error = answer.failure
         fields = [field for field in answer.headers if field[0] != _OURS]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import socket
 import struct
 from collections.abc import Callable, Iterable
@@ -13,6 +14,8 @@ import msgspec
 from exportkit.serve.receiving.receiver_messages import Message, encode
 
 M = TypeVar("M", bound=Message)
+
+_log = logging.getLogger(__name__)
 
 _SIZES = struct.Struct("!IQ")  # of the message and of the bytes behind it
 
@@ -94,7 +97,11 @@ class MessageStream(asyncio.Protocol, Generic[M]):
             end = begin + length + behind
             if end > len(data):
                 break
-            message = self._decoder.decode(data[begin : begin + length])
-            self._received(message, data[begin + length : end])
+            try:
+                self._received(self._decoder.decode(data[begin : begin + length]), data[begin + length : end])
+            except Exception:  # whatever it is: after it, nothing that the other side says can be relied on
+                _log.exception("a message cannot be understood, so the connection ends")
+                self._transport.abort()
+                return len(data)
             start = end
         return start

@@ -57,7 +57,7 @@ def main(connection: socket.socket) -> None:
     allow_files(setup.connections)
     loop = uvloop.new_event_loop()
     asyncio.set_event_loop(loop)
-    bodies = BodyMemory(memory, setup.memory_bytes)
+    bodies = BodyMemory(memory)
     os.close(memory)
     try:
         receiver = _Receiver(setup, bodies, socket.socket(fileno=connections))

@@ -1,7 +1,9 @@
 """What a receiver and the server say to each other. Nothing is pickled.
 
-A request for an inference has a number. The receiver asks (`Ask`) before it reads the body, is told that there is room
-(`Room`), and sends the request (`Infer`). Each question is answered once, by what it asks for or by `Refused`.
+A request for an inference has a number. The receiver asks for room before it reads the body (`AdmissionRequest`), is
+told whether there is any (`AdmissionAnswer`), and sends the request (`Submission`). Each question is answered once, by
+what it asks for or by `Refused`. Requests and answers are the protocol's own; the bytes of tensors are left out of
+them, and lie in the receiver's memory or behind the message.
 """
 
 from __future__ import annotations
@@ -15,7 +17,8 @@ import msgspec
 
 from exportkit.serve import statuses
 from exportkit.serve.operations.observation import Outcome
-from exportkit.serve.protocol.inference import Timing
+from exportkit.serve.protocol.http_request import BodyRules
+from exportkit.serve.protocol.inference import InferAnswer, InferRequest, Natural
 from exportkit.serve.request_record import Failure
 from exportkit.serve.serve_options import ServeOptions
 from exportkit.serve.statuses import ServeError
@@ -28,53 +31,47 @@ class Message(msgspec.Struct, frozen=True, tag=True, array_like=True, gc=False):
 # --- from the receiver ------------------------------------------------------------------------------------------------
 
 
-class Ask(Message, frozen=True):
+class AdmissionRequest(Message, frozen=True):
     """Asks for a model (an empty version: the newest), and for room for a body of `size` bytes."""
 
-    number: int
+    number: Natural
     model: str
     version: str
-    size: int
+    size: Natural
 
 
-class More(Message, frozen=True):
+class GrowRequest(Message, frozen=True):
     """Asks for room for `size` more bytes of a body whose size was not known."""
 
-    number: int
-    size: int
+    number: Natural
+    size: Natural
 
 
-class Place(Message, frozen=True):
-    """An input in the receiver's memory."""
+class Place(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """Bytes of the receiver's memory."""
 
-    name: str
-    datatype: str
-    shape: tuple[int, ...]
-    offset: int
-    size: int
+    offset: Natural
+    size: Natural
 
 
-class Infer(Message, frozen=True):
-    """The request for which there was room. The fields are those of `InferRequest`."""
+class Submission(Message, frozen=True):
+    """The request for which there was room. `places` has the bytes of each of its inputs."""
 
-    number: int
-    inputs: tuple[Place, ...]
-    outputs: tuple[str, ...] | None
-    id: str
-    priority: int
-    timeout: float | None
+    number: Natural
+    request: InferRequest
+    places: tuple[Place, ...]
 
 
-class Leave(Message, frozen=True):
+class Cancel(Message, frozen=True):
     """Gives the room back. A request that was sent is cancelled, and answered with `Refused`."""
 
-    number: int
+    number: Natural
 
 
 class Forward(Message, frozen=True):
     """A request for anything else. The bytes behind it are its body."""
 
-    number: int
+    number: Natural
     scope: dict[str, Any]
     headers: list[tuple[bytes, bytes]]
     request_id: str
@@ -95,14 +92,14 @@ class Counted(Message, frozen=True):
         asked: Whether it answers `Count`.
     """
 
-    outcomes: list[tuple[Outcome, int]]
-    in_flight: int
-    closed: int
-    lines_lost: int
+    outcomes: list[tuple[Outcome, Natural]]
+    in_flight: Natural
+    closed: Natural
+    lines_lost: Natural
     asked: bool
 
 
-FromReceiver = Listening | Ask | More | Infer | Leave | Forward | Counted
+FromReceiver = Listening | AdmissionRequest | GrowRequest | Submission | Cancel | Forward | Counted
 
 # --- to the receiver --------------------------------------------------------------------------------------------------
 
@@ -113,50 +110,30 @@ class Setup(Message, frozen=True):
     Attributes:
         options: The server's.
         connections: The most connections that this receiver may have.
-        memory_bytes: The size of the memory.
         open_paths: The paths that need no API key.
     """
 
     options: ServeOptions
     connections: int
-    memory_bytes: int
     open_paths: tuple[str, ...]
 
 
-class Rules(Message, frozen=True):
-    """The fields of `BodyRules`."""
-
-    inputs: list[dict[str, Any]]
-    outputs: list[dict[str, Any]]
-    batched: bool
-    max_bytes: int
-
-
-class Granted(Message, frozen=True):
+class Grown(Message, frozen=True):
     """There is room for more."""
 
     number: int
 
 
-class Part(Message, frozen=True):
-    """An output, whose bytes follow those of the output before it behind the message."""
-
-    name: str
-    datatype: str
-    shape: tuple[int, ...]
-    size: int
-
-
 class Answered(Message, frozen=True):
-    """The model's answer. The inputs are not read any more."""
+    """The model's answer. The inputs are not read any more. `sizes` are those of the outputs, which lie behind it."""
 
     number: int
-    outputs: tuple[Part, ...]
-    timing: Timing
+    answer: InferAnswer
+    sizes: tuple[int, ...]
 
 
 class Refused(Message, frozen=True):
-    """Why there is no answer. `Freed` follows if the model may still read the inputs.
+    """Why there is no answer. `InputsReleased` follows if the model may still read the inputs.
 
     Attributes:
         number: The request.
@@ -187,7 +164,7 @@ class Refused(Message, frozen=True):
         return error
 
 
-class Room(Message, frozen=True):
+class AdmissionAnswer(Message, frozen=True):
     """The model, and the room that there is for a request.
 
     Attributes:
@@ -202,11 +179,11 @@ class Room(Message, frozen=True):
     model: str
     version: str
     serial: int
-    rules: Rules | None
+    rules: BodyRules | None
     refused: Refused | None
 
 
-class Freed(Message, frozen=True):
+class InputsReleased(Message, frozen=True):
     """The inputs of a request that was refused are not read any more."""
 
     number: int
@@ -237,26 +214,27 @@ class Stop(Message, frozen=True):
     """Everything was answered: send what is not sent yet, and end."""
 
 
-ToReceiver = Room | Granted | Answered | Refused | Freed | Forwarded | Drain | Count | ReloadKeys | Stop
+ToAsker = AdmissionAnswer | Grown | Answered | Refused | InputsReleased | Forwarded
+ToReceiver = ToAsker | Drain | Count | ReloadKeys | Stop
 
 
 class FailedThereError(Exception):
     """Something failed in the process that has the models. The message is the traceback."""
 
 
-def _plain(value: Any) -> bytes:
+def _to_plain(value: Any) -> bytes:
     if isinstance(value, Path):
         return os.fsencode(value)  # a file's name need not be UTF-8
     raise NotImplementedError(f"a message has a {type(value).__name__}")  # as msgspec wants it of its hooks
 
 
-def _again(kind: type, value: Any) -> Any:
+def _from_plain(kind: type, value: Any) -> Any:
     if issubclass(kind, Path):
         return Path(os.fsdecode(value))
-    raise NotImplementedError(f"a message has a {kind.__name__}")  # as above
+    raise NotImplementedError(f"a message has a {kind.__name__}")  # msgspec wants this error here, too
 
 
-_ENCODER = msgspec.msgpack.Encoder(enc_hook=_plain)
+_ENCODER = msgspec.msgpack.Encoder(enc_hook=_to_plain)
 
 
 def encode(message: Message) -> bytes:
@@ -266,4 +244,4 @@ def encode(message: Message) -> bytes:
 
 def decoder(types: Any) -> msgspec.msgpack.Decoder[Any]:
     """Returns what reads the messages of these types."""
-    return msgspec.msgpack.Decoder(types, dec_hook=_again)
+    return msgspec.msgpack.Decoder(types, dec_hook=_from_plain)

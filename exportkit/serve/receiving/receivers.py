@@ -20,8 +20,7 @@ from exportkit.serve.operations.api_keys import ApiKeys
 from exportkit.serve.operations.front_end import MakeApplication
 from exportkit.serve.operations.listeners import Acceptor
 from exportkit.serve.operations.metrics import Metrics
-from exportkit.serve.receiving.answering import Answering
-from exportkit.serve.receiving.body_memory import RESERVED_BYTES, MappedMemory, new_memory
+from exportkit.serve.receiving.body_memory import RESERVED_BYTES, MappedMemory, new_body_memory
 from exportkit.serve.receiving.message_stream import MessageStream
 from exportkit.serve.receiving.receiver_messages import (
     Count,
@@ -36,6 +35,7 @@ from exportkit.serve.receiving.receiver_messages import (
     decoder,
     encode,
 )
+from exportkit.serve.receiving.receiver_session import ReceiverSession
 from exportkit.serve.serve_options import ServeOptions
 
 _LOOK = "What it wrote to stderr says why."
@@ -131,7 +131,7 @@ class Receivers:
 
     async def _start_one(self) -> None:
         share = -(-self._options.listen.max_connections // self._options.listen.receivers)
-        setup = Setup(self._options, share, RESERVED_BYTES, tuple(sorted(self._services.open_paths)))
+        setup = Setup(self._options, share, tuple(sorted(self._services.open_paths)))
         receiver = await asyncio.to_thread(_Receiver, setup)
         try:
             await receiver.connect(self._services, self._application, self._lost)
@@ -201,12 +201,12 @@ class _Receiver:
         self._given = 0  # connections
         with ExitStack() as undo:
             try:
-                memory = new_memory(setup.memory_bytes)
+                memory = new_body_memory(RESERVED_BYTES)
                 undo.callback(os.close, memory)
-                self._memory = MappedMemory(memory, setup.memory_bytes)
+                self._memory = MappedMemory(memory)
             except OSError as error:
                 raise HostError(
-                    f"{setup.memory_bytes >> 30} GiB of addresses for bodies cannot be had: {error.strerror}",
+                    f"{RESERVED_BYTES >> 30} GiB of addresses for bodies cannot be had: {error.strerror}",
                     hint="`ulimit -v` and `ulimit -f` limit them. --receivers 0 needs none.",
                 ) from error
             accepted, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -237,11 +237,11 @@ class _Receiver:
             if isinstance(message, Listening):
                 listening.set()
             else:
-                self._answering.received(message, behind)
+                self._session.received(message, behind)
 
         def ended() -> None:
             self._accepted.close()
-            self._answering.ended()
+            self._session.ended()
             self.gone.set()
             lost(self)
 
@@ -255,7 +255,7 @@ class _Receiver:
             if message.asked:
                 self._counts.set()
 
-        self._answering = Answering(services.repository, application, self._memory, self.stream.send, counted)
+        self._session = ReceiverSession(services.repository, application, self._memory, self.stream.send, counted)
         await self.stream.connect(self.process.connection)
         waiting = [asyncio.ensure_future(each.wait()) for each in (listening, self.gone)]
         await asyncio.wait(waiting, timeout=_START_SECONDS, return_when=asyncio.FIRST_COMPLETED)

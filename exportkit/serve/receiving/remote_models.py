@@ -4,30 +4,32 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from types import TracebackType
 from typing import Any
 
 from exportkit.serve.protocol.http_request import BodyRules
-from exportkit.serve.protocol.inference import InferAnswer, InferRequest, InputTensor, OutputTensor
+from exportkit.serve.protocol.inference import InferAnswer, InferRequest
 from exportkit.serve.receiving.body_memory import BodyMemory
 from exportkit.serve.receiving.receiver_messages import (
-    Answered,
-    Ask,
+    AdmissionAnswer,
+    AdmissionRequest,
+    Cancel,
     Forward,
     Forwarded,
-    Freed,
-    Granted,
-    Infer,
-    Leave,
+    GrowRequest,
+    InputsReleased,
     Message,
-    More,
     Place,
     Refused,
-    Room,
+    Submission,
+    ToAsker,
 )
 
 Send = Callable[[Message, Iterable[memoryview]], None]
+
+_NOTHING = memoryview(b"")
 
 
 class RemoteModels:
@@ -43,67 +45,62 @@ class RemoteModels:
         self._read: dict[int, list[memoryview]] = {}  # what the models may read
         self._rules: dict[int, BodyRules] = {}  # by the serial number of the load
 
-    async def find(self, name: str, version: str, size: int, reserved: ExitStack) -> RemoteRequest:
-        """Returns a request for a model, with room for a body of `size` bytes until the stack is closed.
+    def open(self, name: str, version: str, size: int) -> RemoteAdmission:
+        """Asks for a model and for room: see exportkit.serve.protocol.admission.Open."""
+        return RemoteAdmission(self, AdmissionRequest(next(self._numbers), sendable(name), sendable(version), size))
 
-        Raises:
-            ServeError: There is no such model. Whether there was room, `RemoteRequest.admit` says.
-        """
-        number = next(self._numbers)
-        try:
-            room: Room = (await self._ask(number, Ask(number, sendable(name), sendable(version), size)))[0]
-        except asyncio.CancelledError:
-            self.leave(number)
-            raise
-        request = RemoteRequest(self, room, self._rules[room.serial])
-        reserved.callback(request.end)
-        return request
+    async def ask(self, message: AdmissionRequest | GrowRequest) -> Any:
+        """Returns the answer. Raises a ServeError if there is none."""
+        return (await self._answer(message.number, message))[0]
 
-    async def more(self, number: int, size: int) -> None:
-        """Asks for more room for a request. Raises a ServeError if there is none."""
-        await self._ask(number, More(number, size))
+    def rules(self, serial: int) -> BodyRules:
+        """Returns the rules of a load that was named in an answer."""
+        return self._rules[serial]
 
-    def leave(self, number: int) -> None:
-        """Gives the room of a request back that was not sent."""
-        self._send(Leave(number), ())
+    def cancel(self, number: int) -> None:
+        """Gives the room of a request back, and takes one that was sent out of the queue."""
+        self._send(Cancel(number), ())
 
-    def places(self, inputs: Sequence[InputTensor]) -> tuple[tuple[Place, ...], list[memoryview]]:
-        """Returns where inputs lie in the memory that the other process maps, and what keeps them there.
+    def place(self, number: int, request: InferRequest) -> tuple[Submission, list[memoryview]]:
+        """Returns a request as it is sent, and what keeps its inputs where they lie.
 
         Raises:
             QueueFullError: There is no room for an input that has to be copied there.
         """
-        data = [self._shared(tensor.data) for tensor in inputs]
-        places = [
-            Place(tensor.name, tensor.datatype, tensor.shape, self._memory.offset_of(part) or 0, part.nbytes)
-            for tensor, part in zip(inputs, data)
-        ]
-        return tuple(places), data
+        data = [self._shared(tensor.data) for tensor in request.inputs]
+        places = tuple(Place(self._memory.offset_of(part) or 0, part.nbytes) for part in data)
+        inputs = tuple(replace(tensor, data=_NOTHING) for tensor in request.inputs)
+        return Submission(number, replace(request, inputs=inputs), places), data
 
-    async def infer(self, message: Infer, inputs: list[memoryview]) -> tuple[Answered, memoryview]:
-        """Sends a request whose inputs lie here. Returns the answer, and the outputs' bytes."""
-        self._read[message.number] = inputs
+    async def submit(self, submission: Submission, inputs: list[memoryview]) -> InferAnswer:
+        """Sends a request for which there is room, and returns its answer. Raises a ServeError if there is none."""
+        self._read[submission.number] = inputs
         try:
-            answer: tuple[Answered, memoryview] = await self._ask(message.number, message)
+            answered, behind = await self._answer(submission.number, submission)
         except asyncio.CancelledError:
-            self.leave(message.number)
+            self.cancel(submission.number)
             raise
-        return answer
+        ends = itertools.accumulate(answered.sizes)
+        outputs = tuple(
+            replace(output, data=behind[end - size : end])
+            for output, size, end in zip(answered.answer.outputs, answered.sizes, ends)
+        )
+        return replace(answered.answer, outputs=outputs)
 
-    async def forward(self, scope: dict[str, Any], headers: Any, request_id: str, body: memoryview) -> Any:
-        """Lets the other process answer a request. Returns `Forwarded`, and the body of the answer."""
+    async def forward(
+        self, scope: dict[str, Any], headers: Any, request_id: str, body: memoryview
+    ) -> tuple[Forwarded, memoryview]:
+        """Lets the other process answer a request. Returns the answer, and its body."""
         number = next(self._numbers)
-        return await self._ask(number, Forward(number, scope, headers, request_id), [body])
+        return await self._answer(number, Forward(number, scope, headers, request_id), [body])
 
-    def received(self, message: Message, behind: memoryview) -> None:
+    def received(self, message: ToAsker, behind: memoryview) -> None:
         """Takes an answer."""
-        if isinstance(message, Freed):
+        if isinstance(message, InputsReleased):
             self._read.pop(message.number, None)
             return
-        assert isinstance(message, Room | Granted | Answered | Refused | Forwarded)
-        if isinstance(message, Room) and message.rules is not None:
-            rules = message.rules
-            self._rules[message.serial] = BodyRules(rules.inputs, rules.outputs, rules.batched, rules.max_bytes)
+        if isinstance(message, AdmissionAnswer) and message.rules is not None:
+            self._rules[message.serial] = message.rules
         if not (isinstance(message, Refused) and message.reads):
             self._read.pop(message.number, None)
         answer = self._waiting.pop(message.number, None)
@@ -114,7 +111,7 @@ class RemoteModels:
         else:
             answer.set_result((message, behind))
 
-    def _ask(self, number: int, message: Message, behind: Iterable[memoryview] = ()) -> asyncio.Future[Any]:
+    def _answer(self, number: int, message: Message, behind: Iterable[memoryview] = ()) -> asyncio.Future[Any]:
         answer = self._waiting[number] = self._loop.create_future()
         self._send(message, behind)
         return answer
@@ -128,45 +125,44 @@ class RemoteModels:
         return copy
 
 
-class RemoteRequest:
-    """A request that has room, and the model that will answer it. To the endpoint it is a model."""
+class RemoteAdmission:
+    """A request for a model of the other process: an `Admitted`, and its context."""
 
-    def __init__(self, models: RemoteModels, room: Room, rules: BodyRules) -> None:
-        self.name = room.model
-        self.version = room.version
-        self.body_rules = rules
+    def __init__(self, models: RemoteModels, asked: AdmissionRequest) -> None:
+        """Nothing was asked yet."""
         self._models = models
-        self._number = room.number
-        self._refused = room.refused
-        self._over = room.refused is not None  # whether no room is left to be given back
+        self._asked = asked
+        self._has_room = False
 
-    def admit(self, size: int) -> AbstractContextManager[None]:
-        """Raises why there is no room, if there is none."""
-        if self._refused is not None:
-            raise self._refused.error()
-        return nullcontext()
+    async def __aenter__(self) -> RemoteAdmission:
+        """Reserves the room."""
+        try:
+            answer: AdmissionAnswer = await self._models.ask(self._asked)
+        except asyncio.CancelledError:
+            self._models.cancel(self._asked.number)
+            raise
+        self.name, self.version = answer.model, answer.version
+        self.body_rules = self._models.rules(answer.serial)
+        self.refused: Any = None if answer.refused is None else answer.refused.error()
+        self._has_room = self.refused is None
+        return self
 
-    async def admit_more(self, size: int) -> AbstractContextManager[None]:
-        """As `ServedModel.admit_more`. The room is held until `end`."""
-        await self._models.more(self._number, size)
-        return nullcontext()
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        """Gives the room back, unless the request was sent to the model, which does that itself."""
+        if self._has_room:
+            self._models.cancel(self._asked.number)
+
+    async def grow(self, size: int) -> None:
+        """Makes room for more."""
+        await self._models.ask(GrowRequest(self._asked.number, size))
 
     async def infer(self, request: InferRequest) -> InferAnswer:
-        """Answers the request. Raises what `ServedModel.infer` raises."""
-        places, kept = self._models.places(request.inputs)
-        self._over = True
-        message = Infer(self._number, places, request.outputs, request.id, request.priority, request.timeout)
-        answered, data = await self._models.infer(message, kept)
-        outputs, start = [], 0
-        for part in answered.outputs:
-            outputs.append(OutputTensor(part.name, part.datatype, part.shape, data[start : start + part.size]))
-            start += part.size
-        return InferAnswer(self.name, self.version, request.id, tuple(outputs), answered.timing)
-
-    def end(self) -> None:
-        """Gives the room back. One that was sent to the model does that itself."""
-        if not self._over:
-            self._models.leave(self._number)
+        """Answers the request."""
+        submission, inputs = self._models.place(self._asked.number, request)
+        self._has_room = False
+        return await self._models.submit(submission, inputs)
 
 
 def sendable(text: str) -> str:

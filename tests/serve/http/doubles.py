@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from typing import Any
 
 from exportkit.serve.engine.repository import IndexEntry
@@ -81,9 +81,6 @@ class FakeModel:
             yield
         finally:
             self.held -= size
-
-    async def admit_more(self, size: int) -> AbstractContextManager[None]:
-        return self.admit(size)
 
     async def infer(self, request: InferRequest) -> InferAnswer:
         if request.timeout is not None and self.gate is not None:

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from exportkit.serve.http.exchange import HttpOptions
 from exportkit.serve.protocol.shared_memory import SharedMemory
-from exportkit.serve.receiving.receiver_messages import Ask, Infer
+from exportkit.serve.receiving.receiver_messages import AdmissionRequest, Submission
 from tests.serve.http.asking import Reply, ask, infer_body
 from tests.serve.http.doubles import FakeModel, FakeRepository
 from tests.serve.http.ways import make_app
@@ -128,8 +128,8 @@ def test_anything(way: str) -> None:
 
     anything()
     if way == "receiver":
-        assert asked[Ask] > 50  # bodies for which there was room, and which the receiver read
-        assert asked[Infer] > 0
+        assert asked[AdmissionRequest] > 50  # bodies for which there was room, and which the receiver read
+        assert asked[Submission] > 0
 
 
 def check(reply: Reply, method: str) -> None:

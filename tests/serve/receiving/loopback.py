@@ -10,10 +10,10 @@ from typing import Any
 
 from exportkit.serve.http.asgi import make_app
 from exportkit.serve.http.exchange import HttpOptions
-from exportkit.serve.receiving.answering import Answering
-from exportkit.serve.receiving.body_memory import BodyMemory, MappedMemory, new_memory
+from exportkit.serve.receiving.body_memory import BodyMemory, MappedMemory, new_body_memory
 from exportkit.serve.receiving.forwarding import receiver_app
 from exportkit.serve.receiving.receiver_messages import Counted, FromReceiver, Message, ToReceiver, decoder, encode
+from exportkit.serve.receiving.receiver_session import ReceiverSession
 from exportkit.serve.receiving.remote_models import RemoteModels
 
 BYTES = 1 << 30
@@ -25,23 +25,23 @@ class Loopback:
     Attributes:
         memory: The receiver's memory of bodies.
         models: What the receiver asks.
-        answering: What answers it.
+        session: What answers it.
         counted: What the receiver counted.
         said: Every message.
     """
 
     def __init__(self, repository: Any, *, routes: Sequence[Any] = ()) -> None:
         self._loop = asyncio.get_running_loop()
-        descriptor = new_memory(BYTES)
-        self.memory, mapped = BodyMemory(descriptor, BYTES), MappedMemory(descriptor, BYTES)
+        descriptor = new_body_memory(BYTES)
+        self.memory, mapped = BodyMemory(descriptor), MappedMemory(descriptor)
         self._descriptor = descriptor
         self.said: list[Message] = []
         self.counted: list[Counted] = []
         application = make_app(repository, HttpOptions(), routes=routes)
         to_receiver = self._sender(decoder(ToReceiver), lambda *said: self.models.received(*said))
-        from_receiver = self._sender(decoder(FromReceiver), lambda *said: self.answering.received(*said))
+        from_receiver = self._sender(decoder(FromReceiver), lambda *said: self.session.received(*said))
         self.models = RemoteModels(from_receiver, self.memory)
-        self.answering = Answering(repository, application, mapped, to_receiver, self.counted.append)
+        self.session = ReceiverSession(repository, application, mapped, to_receiver, self.counted.append)
 
     def _sender(self, decode: Any, received: Callable[..., None]) -> Callable[..., None]:
         def send(message: Message, behind: Iterable[memoryview] = ()) -> None:

@@ -13,7 +13,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from exportkit.serve.receiving.body_memory import BodyMemory, FreeParts, MappedMemory, new_memory
+from exportkit.serve.receiving.body_memory import BodyMemory, FreeParts, MappedMemory, new_body_memory
 from exportkit.serve.statuses import QueueFullError
 
 BYTES = 1 << 30
@@ -57,14 +57,14 @@ TestFreeParts = FreePartsMachine.TestCase
 
 @pytest.fixture
 def descriptor() -> Iterator[int]:
-    descriptor = new_memory(BYTES)
+    descriptor = new_body_memory(BYTES)
     yield descriptor
     os.close(descriptor)
 
 
 @pytest.fixture
 def memory(descriptor: int) -> BodyMemory:
-    return BodyMemory(descriptor, BYTES)
+    return BodyMemory(descriptor)
 
 
 def allocated(descriptor: int) -> int:
@@ -89,7 +89,7 @@ def test_both_processes_see_the_same(descriptor: int, memory: BodyMemory) -> Non
     offset = memory.offset_of(part[10:])
     assert offset is not None
     assert held.nbytes == 100
-    assert bytes(MappedMemory(descriptor, BYTES).view(offset, 990)) == bytes(part[10:])
+    assert bytes(MappedMemory(descriptor).view(offset, 990)) == bytes(part[10:])
 
 
 def test_a_part_lives_as_long_as_what_was_made_of_it(memory: BodyMemory) -> None:
@@ -126,6 +126,18 @@ def test_a_size_that_is_announced_takes_no_memory_and_a_rush_gives_it_back(descr
     assert allocated(descriptor) <= 256 << 20
 
 
-def test_what_leaves_the_memory_is_refused(descriptor: int) -> None:
+@pytest.mark.parametrize(("offset", "size"), [(BYTES - 1, 2), (-10, 5), (100, -5), (-(1 << 40), 1 << 40)])
+def test_what_leaves_the_memory_is_refused(descriptor: int, offset: int, size: int) -> None:
     with pytest.raises(ValueError, match="of 1073741824"):
-        MappedMemory(descriptor, BYTES).view(BYTES - 1, 2)
+        MappedMemory(descriptor).view(offset, size)
+
+
+def test_nobody_cuts_the_memory_off_under_a_model_that_reads_it(descriptor: int) -> None:
+    for size in (0, BYTES - 1, BYTES + 1):
+        with pytest.raises(PermissionError):
+            os.truncate(descriptor, size)
+    plain = os.memfd_create("plain", os.MFD_CLOEXEC)
+    os.truncate(plain, BYTES)
+    with pytest.raises(ValueError, match="could be shrunk"):
+        MappedMemory(plain)
+    os.close(plain)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import weakref
 from collections.abc import Callable
-from contextlib import ExitStack, suppress
-from dataclasses import dataclass, field
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -14,41 +14,41 @@ import numpy as np
 from starlette.types import ASGIApp
 
 from exportkit.serve.engine.repository import Repository
-from exportkit.serve.engine.served import ServedModel
-from exportkit.serve.protocol.inference import InferRequest, InputTensor
+from exportkit.serve.protocol.admission import LocalAdmission
+from exportkit.serve.protocol.http_request import BodyRules
 from exportkit.serve.receiving.body_memory import MappedMemory
+from exportkit.serve.receiving.forwarding import SCOPE
 from exportkit.serve.receiving.receiver_messages import (
+    AdmissionAnswer,
+    AdmissionRequest,
     Answered,
-    Ask,
+    Cancel,
     Counted,
     Forward,
     Forwarded,
-    Freed,
     FromReceiver,
-    Granted,
-    Infer,
-    Leave,
-    More,
-    Part,
+    Grown,
+    GrowRequest,
+    InputsReleased,
     Refused,
-    Room,
-    Rules,
+    Submission,
 )
 from exportkit.serve.request_record import RequestRecord
 from exportkit.serve.statuses import CancelledError
+
+_NOTHING = memoryview(b"")
 
 
 @dataclass
 class _Request:
     """A request that has room."""
 
-    model: ServedModel
-    room: ExitStack
+    admission: LocalAdmission
     inputs: list[np.ndarray] = field(default_factory=list)
     task: asyncio.Task[None] | None = None
 
 
-class Answering:
+class ReceiverSession:
     """Answers the messages of one receiver. All methods are for the event loop's thread."""
 
     def __init__(
@@ -79,15 +79,15 @@ class Answering:
         self._told: set[int] = set()  # the loads whose rules the receiver knows
 
     def received(self, message: FromReceiver, behind: memoryview) -> None:
-        """Takes a message."""
-        if isinstance(message, Ask):
-            self._ask(message)
-        elif isinstance(message, More):
-            self._more(message)
-        elif isinstance(message, Infer):
-            self._infer(message)
-        elif isinstance(message, Leave):
-            self._leave(message.number)
+        """Takes a message. Raises KeyError or ValueError if no receiver of ours would send it."""
+        if isinstance(message, AdmissionRequest):
+            self._admit(message)
+        elif isinstance(message, GrowRequest):
+            self._grow(message)
+        elif isinstance(message, Submission):
+            self._submit(message)
+        elif isinstance(message, Cancel):
+            self._cancel(message.number)
         elif isinstance(message, Counted):
             self._counted(message)
         elif isinstance(message, Forward):
@@ -98,42 +98,44 @@ class Answering:
     def ended(self) -> None:
         """The receiver is gone, and with it the clients of its requests."""
         for number in list(self._requests):
-            self._leave(number)
+            self._cancel(number)
         for task in self._forwarding:
             task.cancel()
 
-    def _ask(self, asked: Ask) -> None:
+    def _admit(self, asked: AdmissionRequest) -> None:
+        if asked.number in self._requests:
+            raise ValueError(f"the request {asked.number} is there already")
         try:
             model = self._repository.model(asked.model, asked.version)
+            admission = LocalAdmission(model, asked.size).enter()
         except Exception as error:
             self._send(Refused.of(asked.number, error))
             return
-        refused, room = None, ExitStack()
-        try:
-            room.enter_context(model.admit(asked.size))
-            self._requests[asked.number] = _Request(model, room)
-        except Exception as error:
-            refused = Refused.of(asked.number, error)
-        self._send(Room(asked.number, model.name, model.version, model.serial, self._new_rules(model), refused))
+        refused = None
+        if admission.refused is None:
+            self._requests[asked.number] = _Request(admission)
+        else:
+            refused = Refused.of(asked.number, admission.refused)
+        rules = self._new_rules(model.serial, model.body_rules)
+        self._send(AdmissionAnswer(asked.number, model.name, model.version, model.serial, rules, refused))
 
-    def _new_rules(self, model: ServedModel) -> Rules | None:
+    def _new_rules(self, serial: int, rules: BodyRules) -> BodyRules | None:
         """Returns the rules of a load that the receiver has not heard of."""
-        if model.serial in self._told:
+        if serial in self._told:
             return None
-        self._told.add(model.serial)
-        known = model.body_rules
-        return Rules(list(map(dict, known.inputs)), list(map(dict, known.outputs)), known.batched, known.max_bytes)
+        self._told.add(serial)
+        return rules
 
-    def _more(self, asked: More) -> None:
+    def _grow(self, asked: GrowRequest) -> None:
         request = self._requests[asked.number]
         try:
-            request.room.enter_context(request.model.admit(asked.size))
+            request.admission.reserve(asked.size)
         except Exception as error:
             self._send(Refused.of(asked.number, error))
             return
-        self._send(Granted(asked.number))
+        self._send(Grown(asked.number))
 
-    def _leave(self, number: int) -> None:
+    def _cancel(self, number: int) -> None:
         request = self._requests.get(number)
         if request is None:  # it was answered meanwhile
             return
@@ -141,29 +143,30 @@ class Answering:
             request.task.cancel()
             return
         del self._requests[number]
-        request.room.close()
+        request.admission.leave()
 
-    def _infer(self, message: Infer) -> None:
+    def _submit(self, message: Submission) -> None:
         request = self._requests[message.number]
-        request.inputs = [self._memory.view(place.offset, place.size) for place in message.inputs]
+        if request.task is not None or len(message.places) != len(message.request.inputs):
+            raise ValueError(f"the request {message.number} was sent twice, or not as a whole")
+        request.inputs = [self._memory.view(place.offset, place.size) for place in message.places]
         request.task = self._loop.create_task(self._answer(request, message))
-        request.task.add_done_callback(partial(self._over, message.number))
+        request.task.add_done_callback(partial(self._finished, message.number))
 
-    async def _answer(self, request: _Request, message: Infer) -> None:
-        inputs = tuple(
-            InputTensor(place.name, place.datatype, place.shape, part.data)
-            for place, part in zip(message.inputs, request.inputs)
-        )
-        asked = InferRequest(inputs, message.outputs, message.id, message.priority, message.timeout)
-        answer = await request.model.infer(asked)
-        parts = tuple(Part(each.name, each.datatype, each.shape, each.data.nbytes) for each in answer.outputs)
-        self._send(Answered(message.number, parts, answer.timing), [each.data for each in answer.outputs])
+    async def _answer(self, request: _Request, message: Submission) -> None:
+        placed = zip(message.request.inputs, request.inputs)
+        inputs = tuple(replace(tensor, data=part.data) for tensor, part in placed)
+        answer = await request.admission.infer(replace(message.request, inputs=inputs))
+        data = [output.data for output in answer.outputs]
+        outputs = tuple(replace(output, data=_NOTHING) for output in answer.outputs)
+        sizes = tuple(part.nbytes for part in data)
+        self._send(Answered(message.number, replace(answer, outputs=outputs), sizes), data)
 
-    def _over(self, number: int, task: asyncio.Task[None]) -> None:
+    def _finished(self, number: int, task: asyncio.Task[None]) -> None:
         """A request was answered, or is refused now. A task that is cancelled before it begins ends here, too."""
         request = self._requests.pop(number)
-        request.task = None  # whose error has the frame that has the request: a circle, which would keep the inputs
-        request.room.close()
+        request.task = None  # whose error has the frame that has the request: a cycle, which would keep the inputs
+        request.admission.leave()
         error = CancelledError("the client went away") if task.cancelled() else task.exception()
         if error is not None:  # the receiver knows which request it was, and logs what nobody expected
             self._refuse(number, error, request.inputs)
@@ -173,23 +176,24 @@ class Answering:
         self._send(Refused.of(number, error, reads=bool(inputs)))
         left = len(inputs)
 
-        def freed() -> None:
+        def released() -> None:
             nonlocal left
             left -= 1
             if not left:
-                self._send(Freed(number))
+                self._send(InputsReleased(number))
 
         for part in inputs:
-            weakref.finalize(part, self._soon, freed)
+            weakref.finalize(part, self._call_in_loop, released)
 
-    def _soon(self, function: Callable[[], None]) -> None:
+    def _call_in_loop(self, function: Callable[[], None]) -> None:
         """Calls a function in the event loop. Any thread may call this: the last reference may be a runner's."""
         with suppress(RuntimeError):  # the loop was closed, so nobody waits
             self._loop.call_soon_threadsafe(function)
 
     async def _forward(self, message: Forward, body: memoryview) -> None:
         record = RequestRecord(id=message.request_id)
-        scope = {"type": "http", "headers": message.headers, "exportkit": record, **message.scope}
+        given = {name: message.scope[name] for name in SCOPE}  # nothing else of it is the receiver's to say
+        scope = {**given, "type": "http", "headers": message.headers, "exportkit": record}
         sent = _Sent()
         try:
             await self._application(scope, _Body(bytes(body)).receive, sent.send)
