@@ -20,7 +20,7 @@ from exportkit.errors import CompilerError, HostError
 
 
 @pytest.fixture(scope="module")
-def here():
+def here(starts_process):
     return diagnose()
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import functools
 import hashlib
 import io
-import json
 import os
 import zipfile
 from collections.abc import Callable
@@ -36,7 +35,7 @@ from exportkit.verify.verify_worker import VerifyWorker
 from tests.fresh import run_python
 from tests.package import samples
 from tests.package.c_library import build
-from tests.package.signers import Signer, signer
+from tests.package.signers import Signer, signer, write_policy
 from tests.runtime import exportkit_run
 
 MARK = "EXPORTKIT_TEST_MARK"
@@ -144,10 +143,7 @@ def damaged(path: Path, release: Signer) -> None:
 
 def unsigned(path: Path, release: Signer) -> None:
     """A policy asks for a signature, and there is none."""
-    file = Path(os.environ["XDG_CONFIG_HOME"], "exportkit", "policy.json")
-    file.parent.mkdir(parents=True, exist_ok=True)
-    demand = {"version": 1, "require_signature": True, "public_keys": [str(release.public)]}
-    file.write_text(json.dumps(demand))
+    write_policy(Path(os.environ["XDG_CONFIG_HOME"], "exportkit", "policy.json"), release.public)
 
 
 def exchanged(path: Path, release: Signer) -> None:

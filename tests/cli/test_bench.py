@@ -10,8 +10,8 @@ from exportkit.arr_coc.bench import operators
 from exportkit.arr_coc.bench.operators import bench_operators
 from exportkit.bench import runs
 from exportkit.bench.results import read
-from exportkit.cli import main
 from exportkit.errors import UsageError
+from tests import commands
 from tests.artifacts import ROOT, THIRD_PARTY, artifact
 from tests.fixtures import softpool_library
 from tests.fresh import run_exportkit
@@ -24,10 +24,8 @@ def _quick(monkeypatch):
     monkeypatch.setattr(runs, "copy_rate", lambda device: 10.0)
 
 
-def run(capsys, *arguments):
-    code = main(["bench", *map(str, arguments)])
-    captured = capsys.readouterr()
-    return code, captured.out, captured.err
+def run(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[int, str, str]:
+    return commands.run(capsys, "bench", *arguments)
 
 
 def test_operators_are_timed_and_shown_as_a_table(capsys):

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from exportkit.cli import main
 from exportkit.package.archive import PackageReader
 from exportkit.runtime.cache import unpack_target
+from tests import commands
 from tests.runtime import tiny
 
 
@@ -29,10 +29,8 @@ def entry(monkeypatch, tmp_path: Path) -> Path:
         return unpacked.folder
 
 
-def run(capsys, *arguments):
-    code = main(["cache", *arguments])
-    captured = capsys.readouterr()
-    return code, captured.out, captured.err
+def run(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[int, str, str]:
+    return commands.run(capsys, "cache", *arguments)
 
 
 def test_info_says_where_it_is_and_what_is_in_it(entry, capsys):

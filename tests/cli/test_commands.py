@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load, save
 
-from exportkit.cli import main
 from exportkit.package.archive import PackageReader, write_package
 from tests.artifacts import ROOT, THIRD_PARTY, artifact
+from tests.commands import run
 from tests.fixtures import softpool_library
 from tests.fresh import run_exportkit
 
@@ -31,12 +31,6 @@ def package(compiled, tmp_path_factory):
     result = run_exportkit("package", compiled, "-o", path, "--json")
     assert result.returncode == 0, result.stderr
     return path, json.loads(result.stdout)
-
-
-def run(capsys, *arguments):
-    code = main([str(argument) for argument in arguments])
-    captured = capsys.readouterr()
-    return code, captured.out, captured.err
 
 
 def rewritten(source, path, change):

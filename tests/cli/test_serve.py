@@ -10,20 +10,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
 from exportkit.cli import main
 from exportkit.cli.serve import command
 from exportkit.serve import server
 from exportkit.serve.serve_options import ListenOptions, ServeOptions
+from tests import commands
+from tests.package.signers import signer, write_policy
 from tests.serve.operations.certificates import make_certificates
 
 
-def run(capsys: Any, *arguments: object) -> tuple[int, str, str]:
-    code = main(["serve", *map(str, arguments)])
-    captured = capsys.readouterr()
-    return code, captured.out, captured.err
+def run(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[int, str, str]:
+    return commands.run(capsys, "serve", *arguments)
 
 
 @pytest.fixture(autouse=True)
@@ -120,16 +118,11 @@ def test_a_bad_package_is_refused_before_anything_listens(tiny_package: Path, tm
 def test_an_unsigned_package_is_refused_by_a_key_and_by_a_policy(
     tiny_package: Path, tmp_path: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch
 ):
-    key = tmp_path / "key.pem"
-    public = Ed25519PrivateKey.generate().public_key()
-    key.write_bytes(public.public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo))
+    key = signer(tmp_path).public
     code, _, err = run(capsys, tiny_package, "--public-key", key)
     assert (code, "listening" in err) == (3, False)
     assert "signature" in err
-    policy = tmp_path / "policy.json"
-    policy.write_text(json.dumps({"version": 1, "require_signature": True, "public_keys": [str(key)]}))
-    policy.chmod(0o644)
-    monkeypatch.setenv("EXPORTKIT_POLICY", str(policy))
+    monkeypatch.setenv("EXPORTKIT_POLICY", str(write_policy(tmp_path / "policy.json", key)))
     assert run(capsys, tiny_package)[0] == 3
 
 

@@ -11,11 +11,11 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from exportkit.cli import main
 from exportkit.package.manifest import ConstantNode, MappingNode
 from tests.adversarial import forge
+from tests.commands import run
 from tests.package import samples
-from tests.package.signers import package, signer
+from tests.package.signers import package, signer, write_policy
 
 
 @pytest.fixture(autouse=True)
@@ -29,19 +29,6 @@ def _no_policy(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 @pytest.fixture
 def model(tiny_package: Path, tmp_path: Path) -> Path:
     return Path(shutil.copy(tiny_package, tmp_path / "model.pt2"))
-
-
-def run(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[int, str, str]:
-    code = main([str(argument) for argument in arguments])
-    captured = capsys.readouterr()
-    return code, captured.out, captured.err
-
-
-def require(folder: Path, *keys: Path) -> None:
-    """A policy of the user's."""
-    file = folder / "config" / "exportkit" / "policy.json"
-    file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_text(json.dumps({"version": 1, "require_signature": True, "public_keys": [str(key) for key in keys]}))
 
 
 @pytest.mark.skipif(shutil.which("openssl") is None, reason="no openssl to make keys with")
@@ -116,7 +103,7 @@ def test_under_a_policy_only_what_is_signed_is_packaged_and_signed_last(
     capsys: pytest.CaptureFixture[str], model: Path, tmp_path: Path
 ) -> None:
     release, output = signer(tmp_path), tmp_path / "package.pt2"
-    require(tmp_path, release.public)
+    write_policy(tmp_path / "config" / "exportkit" / "policy.json", release.public)
     for options in ([], ["--no-verify"], ["--sign-key", release.private]):
         code, _, err = run(capsys, "package", model, "-o", output, *options)
         assert (code, f"{model.name} is not signed as the policy" in err) == (3, True)

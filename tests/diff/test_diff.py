@@ -20,7 +20,6 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from safetensors.torch import save
 
-from exportkit.cli import main
 from exportkit.diff.comparing import compare_artifacts
 from exportkit.diff.difference import Comparison
 from exportkit.errors import PackageError
@@ -30,9 +29,10 @@ from exportkit.package import manifest as m
 from exportkit.package.archive import PackageReader, write_package
 from exportkit.package.signing import sign_package
 from tests.built import operator_library
+from tests.commands import run
 from tests.diff.nets import Branching, Longer, Net, Renamed
 from tests.package import samples
-from tests.package.signers import signer
+from tests.package.signers import signer, write_policy
 from tests.verify.verify_artifacts import right, write_artifact
 
 X = torch.linspace(-1, 1, 6).reshape(2, 3)
@@ -56,12 +56,6 @@ def compared(tmp_path: Path) -> Any:
 def found(comparison: Comparison) -> set[tuple[str, str, str | None]]:
     """What differs, but for sizes."""
     return {(each.part, each.what, each.effect) for each in comparison.differences if each.part != "sizes"}
-
-
-def run(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[int, str, str]:
-    code = main([str(argument) for argument in arguments])
-    captured = capsys.readouterr()
-    return code, captured.out, captured.err
 
 
 # --- manifests and records --------------------------------------------------------------------------------------------
@@ -426,9 +420,7 @@ def test_a_policy_holds_for_what_is_run_and_not_for_what_is_read(
     nets: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     key = signer(tmp_path)
-    policy = {"version": 1, "require_signature": True, "public_keys": [str(key.public)]}
-    (tmp_path / "policy.json").write_text(json.dumps(policy))
-    monkeypatch.setenv("EXPORTKIT_POLICY", str(tmp_path / "policy.json"))
+    monkeypatch.setenv("EXPORTKIT_POLICY", str(write_policy(tmp_path / "policy.json", key.public)))
     assert run(capsys, "diff", nets["net"], nets["renamed"])[0] == 0
     code, _, err = run(capsys, "diff", nets["net"], nets["renamed"], "--run")
     assert code == 3

@@ -111,6 +111,7 @@ def _kernels(traced: Traced, folder: Path, threads: int) -> str:
     return source.read_text()
 
 
+@pytest.mark.process
 def test_rows_of_one_sample_are_divided_among_threads_whatever_machine_compiles(tmp_path: Path) -> None:
     (tmp_path / "model.py").write_text(MODEL)
     model = resolve(f"{tmp_path}/model.py:heads")
@@ -121,6 +122,7 @@ def test_rows_of_one_sample_are_divided_among_threads_whatever_machine_compiles(
     assert one == many == ["#pragma omp parallel", "#pragma omp for collapse(2)"]
 
 
+@pytest.mark.process
 def test_attention_has_memory_for_each_thread_that_runs_it(tmp_path: Path) -> None:
     """With torch's own code, a package that was exported with 2 threads crashed with 16."""
     (tmp_path / "model.py").write_text(ATTENTION)
@@ -128,6 +130,7 @@ def test_attention_has_memory_for_each_thread_that_runs_it(tmp_path: Path) -> No
     assert "int64_t num_thread = at::get_num_threads();" in _kernels(traced, tmp_path / "compiled", 2)
 
 
+@pytest.mark.process
 def test_a_product_reads_its_input_where_it_is(tmp_path: Path) -> None:
     """Inductor's own code copies what gelu wrote: an image's gh * gw + 1 tokens do not look like whole rows to it."""
     (tmp_path / "model.py").write_text(TOKENS)

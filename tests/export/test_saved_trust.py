@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from pathlib import Path
 
@@ -18,16 +17,14 @@ from exportkit.package.trust import Trust
 from exportkit.verify.options import VerifyOptions
 from exportkit.verify.verify import verify
 from tests.artifacts import artifact
-from tests.package.signers import signer
+from tests.package.signers import signer, write_policy
 
 
 def test_a_signed_program_is_read_and_run_where_a_policy_asks_for_signatures(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path, release = Path(shutil.copy(artifact("patches-program"), tmp_path / "program.pt2")), signer(tmp_path)
-    file = tmp_path / "policy.json"
-    file.write_text(json.dumps({"version": 1, "require_signature": True, "public_keys": [release.public.name]}))
-    monkeypatch.setenv("EXPORTKIT_POLICY", str(file))
+    monkeypatch.setenv("EXPORTKIT_POLICY", str(write_policy(tmp_path / "policy.json", release.public)))
     with pytest.raises(SignatureMissingError):
         load_program(path)
     assert verify(path, VerifyOptions(against="cases")).exit_code == 3

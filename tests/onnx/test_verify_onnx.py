@@ -17,7 +17,6 @@ import torch
 from onnx import TensorProto, helper
 
 import exportkit
-from exportkit.cli import main
 from exportkit.eager_source import EagerSource
 from exportkit.errors import NotAnArchiveError, NoTargetError, UsageError
 from exportkit.onnx.files import companion_path
@@ -41,9 +40,10 @@ from exportkit.verify.outcomes import (
 )
 from exportkit.verify.report import Report
 from exportkit.verify.verify import verify
+from tests.commands import run
 from tests.fresh import run_interpreter
 from tests.onnx.small_models import NET, Net, manifest, model_proto, write_small
-from tests.package.signers import Signer, signer
+from tests.package.signers import Signer, signer, write_policy
 from tests.runtime import exportkit_run
 
 NAMED = EagerSource("net.py:Net")
@@ -70,12 +70,6 @@ def release(tmp_path: Path) -> Signer:
 def model(tmp_path: Path) -> Path:
     """A model with a data file."""
     return write_small(tmp_path / "model.onnx", data_threshold=0)
-
-
-def run(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[int, str, str]:
-    code = main([str(argument) for argument in arguments])
-    captured = capsys.readouterr()
-    return code, captured.out, captured.err
 
 
 def only(report: Report) -> object:
@@ -327,9 +321,7 @@ def test_a_signature_covers_all_files_and_is_demanded_by_key_and_by_policy(
     assert isinstance(eager, EagerUnavailable)  # the source beside the model is not signed
     assert run(capsys, "inspect", model, "--public-key", release.public)[0] == 0
 
-    policy = tmp_path / "config" / "exportkit" / "policy.json"
-    policy.parent.mkdir(parents=True)
-    policy.write_text(json.dumps({"version": 1, "require_signature": True, "public_keys": [str(release.public)]}))
+    write_policy(tmp_path / "config" / "exportkit" / "policy.json", release.public)
     assert verify(model, CASES).exit_code == 0
     assert verify(model, VerifyOptions(shapes=1, eager=NAMED)).exit_code == 0
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import NamedTuple, NoReturn
 
@@ -59,3 +60,12 @@ def package(folder: Path, name: str = "model.pt2", **changes: object) -> Path:
     path = folder / name
     write_package(path, samples.manifest(**changes), samples.RECORDS)
     return path
+
+
+def write_policy(file: Path, *keys: object, **changes: object) -> Path:
+    """A policy that demands a signature by one of the keys, in a file that only we may write."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    document = {"version": 1, "require_signature": True, "public_keys": [str(key) for key in keys], **changes}
+    file.write_text(json.dumps(document))
+    file.chmod(0o644)
+    return file

@@ -6,7 +6,6 @@ import json
 import os
 import subprocess
 from pathlib import Path
-from typing import Any
 
 import pytest
 from cryptography.hazmat.primitives.asymmetric import ec
@@ -19,7 +18,7 @@ from exportkit.package.trust import Trust, check_trust, demand
 from tests.cpp_reader import program
 from tests.fresh import run_interpreter
 from tests.package.c_library import build
-from tests.package.signers import Signer, package, signer
+from tests.package.signers import Signer, package, signer, write_policy
 
 MAX_BYTES = 64 << 10
 
@@ -53,13 +52,6 @@ def two(tmp_path: Path) -> Signer:
     return signer(tmp_path, "two")
 
 
-def policy(path: Path, *keys: str | Path, **changes: Any) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    document = {"version": 1, "require_signature": True, "public_keys": [str(key) for key in keys], **changes}
-    path.write_text(json.dumps(document))
-    path.chmod(0o644)
-
-
 def trusted(path: Path, *keys: Path) -> list[str]:
     """Where the keys come from that have signed, by the library's own check with another place for /etc/exportkit."""
     command = [program(), "trust", path.parent / "etc" / "policy.json", path, "", *keys]
@@ -81,7 +73,7 @@ def test_without_a_policy_nothing_is_asked_for(path: Path) -> None:
 
 
 def test_what_is_required_is_required_of_everyone(path: Path, system: Path, one: Signer) -> None:
-    policy(system, one.public)
+    write_policy(system, one.public)
     assert f"as the policy {system} requires" in refused(path)
     sign_package(path, one.key)
     assert trusted(path) == [str(one.public)]
@@ -92,7 +84,7 @@ def test_python_asks_for_what_the_users_policy_does(
 ) -> None:
     assert Trust().demanded_by() is None
     assert Trust([one.public]).demanded_by() == "the caller"
-    policy(user, one.public)
+    write_policy(user, one.public)
     assert Trust().demanded_by() == f"the policy {user}"
     assert Trust([two.public]).demanded_by() == "the caller"
     with pytest.raises(SignatureMissingError, match="as the policy"):
@@ -134,32 +126,32 @@ DEMANDED = "from exportkit.package.trust import Trust; print(Trust().demanded_by
 def test_without_a_home_in_the_environment_it_is_the_one_of_the_password_file(
     user: Path, one: Signer, tmp_path: Path
 ) -> None:
-    policy(user, one.public)
+    write_policy(user, one.public)
     environment = {"HOME": "", "TEST_HOME": str(tmp_path / "home"), "LD_PRELOAD": str(build(tmp_path, PASSWORD_FILE))}
     assert run_interpreter(DEMANDED, cwd=tmp_path, **environment) == f"the policy {user}\n"
 
 
 def test_a_policy_that_requires_nothing_changes_nothing(path: Path, system: Path, one: Signer) -> None:
-    policy(system, require_signature=False)
+    write_policy(system, require_signature=False)
     assert trusted(path) == []
 
 
 def test_the_users_policy_holds_where_the_system_has_none(path: Path, user: Path, one: Signer) -> None:
-    policy(user, one.public)
+    write_policy(user, one.public)
     assert str(user) in refused(path)
 
 
 def test_no_user_and_no_argument_takes_anything_from_the_system(
     path: Path, system: Path, user: Path, one: Signer, two: Signer, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    policy(system, one.public)
+    write_policy(system, one.public)
     sign_package(path, two.key)
-    policy(user, require_signature=False)
+    write_policy(user, require_signature=False)
     assert str(system) in refused(path)
-    policy(user, two.public)
+    write_policy(user, two.public)
     assert str(system) in refused(path)
     monkeypatch.setenv("EXPORTKIT_POLICY", str(tmp_path / "mine.json"))
-    policy(tmp_path / "mine.json", require_signature=False)
+    write_policy(tmp_path / "mine.json", require_signature=False)
     assert str(system) in refused(path)
     assert str(system) in refused(path, two.public)
 
@@ -168,8 +160,8 @@ def test_the_caller_the_user_and_the_system_are_each_satisfied(
     path: Path, system: Path, user: Path, one: Signer, two: Signer, tmp_path: Path
 ) -> None:
     three = signer(tmp_path, "three")
-    policy(system, one.public)
-    policy(user, two.public)
+    write_policy(system, one.public)
+    write_policy(user, two.public)
     for key, missing in ((one, "the caller"), (three, str(user))):
         sign_package(path, key.key)
         assert missing in refused(path, three.public)
@@ -180,8 +172,8 @@ def test_the_caller_the_user_and_the_system_are_each_satisfied(
 def test_the_environment_names_a_policy_in_place_of_the_users(
     path: Path, user: Path, one: Signer, two: Signer, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    policy(user, one.public)
-    policy(tmp_path / "mine.json", two.public)
+    write_policy(user, one.public)
+    write_policy(tmp_path / "mine.json", two.public)
     monkeypatch.setenv("EXPORTKIT_POLICY", str(tmp_path / "mine.json"))
     sign_package(path, two.key)
     assert trusted(path) == [str(two.public)]
@@ -198,7 +190,7 @@ def test_a_policy_that_the_environment_names_must_be_there(path: Path, monkeypat
 def test_the_configuration_folder_is_where_the_environment_says(
     path: Path, one: Signer, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    policy(tmp_path / "config" / "exportkit" / "policy.json", one.public)
+    write_policy(tmp_path / "config" / "exportkit" / "policy.json", one.public)
     assert trusted(path) == []
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
     refused(path)
@@ -212,11 +204,11 @@ def test_keys_are_named_from_the_policys_folder_or_given_whole(
 ) -> None:
     sign_package(path, one.key)
     for key in ("keys/release.pem", one.public.read_text(), one.public):
-        policy(system, key)
+        write_policy(system, key)
         (system.parent / "keys").mkdir(exist_ok=True)
         (system.parent / "keys" / "release.pem").write_bytes(one.public.read_bytes())
         assert len(trusted(path)) == 1
-    policy(system, two.public, one.public)
+    write_policy(system, two.public, one.public)
     assert trusted(path) == [str(one.public)]
 
 
@@ -224,17 +216,17 @@ def test_a_key_of_one_form_takes_the_place_of_one_of_the_other(
     path: Path, system: Path, one: Signer, tmp_path: Path
 ) -> None:
     curved = signer(tmp_path, "curved", curve=ec.SECP384R1())
-    policy(system, curved.public)
+    write_policy(system, curved.public)
     assert "there is no" in refused(path)
     sign_package(path, one.key)
     assert "model.pt2.sigstore.json" in refused(path)  # the other form is not looked at
     bundle = sign_package(path, curved.key)
     assert trusted(path) == [str(curved.public)]
-    policy(system, curved.public, one.public)  # both, while one replaces the other
+    write_policy(system, curved.public, one.public)  # both, while one replaces the other
     assert trusted(path) == [str(one.public)]
     (tmp_path / "model.pt2.sig").unlink()
     assert trusted(path) == [str(curved.public)]
-    policy(system, one.public)
+    write_policy(system, one.public)
     assert "model.pt2.sig;" in refused(path)
     sign_package(path, one.key)
     bundle.unlink()
@@ -275,7 +267,7 @@ def test_a_policy_that_cannot_be_honoured_stops_everything(
 
 
 def test_a_policy_that_others_may_change_stops_everything(path: Path, system: Path, one: Signer) -> None:
-    policy(system, one.public)
+    write_policy(system, one.public)
     for mode in (0o666, 0o664, 0o646):
         system.chmod(mode)
         with pytest.raises(PolicyError, match="may be written to by other users"):
@@ -289,7 +281,7 @@ def test_a_policy_that_others_may_change_stops_everything(path: Path, system: Pa
 
 
 def test_a_key_that_others_may_change_stops_everything(path: Path, system: Path, one: Signer) -> None:
-    policy(system, one.public)
+    write_policy(system, one.public)
     one.public.chmod(0o666)
     with pytest.raises(PolicyError, match=r"one\.pem may be written to by other users"):
         trusted(path)
@@ -297,7 +289,7 @@ def test_a_key_that_others_may_change_stops_everything(path: Path, system: Path,
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
 def test_a_policy_of_another_user_stops_everything(path: Path, system: Path, one: Signer) -> None:
-    policy(system, one.public)
+    write_policy(system, one.public)
     os.chown(system, 12345, -1)
     with pytest.raises(PolicyError, match=r"policy\.json belongs to another user"):
         trusted(path)
@@ -323,7 +315,7 @@ def test_what_is_no_file_stops_everything(path: Path, system: Path, kind: str) -
 
 def test_links_to_a_policy_are_followed(path: Path, system: Path, one: Signer, tmp_path: Path) -> None:
     """A container's configuration is mounted as links."""
-    policy(tmp_path / "mounted" / "policy.json", one.public)
+    write_policy(tmp_path / "mounted" / "policy.json", one.public)
     system.parent.mkdir()
     system.symlink_to(tmp_path / "mounted" / "policy.json")
     refused(path)
@@ -337,7 +329,7 @@ def test_a_link_of_another_user_to_a_policy_stops_everything(
     path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It may lead to another policy of ours, or of root's, that demands less."""
-    policy(tmp_path / "ours" / "policy.json", require_signature=False)
+    write_policy(tmp_path / "ours" / "policy.json", require_signature=False)
     link = tmp_path / "shared" / "link"
     link.parent.mkdir()
     link.parent.chmod(0o1777)
@@ -353,6 +345,6 @@ def test_a_program_that_torch_wrote_is_refused_where_signatures_are_required(
     tmp_path: Path, user: Path, one: Signer
 ) -> None:
     Trust().refuse_foreign(tmp_path / "program.pt2")
-    policy(user, one.public)
+    write_policy(user, one.public)
     with pytest.raises(SignatureMissingError, match=r"written by torch .* which the policy .*policy\.json requires"):
         Trust().refuse_foreign(tmp_path / "program.pt2")

@@ -12,7 +12,6 @@ import pytest
 import torch
 from safetensors.torch import load, save_file
 
-from exportkit.cli import main
 from exportkit.errors import (
     MissingLibraryError,
     SchemaChangedError,
@@ -31,6 +30,7 @@ from exportkit.packaging import PackOptions
 from exportkit.repack.repacking import Changes, Repacked, repack
 from exportkit.verify.options import VerifyOptions
 from tests.artifacts import ROOT, artifact
+from tests.commands import run
 from tests.export.weights_models import Weighted
 from tests.fixtures import stable_library
 from tests.package import samples
@@ -182,12 +182,6 @@ def shapes(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("shapes") / "shapes.pt2"
     assemble([artifact("op-shapes")], describe_with_needed(stable_library.build(SOURCE)), path)
     return path
-
-
-def run(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[int, str, str]:
-    code = main([str(argument) for argument in arguments])
-    captured = capsys.readouterr()
-    return code, captured.out, captured.err
 
 
 def test_another_build_takes_the_place_of_a_library_and_is_verified(

@@ -11,20 +11,18 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from exportkit.cli import main
 from exportkit.package.archive import PackageReader
 from exportkit.package.exported_graph import graph_in
 from exportkit.package.node_times import NodeTime, Profile, encode_profile
 from exportkit.report import graph_data, package_data
 from exportkit.report.argument_text import argument_text
+from tests import commands
 from tests.artifacts import artifact
 from tests.report.written import call, document, node, package, program
 
 
 def inspect(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[int, str, str]:
-    code = main(["inspect", *map(str, arguments)])
-    captured = capsys.readouterr()
-    return code, captured.out, captured.err
+    return commands.run(capsys, "inspect", *arguments)
 
 
 def data_of(page: Path) -> dict:

@@ -28,7 +28,7 @@ from exportkit.runtime.weights import mapped_weights
 from tests.adversarial import forge
 from tests.fresh import run_python
 from tests.package import samples
-from tests.package.signers import Signer, signer
+from tests.package.signers import Signer, signer, write_policy
 from tests.runtime import exportkit_run, tiny
 from tests.runtime.test_mapped_weights import package_of
 
@@ -348,11 +348,8 @@ def test_where_a_signature_is_demanded_no_record_of_another_process_is_believed(
 def test_a_policy_demands_as_a_caller_does(weights_package, release, tmp_path, monkeypatch):
     sign_package(weights_package, release.key)
     make_old(weights_package)
-    policy = tmp_path / "policy.json"
-    policy.write_text(json.dumps({"version": 1, "require_signature": True, "public_keys": [str(release.public)]}))
-    for guarded in (policy, release.public):
-        guarded.chmod(0o600)
-    monkeypatch.setenv("EXPORTKIT_POLICY", str(policy))
+    release.public.chmod(0o600)
+    monkeypatch.setenv("EXPORTKIT_POLICY", str(write_policy(tmp_path / "policy.json", release.public)))
     for _ in range(2):
         assert run_python(ASK, weights_package, "", cwd=tmp_path) == "[True, False]\n"
 

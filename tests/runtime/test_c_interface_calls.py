@@ -19,7 +19,7 @@ from exportkit.package.signing import sign_package
 from exportkit.runtime.native import library_path
 from tests.artifacts import ROOT, artifact
 from tests.export.weights_models import Weighted
-from tests.package.signers import signer
+from tests.package.signers import signer, write_policy
 from tests.runtime import c_interface
 from tests.runtime.c_interface import Refused, Tensor, view
 from tests.serve.engine import rows
@@ -170,10 +170,7 @@ def test_signatures_and_policies_are_enforced(c_library, tiny_package, tmp_path,
         with pytest.raises(Refused) as caught:
             c_library.open(path, **given)
         assert (caught.value.code, caught.value.name) == (318, "SignatureMissingError")
-    policy = tmp_path / "policy.json"
-    demand = {"version": 1, "require_signature": True, "public_keys": [str(release.public)]}
-    policy.write_text(json.dumps(demand))
-    policy.chmod(0o600)
+    policy = write_policy(tmp_path / "policy.json", release.public)
     monkeypatch.setenv("EXPORTKIT_POLICY", str(policy))
     c_library.open(signed).close()
     with pytest.raises(Refused, match=r"as the policy .*policy\.json requires") as caught:

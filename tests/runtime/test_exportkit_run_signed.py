@@ -12,7 +12,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 
 from exportkit.errors import SignatureError, SignatureMissingError
 from exportkit.package.signing import sign_package
-from tests.package.signers import Signer, signer
+from tests.package.signers import Signer, signer, write_policy
 from tests.runtime import exportkit_run
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "format-1-cpu.pt2"
@@ -81,27 +81,21 @@ def test_a_bundle_of_another_file_or_with_other_bits_stops_before_anything_runs(
 
 def test_a_policy_of_both_kinds_of_keys_takes_either_signature(package, release, curve, tmp_path, monkeypatch):
     policy = tmp_path / "policy.json"
-
-    def demand(*signers: Signer) -> None:
-        keys = [str(each.public) for each in signers]
-        policy.write_text(json.dumps({"version": 1, "require_signature": True, "public_keys": keys}))
-        policy.chmod(0o600)
-
     monkeypatch.setenv("EXPORTKIT_POLICY", str(policy))
-    demand(curve)
+    write_policy(policy, curve.public)
     with pytest.raises(SignatureMissingError, match=r"as the policy .*policy\.json requires: there is no .*sigstore"):
         exportkit_run.load(package)
     sign_package(package, curve.key)
     assert exportkit_run.load(package)["ok"] is True
-    demand(curve, release)  # the new key comes
+    write_policy(policy, curve.public, release.public)  # the new key comes
     assert exportkit_run.load(package)["ok"] is True
     sign_package(package, release.key)
     bundle_of(package).unlink()
     assert exportkit_run.load(package)["ok"] is True
-    demand(curve)  # and is withdrawn
+    write_policy(policy, curve.public)  # and is withdrawn
     with pytest.raises(SignatureMissingError):
         exportkit_run.load(package)
-    demand(release)  # or the old one goes
+    write_policy(policy, release.public)  # or the old one goes
     assert exportkit_run.load(package)["ok"] is True
     policy.chmod(0o666)
     answer = exportkit_run.run(package)

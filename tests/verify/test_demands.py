@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import json
 import os
 import zipfile
 from pathlib import Path
@@ -22,7 +21,7 @@ from exportkit.verify.options import VerifyOptions
 from exportkit.verify.outcomes import EagerUnavailable, LoadFailed, Match
 from exportkit.verify.replay import ReplayProcess
 from exportkit.verify.verify import verify
-from tests.package.signers import Signer, signer
+from tests.package.signers import Signer, signer, write_policy
 from tests.verify.verify_artifacts import Affine, right, write_artifact
 from tests.verify.verify_models import STATE
 
@@ -65,10 +64,7 @@ def genuine(tmp_path: Path, mark: Path, release: Signer) -> Path:
 
 def require(release: Signer) -> None:
     """A policy that asks for the release key's signature."""
-    file = Path(os.environ["XDG_CONFIG_HOME"], "exportkit", "policy.json")
-    file.parent.mkdir(parents=True)
-    keys = [str(release.public)]
-    file.write_text(json.dumps({"version": 1, "require_signature": True, "public_keys": keys}))
+    write_policy(Path(os.environ["XDG_CONFIG_HOME"], "exportkit", "policy.json"), release.public)
 
 
 def signing(release: Signer, trust: Trust = Trust()) -> PackOptions:
