@@ -34,6 +34,7 @@ class NotTranslatedError(Exception):
 
 
 def _div_mode(self: Any, other: Any, rounding_mode: str | None = None) -> Any:
+    self, other = _pair(self, other)
     if rounding_mode is None:
         return _OP.Div(self, other)
     if rounding_mode == "floor":
