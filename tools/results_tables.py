@@ -94,7 +94,8 @@ _HEAD = """\
 
 Every size that was measured. Written by `make docs` from [benchmarks/results](../../benchmarks/results), which has the
 commands, the spread, the alternatives' times, the memory and the errors. [performance.md](../performance.md) says how
-it was measured; "vs best" is how many times as long the fastest alternative takes.
+it was measured; "vs best" is how many times as long the fastest alternative takes. Packages in half precision ran with
+CUDA graphs.
 """
 
 
@@ -161,7 +162,9 @@ def measurements(found: Sequence[Results], half: Sequence[Results], packages: Se
             if rows:
                 table = tables.table(rows, full=False) if title == "Packages" else sizes_of_each(rows)
                 parts += [f"### {title}\n", table, *_listed(tables.notes(rows, errors=False))]
-    parts += ["## Packages in half precision\n", runs_section(half), "## Packages on a CPU\n", runs_section(packages)]
+    parts.append("## Packages in half precision\n")
+    parts += [f"{tables.heading(results)}\n\n{sizes_of_each(results.rows)}" for results in half]
+    parts += ["## Packages on a CPU\n", runs_section(packages)]
     libraries = tables.libraries([row for results in found for row in results.rows])
     return "\n".join([*parts, "## Calls of other libraries\n", *_listed(libraries)])
 
@@ -170,10 +173,10 @@ def sizes_of_each(rows: Sequence[Row]) -> str:
     """Returns a table with a row for each operator and dtype: each size's time and the best alternative's."""
     found: dict[tuple[str, str], list[str]] = {}
     for row in rows:
-        if (timing := row.time(OURS)) and row.best:
+        if (timing := row.time(OURS_GRAPHS) or row.time(OURS)) and row.best:
             text = f"{row.size}: {tables.number(timing.median)}, {row.best[1]:.2f}x"
             found.setdefault((row.subject, row.dtype), []).append(text)
-    lines = ["| operator | dtype | size: milliseconds, vs best |", "| --- | --- | --- |"]
+    lines = ["| what | dtype | size: milliseconds, vs best |", "| --- | --- | --- |"]
     lines += [f"| {subject} | {dtype} | {'; '.join(sizes)} |" for (subject, dtype), sizes in sorted(found.items())]
     return "\n".join(lines) + "\n"
 
