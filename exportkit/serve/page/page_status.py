@@ -35,14 +35,14 @@ def page_status(repository: Repository, options: ServeOptions) -> dict[str, Any]
 
 
 def _model(model: ServedModel, options: ServeOptions) -> dict[str, Any]:
-    call, metadata, config = model.manifest.call, model.metadata(), model.config()
+    call, metadata = model.manifest.call, model.metadata()
     return {
         "name": model.name,
         "version": model.version,
         "ready": model.ready,
         "failure": model.failure,
         "platform": metadata["platform"],
-        "devices": [_device(group) for group in config["instance_group"]],
+        "devices": list(model.devices),
         "batching": metadata["batching"],
         "dimensions": [{"name": each.name, "min": each.min, "max": each.max} for each in call.dimensions],
         "inputs": _tensors(call.inputs, metadata["inputs"]),
@@ -56,10 +56,6 @@ def _model(model: ServedModel, options: ServeOptions) -> dict[str, Any]:
         },
         "counters": _counters(model.counted),
     }
-
-
-def _device(group: Mapping[str, Any]) -> str:
-    return f"cuda:{group['gpus'][0]}" if group["kind"] == "KIND_GPU" else "cpu"
 
 
 def _tensors(tensors: Sequence[Any], described: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
