@@ -36,23 +36,34 @@ class PagePart(Protocol):
 
 
 @functools.cache
-def page_parts() -> Mapping[str, PagePart]:
-    """Returns the parts by name. One that cannot be imported is left out: the log says why, and the server serves."""
+def page_parts() -> dict[str, PagePart]:
+    """Returns the parts by name, without those that do not work: the log says why, and the server serves."""
     parts = {}
     for name, entry in sorted(declared("exportkit.pages").items()):
         try:
             if not _NAME.fullmatch(name):
                 raise ValueError("a name has letters, digits, _ and -")
-            parts[name] = cast(PagePart, importlib.import_module(entry.module))
+            part = cast(PagePart, importlib.import_module(entry.module))
+            (part.STATIC / "part.js").stat()
+            parts[name] = part
         except Exception:  # of a stranger's module, which may raise anything
-            _log.exception("the part %r of the page, which an installed package declares, is left out", name)
+            _left_out(name)
     return parts
 
 
 def part_of(call: Call) -> dict[str, Any] | None:
     """Returns the first part that recognises a call, by name, and the facts that it found. None: there is none."""
-    for name, part in page_parts().items():
-        facts = part.recognise(call)
+    for name, part in list(page_parts().items()):
+        try:
+            facts = part.recognise(call)
+        except Exception:  # as above
+            del page_parts()[name]
+            _left_out(name)
+            continue
         if facts is not None:
             return {"name": name, "facts": facts}
     return None
+
+
+def _left_out(name: str) -> None:
+    _log.exception("the part %r of the page, which an installed package declares, is left out", name)

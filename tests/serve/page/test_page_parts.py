@@ -84,14 +84,17 @@ def test_a_part_that_is_broken_is_left_out_and_the_log_says_why(
     declare: Declare, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ):
     (tmp_path / "broken_part.py").write_text("1 / 0")
-    declare({"../..": "their_part", "broken": "broken_part", "missing": "no_such_module", "theirs": "their_part"})
+    (tmp_path / "empty_part.py").write_text(PYTHON.replace("files", "no such folder"))
+    (tmp_path / "raising_part.py").write_text(PYTHON.replace("return {", "1 / 0, {"))
+    broken = {"../..": "their_part", "broken": "broken_part", "empty": "empty_part", "missing": "no_such_module"}
+    declare({**broken, "raising": "raising_part", "theirs": "their_part"})
     with caplog.at_level(logging.ERROR):
-        assert list(page_parts()) == ["theirs"]
-    assert [re.findall(r"part '(.*?)' of the page", record.getMessage()) for record in caplog.records] == [
-        ["../.."],
-        ["broken"],
-        ["missing"],
-    ]
+        assert list(page_parts()) == ["raising", "theirs"]
+        for _ in range(2):
+            (model,) = page_status(Models([Model()]), ServeOptions())["models"]
+            assert model["part"]["name"] == "theirs"
+    said = [re.findall(r"part '(.*?)' of the page", record.getMessage()) for record in caplog.records]
+    assert said == [[name] for name in (*broken, "raising")]
 
 
 def test_a_model_that_no_part_recognises_is_tried_with_plain_tensors(browser: Browser, declare: Declare):
@@ -104,7 +107,7 @@ def test_a_model_that_no_part_recognises_is_tried_with_plain_tensors(browser: Br
 
 def test_a_part_whose_files_cannot_be_loaded_leaves_plain_tensors(browser: Browser, declare: Declare, tmp_path: Path):
     declare({"theirs": "their_part"})
-    (tmp_path / "files" / "part.js").unlink()
+    (tmp_path / "files" / "part.js").write_text('import "./missing.js";')
     app = Starlette(routes=page_routes(Models([Model()]), ServeOptions()))
     with served(app) as site, visit(browser, site) as visited:
         visited.expected = ("Failed to load resource: the server responded with a status of 404",)
