@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -107,7 +106,6 @@ def test_a_package_that_gets_another_file_in_its_place_keeps_its_weights(tmp_pat
     assert mapped["a"].tolist() == [1, 2, 3]
 
 
-@pytest.mark.usefixtures("runtime")
 def test_a_closed_model_leaves_nothing_mapped() -> None:
     path = artifact("weighted")
     for _ in range(3):
@@ -137,7 +135,6 @@ assert len(mapped) == 1
 """
 
 
-@pytest.mark.usefixtures("runtime")
 def test_loading_128_mib_of_weights_neither_copies_nor_reads_them(tmp_path: Path) -> None:
     for _ in range(2):
         run_python(MEMORY, artifact("table"), artifact("weighted"), cwd=tmp_path)

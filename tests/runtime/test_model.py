@@ -14,7 +14,9 @@ import exportkit
 from exportkit.errors import CaseError, InputError, ManifestConsistencyError, ModelClosedError, ModelRunError
 from exportkit.package.manifest import Case
 from exportkit.package.structure import flatten
+from tests.artifacts import artifact
 from tests.runtime import tiny
+from tests.runtime.test_swap_weights import X, eager, state
 
 
 def leaves(value: object) -> list[torch.Tensor]:
@@ -39,6 +41,15 @@ def test_it_answers_as_the_module_in_the_modules_structure(model, batch, gh):
     assert got["regions"]._fields == ("mean", "doubled")
     assert got["rest"][1:] == [None, "done"]
     assert list(got) == ["regions", "rest"]
+
+
+def test_weights_outside_of_the_code_are_swapped_and_requests_answered_together(runtime):
+    with exportkit.load(artifact("weighted"), device="cpu") as weighted:
+        for seed in (0, 1):
+            weighted.swap_weights(state(seed))
+            torch.testing.assert_close(weighted(X), eager(seed))
+        (together,) = weighted.run_requests([[X[:1]], [X[1:]]], [0]).outputs
+    torch.testing.assert_close(together, eager(1))
 
 
 def test_other_strides_give_the_same_answer(model):

@@ -68,8 +68,7 @@ def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module", params=["here", "isolated"])
-def model(request: pytest.FixtureRequest, package: Path, runtime: str) -> Iterator[exportkit.Model]:
-    """Calls go through the C++ runtime and through torch's own binding (`runtime`)."""
+def model(request: pytest.FixtureRequest, package: Path) -> Iterator[exportkit.Model]:
     with exportkit.load(package, isolate=request.param == "isolated", runners=4) as loaded:
         yield loaded
 
@@ -215,7 +214,7 @@ def test_requests_that_run_alone_are_not_copied_and_shapes_are_those_of_all():
 
 @pytest.mark.cuda
 @pytest.mark.parametrize("isolate", [False, True], ids=["here", "isolated"])
-def test_a_gpu_answers_together_as_alone(runtime, isolate):
+def test_a_gpu_answers_together_as_alone(isolate):
     requests = [[torch.randn(rows, 16)] for rows in (3, 1, 2)]
     with exportkit.load(artifact("weighted-cuda"), "cuda", isolate=isolate) as model:
         model.use_own_stream()

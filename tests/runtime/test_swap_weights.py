@@ -37,7 +37,7 @@ def save(path: Path, tensors: State) -> Path:
 
 
 @pytest.fixture
-def model(runtime: str) -> Iterator[exportkit.Model]:
+def model() -> Iterator[exportkit.Model]:
     with exportkit.load(artifact("weighted"), device="cpu", runners=4) as loaded:
         yield loaded
 
@@ -194,9 +194,7 @@ def test_a_failure_between_leaves_the_old_weights(model: exportkit.Model, monkey
     torch.testing.assert_close(model(X), before)
 
 
-def test_a_package_that_was_written_to_meanwhile_is_noticed(
-    tmp_path: Path, runtime: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_package_that_was_written_to_meanwhile_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     package = tmp_path / "copy.pt2"
     package.write_bytes(artifact("weighted").read_bytes())
     with exportkit.load(package, device="cpu") as model:
@@ -275,7 +273,6 @@ assert grown < 2**25, grown
 """
 
 
-@pytest.mark.usefixtures("runtime")
 def test_the_memory_of_the_old_weights_is_given_back(tmp_path: Path) -> None:
     run_python(MEMORY, artifact("table"), cwd=tmp_path)
 
@@ -284,7 +281,6 @@ def test_the_memory_of_the_old_weights_is_given_back(tmp_path: Path) -> None:
 
 
 @pytest.mark.cuda
-@pytest.mark.usefixtures("runtime")
 def test_weights_are_copied_to_the_gpu_and_swapped_there_while_calls_go_on() -> None:
     x = X.cuda()
     with exportkit.load(artifact("weighted-cuda"), device="cuda", runners=2) as model:
@@ -305,7 +301,6 @@ def test_weights_are_copied_to_the_gpu_and_swapped_there_while_calls_go_on() -> 
 
 
 @pytest.mark.cuda
-@pytest.mark.usefixtures("runtime")
 def test_the_gpu_memory_of_the_old_weights_is_given_back() -> None:
     free = []
     for _ in range(3):
