@@ -48,6 +48,7 @@ class ProfileOptions:
         seconds: The time to spend. There are at least five runs.
         op_libraries: Operator libraries that the program calls, or modules that load some.
         trust: Who must have signed the program.
+        trusted: Reads a file of torch.export.save as code, see `read_program`.
     """
 
     device: str = "auto"
@@ -56,6 +57,7 @@ class ProfileOptions:
     seconds: float = 1.0
     op_libraries: Sequence[Path | str] = ()
     trust: Trust = Trust()
+    trusted: bool = False
 
 
 class _Timed(torch.fx.Interpreter):
@@ -97,7 +99,7 @@ def profile_program(path: Path, options: ProfileOptions, progress: Progress) -> 
     device = usable_device(name, without_cuda="Give --device cpu, or use a machine with a GPU.")
     load_operator_libraries(options.op_libraries)
     progress(f"reading {path.name}")
-    saved = load_program(path, options.trust)
+    saved = load_program(path, options.trust, trusted=options.trusted)
     graph = graph_in(path)
     program = move_to_device_pass(saved.program, device)
     module = program.module(check_guards=False)

@@ -18,6 +18,7 @@ from exportkit.cli.shared_options import (
     device_option,
     eager_options,
     public_key_options,
+    trusted_option,
 )
 
 if TYPE_CHECKING:
@@ -85,6 +86,7 @@ _DTYPES = ["float32", "float64", "float16", "bfloat16"]
     help="Instead time each node of the exported program in WHAT, not compiled, and write what `exportkit inspect "
     "--report` shows.",
 )
+@trusted_option("the program of --profile")
 @click.option("--plot", type=OUTPUT_FILE, help="Draw a bar chart with the limit: .svg or .png (needs matplotlib).")
 def command(
     what: tuple[str, ...],
@@ -120,6 +122,8 @@ def command(
     packages = [Path(name) for name in what if name.endswith(".pt2")]
     if models := [name for name in what if name.endswith(".onnx")]:
         raise click.UsageError(f"{models[0]} is timed beside a package: exportkit bench PACKAGE.pt2 --onnx {models[0]}")
+    if options["trusted"] and profile is None:
+        raise click.UsageError("--trust is for --profile: packages are checked by their digests and signatures.")
     if packages and len(packages) < len(what):
         raise click.UsageError("operators and packages cannot be timed together; run bench once for each.")
     if profile is not None:
@@ -199,7 +203,7 @@ def _profile(
         from exportkit.bench.profile_nodes import ProfileOptions, profile_program
         from exportkit.package.node_times import encode_profile
 
-        wanted = {name: options[name] for name in ("device", "threads", "seconds", "trust")}
+        wanted = {name: options[name] for name in ("device", "threads", "seconds", "trust", "trusted")}
         size = sizes[0] if sizes else None
         chosen = ProfileOptions(size=size, op_libraries=eager.op_libraries, **wanted)
         found = profile_program(Path(what[0]), chosen, step)

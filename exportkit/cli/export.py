@@ -19,6 +19,7 @@ from exportkit.cli.shared_options import (
     op_library_option,
     output_option,
     public_key_options,
+    trusted_option,
     weights_option,
 )
 from exportkit.export.export_options import CompileOptions, CpuIsa, CudaArch, TraceOptions
@@ -156,6 +157,7 @@ def _decompositions(_: click.Context, __: click.Parameter, texts: Sequence[str])
     "then lets the package do so too.",
 )
 @public_key_options("MODEL (an exported program)")
+@trusted_option("MODEL")
 @click.option("--name", help="The package's name. Default: the model's name.")
 @click.option("--model-version", default=_TRACE.version, show_default=True, help="The model's version.")
 def command(
@@ -167,6 +169,7 @@ def command(
     weights: Path | None,
     inputs: tuple[str, ...],
     trust: Trust,
+    trusted: bool,
     seed: int,
     cpu_isas: tuple[Any, ...],
     cuda_arch: Any,
@@ -186,6 +189,7 @@ def command(
 
     MODEL is a built-in name (arr-coc), package.module:attr, path/file.py:attr, or an ExportedProgram .pt2. The
     attribute is an exportkit.ExportSpec, a callable that returns one, or an nn.Module (then --input gives the inputs).
+    A file of torch.export.save is read without unpickling and without evaluating its text, or refused: see --trust.
 
     \b
     exportkit export arr-coc -o artifacts/arr_coc_aoti.pt2
@@ -223,6 +227,7 @@ def command(
             op_libraries=op_libraries,
             seed=seed,
             trust=trust,
+            trusted=trusted,
         )
         if apply_suggested_fixes:
             step("looking for sizes that the model takes")

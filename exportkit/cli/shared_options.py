@@ -84,6 +84,15 @@ def public_key_options(argument: str) -> Callable[[F], F]:
     return decorate
 
 
+def trusted_option(argument: str) -> Callable[[F], F]:
+    """--trust: a file of torch.export.save is read as code."""
+    text = (
+        f"If {argument} is a file of torch.export.save: read it even if torch would unpickle or evaluate parts of it. "
+        "It then runs code of whoever made it."
+    )
+    return click.option("--trust", "trusted", is_flag=True, help=text)
+
+
 def eager_options(artifact: str) -> Callable[[F], F]:
     """--model, --weights and --op-library: the command gets them as `eager`."""
     model = model_option(artifact)

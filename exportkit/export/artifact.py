@@ -11,7 +11,7 @@ from pathlib import Path
 import msgspec
 import torch
 
-from exportkit.errors import ExportError, UsageError
+from exportkit.errors import ExportError, PackageError, UsageError
 from exportkit.export.aot_inductor import compile_program, read_inductor_config
 from exportkit.export.export_options import CompileOptions, TraceOptions, check_name
 from exportkit.export.placement import usable_device
@@ -25,6 +25,7 @@ from exportkit.package.archive import Content, write_package
 from exportkit.package.atomic import check_writable, temporary_folder
 from exportkit.package.consistency import CASES_DIR
 from exportkit.package.manifest import FORMAT_VERSION, Case, Manifest, Operator, Program, Target, Weight
+from exportkit.program_reader import check_saved
 from exportkit.progress import Progress, silent
 from exportkit.spec import ExportSpec
 
@@ -172,6 +173,13 @@ def write_program(traced: Traced, out: Path, *, device: torch.device, version: s
                 f"torch {torch.__version__} cannot write the program to a file: it calls {node[1]}",
                 hint="--format aoti compiles the program and does not write it. A newer torch may be able to.",
             ) from error
+    try:
+        check_saved(buffer, "the program")
+    except PackageError as error:
+        raise ExportError(
+            f"torch {torch.__version__} writes the program so that reading it executes code: {error.message}",
+            hint="--format aoti compiles the program and does not write it.",
+        ) from error
     program = Program(
         record=PROGRAM_RECORD,
         device="cpu" if device.type == "cpu" else "cuda",

@@ -6,7 +6,14 @@ from pathlib import Path
 
 import torch
 
-from exportkit.errors import ExportError, ModelNotFoundError, NoManifestError, SchemaChangedError, UsageError
+from exportkit.errors import (
+    ExportError,
+    ModelNotFoundError,
+    NoManifestError,
+    PackageError,
+    SchemaChangedError,
+    UsageError,
+)
 from exportkit.export.resolved import SavedProgram
 from exportkit.installed import register_operators
 from exportkit.libraries import same_schema, schemas_of
@@ -14,23 +21,25 @@ from exportkit.package.archive import PackageReader
 from exportkit.package.atomic import temporary_folder
 from exportkit.package.manifest import Manifest
 from exportkit.package.trust import Trust
+from exportkit.program_reader import read_program
 from exportkit.spec import ExportSpec
 
 
-def load_program(path: Path, trust: Trust = Trust()) -> SavedProgram:
+def load_program(path: Path, trust: Trust = Trust(), *, trusted: bool = False) -> SavedProgram:
     """Reads an ExportedProgram that exportkit or torch wrote.
 
-    The operators that it calls must be registered, or an installed package must declare them. torch may unpickle parts
-    of the file and so execute code from it. Therefore the caller's keys and this machine's policies are checked first.
+    The operators that it calls must be registered, or an installed package must declare them. Keys and policies are
+    checked first. Nothing of the file is executed.
 
     Args:
         path: The `.pt2`.
         trust: Who must have signed the file.
+        trusted: Reads a file of torch, which has no signature, as code: see `read_program`.
 
     Raises:
         ModelNotFoundError: The file does not exist, or has no program.
-        PackageError: A file of exportkit breaks a rule of the format, or a signature that the caller or a policy
-            requires is missing.
+        PackageError: A file of exportkit breaks a rule of the format, a signature that the caller or a policy requires
+            is missing, or torch could execute a part of the program.
         PolicyError: A policy of this machine cannot be read.
         UsageError: The program calls an operator that no given library defines, or a key cannot be used.
         ExportError: torch.export cannot read the file.
@@ -52,10 +61,10 @@ def load_program(path: Path, trust: Trust = Trust()) -> SavedProgram:
             extracted = folder / "program.pt2"
             reader.extract(manifest.program.record, extracted)
             _register(path, manifest)
-            program = _read(path, extracted)
+            program = _read(path, extracted, trusted=False)
     except NoManifestError:
         trust.refuse_foreign(path)
-        manifest, program = None, _read(path, path)
+        manifest, program = None, _read(path, path, trusted=trusted)
     args, kwargs = program.example_inputs
     spec = ExportSpec(
         model=program.module(),
@@ -81,12 +90,13 @@ def _register(path: Path, manifest: Manifest) -> None:
             raise SchemaChangedError(f"{path} was traced with {schema!r}, but {registered[name]} is registered here")
 
 
-def _read(path: Path, file: Path) -> torch.export.ExportedProgram:
-    """Calls torch.export.load and explains its errors."""
+def _read(path: Path, file: Path, *, trusted: bool) -> torch.export.ExportedProgram:
+    """Reads a program and explains torch's errors."""
     try:
-        program = torch.export.load(file)
+        program = read_program(file, trusted=trusted)
+    except PackageError:
+        raise
     except Exception as error:
-        # torch raises many classes: zip, JSON, schema and operator errors.
         raise ExportError(
             f"torch {torch.__version__} cannot read {path} as an ExportedProgram: {type(error).__name__}: {error}",
             hint="If an operator is unknown, name its library with --op-library.",

@@ -40,6 +40,7 @@ def resolve(
     op_libraries: Sequence[Path | str] = (),
     seed: int = 0,
     trust: Trust = Trust(),
+    trusted: bool = False,
 ) -> ResolvedModel:
     """Imports or reads MODEL.
 
@@ -47,7 +48,6 @@ def resolve(
         model: A name that an installed package declares (`arr-coc`), `package.module:attr`, `path/file.py:attr`, or an
             ExportedProgram `.pt2`.
             The attribute is an ExportSpec, a callable that returns one, an nn.Module or a callable that returns one.
-            torch.export.load reads a `.pt2` that exportkit did not write. It may unpickle data, so trust its source.
         model_kwargs: Arguments for the callable.
         inputs: Example inputs, as "NAME=float32[2,3,256,256]". An nn.Module needs all of them. They replace a spec's
             inputs.
@@ -56,6 +56,7 @@ def resolve(
             the model is imported. The spec's libraries are loaded after it.
         seed: The seed of torch's generators while the model and its example inputs are made.
         trust: Who must have signed the `.pt2`.
+        trusted: Reads a `.pt2` of torch.export.save as code, even if torch would unpickle or evaluate parts of it.
 
     Raises:
         ModelNotFoundError: MODEL cannot be imported, or is not a model.
@@ -77,7 +78,7 @@ def resolve(
         torch.manual_seed(seed)
         if model.endswith(".pt2"):
             _refuse_for_program(model, kwargs, inputs, weights)
-            return load_program(Path(model), trust)
+            return load_program(Path(model), trust, trusted=trusted)
         with users_code(f"importing {model}"):
             value = _attribute(model)
         # Seeds again, because an import may draw random numbers, but only the first time.

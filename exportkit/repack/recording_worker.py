@@ -22,6 +22,7 @@ from exportkit.fine_tune import whole_state
 from exportkit.installed import register_operators
 from exportkit.libraries import LoadedLibrary, load_library
 from exportkit.package.manifest import Manifest, decode_checked
+from exportkit.program_reader import read_program
 from exportkit.repack.recording import CasesRecorded, RecordCases, RecordedAccuracy
 from exportkit.runtime.weights import read_state
 from exportkit.spec import ExportSpec
@@ -67,7 +68,7 @@ def _program(path: Path, manifest: Manifest, eager: EagerSource) -> ExportSpec:
         if isinstance(library, Path):
             loaded.append(load_library(library, beside=loaded))
     register_operators(operator.name for operator in manifest.operators)
-    program = torch.export.load(path)
+    program = read_program(path)
     assert eager.weights is not None
     module = program.module()
     try:

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from exportkit.package.manifest import Call, Size
+from exportkit.package.program_grammar import parse
 
 _LONGEST = 2000  # characters of an expression that is parsed
 _BINARY = {"FloorDiv": ("//", 2), "CleanDiv": ("/", 2), "Mod": ("%", 2), "PythonMod": ("%", 2), "Pow": ("**", 4)}
@@ -28,11 +29,9 @@ def size_text(size: Mapping[str, Any], symbols: Symbols) -> str:
 
 def expression_text(text: str, symbols: Symbols) -> str:
     """Returns an expression, as sympy's srepr writes it, in usual notation; `?` if it is too long or none."""
-    if len(text) > _LONGEST:
-        return "?"
     try:
-        return _shown(ast.parse(text, mode="eval").body, symbols)[0]
-    except (SyntaxError, ValueError, RecursionError, MemoryError):  # what Python's parser raises on hostile text
+        return _shown(parse(text, _LONGEST), symbols)[0]
+    except (ValueError, RecursionError):
         return "?"
 
 
@@ -55,15 +54,15 @@ def _symbol_of(size: Size, traced: Mapping[str, Any]) -> str | None:
     """Returns the one symbol of a traced size, if it is the same multiple of it."""
     expression = traced.get("as_expr")
     text = expression.get("expr_str") if isinstance(expression, dict) else None
-    if not isinstance(text, str) or len(text) > _LONGEST:
+    if not isinstance(text, str):
         return None
     try:
         names = {
             node.args[0].value
-            for node in ast.walk(ast.parse(text, mode="eval"))
+            for node in ast.walk(parse(text, _LONGEST))
             if isinstance(node, ast.Call) and _function(node) == "Symbol" and isinstance(node.args[0], ast.Constant)
         }
-    except (SyntaxError, ValueError, RecursionError, MemoryError, IndexError):
+    except (ValueError, IndexError):
         return None
     if len(names) != 1 or not isinstance(name := names.pop(), str):
         return None

@@ -28,6 +28,7 @@ from exportkit.export.trace import Traced, ready_to_trace, trace_with_torch_expo
 from exportkit.installed import register_operators
 from exportkit.libraries import LoadedLibrary, load_library
 from exportkit.package.manifest import Call, Manifest, Size, decode_checked
+from exportkit.program_reader import read_program
 from exportkit.spec import ExportSpec
 from exportkit.verify.bisect_commands import CutGraph, CutPoint, GraphCut, GraphRead, ReadGraph
 
@@ -61,7 +62,7 @@ class Cutter:
             if isinstance(library, Path):
                 loaded.append(load_library(library, beside=loaded))
         register_operators(operator.name for operator in self._manifest.operators)
-        self._program = torch.export.load(path)
+        self._program = read_program(path)
         assert self._program.example_inputs is not None
         args, kwargs = self._program.example_inputs
         self._spec = ExportSpec(model=self._program.module(), example_inputs=args, example_kwargs=kwargs)

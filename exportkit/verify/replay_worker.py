@@ -101,7 +101,7 @@ class Replay:
         self.device = str(self.model.device)
 
     def _load_program(self, reader: PackageReader, device: str) -> None:
-        import torch
+        from exportkit.program_reader import read_program
 
         with reader:
             reader.verify()
@@ -111,7 +111,7 @@ class Replay:
             self.device = device
             unpacked = Path(self._unpacked.name) / "program.pt2"
             reader.extract(program.record, unpacked)
-        self.model = self._named(torch.export.load(unpacked).module())
+        self.model = self._named(read_program(unpacked).module())
 
     def _named(self, program: Any) -> Any:
         """Restores named tuples in the result from the manifest: a program takes and returns plain tuples."""

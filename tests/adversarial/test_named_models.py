@@ -53,6 +53,7 @@ def tuned(tmp_path: Path) -> Path:
     return tmp_path / "tuned.safetensors"
 
 
+@pytest.mark.process
 def test_verify_says_that_eager_was_not_compared_and_how_to_compare(
     package: Path, mark: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -64,6 +65,7 @@ def test_verify_says_that_eager_was_not_compared_and_how_to_compare(
     assert not mark.exists()
 
 
+@pytest.mark.process
 def test_a_bisection_traces_no_model_that_the_file_names(
     tmp_path: Path, mark: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -82,6 +84,7 @@ def test_a_bisection_traces_no_model_that_the_file_names(
     assert not mark.exists()
 
 
+@pytest.mark.process
 def test_no_other_command_imports_it(package: Path, tuned: Path, mark: Path, tmp_path: Path) -> None:
     out, key = tmp_path / "out.pt2", signer(tmp_path).private
     for command, code in (
@@ -99,6 +102,7 @@ def test_no_other_command_imports_it(package: Path, tuned: Path, mark: Path, tmp
         assert not mark.exists(), command
 
 
+@pytest.mark.process
 def test_a_missing_library_is_not_looked_for_in_a_module_that_the_file_names(
     tmp_path: Path, mark: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -115,6 +119,7 @@ def test_a_missing_library_is_not_looked_for_in_a_module_that_the_file_names(
     assert not mark.exists()
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("command", ["verify", "inspect", "sign", "diff", "bench"])
 def test_the_companion_of_an_onnx_model_names_nothing_that_is_called(
     command: str, tmp_path: Path, mark: Path, monkeypatch: pytest.MonkeyPatch
@@ -131,6 +136,7 @@ def test_the_companion_of_an_onnx_model_names_nothing_that_is_called(
     assert not mark.exists()
 
 
+@pytest.mark.process
 def test_only_a_registered_name_counts_and_not_what_it_stands_for(
     package: Path, mark: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import io
 import os
-import zipfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -13,14 +12,18 @@ import torch
 from exportkit.cli import main
 from exportkit.eager_source import EagerSource
 from exportkit.errors import SignatureMissingError, UsageError
-from exportkit.package.archive import PackageReader, write_package
+from exportkit.package.archive import PackageReader
 from exportkit.package.signing import sign_package
 from exportkit.package.trust import Trust
 from exportkit.packaging import PackOptions, build_package
+from exportkit.verify.commands import ArtifactLoaded
 from exportkit.verify.options import VerifyOptions
 from exportkit.verify.outcomes import EagerUnavailable, LoadFailed, Match
 from exportkit.verify.replay import ReplayProcess
+from exportkit.verify.report import Report
 from exportkit.verify.verify import verify
+from tests.adversarial.test_nothing_runs import CONSTRUCTOR, MARK, compiled
+from tests.package.c_library import build
 from tests.package.signers import Signer, signer, write_policy
 from tests.verify.verify_artifacts import Affine, right, write_artifact
 from tests.verify.verify_models import STATE
@@ -71,27 +74,13 @@ def signing(release: Signer, trust: Trust = Trust()) -> PackOptions:
     return PackOptions(VerifyOptions(against="cases", trust=trust), sign_key=release.key)
 
 
-def hostile(path: Path, code: str) -> Path:
-    """An artifact with a program that runs code when it is read: torch unpickles its example inputs."""
-    write_artifact(path, Affine(), [(X, right(X))])
-    with PackageReader(path) as reader:
-        manifest, records = reader.manifest, {name: reader.read(name) for name in reader.names}
-    assert manifest.program is not None
-    pickled, forged = io.BytesIO(), io.BytesIO()
-    torch.save(((_Code(code),), {}), pickled)
-    with zipfile.ZipFile(io.BytesIO(records[manifest.program.record])) as saved, zipfile.ZipFile(forged, "w") as copy:
-        for name in saved.namelist():
-            copy.writestr(name, pickled.getvalue() if "sample_inputs" in name else saved.read(name))
-    write_package(path, manifest, {**records, manifest.program.record: forged.getvalue()})
-    return path
-
-
-class _Code:
-    def __init__(self, code: str) -> None:
-        self.code = code
-
-    def __reduce__(self) -> tuple[object, tuple[str]]:
-        return exec, (self.code,)
+def hostile(path: Path, mark: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A package whose library and code leave the mark when they are loaded."""
+    monkeypatch.setenv(MARK, str(mark))
+    loud = {
+        kind: build(path.parent, CONSTRUCTOR % kind, name=f"{kind}.so").read_bytes() for kind in ("library", "code")
+    }
+    return compiled(path, loud)
 
 
 # --- verify -----------------------------------------------------------------------------------------------------------
@@ -153,10 +142,10 @@ def test_a_name_that_is_no_plain_one_is_not_repeated(tmp_path: Path, release: Si
 
 @pytest.mark.parametrize("by", ["the caller", "a policy"])
 def test_an_unsigned_artifact_is_refused_before_anything_of_it_runs(
-    tmp_path: Path, mark: Path, release: Signer, by: str
+    tmp_path: Path, mark: Path, release: Signer, by: str, monkeypatch: pytest.MonkeyPatch
 ):
     """Whoever packages and signs would vouch for what nobody did."""
-    path = hostile(tmp_path / "artifact.pt2", f"open({str(mark)!r}, 'w').close()")
+    path = hostile(tmp_path / "artifact.pt2", mark, monkeypatch)
     if by == "a policy":
         require(release)
     keys = [release.public] if by == "the caller" else []
@@ -167,16 +156,20 @@ def test_an_unsigned_artifact_is_refused_before_anything_of_it_runs(
 
 
 @pytest.mark.process
-def test_there_is_no_signature_while_the_package_runs(tmp_path: Path, release: Signer):
+def test_there_is_no_signature_while_the_package_runs(tmp_path: Path, release: Signer, monkeypatch: pytest.MonkeyPatch):
     """It could be carried off: what is examined runs as the same user."""
-    seen = tmp_path / "seen"
-    code = (
-        f"import os; open({str(seen)!r}, 'w').write(repr([f for _, _, fs in os.walk({str(tmp_path)!r}) for f in fs]))"
-    )
-    path = hostile(tmp_path / "artifact.pt2", code)
+    seen: list[str] = []
+
+    def looking(*arguments: Any, **options: Any) -> Report:
+        report = verify(*arguments, **options)
+        seen.extend(path.name for path in tmp_path.rglob("*"))
+        return report
+
+    monkeypatch.setattr("exportkit.packaging.verify", looking)
+    path = write_artifact(tmp_path / "artifact.pt2", Affine(), [(X, right(X))])
     build_package([path], tmp_path / "out.pt2", signing(release))
-    assert "'out.pt2'" in seen.read_text()
-    assert ".sig" not in seen.read_text()
+    assert "out.pt2" in seen
+    assert not [name for name in seen if ".sig" in name]
     assert (tmp_path / "out.pt2.sig").exists()
 
 
@@ -212,11 +205,9 @@ def test_under_a_policy_nothing_is_compared_with_a_source_that_nobody_named(
 
 
 @pytest.mark.process
-def test_the_process_that_runs_it_takes_no_other_package_without_a_signature(
-    tmp_path: Path, mark: Path, release: Signer
-):
+def test_the_process_that_runs_it_takes_no_other_package_without_a_signature(tmp_path: Path, release: Signer):
     """One that took its place under its name, say."""
-    path = hostile(tmp_path / "artifact.pt2", f"open({str(mark)!r}, 'w').close()")
+    path = write_artifact(tmp_path / "artifact.pt2", Affine(), [(X, right(X))])
     with PackageReader(path) as reader:
         manifest, digest = reader.manifest, reader.manifest_sha256
     require(release)
@@ -224,8 +215,8 @@ def test_the_process_that_runs_it_takes_no_other_package_without_a_signature(
         process = ReplayProcess.of_target(path, manifest, CASES, target=None, device="cpu", unsigned=permitted)
         with process as replay:
             answer = replay.load()
-        assert mark.exists() == (error is None)
-        assert error is None or (isinstance(answer, LoadFailed) and answer.error == error)
+        assert isinstance(answer, ArtifactLoaded if error is None else LoadFailed)
+        assert error is None or answer.error == error
 
 
 def test_one_signature_file_is_not_for_several_artifacts(genuine: Path, tmp_path: Path, release: Signer):
