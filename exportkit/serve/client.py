@@ -137,14 +137,8 @@ def _encoded(
             datatype = datatype_of(array.dtype.name)
         except ServeError as error:
             raise UsageError(f"the input {name!r} is {array.dtype}", hint=error.message) from error
-        described.append(
-            {
-                "name": name,
-                "datatype": datatype,
-                "shape": array.shape,
-                "parameters": {"binary_data_size": array.nbytes},
-            }
-        )
+        size = {"binary_data_size": array.nbytes}
+        described.append({"name": name, "datatype": datatype, "shape": array.shape, "parameters": size})
         binary.append(array.tobytes())
     request: dict[str, Any] = {
         "inputs": described,

@@ -12,13 +12,12 @@ from starlette.types import Message, Receive, Scope
 
 from exportkit.serve.http.content_coding import Coding, Inflater, coding_of_body
 from exportkit.serve.http.exchange import BodySource, HttpOptions, headers_of
-from exportkit.serve.protocol.http_request import header_length_of
+from exportkit.serve.protocol.http_request import header_length_of, number_of_bytes
 from exportkit.serve.protocol.tensors import body_buffer
 from exportkit.serve.statuses import BadRequestError, CancelledError, SlowClientError, TooLargeError
 
 _LARGEST_SMALL = 1 << 20  # bytes of the body of a small request, at most
 _FIRST_SIZE = 64 << 10  # bytes of the buffer of a body whose size is not known
-_DIGITS = 18
 
 
 @dataclass(frozen=True)
@@ -57,14 +56,9 @@ class BodyHead:
 
 
 def _content_length(headers: Mapping[str, str]) -> int | None:
-    value = headers.get("content-length")
     if "transfer-encoding" in headers:
         return None
-    if value is None:
-        return 0
-    if not (value.isascii() and value.isdigit() and len(value) <= _DIGITS):
-        raise BadRequestError(f"the header Content-Length is `{value[:80]}`, which is not a number of bytes")
-    return int(value)
+    return number_of_bytes("Content-Length", headers.get("content-length", "0"))
 
 
 async def read_body(

@@ -88,13 +88,18 @@ def header_length_of(value: str | None) -> int | None:
     Raises:
         BadRequestError: It is not a number of at most 18 digits.
     """
-    if value is None:
-        return None
+    hint = "It is the length of the JSON, in digits. 0 says that the body is the data of the only input."
+    return None if value is None else number_of_bytes(HEADER_LENGTH, value, hint)
+
+
+def number_of_bytes(header: str, value: str, hint: str | None = None) -> int:
+    """Returns the number in an HTTP header.
+
+    Raises:
+        BadRequestError: It is not a number of at most 18 digits.
+    """
     if not (value.isascii() and value.isdigit() and len(value) <= _MOST_DIGITS):
-        raise BadRequestError(
-            f"the header {HEADER_LENGTH} is {shown(value)}, which is not a number of bytes",
-            hint="It is the length of the JSON, in digits. 0 says that the body is the data of the only input.",
-        )
+        raise BadRequestError(f"the header {header} is {shown(value)}, which is not a number of bytes", hint=hint)
     return int(value)
 
 
