@@ -11,13 +11,11 @@ from exportkit.package import core
 from exportkit.package.archive import PackageReader
 from exportkit.package.dtypes import ITEM_BYTES, SAFETENSORS_DTYPES, values_of
 from exportkit.package.manifest import Accuracy, Case, TensorOutput
-from exportkit.report.untrusted import first
+from exportkit.report.untrusted import LeftOut
 
 if TYPE_CHECKING:
     import numpy as np
 
-_MOST_CASES = 64
-MOST_BYTES = 128 << 20  # of all cases that are read
 LOWEST, HIGHEST, PER_DECADE = -16, 2, 2  # the decades of errors that a histogram has, and its bars in each
 _BARS = 24  # of a histogram of values
 
@@ -29,7 +27,7 @@ class _Output:
     errors: list[np.ndarray] = field(default_factory=list)
 
 
-def case_numbers(reader: PackageReader, left_out: list[str]) -> list[dict[str, Any]]:
+def case_numbers(reader: PackageReader, left_out: LeftOut) -> list[dict[str, Any]]:
     """Summarizes each output over the recorded cases. What cannot be read or is too much is noted in `left_out`.
 
     Returns:
@@ -37,17 +35,19 @@ def case_numbers(reader: PackageReader, left_out: list[str]) -> list[dict[str, A
         An error is defined as in FORMAT.md, "Verdicts".
     """
     outputs = [_Output(output) for output in reader.manifest.call.outputs]
-    left = MOST_BYTES
-    for case in first(reader.manifest.cases, _MOST_CASES, "cases in the histograms", left_out):
+    left = left_out.limits.case_bytes
+    for case in left_out.first(reader.manifest.cases, left_out.limits.cases, "cases in the histograms"):
         size = reader.record(case.record).size
         if size > left:
-            left_out.append(f"{case.record} in the histograms: the cases take more than {MOST_BYTES >> 20} MiB")
+            left_out.note(
+                f"{case.record} in the histograms: the cases take more than {left_out.limits.case_bytes >> 20} MiB"
+            )
             continue
         left -= size
         try:
             _add(outputs, case, tensors_of(reader.read(case.record)))
         except UnreadableCaseError as error:
-            left_out.append(f"{case.record} in the histograms: {error}")
+            left_out.note(f"{case.record} in the histograms: {error}")
     return [_summary(output, reader.manifest.cases) for output in outputs]
 
 

@@ -3,57 +3,40 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections import Counter
 from typing import Any
 
 from exportkit.package.exported_graph import Argument, Node, ProgramGraph, ProgramGraphError, tensors_in
 from exportkit.package.manifest import Manifest
 from exportkit.report.argument_text import DTYPE_NAMES, argument_text, inner_graph
 from exportkit.report.module_tree import Stack, tree_of
-from exportkit.report.source_frames import frames_of
 from exportkit.report.symbolic_sizes import Symbols, size_text, symbols_of
-from exportkit.report.untrusted import first
+from exportkit.report.untrusted import LeftOut
 
-MOST_NODES = 5000
-_MOST_EDGES = 30_000
-_MOST_ENDS = 500  # inputs, and outputs
-_MOST_ARGUMENTS = 40
 _NUMBERS = ("as_sym_int", "as_sym_bool", "as_sym_float", "as_sym_ints", "as_int", "as_bool", "as_float")
 # Namespaces of operators that come with torch.
 _OF_TORCH = frozenset(
     ["aten", "prim", "prims", "higher_order", "quantized", "quantized_decomposed", "_c10d_functional", "mkldnn"]
 )
 _TARGET = re.compile(r"torch\.ops\.(\w+)\.(\w+)(?:\.(\w+))?")
+_FRAME = re.compile(r'File "([^"\n]*)", line (\d+), in ([^\n]+)(?:\n(?!\s*File ")\s*([^\n]*))?')
+_MOST_FRAMES = 12
+_PACKAGES = ("/site-packages/", "/dist-packages/")
+_MACHINERY = re.compile(r"(^|/)torch/|/lib/python3\.\d+/|^<")
 
 
-@dataclass(frozen=True)
-class GraphData:
-    """What the page gets of a graph.
-
-    Attributes:
-        nodes: The nodes, in an order in which they can run. A node's place is its number.
-        edges: Pairs of numbers, from and to.
-        tree: The modules, see module_tree.
-        calls: The number of calls of each target.
-        left_out: What is not shown.
-    """
-
-    nodes: Sequence[Mapping[str, Any]]
-    edges: Sequence[tuple[int, int]]
-    tree: Mapping[str, Any]
-    calls: Mapping[str, int]
-    left_out: Sequence[str]
-
-
-def graph_data(program: ProgramGraph, manifest: Manifest) -> GraphData:
+def graph_data(program: ProgramGraph, manifest: Manifest, left_out: LeftOut) -> dict[str, Any]:
     """Describes a graph. `manifest` has the names of inputs, outputs and operators.
+
+    Returns:
+        `nodes`, in an order in which they can run, so that a node's place is its number; `edges`, pairs of numbers,
+        from and to; `tree`, the modules, see module_tree; `calls`, the number of calls of each target.
 
     Raises:
         ProgramGraphError: The graph refers to something in a form that torch does not write.
     """
     try:
-        return _Builder(program, manifest).build()
+        return _Builder(program, manifest, left_out).build()
     except (KeyError, TypeError, AttributeError, ValueError, IndexError, RecursionError) as error:
         # The unions in torch's schema are plain objects here, and each use of them may meet another form.
         raise ProgramGraphError(f"the graph is not in the form that torch writes: {error!r}") from error
@@ -69,7 +52,8 @@ def operator_name(target: str) -> str | None:
 
 
 class _Builder:
-    def __init__(self, program: ProgramGraph, manifest: Manifest) -> None:
+    def __init__(self, program: ProgramGraph, manifest: Manifest, left_out: LeftOut) -> None:
+        self._left_out, self._limits = left_out, left_out.limits
         self._graph, self._signature, self._manifest = program.graph, program.signature, manifest
         self._operators = {operator.name for operator in manifest.operators}
         self._nodes: list[dict[str, Any]] = []
@@ -79,20 +63,18 @@ class _Builder:
         self._edges: dict[tuple[int, int], None] = {}
         self._symbols: Symbols = {}
 
-    def build(self) -> GraphData:
-        left_out: list[str] = []
-        self._inputs(left_out)
-        for number, node in enumerate(first(self._graph.nodes, MOST_NODES, "nodes of the graph", left_out)):
+    def build(self) -> dict[str, Any]:
+        self._inputs()
+        for number, node in enumerate(
+            self._left_out.first(self._graph.nodes, self._limits.nodes, "nodes of the graph")
+        ):
             self._call(number, node)
-        self._outputs(left_out)
-        calls: dict[str, int] = {}
-        for node in self._graph.nodes:
-            calls[node.target] = calls.get(node.target, 0) + 1
-        tree = tree_of(self._stacks)
-        edges = first(list(self._edges), _MOST_EDGES, "arrows of the graph", left_out)
-        return GraphData(self._nodes, edges, tree, calls, left_out)
+        self._outputs()
+        edges = self._left_out.first(list(self._edges), self._limits.edges, "arrows of the graph")
+        calls = Counter(node.target for node in self._graph.nodes)
+        return {"nodes": self._nodes, "edges": edges, "tree": tree_of(self._stacks), "calls": calls}
 
-    def _inputs(self, left_out: list[str]) -> None:
+    def _inputs(self) -> None:
         named = self._manifest.call.inputs
         users: list[str] = []
         for spec in self._signature.input_specs:
@@ -104,7 +86,7 @@ class _Builder:
                 self._weights[argument["name"]] = str(content[f"{kind}_name"])
         values = self._graph.tensor_values
         self._symbols = symbols_of(self._manifest.call, [values[name].sizes for name in users if name in values])
-        for index, name in enumerate(first(users, _MOST_ENDS, "inputs of the graph", left_out)):
+        for index, name in enumerate(self._left_out.first(users, self._limits.ends, "inputs of the graph")):
             title = named[index].name if index < len(named) else name
             self._maker[name] = self._add({"kind": "input", "title": title, "out": [self._value(name)]}, None)
 
@@ -125,7 +107,7 @@ class _Builder:
             "out": [self._value(name) for name in outputs],
             "args": [
                 [argument.name, argument_text(argument.arg, self._shown), self._sources(argument.arg)]
-                for argument in node.inputs[:_MOST_ARGUMENTS]
+                for argument in node.inputs[: self._limits.arguments]
             ],
         }
         if custom is not None:
@@ -144,7 +126,7 @@ class _Builder:
             described["weights"] = weights
         self._maker.update(dict.fromkeys(outputs, here))
 
-    def _outputs(self, left_out: list[str]) -> None:
+    def _outputs(self) -> None:
         users = [
             name
             for spec in self._signature.output_specs
@@ -152,7 +134,7 @@ class _Builder:
             for name in tensors_in(spec["user_output"]["arg"])
         ]
         named = self._manifest.call.outputs
-        for index, name in enumerate(first(users, _MOST_ENDS, "outputs of the graph", left_out)):
+        for index, name in enumerate(self._left_out.first(users, self._limits.ends, "outputs of the graph")):
             title = named[index].name if index < len(named) else name
             here = self._add({"kind": "output", "title": title, "out": [self._value(name)]}, None)
             if name in self._maker:
@@ -191,3 +173,18 @@ def _short(target: str) -> str:
     if name is None:
         return target.rpartition(".")[2]
     return name.removeprefix("aten::").removeprefix("higher_order::")
+
+
+def frames_of(trace: str) -> list[list[object]]:
+    """Returns the lines of the model's code that a node was traced from, the innermost first. They are never opened.
+
+    A frame is a file, a line, a function, a text, and whether it is code of the model: not torch's, not Python's, not
+    an installed package's, unless there is nothing else.
+    """
+    found = [[m[1], int(m[2]), m[3], m[4] or ""] for m in _FRAME.finditer(trace) if len(m[2]) < 10][-_MOST_FRAMES:][
+        ::-1
+    ]
+    own = [not _MACHINERY.search(str(f[0])) and not any(p in str(f[0]) for p in _PACKAGES) for f in found]
+    if not any(own):
+        own = [not _MACHINERY.search(str(f[0])) for f in found]
+    return [[*frame, mine] for frame, mine in zip(found, own)]

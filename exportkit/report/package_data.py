@@ -7,14 +7,15 @@ from dataclasses import dataclass
 from math import prod
 from typing import Any
 
+import msgspec
+
 from exportkit.package.archive import PackageReader
 from exportkit.package.dtypes import ITEM_BYTES
+from exportkit.package.exported_graph import Node
 from exportkit.package.manifest import MANIFEST_NAME, Manifest, Weight
 from exportkit.package.trust import signature_info
-from exportkit.report.untrusted import first
-
-MOST_ROWS = 1000  # of a table
-_LARGEST = 200  # weights that are listed
+from exportkit.report.argument_text import argument_text
+from exportkit.report.untrusted import LeftOut
 
 # The kinds of records, by the beginnings of their names. The rest is small: what torch's reader looks for.
 _KINDS = {
@@ -24,6 +25,7 @@ _KINDS = {
     "exportkit/cases/": "cases",
     "exportkit/program": "program",
 }
+_MAX_CALLS_BYTES = 64 << 20
 
 Rows = Sequence[Sequence[str]]
 
@@ -53,13 +55,13 @@ class Words:
     onnx: Rows
 
 
-def package_data(reader: PackageReader, words: Words, left_out: list[str]) -> dict[str, Any]:
+def package_data(reader: PackageReader, words: Words, left_out: LeftOut) -> dict[str, Any]:
     """Describes an open package whose digests were checked. What is too much is noted in `left_out`."""
     manifest = reader.manifest
     sizes = {record.name: record.size for record in manifest.records}
 
     def shown(rows: Rows, what: str) -> Rows:
-        return [list(row) for row in first(rows, MOST_ROWS, what, left_out)]
+        return [list(row) for row in left_out.first(rows, left_out.limits.rows, what)]
 
     return {
         "name": manifest.name,
@@ -74,7 +76,7 @@ def package_data(reader: PackageReader, words: Words, left_out: list[str]) -> di
         "inputs": shown(words.inputs, "inputs"),
         "outputs": shown(words.outputs, "outputs"),
         "dimensions": [
-            [d.name, d.min, d.max] for d in first(manifest.call.dimensions, MOST_ROWS, "dimensions", left_out)
+            [d.name, d.min, d.max] for d in left_out.first(manifest.call.dimensions, left_out.limits.rows, "dimensions")
         ],
         "targets": [
             [*row, _bytes_under(sizes, f"data/aotinductor/{row[0]}/")] for row in shown(words.targets, "targets")
@@ -87,7 +89,7 @@ def package_data(reader: PackageReader, words: Words, left_out: list[str]) -> di
         "weights": _weights(manifest.weights, left_out),
         "cases": [
             [case.sizes, sizes.get(case.record, 0), case.reference_dtype]
-            for case in first(manifest.cases, MOST_ROWS, "cases", left_out)
+            for case in left_out.first(manifest.cases, left_out.limits.rows, "cases")
         ],
         "records": _records(reader, left_out),
     }
@@ -98,17 +100,17 @@ def _signatures(reader: PackageReader) -> dict[str, Any]:
     return {"required": [[key.id, key.source] for key in reader.signers], "files": files}
 
 
-def _operators(manifest: Manifest, left_out: list[str]) -> list[list[Any]]:
+def _operators(manifest: Manifest, left_out: LeftOut) -> list[list[Any]]:
     given = {defined.name: place for place, library in enumerate(manifest.libraries) for defined in library.defines}
-    operators = first(manifest.operators, MOST_ROWS, "operators", left_out)
+    operators = left_out.first(manifest.operators, left_out.limits.rows, "operators")
     return [[operator.name, operator.schema, given.get(operator.name)] for operator in operators]
 
 
-def _weights(weights: Sequence[Weight], left_out: list[str]) -> dict[str, Any]:
+def _weights(weights: Sequence[Weight], left_out: LeftOut) -> dict[str, Any]:
     ordered = sorted(weights, key=lambda weight: (-_weight_bytes(weight), weight.name))
     rows = [
         [w.name, w.dtype, list(w.shape), _weight_bytes(w), w.state, len(w.aliases), w.record is not None]
-        for w in first(ordered, _LARGEST, "weights, which are smaller than those listed", left_out)
+        for w in left_out.first(ordered, left_out.limits.weights, "weights, which are smaller than those listed")
     ]
     stored = {weight.record: _weight_bytes(weight) for weight in weights if weight.record is not None}
     return {"count": len(weights), "state": sum(w.state for w in weights), "bytes": sum(stored.values()), "rows": rows}
@@ -118,7 +120,7 @@ def _weight_bytes(weight: Weight) -> int:
     return prod(weight.shape) * ITEM_BYTES.get(weight.dtype, 0)
 
 
-def _records(reader: PackageReader, left_out: list[str]) -> list[list[Any]]:
+def _records(reader: PackageReader, left_out: LeftOut) -> list[list[Any]]:
     """Returns the name, the size, the kind, the digest and the weight of each record, the largest first.
 
     Those that are left out have one row for each kind, so that the sizes add up.
@@ -133,7 +135,7 @@ def _records(reader: PackageReader, left_out: list[str]) -> list[list[Any]]:
         kind = next((kind for start, kind in _KINDS.items() if record.name.startswith(start)), "other")
         rows.append([record.name, record.size, kind, record.sha256, owners.get(record.name)])
     rows.sort(key=lambda row: (-row[1], row[0]))
-    shown = list(first(rows, MOST_ROWS, "records, which are smaller than those listed", left_out))
+    shown = list(left_out.first(rows, left_out.limits.rows, "records, which are smaller than those listed"))
     rest: dict[str, list[int]] = {}
     for _, size, kind, _, _ in rows[len(shown) :]:
         rest.setdefault(kind, []).append(size)
@@ -142,3 +144,52 @@ def _records(reader: PackageReader, left_out: list[str]) -> list[list[Any]]:
 
 def _bytes_under(sizes: Mapping[str, int], folder: str) -> int:
     return sum(size for name, size in sizes.items() if name.startswith(folder))
+
+
+# --- what compiled code calls ---------------------------------------------------------------------------------------
+
+
+class _Call(msgspec.Struct, frozen=True):
+    node: Node
+
+
+class _Calls(msgspec.Struct, frozen=True):
+    nodes: list[_Call]
+
+
+# Made at import: exportkit.package.manifest says why.
+_DECODER = msgspec.json.Decoder(_Calls)
+
+
+def compiled_calls(reader: PackageReader, left_out: LeftOut) -> list[list[Any]]:
+    """Returns the target, the operator, and the arguments of each call of a custom operator by compiled code, in order.
+
+    AOTInductor writes them beside the code, as JSON of the same form as a program's nodes. Files of other forms have
+    none. What it fused around them is machine code, so they are a list and no graph.
+    """
+    calls: list[list[Any]] = []
+    for target in reader.manifest.targets:
+        folder = f"data/aotinductor/{target.name}/"
+        for record in reader.manifest.records:
+            if (
+                record.name.startswith(folder)
+                and record.name.endswith(".wrapper.json")
+                and record.size <= _MAX_CALLS_BYTES
+            ):
+                calls += [[target.name, *_described(call.node)] for call in _decoded(reader.read(record.name))]
+    return list(left_out.first(calls, left_out.limits.calls, "calls of operators by compiled code"))
+
+
+def _decoded(content: bytes) -> list[_Call]:
+    try:
+        return _DECODER.decode(content).nodes
+    except (msgspec.DecodeError, RecursionError):
+        return []
+
+
+def _described(node: Node) -> list[str]:
+    try:
+        arguments = [f"{each.name}={argument_text(each.arg)}" for each in node.inputs]
+    except (KeyError, TypeError, AttributeError, ValueError):  # of another form
+        arguments = ["?"]
+    return [node.target, ", ".join(arguments)]

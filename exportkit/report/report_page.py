@@ -18,10 +18,9 @@ from exportkit.package.atomic import write_whole
 from exportkit.package.exported_graph import ProgramGraph, ProgramGraphError, graph_in, graph_of
 from exportkit.package.node_times import Profile, read_profile
 from exportkit.report.case_numbers import case_numbers
-from exportkit.report.compiled_calls import compiled_calls
 from exportkit.report.graph_data import graph_data
-from exportkit.report.package_data import Words, package_data
-from exportkit.report.untrusted import plain_text, script_json
+from exportkit.report.package_data import Words, compiled_calls, package_data
+from exportkit.report.untrusted import LeftOut, PageLimits, plain_text, script_json
 from exportkit.report.verification import read_verification
 
 _STATIC = Path(__file__).with_name("static")
@@ -65,7 +64,9 @@ class ReportSources:
     verification: Path | None = None
 
 
-def write_report(reader: PackageReader, words: Words, sources: ReportSources, out: Path) -> int:
+def write_report(
+    reader: PackageReader, words: Words, sources: ReportSources, out: Path, limits: PageLimits = PageLimits()
+) -> int:
     """Writes the page about an open package whose digests were checked.
 
     Args:
@@ -73,6 +74,7 @@ def write_report(reader: PackageReader, words: Words, sources: ReportSources, ou
         words: The manifest in words.
         sources: The other files.
         out: The file to write. An existing file is replaced when the page is complete.
+        limits: How much the page has room for.
 
     Returns:
         The size of the page in bytes.
@@ -82,21 +84,23 @@ def write_report(reader: PackageReader, words: Words, sources: ReportSources, ou
         PackageError: The given program cannot be read.
         OSError: The page cannot be written.
     """
-    page = page_of(report_data(reader, words, sources)).encode()
+    page = page_of(report_data(reader, words, sources, limits)).encode()
     write_whole(out, page)
     return len(page)
 
 
-def report_data(reader: PackageReader, words: Words, sources: ReportSources) -> dict[str, Any]:
+def report_data(
+    reader: PackageReader, words: Words, sources: ReportSources, limits: PageLimits = PageLimits()
+) -> dict[str, Any]:
     """Returns what the page shows. Arguments and errors are those of `write_report`."""
-    left_out: list[str] = []
+    left_out = LeftOut(limits)
     data = package_data(reader, words, left_out)
     data["numbers"] = case_numbers(reader, left_out)
     data["graph"], data["no_graph"] = _graph(reader, sources, left_out)
     data["compiled_calls"] = compiled_calls(reader, left_out)
     if sources.verification is not None:
         data["verification"] = read_verification(sources.verification, reader, left_out)
-    data["left_out"] = left_out
+    data["left_out"] = left_out.notes
     return data
 
 
@@ -132,7 +136,7 @@ def _hash(text: str) -> str:
 
 
 def _graph(
-    reader: PackageReader, sources: ReportSources, left_out: list[str]
+    reader: PackageReader, sources: ReportSources, left_out: LeftOut
 ) -> tuple[dict[str, Any] | None, str | None]:
     manifest = reader.manifest
     try:
@@ -146,17 +150,12 @@ def _graph(
             return None, _no_graph(reader)
         if sources.program is not None:
             _check_same_model(reader, program, sources.program)
-        found = graph_data(program, manifest)
+        graph = graph_data(program, manifest, left_out)
     except ProgramGraphError as error:
         if sources.program is not None or sources.profile is not None:
             raise
         return None, error.message
-    left_out += found.left_out
-    graph: dict[str, Any] = {
-        "nodes": found.nodes,
-        "edges": found.edges,
-        "tree": found.tree,
-        "calls": found.calls,
+    graph |= {
         "sha256": program.sha256,
         "torch": program.torch,
         "file": sources.program.name if sources.program is not None else None,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 T = TypeVar("T")
@@ -21,12 +22,43 @@ def plain_text(text: str, longest: int = LONGEST) -> str:
     return "".join(c if c.isprintable() or c == "\n" else c.encode("unicode_escape").decode() for c in text)
 
 
-def first(items: Sequence[T], limit: int, what: str, left_out: list[str]) -> Sequence[T]:
-    """Returns at most `limit` items. What is left out is noted."""
-    if len(items) <= limit:
-        return items
-    left_out.append(f"{len(items) - limit:,} of {len(items):,} {what}")
-    return items[:limit]
+@dataclass(frozen=True)
+class PageLimits:
+    """How much of each thing a page has room for."""
+
+    rows: int = 1000  # of a table
+    weights: int = 200
+    cases: int = 64  # in the histograms
+    case_bytes: int = 128 << 20  # that are read for them
+    calls: int = 500  # of operators by compiled code
+    checks: int = 500
+    nodes: int = 5000
+    edges: int = 30_000
+    ends: int = 500  # inputs of the graph, and outputs
+    arguments: int = 40  # of a node
+
+
+class LeftOut:
+    """What a page has no room for.
+
+    Attributes:
+        limits: How much it has room for.
+        notes: What it does not show, and why.
+    """
+
+    def __init__(self, limits: PageLimits = PageLimits()) -> None:
+        self.limits = limits
+        self.notes: list[str] = []
+
+    def note(self, text: str) -> None:
+        """Notes what is not shown."""
+        self.notes.append(text)
+
+    def first(self, items: Sequence[T], limit: int, what: str) -> Sequence[T]:
+        """Returns at most `limit` items. What is left out is noted."""
+        if len(items) > limit:
+            self.note(f"{len(items) - limit:,} of {len(items):,} {what}")
+        return items[:limit]
 
 
 def page_value(value: Any) -> Any:

@@ -9,10 +9,9 @@ import msgspec
 
 from exportkit.errors import UsageError
 from exportkit.package.archive import PackageReader
-from exportkit.report.untrusted import first
+from exportkit.report.untrusted import LeftOut
 
 _MAX_BYTES = 64 << 20
-_MOST_CHECKS = 500
 
 Number = float | str | None  # infinities and NaN are text
 
@@ -68,7 +67,7 @@ class _Verification(msgspec.Struct, frozen=True):
 _DECODER = msgspec.json.Decoder(_Verification)
 
 
-def read_verification(path: Path, reader: PackageReader, left_out: list[str]) -> dict[str, Any]:
+def read_verification(path: Path, reader: PackageReader, left_out: LeftOut) -> dict[str, Any]:
     """Reads a verification for the page.
 
     Args:
@@ -93,7 +92,7 @@ def read_verification(path: Path, reader: PackageReader, left_out: list[str]) ->
             f"{path} is a verification of another artifact than {reader.path}: the digests of their manifests differ",
             hint="Verify this artifact with `exportkit verify --json`.",
         )
-    checks = first(found.checks, _MOST_CHECKS, "checks of the verification", left_out)
+    checks = left_out.first(found.checks, left_out.limits.checks, "checks of the verification")
     return {
         "artifact": found.artifact,
         "ok": found.exit_code == 0,

@@ -15,6 +15,7 @@ from exportkit.package.archive import PackageReader
 from exportkit.package.case_files import references_in
 from exportkit.package.dtypes import DTYPES
 from exportkit.report import case_numbers
+from exportkit.report.untrusted import LeftOut, PageLimits
 from exportkit.runtime.case_tensors import read_case
 from tests.artifacts import artifact
 from tests.report.written import call, package
@@ -41,10 +42,10 @@ def test_errors_are_those_of_the_verdicts():
     path = artifact("patches-program")
     with PackageReader(path) as reader:
         outputs, cases = reader.manifest.call.outputs, reader.manifest.cases
-        left_out: list[str] = []
+        left_out = LeftOut()
         numbers = {each["name"]: each for each in case_numbers.case_numbers(reader, left_out)}
         read = [read_case(reader, case) for case in cases]
-    assert left_out == []
+    assert left_out.notes == []
     compared = 0
     for index, output in enumerate(outputs):
         found = numbers[output.name]
@@ -99,27 +100,26 @@ def with_case(path: Path, content: bytes) -> Path:
 )
 def test_a_case_that_cannot_be_read_is_noted(content: bytes, note: str, tmp_path: Path):
     with PackageReader(with_case(tmp_path / "p.pt2", content)) as reader:
-        left_out: list[str] = []
+        left_out = LeftOut()
         assert case_numbers.case_numbers(reader, left_out) == [{"name": "y", "dtype": "float32"}]
-    assert len(left_out) == 1
-    assert note in left_out[0]
+    (noted,) = left_out.notes
+    assert note in noted
 
 
 def test_values_that_are_not_numbers_are_counted(tmp_path: Path):
     values = torch.tensor([float("nan"), float("inf"), 0.0, 2.0])
     content = save({"input.0": torch.ones(4), "output.0": values})
     with PackageReader(with_case(tmp_path / "p.pt2", content)) as reader:
-        (found,) = case_numbers.case_numbers(reader, [])
+        (found,) = case_numbers.case_numbers(reader, LeftOut())
     expected = {"count": 4, "nan": 1, "infinite": 1, "zero": 1, "low": 0.0, "high": 2.0, "mean": 1.0}
     assert {name: found["values"][name] for name in expected} == expected
 
 
-def test_more_than_can_be_read_is_noted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(case_numbers, "MOST_BYTES", 10)
+def test_more_than_can_be_read_is_noted(tmp_path: Path):
+    left_out = LeftOut(PageLimits(case_bytes=10))
     with PackageReader(package(tmp_path / "p.pt2")) as reader:
-        left_out: list[str] = []
         case_numbers.case_numbers(reader, left_out)
-    assert left_out == ["exportkit/cases/0.safetensors in the histograms: the cases take more than 0 MiB"]
+    assert left_out.notes == ["exportkit/cases/0.safetensors in the histograms: the cases take more than 0 MiB"]
 
 
 def test_references_have_the_names_that_cases_have():

@@ -11,18 +11,22 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from exportkit.cli import main
 from exportkit.package.archive import PackageReader
 from exportkit.package.exported_graph import graph_in
 from exportkit.package.node_times import NodeTime, Profile, encode_profile
-from exportkit.report import graph_data, package_data
 from exportkit.report.argument_text import argument_text
-from tests import commands
+from exportkit.report.package_data import Words
+from exportkit.report.report_page import ReportSources, report_data
+from exportkit.report.untrusted import PageLimits
 from tests.artifacts import artifact
 from tests.report.written import call, document, node, package, program
 
 
 def inspect(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[int, str, str]:
-    return commands.run(capsys, "inspect", *arguments)
+    code = main(["inspect", *map(str, arguments)])
+    captured = capsys.readouterr()
+    return code, captured.out, captured.err
 
 
 def data_of(page: Path) -> dict:
@@ -182,13 +186,11 @@ def test_a_package_of_compiled_code_says_how_to_get_a_graph(capsys, tiny_package
     assert "has compiled code, but no program" in err
 
 
-def test_what_is_too_much_is_left_out_with_a_note(capsys, tmp_path: Path, monkeypatch):
-    monkeypatch.setattr(graph_data, "MOST_NODES", 3)
-    monkeypatch.setattr(package_data, "MOST_ROWS", 1)
+def test_what_is_too_much_is_left_out_with_a_note(tmp_path: Path):
     nodes = [node(f"n{i}", f"n{i - 1}" if i else "x") for i in range(10)]
-    artifact = package(tmp_path / "a.pt2", program(document(nodes, ["n9"])))
-    inspect(capsys, artifact, "--report", tmp_path / "a.html")
-    data = data_of(tmp_path / "a.html")
+    words = Words("", "", (), (), (), (), None, ())
+    with PackageReader(package(tmp_path / "a.pt2", program(document(nodes, ["n9"])))) as reader:
+        data = report_data(reader, words, ReportSources(), PageLimits(nodes=3, rows=1))
     assert "7 of 10 nodes of the graph" in data["left_out"]
     assert any(note.endswith("records, which are smaller than those listed") for note in data["left_out"])
     assert sum(size for _, size, *_ in data["records"]) == data["file"]["size"]

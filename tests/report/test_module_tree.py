@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from exportkit.report import module_tree
+from exportkit.report.graph_data import frames_of
 from exportkit.report.module_tree import Stack, tree_of
-from exportkit.report.source_frames import frames_of
 from tests.report.written import inside
 
 PATHS = st.lists(st.one_of(st.none(), st.sampled_from(["", "a", "a.b", "a.b.c", "d", "a.e"])), max_size=60)

@@ -7,7 +7,7 @@ import json
 from hypothesis import given
 from hypothesis import strategies as st
 
-from exportkit.report.untrusted import LONGEST, first, page_value, plain_text, script_json
+from exportkit.report.untrusted import LONGEST, LeftOut, page_value, plain_text, script_json
 
 TEXT = st.text(st.characters(), max_size=40) | st.sampled_from(
     ["</script>", "<!--", "]]>", "\u2028\u2029", "\u202eevil", "\ud800", "\x00\x1b[2J", "&lt;", "<script>"]
@@ -40,8 +40,8 @@ def test_long_text_is_shortened():
 
 
 def test_what_is_left_out_is_noted():
-    left_out: list[str] = []
-    assert list(first(range(5), 5, "things", left_out)) == [0, 1, 2, 3, 4]
-    assert left_out == []
-    assert list(first(range(5000), 2, "things", left_out)) == [0, 1]
-    assert left_out == ["4,998 of 5,000 things"]
+    left_out = LeftOut()
+    assert list(left_out.first(range(5), 5, "things")) == [0, 1, 2, 3, 4]
+    assert left_out.notes == []
+    assert list(left_out.first(range(5000), 2, "things")) == [0, 1]
+    assert left_out.notes == ["4,998 of 5,000 things"]
