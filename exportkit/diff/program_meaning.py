@@ -16,12 +16,6 @@ from exportkit.diff.stored_tensors import StoredTensor, in_file
 from exportkit.package import exported_graph as saved
 from exportkit.package.archive import PackageReader
 
-# torch's numbers of the dtypes in the file (torch/_export/serde/schema.py, ScalarType).
-_NAMES = (
-    "uint8 int8 int16 int32 int64 float16 float32 float64 complex32 complex64 complex128 bool bfloat16"
-    " - - - - - - - - - - - - - - uint16 float8_e4m3fn float8_e5m2 float8_e4m3fnuz float8_e5m2fnuz - uint32 uint64"
-)
-_DTYPES = {number: name for number, name in enumerate(_NAMES.split(), start=1) if name != "-"}
 _SYMBOL = re.compile(r"\b(?:[su]|zuf)\d+\b")
 _LINE = re.compile(r'File "(?:[^"]*/)?([^"/]*)", line (\d+)')
 _LOCAL_HEADER = 30  # bytes before an entry's name
@@ -82,7 +76,7 @@ class _Records:
             entry = self._entry(f"{folder}/{described['path_name']}")
             shape, strides = (tuple(int(size["as_int"]) for size in meta[kind]) for kind in ("sizes", "strides"))
             read = in_file(self._descriptor, self._data_offset(entry))
-            found[name] = StoredTensor(_DTYPES[meta["dtype"]], shape, strides, entry.file_size, read)
+            found[name] = StoredTensor(saved.DTYPE_NAMES[meta["dtype"]], shape, strides, entry.file_size, read)
         return found
 
     def pickled(self) -> dict[str, str]:

@@ -11,7 +11,7 @@ import os
 import re
 import zipfile
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, cast
@@ -27,6 +27,14 @@ MAX_BYTES = 64 << 20  # of the JSON
 MOST_AT_ONCE = 16 << 20  # bytes: the directory of a package has at most as many
 _RECORD = re.compile(r"[^/]+/models/[^/]+\.json")
 _CHUNK = 1 << 20
+
+# torch's numbers of dtypes (torch/_export/serde/schema.py).
+DTYPE_NAMES: Mapping[int, str] = {
+    **{1: "uint8", 2: "int8", 3: "int16", 4: "int32", 5: "int64", 6: "float16", 7: "float32", 8: "float64"},
+    **{9: "complex32", 10: "complex64", 11: "complex128", 12: "bool", 13: "bfloat16", 28: "uint16"},
+    **{29: "float8_e4m3fn", 30: "float8_e5m2", 31: "float8_e4m3fnuz", 32: "float8_e5m2fnuz", 33: "float8_e8m0fnu"},
+    **{34: "uint32", 35: "uint64"},
+}
 
 # Arguments are unions: an object with one key, such as {"as_tensor": {"name": "x"}}.
 Argument = dict[str, Any]

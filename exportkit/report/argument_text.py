@@ -2,20 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
 
-from exportkit.package.exported_graph import Argument, Graph
+from exportkit.package.exported_graph import DTYPE_NAMES, Argument, Graph
 
-# torch's numbers of dtypes (torch/_export/serde/schema.py).
-DTYPE_NAMES: Mapping[int, str] = {
-    **{1: "uint8", 2: "int8", 3: "int16", 4: "int32", 5: "int64", 6: "float16", 7: "float32", 8: "float64"},
-    **{9: "complex32", 10: "complex64", 11: "complex128", 12: "bool", 13: "bfloat16", 28: "uint16"},
-    **{29: "float8_e4m3fn", 30: "float8_e5m2", 31: "float8_e4m3fnuz", 32: "float8_e5m2fnuz", 33: "float8_e8m0fnu"},
-    **{34: "uint32", 35: "uint64"},
-}
 _MOST_ITEMS = 16  # of a list
 _DEEPEST = 6
 

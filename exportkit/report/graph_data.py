@@ -6,9 +6,9 @@ import re
 from collections import Counter
 from typing import Any
 
-from exportkit.package.exported_graph import Argument, Node, ProgramGraph, ProgramGraphError, tensors_in
+from exportkit.package.exported_graph import DTYPE_NAMES, Argument, Node, ProgramGraph, ProgramGraphError, tensors_in
 from exportkit.package.manifest import Manifest
-from exportkit.report.argument_text import DTYPE_NAMES, argument_text, inner_graph
+from exportkit.report.argument_text import argument_text, inner_graph
 from exportkit.report.module_tree import Stack, tree_of
 from exportkit.report.symbolic_sizes import Symbols, size_text, symbols_of
 from exportkit.report.untrusted import LeftOut

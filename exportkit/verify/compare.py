@@ -148,10 +148,8 @@ class _Comparison:
         measured = measure_error(values, given, found, typical=typical, limit=allowed.greatest)
         note = None
         if measured.compared < given.numel():
-            note = (
-                f"{measured.compared} of {given.numel()} elements compared: the rows of `{rows_of}` that the reference "
-                "has"
-            )
+            compared = f"{measured.compared} of {given.numel()} elements compared"
+            note = f"{compared}: the rows of `{rows_of}` that the reference has"
         return replace(
             difference,
             compared=measured.compared,
@@ -196,21 +194,8 @@ def compare_tensors(
     # An infinite expected value would allow any difference.
     wrong |= difference.isinf() & counts
     relative = torch.where(difference == 0, torch.zeros_like(difference), difference / magnitude)
-    max_abs, max_abs_at = _greatest(difference, counts)
-    max_rel, max_rel_at = _greatest(relative, counts)
-    return OutputComparison(
-        name=name,
-        dtype=_dtype_name(expected.dtype),
-        shape=tuple(expected.shape),
-        compared=int(counts.sum()),
-        mismatched=int(wrong.sum()),
-        max_abs=max_abs,
-        max_abs_at=max_abs_at,
-        max_rel=max_rel,
-        max_rel_at=max_rel_at,
-        rtol=rtol,
-        atol=atol,
-    )
+    described = name, _dtype_name(expected.dtype), tuple(expected.shape), int(counts.sum()), int(wrong.sum())
+    return OutputComparison(*described, *_greatest(difference, counts), *_greatest(relative, counts), rtol, atol)
 
 
 def _compare_ranking(
@@ -246,28 +231,15 @@ def _compare_ranking(
     wrong = differs & (outside | too_far | again)
     tied = int((differs & ~wrong).sum())
     notes = [f"{tied} indices differ where `{of}` ties within its tolerance"] if tied else []
-    notes += (
-        [f"{int((differs & outside).sum())} indices are outside 0..{count - 1}"]
-        if bool((differs & outside).any())
-        else []
-    )
-    notes += [f"{int((differs & again).sum())} indices repeat"] if bool((differs & again).any()) else []
+    for which, what in ((outside, f"are outside 0..{count - 1}"), (again, "repeat")):
+        if found := int((differs & which).sum()):
+            notes.append(f"{found} indices {what}")
     gap, gap_at = _greatest(difference, differs & ~outside)
     if gap:
         notes.append(f"greatest gap in `{of}` {gap:.3g} at {gap_at} (up to {tolerance.atol:.3g} allowed)")
+    described = name, _dtype_name(expected.dtype), tuple(expected.shape), expected.numel(), int(wrong.sum())
     return OutputComparison(
-        name=name,
-        dtype=_dtype_name(expected.dtype),
-        shape=tuple(expected.shape),
-        compared=expected.numel(),
-        mismatched=int(wrong.sum()),
-        max_abs=None,
-        max_abs_at=None,
-        max_rel=None,
-        max_rel_at=None,
-        rtol=tolerance.rtol,
-        atol=tolerance.atol,
-        note="; ".join(notes) or None,
+        *described, None, None, None, None, tolerance.rtol, tolerance.atol, "; ".join(notes) or None
     )
 
 

@@ -151,13 +151,13 @@ def test_large_tensors_leave_the_model_in_every_dtype_and_small_ones_stay(tmp_pa
     np.testing.assert_allclose(y, expected.numpy(), rtol=1e-6)
 
 
-def test_small_models_have_no_data_file_and_one_beyond_the_limit_of_onnx_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_model_without_large_tensors_has_no_data_file(tmp_path: Path) -> None:
     path = write_small(tmp_path / "a.onnx", proto=model_proto(torch.ones(3, 1)), data_threshold=0)
     assert files(path) == [path, companion_path(path)]
     open_onnx(path).close()
 
+
+def test_a_model_beyond_the_limit_of_onnx_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     class TooLarge:
         def SerializeToString(self, *, deterministic: bool) -> bytes:
             raise EncodeError("Failed to serialize proto")  # as protobuf does from 2 GB on

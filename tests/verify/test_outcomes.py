@@ -1,7 +1,9 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 import typing
+from pathlib import Path
 
 import pytest
 
@@ -80,6 +82,14 @@ def test_each_way_to_fail_has_an_exit_code_of_its_own():
 def test_every_error_class_has_a_documented_exit_code():
     classes = [value for value in vars(errors).values() if hasattr(value, "exit_code")]
     assert {c.exit_code for c in classes} <= EXIT_CODES.keys()
+
+
+def test_the_documents_name_no_other_exit_codes():
+    for path in (Path(__file__).parents[2] / "docs").rglob("*.md"):
+        text = path.read_text()
+        table = re.search(r"^\| exit code \|.*?\n\n", text, re.MULTILINE | re.DOTALL)
+        named = re.findall(r"exit code (\d+)", text) + re.findall(r"^\| (\d+)", table[0] if table else "", re.MULTILINE)
+        assert {int(code) for code in named} <= EXIT_CODES.keys(), path
 
 
 def test_a_match_names_the_output_that_differs_most():
