@@ -49,7 +49,6 @@ def encode_answer(
     header = _ENCODER.encode(
         {"model_name": answer.model, "model_version": answer.version}
         | ({"id": answer.id} if answer.id else {})
-        | ({"parameters": dict(answer.parameters)} if answer.parameters else {})
         | {"outputs": outputs}
     )
     return (len(header) if any_binary else None), [header, *binary]

@@ -5,8 +5,7 @@ Tensors are bytes in row-major order, little-endian, as the protocol's binary fo
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Annotated
 
 import msgspec
@@ -67,11 +66,10 @@ class Timing:
 
 @dataclass(frozen=True)
 class InferAnswer:
-    """The answer to a request. `parameters` are the protocol's; they hold numbers, text and booleans."""
+    """The answer to a request."""
 
     model: str
     version: str
     id: str
     outputs: tuple[OutputTensor, ...]
     timing: Timing
-    parameters: Mapping[str, bool | int | str] = field(default_factory=dict)

@@ -116,9 +116,6 @@ def encode_infer_answer(
         BadRequestError: An output does not fit its region.
     """
     message = _RESPONSE(model_name=answer.model, model_version=answer.version, id=answer.id)
-    for name, value in answer.parameters.items():
-        kind = "bool_param" if isinstance(value, bool) else "int64_param" if isinstance(value, int) else "string_param"
-        setattr(message.parameters[name], kind, value)
     contents = []
     for output in answer.outputs:
         described = message.outputs.add(name=output.name, datatype=output.datatype, shape=output.shape)

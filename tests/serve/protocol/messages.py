@@ -64,13 +64,13 @@ def described(name: str = "x", datatype: str = "FP32", shape: Sequence[int] = (1
     return {"name": name, "datatype": datatype, "shape": list(shape), **more}
 
 
-def answer_of(arrays: Mapping[str, tuple[str, np.ndarray]], id: str = "", **parameters: Any) -> InferAnswer:
+def answer_of(arrays: Mapping[str, tuple[str, np.ndarray]], id: str = "") -> InferAnswer:
     """Returns an answer with these outputs: the datatype and the array of each."""
     outputs = tuple(
         OutputTensor(name, datatype, array.shape, array.reshape(-1).view(np.uint8).data)
         for name, (datatype, array) in arrays.items()
     )
-    return InferAnswer("model", "1", id, outputs, Timing(0.0, 0.0, 0.0, 0.0, 1), parameters)
+    return InferAnswer("model", "1", id, outputs, Timing(0.0, 0.0, 0.0, 0.0, 1))
 
 
 def address(data: memoryview) -> int:

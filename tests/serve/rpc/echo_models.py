@@ -63,8 +63,7 @@ class EchoModel:
             for tensor in request.inputs
             if request.outputs is None or tensor.name in request.outputs
         )
-        parameters = {"rows": 1, "whole": True, "kind": "echo"}
-        return InferAnswer(self.name, self.version, request.id, outputs, Timing(0, 0, 0, 0, 1), parameters)
+        return InferAnswer(self.name, self.version, request.id, outputs, Timing(0, 0, 0, 0, 1))
 
     def metadata(self) -> dict[str, Any]:
         tensor = {"name": "x", "datatype": "FP32", "shape": [-1, 3]}

@@ -4,7 +4,7 @@ import { decode, known } from "./tensors.js";
 
 const KEY = "exportkit-api-key";
 const HEADER = "Inference-Header-Content-Length";
-const PATIENCE = 10_000; // ms that the status may take; a model may take as long as it takes
+const STATUS_TIMEOUT = 10_000; // ms that the status may take; a model may take as long as it takes
 let askForKey = async () => null;
 
 /** What the server refused, with its own words. */
@@ -23,7 +23,7 @@ export function onKeyNeeded(ask) {
 
 /** Returns /page/status. */
 export async function status() {
-  return (await send("page/status", {}, PATIENCE)).json();
+  return (await send("page/status", {}, STATUS_TIMEOUT)).json();
 }
 
 /**
@@ -71,11 +71,11 @@ function readOutputs(body, length) {
   return outputs;
 }
 
-async function send(path, options, patience) {
+async function send(path, options, timeout) {
   for (;;) {
     const key = storedKey();
     const headers = { ...options.headers, ...(key ? { Authorization: `Bearer ${key}` } : {}) };
-    const response = await within(patience, (signal) => fetch(path, { signal, ...options, headers, cache: "no-store" }));
+    const response = await within(timeout, (signal) => fetch(path, { signal, ...options, headers, cache: "no-store" }));
     if (response.ok) return response;
     const message = await refusal(response);
     if (response.status !== 401) throw new Refused(message, response.status);
@@ -85,10 +85,10 @@ async function send(path, options, patience) {
 }
 
 /** Calls what can be aborted, and aborts it after some time. */
-async function within(patience, call) {
-  if (patience === undefined) return call(undefined);
+async function within(timeout, call) {
+  if (timeout === undefined) return call(undefined);
   const late = new AbortController();
-  const timer = setTimeout(() => late.abort(), patience);
+  const timer = setTimeout(() => late.abort(), timeout);
   try {
     return await call(late.signal);
   } finally {
