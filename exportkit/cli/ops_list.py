@@ -9,6 +9,7 @@ import msgspec
 
 from exportkit.cli.app import command as exportkit_command
 from exportkit.cli.output import print_json, print_table, printable, progress
+from exportkit.support import OLDEST_TORCH
 
 if TYPE_CHECKING:
     from exportkit.operators.tools.listing import ListedFile, ListedOperator, Listing
@@ -80,7 +81,7 @@ def _file_rows(file: ListedFile) -> list[tuple[str, ...]]:
     elif file.needs_torch is not None:
         torch = f"{file.needs_torch} or newer (stable ABI)"
     else:
-        torch = "newer than 2.11 (stable ABI)"
+        torch = f"newer than {OLDEST_TORCH} (stable ABI)"
     rows: list[tuple[str, ...]] = [("torch", torch)]
     if file.beyond:
         more = len(file.beyond) - _SHOWN_SYMBOLS

@@ -18,6 +18,7 @@ from elftools.elf.gnuversions import GNUVerDefSection, GNUVerNeedSection
 from elftools.elf.sections import SymbolTableSection
 
 from exportkit.errors import NotAnOperatorLibraryError
+from exportkit.support import OLDEST_TORCH
 
 _MACHINES = {"EM_X86_64": "x86_64", "EM_AARCH64": "aarch64"}
 
@@ -153,17 +154,17 @@ def is_stable(symbols: Iterable[str]) -> bool:
 
 
 def oldest_torch(symbols: Iterable[str]) -> str | None:
-    """Returns "2.11" if that torch has all of these shims, else None.
+    """Returns the oldest torch that exportkit supports if it has all of these shims, else None.
 
-    2.11 is the oldest torch that exportkit supports. torch promises to keep a release's shims for two years.
+    torch promises to keep a release's shims for two years.
     """
-    return "2.11" if set(symbols) <= stable_abi() else None
+    return OLDEST_TORCH if set(symbols) <= stable_abi() else None
 
 
 @functools.cache
 def stable_abi() -> frozenset[str]:
-    """Returns the shims that torch 2.11 exports, for CPU and CUDA."""
-    lines = Path(__file__).with_name("stable_abi_2.11.txt").read_text().splitlines()
+    """Returns the shims that the oldest torch exports, for CPU and CUDA."""
+    lines = Path(__file__).with_name(f"stable_abi_{OLDEST_TORCH}.txt").read_text().splitlines()
     return frozenset(line for line in lines if not line.startswith("#"))
 
 
