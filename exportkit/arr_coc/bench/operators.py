@@ -14,7 +14,7 @@ import torch._functorch.config
 from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from exportkit.arr_coc.bench.problem_sizes import Benchmark, Subject, subjects
+from exportkit.arr_coc.bench.problem_sizes import Benchmark, TimedOperator, subjects
 from exportkit.bench.operator_options import COMPILE, EAGER, LIBRARY, OperatorOptions
 from exportkit.bench.results import OURS, Direction, Measurement, Row
 from exportkit.bench.timing import Alternative, Call, measure
@@ -57,8 +57,8 @@ def bench_operators(
 
 
 def _chosen(
-    found: dict[str, Subject], options: OperatorOptions
-) -> list[tuple[Subject, Benchmark, torch.dtype, Direction]]:
+    found: dict[str, TimedOperator], options: OperatorOptions
+) -> list[tuple[TimedOperator, Benchmark, torch.dtype, Direction]]:
     if unknown := [name for name in options.names if name not in found]:
         raise UsageError(
             f"there is no operator {unknown[0]!r} to time",
@@ -86,7 +86,7 @@ def _chosen(
 
 
 def _row(
-    subject: Subject,
+    subject: TimedOperator,
     benchmark: Benchmark,
     dtype: torch.dtype,
     direction: Direction,
@@ -125,7 +125,7 @@ def _row(
 
 
 def _others(
-    subject: Subject, benchmark: Benchmark, against: Sequence[str]
+    subject: TimedOperator, benchmark: Benchmark, against: Sequence[str]
 ) -> Iterator[tuple[str, str, Callable[..., Any], str | None]]:
     """Yields (name, description, function, why it cannot be timed here) of the alternatives."""
     if EAGER in against:
@@ -146,7 +146,7 @@ class _Forward:
 
     direction: Direction = "forward"
 
-    def __init__(self, subject: Subject, benchmark: Benchmark, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(self, subject: TimedOperator, benchmark: Benchmark, dtype: torch.dtype, device: torch.device) -> None:
         self.subject, self.benchmark, self.dtype, self.device = subject, benchmark, dtype, device
         first = benchmark.draw(device, dtype)
         count = min(_MAX_SETS, math.ceil(4 * _cache_bytes(device) / max(1, _bytes(first))))
@@ -176,7 +176,7 @@ class _Backward(_Forward):
 
     direction: Direction = "backward"
 
-    def __init__(self, subject: Subject, benchmark: Benchmark, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(self, subject: TimedOperator, benchmark: Benchmark, dtype: torch.dtype, device: torch.device) -> None:
         super().__init__(subject, benchmark, dtype, device)
         del self.inputs[4:]  # every set keeps the tensors that the reference saves for its gradient
         names = list(inspect.signature(subject.reference).parameters)
@@ -232,7 +232,7 @@ def _bytes(value: Any) -> int:
 
 
 def _check(
-    subject: Subject,
+    subject: TimedOperator,
     benchmark: Benchmark,
     direction: Direction,
     expected: Sequence[Tensor],

@@ -21,7 +21,7 @@ K, PATCH = 200, 16
 
 
 @dataclass(frozen=True)
-class InputSpec:
+class RandomTensor:
     """A random tensor, "uniform" in [0, 1) or "normal". If `dtype` is None, it has the benchmark's dtype."""
 
     shape: tuple[int, ...]
@@ -34,14 +34,14 @@ class InputSpec:
         return make(self.shape, device=device, dtype=torch.float32).to(self.dtype or dtype)
 
 
-def uniform(*shape: int) -> InputSpec:
+def uniform(*shape: int) -> RandomTensor:
     """Returns values in [0, 1), like colours and scores."""
-    return InputSpec(shape, "uniform")
+    return RandomTensor(shape, "uniform")
 
 
-def normal(*shape: int) -> InputSpec:
+def normal(*shape: int) -> RandomTensor:
     """Returns normally distributed values, like features."""
-    return InputSpec(shape, "normal")
+    return RandomTensor(shape, "normal")
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ class Benchmark:
 
     Attributes:
         size: A label of the size, in the operator's letters.
-        args: The positional arguments; tensors are `InputSpec`.
+        args: The positional arguments; tensors are `RandomTensor`.
         kwargs: The keyword arguments.
         dtype: The default dtype of the floating tensors.
         library: A library's alternative.
@@ -80,12 +80,12 @@ class Benchmark:
     def draw(self, device: torch.device, dtype: torch.dtype) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Draws new arguments."""
         return tree_map(
-            lambda x: x.draw(device, dtype) if isinstance(x, InputSpec) else x, (self.args, dict(self.kwargs))
+            lambda x: x.draw(device, dtype) if isinstance(x, RandomTensor) else x, (self.args, dict(self.kwargs))
         )
 
 
 @dataclass(frozen=True)
-class Subject:
+class TimedOperator:
     """An operator or a chain of operators, which is timed against its reference.
 
     `differentiable` names the arguments whose gradients are timed; it may be empty.
@@ -99,15 +99,15 @@ class Subject:
     benchmarks: tuple[Benchmark, ...]
 
 
-def subjects(device: torch.device) -> dict[str, Subject]:
+def subjects(device: torch.device) -> dict[str, TimedOperator]:
     """Returns everything that can be timed on a device, by name: operators in their order, then chains."""
     on_gpu = device.type == "cuda"
     found = {}
     for name, spec in SPECS.items():
         if not name.endswith(("_forward", "_grad")):  # timed with the operator they belong to
-            benchmarks = tuple(TABLE[name](on_gpu)) if name in TABLE else tuple(_of_samples(spec, device))
+            benchmarks = TABLE[name](on_gpu) if name in TABLE else _of_samples(spec, device)
             timed = () if name in _GRADIENT_IS_A_VIEW else spec.differentiable
-            found[name] = Subject(name, spec.wrapper, spec.reference, spec.tolerance, timed, benchmarks)
+            found[name] = TimedOperator(name, spec.wrapper, spec.reference, spec.tolerance, timed, tuple(benchmarks))
     if "relevance_scores" in SPECS:
         found["scores_to_budgets"] = _scores_to_budgets(on_gpu)
     return found
@@ -120,8 +120,34 @@ _IMAGES = {True: [(1, 448), (1, 1024), (8, 1024), (32, 1024)], False: [(1, 448),
 _FEATURES = {True: [(1, 1024, 768), (8, 4096, 1024), (64, 4096, 1024)], False: [(1, 1024, 384), (8, 1024, 384)]}
 _ROWS = {True: [(65536, 1024), (16384, 4096), (4096, 1024)], False: [(4096, 1024), (1024, 768)]}
 _ROW_DTYPE = {True: torch.float16, False: torch.float32}
-_WEIGHTS = InputSpec((3,), "uniform")
+_WEIGHTS = RandomTensor((3,), "uniform")
 _GRADIENT_IS_A_VIEW = {"reduce_sum"}  # in ATen and in exportkit: nothing is computed, so there is nothing to time
+
+Table = Callable[[bool], Iterable[Benchmark]]
+
+
+def _features(arguments: Callable[[int, int, int], tuple[Any, ...]], label: str = "", **options: Any) -> Table:
+    """Benchmarks of features [B, N, D]."""
+    return lambda on_gpu: (
+        Benchmark(f"B{b} N{n} D{d}{label}", arguments(b, n, d), **options) for b, n, d in _FEATURES[on_gpu]
+    )
+
+
+def _rows(
+    arguments: Callable[[int, int], tuple[Any, ...]],
+    label: str = "",
+    library: LibraryCall | None = None,
+    **options: Any,
+) -> Table:
+    """Benchmarks of rows [R, D]."""
+    return lambda on_gpu: (
+        Benchmark(f"{r}x{d}{label}", arguments(r, d), dtype=_ROW_DTYPE[on_gpu], library=library, **options)
+        for r, d in _ROWS[on_gpu]
+    )
+
+
+def _both(first: Table, second: Table) -> Table:
+    return lambda on_gpu: [*first(on_gpu), *second(on_gpu)]
 
 
 def _fused_texture(on_gpu: bool) -> Iterator[Benchmark]:
@@ -135,22 +161,14 @@ def _texture_statistics(on_gpu: bool) -> Iterator[Benchmark]:
         yield Benchmark(f"{batch}x3x{side}x{side} P{PATCH}", (uniform(batch, 3, side, side), PATCH))
 
 
-def _compute_entropy(on_gpu: bool) -> Iterator[Benchmark]:
-    for b, n, d in _FEATURES[on_gpu]:
-        yield Benchmark(f"B{b} N{n} D{d}", (normal(b, n, d),), library=alternatives.CATEGORICAL)
+def _salience_arguments(b: int, n: int, d: int) -> tuple[Any, ...]:
+    side = round(n**0.5) * PATCH
+    return normal(b, n, d), uniform(b, 3, side, side), uniform(b, 1, side, side), uniform(b, 1, side, side), PATCH
 
 
-def _query_alignment(on_gpu: bool) -> Iterator[Benchmark]:
-    for b, n, d in _FEATURES[on_gpu]:
-        args = (normal(b, n, d), normal(b, d))
-        yield Benchmark(f"B{b} N{n} D{d}", args, library=alternatives.COSINE_SIMILARITY)
-
-
-def _compute_salience(on_gpu: bool) -> Iterator[Benchmark]:
-    for b, n, d in _FEATURES[on_gpu]:
-        side = round(n**0.5) * PATCH
-        maps = uniform(b, 3, side, side), uniform(b, 1, side, side), uniform(b, 1, side, side)
-        yield Benchmark(f"B{b} N{n} D{d} P{PATCH}", (normal(b, n, d), *maps, PATCH))
+def _relevance_arguments(b: int, n: int, d: int) -> tuple[Any, ...]:
+    side = round(n**0.5)
+    return normal(b, n, d), normal(b, d), normal(b, 3, side, side), uniform(b, 1, side, side), _WEIGHTS
 
 
 def _opponent_balance(on_gpu: bool) -> Iterator[Benchmark]:
@@ -184,20 +202,6 @@ def _allocate_lod_tokens(on_gpu: bool) -> Iterator[Benchmark]:
         yield Benchmark(f"B{b} K{K} total", (uniform(b, K), 64, 400, 1.0, K * 150))
 
 
-def _relevance_scores(on_gpu: bool) -> Iterator[Benchmark]:
-    for b, n, d in _FEATURES[on_gpu]:
-        side = round(n**0.5)
-        args = (normal(b, n, d), normal(b, d), normal(b, 3, side, side), uniform(b, 1, side, side), _WEIGHTS)
-        yield Benchmark(f"B{b} N{n} D{d}", args)
-        yield Benchmark(f"B{b} N{n} D{d}, no feature salience", args, {"salience_weights": [0.5, 0.5, 0.0]})
-
-
-def _fused_layer_norm(on_gpu: bool) -> Iterator[Benchmark]:
-    for rows, columns in _ROWS[on_gpu]:
-        args = (normal(rows, columns), normal(columns), normal(columns))
-        yield Benchmark(_rows(rows, columns), args, dtype=_ROW_DTYPE[on_gpu], library=alternatives.LAYER_NORM)
-
-
 def _invariant_linear(on_gpu: bool) -> Iterator[Benchmark]:
     """The layers of ViT-small, for one image of 448x448 and, on a GPU, for 64."""
     for images in (1, 64) if on_gpu else (1,):
@@ -209,78 +213,36 @@ def _invariant_linear(on_gpu: bool) -> Iterator[Benchmark]:
             )
 
 
-def _rms_norm_quantize(on_gpu: bool) -> Iterator[Benchmark]:
-    for rows, columns in _ROWS[on_gpu]:
-        args = (normal(rows, columns), normal(columns))
-        # x / rms may be within a rounding error of half a step
-        yield Benchmark(
-            _rows(rows, columns), args, dtype=_ROW_DTYPE[on_gpu], library=alternatives.RMS_NORM, agreement=0.999
-        )
-
-
-def _softmax(on_gpu: bool) -> Iterator[Benchmark]:
-    for rows, columns in _ROWS[on_gpu]:
-        args = (normal(rows, columns),)
-        yield Benchmark(_rows(rows, columns), args, dtype=_ROW_DTYPE[on_gpu], library=alternatives.SOFTMAX)
-
-
-def _reduce_sum(on_gpu: bool) -> Iterator[Benchmark]:
-    for rows, columns in _ROWS[on_gpu]:
-        for dim in (1, 0):
-            yield Benchmark(
-                f"{_rows(rows, columns)} dim {dim}",
-                (normal(rows, columns), dim),
-                dtype=_ROW_DTYPE[on_gpu],
-                library=alternatives.SUM,
-            )
-
-
-def _elementwise(
-    *rest: Any, inputs: int = 1, bias: bool = False, library: LibraryCall | None = None
-) -> Callable[[bool], Iterator[Benchmark]]:
-    def benchmarks(on_gpu: bool) -> Iterator[Benchmark]:
-        for rows, columns in _ROWS[on_gpu]:
-            args = (normal(rows, columns),) * inputs + (normal(columns),) * bias
-            yield Benchmark(_rows(rows, columns), (*args, *rest), dtype=_ROW_DTYPE[on_gpu], library=library)
-
-    return benchmarks
-
-
-def _add_out(on_gpu: bool) -> Iterator[Benchmark]:
-    for rows, columns in _ROWS[on_gpu]:
-        yield Benchmark(
-            _rows(rows, columns),
-            (normal(rows, columns),) * 3,
-            dtype=_ROW_DTYPE[on_gpu],
-            library=alternatives.ADD_OUT,
-        )
-
-
-def _rows(rows: int, columns: int) -> str:
-    return f"{rows}x{columns}"
-
-
-TABLE: Mapping[str, Callable[[bool], Iterable[Benchmark]]] = {
+TABLE: Mapping[str, Table] = {
     "fused_texture": _fused_texture,
     "texture_statistics": _texture_statistics,
-    "compute_entropy": _compute_entropy,
-    "query_alignment": _query_alignment,
-    "compute_salience": _compute_salience,
+    "compute_entropy": _features(lambda b, n, d: (normal(b, n, d),), library=alternatives.CATEGORICAL),
+    "query_alignment": _features(
+        lambda b, n, d: (normal(b, n, d), normal(b, d)), library=alternatives.COSINE_SIMILARITY
+    ),
+    "compute_salience": _features(_salience_arguments, f" P{PATCH}"),
     "opponent_balance": _opponent_balance,
-    "relevance_scores": _relevance_scores,
+    "relevance_scores": _both(
+        _features(_relevance_arguments),
+        _features(_relevance_arguments, ", no feature salience", kwargs={"salience_weights": [0.5, 0.5, 0.0]}),
+    ),
     "top_k_patches": _top_k_patches,
     "allocate_lod_tokens": _allocate_lod_tokens,
     "select_patches": _select_patches,
-    "fused_layer_norm": _fused_layer_norm,
+    "fused_layer_norm": _rows(lambda r, d: (normal(r, d), normal(d), normal(d)), library=alternatives.LAYER_NORM),
     "invariant_linear": _invariant_linear,
-    "rms_norm_quantize": _rms_norm_quantize,
-    "softmax": _softmax,
-    "reduce_sum": _reduce_sum,
-    "relu": _elementwise(library=alternatives.RELU),
-    "bias_relu": _elementwise(bias=True, library=alternatives.BIAS_RELU),
-    "scale_bias_relu": _elementwise(0.5, bias=True, library=alternatives.SCALE_BIAS_RELU),
-    "muladd": _elementwise(0.5, inputs=2, library=alternatives.ADDCMUL),
-    "add_out": _add_out,
+    # x / rms may be within a rounding error of half a step
+    "rms_norm_quantize": _rows(lambda r, d: (normal(r, d), normal(d)), library=alternatives.RMS_NORM, agreement=0.999),
+    "softmax": _rows(lambda r, d: (normal(r, d),), library=alternatives.SOFTMAX),
+    "reduce_sum": _both(
+        _rows(lambda r, d: (normal(r, d), 1), " dim 1", library=alternatives.SUM),
+        _rows(lambda r, d: (normal(r, d), 0), " dim 0", library=alternatives.SUM),
+    ),
+    "relu": _rows(lambda r, d: (normal(r, d),), library=alternatives.RELU),
+    "bias_relu": _rows(lambda r, d: (normal(r, d), normal(d)), library=alternatives.BIAS_RELU),
+    "scale_bias_relu": _rows(lambda r, d: (normal(r, d), normal(d), 0.5), library=alternatives.SCALE_BIAS_RELU),
+    "muladd": _rows(lambda r, d: (normal(r, d), normal(r, d), 0.5), library=alternatives.ADDCMUL),
+    "add_out": _rows(lambda r, d: (normal(r, d),) * 3, library=alternatives.ADD_OUT),
 }
 
 
@@ -291,7 +253,7 @@ def _of_samples(spec: OpSpec, device: torch.device) -> Iterator[Benchmark]:
             yield Benchmark(sample.label, sample.args, sample.kwargs, dtype=spec.dtypes[0])
 
 
-def _scores_to_budgets(on_gpu: bool) -> Subject:
+def _scores_to_budgets(on_gpu: bool) -> TimedOperator:
     """Computes selected patches and their budgets from features, like the model in eval mode; reads features once."""
 
     def chain(which: str) -> Callable[..., Any]:
@@ -305,11 +267,10 @@ def _scores_to_budgets(on_gpu: bool) -> Subject:
 
     benchmarks = []
     for b, n, d in _FEATURES[on_gpu]:
-        side = round(n**0.5)
-        args = (normal(b, n, d), normal(b, d), normal(b, 3, side, side), uniform(b, 1, side, side), _WEIGHTS)
         # Every feature once for its score; selected features read again and written; colours, edges; selected scores;
         # indices, budgets, positions.
         moved = BytesMoved(b * (n * (d + 4) + 2 * K * d + K), 24 * b * K)
+        args = _relevance_arguments(b, n, d)
         benchmarks.append(Benchmark(f"B{b} N{n} D{d} k{K}", args, moved=moved, agreement=0.98))
     tolerance = SPECS["relevance_scores"].tolerance
-    return Subject("scores_to_budgets", chain("wrapper"), chain("reference"), tolerance, (), tuple(benchmarks))
+    return TimedOperator("scores_to_budgets", chain("wrapper"), chain("reference"), tolerance, (), tuple(benchmarks))

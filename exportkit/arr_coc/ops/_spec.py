@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from exportkit.operators.contract.layout import Layout, check
-from exportkit.operators.contract.operator_spec import OpSpec, Refusal, Sample
+from exportkit.operators.contract.operator_spec import OpSpec, Refusal
+from exportkit.operators.contract.sample import Sample
 
 __all__ = ["ArrCocSpec", "Layout", "OpSpec", "Refusal", "Sample", "check"]
 

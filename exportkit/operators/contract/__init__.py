@@ -7,6 +7,7 @@ check` everybody's.
 from __future__ import annotations
 
 from exportkit.operators.contract.layout import Layout
-from exportkit.operators.contract.operator_spec import OpSpec, Refusal, Sample
+from exportkit.operators.contract.operator_spec import OpSpec, Refusal
+from exportkit.operators.contract.sample import Sample
 
 __all__ = ["Layout", "OpSpec", "Refusal", "Sample"]

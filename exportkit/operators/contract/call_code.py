@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from exportkit.operators.contract.memory_layouts import PLAIN, MemoryLayout
-from exportkit.operators.contract.operator_spec import Sample
-from exportkit.operators.contract.subject import Subject
+from exportkit.operators.contract.operator_trial import Subject
+from exportkit.operators.contract.sample import Sample
 
 _LITERAL = 64
 """Tensors of up to so many elements may be written down. Larger ones are drawn."""

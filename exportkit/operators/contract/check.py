@@ -14,10 +14,10 @@ from exportkit.operators.contract.call_code import Written, ways_to_write
 from exportkit.operators.contract.definition import Check, Problem, checks
 from exportkit.operators.contract.fake_kernel import fake_answer
 from exportkit.operators.contract.findings import Finding, OperatorReport
-from exportkit.operators.contract.operator_spec import OpSpec, Sample
-from exportkit.operators.contract.operator_trial import NotApplicable, Trial, elements, first_line, floating_dtype
-from exportkit.operators.contract.other_sizes import neighbours, smaller
-from exportkit.operators.contract.subject import Subject
+from exportkit.operators.contract.operator_spec import OpSpec
+from exportkit.operators.contract.operator_trial import NotApplicable, Subject, Trial, first_line
+from exportkit.operators.contract.resizing import neighbours, smaller
+from exportkit.operators.contract.sample import Sample
 
 Progress = Callable[[str, Sample | None], None]
 """Told the check and the call before it is tried, or None for a check of the operator as a whole."""
@@ -129,7 +129,7 @@ def chosen(check: Check, calls: Sequence[Sample]) -> list[Sample]:
     calls_by_size = _smallest_first(calls)
     by_dtype: dict[torch.dtype | None, list[Sample]] = {}
     for call in calls_by_size:
-        by_dtype.setdefault(floating_dtype(call), []).append(call)
+        by_dtype.setdefault(call.floating_dtype, []).append(call)
     first = first_dtype(calls)
     allowed = {"all": None, "some": _FEW, "first": 0, "float64": 0}[check.dtypes]
     whole = (torch.float64 if check.dtypes == "float64" else first, None)
@@ -147,12 +147,12 @@ def chosen(check: Check, calls: Sequence[Sample]) -> list[Sample]:
 
 def _smallest_first(calls: Sequence[Sample]) -> list[Sample]:
     """Returns the calls by their size, the empty ones last."""
-    return sorted(calls, key=lambda call: elements(call) or math.inf)
+    return sorted(calls, key=lambda call: call.elements or math.inf)
 
 
 def first_dtype(calls: Sequence[Sample]) -> torch.dtype | None:
     """Returns the dtype of the first call that has a floating one."""
-    return next((dtype for dtype in map(floating_dtype, calls) if dtype is not None), None)
+    return next((call.floating_dtype for call in calls if call.floating_dtype is not None), None)
 
 
 def _spread(calls: Sequence[Sample], most: int) -> list[Sample]:
@@ -167,8 +167,8 @@ def _other_calls(trial: Trial, progress: Progress) -> list[Sample]:
     if trial.others is None:
         trial.others = []
         first = first_dtype(trial.subject.calls)
-        near = [call for call in trial.subject.calls if elements(call) and floating_dtype(call) in (first, None)]
-        for call in _spread(sorted(near, key=elements)[: len(near) // 2 + 1], _NEIGHBOURS_OF):
+        near = [call for call in trial.subject.calls if call.elements and call.floating_dtype in (first, None)]
+        for call in _spread(sorted(near, key=lambda call: call.elements)[: len(near) // 2 + 1], _NEIGHBOURS_OF):
             for other in neighbours(trial.subject, call):
                 progress("runs", other)
                 with contextlib.suppress(Exception):  # the operator may refuse it
@@ -197,7 +197,7 @@ def _smallest(check: Check, trial: Trial, call: Sample, problem: Problem, progre
         shrunk = False
         for candidate in smaller(trial.subject, call):
             left -= 1
-            if 0 < elements(candidate) < elements(call) and left >= 0:
+            if 0 < candidate.elements < call.elements and left >= 0:
                 progress(check.name, candidate)
                 if found := _still(check, trial, candidate):
                     call, problem, shrunk = candidate, found, True

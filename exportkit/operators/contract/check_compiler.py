@@ -14,17 +14,8 @@ from exportkit.operators.contract.definition import Problem, of_call, of_operato
 from exportkit.operators.contract.derivatives import differentiable
 from exportkit.operators.contract.differences import difference, first_difference
 from exportkit.operators.contract.fake_kernel import fake_outputs
-from exportkit.operators.contract.operator_spec import Sample
-from exportkit.operators.contract.operator_trial import (
-    NotApplicable,
-    Trial,
-    arguments,
-    copied,
-    device_of,
-    elements,
-    first_line,
-    tensors,
-)
+from exportkit.operators.contract.operator_trial import NotApplicable, Trial, first_line
+from exportkit.operators.contract.sample import Sample, tensors
 
 _WRONG_ALREADY = (
     "determinism", "mutation", "aliasing", "fake-runs", "fake-shape", "fake-strides", "fake-dtype", "fake-device",
@@ -77,9 +68,7 @@ def _first(trial: Trial) -> Sample:
     """Returns the call that is compiled and exported: the SPEC's first, else the first that has no size below 2."""
     calls = trial.subject.calls
     if trial.subject.spec is None:
-        calls = (
-            tuple(c for c in calls if all(size > 1 for t in arguments(c) for size in t.shape) and elements(c)) or calls
-        )
+        calls = tuple(c for c in calls if all(size > 1 for t in c.tensors for size in t.shape) and c.elements) or calls
     if not calls:
         raise NotApplicable("there are no calls")
     trial.answer(calls[0])
@@ -221,11 +210,11 @@ def _same_but_for_sizes(first: OperatorCall, other: OperatorCall, varying: dict[
 def autocast(trial: Trial, call: Sample) -> Problem | None:
     """Under torch.autocast, kernel, fake kernel and traced graph have results of the same dtype."""
     trial.answer(call)
-    device = device_of(call).type
+    device = call.device.type
     shown = f'with torch.autocast("{device}", dtype=torch.bfloat16):\n    print({{call}})'
     with torch.autocast(device, dtype=torch.bfloat16):
         try:
-            real = tensors(trial.run(copied(call), trial.subject.overload))
+            real = tensors(trial.run(call.copied(), trial.subject.overload))
         except Exception as error:
             text = f"A call that works outside of torch.autocast fails in it: {first_line(error)}."
             return Problem(text, shown=shown)

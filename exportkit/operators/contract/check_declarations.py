@@ -10,8 +10,8 @@ from exportkit.operators.contract.check_gradients import small_enough
 from exportkit.operators.contract.definition import Problem, of_operator
 from exportkit.operators.contract.derivatives import differentiable
 from exportkit.operators.contract.findings import Severity
-from exportkit.operators.contract.operator_spec import Sample
-from exportkit.operators.contract.operator_trial import NotApplicable, Trial, arguments, floating_dtype
+from exportkit.operators.contract.operator_trial import NotApplicable, Trial
+from exportkit.operators.contract.sample import Sample
 from exportkit.operators.contract.schema_rules import schema_findings
 
 
@@ -57,12 +57,12 @@ def samples(trial: Trial) -> Problem | None:
     spec = trial.subject.spec
     if spec is None:
         raise NotApplicable("there is no SPEC")
-    first = {next(iter(arguments(c)[0].shape), 1) for c in trial.subject.calls if arguments(c)}
+    first = {next(iter(c.tensors[0].shape), 1) for c in trial.subject.calls if c.tensors}
     if missing := {0, 1, 2, 5} - first:
         # An offset of the batch that is counted twice shows only from 2 on.
         return Problem(f"Samples must have batches of 0, 1, 2 and 5, but there are none of {sorted(missing)}.")
     if spec.differentiable and torch.float64 in spec.dtypes:
-        small = [c for c in trial.subject.calls if floating_dtype(c) == torch.float64 and _fits_gradcheck(trial, c)]
+        small = [c for c in trial.subject.calls if c.floating_dtype == torch.float64 and _fits_gradcheck(trial, c)]
         if len(small) < 2:
             return Problem("At least 2 samples in float64 must be small enough for gradcheck.")
     return None

@@ -12,8 +12,8 @@ from exportkit.operators.contract.definition import Problem, of_call, of_operato
 from exportkit.operators.contract.differences import difference
 from exportkit.operators.contract.findings import Severity
 from exportkit.operators.contract.memory_layouts import FRAMED, SPACED, MemoryLayout
-from exportkit.operators.contract.operator_spec import Sample
-from exportkit.operators.contract.operator_trial import NotApplicable, Trial, copied, elements, tensors, with_tensors
+from exportkit.operators.contract.operator_trial import NotApplicable, Trial
+from exportkit.operators.contract.sample import Sample, tensors
 
 _SHOWN = "import copy\nbefore = copy.deepcopy(args)\n{op}(*args)\nprint(before, args)"
 _SHOWN_MEMORY = (
@@ -60,7 +60,7 @@ def mutation(trial: Trial, call: Sample) -> Problem | None:
 
 
 def _mutation(trial: Trial, call: Sample, layout: MemoryLayout) -> Problem | None:
-    own = with_tensors(copied(call), layout.apply)
+    own = call.copied().with_tensors(layout.apply)
     named = [(name, t) for name, value in trial.bound(own).items() for t in tensors(value)]
     before = [_memory(t).clone() for _, t in named]
     try:
@@ -101,10 +101,10 @@ def declared_mutation(trial: Trial) -> Problem | None:
     if not names:
         raise NotApplicable("the schema declares no argument as written to")
     tried = None
-    for call in sorted(trial.subject.calls, key=elements):
-        if not names or not elements(call):
+    for call in sorted(trial.subject.calls, key=lambda call: call.elements):
+        if not names or not call.elements:
             continue
-        own = copied(call)
+        own = call.copied()
         trial.run(own, trial.subject.overload)
         tried = tried or call
         old, new = trial.bound(call), trial.bound(own)
@@ -131,7 +131,7 @@ def declared_mutation(trial: Trial) -> Problem | None:
 def aliasing(trial: Trial, call: Sample) -> Problem | None:
     """An output shares no memory with an input or another output, unless the schema says so."""
     trial.answer(call)
-    own = copied(call)
+    own = call.copied()
     returned = trial.run(own, trial.subject.overload)
     returned = returned if isinstance(returned, tuple) else (returned,)
     declared = [r.alias_info is not None for r in trial.subject.overload._schema.returns]
@@ -182,7 +182,7 @@ def kept_inputs(trial: Trial, call: Sample) -> Problem | None:
 
 def _called(trial: Trial, call: Sample) -> list[tuple[str, Any]]:
     """Makes the call on copies that nobody else holds, and returns a weak reference to each argument's memory."""
-    own = copied(call)
+    own = call.copied()
     named = [(name, t) for name, value in trial.bound(own).items() for t in tensors(value) if t.numel()]
     trial.run(own, trial.subject.overload)
     return [(name, t.untyped_storage()._weak_ref()) for name, t in named]

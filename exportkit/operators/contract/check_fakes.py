@@ -11,8 +11,8 @@ from torch.utils import _pytree as pytree
 from exportkit.operators.contract.definition import Problem, of_call
 from exportkit.operators.contract.fake_kernel import fake_answer, symbolic_answer
 from exportkit.operators.contract.findings import Severity
-from exportkit.operators.contract.operator_spec import Sample
-from exportkit.operators.contract.operator_trial import NotApplicable, Trial, arguments, elements, first_line
+from exportkit.operators.contract.operator_trial import NotApplicable, Trial, first_line
+from exportkit.operators.contract.sample import Sample
 
 
 @of_call(
@@ -110,9 +110,9 @@ def symbolic(trial: Trial, call: Sample) -> Problem | None:
         raise
     except Exception as error:
         return Problem(f"With symbols for sizes, the fake kernel fails: {first_line(error)}.")
-    bound = arguments(call)
+    bound = call.tensors
     for other in _alike(trial, call):
-        given = arguments(other)
+        given = other.tensors
         for number, dim in formulas.fixed:
             if given[number].shape[dim] != bound[number].shape[dim]:
                 return Problem(
@@ -138,7 +138,7 @@ def _alike(trial: Trial, call: Sample) -> list[Sample]:
     found = []
     for other in [*trial.subject.calls, *(trial.others or [])]:
         with contextlib.suppress(NotApplicable):
-            if elements(other) and fixed(other) == fixed(call):
+            if other.elements and fixed(other) == fixed(call):
                 trial.answer(other)
                 found.append(other)
     return found

@@ -14,8 +14,8 @@ from exportkit.operators.contract.derivatives import Differentiable, differentia
 from exportkit.operators.contract.differences import difference
 from exportkit.operators.contract.findings import Severity
 from exportkit.operators.contract.memory_layouts import EXPANDED, REVERSED, SPACED
-from exportkit.operators.contract.operator_spec import Sample
-from exportkit.operators.contract.operator_trial import NotApplicable, Trial, first_line, tensors
+from exportkit.operators.contract.operator_trial import NotApplicable, Trial, first_line
+from exportkit.operators.contract.sample import Sample, tensors
 
 _GRADCHECK_ELEMENTS = 600
 """gradcheck calls the operator twice for each element."""

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from exportkit.operators.contract.definition import Problem, of_call
 from exportkit.operators.contract.differences import first_difference
-from exportkit.operators.contract.operator_spec import Sample
-from exportkit.operators.contract.operator_trial import NotApplicable, Trial, elements
+from exportkit.operators.contract.operator_trial import NotApplicable, Trial
+from exportkit.operators.contract.sample import Sample
 
 _RUNS = 3
 _LARGE_RUNS = 2
@@ -30,7 +30,7 @@ def runs(trial: Trial, call: Sample) -> Problem | None:
 def determinism(trial: Trial, call: Sample) -> Problem | None:
     """The same call has the same answer, bit for bit."""
     first = trial.answer(call)
-    for _ in range((_RUNS if elements(call) <= _LARGE else _LARGE_RUNS) - 1):
+    for _ in range((_RUNS if call.elements <= _LARGE else _LARGE_RUNS) - 1):
         if found := first_difference(trial.fresh_answer(call), first):
             index, text = found
             return Problem(

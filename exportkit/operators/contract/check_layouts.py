@@ -13,19 +13,10 @@ from exportkit.operators.contract.differences import first_difference
 from exportkit.operators.contract.fake_kernel import fake_outputs
 from exportkit.operators.contract.findings import Severity
 from exportkit.operators.contract.memory_layouts import EXPANDED, SPACED, STRIDED, MemoryLayout
-from exportkit.operators.contract.operator_spec import DEFAULT_TOLERANCES, Sample
-from exportkit.operators.contract.operator_trial import (
-    NotApplicable,
-    Trial,
-    arguments,
-    copied,
-    elements,
-    first_line,
-    tensors,
-    with_tensor,
-    with_tensors,
-)
-from exportkit.operators.contract.other_sizes import resized, sizes_of
+from exportkit.operators.contract.operator_spec import DEFAULT_TOLERANCES
+from exportkit.operators.contract.operator_trial import NotApplicable, Trial, first_line
+from exportkit.operators.contract.resizing import resized, sizes_of
+from exportkit.operators.contract.sample import Sample, tensors
 
 _LARGE = 4096
 
@@ -49,18 +40,18 @@ class _LaidOut:
 
 def _laid_out(trial: Trial, call: Sample) -> Iterator[_LaidOut]:
     """Yields the call in each layout that changes it, and with each tensor alone in another layout than the rest."""
-    own = copied(call)
-    given = arguments(own)
+    own = call.copied()
+    given = own.tensors
     for layout in STRIDED:
         if layout is EXPANDED and trial.subject.is_mutable:
             continue  # elements that share memory cannot be written to
-        laid = with_tensors(own, layout.apply)
-        if any(a is not b for a, b in zip(arguments(laid), given)):
+        laid = own.with_tensors(layout.apply)
+        if any(a is not b for a, b in zip(laid.tensors, given)):
             yield _LaidOut(laid, layout)
-    if len(given) > 1 and elements(call) <= _LARGE:
+    if len(given) > 1 and call.elements <= _LARGE:
         for number, tensor in enumerate(given):
             if tensor.dim():
-                yield _LaidOut(with_tensor(own, number, SPACED.apply(tensor)), SPACED, number)
+                yield _LaidOut(own.with_tensor(number, SPACED.apply(tensor)), SPACED, number)
 
 
 @of_call(
@@ -78,7 +69,7 @@ def strides(trial: Trial, call: Sample) -> Problem | None:
     for laid in _laid_out(trial, call):
         # Expanding changes values, the other layouts do not.
         expands = laid.layout is EXPANDED
-        expected = trial.fresh_answer(with_tensors(laid.call, Tensor.contiguous)) if expands else trial.answer(call)
+        expected = trial.fresh_answer(laid.call.with_tensors(Tensor.contiguous)) if expands else trial.answer(call)
         try:
             actual = trial.used_up(laid.call)
         except Exception as error:
@@ -147,10 +138,10 @@ def fake_layouts(trial: Trial, call: Sample) -> Problem | None:
 @of_operator("empty", "Return early where there is nothing to compute, or refuse it in the fake kernel, too.", order=15)
 def empty(trial: Trial) -> Problem | None:
     """A size of 0 has an answer, or kernel and fake refuse it."""
-    filled = [call for call in trial.subject.calls if elements(call) and sizes_of(call)]
+    filled = [call for call in trial.subject.calls if call.elements and sizes_of(call)]
     if not filled:
         raise NotApplicable("no call has a size that could be 0")
-    call, tried = min(filled, key=elements), 0
+    call, tried = min(filled, key=lambda call: call.elements), 0
     for size in sizes_of(call):
         other = resized(trial.subject, call, {size: 0})
         if other is None:

@@ -11,18 +11,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from exportkit.operators.contract.definition import Problem, of_operator
 from exportkit.operators.contract.fake_kernel import fake_outputs
 from exportkit.operators.contract.findings import Severity
-from exportkit.operators.contract.operator_spec import Sample
-from exportkit.operators.contract.operator_trial import (
-    NotApplicable,
-    Trial,
-    arguments,
-    copied,
-    elements,
-    first_line,
-    tensors,
-    with_tensor,
-    with_tensors,
-)
+from exportkit.operators.contract.operator_trial import NotApplicable, Trial, first_line
+from exportkit.operators.contract.sample import Sample, tensors
 
 
 @of_operator("refusals", "Use the same check and the same words in kernel and fake.", order=90)
@@ -31,7 +21,7 @@ def refusals(trial: Trial) -> Problem | None:
     spec = trial.subject.spec
     if spec is None:
         raise NotApplicable("no SPEC says what is refused")
-    devices = {t.device for call in trial.subject.calls for t in arguments(call)}
+    devices = {t.device for call in trial.subject.calls for t in call.tensors}
     refused = [refusal for device in sorted(devices, key=str) for refusal in spec.refusals(device)]
     if not refused:
         return Problem("A SPEC must list calls that are refused, and this one lists none.")
@@ -39,7 +29,7 @@ def refusals(trial: Trial) -> Problem | None:
         call = Sample(refusal.label, refusal.args, refusal.kwargs)
         by_kernel = _refusal(trial, call)
         mode = FakeTensorMode(allow_non_fake_inputs=False)
-        faked = with_tensors(call, mode.from_tensor)
+        faked = call.with_tensors(mode.from_tensor)
         with mode:
             by_fake = _refusal(trial, faked)
         for who, error in (("kernel", by_kernel), ("fake kernel", by_fake)):
@@ -78,11 +68,11 @@ def _refusal(trial: Trial, call: Sample) -> Exception | None:
 )
 def refuses_alike(trial: Trial) -> Problem | None:
     """What kernel or fake refuses, the other refuses, too: ranks, dtypes, sizes and devices that do not fit."""
-    filled = [call for call in trial.subject.calls if elements(call)]
+    filled = [call for call in trial.subject.calls if call.elements]
     if not filled:
         raise NotApplicable("every call is empty")
     doubtful = None
-    for what, wrong in _wrong_calls(min(filled, key=elements)):
+    for what, wrong in _wrong_calls(min(filled, key=lambda call: call.elements)):
         try:
             fake_outputs(trial, wrong)
             by_fake = None
@@ -113,10 +103,10 @@ def refuses_alike(trial: Trial) -> Problem | None:
 def devices(trial: Trial) -> Problem | None:
     """Tensors on two devices are refused."""
     for call in trial.subject.calls:
-        given = arguments(call)
+        given = call.tensors
         if len(given) < 2 or given[-1].device.type == "cpu":
             continue
-        mixed = with_tensor(call, len(given) - 1, given[-1].cpu())
+        mixed = call.with_tensor(len(given) - 1, given[-1].cpu())
         error = _refusal(trial, mixed)
         if error is None or "device" not in str(error):
             said = "takes them" if error is None else f"says {first_line(error)}"
@@ -127,7 +117,7 @@ def devices(trial: Trial) -> Problem | None:
 
 def _refusal_of_overload(trial: Trial, call: Sample) -> Exception | None:
     try:
-        tensors(trial.run(copied(call), trial.subject.overload))
+        tensors(trial.run(call.copied(), trial.subject.overload))
     except Exception as error:
         return error
     return None
@@ -135,21 +125,21 @@ def _refusal_of_overload(trial: Trial, call: Sample) -> Exception | None:
 
 def _wrong_calls(call: Sample) -> Iterator[tuple[str, Sample]]:
     """Yields calls with one tensor that does not fit, each with what is wrong."""
-    given = arguments(call)
+    given = call.tensors
     for number, tensor in enumerate(given):
         name = f"tensor {number}"
-        yield f"one dimension more in {name}", with_tensor(call, number, tensor.unsqueeze(0))
+        yield f"one dimension more in {name}", call.with_tensor(number, tensor.unsqueeze(0))
         if tensor.dim() and tensor.shape[0]:
-            yield f"one dimension less in {name}", with_tensor(call, number, tensor.select(0, 0).clone())
+            yield f"one dimension less in {name}", call.with_tensor(number, tensor.select(0, 0).clone())
         other = torch.int64 if tensor.is_floating_point() else torch.float32
-        yield f"{other} in {name}", with_tensor(call, number, tensor.to(other))
+        yield f"{other} in {name}", call.with_tensor(number, tensor.to(other))
         if len(given) > 1 and tensor.is_floating_point():
             half = torch.float16 if tensor.dtype != torch.float16 else torch.float32
-            yield f"{half} in {name} alone", with_tensor(call, number, tensor.to(half))
+            yield f"{half} in {name} alone", call.with_tensor(number, tensor.to(half))
         if len(given) > 1:
             for dim in range(tensor.dim()):
                 longer = torch.cat([tensor, tensor.narrow(dim, 0, min(1, tensor.shape[dim]))], dim)
                 if longer.shape != tensor.shape:
-                    yield f"one element more in dimension {dim} of {name}", with_tensor(call, number, longer)
+                    yield f"one element more in dimension {dim} of {name}", call.with_tensor(number, longer)
         if tensor.device.type != "cpu" and len(given) > 1:
-            yield f"{name} on the CPU", with_tensor(call, number, tensor.cpu())
+            yield f"{name} on the CPU", call.with_tensor(number, tensor.cpu())

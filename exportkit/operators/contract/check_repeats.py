@@ -17,17 +17,8 @@ from torch import Tensor
 from exportkit.operators.contract.definition import Problem, of_call
 from exportkit.operators.contract.differences import first_difference
 from exportkit.operators.contract.findings import Severity
-from exportkit.operators.contract.operator_spec import Sample
-from exportkit.operators.contract.operator_trial import (
-    NotApplicable,
-    Trial,
-    arguments,
-    copied,
-    device_of,
-    elements,
-    first_line,
-    with_tensors,
-)
+from exportkit.operators.contract.operator_trial import NotApplicable, Trial, first_line
+from exportkit.operators.contract.sample import Sample
 
 _LARGE = 4096
 
@@ -48,7 +39,7 @@ def batch(trial: Trial, call: Sample) -> Problem | None:
     whole = trial.answer(call)
     size = _batch_size(trial, call, whole)
     severity = Severity.broken if trial.subject.spec is not None else Severity.doubtful
-    for index in range(size) if elements(call) <= _LARGE else (0, size - 1):
+    for index in range(size) if call.elements <= _LARGE else (0, size - 1):
         alone = trial.fresh_answer(_rows(call, size, slice(index, index + 1)))
         if any(a.dim() == 0 or a.shape[0] != 1 for a in alone):
             raise NotApplicable("the outputs do not follow the batch")
@@ -59,7 +50,7 @@ def batch(trial: Trial, call: Sample) -> Problem | None:
                 f"{which} {text} (alone, and in the batch).",
                 severity=severity,
             )
-    reverse = torch.arange(size - 1, -1, -1, device=device_of(call))
+    reverse = torch.arange(size - 1, -1, -1, device=call.device)
     turned = trial.fresh_answer(_rows(call, size, reverse))
     if found := first_difference(turned, [w.index_select(0, reverse) for w in whole]):
         which, text = found
@@ -71,7 +62,7 @@ def batch(trial: Trial, call: Sample) -> Problem | None:
 
 
 def _batch_size(trial: Trial, call: Sample, outputs: list[Tensor]) -> int:
-    given = arguments(call)
+    given = call.tensors
     size = next((t.shape[0] for t in given if t.dim()), 0)
     if size < 2 or any(t.dim() == 0 or t.shape[0] != size for t in outputs):
         raise NotApplicable("the call has no batch of at least two rows in its inputs and outputs")
@@ -83,7 +74,7 @@ def _batch_size(trial: Trial, call: Sample, outputs: list[Tensor]) -> int:
 
 
 def _rows(call: Sample, size: int, which: slice | Tensor) -> Sample:
-    return with_tensors(call, lambda t: t[which] if t.dim() > 1 and t.shape[0] == size else t)
+    return call.with_tensors(lambda t: t[which] if t.dim() > 1 and t.shape[0] == size else t)
 
 
 # --- threads ----------------------------------------------------------------------------------------------------------
@@ -105,13 +96,13 @@ _THREAD_ELEMENTS = 20_000
 def threads(trial: Trial, call: Sample) -> Problem | None:
     """Calls from several threads at once, on different inputs, answer as alone."""
     trial.answer(call)
-    if not 0 < elements(call) <= _THREAD_ELEMENTS:
+    if not 0 < call.elements <= _THREAD_ELEMENTS:
         raise NotApplicable("the call is empty, or large")
     calls = [_turned(call, shift) for shift in range(_THREADS)]
     expected = [trial.fresh_answer(one) for one in calls]
     problems: list[str] = []
     with _frequent_switches():
-        for _ in range(_BURSTS if elements(call) <= _LARGE else 1):
+        for _ in range(_BURSTS if call.elements <= _LARGE else 1):
             for which, answers in enumerate(_at_once(trial, calls)):
                 problems += [_said(answer, expected[which]) for answer in answers if _said(answer, expected[which])]
             if problems:
@@ -141,7 +132,7 @@ def _at_once(trial: Trial, calls: list[Sample]) -> list[list[list[Tensor] | Exce
         except Exception as error:
             answers[which].append(error)
 
-    copies = [[copied(call) if trial.subject.is_mutable else call for _ in range(_BURST)] for call in calls]
+    copies = [[call.copied() if trial.subject.is_mutable else call for _ in range(_BURST)] for call in calls]
     workers = [threading.Thread(target=work, args=(which,)) for which in range(len(calls))]
     for worker in workers:
         worker.start()
@@ -159,7 +150,7 @@ def _said(answer: list[Tensor] | Exception, expected: list[Tensor]) -> str:
 
 def _turned(call: Sample, shift: int) -> Sample:
     """Returns the call with the elements of each floating tensor moved on."""
-    return with_tensors(call, lambda t: t.flatten().roll(shift).view(t.shape) if t.is_floating_point() else t)
+    return call.with_tensors(lambda t: t.flatten().roll(shift).view(t.shape) if t.is_floating_point() else t)
 
 
 @contextmanager
@@ -190,7 +181,7 @@ _WINDOWS = 3
 def leak(trial: Trial, call: Sample) -> Problem | None:
     """Memory in use does not grow with the number of calls."""
     trial.answer(call)
-    if not 0 < elements(call) <= _THREAD_ELEMENTS:
+    if not 0 < call.elements <= _THREAD_ELEMENTS:
         raise NotApplicable("the call is empty, or large")
     if _growth(trial, call) is None:
         return None
@@ -205,7 +196,7 @@ def leak(trial: Trial, call: Sample) -> Problem | None:
 
 def _growth(trial: Trial, call: Sample) -> tuple[str, int] | None:
     """Returns what grows in every one of several windows of calls, and by how much for each call."""
-    own = copied(call)
+    own = call.copied()
     _repeat(trial, own)
     windows = [_window(trial, own) for _ in range(_WINDOWS)]
     for what, least in (("bytes", _WINDOW * 8), ("Python objects", _WINDOW), ("bytes of GPU memory", _WINDOW)):
@@ -230,7 +221,7 @@ def _repeat(trial: Trial, call: Sample) -> None:
 
 
 def _in_use(call: Sample) -> dict[str, int]:
-    device = device_of(call)
+    device = call.device
     gpu = torch.cuda.memory_allocated(device) if device.type == "cuda" else 0
     return {"bytes": _heap_bytes(), "Python objects": sys.getallocatedblocks(), "bytes of GPU memory": gpu}
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 
 from exportkit.operators.contract.definition import Problem, of_call
-from exportkit.operators.contract.operator_spec import Sample
-from exportkit.operators.contract.operator_trial import NotApplicable, Trial, copied, with_tensors
+from exportkit.operators.contract.operator_trial import NotApplicable, Trial
+from exportkit.operators.contract.sample import Sample
 
 _EARLIER = ("determinism", "mutation", "aliasing")
 _FAKES = ("fake-runs", "fake-shape", "fake-strides", "fake-dtype", "fake-device", "fake-layouts")
@@ -16,9 +16,9 @@ _HINT = "The documentation of torch.library.opcheck explains this test."
 def _opcheck(trial: Trial, call: Sample, test: str, with_gradient: bool = False) -> Problem | None:
     if any(t.is_floating_point() and bool(t.isnan().any()) for t in trial.answer(call)):
         raise NotApplicable("opcheck takes NaN for a difference")
-    own = copied(call)
+    own = call.copied()
     if with_gradient and not trial.subject.is_mutable:
-        own = with_tensors(own, lambda t: t.requires_grad_() if t.is_floating_point() else t)
+        own = own.with_tensors(lambda t: t.requires_grad_() if t.is_floating_point() else t)
     try:
         torch.library.opcheck(trial.subject.overload, own.args, dict(own.kwargs), test_utils=test)
     except Exception as error:

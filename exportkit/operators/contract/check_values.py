@@ -12,16 +12,9 @@ from torch import Tensor
 from exportkit.operators.contract.definition import Problem, of_call
 from exportkit.operators.contract.differences import first_difference
 from exportkit.operators.contract.findings import Severity
-from exportkit.operators.contract.operator_spec import DEFAULT_TOLERANCES, Sample
-from exportkit.operators.contract.operator_trial import (
-    NotApplicable,
-    Trial,
-    arguments,
-    copied,
-    elements,
-    floating_dtype,
-    with_tensors,
-)
+from exportkit.operators.contract.operator_spec import DEFAULT_TOLERANCES
+from exportkit.operators.contract.operator_trial import NotApplicable, Trial
+from exportkit.operators.contract.sample import Sample
 
 
 def reference_of(trial: Trial) -> Callable[..., Any]:
@@ -42,7 +35,7 @@ def tolerance(trial: Trial, dtype: torch.dtype) -> tuple[float, float]:
 
 def widened(call: Sample) -> Sample:
     """Returns the call with every floating tensor in float64."""
-    return with_tensors(call, lambda t: t.double() if t.is_floating_point() else t)
+    return call.with_tensors(lambda t: t.double() if t.is_floating_point() else t)
 
 
 _HINT = "Look at the smallest call: correct the kernel, or the reference."
@@ -91,16 +84,16 @@ def nan(trial: Trial, call: Sample) -> Problem | None:
 @of_call("infinity", _NAN_HINT, order=45, dtypes="some", most=6, unless=("determinism", "reference"))
 def infinity(trial: Trial, call: Sample) -> Problem | None:
     """An infinite input gives a finite output only where a reference, or the kernel in float64, says so."""
-    if trial.subject.reference is None and floating_dtype(call) == torch.float64:
+    if trial.subject.reference is None and call.floating_dtype == torch.float64:
         raise NotApplicable("there is nothing to compare with: no reference is given, and the call is in float64")
     return _kept(trial, call, (math.inf, -math.inf))
 
 
 def _kept(trial: Trial, call: Sample, values: tuple[float, ...]) -> Problem | None:
     clean = trial.answer(call)
-    if elements(call) > _FEW_ELEMENTS or not _all_finite([*clean, *arguments(call)]):
+    if call.elements > _FEW_ELEMENTS or not _all_finite([*clean, *call.tensors]):
         raise NotApplicable("the call is large, or it is not finite already")
-    if not all(t.numel() for t in arguments(call)):
+    if not all(t.numel() for t in call.tensors):
         raise NotApplicable("a tensor is empty, and a sum over nothing is 0 whatever it is multiplied with")
     for value in values:
         for number, where, poisoned in _poisoned(call, value):
@@ -131,15 +124,15 @@ def _all_finite(values: list[Tensor]) -> bool:
 
 def _with_element(call: Sample, number: int, where: int, change: Callable[[Tensor], Any]) -> Sample:
     """Returns the call with one element of its tensor `number` changed."""
-    own = copied(with_tensors(call, Tensor.contiguous))
-    element = arguments(own)[number].view(-1)[where]
+    own = call.with_tensors(Tensor.contiguous).copied()
+    element = own.tensors[number].view(-1)[where]
     element.copy_(torch.as_tensor(change(element)).to(element))
     return own
 
 
 def _poisoned(call: Sample, value: float) -> Iterator[tuple[int, int, Sample]]:
     """Yields the call with the first and the last element of each floating tensor changed to the value."""
-    for number, tensor in enumerate(arguments(call)):
+    for number, tensor in enumerate(call.tensors):
         if tensor.is_floating_point() and tensor.numel():
             for where in sorted({0, tensor.numel() - 1}):
                 yield number, where, _with_element(call, number, where, lambda _: value)
@@ -171,7 +164,7 @@ def _laundered(trial: Trial, call: Sample, poisoned: Sample, number: int, where:
 
 
 def _in_float64(trial: Trial, call: Sample) -> list[Tensor] | None:
-    if floating_dtype(call) == torch.float64:
+    if call.floating_dtype == torch.float64:
         return None
     try:
         return trial.fresh_answer(widened(call))

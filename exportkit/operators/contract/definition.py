@@ -11,8 +11,8 @@ from typing import Literal
 
 from exportkit.operators.contract.findings import Severity
 from exportkit.operators.contract.memory_layouts import PLAIN, MemoryLayout
-from exportkit.operators.contract.operator_spec import Sample
 from exportkit.operators.contract.operator_trial import Trial
+from exportkit.operators.contract.sample import Sample
 
 Dtypes = Literal["all", "some", "first", "float64"]
 OfCall = Callable[[Trial, Sample], "Problem | None"]

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from exportkit.operators.contract.operator_spec import Sample
-from exportkit.operators.contract.operator_trial import NotApplicable, Trial, arguments, first_line
+from exportkit.operators.contract.operator_trial import NotApplicable, Trial, first_line
+from exportkit.operators.contract.sample import Sample
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ def differentiable(trial: Trial, call: Sample, function: Callable[..., Any] | No
     """
     if trial.subject.is_mutable:
         raise NotApplicable("the operator writes to an argument")
-    if not all(bool(torch.isfinite(t).all()) for t in arguments(call)):
+    if not all(bool(torch.isfinite(t).all()) for t in call.tensors):
         raise NotApplicable("the values are not finite")
     bound = trial.bound(call)
     names = tuple(n for n in _names(trial, call) if isinstance(bound.get(n), Tensor))
@@ -84,24 +84,20 @@ def _names(trial: Trial, call: Sample) -> tuple[str, ...]:
         if not spec.differentiable:
             raise NotApplicable("the SPEC names no argument with a gradient")
         return spec.differentiable
-    key = ("differentiable", 0)
-    if key not in trial.known:
-        trial.known[key] = (call, _tried(trial, call))
-    found = trial.known[key][1]
-    if isinstance(found, str):
-        raise NotApplicable(found)
-    return found
+    return trial.remembered("differentiable", None, lambda: _tried(trial, call))
 
 
-def _tried(trial: Trial, call: Sample) -> tuple[str, ...] | str:
+def _tried(trial: Trial, call: Sample) -> tuple[str, ...]:
     bound = trial.bound(call)
     floating = {n: v for n, v in bound.items() if isinstance(v, Tensor) and v.is_floating_point()}
     leaves = {n: v.detach().clone().requires_grad_() for n, v in floating.items()}
     outputs = [o for o in _flat(trial.subject.function(**(bound | leaves))) if o.requires_grad]
     if not outputs:
-        return "no output has a gradient"
+        raise NotApplicable("no output has a gradient")
     try:
         grads = torch.autograd.grad([o.sum() for o in outputs], list(leaves.values()), allow_unused=True)
     except RuntimeError as error:
-        return f"it has no gradient: {first_line(error)}"
-    return tuple(n for n, g in zip(leaves, grads) if g is not None) or "no argument has a gradient"
+        raise NotApplicable(f"it has no gradient: {first_line(error)}") from None
+    if names := tuple(n for n, g in zip(leaves, grads) if g is not None):
+        return names
+    raise NotApplicable("no argument has a gradient")

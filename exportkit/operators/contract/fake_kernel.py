@@ -12,8 +12,8 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode, UnsupportedOperatorException
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
 
-from exportkit.operators.contract.operator_spec import Sample
-from exportkit.operators.contract.operator_trial import NotApplicable, Trial, arguments, tensors, with_tensors
+from exportkit.operators.contract.operator_trial import NotApplicable, Trial
+from exportkit.operators.contract.sample import Sample, tensors
 
 
 def fake_answer(trial: Trial, call: Sample) -> list[Tensor]:
@@ -22,17 +22,7 @@ def fake_answer(trial: Trial, call: Sample) -> list[Tensor]:
     Raises:
         NotApplicable: The operator has no fake kernel.
     """
-    key = ("fake", id(call))
-    if key not in trial.known:
-        try:
-            result: list[Tensor] | Exception = fake_outputs(trial, call)
-        except Exception as error:
-            result = error
-        trial.known[key] = (call, result)
-    answer = trial.known[key][1]
-    if isinstance(answer, Exception):
-        raise answer
-    return answer
+    return trial.remembered("fake", call, lambda: fake_outputs(trial, call))
 
 
 def fake_outputs(trial: Trial, call: Sample) -> list[Tensor]:
@@ -42,7 +32,7 @@ def fake_outputs(trial: Trial, call: Sample) -> list[Tensor]:
         NotApplicable: The operator has no fake kernel.
     """
     mode = FakeTensorMode()
-    own = with_tensors(call, lambda t: mode.from_tensor(t.detach()))
+    own = call.with_tensors(lambda t: mode.from_tensor(t.detach()))
     try:
         with mode:
             return tensors(trial.subject.overload(*own.args, **own.kwargs))
@@ -71,7 +61,7 @@ class SymbolicAnswer:
     def shapes_at(self, call: Sample) -> list[tuple[int, ...]] | None:
         """Returns the shapes for the sizes of another call of the same ranks, or None if the formulas do not hold."""
         values: dict[sympy.Basic, int] = {}
-        for number, (tensor, own) in enumerate(zip(arguments(call), arguments(self.call))):
+        for number, (tensor, own) in enumerate(zip(call.tensors, self.call.tensors)):
             for dim, size in enumerate(tensor.shape):
                 symbol = self.sizes.get((number, dim))
                 if size != own.shape[dim] if symbol is None else size < 2 or values.setdefault(symbol, size) != size:
@@ -100,10 +90,10 @@ def symbolic_answer(trial: Trial, call: Sample) -> SymbolicAnswer:
             tensor.detach(), symbolic_context=context, source=ConstantSource(f"argument_{next(number)}")
         )
 
-    own = with_tensors(call, symbolic)
+    own = call.with_tensors(symbolic)
     sizes = {
         (position, dim): _formula(size)
-        for position, tensor in enumerate(arguments(own))
+        for position, tensor in enumerate(own.tensors)
         for dim, size in enumerate(tensor.shape)
         if isinstance(size, torch.SymInt)
     }

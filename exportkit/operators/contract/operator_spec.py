@@ -11,6 +11,7 @@ import torch
 
 from exportkit.operators.contract.drawn_refusals import drawn_refusals
 from exportkit.operators.contract.layout import FLOATING, Layout
+from exportkit.operators.contract.sample import Sample
 
 Autocast = Literal["float32", "widest", "first"]
 
@@ -22,15 +23,6 @@ DEFAULT_TOLERANCES: Mapping[torch.dtype, tuple[float, float]] = {
     torch.float16: (2e-3, 1e-3),
     torch.bfloat16: (1.6e-2, 8e-3),
 }
-
-
-@dataclass(frozen=True)
-class Sample:
-    """A valid call. `label` describes it, such as "B = 5, odd sizes"."""
-
-    label: str
-    args: tuple[Any, ...]
-    kwargs: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

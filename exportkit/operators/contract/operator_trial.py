@@ -1,64 +1,67 @@
-"""Calls of an operator under check, which the checks share."""
+"""An operator under check, and its calls, which the checks share."""
 
 from __future__ import annotations
 
 import contextlib
-import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils import _pytree as pytree
+from torch._ops import OpOverload
 
-from exportkit.operators.contract.operator_spec import Sample
-from exportkit.operators.contract.subject import Subject
+from exportkit.operators.contract.operator_spec import OpSpec
+from exportkit.operators.contract.sample import Sample, tensors
+
+Resize = Callable[[Sample, Mapping[int, int]], Sample | None]
+
+
+@dataclass(frozen=True)
+class Subject:
+    """An operator under check.
+
+    Attributes:
+        overload: The dispatcher's operator.
+        calls: Valid calls, in every dtype and on every device that shall be checked.
+        reference: A function with the operator's parameters that computes the same with torch's operators. None: the
+            kernel is compared only with itself.
+        spec: The operator's promises, where it has any. None: each check assumes what the schema says.
+        resize: Makes a call with other sizes, given which size becomes which; None where it cannot. Without the
+            function, `resizing.with_sizes` does, and integer tensors are taken for indices unless a SPEC has them.
+    """
+
+    overload: OpOverload
+    calls: tuple[Sample, ...]
+    reference: Callable[..., Any] | None = None
+    spec: OpSpec | None = None
+    resize: Resize | None = None
+
+    @classmethod
+    def of_spec(cls, spec: OpSpec, devices: Iterable[torch.device] = (torch.device("cpu"),)) -> Subject:
+        """The operator of a SPEC, at the SPEC's samples in each of its dtypes."""
+        calls = tuple(sample for device in devices for dtype in spec.dtypes for sample in spec.samples(device, dtype))
+        return cls(spec.overload, calls, spec.reference, spec)
+
+    @property
+    def name(self) -> str:
+        """`namespace::name`, or `namespace::name.overload`."""
+        schema = self.overload._schema
+        return f"{schema.name}.{schema.overload_name}" if schema.overload_name else schema.name
+
+    @property
+    def function(self) -> Callable[..., Any]:
+        """What users call: the SPEC's wrapper, or the operator."""
+        return self.spec.wrapper if self.spec else self.overload
+
+    @property
+    def is_mutable(self) -> bool:
+        """Whether the operator declares that it writes to an argument."""
+        return self.overload._schema.is_mutable
 
 
 class NotApplicable(Exception):
     """A check does not apply to a call, or to an operator. The message says why."""
-
-
-def tensors(value: Any) -> list[Tensor]:
-    """Returns the tensors in a value, in order."""
-    return [leaf for leaf in pytree.tree_leaves(value) if isinstance(leaf, Tensor)]
-
-
-def arguments(call: Sample) -> list[Tensor]:
-    """Returns a call's tensors, in the order of its arguments."""
-    return tensors((call.args, dict(call.kwargs)))
-
-
-def with_tensors(call: Sample, change: Callable[[Tensor], Any]) -> Sample:
-    """Returns the call with every tensor changed."""
-    args, kwargs = pytree.tree_map_only(Tensor, change, (call.args, dict(call.kwargs)))
-    return Sample(call.label, args, kwargs)
-
-
-def with_tensor(call: Sample, number: int, tensor: Tensor) -> Sample:
-    """Returns the call with another tensor in place of its tensor `number`."""
-    counter = itertools.count()
-    return with_tensors(call, lambda t: tensor if next(counter) == number else t)
-
-
-def copied(call: Sample) -> Sample:
-    """Returns the call on copies, so that an operator that writes to an argument cannot change the next call."""
-    return with_tensors(call, lambda t: t.detach().clone(memory_format=torch.preserve_format))
-
-
-def elements(call: Sample) -> int:
-    """Returns how many elements a call's tensors have."""
-    return sum(t.numel() for t in arguments(call))
-
-
-def floating_dtype(call: Sample) -> torch.dtype | None:
-    """Returns the dtype of a call's first floating tensor."""
-    return next((t.dtype for t in arguments(call) if t.is_floating_point()), None)
-
-
-def device_of(call: Sample) -> torch.device:
-    """Returns the device of a call's first tensor, or the CPU."""
-    return next((t.device for t in arguments(call)), torch.device("cpu"))
 
 
 def first_line(error: BaseException) -> str:
@@ -81,7 +84,27 @@ class Trial:
         self.subject = subject
         self.count = 0
         self.others: list[Sample] | None = None
-        self.known: dict[tuple[str, int], tuple[Sample, Any]] = {}
+        self.known: dict[tuple[str, int], tuple[Sample | None, Any]] = {}
+
+    def remembered(self, kind: str, call: Sample | None, find: Callable[[], Any]) -> Any:
+        """Returns what `find` finds out about a call, or raises its error; it is asked once.
+
+        Args:
+            kind: What is found out.
+            call: The call. None: of the operator.
+            find: Finds it.
+        """
+        key = (kind, id(call))
+        if key not in self.known:
+            try:
+                self.known[key] = (call, find())
+            except Exception as error:
+                error.__context__ = None  # with its traceback it would keep the call's tensors
+                self.known[key] = (call, error.with_traceback(None))
+        found = self.known[key][1]
+        if isinstance(found, Exception):
+            raise found
+        return found
 
     def answer(self, call: Sample) -> list[Tensor]:
         """Returns what the call produces: its outputs, and its arguments if the operator writes to one.
@@ -89,17 +112,13 @@ class Trial:
         Raises:
             NotApplicable: The operator refuses the call.
         """
-        key = ("answer", id(call))
-        if key not in self.known:
-            try:
-                result: list[Tensor] | Exception = self.fresh_answer(call)
-            except Exception as error:
-                result = NotApplicable(f"the operator refuses the call: {first_line(error)}")
-            self.known[key] = (call, result)
-        answer = self.known[key][1]
-        if isinstance(answer, Exception):
-            raise answer
-        return answer
+        return self.remembered("answer", call, lambda: self._answered(call))
+
+    def _answered(self, call: Sample) -> list[Tensor]:
+        try:
+            return self.fresh_answer(call)
+        except Exception as error:
+            raise NotApplicable(f"the operator refuses the call: {first_line(error)}") from None
 
     def outputs(self, call: Sample) -> list[Tensor]:
         """Returns all that the operator itself returns, of which a SPEC's wrapper may return a part.
@@ -110,19 +129,16 @@ class Trial:
         if self.subject.function is self.subject.overload and not self.subject.is_mutable:
             return self.answer(call)
         self.answer(call)
-        key = ("outputs", id(call))
-        if key not in self.known:
-            self.known[key] = (call, tensors(self.run(copied(call), self.subject.overload)))
-        return self.known[key][1]
+        return self.remembered("outputs", call, lambda: tensors(self.run(call.copied(), self.subject.overload)))
 
     def fresh_answer(self, call: Sample, function: Callable[..., Any] | None = None) -> list[Tensor]:
         """Calls the operator, or another function, on copies of the arguments."""
-        return self.used_up(copied(call), function)
+        return self.used_up(call.copied(), function)
 
     def used_up(self, call: Sample, function: Callable[..., Any] | None = None) -> list[Tensor]:
         """Returns what the call produces, on the arguments themselves."""
         results = tensors(self.run(call, function))
-        return results + arguments(call) if self.subject.is_mutable else results
+        return results + call.tensors if self.subject.is_mutable else results
 
     def run(self, call: Sample, function: Callable[..., Any] | None = None) -> Any:
         """Calls the operator, or another function, on the arguments themselves."""
@@ -138,7 +154,7 @@ class Trial:
     @contextlib.contextmanager
     def reproducible(self) -> Iterator[None]:
         """Starts from one random state, and leaves the caller's as it was."""
-        devices = sorted({device_of(c) for c in self.subject.calls if device_of(c).type == "cuda"}, key=str)
+        devices = sorted({c.device for c in self.subject.calls if c.device.type == "cuda"}, key=str)
         with torch.random.fork_rng(devices=devices):
             torch.manual_seed(0)
             yield

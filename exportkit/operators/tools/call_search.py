@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from exportkit.operators.contract.operator_spec import Sample
+from exportkit.operators.contract.sample import Sample
 from exportkit.operators.tools.forms import (
     Argument,
     Form,

@@ -19,9 +19,9 @@ from exportkit.export.source_lines import users_code
 from exportkit.operators.contract.check import check_operator
 from exportkit.operators.contract.definition import checks
 from exportkit.operators.contract.findings import Finding, OperatorReport, Severity
-from exportkit.operators.contract.operator_spec import OpSpec, Sample
-from exportkit.operators.contract.operator_trial import first_line
-from exportkit.operators.contract.subject import Subject
+from exportkit.operators.contract.operator_spec import OpSpec
+from exportkit.operators.contract.operator_trial import Subject, first_line
+from exportkit.operators.contract.sample import Sample
 from exportkit.operators.tools.checking import Checked, CheckOne, Prepare, Prepared
 from exportkit.operators.tools.collected_calls import Collected, Collector
 from exportkit.operators.tools.journal import Journal

@@ -6,6 +6,7 @@ The other checks and the other operators go on in a fresh process.
 
 from __future__ import annotations
 
+import contextlib
 import signal
 import tempfile
 from collections.abc import Iterable
@@ -14,6 +15,7 @@ from pathlib import Path
 from typing import Literal
 
 import msgspec
+from msgspec.structs import replace
 
 from exportkit.child.conversation import ChildEndedError, Conversation
 from exportkit.child.messages import Failed, Message
@@ -135,10 +137,9 @@ def check_source(source: Source, options: CheckOptions, progress: Progress) -> t
         ExportError: Importing it raised an error, or the model did.
         HostError: No child process can be started.
     """
-    with (
-        tempfile.TemporaryDirectory(prefix="exportkit-check-") as folder,
-        _Worker(source, options, Path(folder, "journal")) as worker,
-    ):
+    with tempfile.TemporaryDirectory(prefix="exportkit-check-") as folder, contextlib.ExitStack() as stack:
+        worker = _Worker(source, options, Path(folder, "journal"))
+        stack.callback(worker.stop)
         progress(f"loading {source.name}")
         names = worker.start()
         if not names:
@@ -156,16 +157,10 @@ class _Worker:
 
     def __init__(self, source: Source, options: CheckOptions, journal: Path) -> None:
         self._prepare = Prepare(source, options, str(journal))
-        self._journal = journal
+        self.journal = journal
         self._child: Conversation | None = None
         self.fresh = False
         self.schemas: dict[str, str] = {}
-
-    def __enter__(self) -> _Worker:
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self.stop()
 
     def start(self) -> tuple[str, ...]:
         """Starts a process that has loaded the operators. Returns their names."""
@@ -192,7 +187,7 @@ class _Worker:
         try:
             answer = self._child.ask(command, Checked)
         except ChildEndedError:
-            self._child = self._closed(self._child)
+            self.stop()
             raise
         finally:
             self.fresh = False
@@ -200,18 +195,11 @@ class _Worker:
             raise answer.exception()
         return answer
 
-    def last_step(self) -> Step | None:
-        """What the process did last."""
-        return read_step(self._journal)
-
     def stop(self) -> None:
         """Ends the process."""
         if self._child is not None:
-            self._child = self._closed(self._child)
-
-    @staticmethod
-    def _closed(child: Conversation) -> None:
-        child.close()
+            self._child.close()
+            self._child = None
 
 
 @dataclass
@@ -247,25 +235,15 @@ def _check(worker: _Worker, name: str) -> Checked:
         except ChildEndedError as error:
             # Another operator may have damaged the process before. Only what ends a fresh one is to blame.
             if fresh:
-                ends.add(error.status, worker.last_step(), worker._prepare.options.timeout)
+                ends.add(error.status, read_step(worker.journal), worker._prepare.options.timeout)
             worker.start()
             continue
         if ends.findings:
             worker.stop()  # it may have been damaged, but not ended, this time
         report = checked.report
-        return Checked(
-            OperatorReport(
-                report.operator,
-                report.schema,
-                report.passed,
-                {**report.skipped, **dict.fromkeys(ends.without, "it ended the process")},
-                (*ends.findings, *report.findings),
-                report.calls,
-            ),
-            checked.origin,
-            checked.not_checked,
-            checked.hint,
-        )
+        skipped = {**report.skipped, **dict.fromkeys(ends.without, "it ended the process")}
+        report = replace(report, skipped=skipped, findings=(*ends.findings, *report.findings))
+        return replace(checked, report=report)
 
 
 def _finding(status: int, step: Step | None, timeout: int) -> Finding:

@@ -13,14 +13,15 @@ from torch._ops import OpOverload
 
 from exportkit.operators.contract.call_code import ways_to_write
 from exportkit.operators.contract.findings import Finding, Severity
-from exportkit.operators.contract.operator_spec import OpSpec, Sample
-from exportkit.operators.contract.operator_trial import arguments, copied, first_line
-from exportkit.operators.contract.subject import Subject
+from exportkit.operators.contract.operator_spec import OpSpec
+from exportkit.operators.contract.operator_trial import Subject, first_line
+from exportkit.operators.contract.resizing import with_sizes
+from exportkit.operators.contract.sample import Sample
 from exportkit.operators.tools.call_search import Enough, search_calls
 from exportkit.operators.tools.checking import MOST_SEARCH_ENDS, SEARCH, Origin
 from exportkit.operators.tools.forms import draw
 from exportkit.operators.tools.journal import Journal, Step
-from exportkit.operators.tools.variations import at_sizes, in_dtypes, in_other_integers, resized
+from exportkit.operators.tools.variations import at_sizes, in_dtypes, in_other_integers
 from exportkit.operators.tools.watched_calls import code_in_memory, watched_calls
 
 _LITERAL = 64  # elements of an integer tensor that a line of code spells out
@@ -127,7 +128,7 @@ class Collector:
                 raise Enough
             return _ENDED
         self._tried += 1
-        own = copied(call)
+        own = call.copied()
         try:
             with torch.no_grad(), self._journal.call(Step(SEARCH, code, code)):
                 self._subject.overload(*own.args, **own.kwargs)
@@ -149,7 +150,7 @@ class Collector:
 
     def resized(self, call: Sample, changes: Mapping[int, int]) -> Sample | None:
         """Returns a call at other sizes, or None if there is none, or if it ended a process before."""
-        other = resized(call, changes)
+        other = with_sizes(call, changes)
         return None if other is None or (self._avoid and self._code(other) in self._avoid) else other
 
     def progress(self, check: str, call: Sample | None) -> None:
@@ -175,7 +176,7 @@ class Collector:
         """Writes the call with its own values, in the shortest way that gives these."""
         written = None
         for written in ways_to_write(call):
-            if all(map(torch.equal, arguments(written.call), arguments(call))):
+            if all(map(torch.equal, written.call.tensors, call.tensors)):
                 break
         assert written is not None
         return written.code(self._subject)
@@ -194,7 +195,7 @@ class Collector:
     def _variations(self, calls: Sequence[Sample]) -> Iterator[Sample]:
         """Yields the first call's variations first, since it is the simplest."""
         for call in calls[:3]:
-            if arguments(call):
+            if call.tensors:
                 yield from (other for other in in_dtypes(call, self._dtypes) if other is not call)
                 yield from at_sizes(call)
                 yield from in_other_integers(call)
@@ -202,6 +203,6 @@ class Collector:
 
 def _writable(call: Sample) -> Sample:
     """Returns the call with other random values: those that a line of code gives, which is shorter than all of them."""
-    if any(not t.is_floating_point() and t.numel() > _LITERAL for t in arguments(call)):
+    if any(not t.is_floating_point() and t.numel() > _LITERAL for t in call.tensors):
         return call
     return next(ways_to_write(call)).call

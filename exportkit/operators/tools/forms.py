@@ -11,7 +11,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from exportkit.operators.contract.operator_spec import Sample
+from exportkit.operators.contract.sample import Sample
 
 Values = Literal["normal", "index", "offsets", "permutation"]
 

@@ -13,8 +13,7 @@ from exportkit.export.dispatch import OperatorMode, watched_by
 from exportkit.export.placement import prepared
 from exportkit.export.preflight import is_custom, qualified_name
 from exportkit.export.source_lines import users_code, where_now
-from exportkit.operators.contract.operator_spec import Sample
-from exportkit.operators.contract.operator_trial import arguments, copied
+from exportkit.operators.contract.sample import Sample
 from exportkit.spec import ExportSpec
 
 _OF_EACH = 8  # calls of an operator, of those with other shapes, dtypes or numbers
@@ -31,7 +30,7 @@ class _Recorder(OperatorMode):
     def operator(self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if is_custom(func):
             name, place = qualified_name(func), where_now()
-            call = copied(Sample(f"called at {place}" if place else "called by the model", args, kwargs))
+            call = Sample(f"called at {place}" if place else "called by the model", args, kwargs).copied()
             calls, form = self.calls.setdefault(name, []), (name, _form(call))
             if form not in self._seen and len(calls) < _OF_EACH:
                 self._seen.add(form)
@@ -82,4 +81,4 @@ def calls_of_function(text: str, function: Callable[[], Any]) -> list[Sample]:
 def _form(call: Sample) -> str:
     """Says which calls are alike: those with the same dtypes, shapes and numbers."""
     numbers = torch.utils._pytree.tree_map_only(torch.Tensor, lambda t: None, (call.args, dict(call.kwargs)))
-    return f"{[(t.dtype, tuple(t.shape), t.stride()) for t in arguments(call)]} {numbers}"
+    return f"{[(t.dtype, tuple(t.shape), t.stride()) for t in call.tensors]} {numbers}"

@@ -14,9 +14,8 @@ from torch._ops import OpOverload
 from torch.utils._python_dispatch import _disable_current_modes
 
 from exportkit.operators.contract.call_code import ways_to_write
-from exportkit.operators.contract.operator_spec import Sample
-from exportkit.operators.contract.operator_trial import arguments
-from exportkit.operators.contract.subject import Subject
+from exportkit.operators.contract.operator_trial import Subject
+from exportkit.operators.contract.sample import Sample
 
 _ALIGNED = 64  # bytes: where torch's memory begins
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
@@ -33,7 +32,7 @@ def watched_calls(operator: OpOverload, see: Callable[[Sample], AbstractContextM
     dispatch, this_thread, last = operator._op, threading.get_ident(), [object()]
 
     def context(call: Sample) -> AbstractContextManager[None]:
-        tensors = arguments(call)
+        tensors = call.tensors
         if threading.get_ident() != this_thread or not all(type(t) in _PLAIN for t in tensors):
             return contextlib.nullcontext()
         # torch.func's tensors look plain, and have no values to be shown.

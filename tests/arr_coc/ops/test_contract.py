@@ -13,8 +13,8 @@ from exportkit.arr_coc.ops.triton import SPECS as TRITON_SPECS
 from exportkit.operators.contract.check import check_operator
 from exportkit.operators.contract.check_compiler import OperatorCall
 from exportkit.operators.contract.definition import checks
-from exportkit.operators.contract.operator_trial import copied, tensors
-from exportkit.operators.contract.subject import Subject
+from exportkit.operators.contract.operator_trial import Subject
+from exportkit.operators.contract.sample import tensors
 
 WALKED = sorted(SPECS.items()) + [(f"triton_{name}", spec) for name, spec in sorted(TRITON_SPECS.items())]
 
@@ -30,7 +30,7 @@ def samples_of(spec: OpSpec, device: torch.device, dtype: torch.dtype) -> list[S
 
 
 def fresh(value: Any) -> Any:
-    return copied(Sample("", (value,))).args[0]
+    return Sample("", (value,)).copied().args[0]
 
 
 def is_mutable(spec: OpSpec) -> bool:

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from exportkit.operators.contract.operator_spec import Sample
-from exportkit.operators.contract.subject import Subject
+from exportkit.operators.contract.operator_trial import Subject
+from exportkit.operators.contract.sample import Sample
 
 _LIBRARY = torch.library.Library("lies", "DEF")
 _ONE = "(Tensor x) -> Tensor"

@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 from exportkit.operators.contract.call_code import ways_to_write
 from exportkit.operators.contract.check_fakes import steps
 from exportkit.operators.contract.memory_layouts import PLAIN, STRIDED
-from exportkit.operators.contract.operator_spec import Sample
-from exportkit.operators.contract.operator_trial import arguments
+from exportkit.operators.contract.sample import Sample
 
 DTYPES = [
     torch.float32,
@@ -58,7 +57,7 @@ def test_the_code_evaluates_to_the_call(values, layout, number):
         torch.manual_seed(0)
         found = [value_of(code) for code in (*way.args, *way.kwargs.values())]
         made = [value for value in found if isinstance(value, torch.Tensor)]
-        for index, (written, own) in enumerate(zip(made, arguments(way.call))):
+        for index, (written, own) in enumerate(zip(made, way.call.tensors)):
             expected = layout.apply(own) if number in (None, index) else own
             assert written.dtype == expected.dtype
             assert steps(written) == steps(expected)
@@ -66,7 +65,7 @@ def test_the_code_evaluates_to_the_call(values, layout, number):
         rest = [value for value in found if not isinstance(value, torch.Tensor)]
         assert rest == [v for v in (*call.args, *call.kwargs.values()) if not isinstance(v, torch.Tensor)]
     *_, last = ways_to_write(call)
-    for written, own in zip(arguments(last.call), arguments(call)):
+    for written, own in zip(last.call.tensors, call.tensors):
         assert steps(written) == steps(own)
         if own.numel() <= 64:  # more are drawn
             assert torch.equal(written.nan_to_num(7), own.nan_to_num(7))

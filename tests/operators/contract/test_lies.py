@@ -13,8 +13,8 @@ from exportkit.errors import UsageError
 from exportkit.operators.contract.check import check_operator
 from exportkit.operators.contract.definition import checks
 from exportkit.operators.contract.findings import Severity
-from exportkit.operators.contract.operator_spec import Sample
-from exportkit.operators.contract.subject import Subject
+from exportkit.operators.contract.operator_trial import Subject
+from exportkit.operators.contract.sample import Sample
 from tests.operators.contract.lies import HELD, HONEST, LEAKED, MORE, TEN, Lie
 
 COMPILERS = {"compiles", "training-compiles", "exports", "opcheck-dynamic"}

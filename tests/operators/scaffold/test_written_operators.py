@@ -15,7 +15,7 @@ import torch
 from exportkit.cli import main
 from exportkit.installed import declared_module, libraries_of
 from exportkit.operators.contract.check import check_operator
-from exportkit.operators.contract.subject import Subject
+from exportkit.operators.contract.operator_trial import Subject
 from exportkit.package import elf
 from tests.artifacts import ROOT
 from tests.operators.scaffold import scaffolded

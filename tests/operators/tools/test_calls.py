@@ -11,12 +11,13 @@ import torch
 from hypothesis import given as for_all
 from hypothesis import strategies as st
 
-from exportkit.operators.contract.operator_spec import Sample
-from exportkit.operators.contract.subject import Subject
+from exportkit.operators.contract.operator_trial import Subject
+from exportkit.operators.contract.resizing import with_sizes
+from exportkit.operators.contract.sample import Sample
 from exportkit.operators.tools.call_search import Effort, Enough, search_calls
 from exportkit.operators.tools.forms import arguments_of, draw, tensor_forms
 from exportkit.operators.tools.journal import Journal, Step, read_step
-from exportkit.operators.tools.variations import at_sizes, in_dtypes, in_other_integers, resized
+from exportkit.operators.tools.variations import at_sizes, in_dtypes, in_other_integers
 from exportkit.operators.tools.watched_calls import code_in_memory, watched_calls
 
 CPU = torch.device("cpu")
@@ -125,7 +126,7 @@ def test_sizes_that_are_equal_stay_equal_and_indices_stay_inside(sizes, new, whi
     x, weight = torch.randn(rows, columns), torch.randn(columns)
     indices = torch.randint(0, rows, (count,))
     old = sizes[which]
-    other = resized(Sample("", (x, weight, indices, columns), {}), {old: new})
+    other = with_sizes(Sample("", (x, weight, indices, columns), {}), {old: new})
     if other is None:
         assert new == 0, "only an empty dimension leaves indices nothing to point to"
         return
@@ -140,7 +141,7 @@ def test_sizes_that_are_equal_stay_equal_and_indices_stay_inside(sizes, new, whi
 @for_all(count=st.integers(1, 5), rows=st.integers(2, 9), new=st.integers(1, 12))
 def test_offsets_reach_the_size_that_they_reached(count, rows, new):
     offsets = torch.linspace(0, rows, count + 1).floor().long()
-    other = resized(Sample("", (torch.randn(rows, 20), offsets), {}), {rows: new} if rows != count + 1 else {})
+    other = with_sizes(Sample("", (torch.randn(rows, 20), offsets), {}), {rows: new} if rows != count + 1 else {})
     assert other is not None
     values, changed = other.args
     assert int(changed.max()) <= values.shape[0]
