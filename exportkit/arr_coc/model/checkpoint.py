@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import tempfile
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -13,6 +11,7 @@ from safetensors.torch import save
 from torch import Tensor, nn
 
 from exportkit.errors import WeightsError
+from exportkit.package.atomic import write_whole
 
 _SHOWN = 5  # names of each kind in an error message
 
@@ -50,13 +49,8 @@ def load_weights(module: nn.Module, path: str | Path) -> None:
 
 def save_weights(module: nn.Module, path: str | Path) -> None:
     """Writes a module's parameters and buffers to a safetensors file, atomically."""
-    path = Path(path)
     state = {name: tensor.detach().cpu().contiguous() for name, tensor in module.state_dict().items()}
-    # A private folder, because mkstemp makes files that only this user can read.
-    with tempfile.TemporaryDirectory(prefix=f".{path.name}-", dir=path.parent) as folder:
-        temporary = Path(folder, path.name)
-        temporary.write_bytes(save(state))
-        os.replace(temporary, path)
+    write_whole(Path(path), save(state))
 
 
 def _check_names(path: Path, module: nn.Module, state: dict[str, Tensor], shapes: dict[str, tuple[int, ...]]) -> None:

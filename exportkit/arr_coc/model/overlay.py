@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import os
-import tempfile
+import io
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,6 +12,7 @@ from torch import Tensor
 
 from exportkit.arr_coc.model.region import Region
 from exportkit.errors import HostError, UsageError
+from exportkit.package.atomic import write_whole
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -72,18 +72,16 @@ def draw_overlay(
         1,
         "2  How relevant each patch is",
         "it says much, it stands out, it fits the query",
-        _heat(relevance, rows, columns),
+        _colours(_spread(relevance), RELEVANCE_STOPS).reshape(rows, columns, 3),
     )
     canvas.scale(1, RELEVANCE_STOPS, f"{relevance.min():.2f}", f"{relevance.max():.2f}", "relevance")
-    canvas.panel(
-        2, "3  What is kept", _kept_caption(len(indices), len(relevance)), _dimmed(pixels, indices, patch_size)
-    )
+    kept = f"{len(indices):,} of {len(relevance):,} patches, {len(indices) / len(relevance):.0%}"
+    canvas.panel(2, "3  What is kept", kept, _dimmed(pixels, indices, patch_size))
     canvas.note(2, "In colour: kept. Dark and grey: left out.")
     if region is not None:
         canvas.outline(2, region)
-    canvas.panel(
-        3, "4  What each may spend", f"{int(budgets.sum()):,} tokens in all, most for the most relevant", dimmed
-    )
+    spent = f"{int(budgets.sum()):,} tokens in all, most for the most relevant"
+    canvas.panel(3, "4  What each may spend", spent, dimmed)
     canvas.patches(3, indices, _spread(budgets), columns, patch_size)
     canvas.scale(3, BUDGET_STOPS, f"{budgets.min()}", f"{budgets.max()}", "tokens a patch")
     return canvas.image
@@ -91,12 +89,9 @@ def draw_overlay(
 
 def save_overlay(picture: Image, path: str | Path) -> None:
     """Writes a PNG atomically."""
-    path = Path(path)
-    # A private folder, because mkstemp makes files that only this user can read.
-    with tempfile.TemporaryDirectory(prefix=f".{path.name}-", dir=path.parent) as folder:
-        temporary = Path(folder, path.name)
-        picture.save(temporary, format="PNG", optimize=True)
-        os.replace(temporary, path)
+    written = io.BytesIO()
+    picture.save(written, format="PNG", optimize=True)
+    write_whole(Path(path), written.getvalue())
 
 
 class _Canvas:
@@ -123,7 +118,8 @@ class _Canvas:
 
     def outline(self, index: int, region: Region) -> None:
         box = self._box(index, region.left, region.top, region.width, region.height)
-        self._draw.rectangle(_grown(box, 2), outline=(0, 0, 0), width=7)
+        left, top, right, bottom = box
+        self._draw.rectangle((left - 2, top - 2, right + 2, bottom + 2), outline=(0, 0, 0), width=7)
         self._draw.rectangle(box, outline=QUERY_COLOUR, width=3)
 
     def patches(self, index: int, indices: np.ndarray, shares: np.ndarray, columns: int, patch_size: int) -> None:
@@ -185,17 +181,9 @@ def _pixels(image: Tensor) -> np.ndarray:
     return (image.detach().float().cpu().clamp(0, 1) * 255).round().byte().permute(1, 2, 0).numpy()
 
 
-def _kept_caption(kept: int, count: int) -> str:
-    return f"{kept:,} of {count:,} patches, {kept / count:.0%}"
-
-
 def _first(tensor: Tensor) -> np.ndarray:
     sample = tensor[0].detach().cpu()
     return (sample.float() if sample.is_floating_point() else sample).numpy()
-
-
-def _heat(relevance: np.ndarray, rows: int, columns: int) -> np.ndarray:
-    return _colours(_spread(relevance), RELEVANCE_STOPS).reshape(rows, columns, 3)
 
 
 def _dimmed(pixels: np.ndarray, indices: np.ndarray, patch_size: int) -> np.ndarray:
@@ -219,7 +207,3 @@ def _colours(shares: np.ndarray, stops: tuple[tuple[int, int, int], ...]) -> np.
     places = np.linspace(0, 1, len(stops))
     channels = [np.interp(shares, places, [stop[channel] for stop in stops]) for channel in range(3)]
     return np.stack(channels, axis=1).round().astype(np.uint8)
-
-
-def _grown(box: tuple[int, int, int, int], by: int) -> tuple[int, int, int, int]:
-    return box[0] - by, box[1] - by, box[2] + by, box[3] + by

@@ -11,12 +11,11 @@ from torch import Tensor, nn
 
 from exportkit.arr_coc.model.encoder import GivenFeatures, VisionTransformer
 from exportkit.arr_coc.model.filters import FilterBank
-from exportkit.arr_coc.model.fused_forms import differentiates
 from exportkit.arr_coc.model.fusion import Fusion
 from exportkit.arr_coc.model.linear import SampleLinear
 from exportkit.arr_coc.model.scoring import Scoring
-from exportkit.arr_coc.model.selection import Selector
-from exportkit.arr_coc.model.texture import Texture, TextureMaps, patch_grid
+from exportkit.arr_coc.model.selection import Selector, differentiates
+from exportkit.arr_coc.model.texture import TextureMaps, patch_grid, texture_maps
 from exportkit.arr_coc.ops.relevance_scores import relevance_scores
 from exportkit.arr_coc.ops.texture_statistics import texture_statistics
 from exportkit.errors import InputError, UsageError
@@ -48,7 +47,6 @@ class ARRCOC(nn.Module):
         super().__init__()
         if query_dim is not None and query_dim < 1:
             raise UsageError(f"query_dim must be at least 1, got {query_dim}")
-        self.texture = Texture()
         self.encoder = encoder
         self.scoring = scoring
         self.balancing = fusion  # saved weights have this name
@@ -75,13 +73,13 @@ class ARRCOC(nn.Module):
         """
         self._check_grid(patch_grid(image, self.encoder.patch_size))
         self._check_query(image, query, mask)
-        maps = self.texture(image) if self.encoder.needs_maps or differentiates(self) else None
+        maps = texture_maps(image) if self.encoder.needs_maps or differentiates(self) else None
         return self._choose(image, maps, self.encoder(image, maps), query, mask)
 
     def encode(self, image: Tensor) -> Tensor:
         """Returns features [B, N, D] of all patches, as `forward` computes them."""
         self._check_grid(patch_grid(image, self.encoder.patch_size))
-        return self.encoder(image, self.texture(image) if self.encoder.needs_maps else None)
+        return self.encoder(image, texture_maps(image) if self.encoder.needs_maps else None)
 
     def choose(self, image: Tensor, features: Tensor, query: Tensor, mask: Tensor | None = None) -> dict[str, Tensor]:
         """Does the part of `forward` after the encoder. Features are [B, N, D], row-major."""
@@ -92,7 +90,7 @@ class ARRCOC(nn.Module):
                 f"features must be [B, N, D] = {[image.shape[0], grid[0] * grid[1], self.encoder.dim]} of the image's "
                 f"patches in its dtype, got {features.dtype} of shape {list(features.shape)}"
             )
-        return self._choose(image, self.texture(image) if differentiates(self) else None, features, query, mask)
+        return self._choose(image, texture_maps(image) if differentiates(self) else None, features, query, mask)
 
     def _choose(
         self, image: Tensor, maps: TextureMaps | None, features: Tensor, query: Tensor, mask: Tensor | None

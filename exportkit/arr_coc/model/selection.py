@@ -8,7 +8,6 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from exportkit.arr_coc.model.fused_forms import differentiates
 from exportkit.arr_coc.ops.allocate_lod_tokens import allocate_lod_tokens
 from exportkit.arr_coc.ops.rms_norm_quantize import rms_norm_quantize
 from exportkit.arr_coc.ops.select_patches import centres, select_patches
@@ -20,6 +19,11 @@ GATINGS: tuple[Gating, ...] = ("scale", "straight-through")
 FeatureDtype = Literal["float", "int8"]
 FEATURE_DTYPES: tuple[FeatureDtype, ...] = ("float", "int8")
 RMS_FLOOR = 1e-6  # added to mean squares, so that a row of zeros has a root
+
+
+def differentiates(module: nn.Module) -> bool:
+    """Returns whether a gradient can be asked for. The fused operators have none (docs/adr/0008-fused-forms.md)."""
+    return module.training or torch.is_grad_enabled()
 
 
 class Selection(NamedTuple):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from exportkit.arr_coc.ops.fused_texture import fused_texture
 from exportkit.errors import InputError
@@ -18,12 +18,9 @@ class TextureMaps(NamedTuple):
     sobel_y: Tensor
 
 
-class Texture(nn.Module):
-    """Computes colour and edge maps of sRGB images, reading the pixels once."""
-
-    def forward(self, image: Tensor) -> TextureMaps:
-        """Returns the maps of `image` [B, 3, H, W], sRGB-encoded in [0, 1], in its dtype."""
-        return TextureMaps(*fused_texture(image))
+def texture_maps(image: Tensor) -> TextureMaps:
+    """Returns the maps of `image` [B, 3, H, W], sRGB-encoded in [0, 1], in its dtype. It reads the pixels once."""
+    return TextureMaps(*fused_texture(image))
 
 
 def patch_grid(image: Tensor, patch_size: int) -> tuple[int, int]:

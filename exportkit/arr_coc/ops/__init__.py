@@ -1,31 +1,40 @@
 """The operators `arr_coc::*`. Importing this package loads their libraries and registers fakes and gradients.
 
-Every module whose name does not start with an underscore is one operator: wrapper, reference, gradient, samples and
-SPEC, in this order. The layout in the SPEC gives the fake kernel and the shapes that `help` shows. Modules are found
-automatically: `exportkit.arr_coc.ops.compute_entropy` is the wrapper in `compute_entropy.py`.
+Every module whose name does not start with an underscore is one operator: reference, the function that users call,
+which is made of it, gradient, samples and SPEC, in this order. The layout in the SPEC gives the fake kernel and the
+shapes that `help` shows. `exportkit.arr_coc.ops.compute_entropy` is the function in `compute_entropy.py`.
 """
 
 from __future__ import annotations
 
-import importlib
-import pkgutil
+import torch
 
+from exportkit.arr_coc import LIBRARIES, LIBRARY_DIR
 from exportkit.arr_coc.ops._autocast import register_autocast
-from exportkit.arr_coc.ops._from_layout import add_shapes, register_fake
-from exportkit.arr_coc.ops._library import load_libraries
-from exportkit.operators.contract.operator_spec import OpSpec, Refusal, Sample
+from exportkit.arr_coc.ops._operator import OpSpec, Refusal, Sample, add_shapes, register_fake, specs_in
+from exportkit.errors import HostError
+from exportkit.libraries import load_library
+
+
+def load_libraries() -> None:
+    """Loads libarr_coc_cpu.so, and libarr_coc_cuda.so if torch has CUDA.
+
+    Raises:
+        HostError: The libraries were never built.
+    """
+    if "cpu" not in LIBRARIES:
+        raise HostError(
+            f"the operator library is not built: {LIBRARY_DIR} has no libarr_coc_cpu.so",
+            hint="Run `pip install --no-build-isolation -e .` (or `make setup`) with a C++ compiler.",
+        )
+    load_library(LIBRARIES["cpu"], defines=["arr_coc"])
+    if "cuda" in LIBRARIES and torch.version.cuda is not None:
+        load_library(LIBRARIES["cuda"], defines=())
+
 
 load_libraries()
 
-_modules = [
-    importlib.import_module(f"{__name__}.{module.name}")
-    for module in pkgutil.iter_modules(__path__)
-    if not module.name.startswith("_") and not module.ispkg  # `triton` is imported separately
-]
-
-SPECS: dict[str, OpSpec] = {
-    spec.name: spec for module in _modules for spec in vars(module).values() if isinstance(spec, OpSpec)
-}
+SPECS = specs_in(__name__, __path__)
 """Every operator of the library by name, gradient operators included."""
 
 for _spec in SPECS.values():

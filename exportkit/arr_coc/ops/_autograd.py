@@ -30,10 +30,11 @@ def register_gradient(name: str, gradient: Callable[..., Any], **constants: Any)
     names = [value.name or "output" for value in values]
     parameters = list(inspect.signature(gradient).parameters)
     needs = [p for p in parameters if p.startswith("need_")]
-    tensors = [p for p in parameters if p in names and "Tensor" in str(values[names.index(p)].type)]
-    numbers = [p for p in parameters if p in names and p not in tensors]
+    kept = [p for p in parameters if p in names and p != "grad"]  # an argument `grad` is not kept
+    tensors = [p for p in kept if "Tensor" in str(values[names.index(p)].type)]
+    numbers = [p for p in kept if p not in tensors]
     # Places instead of names, because these run in every training step.
-    tensors_at, numbers_at = ([names.index(p) for p in kept] for kept in (tensors, numbers))
+    tensors_at, numbers_at = ([names.index(p) for p in saved] for saved in (tensors, numbers))
     targets = [names.index(p.removeprefix("need_")) for p in needs]
     given = ["grad", *tensors, *numbers, *needs, *constants]
     given_at = [given.index(p) for p in parameters]

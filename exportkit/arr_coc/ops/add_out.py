@@ -7,8 +7,7 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
-from exportkit.arr_coc.ops._call import operator
-from exportkit.arr_coc.ops._spec import ArrCocSpec, Layout, Refusal, Sample, check
+from exportkit.arr_coc.ops._operator import ArrCocSpec, Layout, Refusal, Sample, check, operator
 
 _add_out = operator("add_out")
 

@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
-from exportkit.arr_coc.ops._call import operator_like
-from exportkit.arr_coc.ops._spec import ArrCocSpec, Layout, Refusal, Sample, check
+from exportkit.arr_coc.ops._operator import ArrCocSpec, Layout, Refusal, Sample, check, operator_like
 
 MAX_TOKENS = 2**31 - 1
 """The limit for one patch, and with a total for one sample, so that the exact allocation fits int64."""

@@ -11,9 +11,8 @@ import torch
 from torch import Tensor
 
 from exportkit.arr_coc.ops._autograd import register_gradient, register_no_second_derivative
-from exportkit.arr_coc.ops._call import operator_like
+from exportkit.arr_coc.ops._operator import ArrCocSpec, Layout, Refusal, Sample, check, normals, operator_like
 from exportkit.arr_coc.ops._salience import compute_salience_forward_reference, compute_salience_grad_reference
-from exportkit.arr_coc.ops._spec import ArrCocSpec, Layout, Refusal, Sample, check
 
 
 def compute_salience_reference(
@@ -86,9 +85,7 @@ register_no_second_derivative("compute_salience_grad")
 def _inputs(
     device: torch.device, dtype: torch.dtype, batch: int, rows: int, columns: int, patch: int, width: int
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, int]:
-    def normal(*shape: int, scale: float = 1.0) -> Tensor:
-        return (torch.randn(shape, device=device) * scale).to(dtype)
-
+    normal = normals(device, dtype)
     size = (rows * patch, columns * patch)
     # Patches' colours differ by more than rounding, because the gradient of a distance changes its sign at zero.
     lab = normal(batch, 3, rows, columns, scale=20).repeat_interleave(patch, 2).repeat_interleave(patch, 3)
@@ -98,19 +95,9 @@ def _inputs(
 
 
 def _samples(device: torch.device, dtype: torch.dtype) -> Iterable[Sample]:
-    for sizes in [
-        (2, 2, 3, 2, 8),
-        (3, 4, 2, 2, 8),
-        (1, 3, 3, 1, 5),
-        (5, 5, 3, 3, 33),
-        (0, 2, 2, 2, 4),
-        (2, 0, 2, 2, 4),
-        (2, 1, 4, 3, 3),
-        (2, 5, 1, 2, 1),
-        (2, 2, 2, 14, 1030),
-        (1, 13, 11, 4, 40),
-        (1, 2, 1, 37, 2),
-    ]:
+    calls = [(2, 2, 3, 2, 8), (3, 4, 2, 2, 8), (1, 3, 3, 1, 5), (5, 5, 3, 3, 33), (0, 2, 2, 2, 4), (2, 0, 2, 2, 4)]
+    calls += [(2, 1, 4, 3, 3), (2, 5, 1, 2, 1), (2, 2, 2, 14, 1030), (1, 13, 11, 4, 40), (1, 2, 1, 37, 2)]
+    for sizes in calls:
         yield Sample("B, h, w, P, D = {}, {}, {}, {}, {}".format(*sizes), _inputs(device, dtype, *sizes))
     for weights in [(1.0, 0.0, 0.0), (0.0, 2.0, 0.0), (0.0, 0.0, 0.5), (3.0, 4.0, 5.0)]:
         yield Sample(f"weights {weights}", (*_inputs(device, dtype, 2, 3, 2, 2, 6), weights))

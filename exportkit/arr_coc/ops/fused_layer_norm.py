@@ -9,9 +9,8 @@ import torch
 from torch import Tensor
 
 from exportkit.arr_coc.ops._autograd import register_gradient, register_no_second_derivative
-from exportkit.arr_coc.ops._call import operator, operator_like
+from exportkit.arr_coc.ops._operator import ArrCocSpec, Layout, Refusal, Sample, check, normals, operator, operator_like
 from exportkit.arr_coc.ops._reference import accumulated
-from exportkit.arr_coc.ops._spec import ArrCocSpec, Layout, Refusal, Sample, check
 
 _fused_layer_norm = operator("fused_layer_norm")
 
@@ -95,9 +94,7 @@ _WIDE = [(2, 1024), (3, 1028), (2, 2051), (2, 4104), (1, 16385), (2, 20000)]
 
 
 def _samples(device: torch.device, dtype: torch.dtype) -> Iterable[Sample]:
-    def normal(*shape: int) -> Tensor:
-        return torch.randn(shape, device=device).to(dtype)
-
+    normal = normals(device, dtype)
     for shape in [(2, 8), (5, 33), (1, 1), (0, 4), (2, 0, 4), (2, 3, 4, 5), (5, 1, 256), (37, 130), *_WIDE]:
         yield Sample(f"x {list(shape)}", (normal(*shape), normal(shape[-1]), normal(shape[-1])))
     yield Sample("one row", (normal(7)[:1], normal(1), normal(1)))
@@ -111,9 +108,7 @@ def _samples(device: torch.device, dtype: torch.dtype) -> Iterable[Sample]:
 
 
 def _grad_samples(device: torch.device, dtype: torch.dtype) -> Iterable[Sample]:
-    def normal(*shape: int) -> Tensor:
-        return torch.randn(shape, device=device).to(dtype)
-
+    normal = normals(device, dtype)
     shapes = [(2, 4, 8), (5, 1, 33), (1, 1), (0, 4), (2, 0, 4), (2, 3, 4, 5), (5, 1, 256), (40, 50, 3), (37, 7, 130)]
     shapes += [(2, 2, width) for _, width in _WIDE]
     for index, shape in enumerate(shapes):

@@ -9,9 +9,8 @@ import torch
 from torch import Tensor
 
 from exportkit.arr_coc.ops._autograd import register_no_second_derivative
-from exportkit.arr_coc.ops._call import operator_like
+from exportkit.arr_coc.ops._operator import ArrCocSpec, Layout, Sample, operator_like
 from exportkit.arr_coc.ops._reference import accumulated
-from exportkit.arr_coc.ops._spec import ArrCocSpec, Layout, Sample
 
 LUMA = (0.299, 0.587, 0.114)  # Rec. 601
 XYZ = ((0.412453, 0.357580, 0.180423), (0.212671, 0.715160, 0.072169), (0.019334, 0.119193, 0.950227))

@@ -9,9 +9,8 @@ import torch
 from torch import Tensor
 
 from exportkit.arr_coc.ops._autograd import register_gradient
-from exportkit.arr_coc.ops._call import operator_like
+from exportkit.arr_coc.ops._operator import ArrCocSpec, Layout, Sample, normals, operator_like
 from exportkit.arr_coc.ops._reference import accumulated
-from exportkit.arr_coc.ops._spec import ArrCocSpec, Layout, Sample
 
 
 def invariant_linear_reference(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -55,8 +54,7 @@ register_gradient("invariant_linear", _gradient)
 
 
 def _samples(device: torch.device, dtype: torch.dtype) -> Iterable[Sample]:
-    def normal(*shape: int) -> Tensor:
-        return torch.randn(shape, device=device, dtype=dtype)
+    normal = normals(device, dtype)
 
     def call(rows: tuple[int, ...], products: int, width: int, *, bias: bool = True) -> Sample:
         label = f"x {[*rows, products]}, weight {[width, products]}{', bias' if bias else ''}"

@@ -8,9 +8,8 @@ import torch
 from torch import Tensor
 
 from exportkit.arr_coc.ops._autograd import register_gradient, register_no_second_derivative
-from exportkit.arr_coc.ops._call import operator_like
+from exportkit.arr_coc.ops._operator import ArrCocSpec, Layout, Refusal, Sample, normals, operator_like
 from exportkit.arr_coc.ops._reference import NORM_FLOOR, accumulated, norm, unit
-from exportkit.arr_coc.ops._spec import ArrCocSpec, Layout, Refusal, Sample
 
 
 def _cosines(features: Tensor, query: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -84,22 +83,15 @@ register_no_second_derivative("query_alignment_grad")
 
 
 def _samples(device: torch.device, dtype: torch.dtype) -> Iterable[Sample]:
-    def normal(*shape: int) -> Tensor:
-        return torch.randn(shape, device=device, dtype=dtype)
+    normal = normals(device, dtype)
 
     def mask(batch: int, tokens: int) -> Tensor:
         """Random, but the first token of every sample counts."""
         kept = torch.rand(batch, tokens, device=device) < 0.6
         return kept.index_fill(1, torch.tensor([0], device=device), True)
 
-    for batch, count, tokens, width in [
-        (2, 6, 4, 8),
-        (1, 3, 1, 7),
-        (5, 33, 9, 8),
-        (3, 30, 1, 16),
-        (0, 3, 2, 4),
-        (2, 0, 2, 4),
-    ]:
+    masked = [(2, 6, 4, 8), (1, 3, 1, 7), (5, 33, 9, 8), (3, 30, 1, 16), (0, 3, 2, 4), (2, 0, 2, 4)]
+    for batch, count, tokens, width in masked:
         args = normal(batch, count, width), normal(batch, tokens, width), mask(batch, tokens)
         yield Sample(f"B, N, T, D = {batch}, {count}, {tokens}, {width}, masked", args)
     for batch, count, tokens, width in [(2, 5, 3, 6), (1, 7, 17, 65), (3, 130, 2, 264), (2, 9, 8, 1030)]:

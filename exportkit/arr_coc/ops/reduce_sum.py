@@ -8,9 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from exportkit.arr_coc.ops._call import operator_like
+from exportkit.arr_coc.ops._operator import ArrCocSpec, Layout, Refusal, Sample, check, normals, operator_like
 from exportkit.arr_coc.ops._reference import accumulated
-from exportkit.arr_coc.ops._spec import ArrCocSpec, Layout, Refusal, Sample, check
 
 
 def reduce_sum_reference(x: Tensor, dim: int) -> Tensor:
@@ -58,9 +57,7 @@ torch.library.register_autograd("arr_coc::reduce_sum", _backward, setup_context=
 
 
 def _samples(device: torch.device, dtype: torch.dtype) -> Iterable[Sample]:
-    def normal(*shape: int) -> Tensor:
-        return torch.randn(shape, device=device).to(dtype)
-
+    normal = normals(device, dtype)
     shapes = [((2, 3, 8), 1), ((5, 33), 1), ((1, 1), -1), ((0, 4), 1), ((4, 0), 1), ((2, 5, 3), -3), ((9,), 0)]
     # Around the sizes that a thread, a warp, a block and one launch sum.
     shapes += [((2, size), 1) for size in (31, 32, 33, 64, 100, 1000, 1024, 1032, 4097, 9000)]

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from exportkit.arr_coc.ops._autograd import register_gradient
-from exportkit.arr_coc.ops._call import operator_like
-from exportkit.arr_coc.ops._spec import ArrCocSpec, Layout, Sample
+from exportkit.arr_coc.ops._operator import ArrCocSpec, Layout, Sample, operator_like
 
 
 def relu_reference(x: Tensor) -> Tensor:
@@ -29,16 +27,8 @@ def relu_grad_reference(grad: Tensor, output: Tensor) -> Tensor:
 relu_grad = operator_like(relu_grad_reference)
 
 
-def _setup_grad_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    ctx.save_for_backward(inputs[1])
-
-
-def _grad_backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-    return relu_grad(grad, *ctx.saved_tensors), None  # constant in `output`, except where that is 0
-
-
 register_gradient("relu", relu_grad)
-torch.library.register_autograd("arr_coc::relu_grad", _grad_backward, setup_context=_setup_grad_context)
+register_gradient("relu_grad", relu_grad)  # constant in `output`, except where that is 0
 
 
 def _samples(device: torch.device, dtype: torch.dtype) -> Iterable[Sample]:

@@ -8,9 +8,8 @@ import torch
 from torch import Tensor
 
 from exportkit.arr_coc.ops._autograd import register_no_derivative
-from exportkit.arr_coc.ops._call import operator_like
+from exportkit.arr_coc.ops._operator import ArrCocSpec, Layout, Sample, normals, operator_like
 from exportkit.arr_coc.ops._reference import accumulated
-from exportkit.arr_coc.ops._spec import ArrCocSpec, Layout, Sample
 
 QUANTIZED_MAX = 127
 
@@ -52,14 +51,15 @@ LAYOUT = Layout(
     least={"D": 1},
     numbers={"eps": ">= 0"},
 )
+# A value close to a tie may be rounded to either side.
+TOLERANCES = {torch.float32: (1e-5, 0.0), torch.int8: (0.0, 1.0)}
 
 register_no_derivative("rms_norm_quantize", NO_SLOPE)
 
 
-def _samples(device: torch.device, dtype: torch.dtype) -> Iterable[Sample]:
-    def normal(*shape: int) -> Tensor:
-        return torch.randn(shape, device=device).to(dtype)
-
+def samples(device: torch.device, dtype: torch.dtype) -> Iterable[Sample]:
+    """Yields valid calls, also of the Triton form."""
+    normal = normals(device, dtype)
     shapes = [(2, 8), (5, 33), (1, 1), (0, 4), (2, 0, 4), (2, 3, 4, 5), (5, 1, 256), (2, 130), (3, 515), (2, 1024)]
     # More than the registers of a warp, a few warps and a block hold, in every dtype.
     shapes += [(3, 1028), (2, 2051), (2, 4104), (1, 16385), (2, 20000)]
@@ -83,10 +83,7 @@ SPEC = ArrCocSpec(
     reference=rms_norm_quantize_reference,
     layout=LAYOUT,
     static=("D",),
-    samples=_samples,
-    tolerances={
-        torch.float32: (1e-5, 0.0),
-        torch.int8: (0.0, 1.0),  # a value close to a tie may be rounded to either side
-    },
+    samples=samples,
+    tolerances=TOLERANCES,
     autocast="first",
 )

@@ -9,9 +9,8 @@ import torch
 from torch import Tensor
 
 from exportkit.arr_coc.ops._autograd import register_gradient
-from exportkit.arr_coc.ops._call import operator_like
+from exportkit.arr_coc.ops._operator import ArrCocSpec, Layout, Sample, operator_like
 from exportkit.arr_coc.ops._reference import accumulated
-from exportkit.arr_coc.ops._spec import ArrCocSpec, Layout, Sample
 
 
 def softmax_reference(x: Tensor) -> Tensor:
@@ -55,7 +54,8 @@ register_gradient("softmax", softmax_grad)
 torch.library.register_autograd("arr_coc::softmax_grad", _grad_backward, setup_context=_setup_grad_context)
 
 
-def _samples(device: torch.device, dtype: torch.dtype) -> Iterable[Sample]:
+def samples(device: torch.device, dtype: torch.dtype) -> Iterable[Sample]:
+    """Yields valid calls, also of the Triton form."""
     shapes = [(2, 5, 8), (1, 3, 7), (5, 17, 33), (0, 3, 4), (2, 0, 4), (2, 3, 0), (5, 1), (1,), (2, 1, 3, 16)]
     long = [(2, 197), (5, 512), (2, 520), (2, 1031), (2, 4104), (2, 16384), (1, 16391), (2, 40000)]
     for shape in shapes + long:
@@ -65,8 +65,9 @@ def _samples(device: torch.device, dtype: torch.dtype) -> Iterable[Sample]:
     yield Sample("NaN and infinities", (torch.tensor(rows, device=device, dtype=dtype),))
 
 
-def _grad_samples(device: torch.device, dtype: torch.dtype) -> Iterable[Sample]:
-    for sample in _samples(device, dtype):
+def grad_samples(device: torch.device, dtype: torch.dtype) -> Iterable[Sample]:
+    """Yields valid calls, also of the Triton form."""
+    for sample in samples(device, dtype):
         output = softmax_reference(*sample.args)
         yield Sample(sample.label, (torch.randn_like(output), output))
 
@@ -76,7 +77,7 @@ SPEC = ArrCocSpec(
     wrapper=softmax,
     reference=softmax_reference,
     layout=LAYOUT,
-    samples=_samples,
+    samples=samples,
     differentiable=("x",),
     autocast="float32",
     second_order=True,
@@ -86,7 +87,7 @@ GRAD_SPEC = ArrCocSpec(
     wrapper=softmax_grad,
     reference=softmax_grad_reference,
     layout=GRAD_LAYOUT,
-    samples=_grad_samples,
+    samples=grad_samples,
     differentiable=("grad", "output"),
     second_order=True,
 )

@@ -8,10 +8,9 @@ import torch
 from torch import Tensor
 
 from exportkit.arr_coc.ops._autograd import FOR_INFERENCE, register_no_derivative
-from exportkit.arr_coc.ops._call import operator_like
+from exportkit.arr_coc.ops._operator import ArrCocSpec, Layout, Sample, operator_like
 from exportkit.arr_coc.ops._reference import accumulated
 from exportkit.arr_coc.ops._salience import patch_means
-from exportkit.arr_coc.ops._spec import ArrCocSpec, Layout, Sample
 from exportkit.arr_coc.ops.fused_texture import fused_texture_reference
 
 
@@ -43,23 +42,9 @@ register_no_derivative("texture_statistics", FOR_INFERENCE + "fused_texture and 
 def _samples(device: torch.device, dtype: torch.dtype) -> Iterable[Sample]:
     # (B, h, w, P): the first is exported; then patches of one pixel, of odd and even sides, those that are fast, one
     # wider than a CUDA block's threads, and grids that leave a block partly idle.
-    for batch, rows, columns, patch in [
-        (2, 2, 3, 4),
-        (3, 4, 2, 4),
-        (1, 1, 1, 1),
-        (5, 3, 5, 1),
-        (2, 2, 3, 3),
-        (1, 3, 2, 5),
-        (2, 5, 37, 2),
-        (5, 2, 19, 14),
-        (2, 3, 16, 16),
-        (1, 1, 67, 16),
-        (1, 2, 1, 131),
-        (2, 1, 2, 128),
-        (0, 2, 2, 4),
-        (2, 0, 2, 4),
-        (2, 2, 0, 4),
-    ]:
+    sizes = [(2, 2, 3, 4), (3, 4, 2, 4), (1, 1, 1, 1), (5, 3, 5, 1), (2, 2, 3, 3), (1, 3, 2, 5), (2, 5, 37, 2)]
+    sizes += [(5, 2, 19, 14), (2, 3, 16, 16), (1, 1, 67, 16), (1, 2, 1, 131), (2, 1, 2, 128)]
+    for batch, rows, columns, patch in [*sizes, (0, 2, 2, 4), (2, 0, 2, 4), (2, 2, 0, 4)]:
         # Beyond [0, 1] on both sides: both pieces of both curves.
         rgb = torch.rand(batch, 3, rows * patch, columns * patch, device=device, dtype=dtype) * 2 - 0.5
         yield Sample(f"rgb {list(rgb.shape)}, P = {patch}", (rgb, patch))

@@ -11,7 +11,7 @@ from torch import Tensor
 from exportkit.arr_coc.model import build
 from exportkit.arr_coc.model.encoder import VisionTransformer, sincos_positions
 from exportkit.arr_coc.model.filters import dct_basis, texture_bands
-from exportkit.arr_coc.model.texture import Texture, cut_patches
+from exportkit.arr_coc.model.texture import cut_patches, texture_maps
 from exportkit.errors import UsageError
 
 SIDES = [14, 16]
@@ -135,7 +135,7 @@ def test_a_transformer_sees_the_whole_image():
     changed = image.clone()
     changed[:, :, :16, :16] = 0
     with torch.no_grad():
-        differs = encoder(image, Texture()(image)) != encoder(changed, Texture()(changed))
+        differs = encoder(image, texture_maps(image)) != encoder(changed, texture_maps(changed))
     assert differs.any(2).all()
 
 

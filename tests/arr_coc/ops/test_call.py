@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from exportkit.arr_coc.ops import SPECS, muladd
-from exportkit.arr_coc.ops._call import operator
+from exportkit.arr_coc.ops._operator import operator
 
 
 @pytest.fixture

@@ -10,22 +10,10 @@ import this package, because that imports Triton if it is installed.
 
 from __future__ import annotations
 
-import importlib
-import pkgutil
-
 from exportkit.arr_coc.ops._autocast import register_autocast
-from exportkit.arr_coc.ops._from_layout import add_shapes
-from exportkit.operators.contract.operator_spec import OpSpec
+from exportkit.arr_coc.ops._operator import add_shapes, specs_in
 
-_modules = [
-    importlib.import_module(f"{__name__}.{module.name}")
-    for module in pkgutil.iter_modules(__path__)
-    if not module.name.startswith("_")
-]
-
-SPECS: dict[str, OpSpec] = {
-    spec.name: spec for module in _modules for spec in vars(module).values() if isinstance(spec, OpSpec)
-}
+SPECS = specs_in(__name__, __path__)
 """Every operator of the namespace by name, gradient operators included."""
 
 for _spec in SPECS.values():

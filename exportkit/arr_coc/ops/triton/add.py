@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 from torch.library import wrap_triton
 
+from exportkit.arr_coc.ops._operator import Layout, OpSpec, Sample
 from exportkit.arr_coc.ops._reference import accumulated
-from exportkit.arr_coc.ops._spec import Layout, OpSpec, Sample
 from exportkit.arr_coc.ops.triton._register import HAS_TRITON, NAMESPACE, programs, runs_triton, triton_op
 
 if HAS_TRITON:

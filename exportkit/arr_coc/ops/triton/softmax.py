@@ -10,8 +10,15 @@ from torch import Tensor
 from torch.library import wrap_triton
 
 from exportkit.arr_coc.ops._autograd import register_no_second_derivative
-from exportkit.arr_coc.ops._spec import OpSpec, Sample
-from exportkit.arr_coc.ops.softmax import GRAD_LAYOUT, LAYOUT, softmax_grad_reference, softmax_reference
+from exportkit.arr_coc.ops._operator import OpSpec, Sample
+from exportkit.arr_coc.ops.softmax import (
+    GRAD_LAYOUT,
+    LAYOUT,
+    grad_samples,
+    samples,
+    softmax_grad_reference,
+    softmax_reference,
+)
 from exportkit.arr_coc.ops.triton._register import (
     HAS_TRITON,
     NAMESPACE,
@@ -23,12 +30,7 @@ from exportkit.arr_coc.ops.triton._register import (
 )
 
 if HAS_TRITON:
-    from exportkit.arr_coc.ops.triton._kernels import (
-        softmax_grad_long_row,
-        softmax_grad_rows,
-        softmax_long_row,
-        softmax_rows,
-    )
+    from exportkit.arr_coc.ops.triton import _kernels
 
 
 def softmax(x: Tensor) -> Tensor:
@@ -55,11 +57,11 @@ def _softmax(x: Tensor) -> Tensor:
     out = torch.empty_like(x)
     if (held := tile(columns, 1024)) is not None:
         of_one, block = held
-        wrap_triton(softmax_rows)[programs(rows, of_one)](
+        wrap_triton(_kernels.softmax_rows)[programs(rows, of_one)](
             x, out, rows, columns, ROWS=of_one, BLOCK=block, num_warps=min(16, max(2, block // 512))
         )
     else:
-        wrap_triton(softmax_long_row)[(rows,)](x, out, columns, BLOCK=4096, num_warps=8)
+        wrap_triton(_kernels.softmax_long_row)[(rows,)](x, out, columns, BLOCK=4096, num_warps=8)
     return out
 
 
@@ -73,11 +75,11 @@ def _softmax_grad(grad: Tensor, output: Tensor) -> Tensor:
     out = torch.empty_like(output)
     if (held := tile(columns, 1024)) is not None:
         of_one, block = held
-        wrap_triton(softmax_grad_rows)[programs(rows, of_one)](
+        wrap_triton(_kernels.softmax_grad_rows)[programs(rows, of_one)](
             grad, output, out, rows, columns, ROWS=of_one, BLOCK=block, num_warps=min(16, max(2, block // 256))
         )
     else:
-        wrap_triton(softmax_grad_long_row)[(rows,)](grad, output, out, columns, BLOCK=4096, num_warps=8)
+        wrap_triton(_kernels.softmax_grad_long_row)[(rows,)](grad, output, out, columns, BLOCK=4096, num_warps=8)
     return out
 
 
@@ -94,27 +96,13 @@ _softmax.register_autograd(_backward, setup_context=_setup_context)
 register_no_second_derivative("softmax_grad", namespace=NAMESPACE)
 
 
-def _inputs(device: torch.device, dtype: torch.dtype) -> Iterable[tuple[str, Tensor]]:
-    # Rows held in registers and, above 16384 elements, rows processed in blocks.
-    for shape in [(2, 5), (5, 3, 7), (1, 1), (0, 4), (2, 0), (1,), (2, 1000), (3, 2, 1025), (2, 16385), (1, 40000)]:
-        yield f"x {list(shape)}", torch.randn(shape, device=device).to(dtype)
-
-
 def _samples(device: torch.device, dtype: torch.dtype) -> Iterable[Sample]:
-    for label, x in _inputs(device, dtype):
-        yield Sample(label, (x,))
+    # Rows held in registers and, above 16384 elements, rows processed in blocks.
+    yield from samples(device, dtype)
+    inf, nan = torch.inf, torch.nan
+    rows = torch.tensor([[-inf, 1, 2], [-inf, -inf, -inf], [nan, 1, 2], [inf, 1, 2]], device=device, dtype=dtype)
+    yield Sample("NaN and infinities in a long row", (rows.repeat_interleave(6000, -1),))
     yield Sample("large values", (torch.randn(2, 33, device=device).mul(1000).to(dtype),))
-    infinite = torch.tensor([[-torch.inf, 1.0, 2.0], [-torch.inf] * 3], device=device, dtype=dtype)
-    yield Sample("-infinity, and a row of nothing else", (infinite,))
-    yield Sample("-infinity in a long row", (infinite.repeat_interleave(6000, -1),))
-    special = torch.tensor([[torch.nan, 1.0, 2.0], [torch.inf, 1.0, 2.0], [0.0, 1.0, 2.0]], device=device, dtype=dtype)
-    yield Sample("NaN and infinity", (special,))
-    yield Sample("NaN and infinity in a long row", (special.repeat_interleave(6000, -1),))
-
-
-def _grad_samples(device: torch.device, dtype: torch.dtype) -> Iterable[Sample]:
-    for label, x in _inputs(device, dtype):
-        yield Sample(label, (torch.randn(x.shape, device=device).to(dtype), softmax_reference(x)))
 
 
 SPEC = OpSpec(
@@ -132,5 +120,5 @@ GRAD_SPEC = OpSpec(
     wrapper=softmax_grad,
     reference=softmax_grad_reference,
     layout=GRAD_LAYOUT,
-    samples=_grad_samples,
+    samples=grad_samples,
 )
