@@ -54,8 +54,7 @@ register_gradient("softmax", softmax_grad)
 torch.library.register_autograd("arr_coc::softmax_grad", _grad_backward, setup_context=_setup_grad_context)
 
 
-def samples(device: torch.device, dtype: torch.dtype) -> Iterable[Sample]:
-    """Yields valid calls, also of the Triton form."""
+def _samples(device: torch.device, dtype: torch.dtype) -> Iterable[Sample]:
     shapes = [(2, 5, 8), (1, 3, 7), (5, 17, 33), (0, 3, 4), (2, 0, 4), (2, 3, 0), (5, 1), (1,), (2, 1, 3, 16)]
     long = [(2, 197), (5, 512), (2, 520), (2, 1031), (2, 4104), (2, 16384), (1, 16391), (2, 40000)]
     for shape in shapes + long:
@@ -65,9 +64,8 @@ def samples(device: torch.device, dtype: torch.dtype) -> Iterable[Sample]:
     yield Sample("NaN and infinities", (torch.tensor(rows, device=device, dtype=dtype),))
 
 
-def grad_samples(device: torch.device, dtype: torch.dtype) -> Iterable[Sample]:
-    """Yields valid calls, also of the Triton form."""
-    for sample in samples(device, dtype):
+def _grad_samples(device: torch.device, dtype: torch.dtype) -> Iterable[Sample]:
+    for sample in _samples(device, dtype):
         output = softmax_reference(*sample.args)
         yield Sample(sample.label, (torch.randn_like(output), output))
 
@@ -77,7 +75,7 @@ SPEC = ArrCocSpec(
     wrapper=softmax,
     reference=softmax_reference,
     layout=LAYOUT,
-    samples=samples,
+    samples=_samples,
     differentiable=("x",),
     autocast="float32",
     second_order=True,
@@ -87,7 +85,7 @@ GRAD_SPEC = ArrCocSpec(
     wrapper=softmax_grad,
     reference=softmax_grad_reference,
     layout=GRAD_LAYOUT,
-    samples=grad_samples,
+    samples=_grad_samples,
     differentiable=("grad", "output"),
     second_order=True,
 )

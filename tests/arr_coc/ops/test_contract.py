@@ -13,6 +13,7 @@ from exportkit.arr_coc.ops.triton import SPECS as TRITON_SPECS
 from exportkit.operators.contract.check import check_operator
 from exportkit.operators.contract.check_compiler import OperatorCall
 from exportkit.operators.contract.definition import checks
+from exportkit.operators.contract.differences import first_difference
 from exportkit.operators.contract.operator_trial import Subject
 from exportkit.operators.contract.sample import tensors
 
@@ -84,3 +85,42 @@ def test_no_check_is_left_out_but_for_a_reason(name: str, device: torch.device):
     report, spec = report_of(name, device), dict(WALKED)[name]
     left_out = {check: reason for check, reason in report.skipped.items() if check not in not_applicable(spec, device)}
     assert not left_out
+
+
+# Each has a vectorised loop or kernel, which reads 16 bytes at a time.
+VECTORISED = ["bias_relu", "relu_grad", "scale_bias_relu_grad", "softmax", "softmax_grad", "rms_norm_quantize"]
+VECTORISED += [
+    "fused_layer_norm",
+    "fused_layer_norm_grad",
+    "query_alignment",
+    "query_alignment_grad",
+    "relevance_scores",
+]
+
+
+@pytest.mark.parametrize("name", VECTORISED)
+def test_memory_that_does_not_start_on_16_bytes_gives_the_same_bits(name: str, device: torch.device) -> None:
+    for dtype in SPECS[name].dtypes:
+        for sample in samples_of(SPECS[name], device, dtype):
+            shifted = sample.with_tensors(lambda t: t.new_empty(t.numel() + 1)[1:].view(t.shape).copy_(t))
+            expected, actual = (tensors(SPECS[name].overload(*s.args, **s.kwargs)) for s in (sample, shifted))
+            assert first_difference(actual, expected) is None, (sample.label, dtype)
+
+
+WITHOUT_GRADIENT = {
+    "relevance_scores": r"inference.*compute_entropy.*query_alignment and opponent_balance",
+    "rms_norm_quantize": "rms_norm_quantize is not differentiable",
+    "select_patches": r"inference.* instead, top_k_patches and allocate_lod_tokens",
+    "texture_statistics": r"texture_statistics is for inference.*fused_texture and means",
+    "triton_rms_norm_quantize": "rms_norm_quantize is not differentiable",
+}
+
+
+@pytest.mark.parametrize("name", WITHOUT_GRADIENT)
+def test_a_gradient_is_refused_with_what_to_do_instead(name: str, device: torch.device) -> None:
+    spec = dict(WALKED)[name]
+    sample = samples_of(spec, device, torch.float32)[0]
+    sample.tensors[0].requires_grad_()
+    floating = [t for t in tensors(spec.wrapper(*sample.args, **sample.kwargs)) if t.requires_grad]
+    with pytest.raises(RuntimeError, match=WITHOUT_GRADIENT[name]):
+        torch.autograd.grad([t.sum() for t in floating], sample.tensors[0])

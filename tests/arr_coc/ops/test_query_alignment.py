@@ -85,20 +85,6 @@ def test_squares_do_not_overflow_in_half_precision(device):
     assert query_alignment(x, -x[:, :1]).tolist() == [[0, 0]]
 
 
-@pytest.mark.parametrize("width", [8, 12, 65, 264])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
-def test_rows_that_do_not_start_on_16_bytes_give_the_same_bits(width, dtype, device):
-    x, q = torch.randn(2, 5, width, device=device, dtype=dtype), torch.randn(2, 3, width, device=device, dtype=dtype)
-    shifted = torch.empty(x.numel() + 1, device=device, dtype=dtype)[1:].view_as(x).copy_(x)
-    assert torch.equal(query_alignment(shifted, q), query_alignment(x, q))
-    upstream = torch.randn(2, 5, device=device, dtype=dtype)
-    for a, e in zip(
-        query_alignment_grad(upstream, shifted, q, None, True, True),
-        query_alignment_grad(upstream, x, q, None, True, True),
-    ):
-        assert torch.equal(a, e)
-
-
 @pytest.mark.parametrize("width", [65, 72])
 @pytest.mark.parametrize("tokens", [9, 33, 70])
 def test_many_rows_and_many_tokens(tokens, width, device):

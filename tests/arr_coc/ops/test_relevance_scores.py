@@ -49,23 +49,6 @@ def test_is_the_composition(seed, sizes, salience_weights, temperature, invert, 
     torch.testing.assert_close(actual, expected, rtol=0, atol=1e-12)
 
 
-def test_a_gradient_is_refused_with_what_to_train_with(device):
-    features, *others = arguments(device)
-    scores = relevance_scores(features.requires_grad_(), *others)
-    with pytest.raises(RuntimeError, match=r"inference.*compute_entropy.*query_alignment and opponent_balance"):
-        scores.sum().backward()
-
-
-@pytest.mark.parametrize("salience_weights", [(0.5, 0.5, 0.0), (0.5, 0.25, 0.25)])
-@pytest.mark.parametrize("width", [8, 12, 65, 264, 1032, 2056])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.float64])
-def test_rows_that_do_not_start_on_16_bytes_give_the_same_bits(width, dtype, salience_weights, device):
-    features, *others = arguments(device, dtype, width=width)
-    shifted = torch.empty(features.numel() + 1, device=device, dtype=dtype)[1:].view_as(features).copy_(features)
-    expected = relevance_scores(features, *others, None, salience_weights)
-    assert torch.equal(relevance_scores(shifted, *others, None, salience_weights), expected)
-
-
 @pytest.mark.parametrize("salience_weights", [(0.5, 0.5, 0.0), (0.5, 0.25, 0.25)])
 @pytest.mark.parametrize(("batch", "rows", "columns", "width"), [(3, 64, 64, 256), (2, 41, 50, 96), (70, 14, 14, 64)])
 def test_sizes_of_which_one_sample_is_many_blocks(batch, rows, columns, width, salience_weights, device):

@@ -151,13 +151,6 @@ def test_a_grid_of_more_patches_than_int64_counts_is_refused(device: torch.devic
         select_patches(scores, features, 2, rows, columns)
 
 
-def test_a_gradient_is_refused_with_what_to_train_with(device: torch.device):
-    scores = torch.rand(2, 6, device=device, requires_grad=True)
-    gated, *_ = select_patches(scores, torch.randn(2, 6, 3, device=device), 4, 2, 3)
-    with pytest.raises(RuntimeError, match=r"inference.* instead, top_k_patches and allocate_lod_tokens"):
-        gated.sum().backward()
-
-
 def test_the_models_call_exports_for_every_grid(device: torch.device):
     """k, the grid and the total stay symbolic, and one program serves all of their values."""
 

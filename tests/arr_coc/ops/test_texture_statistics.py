@@ -108,9 +108,3 @@ def test_it_serves_salience_as_the_maps_do(device: torch.device):
     colours, edges = (m.repeat_interleave(16, 2).repeat_interleave(16, 3) for m in texture_statistics(rgb, 16))
     flat = (edges.square() - 1e-8).clamp(min=0).sqrt()
     torch.testing.assert_close(compute_salience(features, colours, flat, flat * 0, 16), expected, rtol=1e-4, atol=1e-5)
-
-
-def test_a_gradient_is_refused_with_what_to_use_instead(device: torch.device):
-    rgb = torch.rand(1, 3, 8, 8, device=device, requires_grad=True)
-    with pytest.raises(RuntimeError, match=r"texture_statistics is for inference.*fused_texture and means"):
-        texture_statistics(rgb, 4)[0].sum().backward()

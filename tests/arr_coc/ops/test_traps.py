@@ -1,4 +1,4 @@
-"""The mistakes other implementations of the pipeline's operators made, each as a test that fails on it."""
+"""The mistakes of other implementations that the contract's checks would not find, each as a test that fails on it."""
 
 from __future__ import annotations
 
@@ -55,26 +55,6 @@ def argument_names(name: str) -> list[str]:
     return [argument.name for argument in ops.SPECS[name].overload._schema.arguments]
 
 
-# 1. The batch offset counted twice: right for one sample, out of bounds from two on.
-@pytest.mark.parametrize("batch", [1, 2, 5])
-@pytest.mark.parametrize("name", PIPELINE)
-def test_every_sample_of_a_batch_is_read_at_its_own_offset(name: str, batch: int, device: torch.device):
-    arguments = inputs_of(name, batch, device)
-    together = run(name, arguments)
-    for b in range(batch):
-        alone = run(name, each(arguments, lambda t, b=b: t[b : b + 1].clone()))
-        for whole, one in zip(together, alone):
-            assert torch.equal(whole[b], one[0])
-
-
-# 2. Sobel borders left uninitialised, green taken for luminance, LAB without linearisation or white point.
-def test_sobel_of_a_constant_image_is_zero_at_the_border_too(device: torch.device):
-    for size in [(1, 1), (1, 7), (7, 1), (33, 65)]:
-        _, sobel_x, sobel_y = ops.fused_texture(torch.full((2, 3, *size), 0.7, device=device))
-        torch.testing.assert_close(sobel_x, torch.zeros_like(sobel_x), rtol=0, atol=1e-6)
-        torch.testing.assert_close(sobel_y, torch.zeros_like(sobel_y), rtol=0, atol=1e-6)
-
-
 @pytest.mark.parametrize(("channel", "share"), [(0, 0.299), (1, 0.587), (2, 0.114)])
 def test_each_channel_counts_by_its_share_of_the_luminance(channel: int, share: float, device: torch.device):
     edge = torch.zeros(1, 3, 8, 8, device=device)
@@ -104,7 +84,7 @@ def test_lab_of_known_colours(rgb: tuple[float, ...], lab: tuple[float, ...], de
     torch.testing.assert_close(actual, expected, rtol=0, atol=0.05)
 
 
-# 3. A bitonic network on a length that is no power of two; shared memory of 8 N bytes.
+# A bitonic network on a length that is no power of two; shared memory of 8 N bytes.
 @pytest.mark.parametrize("patches", [3, 196, 1000, 1023, 4097, 6145, 20000])
 def test_top_k_of_any_number_of_patches_is_the_true_top_k(patches: int, device: torch.device):
     scores, features = torch.rand(2, patches, device=device), torch.rand(2, patches, 1, device=device)
@@ -113,16 +93,6 @@ def test_top_k_of_any_number_of_patches_is_the_true_top_k(patches: int, device: 
         selected, indices = ops.top_k_patches(scores, features, k)
         assert torch.equal(indices, expected.indices[:, :k])
         assert torch.equal(selected, features.gather(1, indices.unsqueeze(-1)))
-
-
-# 4. int32 indices from the kernel and int64 from the fake; a fake that accepts k > N.
-@pytest.mark.parametrize("name", PIPELINE)
-def test_kernel_and_fake_agree_on_dtype_shape_and_strides(name: str, device: torch.device):
-    arguments = inputs_of(name, 2, device)
-    real = run(name, arguments)
-    with FakeTensorMode() as mode:
-        fake = run(name, each(arguments, mode.from_tensor))
-    assert [(t.dtype, t.shape, t.stride()) for t in real] == [(t.dtype, t.shape, t.stride()) for t in fake]
 
 
 def test_200_of_the_196_patches_of_a_224_pixel_image_are_refused_by_kernel_and_fake(device: torch.device):
@@ -135,7 +105,7 @@ def test_200_of_the_196_patches_of_a_224_pixel_image_are_refused_by_kernel_and_f
     assert indices.dtype == torch.int64
 
 
-# 5. Weights that sum to 1 divided by 3 again; entropy in nats.
+# Weights that sum to 1 divided by 3 again; entropy in nats.
 def test_the_best_scores_get_the_largest_budget(device: torch.device):
     best = torch.ones(2, 4, device=device)
     for weights in ([0.3, 0.4, 0.3], [3.0, 4.0, 3.0]):
@@ -153,15 +123,7 @@ def test_entropy_of_many_features_stays_within_one(device: torch.device):
         torch.testing.assert_close(ops.compute_entropy(peaked), torch.zeros(1, 1, device=device), rtol=0, atol=1e-6)
 
 
-# 6. A kernel bounded by N instead of B N computes only the first sample.
-@pytest.mark.parametrize("name", PIPELINE)
-def test_equal_samples_have_equal_results(name: str, device: torch.device):
-    arguments = each(inputs_of(name, 1, device), lambda t: t.expand(5, *t.shape[1:]).contiguous())
-    for result in run(name, arguments):
-        assert torch.equal(result, result[:1].expand_as(result))
-
-
-# 7. A cast to int before the clamp: the largest score wraps round to the smallest budget.
+# A cast to int before the clamp: the largest score wraps round to the smallest budget.
 @pytest.mark.parametrize("score", [1.5, 1e10, 1e30, float("inf")])
 def test_a_huge_score_gets_the_largest_budget(score: float, device: torch.device):
     scores = torch.tensor([[score, -score, 0.5]], device=device)
@@ -169,7 +131,7 @@ def test_a_huge_score_gets_the_largest_budget(score: float, device: torch.device
     assert ops.allocate_lod_tokens(scores, 64, 400, 1.0, 64 + 400 + 232).tolist() == [[400, 64, 232]]
 
 
-# 8. fminf and fmaxf turn NaN into a number.
+# fminf and fmaxf turn NaN into a number.
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
 @pytest.mark.parametrize("name", [n for n in PIPELINE if n not in ("top_k_patches", "allocate_lod_tokens")])
 def test_nan_stays_nan_in_its_own_sample(name: str, dtype: torch.dtype, device: torch.device):
@@ -193,18 +155,6 @@ def test_nan_comes_last_and_gets_the_smallest_budget(device: torch.device):
     assert ops.allocate_lod_tokens(scores).tolist() == [[64, 64, 232, 400]]
 
 
-# 9. setup_context called with output= by keyword; tensors saved for one gradient and unpacked for another.
-@pytest.mark.parametrize("name", DIFFERENTIABLE)
-def test_any_single_gradient_can_be_needed(name: str, device: torch.device):
-    names = argument_names(name)
-    for wanted in ops.SPECS[name].differentiable:
-        arguments = inputs_of(name, 2, device)
-        tensor = arguments[names.index(wanted)].requires_grad_()
-        results = [r for r in run(name, arguments) if r.requires_grad]
-        (gradient,) = torch.autograd.grad([r.sum() for r in results], [tensor])
-        assert gradient.shape == tensor.shape, wanted
-
-
 def test_scores_alone_may_need_a_gradient(device: torch.device):
     """top_k_patches gives them none, and must not fail over the features' either."""
     scores, features, k = inputs_of("top_k_patches", 2, device)
@@ -214,10 +164,10 @@ def test_scores_alone_may_need_a_gradient(device: torch.device):
     assert scores.grad.ne(0).sum() == 2 * k
 
 
-# 10. A second TORCH_LIBRARY for a namespace aborts; a fake registered twice silently replaces the first.
+# A second TORCH_LIBRARY for a namespace aborts; a fake registered twice silently replaces the first.
 def test_the_namespace_is_only_ever_extended_by_fragments():
     # All of csrc but the C++ runtime, whose namespace is its own and whose library is loaded once.
-    for path in [path for part in ("ops", "common") for path in (ROOT / "csrc" / part).rglob("*.*")]:
+    for path in sorted((ROOT / "csrc" / "arr_coc").rglob("*.[ch]*")):
         assert not re.search(r"\b(STABLE_)?TORCH_LIBRARY\(", path.read_text()), path.name
 
 
@@ -228,19 +178,6 @@ def test_every_fake_and_every_gradient_is_registered_once():
         assert len(fakes) == 1, name
         gradients = re.findall(rf'register_(?:\w+)\(\s*"(?:arr_coc::)?{name}"', "".join(sources))
         assert len(gradients) <= 1, name
-
-
-# 12. A backward through float32 promotes the gradients of half types; writes in the order of memory into an empty_like.
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("name", DIFFERENTIABLE)
-def test_results_and_gradients_of_half_types_keep_their_dtype(name: str, dtype: torch.dtype, device: torch.device):
-    names = argument_names(name)
-    arguments = inputs_of(name, 2, device, dtype)
-    tensors = [arguments[names.index(n)].requires_grad_() for n in ops.SPECS[name].differentiable]
-    results = [r for r in run(name, arguments) if r.is_floating_point()]
-    assert {r.dtype for r in results} == {dtype}
-    gradients = torch.autograd.grad([r.sum() for r in results if r.requires_grad], tensors)
-    assert {g.dtype for g in gradients} == {dtype}
 
 
 @pytest.mark.parametrize("name", DIFFERENTIABLE)
@@ -257,7 +194,7 @@ def test_gradients_of_inputs_that_are_not_contiguous(name: str, device: torch.de
         assert torch.equal(plain, strided)
 
 
-# 13. Architectures: CUDA 13 rejects 7.0; Hopper and PTX must be there.
+# Architectures: CUDA 13 rejects 7.0; Hopper and PTX must be there.
 def test_the_build_covers_ampere_to_hopper_and_what_comes_later():
     (architectures,) = re.findall(r'^RELEASE_ARCHITECTURES = "([^"]+)"', (ROOT / "setup.py").read_text(), re.MULTILINE)
     chosen = architectures.split(";")

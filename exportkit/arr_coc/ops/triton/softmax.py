@@ -11,14 +11,7 @@ from torch.library import wrap_triton
 
 from exportkit.arr_coc.ops._autograd import register_no_second_derivative
 from exportkit.arr_coc.ops._operator import OpSpec, Sample
-from exportkit.arr_coc.ops.softmax import (
-    GRAD_LAYOUT,
-    LAYOUT,
-    grad_samples,
-    samples,
-    softmax_grad_reference,
-    softmax_reference,
-)
+from exportkit.arr_coc.ops.softmax import GRAD_LAYOUT, LAYOUT, softmax_grad_reference, softmax_reference
 from exportkit.arr_coc.ops.triton._register import (
     HAS_TRITON,
     NAMESPACE,
@@ -96,13 +89,27 @@ _softmax.register_autograd(_backward, setup_context=_setup_context)
 register_no_second_derivative("softmax_grad", namespace=NAMESPACE)
 
 
-def _samples(device: torch.device, dtype: torch.dtype) -> Iterable[Sample]:
+def _inputs(device: torch.device, dtype: torch.dtype) -> Iterable[tuple[str, Tensor]]:
     # Rows held in registers and, above 16384 elements, rows processed in blocks.
-    yield from samples(device, dtype)
-    inf, nan = torch.inf, torch.nan
-    rows = torch.tensor([[-inf, 1, 2], [-inf, -inf, -inf], [nan, 1, 2], [inf, 1, 2]], device=device, dtype=dtype)
-    yield Sample("NaN and infinities in a long row", (rows.repeat_interleave(6000, -1),))
+    for shape in [(2, 5), (5, 3, 7), (1, 1), (0, 4), (2, 0), (1,), (2, 1000), (3, 2, 1025), (2, 16385), (1, 40000)]:
+        yield f"x {list(shape)}", torch.randn(shape, device=device).to(dtype)
+
+
+def _samples(device: torch.device, dtype: torch.dtype) -> Iterable[Sample]:
+    for label, x in _inputs(device, dtype):
+        yield Sample(label, (x,))
     yield Sample("large values", (torch.randn(2, 33, device=device).mul(1000).to(dtype),))
+    infinite = torch.tensor([[-torch.inf, 1.0, 2.0], [-torch.inf] * 3], device=device, dtype=dtype)
+    yield Sample("-infinity, and a row of nothing else", (infinite,))
+    yield Sample("-infinity in a long row", (infinite.repeat_interleave(6000, -1),))
+    special = torch.tensor([[torch.nan, 1.0, 2.0], [torch.inf, 1.0, 2.0], [0.0, 1.0, 2.0]], device=device, dtype=dtype)
+    yield Sample("NaN and infinity", (special,))
+    yield Sample("NaN and infinity in a long row", (special.repeat_interleave(6000, -1),))
+
+
+def _grad_samples(device: torch.device, dtype: torch.dtype) -> Iterable[Sample]:
+    for label, x in _inputs(device, dtype):
+        yield Sample(label, (torch.randn(x.shape, device=device).to(dtype), softmax_reference(x)))
 
 
 SPEC = OpSpec(
@@ -120,5 +127,5 @@ GRAD_SPEC = OpSpec(
     wrapper=softmax_grad,
     reference=softmax_grad_reference,
     layout=GRAD_LAYOUT,
-    samples=grad_samples,
+    samples=_grad_samples,
 )
