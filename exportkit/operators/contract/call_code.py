@@ -19,7 +19,7 @@ _LITERAL = 64
 
 
 @dataclass(frozen=True)
-class Written:
+class WrittenCall:
     """A call and its code, which makes exactly this call.
 
     Attributes:
@@ -52,7 +52,7 @@ def operator_code(subject: Subject) -> str:
     return f"torch.ops.{namespace}.{name}"
 
 
-def ways_to_write(call: Sample, layout: MemoryLayout = PLAIN, number: int | None = None) -> Iterator[Written]:
+def ways_to_write(call: Sample, layout: MemoryLayout = PLAIN, number: int | None = None) -> Iterator[WrittenCall]:
     """Yields calls like this one that can be written down, the shortest first.
 
     The first ones have other values. Whether they show the same is for the caller to find out. The last has the call's
@@ -64,7 +64,7 @@ def ways_to_write(call: Sample, layout: MemoryLayout = PLAIN, number: int | None
     yield _written(call, _Pen(None, layout, number))
 
 
-def _written(call: Sample, pen: _Pen) -> Written:
+def _written(call: Sample, pen: _Pen) -> WrittenCall:
     state = torch.get_rng_state()
     torch.manual_seed(0)
     try:
@@ -74,7 +74,9 @@ def _written(call: Sample, pen: _Pen) -> Written:
         torch.set_rng_state(state)
     values = {name: value for name, (_, value) in kwargs.items()}
     made = Sample(call.label, tuple(value for _, value in args), values)
-    return Written(made, tuple(code for code, _ in args), {name: code for name, (code, _) in kwargs.items()}, pen.drew)
+    return WrittenCall(
+        made, tuple(code for code, _ in args), {name: code for name, (code, _) in kwargs.items()}, pen.drew
+    )
 
 
 class _Pen:

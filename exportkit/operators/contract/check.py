@@ -10,8 +10,8 @@ from collections.abc import Callable, Sequence
 import torch
 
 from exportkit.errors import UsageError
-from exportkit.operators.contract.call_code import Written, ways_to_write
-from exportkit.operators.contract.definition import Check, Problem, checks
+from exportkit.operators.contract.call_code import WrittenCall, ways_to_write
+from exportkit.operators.contract.definition import ContractCheck, Problem, checks
 from exportkit.operators.contract.fake_kernel import fake_answer
 from exportkit.operators.contract.findings import Finding, OperatorReport
 from exportkit.operators.contract.operator_spec import OpSpec
@@ -90,7 +90,7 @@ def assert_keeps(spec: OpSpec, device: torch.device) -> None:
         raise AssertionError("\n\n".join([f"{report.operator} on {device}", *(f.text for f in report.findings)]))
 
 
-def _run(check: Check, trial: Trial, progress: Progress) -> Finding | str | None:
+def _run(check: ContractCheck, trial: Trial, progress: Progress) -> Finding | str | None:
     """Returns what a check finds, why it does not apply, or None if all is well."""
     if check.of_operator is not None:
         progress(check.name, None)
@@ -121,7 +121,7 @@ def _run(check: Check, trial: Trial, progress: Progress) -> Finding | str | None
     return reasons[0] if reasons else f"no call has a {check.dtypes} dtype"
 
 
-def chosen(check: Check, calls: Sequence[Sample]) -> list[Sample]:
+def chosen(check: ContractCheck, calls: Sequence[Sample]) -> list[Sample]:
     """Returns the calls for a check, the smallest first and empty ones last.
 
     If it tries only some, these come first, evenly spread, and then those that replace calls it does not apply to.
@@ -179,7 +179,7 @@ def _other_calls(trial: Trial, progress: Progress) -> list[Sample]:
     return trial.others
 
 
-def _problem(check: Check, trial: Trial, call: Sample) -> Problem | None:
+def _problem(check: ContractCheck, trial: Trial, call: Sample) -> Problem | None:
     """Asks the check about a call. A valid call that fails in a check breaks the promise, too."""
     assert check.of_call is not None
     try:
@@ -190,7 +190,9 @@ def _problem(check: Check, trial: Trial, call: Sample) -> Problem | None:
         return Problem(f"The call works alone and fails in this check: {first_line(error)}.")
 
 
-def _smallest(check: Check, trial: Trial, call: Sample, problem: Problem, progress: Progress) -> tuple[Problem, Sample]:
+def _smallest(
+    check: ContractCheck, trial: Trial, call: Sample, problem: Problem, progress: Progress
+) -> tuple[Problem, Sample]:
     """Looks for a smaller call that shows the same."""
     left, shrunk = _SMALLER, True
     while shrunk and left > 0:
@@ -205,7 +207,7 @@ def _smallest(check: Check, trial: Trial, call: Sample, problem: Problem, progre
     return problem, call
 
 
-def _still(check: Check, trial: Trial, call: Sample) -> Problem | None:
+def _still(check: ContractCheck, trial: Trial, call: Sample) -> Problem | None:
     """Asks the check about a call that may be invalid."""
     try:
         trial.answer(call)
@@ -214,7 +216,7 @@ def _still(check: Check, trial: Trial, call: Sample) -> Problem | None:
         return None
 
 
-def _finding(check: Check, trial: Trial, problem: Problem, call: Sample | None) -> Finding:
+def _finding(check: ContractCheck, trial: Trial, problem: Problem, call: Sample | None) -> Finding:
     code = None
     if call is not None:
         problem, written = _written(check, trial, problem, call)
@@ -222,7 +224,7 @@ def _finding(check: Check, trial: Trial, problem: Problem, call: Sample | None) 
     return Finding(check.name, problem.severity, problem.message, code, problem.hint or check.hint)
 
 
-def _written(check: Check, trial: Trial, problem: Problem, call: Sample) -> tuple[Problem, Written]:
+def _written(check: ContractCheck, trial: Trial, problem: Problem, call: Sample) -> tuple[Problem, WrittenCall]:
     """Writes the call with values that a reader can draw, if these show the same, or else with its own."""
     ways = list(ways_to_write(call, problem.layout, problem.number))
     if check.of_call is not None:

@@ -44,7 +44,7 @@ class Problem:
 
 
 @dataclass(frozen=True)
-class Check:
+class ContractCheck:
     """A promise that operators are held to.
 
     Attributes:
@@ -81,10 +81,12 @@ def of_call(
     other_sizes: bool = False,
     unless: tuple[str, ...] = (),
 ) -> Callable[[OfCall], OfCall]:
-    """Makes a function of one call a check. See `Check`."""
+    """Makes a function of one call a check. See `ContractCheck`."""
 
     def define(function: OfCall) -> OfCall:
-        check = Check(name, hint, order, function, dtypes=dtypes, most=most, other_sizes=other_sizes, unless=unless)
+        check = ContractCheck(
+            name, hint, order, function, dtypes=dtypes, most=most, other_sizes=other_sizes, unless=unless
+        )
         _CHECKS.append(check)
         return function
 
@@ -94,20 +96,20 @@ def of_call(
 def of_operator(
     name: str, hint: str, *, order: int = 50, unless: tuple[str, ...] = ()
 ) -> Callable[[OfOperator], OfOperator]:
-    """Makes a function of the operator a check. See `Check`."""
+    """Makes a function of the operator a check. See `ContractCheck`."""
 
     def define(function: OfOperator) -> OfOperator:
-        _CHECKS.append(Check(name, hint, order, of_operator=function, unless=unless))
+        _CHECKS.append(ContractCheck(name, hint, order, of_operator=function, unless=unless))
         return function
 
     return define
 
 
-_CHECKS: list[Check] = []
+_CHECKS: list[ContractCheck] = []
 
 
 @functools.cache
-def checks() -> dict[str, Check]:
+def checks() -> dict[str, ContractCheck]:
     """Returns every check by name, in the order in which they run.
 
     A check is any function in a module `exportkit/operators/contract/check_*.py` with one of the decorators above.

@@ -67,7 +67,7 @@ class NewOperator:
 
 
 @dataclass(frozen=True)
-class Written:
+class WrittenFiles:
     """What was written.
 
     Attributes:
@@ -81,7 +81,7 @@ class Written:
     package: str
 
 
-def write_operator(new: NewOperator) -> Written:
+def write_operator(new: NewOperator) -> WrittenFiles:
     """Writes an operator's files. Existing files are not changed, but for a line that the package's __init__.py gets.
 
     Raises:
@@ -106,7 +106,7 @@ def write_operator(new: NewOperator) -> Written:
     _write(folder, files)
     line = f"from {package}.{new.name} import {new.name} as {new.name}\n"
     write_whole(folder / initial, _with_import(before, line, f"from {package}.").encode())
-    return Written(folder, (*files, initial), package)
+    return WrittenFiles(folder, (*files, initial), package)
 
 
 def _rendered(files: Mapping[str, str], names: Mapping[str, str]) -> dict[str, str]:

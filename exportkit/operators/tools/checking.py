@@ -24,7 +24,7 @@ from exportkit.errors import NotAnOperatorLibraryError
 from exportkit.operators.contract.findings import Finding, OperatorReport, Severity
 from exportkit.operators.tools.journal import Step, read_step
 from exportkit.operators.tools.listing import ended
-from exportkit.operators.tools.source import Source
+from exportkit.operators.tools.source import OperatorSource
 from exportkit.progress import Progress
 
 _MOST_ENDS = 6  # processes that an operator may end before the rest of its checks is left out
@@ -71,7 +71,7 @@ class CheckOptions(Message, frozen=True):
 class Prepare(Message, frozen=True):
     """Asks the child to load operators. The answer is Prepared."""
 
-    source: Source
+    source: OperatorSource
     options: CheckOptions
     journal: str
 
@@ -120,7 +120,7 @@ class Checked(Message, frozen=True):
         return any(finding.severity is Severity.broken for finding in self.report.findings)
 
 
-def check_source(source: Source, options: CheckOptions, progress: Progress) -> tuple[Checked, ...]:
+def check_source(source: OperatorSource, options: CheckOptions, progress: Progress) -> tuple[Checked, ...]:
     """Checks the operators of a library or of a model.
 
     Args:
@@ -155,7 +155,7 @@ def check_source(source: Source, options: CheckOptions, progress: Progress) -> t
 class _Worker:
     """The child process. A new one takes the place of one that ended."""
 
-    def __init__(self, source: Source, options: CheckOptions, journal: Path) -> None:
+    def __init__(self, source: OperatorSource, options: CheckOptions, journal: Path) -> None:
         self._prepare = Prepare(source, options, str(journal))
         self.journal = journal
         self._child: Conversation | None = None

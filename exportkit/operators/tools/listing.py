@@ -9,7 +9,7 @@ from exportkit.child.messages import Failed, Message
 from exportkit.child.process import describe_end
 from exportkit.errors import LibraryLoadError, NotAnOperatorLibraryError
 from exportkit.operators.contract.findings import Finding
-from exportkit.operators.tools.source import Source
+from exportkit.operators.tools.source import OperatorSource
 from exportkit.package.elf import is_stable, oldest_torch, read_elf, stable_abi
 from exportkit.progress import Progress
 
@@ -17,7 +17,7 @@ from exportkit.progress import Progress
 class ListSource(Message, frozen=True):
     """Asks the child to load operators and to describe them. The answer is Listed."""
 
-    source: Source
+    source: OperatorSource
 
 
 class ListedOperator(Message, frozen=True):
@@ -77,7 +77,7 @@ class Listing(Message, frozen=True):
     operators: tuple[ListedOperator, ...]
 
 
-def list_operators(source: Source, progress: Progress) -> Listing:
+def list_operators(source: OperatorSource, progress: Progress) -> Listing:
     """Lists the operators that a library or a Python package registers.
 
     Args:
@@ -108,7 +108,7 @@ def list_operators(source: Source, progress: Progress) -> Listing:
     return Listing(source.text, tuple(files), answer.operators)
 
 
-def ended(source: Source, status: int, printed: str) -> LibraryLoadError:
+def ended(source: OperatorSource, status: int, printed: str) -> LibraryLoadError:
     """The error for a library that ends the process that loads it."""
     return LibraryLoadError(
         f"a process that loads {source.name} {describe_end(status)}" + (f":\n{printed}" if printed else ""),

@@ -20,7 +20,7 @@ _VARIANT = re.compile(r"torch(?P<stable>-stable-abi)?(?P<version>\d+)(?:-cxx11)?
 _ANY_HOST = re.compile(r"torch-(?:universal|(?P<backend>[a-z]+))")
 
 
-class Source(Message, frozen=True):
+class OperatorSource(Message, frozen=True):
     """Where operators come from.
 
     Attributes:
@@ -38,7 +38,7 @@ class Source(Message, frozen=True):
         return self.text if self.kind in ("module", "model") else Path(self.text).name
 
 
-def parse_source(text: str, *, models: bool) -> Source:
+def parse_source(text: str, *, models: bool) -> OperatorSource:
     """Reads LIBRARY, or LIBRARY|MODULE.
 
     Args:
@@ -56,23 +56,23 @@ def parse_source(text: str, *, models: bool) -> Source:
         )
     if ":" in text or text in installed_models():
         if models:
-            return Source("model", text)
+            return OperatorSource("model", text)
         raise UsageError(f"{text} is a model, not an operator library", hint=f"Give {forms}.")
     if path.is_dir():
-        return Source("folder", str(path.resolve()))
+        return OperatorSource("folder", str(path.resolve()))
     if text.endswith(".py"):
-        return Source("module", text)
+        return OperatorSource("module", text)
     if path.is_file():
-        return Source("file", str(path.resolve()))
+        return OperatorSource("file", str(path.resolve()))
     if all(part.isidentifier() for part in text.split(".")) and not text.endswith(".so"):
-        return Source("module", text)
+        return OperatorSource("module", text)
     also = ", or a model (path/file.py:attr, package.module:attr)" if models else ""
     raise UsageError(
         f"there is no file {text!r}, and no Python module can have such a name", hint=f"Give {forms}{also}."
     )
 
 
-def load(source: Source) -> None:
+def load(source: OperatorSource) -> None:
     """Loads the operators into this process: a child, because a bad library ends the process that loads it.
 
     Raises:

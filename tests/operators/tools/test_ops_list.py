@@ -12,7 +12,7 @@ from exportkit.cli import main
 from exportkit.errors import LibraryLoadError, UsageError
 from exportkit.libraries import host_platform
 from exportkit.operators.tools.listing import describe_file
-from exportkit.operators.tools.source import Source, _variant, parse_source
+from exportkit.operators.tools.source import OperatorSource, _variant, parse_source
 from tests.built import operator_library
 from tests.operators.tools.conftest import PLANTED, misbehaving
 
@@ -117,7 +117,7 @@ def test_a_source_is_a_file_a_folder_a_module_or_a_model(tmp_path):
     (tmp_path / "library.so").touch()
     assert parse_source(str(tmp_path / "library.so"), models=False).kind == "file"
     assert parse_source(str(tmp_path), models=False).kind == "folder"
-    assert parse_source("my_package.ops", models=False) == Source("module", "my_package.ops")
+    assert parse_source("my_package.ops", models=False) == OperatorSource("module", "my_package.ops")
     assert parse_source("ops.py", models=False).kind == "module"
     assert parse_source("net.py:Net", models=True).kind == "model"
     with pytest.raises(UsageError, match="is a model, not an operator library"):
