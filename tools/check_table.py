@@ -17,7 +17,7 @@ def check_table() -> str:
     """Returns a Markdown table of the checks, in the order in which they run."""
     lines = ["| check | promise |", "| --- | --- |"]
     for check in checks().values():
-        promise = inspect.cleandoc((check.of_call or check.of_operator).__doc__ or "").splitlines()[0]
+        promise = inspect.cleandoc(check.function.__doc__ or "").splitlines()[0]
         lines.append(f"| `{check.name}` | {promise.replace('|', chr(92) + '|')} |")
     return "\n".join(lines) + "\n"
 

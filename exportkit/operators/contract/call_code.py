@@ -117,7 +117,6 @@ class _Pen:
         return code, value
 
     def _values(self, tensor: Tensor) -> tuple[str, Tensor]:
-        """Writes a contiguous tensor."""
         shape = ", ".join(str(size) for size in tensor.shape) or "()"
         options = "" if tensor.device.type == "cpu" else f', device="{tensor.device}"'
         if tensor.is_floating_point() and (self.draw is not None or tensor.numel() > _LITERAL):

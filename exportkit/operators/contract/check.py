@@ -92,10 +92,10 @@ def assert_keeps(spec: OpSpec, device: torch.device) -> None:
 
 def _run(check: ContractCheck, trial: Trial, progress: Progress) -> Finding | str | None:
     """Returns what a check finds, why it does not apply, or None if all is well."""
-    if check.of_operator is not None:
+    if check.whole:
         progress(check.name, None)
         try:
-            problem = check.of_operator(trial)
+            problem = check.function(trial)
         except NotApplicable as reason:
             return str(reason)
         return None if problem is None else _finding(check, trial, problem, problem.call)
@@ -146,7 +146,6 @@ def chosen(check: ContractCheck, calls: Sequence[Sample]) -> list[Sample]:
 
 
 def _smallest_first(calls: Sequence[Sample]) -> list[Sample]:
-    """Returns the calls by their size, the empty ones last."""
     return sorted(calls, key=lambda call: call.elements or math.inf)
 
 
@@ -181,9 +180,8 @@ def _other_calls(trial: Trial, progress: Progress) -> list[Sample]:
 
 def _problem(check: ContractCheck, trial: Trial, call: Sample) -> Problem | None:
     """Asks the check about a call. A valid call that fails in a check breaks the promise, too."""
-    assert check.of_call is not None
     try:
-        return check.of_call(trial, call)
+        return check.function(trial, call)
     except NotApplicable:
         raise
     except Exception as error:
@@ -193,7 +191,6 @@ def _problem(check: ContractCheck, trial: Trial, call: Sample) -> Problem | None
 def _smallest(
     check: ContractCheck, trial: Trial, call: Sample, problem: Problem, progress: Progress
 ) -> tuple[Problem, Sample]:
-    """Looks for a smaller call that shows the same."""
     left, shrunk = _SMALLER, True
     while shrunk and left > 0:
         shrunk = False
@@ -227,7 +224,7 @@ def _finding(check: ContractCheck, trial: Trial, problem: Problem, call: Sample 
 def _written(check: ContractCheck, trial: Trial, problem: Problem, call: Sample) -> tuple[Problem, WrittenCall]:
     """Writes the call with values that a reader can draw, if these show the same, or else with its own."""
     ways = list(ways_to_write(call, problem.layout, problem.number))
-    if check.of_call is not None:
+    if not check.whole:
         for way in ways[:-1]:
             if (found := _still(check, trial, way.call)) and (found.layout, found.number) == (
                 problem.layout,

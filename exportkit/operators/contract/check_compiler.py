@@ -1,4 +1,4 @@
-"""The routes through torch.compile, torch.export and torch.autocast."""
+"""The routes through torch.compile, torch.export and torch.autocast, and torch's own checks."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from exportkit.operators.contract.check_values import tolerance
-from exportkit.operators.contract.definition import Problem, of_call, of_operator
+from exportkit.operators.contract.definition import ContractCheck, Problem
 from exportkit.operators.contract.derivatives import differentiable
 from exportkit.operators.contract.differences import difference, first_difference
 from exportkit.operators.contract.fake_kernel import fake_outputs
@@ -45,7 +45,7 @@ class OperatorCall(nn.Module):
     @classmethod
     def of(cls, trial: Trial, call: Sample) -> OperatorCall:
         """Returns the module of a call."""
-        return cls(trial.subject.function, trial.bound(call), _written(trial))
+        return cls(trial.subject.function, trial.bound(call), trial.subject.written)
 
     def inputs(self) -> tuple[Tensor, ...]:
         """Returns copies of the tensors."""
@@ -57,11 +57,6 @@ class OperatorCall(nn.Module):
         if result is not None:
             return result
         return tuple(values[self.names.index(name)] * 1 for name in self.written)
-
-
-def _written(trial: Trial) -> tuple[str, ...]:
-    schema = trial.subject.overload._schema.arguments
-    return tuple(a.name for a in schema if a.alias_info is not None and a.alias_info.is_write)
 
 
 def _first(trial: Trial) -> Sample:
@@ -83,11 +78,12 @@ def _compared(trial: Trial, actual: Any, expected: Any, what: str, call: Sample)
     return None
 
 
-@of_operator(
+@ContractCheck(
     "compiles",
     "Look at the fake kernel: it must neither read values nor fix sizes.",
     order=81,
     unless=_WRONG_ALREADY,
+    whole=True,
 )
 def compiles(trial: Trial) -> Problem | None:
     """torch.compile takes the operator into one graph, with sizes that vary."""
@@ -103,11 +99,12 @@ def compiles(trial: Trial) -> Problem | None:
     return _compared(trial, actual, module(*module.inputs()), "The compiled operator", call)
 
 
-@of_operator(
+@ContractCheck(
     "training-compiles",
     "Look at the backward: it must be made of operators with fake kernels.",
     order=81,
     unless=_WRONG_ALREADY,
+    whole=True,
 )
 def training_compiles(trial: Trial) -> Problem | None:
     """torch.compile takes the operator and its gradient into one graph each."""
@@ -129,11 +126,12 @@ def training_compiles(trial: Trial) -> Problem | None:
     return None
 
 
-@of_operator(
+@ContractCheck(
     "exports",
     "Compute sizes in the fake kernel from `x.shape` without int(), and declare sizes as SymInt in the schema.",
     order=82,
     unless=_WRONG_ALREADY,
+    whole=True,
 )
 def exports(trial: Trial) -> Problem | None:
     """One export with sizes that vary serves every call of the same ranks and constants."""
@@ -198,7 +196,7 @@ def _same_but_for_sizes(first: OperatorCall, other: OperatorCall, varying: dict[
     return True
 
 
-@of_call(
+@ContractCheck(
     "autocast",
     "Register a rule with torch.library.register_autocast, which casts the inputs before kernel and fake see them. Do "
     "not ask for the autocast state in the kernel.",
@@ -219,7 +217,7 @@ def autocast(trial: Trial, call: Sample) -> Problem | None:
             text = f"A call that works outside of torch.autocast fails in it: {first_line(error)}."
             return Problem(text, shown=shown)
         fake = fake_outputs(trial, call)
-    module = OperatorCall(trial.subject.overload, trial.bound(call), _written(trial))
+    module = OperatorCall(trial.subject.overload, trial.bound(call), trial.subject.written)
 
     def region(*values: Tensor) -> list[Tensor]:
         with torch.autocast(device, dtype=torch.bfloat16):
@@ -234,3 +232,60 @@ def autocast(trial: Trial, call: Sample) -> Problem | None:
                     shown=shown,
                 )
     return None
+
+
+# --- torch's own checks of custom operators ---------------------------------------------------------------------------
+
+_OPCHECK_HINT = "The documentation of torch.library.opcheck explains this test."
+
+
+def _opcheck(trial: Trial, call: Sample, test: str, with_gradient: bool = False) -> Problem | None:
+    if any(t.is_floating_point() and bool(t.isnan().any()) for t in trial.answer(call)):
+        raise NotApplicable("opcheck takes NaN for a difference")
+    own = call.copied()
+    if with_gradient and not trial.subject.is_mutable:
+        own = own.with_tensors(lambda t: t.requires_grad_() if t.is_floating_point() else t)
+    try:
+        torch.library.opcheck(trial.subject.overload, own.args, dict(own.kwargs), test_utils=test)
+    except Exception as error:
+        said = " ".join(str(error).split())
+        return Problem(
+            f"torch.library.opcheck's {test} fails: {said[:400]}",
+            shown=f'torch.library.opcheck({{op}}.default, args, test_utils="{test}")',
+        )
+    return None
+
+
+@ContractCheck(
+    "opcheck-schema", _OPCHECK_HINT, order=80, dtypes="first", most=4, unless=("determinism", "mutation", "aliasing")
+)
+def opcheck_schema(trial: Trial, call: Sample) -> Problem | None:
+    """The schema says what is written to and what is aliased."""
+    return _opcheck(trial, call, "test_schema")
+
+
+@ContractCheck("opcheck-autograd", _OPCHECK_HINT, order=80, dtypes="first", most=3, unless=("mutation", "aliasing"))
+def opcheck_autograd(trial: Trial, call: Sample) -> Problem | None:
+    """A gradient is registered where torch finds it."""
+    return _opcheck(trial, call, "test_autograd_registration", with_gradient=True)
+
+
+@ContractCheck(
+    "opcheck-fake", _OPCHECK_HINT, order=80, dtypes="first", most=4, unless=(*_WRONG_ALREADY, "fake-layouts")
+)
+def opcheck_fake(trial: Trial, call: Sample) -> Problem | None:
+    """The fake kernel agrees with the kernel."""
+    return _opcheck(trial, call, "test_faketensor")
+
+
+@ContractCheck(
+    "opcheck-dynamic",
+    _OPCHECK_HINT,
+    order=80,
+    dtypes="first",
+    most=2,
+    unless=(*_WRONG_ALREADY, "fake-layouts", "fake-symbolic"),
+)
+def opcheck_dynamic(trial: Trial, call: Sample) -> Problem | None:
+    """The operator is traced with symbolic sizes and compiled by AOTAutograd."""
+    return _opcheck(trial, call, "test_aot_dispatch_dynamic")

@@ -7,7 +7,7 @@ import inspect
 import torch
 
 from exportkit.operators.contract.check_gradients import small_enough
-from exportkit.operators.contract.definition import Problem, of_operator
+from exportkit.operators.contract.definition import ContractCheck, Problem
 from exportkit.operators.contract.derivatives import differentiable
 from exportkit.operators.contract.findings import Severity
 from exportkit.operators.contract.operator_trial import NotApplicable, Trial
@@ -15,7 +15,7 @@ from exportkit.operators.contract.sample import Sample
 from exportkit.operators.contract.schema_rules import schema_findings
 
 
-@of_operator("signatures", "Give it the schema's parameters and defaults.", order=2)
+@ContractCheck("signatures", "Give it the schema's parameters and defaults.", order=2, whole=True)
 def signatures(trial: Trial) -> Problem | None:
     """Wrapper and reference have the schema's parameters."""
     functions = {"reference": trial.subject.reference}
@@ -40,7 +40,7 @@ def _said(parameters: list[tuple[str, object]]) -> str:
     return ", ".join(name if value is inspect.Parameter.empty else f"{name}={value!r}" for name, value in parameters)
 
 
-@of_operator("schema", "Change the schema.", order=2)
+@ContractCheck("schema", "Change the schema.", order=2, whole=True)
 def schema(trial: Trial) -> Problem | None:
     """The stable ABI, export and AOTInductor take the schema, and no `int` fixes a size."""
     found = schema_findings(trial.subject.overload._schema)
@@ -51,7 +51,7 @@ def schema(trial: Trial) -> Problem | None:
     return Problem(worst.message, worst.hint, severity)
 
 
-@of_operator("samples", "Add samples to the SPEC.", order=3)
+@ContractCheck("samples", "Add samples to the SPEC.", order=3, whole=True)
 def samples(trial: Trial) -> Problem | None:
     """The SPEC's samples cover the batches that break kernels, and gradcheck has small ones."""
     spec = trial.subject.spec

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from exportkit.operators.contract.definition import Problem, of_call, of_operator
+from exportkit.operators.contract.definition import ContractCheck, Problem
 from exportkit.operators.contract.differences import difference
 from exportkit.operators.contract.findings import Severity
 from exportkit.operators.contract.memory_layouts import FRAMED, SPACED, MemoryLayout
@@ -22,14 +22,7 @@ _SHOWN_MEMORY = (
 )
 
 
-def _written_names(trial: Trial) -> set[str]:
-    """Returns the arguments that the schema says are written to."""
-    schema = trial.subject.overload._schema.arguments
-    return {a.name for a in schema if a.alias_info is not None and a.alias_info.is_write}
-
-
 def _memory(tensor: Tensor) -> Tensor:
-    """Returns all bytes of the memory that a tensor is in."""
     return torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(tensor.untyped_storage())
 
 
@@ -43,7 +36,7 @@ def _outside(tensor: Tensor) -> Tensor:
     return mask.bool()
 
 
-@of_call(
+@ContractCheck(
     "mutation",
     "Copy the argument before writing to it, or declare it in the schema as Tensor(a!).",
     order=20,
@@ -69,7 +62,7 @@ def _mutation(trial: Trial, call: Sample, layout: MemoryLayout) -> Problem | Non
         if layout is FRAMED:
             raise
         return None  # it may refuse strides
-    declared = _written_names(trial)
+    declared = trial.subject.written
     for (name, tensor), old in zip(named, before):
         changed = _memory(tensor) != old
         if not bool(changed.any()):
@@ -91,13 +84,14 @@ def _mutation(trial: Trial, call: Sample, layout: MemoryLayout) -> Problem | Non
     return None
 
 
-@of_operator(
+@ContractCheck(
     "declared-mutation",
     "Take the `!` out of the schema, which makes the compiler keep copies, or write to the argument.",
+    whole=True,
 )
 def declared_mutation(trial: Trial) -> Problem | None:
     """An argument that is declared as written to is written to by some call."""
-    names = _written_names(trial)
+    names = set(trial.subject.written)
     if not names:
         raise NotApplicable("the schema declares no argument as written to")
     tried = None
@@ -122,7 +116,7 @@ def declared_mutation(trial: Trial) -> Problem | None:
     )
 
 
-@of_call(
+@ContractCheck(
     "aliasing",
     "Return a new tensor (`clone()`), or declare the alias in the schema as Tensor(a) on both sides.",
     order=20,
@@ -158,7 +152,7 @@ def _share(first: Tensor, second: Tensor) -> bool:
     return first.device == second.device and start < other + two.nbytes() and other < start + one.nbytes()
 
 
-@of_call(
+@ContractCheck(
     "kept-inputs",
     "Keep no tensor of a call in a global variable or a static one.",
     order=20,

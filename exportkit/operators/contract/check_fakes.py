@@ -8,14 +8,14 @@ from collections.abc import Callable
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from exportkit.operators.contract.definition import Problem, of_call
+from exportkit.operators.contract.definition import ContractCheck, Problem
 from exportkit.operators.contract.fake_kernel import fake_answer, symbolic_answer
 from exportkit.operators.contract.findings import Severity
 from exportkit.operators.contract.operator_trial import NotApplicable, Trial, first_line
 from exportkit.operators.contract.sample import Sample
 
 
-@of_call(
+@ContractCheck(
     "fake-runs",
     'Register one with @torch.library.register_fake("namespace::name"). It returns empty tensors of the right shape, '
     "and takes each call that the kernel takes.",
@@ -60,13 +60,13 @@ def _said(value: object) -> str:
 _HINT = "Make the fake kernel compute it from its arguments as the kernel does."
 
 
-@of_call("fake-shape", _HINT, order=10, dtypes="some", other_sizes=True)
+@ContractCheck("fake-shape", _HINT, order=10, dtypes="some", other_sizes=True)
 def shape(trial: Trial, call: Sample) -> Problem | None:
     """The fake knows the shape of every output."""
     return _compared(trial, call, lambda t: tuple(t.shape), "shape")
 
 
-@of_call("fake-strides", _HINT, order=10, dtypes="some", other_sizes=True)
+@ContractCheck("fake-strides", _HINT, order=10, dtypes="some", other_sizes=True)
 def strides(trial: Trial, call: Sample) -> Problem | None:
     """The fake knows the strides of every output."""
     if shape(trial, call) is not None:
@@ -81,19 +81,19 @@ def steps(tensor: Tensor) -> tuple[int, ...]:
     )
 
 
-@of_call("fake-dtype", _HINT, order=10, dtypes="some", other_sizes=True)
+@ContractCheck("fake-dtype", _HINT, order=10, dtypes="some", other_sizes=True)
 def dtype(trial: Trial, call: Sample) -> Problem | None:
     """The fake knows the dtype of every output."""
     return _compared(trial, call, lambda t: t.dtype, "dtype")
 
 
-@of_call("fake-device", _HINT, order=10, dtypes="some", other_sizes=True)
+@ContractCheck("fake-device", _HINT, order=10, dtypes="some", other_sizes=True)
 def device(trial: Trial, call: Sample) -> Problem | None:
     """The fake knows the device of every output."""
     return _compared(trial, call, lambda t: t.device, "device")
 
 
-@of_call(
+@ContractCheck(
     "fake-symbolic",
     "Compute sizes from `x.shape` as they are: int(), range() and comparisons fix a size when a model is exported.",
     order=12,

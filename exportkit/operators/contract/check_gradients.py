@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.autograd.gradcheck import GradcheckError
 
 from exportkit.operators.contract.check_values import reference_of, tolerance, widened
-from exportkit.operators.contract.definition import Problem, of_call
+from exportkit.operators.contract.definition import ContractCheck, Problem
 from exportkit.operators.contract.derivatives import Differentiable, differentiable
 from exportkit.operators.contract.differences import difference
 from exportkit.operators.contract.findings import Severity
@@ -31,7 +31,7 @@ def small_enough(call: Differentiable) -> bool:
     return 0 < sum(t.numel() for t in call.inputs) <= _GRADCHECK_ELEMENTS
 
 
-@of_call(
+@ContractCheck(
     "gradcheck",
     "Compare the backward formula with the derivative of the forward one. If it is another on purpose, as in a "
     "straight-through estimator, say so where users read it.",
@@ -53,11 +53,10 @@ def gradcheck(trial: Trial, call: Sample) -> Problem | None:
 
 
 def _said(error: Exception) -> str:
-    """Returns gradcheck's message on one line."""
     return " ".join(str(error).split())[:400].rstrip(".")
 
 
-@of_call(
+@ContractCheck(
     "gradient-reference", "Correct the backward kernel.", order=71, unless=("determinism", "reference", "gradcheck")
 )
 def gradient_reference(trial: Trial, call: Sample) -> Problem | None:
@@ -88,7 +87,7 @@ _BACKWARD = (
 )
 
 
-@of_call(
+@ContractCheck(
     "gradient-form",
     "Return each gradient with the shape, dtype and device of its argument. torch casts a gradient of another dtype "
     "silently, which costs memory and time.",
@@ -138,7 +137,7 @@ def _form(tensor: Tensor) -> str:
     return f"{str(tensor.dtype)[6:]} {list(tensor.shape)} on {tensor.device.type}"
 
 
-@of_call(
+@ContractCheck(
     "gradient-strides",
     "Call contiguous() on the gradient that comes in, and on saved tensors: `.sum().backward()` sends a gradient with "
     "strides 0.",
@@ -167,7 +166,7 @@ def gradient_strides(trial: Trial, call: Sample) -> Problem | None:
     return None
 
 
-@of_call(
+@ContractCheck(
     "gradient-alone",
     "Look at ctx.needs_input_grad in the backward: save and compute what is asked for, and no less.",
     order=72,
@@ -195,7 +194,7 @@ def gradient_alone(trial: Trial, call: Sample) -> Problem | None:
     return None
 
 
-@of_call(
+@ContractCheck(
     "second-derivative",
     "Give the gradient operator a backward, or make it raise an error, with torch.library.register_autograd.",
     order=73,

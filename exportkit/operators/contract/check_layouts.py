@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from exportkit.operators.contract.check_fakes import steps
-from exportkit.operators.contract.definition import Problem, of_call, of_operator
+from exportkit.operators.contract.definition import ContractCheck, Problem
 from exportkit.operators.contract.differences import first_difference
 from exportkit.operators.contract.fake_kernel import fake_outputs
 from exportkit.operators.contract.findings import Severity
@@ -54,7 +54,7 @@ def _laid_out(trial: Trial, call: Sample) -> Iterator[_LaidOut]:
                 yield _LaidOut(own.with_tensor(number, SPACED.apply(tensor)), SPACED, number)
 
 
-@of_call(
+@ContractCheck(
     "strides",
     "Read each tensor by its strides and its offset, or call contiguous() on it first. Or refuse what is not "
     "contiguous.",
@@ -104,7 +104,7 @@ def _judged(trial: Trial, laid: _LaidOut, actual: list[Tensor], expected: list[T
     return None
 
 
-@of_call(
+@ContractCheck(
     "fake-layouts",
     "Make the fake kernel return the strides that the kernel returns: `torch.empty_like` keeps the strides of its "
     "argument, `new_empty` makes a contiguous tensor.",
@@ -135,7 +135,12 @@ def fake_layouts(trial: Trial, call: Sample) -> Problem | None:
     return None
 
 
-@of_operator("empty", "Return early where there is nothing to compute, or refuse it in the fake kernel, too.", order=15)
+@ContractCheck(
+    "empty",
+    "Return early where there is nothing to compute, or refuse it in the fake kernel, too.",
+    order=15,
+    whole=True,
+)
 def empty(trial: Trial) -> Problem | None:
     """A size of 0 has an answer, or kernel and fake refuse it."""
     filled = [call for call in trial.subject.calls if call.elements and sizes_of(call)]

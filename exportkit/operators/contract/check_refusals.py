@@ -8,14 +8,14 @@ from collections.abc import Iterator
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from exportkit.operators.contract.definition import Problem, of_operator
+from exportkit.operators.contract.definition import ContractCheck, Problem
 from exportkit.operators.contract.fake_kernel import fake_outputs
 from exportkit.operators.contract.findings import Severity
 from exportkit.operators.contract.operator_trial import NotApplicable, Trial, first_line
 from exportkit.operators.contract.sample import Sample, tensors
 
 
-@of_operator("refusals", "Use the same check and the same words in kernel and fake.", order=90)
+@ContractCheck("refusals", "Use the same check and the same words in kernel and fake.", order=90, whole=True)
 def refusals(trial: Trial) -> Problem | None:
     """Kernel and fake refuse what the SPEC says they refuse, in the same words."""
     spec = trial.subject.spec
@@ -60,11 +60,12 @@ def _refusal(trial: Trial, call: Sample) -> Exception | None:
     return None
 
 
-@of_operator(
+@ContractCheck(
     "refuses-alike",
     "Check rank, sizes, dtype and device in the kernel (STD_TORCH_CHECK), and the same in the fake (torch._check).",
     order=91,
     unless=("fake-runs",),
+    whole=True,
 )
 def refuses_alike(trial: Trial) -> Problem | None:
     """What kernel or fake refuses, the other refuses, too: ranks, dtypes, sizes and devices that do not fit."""
@@ -99,7 +100,9 @@ def refuses_alike(trial: Trial) -> Problem | None:
     return doubtful
 
 
-@of_operator("devices", "Compare the devices of all tensors in the kernel, and say so in the error.", order=91)
+@ContractCheck(
+    "devices", "Compare the devices of all tensors in the kernel, and say so in the error.", order=91, whole=True
+)
 def devices(trial: Trial) -> Problem | None:
     """Tensors on two devices are refused."""
     for call in trial.subject.calls:

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
-from exportkit.operators.contract.definition import Problem, of_call
+from exportkit.operators.contract.definition import ContractCheck, Problem
 from exportkit.operators.contract.differences import first_difference
 from exportkit.operators.contract.findings import Severity
 from exportkit.operators.contract.operator_trial import NotApplicable, Trial, first_line
@@ -25,7 +25,7 @@ _LARGE = 4096
 # --- batches ----------------------------------------------------------------------------------------------------------
 
 
-@of_call(
+@ContractCheck(
     "batch",
     "Compute each row from this row alone, in the same order whatever the size of the batch. An operator that mixes "
     "rows on purpose, such as a softmax over the first dimension, must not be batched.",
@@ -85,7 +85,7 @@ _BURSTS = 4
 _THREAD_ELEMENTS = 20_000
 
 
-@of_call(
+@ContractCheck(
     "threads",
     "Share no buffer between calls: allocate what a call needs in the call, or make the buffer thread_local.",
     order=60,
@@ -149,7 +149,6 @@ def _said(answer: list[Tensor] | Exception, expected: list[Tensor]) -> str:
 
 
 def _turned(call: Sample, shift: int) -> Sample:
-    """Returns the call with the elements of each floating tensor moved on."""
     return call.with_tensors(lambda t: t.flatten().roll(shift).view(t.shape) if t.is_floating_point() else t)
 
 
@@ -170,7 +169,7 @@ _WINDOW = 60
 _WINDOWS = 3
 
 
-@of_call(
+@ContractCheck(
     "leak",
     "Free in the call what the call allocates: in C++, let a tensor own the memory; in Python, keep no results.",
     order=61,
@@ -227,8 +226,6 @@ def _in_use(call: Sample) -> dict[str, int]:
 
 
 class _MallocState(ctypes.Structure):
-    """glibc's `struct mallinfo2`."""
-
     _fields_ = [
         (name, ctypes.c_size_t)
         for name in (

@@ -1,4 +1,4 @@
-"""The values of an answer: against a reference, and where an input is NaN or infinite."""
+"""The values of an answer: there is one, always the same, that of a reference, also where an input is not finite."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from exportkit.operators.contract.definition import Problem, of_call
+from exportkit.operators.contract.definition import ContractCheck, Problem
 from exportkit.operators.contract.differences import first_difference
 from exportkit.operators.contract.findings import Severity
 from exportkit.operators.contract.operator_spec import DEFAULT_TOLERANCES
@@ -38,17 +38,50 @@ def widened(call: Sample) -> Sample:
     return call.with_tensors(lambda t: t.double() if t.is_floating_point() else t)
 
 
+_RUNS = 3
+_LARGE_RUNS = 2
+_LARGE = 4096
+
+
+@ContractCheck("runs", "Make the kernel take the call, or do not list the call as a valid one.", order=0)
+def runs(trial: Trial, call: Sample) -> Problem | None:
+    """A valid call has an answer."""
+    try:
+        trial.answer(call)
+    except NotApplicable as refusal:
+        return Problem(f"A valid call must have an answer, but {refusal}.")
+    return None
+
+
+@ContractCheck(
+    "determinism",
+    "Initialise all memory that is read, draw no random numbers, and sum in one order: no atomic additions of floats.",
+    order=5,
+)
+def determinism(trial: Trial, call: Sample) -> Problem | None:
+    """The same call has the same answer, bit for bit."""
+    first = trial.answer(call)
+    for _ in range((_RUNS if call.elements <= _LARGE else _LARGE_RUNS) - 1):
+        if found := first_difference(trial.fresh_answer(call), first):
+            index, text = found
+            return Problem(
+                f"The same call must have the same answer, bit for bit, but in output {index} {text}.",
+                shown="first, second = {op}(*args), {op}(*args)",
+            )
+    return None
+
+
 _HINT = "Look at the smallest call: correct the kernel, or the reference."
 
 
-@of_call("reference", _HINT, order=30, unless=("determinism",))
+@ContractCheck("reference", _HINT, order=30, unless=("determinism",))
 def equals_reference(trial: Trial, call: Sample) -> Problem | None:
     """The kernel computes what the reference computes in the same dtype."""
     actual, expected = trial.answer(call), trial.fresh_answer(call, reference_of(trial))
     return _compared(trial, actual, expected, "the reference")
 
 
-@of_call("reference-float64", _HINT, order=30, unless=("determinism", "reference"))
+@ContractCheck("reference-float64", _HINT, order=30, unless=("determinism", "reference"))
 def equals_reference_in_float64(trial: Trial, call: Sample) -> Problem | None:
     """The kernel is as exact as its dtype: a reference in the kernel's own dtype could share its error."""
     actual, exact = trial.answer(call), trial.fresh_answer(widened(call), reference_of(trial))
@@ -75,13 +108,13 @@ _NAN_HINT = (
 _FEW_ELEMENTS = 4096
 
 
-@of_call("nan", _NAN_HINT, order=45, dtypes="some", most=6, unless=("determinism", "reference"))
+@ContractCheck("nan", _NAN_HINT, order=45, dtypes="some", most=6, unless=("determinism", "reference"))
 def nan(trial: Trial, call: Sample) -> Problem | None:
     """NaN that goes in comes out, wherever a reference, the kernel in float64, or its influence says that it does."""
     return _kept(trial, call, (math.nan,))
 
 
-@of_call("infinity", _NAN_HINT, order=45, dtypes="some", most=6, unless=("determinism", "reference"))
+@ContractCheck("infinity", _NAN_HINT, order=45, dtypes="some", most=6, unless=("determinism", "reference"))
 def infinity(trial: Trial, call: Sample) -> Problem | None:
     """An infinite input gives a finite output only where a reference, or the kernel in float64, says so."""
     if trial.subject.reference is None and call.floating_dtype == torch.float64:

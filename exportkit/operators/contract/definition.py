@@ -6,17 +6,15 @@ import functools
 import importlib
 import pkgutil
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, replace
+from typing import Literal, TypeVar
 
 from exportkit.operators.contract.findings import Severity
 from exportkit.operators.contract.memory_layouts import PLAIN, MemoryLayout
-from exportkit.operators.contract.operator_trial import Trial
 from exportkit.operators.contract.sample import Sample
 
 Dtypes = Literal["all", "some", "first", "float64"]
-OfCall = Callable[[Trial, Sample], "Problem | None"]
-OfOperator = Callable[[Trial], "Problem | None"]
+Function = TypeVar("Function", bound=Callable[..., "Problem | None"])
 
 
 @dataclass(frozen=True)
@@ -45,64 +43,35 @@ class Problem:
 
 @dataclass(frozen=True)
 class ContractCheck:
-    """A promise that operators are held to.
+    """A promise that operators are held to. As a decorator it takes the function that checks it.
 
     Attributes:
         name: Its name in reports, such as "fake-shape".
         hint: What to change where it does not hold.
         order: Smaller ones run first.
-        of_call: What is asked of each call, or
-        of_operator: what is asked of the operator as a whole.
+        whole: Whether the function is asked once, (trial) -> problem, or of each call, (trial, call) -> problem.
         dtypes: In which dtypes calls are tried: all; "first", that of the first call; "some", all calls in the first
             dtype and a few in each other; or "float64".
         most: How many calls are tried at most, spread evenly from the smallest to the largest. None: all.
         unless: Checks that run before. If one of them finds something, this one would find the same again.
         other_sizes: Whether calls at sizes that the subject does not list are tried, too.
+        function: Returns what is wrong, or None. It raises NotApplicable where it has nothing to check.
     """
 
     name: str
     hint: str
-    order: int
-    of_call: OfCall | None = None
-    of_operator: OfOperator | None = None
+    order: int = 50
+    whole: bool = False
     dtypes: Dtypes = "all"
     most: int | None = None
     other_sizes: bool = False
     unless: tuple[str, ...] = ()
+    function: Callable[..., Problem | None] = lambda *_: None
 
-
-def of_call(
-    name: str,
-    hint: str,
-    *,
-    order: int = 50,
-    dtypes: Dtypes = "all",
-    most: int | None = None,
-    other_sizes: bool = False,
-    unless: tuple[str, ...] = (),
-) -> Callable[[OfCall], OfCall]:
-    """Makes a function of one call a check. See `ContractCheck`."""
-
-    def define(function: OfCall) -> OfCall:
-        check = ContractCheck(
-            name, hint, order, function, dtypes=dtypes, most=most, other_sizes=other_sizes, unless=unless
-        )
-        _CHECKS.append(check)
+    def __call__(self, function: Function) -> Function:
+        """Makes a function the check's."""
+        _CHECKS.append(replace(self, function=function))
         return function
-
-    return define
-
-
-def of_operator(
-    name: str, hint: str, *, order: int = 50, unless: tuple[str, ...] = ()
-) -> Callable[[OfOperator], OfOperator]:
-    """Makes a function of the operator a check. See `ContractCheck`."""
-
-    def define(function: OfOperator) -> OfOperator:
-        _CHECKS.append(ContractCheck(name, hint, order, of_operator=function, unless=unless))
-        return function
-
-    return define
 
 
 _CHECKS: list[ContractCheck] = []
@@ -112,7 +81,7 @@ _CHECKS: list[ContractCheck] = []
 def checks() -> dict[str, ContractCheck]:
     """Returns every check by name, in the order in which they run.
 
-    A check is any function in a module `exportkit/operators/contract/check_*.py` with one of the decorators above.
+    They are the functions in `exportkit/operators/contract/check_*.py` that are decorated with a ContractCheck.
     """
     import exportkit.operators.contract as package
 

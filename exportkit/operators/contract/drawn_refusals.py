@@ -51,8 +51,6 @@ def drawn_refusals(op: str, layout: Layout, arguments: Mapping[str, Any]) -> Ite
 
 
 class _Changes:
-    """Changes of a valid call that make it wrong."""
-
     def __init__(self, layout: Layout, arguments: Mapping[str, Any]) -> None:
         self.layouts = [part for _, part in layout.chain("")]
         self.arguments = arguments
@@ -146,5 +144,4 @@ class _Changes:
 
 
 def _longer(tensor: Tensor, place: int) -> Tensor:
-    """Repeats the first element of a dimension at its end."""
     return torch.cat([tensor, tensor.narrow(place, 0, 1)], place)

@@ -201,13 +201,11 @@ class _Call:
         raise ValueError(f"{ast.unparse(node)!r} is not made of names, numbers, * and /")
 
     def dtype(self, name: str) -> torch.dtype:
-        """Returns the dtype of this name."""
         if name == "accumulated":
             return torch.float64 if self.arguments[self.first].dtype == torch.float64 else torch.float32
         return getattr(torch, name)
 
     def empty(self, op: str, result: TensorLayout) -> Tensor:
-        """Makes a result."""
         base = self.arguments[result.like or self.first]
         dtype = base.dtype if result.like or result.dtype is None else self.dtype(result.dtype)
         if result.flag and not self.arguments[result.flag]:
@@ -223,8 +221,6 @@ class _Call:
 
 @dataclass(frozen=True)
 class _Checks:
-    """Checks a call against one layout."""
-
     op: str
     layout: Layout
     call: _Call

@@ -55,6 +55,12 @@ class Subject:
         return self.spec.wrapper if self.spec else self.overload
 
     @property
+    def written(self) -> tuple[str, ...]:
+        """The arguments that the schema says are written to."""
+        arguments = self.overload._schema.arguments
+        return tuple(a.name for a in arguments if a.alias_info is not None and a.alias_info.is_write)
+
+    @property
     def is_mutable(self) -> bool:
         """Whether the operator declares that it writes to an argument."""
         return self.overload._schema.is_mutable

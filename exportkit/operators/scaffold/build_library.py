@@ -16,7 +16,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from exportkit.child.channel import Channel
-from exportkit.child.conversation import Conversation
 from exportkit.child.messages import Failed, Message, decode, encode
 from exportkit.child.probe import Registrations, registrations
 from exportkit.child.process import ChildProcess, describe_end
@@ -53,18 +52,6 @@ class Built(Message, frozen=True):
     libraries: tuple[str, ...]
 
 
-class Lint(Message, frozen=True):
-    """Asks the child what is wrong with schemas. The answer is Linted."""
-
-    schemas: tuple[str, ...]
-
-
-class Linted(Message, frozen=True):
-    """What is wrong with each of the schemas."""
-
-    findings: tuple[tuple[Finding, ...], ...]
-
-
 @dataclass(frozen=True)
 class BuiltLibrary:
     """A library that was built, and what a fresh process found in it.
@@ -97,6 +84,8 @@ def build_folder(folder: Path, debug: bool = False) -> tuple[BuiltLibrary, ...]:
         BuildError: A compiler, or setup.py, failed. The message has what it said.
         LibraryLoadError: A library cannot be loaded.
     """
+    from exportkit.operators.contract.schema_rules import schema_findings
+
     folder = folder.resolve()
     if not (folder / "setup.py").is_file():
         raise UsageError(
@@ -106,21 +95,11 @@ def build_folder(folder: Path, debug: bool = False) -> tuple[BuiltLibrary, ...]:
         )
     libraries = [Path(path) for path in _build(folder, debug) if Path(path).exists()]
     found = registrations(*libraries) if libraries else ()
-    findings = _lint({name: schema for registered in found for name, schema in registered.defines.items()})
     return tuple(
-        BuiltLibrary(path, registered, {name: findings[name] for name in registered.defines})
+        BuiltLibrary(path, registered, {name: schema_findings(schema) for name, schema in registered.defines.items()})
         for path, registered in zip(libraries, found)
         if registered.defines or registered.kernels
     )
-
-
-def _lint(schemas: Mapping[str, str]) -> dict[str, tuple[Finding, ...]]:
-    """Reads schemas in a child process, which has imported torch."""
-    with Conversation("exportkit.operators.scaffold.build_worker", search_path="installed") as child:
-        answer = child.ask(Lint(tuple(schemas.values())), Linted)
-    if isinstance(answer, Failed):
-        raise answer.exception()
-    return dict(zip(schemas, answer.findings))
 
 
 def check_arguments(folder: Path, libraries: Sequence[BuiltLibrary]) -> list[str]:

@@ -17,7 +17,7 @@ from typing import Any
 
 from exportkit.child.messages import serve
 from exportkit.errors import HostError
-from exportkit.operators.scaffold.build_library import Build, Built, Lint, Linted
+from exportkit.operators.scaffold.build_library import Build, Built
 
 _PR_SET_PDEATHSIG = 1
 
@@ -38,13 +38,6 @@ def build(command: Build) -> Built:
     if command.debug:
         os.environ["DEBUG"] = "1"
     return Built(tuple(_run_setup(Path(command.folder))))
-
-
-def lint(command: Lint) -> Linted:
-    """Reads schemas."""
-    from exportkit.operators.contract.schema_rules import schema_findings
-
-    return Linted(tuple(map(schema_findings, command.schemas)))
 
 
 def _run_setup(folder: Path) -> list[str]:
@@ -83,7 +76,7 @@ def main(connection: socket.socket) -> None:
     """
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, 0)
     threading.Thread(target=_end_with, args=(connection.fileno(),), daemon=True).start()
-    serve(connection, {Build: build, Lint: lint})
+    serve(connection, {Build: build})
 
 
 def _end_with(connection: int) -> None:

@@ -110,7 +110,6 @@ def write_operator(new: NewOperator) -> WrittenFiles:
 
 
 def _rendered(files: Mapping[str, str], names: Mapping[str, str]) -> dict[str, str]:
-    """The text of each file, by its path."""
     texts = {}
     for source, path in files.items():
         template = (TEMPLATES / f"{Template(source).substitute(names)}.template").read_text()

@@ -123,16 +123,16 @@ def search_calls(
     return _Searcher(Search(arguments_of(schema)), attempt, device, random.Random(seed), effort).run()
 
 
+@dataclass
 class _Searcher:
-    def __init__(
-        self, search: Search, attempt: Try, device: torch.device, chance: random.Random, effort: Effort
-    ) -> None:
-        self.search = search
-        self.attempt = attempt
-        self.device = device
-        self.chance = chance
-        self.effort = effort
-        self.ends = time.monotonic() + effort.seconds
+    search: Search
+    attempt: Try
+    device: torch.device
+    chance: random.Random
+    effort: Effort
+
+    def __post_init__(self) -> None:
+        self.ends = time.monotonic() + self.effort.seconds
         self.seen: set[Form] = set()
         self.seeds: dict[str, _Seed] = {}
         self.numbers = {0, 1, 2, 3, 4, 8}  # and those that refusals name
@@ -256,7 +256,6 @@ class _Searcher:
                 return value
 
     def _tensor(self, tensor: TensorForm, form: Form, refusal: str) -> TensorForm:
-        """Returns another dtype, another rank, or sizes of another tensor."""
         chance = self.chance
         others = [each.shape for each in tensor_forms(form)] or [tensor.shape]
         roll = chance.random()
@@ -309,5 +308,4 @@ def _said_ranks(refusal: str) -> list[int]:
 
 
 def _said_dtypes(refusal: str) -> list[torch.dtype]:
-    """Returns the dtypes that a refusal names."""
     return [dtype for pattern, dtype in _SAID_DTYPES if re.search(pattern, refusal, re.IGNORECASE)]

@@ -64,7 +64,6 @@ class _Worker:
         return {name: text for given, text in texts.items() for name in _chosen(self.operators, [given])}
 
     def check(self, command: CheckOne) -> Checked:
-        """Checks an operator."""
         try:
             return self._check(command)
         finally:
@@ -113,7 +112,6 @@ class _Worker:
         self.references |= spec.decompositions
 
     def _devices(self, name: str) -> list[torch.device]:
-        """Returns the devices to call an operator on."""
         has, cuda = devices_of(name), torch.cuda.is_available()
         wanted = [self.device] if self.device else [torch.device("cpu"), *([torch.device("cuda")] if cuda else [])]
         return [device for device in wanted if device.type in has or "any" in has]

@@ -196,7 +196,6 @@ class _Worker:
         return answer
 
     def stop(self) -> None:
-        """Ends the process."""
         if self._child is not None:
             self._child.close()
             self._child = None
@@ -204,8 +203,6 @@ class _Worker:
 
 @dataclass
 class _Ends:
-    """How an operator ended processes."""
-
     count: int = 0
     findings: list[Finding] = field(default_factory=list)
     without: list[str] = field(default_factory=list)
@@ -223,7 +220,6 @@ class _Ends:
 
 
 def _check(worker: _Worker, name: str) -> Checked:
-    """Checks an operator in as many processes as it takes."""
     ends = _Ends()
     while True:
         if ends.count >= _MOST_ENDS or SEARCH in ends.without:
@@ -247,7 +243,6 @@ def _check(worker: _Worker, name: str) -> Checked:
 
 
 def _finding(status: int, step: Step | None, timeout: int) -> Finding:
-    """Describes how an operator ended the process."""
     during = "while calls were drawn" if step is None or step.check == SEARCH else f"in the check {step.check}"
     call = step.call if step else None
     if status == -signal.SIGALRM:

@@ -48,10 +48,11 @@ class Collected:
     why_none: str = ""
 
 
+@dataclass
 class Collector:
     """Collects the calls of one operator.
 
-    Args:
+    Attributes:
         operator: The operator.
         journal: Where each call is written before it is made.
         devices: The devices to call it on.
@@ -61,33 +62,26 @@ class Collector:
         most: How many calls are collected.
     """
 
-    def __init__(
-        self,
-        operator: OpOverload,
-        journal: Journal,
-        devices: Sequence[torch.device],
-        dtypes: Sequence[torch.dtype],
-        avoid: Sequence[str],
-        seed: int,
-        most: int,
-    ) -> None:
-        self._subject = Subject(operator, ())
-        self._journal = journal
-        self._devices = devices
-        self._dtypes = dtypes
-        self._avoid = frozenset(avoid)
-        self._most = most
-        self._seed = zlib.crc32(f"{seed} {self._subject.name}".encode())
-        self._tried = 0
-        self._avoided = 0
+    operator: OpOverload
+    journal: Journal
+    devices: Sequence[torch.device]
+    dtypes: Sequence[torch.dtype]
+    avoid: Sequence[str]
+    seed: int
+    most: int
+
+    def __post_init__(self) -> None:
+        self._subject = Subject(self.operator, ())
+        self._seed = zlib.crc32(f"{self.seed} {self._subject.name}".encode())
+        self._tried = self._avoided = 0
         self._step = Step(SEARCH)
         self._findings: dict[str, Finding] = {}
         torch.manual_seed(self._seed)
 
     def samples_of(self, spec: OpSpec) -> Collected:
         """Returns a SPEC's samples. They are not varied: the SPEC says which sizes and dtypes are valid."""
-        dtypes = [dtype for dtype in spec.dtypes if dtype in self._dtypes]
-        calls = [call for device in self._devices for dtype in dtypes for call in spec.samples(device, dtype)]
+        dtypes = [dtype for dtype in spec.dtypes if dtype in self.dtypes]
+        calls = [call for device in self.devices for dtype in dtypes for call in spec.samples(device, dtype)]
         return Collected("SPEC", calls, why_none="its SPEC has no samples in these dtypes")
 
     def varied(self, origin: Origin, calls: Iterable[Sample]) -> Collected:
@@ -108,7 +102,7 @@ class Collector:
     def drawn(self) -> Collected:
         """Returns calls that are drawn from the schema, and that the operator takes."""
         schema, calls, why_none = self._subject.overload._schema, [], ""
-        for device in self._devices:
+        for device in self.devices:
             search = search_calls(schema, lambda call: self.attempt(_writable(call)), device, self._seed)
             for number, form in enumerate(search.valid):
                 calls.append(_writable(draw(search.arguments, form, f"drawn {number}", device)))
@@ -122,7 +116,7 @@ class Collector:
             Enough: The operator has ended as many processes as it may.
         """
         code = self._code(call)
-        if code in self._avoid:
+        if code in self.avoid:
             self._avoided += 1
             if self._avoided >= MOST_SEARCH_ENDS:
                 raise Enough
@@ -130,7 +124,7 @@ class Collector:
         self._tried += 1
         own = call.copied()
         try:
-            with torch.no_grad(), self._journal.call(Step(SEARCH, code, code)):
+            with torch.no_grad(), self.journal.call(Step(SEARCH, code, code)):
                 self._subject.overload(*own.args, **own.kwargs)
         except Exception as error:
             text = first_line(error)
@@ -151,13 +145,13 @@ class Collector:
     def resized(self, call: Sample, changes: Mapping[int, int]) -> Sample | None:
         """Returns a call at other sizes, or None if there is none, or if it ended a process before."""
         other = with_sizes(call, changes)
-        return None if other is None or (self._avoid and self._code(other) in self._avoid) else other
+        return None if other is None or (self.avoid and self._code(other) in self.avoid) else other
 
     def progress(self, check: str, call: Sample | None) -> None:
         """Writes down what the checks do next."""
         code = None if call is None else self._code(call)
         self._step = Step(check, code, code)
-        self._journal.write(self._step)
+        self.journal.write(self._step)
 
     @property
     def check(self) -> str:
@@ -170,7 +164,7 @@ class Collector:
 
     def _see(self, call: Sample) -> contextlib.AbstractContextManager[None]:
         code = code_in_memory(self._subject, call)
-        return self._journal.call(Step(self._step.check, code, self._step.given))
+        return self.journal.call(Step(self._step.check, code, self._step.given))
 
     def _code(self, call: Sample) -> str:
         """Writes the call with its own values, in the shortest way that gives these."""
@@ -182,10 +176,10 @@ class Collector:
         return written.code(self._subject)
 
     def _collected(self, origin: Origin, calls: list[Sample], why_none: str) -> Collected:
-        kept = list(calls[: self._most])
+        kept = list(calls[: self.most])
         with contextlib.suppress(Enough):
-            for call in itertools.islice(self._variations(calls), 4 * self._most):
-                if len(kept) >= self._most:
+            for call in itertools.islice(self._variations(calls), 4 * self.most):
+                if len(kept) >= self.most:
                     break
                 other = _writable(call) if origin == "drawn" else call
                 if self.attempt(other) is None:
@@ -196,7 +190,7 @@ class Collector:
         """Yields the first call's variations first, since it is the simplest."""
         for call in calls[:3]:
             if call.tensors:
-                yield from (other for other in in_dtypes(call, self._dtypes) if other is not call)
+                yield from (other for other in in_dtypes(call, self.dtypes) if other is not call)
                 yield from at_sizes(call)
                 yield from in_other_integers(call)
 
