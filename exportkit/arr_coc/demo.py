@@ -12,7 +12,7 @@ from exportkit.errors import ExportError
 from exportkit.package.atomic import temporary_folder
 from exportkit.package.case_files import named_tensors
 from exportkit.package.manifest import Manifest
-from exportkit.packaging import build_package
+from exportkit.packaging import PackOptions, build_package
 from exportkit.progress import Progress, silent
 from exportkit.verify.commands import ArtifactLoaded, ModelCalled
 from exportkit.verify.options import VerifyOptions
@@ -84,7 +84,7 @@ def run_demo(folder: Path, *, photograph: str = "astronaut", progress: Progress 
     target = manifest.targets[0]
     clock.done("export", f"{artifact}: {target.name}, {len(manifest.operators)} operators, {_size(artifact)}")
 
-    manifest, report = build_package([artifact], package, verify_options=_CASES, progress=progress)
+    manifest, report = build_package([artifact], package, PackOptions(_CASES), progress=progress)
     _require(report)
     clock.done("package", f"{package}: with {len(manifest.libraries)} library, {_size(package)}; replayed its cases")
 
