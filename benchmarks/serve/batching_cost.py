@@ -13,7 +13,7 @@ import statistics
 import time
 
 from exportkit.serve.batching.batcher import Batcher, Ticket
-from exportkit.serve.batching.limits import BatchLimits
+from exportkit.serve.batching.tickets import BatchLimits
 
 ROUNDS, REQUESTS = 7, 20_000
 

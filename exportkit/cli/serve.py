@@ -190,7 +190,7 @@ def _serve_on_ray(asked: ServeOptions, as_json: bool) -> None:
 
 
 def _options(**given: Any) -> ServeOptions:
-    from exportkit.serve.batching.limits import BatchLimits
+    from exportkit.serve.batching.tickets import BatchLimits
     from exportkit.serve.serve_options import ListenOptions, LoadOptions, ServeOptions
 
     if given["no_grpc"] and given["grpc_port"] is not None:

@@ -11,17 +11,18 @@ from collections import OrderedDict
 from collections.abc import Hashable, Iterator
 from typing import Generic, TypeVar
 
+from exportkit.serve.batching.batch_benefit import BatchBenefit
 from exportkit.serve.batching.estimates import Estimates
-from exportkit.serve.batching.gains import Gains
 from exportkit.serve.batching.lanes import Lane, Schedule, Waiter
-from exportkit.serve.batching.limits import BatchLimits
-from exportkit.serve.batching.tickets import Batch, Ticket
+from exportkit.serve.batching.tickets import Batch, BatchLimits, Ticket
 
 __all__ = ["Batch", "Batcher", "QueueFull", "Ticket"]
 
 T = TypeVar("T")
 
-PATIENCE = 8  # So many batches in a row may pass over the request that has waited longest, for a higher priority.
+MOST_PASSED_OVER = (
+    8  # So many batches in a row may pass over the request that has waited longest, for a higher priority.
+)
 
 
 class QueueFull(Exception):
@@ -39,7 +40,7 @@ class Batcher(Generic[T]):
         self._limits = limits
         self._max_rows = max_rows if limits.max_rows is None else min(max_rows, limits.max_rows)
         self._estimates = Estimates()
-        self._gains = Gains()
+        self._benefit = BatchBenefit()
         self._waiters: OrderedDict[Ticket[T], Waiter[T]] = OrderedDict()  # in the order of their numbers
         self._lanes: dict[Hashable, Lane[T]] = {}  # those in which a request waits
         self._heads: Schedule[T] = Schedule()  # by priority; has the first request of each lane that may run
@@ -94,8 +95,8 @@ class Batcher(Generic[T]):
     def take(self, now: float, *, ahead: bool = False) -> Batch[T] | None:
         """Returns what a free runner should run now, or None. Late requests are never in it: see `late`.
 
-        With `ahead`, every runner is busy, and somebody prepares what runs next. He gets a batch only if waiting would
-        not let it grow: as many rows wait for it as it may have, or its requests run one by one.
+        With `ahead`, all runners are busy and the caller prepares the next batch. It gets one only if the batch could
+        not grow by waiting: as many rows wait for it as it may have, or its requests run one by one.
         """
         self._end_delays(now)
         while True:
@@ -114,7 +115,7 @@ class Batcher(Generic[T]):
     def finished(self, batch: Batch[T], seconds: float) -> None:
         """Records how long a batch took, for expecting which requests will be late, and which gain by a batch."""
         self._estimates.record(batch.bucket, batch.rows, seconds, batch.taken + seconds)
-        self._gains.record(batch.bucket, len(batch.tickets), batch.rows, seconds)
+        self._benefit.record(batch.bucket, len(batch.tickets), batch.rows, seconds)
 
     def cancel(self, ticket: Ticket[T]) -> bool:
         """Removes a request that waits. Returns False if it runs or ran."""
@@ -177,7 +178,7 @@ class Batcher(Generic[T]):
 
     def _is_full(self, lane: Lane[T]) -> bool:
         """Whether the next batch of a lane would not grow by waiting."""
-        return lane.rows >= self._max_rows or (self._limits.max_delay <= 0 and self._gains.alone(lane.bucket))
+        return lane.rows >= self._max_rows or (self._limits.max_delay <= 0 and self._benefit.runs_alone(lane.bucket))
 
     def _may_run(self, lane: Lane[T]) -> bool:
         return not self._limits.max_delay > 0 or lane.overdue > 0 or lane.rows >= self._max_rows
@@ -205,7 +206,7 @@ class Batcher(Generic[T]):
     def _choose(self) -> Waiter[T] | None:
         """Returns the request with which the next batch begins: the oldest of the highest priority, in any lane.
 
-        One of `PATIENCE` + 1 batches begins with the oldest request of all, so that no priority waits for ever.
+        One of `MOST_PASSED_OVER` + 1 batches begins with the oldest request of all, so that no priority waits for ever.
         """
         while (first := self._heads.first()) is not None:
             head = first[1]
@@ -219,7 +220,7 @@ class Batcher(Generic[T]):
         if oldest is head or not self._may_run(oldest.lane):
             return head
         self._passed_over += 1
-        if self._passed_over <= PATIENCE:
+        if self._passed_over <= MOST_PASSED_OVER:
             return head
         self._passed_over = 0
         return oldest
@@ -242,7 +243,7 @@ class Batcher(Generic[T]):
             together = rows + ticket.rows
             until = deadline if ticket.deadline is None else min(deadline, ticket.deadline)
             if together <= self._max_rows and self._ready_by(until, ticket.bucket, together, now, alone=not chosen):
-                if len(chosen) == 1 and not self._gains_by_others(ticket.bucket):
+                if len(chosen) == 1 and not self._decide_together(ticket.bucket):
                     break
                 chosen.append(waiter)
                 rows, deadline = together, until
@@ -254,9 +255,9 @@ class Batcher(Generic[T]):
         self._late.update(dict.fromkeys(removed[: len(late)]))
         return tuple(removed[len(late) :])
 
-    def _gains_by_others(self, bucket: Hashable) -> bool:
-        """Whether a request should run with others. Who lets it wait for them with `max_delay` has said so."""
-        return self._limits.max_delay > 0 or self._gains.together(bucket)
+    def _decide_together(self, bucket: Hashable) -> bool:
+        """Decides whether a request runs with others. With `max_delay` set, batching was asked for."""
+        return self._limits.max_delay > 0 or self._benefit.decide_together(bucket)
 
     def _ready_by(self, deadline: float, bucket: Hashable, rows: int, now: float, *, alone: bool) -> bool:
         return alone or deadline == math.inf or now + self._estimates.seconds(bucket, rows, now) < deadline

@@ -29,7 +29,8 @@ class _Mean:
     def add(self, seconds: float, now: float) -> None:
         """Takes a measurement into the mean.
 
-        Of the first two the lower stands: the first is often slow. So it is with a mean that is not believed any more.
+        The minimum of the first two measurements is used, because the first is often slow; likewise after the mean
+        expired.
         """
         if not self.believed(now):
             self.seconds = min(self.seconds, seconds)

@@ -86,7 +86,7 @@ class Lane(Generic[T]):
 
 
 class Schedule(Generic[T]):
-    """Waiting requests by a number, smallest first. Those that left the queue are forgotten when they come up.
+    """QueuedRequest requests by a number, smallest first. Those that left the queue are forgotten when they come up.
 
     When most have left it, all of those are forgotten at once, so that memory stays in proportion to the queue.
     """

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 from exportkit.serve.batching.batcher import Batch, Batcher, QueueFull, Ticket
 from exportkit.serve.engine.checked_request import CheckedRequest
-from exportkit.serve.engine.execution import Ran, Runner
+from exportkit.serve.engine.execution import BatchResult, BatchRunner
 from exportkit.serve.engine.model_copy import ModelCopy
 from exportkit.serve.engine.statistics import Statistics
 from exportkit.serve.statuses import (
@@ -29,22 +29,22 @@ _LIFE_SIGN_SECONDS = 1.0  # how often an idle runner looks whether its worker pr
 _log = logging.getLogger(__name__)
 
 
-class Waiting:
+class QueuedRequest:
     """A request and the future of its answer, which belongs to the event loop."""
 
-    def __init__(self, request: CheckedRequest, answer: asyncio.Future[Ran]) -> None:
+    def __init__(self, request: CheckedRequest, answer: asyncio.Future[BatchResult]) -> None:
         self.request = request
         self.answer = answer
 
 
-_Ticket = Ticket[Waiting]
-_Outcome = tuple[_Ticket, "Ran | ServeError"]
+_Ticket = Ticket[QueuedRequest]
+_Outcome = tuple[_Ticket, "BatchResult | ServeError"]
 
 
 class Dispatcher:
     """Requests wait here, and runner threads take batches of them. All methods are for the event loop's thread."""
 
-    def __init__(self, batcher: Batcher[Waiting], counted: Statistics) -> None:
+    def __init__(self, batcher: Batcher[QueuedRequest], counted: Statistics) -> None:
         """`start` starts the runners."""
         self._batcher = batcher
         self._counted = counted
@@ -61,7 +61,7 @@ class Dispatcher:
         self._timer: asyncio.TimerHandle | None = None
         self._preparing: list[asyncio.Future[None]] = []
 
-    def start(self, copy: ModelCopy, make_runner: Callable[[], Runner], runners: int, *, ahead: int = 0) -> None:
+    def start(self, copy: ModelCopy, make_runner: Callable[[], BatchRunner], runners: int, *, ahead: int = 0) -> None:
         """Starts the runners of a copy.
 
         Args:
@@ -88,15 +88,15 @@ class Dispatcher:
         """Waits until every runner could take a batch. Raises what one of them raised."""
         await asyncio.gather(*self._preparing)
 
-    async def run(self, request: CheckedRequest, *, priority: int, timeout: float | None) -> Ran:
-        """Runs a request when its turn comes. Cancelling the task takes it out of the queue.
+    async def run(self, request: CheckedRequest, *, priority: int, timeout: float | None) -> BatchResult:
+        """Runs a request when a runner takes it. Cancelling the task takes it out of the queue.
 
         Raises:
             ServeError: The class says why.
         """
         now = time.monotonic()
         ticket: _Ticket = Ticket(
-            payload=Waiting(request, self._loop.create_future()),
+            payload=QueuedRequest(request, self._loop.create_future()),
             bucket=request.bucket,
             rows=request.rows,
             size=request.size,
@@ -200,18 +200,18 @@ class Dispatcher:
 
     # --- in the runners' threads --------------------------------------------------------------------------------------
 
-    def _call_loop(self, function: Callable[..., object], *args: object) -> None:
+    def _call_in_loop(self, function: Callable[..., object], *args: object) -> None:
         with contextlib.suppress(RuntimeError):  # the loop was closed, so nobody waits
             self._loop.call_soon_threadsafe(function, *args)
 
-    def _serve(self, copy: ModelCopy, make_runner: Callable[[], Runner], prepared: asyncio.Future[None]) -> None:
+    def _serve(self, copy: ModelCopy, make_runner: Callable[[], BatchRunner], prepared: asyncio.Future[None]) -> None:
         try:
             runner = make_runner()
         except Exception as error:
-            self._call_loop(prepared.set_exception, error)
+            self._call_in_loop(prepared.set_exception, error)
             return
-        self._call_loop(prepared.set_result, None)
-        answers: Sequence[Ran | ServeError]
+        self._call_in_loop(prepared.set_result, None)
+        answers: Sequence[BatchResult | ServeError]
         while (batch := self._next(copy)) is not None:
             began = time.monotonic()
             requests = [ticket.payload.request for ticket in batch.tickets]
@@ -221,12 +221,12 @@ class Dispatcher:
                 _log.exception("a runner failed")
                 answers = [BackendError(f"the runner failed: {error}") for _ in requests]
             with self._lock:
-                self._has(copy, -1)
+                self._count_batch(copy, -1)
                 self._batcher.finished(batch, time.monotonic() - began - runner.waited)
-            self._call_loop(self._deliver, list(zip(batch.tickets, answers)))
+            self._call_in_loop(self._deliver, list(zip(batch.tickets, answers)))
             del batch, requests, answers  # the tensors of the last batch are not needed while this thread waits
 
-    def _next(self, copy: ModelCopy) -> Batch[Waiting] | None:
+    def _next(self, copy: ModelCopy) -> Batch[QueuedRequest] | None:
         """Waits for a batch that this copy can run. Returns None when the runner should end."""
         while True:
             if not copy.alive:
@@ -240,14 +240,14 @@ class Dispatcher:
                 for ticket in batch.tickets if batch is not None else ():
                     self._left(ticket)
                 if late := self._drop_late(now):
-                    self._call_loop(self._deliver, late)
+                    self._call_in_loop(self._deliver, late)
                 if batch is not None:
-                    self._has(copy, 1)
+                    self._count_batch(copy, 1)
                     return batch
                 (self._full if ahead else self._changed).wait(_LIFE_SIGN_SECONDS)
 
-    def _has(self, copy: ModelCopy, more: int) -> None:
-        """A copy has one batch more or less."""
+    def _count_batch(self, copy: ModelCopy, more: int) -> None:
+        """Counts a batch that the copy took (1) or finished (-1)."""
         self._busy[copy] += more
         self._counted.busy_runners = sum(min(busy, self._runners) for busy in self._busy.values())
 
@@ -256,4 +256,4 @@ class Dispatcher:
         if copy.restore() or any(each.alive for each in self._copies):
             return
         reason = copy.failure or "the model was closed"
-        self._call_loop(self.fail_waiting, lambda: NotReadyError(reason))
+        self._call_in_loop(self.fail_waiting, lambda: NotReadyError(reason))

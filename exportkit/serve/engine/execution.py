@@ -11,10 +11,9 @@ import torch
 
 from exportkit.errors import ExportkitError
 from exportkit.package.manifest import TensorOutput
-from exportkit.serve.engine.checked_request import CheckedRequest, datatypes
+from exportkit.serve.engine.checked_request import CheckedRequest, bytes_of, datatypes
 from exportkit.serve.engine.model_copy import ModelCopy, WorkerLostError
 from exportkit.serve.engine.statistics import Statistics
-from exportkit.serve.engine.tensor_bytes import bytes_of
 from exportkit.serve.engine.warm_up import flat_inputs
 from exportkit.serve.protocol.inference import OutputTensor, Timing
 from exportkit.serve.statuses import BackendError, NotReadyError, ServeError
@@ -23,14 +22,14 @@ _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, eq=False)
-class Ran:
+class BatchResult:
     """What the model answered to one request."""
 
     outputs: tuple[OutputTensor, ...]
     timing: Timing
 
 
-class Runner:
+class BatchRunner:
     """Runs batches on one copy. Only one thread uses it.
 
     Attributes:
@@ -55,10 +54,10 @@ class Runner:
         copy.model.use_own_stream()
         if warm_up and copy.model.cases:
             inputs = [tensor.cpu().contiguous() for tensor in flat_inputs(copy.model.manifest, copy.model.cases[0])]
-            with copy.turn():
+            with copy.slot():
                 copy.run_requests([inputs], range(len(outputs)))
 
-    def run(self, requests: Sequence[CheckedRequest], waited: Sequence[float]) -> list[Ran | ServeError]:
+    def run(self, requests: Sequence[CheckedRequest], waited: Sequence[float]) -> list[BatchResult | ServeError]:
         """Runs requests together. If that fails, each runs once more alone, so that only the bad one fails.
 
         Args:
@@ -70,18 +69,18 @@ class Runner:
         """
         lost, self.waited = False, 0.0
         try:
-            with self._copy.turn():
+            with self._copy.slot():
                 return list(self._together(requests, waited))
         except Exception as error:
             # If the worker process died, another runner's batch may have killed it, so even one request runs again.
             lost = isinstance(error, WorkerLostError)
             if len(requests) == 1 and not lost:
                 return [self._failed(error)]
-        return [self._again(request, seconds, lost=lost) for request, seconds in zip(requests, waited)]
+        return [self._retry_alone(request, seconds, lost=lost) for request, seconds in zip(requests, waited)]
 
-    def _again(self, request: CheckedRequest, waited: float, *, lost: bool) -> Ran | ServeError:
+    def _retry_alone(self, request: CheckedRequest, waited: float, *, lost: bool) -> BatchResult | ServeError:
         """Runs a request by itself, and while no other runner runs if the worker process was lost."""
-        with self._copy.turn(alone=lost):
+        with self._copy.slot(exclusive=lost):
             if not self._copy.alive and not self._copy.restore():
                 return NotReadyError(self._copy.failure or "the model was closed")
             try:
@@ -98,7 +97,7 @@ class Runner:
         _log.error("the model failed", exc_info=error)
         return BackendError(f"the model failed: {type(error).__name__}: {str(error).partition(chr(10))[0]}")
 
-    def _together(self, requests: Sequence[CheckedRequest], waited: Sequence[float]) -> Sequence[Ran]:
+    def _together(self, requests: Sequence[CheckedRequest], waited: Sequence[float]) -> Sequence[BatchResult]:
         """Runs requests in one call. Raises what the model raises."""
         wanted = sorted({place for request in requests for place in request.outputs})
         ran = self._copy.run_requests([request.inputs for request in requests], wanted)
@@ -110,7 +109,7 @@ class Runner:
         self.waited = ran.wait_seconds
         self._counted.executed(rows, compute_input=spent[0], compute_infer=spent[1], compute_output=spent[2])
         queued = [seconds + self.waited for seconds in waited]
-        return [Ran(outputs, Timing(seconds, *spent, rows)) for outputs, seconds in zip(tensors, queued)]
+        return [BatchResult(outputs, Timing(seconds, *spent, rows)) for outputs, seconds in zip(tensors, queued)]
 
     def _parts(self, place: int, output: torch.Tensor, sizes: list[int] | None) -> list[OutputTensor]:
         """Returns each request's rows of an output; None: there is one request, and all is its.

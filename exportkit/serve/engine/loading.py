@@ -14,11 +14,11 @@ from exportkit.package.archive import PackageReader
 from exportkit.package.manifest import Call
 from exportkit.runtime.loader import load
 from exportkit.runtime.model import Model
-from exportkit.serve.batching.limits import BatchLimits
+from exportkit.serve.batching.tickets import BatchLimits
 from exportkit.serve.engine.batchable import Batching, batch_dimension
-from exportkit.serve.engine.described import Described
 from exportkit.serve.engine.folder import PackageFile
 from exportkit.serve.engine.model_copy import ModelCopy
+from exportkit.serve.engine.model_description import ModelDescription
 from exportkit.serve.engine.served import LoadedCopies
 from exportkit.serve.engine.warm_up import answer_cases, try_batches
 from exportkit.serve.serve_options import LoadOptions
@@ -46,7 +46,7 @@ def load_copies(package: PackageFile, options: LoadOptions, limits: BatchLimits,
         batching = _by_manifest(manifest.call, limits)
         for copy in copies:
             batching = _warmed_up(copy, batching, options, weights)
-        described = Described(
+        described = ModelDescription(
             name=package.name,
             version=package.version or manifest.version,
             manifest=manifest,

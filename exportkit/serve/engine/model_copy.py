@@ -49,9 +49,9 @@ class ModelCopy:
         self._restarting = threading.Lock()
         self._closed = threading.Event()
         self._delay = 0.0
-        self._turns = threading.Condition()  # guards the next two
+        self._slots = threading.Condition()  # guards the next two
         self._running = 0
-        self._alone = False
+        self._exclusive = False
         self.failure: str | None = None
 
     @property
@@ -91,25 +91,25 @@ class ModelCopy:
         return answer
 
     @contextmanager
-    def turn(self, *, alone: bool = False) -> Iterator[None]:
+    def slot(self, *, exclusive: bool = False) -> Iterator[None]:
         """Waits until a call may begin.
 
         Args:
-            alone: No other call runs at the same time, so that it is known which one killed the worker process.
+            exclusive: No other call runs at the same time, so that it is known which one killed the worker process.
         """
-        with self._turns:
-            self._turns.wait_for(lambda: not self._alone)
-            self._alone = alone
-            if alone:
-                self._turns.wait_for(lambda: not self._running)
+        with self._slots:
+            self._slots.wait_for(lambda: not self._exclusive)
+            self._exclusive = exclusive
+            if exclusive:
+                self._slots.wait_for(lambda: not self._running)
             self._running += 1
         try:
             yield
         finally:
-            with self._turns:
+            with self._slots:
                 self._running -= 1
-                self._alone = self._alone and not alone
-                self._turns.notify_all()
+                self._exclusive = self._exclusive and not exclusive
+                self._slots.notify_all()
 
     def check_health(self) -> None:
         """Finds out whether a failure broke the device, and not just one call.

@@ -14,10 +14,10 @@ from typing import Any
 from exportkit.package.manifest import Manifest
 from exportkit.serve.batching.batcher import Batcher
 from exportkit.serve.engine.checked_request import RequestPlan
-from exportkit.serve.engine.described import DEFAULT_PRIORITY, Described
-from exportkit.serve.engine.dispatcher import Dispatcher, Waiting
-from exportkit.serve.engine.execution import Ran, Runner
+from exportkit.serve.engine.dispatcher import Dispatcher, QueuedRequest
+from exportkit.serve.engine.execution import BatchResult, BatchRunner
 from exportkit.serve.engine.model_copy import ModelCopy
+from exportkit.serve.engine.model_description import DEFAULT_PRIORITY, ModelDescription
 from exportkit.serve.engine.statistics import Statistics
 from exportkit.serve.process_settings import cores
 from exportkit.serve.protocol.http_request import BodyRules
@@ -41,7 +41,7 @@ class LoadedCopies:
     """What a thread has loaded and warmed up, for `ServedModel` to serve."""
 
     copies: tuple[ModelCopy, ...]
-    described: Described
+    described: ModelDescription
     warm_up: bool = True
 
     def close(self) -> None:
@@ -93,10 +93,10 @@ class ServedModel:
         self.serial = next(_SERIALS)
         self._copies = loaded.copies
         self._plan = RequestPlan(self.manifest.call, batched=described.batching.enabled)
-        batcher: Batcher[Waiting] = Batcher(described.limits, described.batching.max_rows)
+        batcher: Batcher[QueuedRequest] = Batcher(described.limits, described.batching.max_rows)
         self._dispatcher = Dispatcher(batcher, counted)
         for copy in loaded.copies:
-            make_runner = partial(Runner, copy, self.manifest.call.outputs, counted, warm_up=loaded.warm_up)
+            make_runner = partial(BatchRunner, copy, self.manifest.call.outputs, counted, warm_up=loaded.warm_up)
             self._dispatcher.start(copy, make_runner, described.runners, ahead=_ahead(loaded.copies))
         self._accepted = _Accepted()
         self._leaving: str | None = None  # why no new request is accepted
@@ -154,7 +154,7 @@ class ServedModel:
         self.counted.succeeded(ran.timing, time.perf_counter() - accepted)
         return InferAnswer(self.name, self.version, request.id, ran.outputs, ran.timing)
 
-    async def _run(self, request: InferRequest) -> Ran:
+    async def _run(self, request: InferRequest) -> BatchResult:
         if self._closed:
             raise NotReadyError(f"the model {self.name} was unloaded")
         if not any(copy.alive for copy in self._copies) and (failure := self._copies[0].failure):

@@ -123,7 +123,7 @@ def _requests(copy: ModelCopy, fewest: int) -> Iterator[list[_Flat]]:
             pieces.append([tensor[start : start + fewest] for tensor in inputs])
     for pieces in found.values():
         missing = max(_TRIED_REQUESTS - len(pieces), 0) if pieces else 0
-        rolled = [[_rolled(tensor, 1 + turn) for tensor in pieces[turn % len(pieces)]] for turn in range(missing)]
+        rolled = [[_rolled(tensor, 1 + n) for tensor in pieces[n % len(pieces)]] for n in range(missing)]
         yield [*pieces[:_TRIED_REQUESTS], *rolled]
 
 

@@ -12,7 +12,7 @@ import torch
 
 from exportkit.arr_coc.model import ARRCOC
 from exportkit.package import manifest as m
-from exportkit.serve.engine.tensor_bytes import bytes_of
+from exportkit.serve.engine.checked_request import bytes_of
 from exportkit.serve.protocol.datatypes import DATATYPES
 from exportkit.serve.protocol.inference import InferAnswer, InferRequest, OutputTensor, Timing
 from tests.serve.page.doubles import Model, manifest, region_call

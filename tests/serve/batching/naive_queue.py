@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
-from exportkit.serve.batching.batcher import PATIENCE, Ticket
-from exportkit.serve.batching.limits import BatchLimits
+from exportkit.serve.batching.batcher import MOST_PASSED_OVER, Ticket
+from exportkit.serve.batching.tickets import BatchLimits
 
 
 @dataclass
@@ -41,7 +41,7 @@ class NaiveQueue:
             first = min(may_run, key=lambda ticket: (ticket.priority, self.waiting.index(ticket)))
             if first is not self.waiting[0] and self.waiting[0] in may_run:
                 self.passed_over += 1
-                if self.passed_over > PATIENCE:
+                if self.passed_over > MOST_PASSED_OVER:
                     first, self.passed_over = self.waiting[0], 0
             batch, late = self.batch(first, now)
             self.remove(batch + late)

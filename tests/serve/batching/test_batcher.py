@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from exportkit.serve.batching.batcher import PATIENCE, Batch, Batcher, QueueFull, Ticket
-from exportkit.serve.batching.limits import BatchLimits
+from exportkit.serve.batching.batcher import MOST_PASSED_OVER, Batch, Batcher, QueueFull, Ticket
+from exportkit.serve.batching.tickets import BatchLimits
 from tests.serve.batching.simulated_runners import Arrival, Outcome, simulate
 
 TICK = 1 / 64  # seconds; sums of ticks are exact
@@ -167,7 +167,7 @@ def test_a_low_priority_waits_longer_and_not_for_ever(trace: list[Arrival], runn
     outcome = simulate(batcher(), trace, runners, service)
     waits = batches_until(outcome)
     for index, t in enumerate(outcome.tickets):
-        assert waits[t.payload] <= (PATIENCE + 1) * (index + 1)
+        assert waits[t.payload] <= (MOST_PASSED_OVER + 1) * (index + 1)
 
 
 @MANY
@@ -233,12 +233,12 @@ def test_one_batch_in_nine_begins_with_the_request_that_waited_longest():
     queue = batcher(1)
     queue.submit(ticket(1000, "low", priority=9))
     order = []
-    for index in range(2 * PATIENCE + 2):
+    for index in range(2 * MOST_PASSED_OVER + 2):
         queue.submit(ticket(index, "high", priority=1))
         batch = queue.take(0.0)
         assert batch is not None
         order.append(batch.tickets[0].payload)
-    assert order == [*range(PATIENCE), 1000, *range(PATIENCE, 2 * PATIENCE + 1)]
+    assert order == [*range(MOST_PASSED_OVER), 1000, *range(MOST_PASSED_OVER, 2 * MOST_PASSED_OVER + 1)]
 
 
 def test_a_delay_ends_with_a_full_batch_or_half_of_what_a_deadline_leaves():

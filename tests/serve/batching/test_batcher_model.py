@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from exportkit.serve.batching.batcher import Batch, Batcher, QueueFull, Ticket
-from exportkit.serve.batching.limits import BatchLimits
+from exportkit.serve.batching.tickets import BatchLimits
 from tests.serve.batching.naive_queue import NaiveQueue
 
 TICK = 1 / 64  # seconds; sums of ticks are exact

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 
 from exportkit.serve.batching.batcher import Batcher
-from exportkit.serve.batching.limits import BatchLimits
+from exportkit.serve.batching.tickets import BatchLimits
 from tests.serve.batching.simulated_runners import Arrival, Outcome, TritonLikeQueue, simulate
 
 MAX_ROWS = 8

@@ -9,10 +9,10 @@ from typing import Any
 
 import torch
 
-from exportkit.serve.batching.limits import BatchLimits
+from exportkit.serve.batching.tickets import BatchLimits
+from exportkit.serve.engine.checked_request import bytes_of
 from exportkit.serve.engine.repository import Repository
 from exportkit.serve.engine.served import ServedModel
-from exportkit.serve.engine.tensor_bytes import bytes_of
 from exportkit.serve.protocol.datatypes import DATATYPES
 from exportkit.serve.protocol.inference import InferAnswer, InferRequest, InputTensor
 from exportkit.serve.serve_options import LoadOptions, ServeOptions

@@ -10,7 +10,7 @@ import torch
 
 from exportkit.errors import ModelRunError
 from exportkit.package import manifest as m
-from exportkit.serve.batching.limits import BatchLimits
+from exportkit.serve.batching.tickets import BatchLimits
 from exportkit.serve.engine.batchable import batch_dimension
 from exportkit.serve.engine.model_copy import ModelCopy
 from tests.runtime import tiny

@@ -12,8 +12,7 @@ import pytest
 import torch
 
 from exportkit.package import manifest as m
-from exportkit.serve.engine.checked_request import RequestPlan
-from exportkit.serve.engine.tensor_bytes import bytes_of, tensor_of
+from exportkit.serve.engine.checked_request import RequestPlan, bytes_of, tensor_of
 from exportkit.serve.protocol.datatypes import DATATYPES
 from exportkit.serve.protocol.inference import InferRequest, InputTensor
 from exportkit.serve.statuses import BackendError, BadRequestError

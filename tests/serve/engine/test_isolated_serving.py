@@ -11,7 +11,7 @@ import torch
 
 import exportkit
 from exportkit.errors import ModelLoadError
-from exportkit.serve.batching.limits import BatchLimits
+from exportkit.serve.batching.tickets import BatchLimits
 from exportkit.serve.engine import model_copy
 from exportkit.serve.engine.served import ServedModel
 from exportkit.serve.statuses import BackendError, NotReadyError

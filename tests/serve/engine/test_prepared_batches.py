@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from exportkit.serve.batching.limits import BatchLimits
+from exportkit.serve.batching.tickets import BatchLimits
 from exportkit.serve.engine import served
 from tests.serve.engine import test_isolated_serving
 from tests.serve.engine.asking import equal, only, request, serving, tensors

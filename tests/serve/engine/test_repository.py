@@ -17,7 +17,7 @@ from safetensors.torch import save_file
 from exportkit.errors import ExportkitError, NotAnArchiveError, SignatureMissingError, UsageError
 from exportkit.package.signing import sign_package
 from exportkit.runtime.model import Model
-from exportkit.serve.batching.limits import BatchLimits
+from exportkit.serve.batching.tickets import BatchLimits
 from exportkit.serve.engine.folder import newest_last, packages_in, single_package
 from exportkit.serve.engine.loading import load_copies
 from exportkit.serve.engine.model_copy import ModelCopy

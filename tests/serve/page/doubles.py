@@ -9,9 +9,9 @@ from typing import Any
 import msgspec
 
 from exportkit.package import manifest as m
-from exportkit.serve.batching.limits import BatchLimits
+from exportkit.serve.batching.tickets import BatchLimits
 from exportkit.serve.engine.batchable import Batching
-from exportkit.serve.engine.described import Described
+from exportkit.serve.engine.model_description import ModelDescription
 from exportkit.serve.engine.repository import IndexEntry
 from exportkit.serve.engine.statistics import Statistics
 from exportkit.serve.protocol.http_request import BodyRules
@@ -53,8 +53,8 @@ class Model:
     failure: str | None = None
 
     @property
-    def described(self) -> Described:
-        return Described(
+    def described(self) -> ModelDescription:
+        return ModelDescription(
             name=self.name,
             version=self.version,
             manifest=self.manifest,

@@ -14,11 +14,11 @@ from exportkit.serve.batching.estimates import MOST_BUCKETS
 LEAST_GAIN = 0.05  # One by one must be faster by this part, because batches spare work outside of the model too.
 # So much of the time is spent on trials of the slower way, as either may have changed; less if it is a lot slower.
 TRIALS = 1 / 32
-RECENT = 11  # runs, of which the lower quartile counts: other work of the machine makes runs slower, and none faster
+WINDOW = 11  # runs, of which the lower quartile counts: other work of the machine makes runs slower, and none faster
 
 
 @dataclass
-class _Way:
+class _Timing:
     """The times of one way.
 
     Attributes:
@@ -28,8 +28,8 @@ class _Way:
 
     run_time: float = 0.0
     row_time: float = 0.0
-    _runs: deque[float] = field(default_factory=lambda: deque(maxlen=RECENT))
-    _rows: deque[float] = field(default_factory=lambda: deque(maxlen=RECENT))
+    _runs: deque[float] = field(default_factory=lambda: deque(maxlen=WINDOW))
+    _rows: deque[float] = field(default_factory=lambda: deque(maxlen=WINDOW))
 
     def add(self, rows: int, seconds: float) -> None:
         self._runs.append(seconds)
@@ -39,7 +39,7 @@ class _Way:
     @property
     def known(self) -> bool:
         """Whether enough runs were timed: on a GPU the first ones of each size also load kernels and take memory."""
-        return len(self._runs) == RECENT
+        return len(self._runs) == WINDOW
 
 
 @dataclass
@@ -53,14 +53,14 @@ class _Bucket:
         since_trial: The seconds that requests have run since it began.
     """
 
-    alone: _Way = field(default_factory=_Way)
-    together: _Way = field(default_factory=_Way)
+    alone: _Timing = field(default_factory=_Timing)
+    together: _Timing = field(default_factory=_Timing)
     requests: int = 1
     trying_together: bool = True
     in_trial: int = 0
     since_trial: float = 0.0
 
-    def next_together(self) -> bool:
+    def decide_together(self) -> bool:
         if self.in_trial:
             self.in_trial -= 1
             return self.trying_together
@@ -75,7 +75,7 @@ class _Bucket:
         return self._begin_trial(together=not faster_together)
 
     @property
-    def alone_now(self) -> bool:
+    def runs_alone(self) -> bool:
         if self.in_trial:
             return not self.trying_together
         return self.together.known and self.alone.known and not self._faster_together
@@ -91,7 +91,7 @@ class _Bucket:
         The first are slowed down by what the last run left behind: answers to send, and the next requests. They are as
         many as it had requests, and are forgotten at the end of the trial.
         """
-        return self.requests + RECENT
+        return self.requests + WINDOW
 
     def _begin_trial(self, *, together: bool) -> bool:
         self.trying_together, self.in_trial, self.since_trial = together, self._trial_runs - 1, 0.0
@@ -103,7 +103,7 @@ def _lower_quartile(times: Iterable[float]) -> float:
     return ordered[(len(ordered) - 1) // 4]
 
 
-class Gains:
+class BatchBenefit:
     """The times of both ways, for the buckets that ran last."""
 
     def __init__(self) -> None:
@@ -119,12 +119,12 @@ class Gains:
         known.requests = requests
         known.since_trial += seconds
 
-    def alone(self, bucket: Hashable) -> bool:
+    def runs_alone(self, bucket: Hashable) -> bool:
         """Whether requests run one by one now, whatever waits."""
         known = self._buckets.get(bucket)
-        return known is not None and known.alone_now
+        return known is not None and known.runs_alone
 
-    def together(self, bucket: Hashable) -> bool:
-        """Chooses how the next of several requests that could run together run."""
+    def decide_together(self, bucket: Hashable) -> bool:
+        """Decides whether the next of several requests run together, which may be a run of a trial or begin one."""
         known = self._buckets.get(bucket)
-        return known is None or known.next_together()
+        return known is None or known.decide_together()

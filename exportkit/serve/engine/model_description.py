@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from exportkit.package.manifest import Manifest, TensorInput, TensorOutput
-from exportkit.serve.batching.limits import BatchLimits
+from exportkit.serve.batching.tickets import BatchLimits
 from exportkit.serve.engine.batchable import Batching
 from exportkit.serve.protocol.datatypes import datatype_of
 from exportkit.sizes import input_bytes
@@ -16,7 +16,7 @@ DEFAULT_PRIORITY = 2  # of a request with priority 0; only 1 is served before
 
 
 @dataclass(frozen=True)
-class Described:
+class ModelDescription:
     """What the descriptions of one version are made from.
 
     Attributes:

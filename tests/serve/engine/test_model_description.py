@@ -6,9 +6,9 @@ import msgspec
 import pytest
 
 from exportkit.package import manifest as m
-from exportkit.serve.batching.limits import BatchLimits
+from exportkit.serve.batching.tickets import BatchLimits
 from exportkit.serve.engine.batchable import Batching
-from exportkit.serve.engine.described import Described
+from exportkit.serve.engine.model_description import ModelDescription
 from tests.package import samples
 from tests.serve.engine import rows
 
@@ -16,7 +16,7 @@ ROW = 3 * 4 + 4 + 8 + 2 + 4 * 2  # bytes
 BATCH = rows.call().dimensions[0]
 
 
-def described(call: m.Call, batch: m.Dimension | None, max_rows: int, **changes: object) -> Described:
+def described(call: m.Call, batch: m.Dimension | None, max_rows: int, **changes: object) -> ModelDescription:
     described = {
         "name": "rows",
         "version": "7",
@@ -27,7 +27,7 @@ def described(call: m.Call, batch: m.Dimension | None, max_rows: int, **changes:
         "runners": 2,
         "weights": None,
     }
-    return Described(**{**described, **changes})
+    return ModelDescription(**{**described, **changes})
 
 
 @pytest.mark.parametrize(("batch", "max_rows", "expected"), [(BATCH, 32, 32), (BATCH, 5, 5), (None, 1, 32)])

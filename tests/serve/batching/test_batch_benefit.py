@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from exportkit.serve.batching.batch_benefit import LEAST_GAIN, TRIALS, WINDOW, BatchBenefit
 from exportkit.serve.batching.batcher import Batcher
 from exportkit.serve.batching.estimates import MOST_BUCKETS
-from exportkit.serve.batching.gains import LEAST_GAIN, RECENT, TRIALS, Gains
-from exportkit.serve.batching.limits import BatchLimits
+from exportkit.serve.batching.tickets import BatchLimits
 from tests.serve.batching.simulated_runners import Arrival, Outcome, simulate
 
 FLOOD = [Arrival(index * 1e-4, "a") for index in range(4000)]  # ten thousand a second, which no runner below can answer
@@ -43,7 +43,7 @@ def test_who_lets_requests_wait_for_others_gets_batches():
     assert flooded(lambda bucket, rows: 0.001 * rows * (1.0 if rows == 1 else 1.5), max_delay=0.01).mean_rows > 7.5
 
 
-def saturated(gains: Gains, seconds: Callable[[int, int], float], runs: int) -> tuple[float, list[int]]:
+def saturated(gains: BatchBenefit, seconds: Callable[[int, int], float], runs: int) -> tuple[float, list[int]]:
     """Always lets 8 requests wait. `seconds` gets a batch's rows, and how many batches ran since their number changed.
 
     Returns the rows that ran a second, and the rows of each batch.
@@ -51,7 +51,7 @@ def saturated(gains: Gains, seconds: Callable[[int, int], float], runs: int) -> 
     ran: list[int] = []
     spent, since = 0.0, 0
     for _ in range(runs):
-        rows = 8 if gains.together("a") else 1
+        rows = 8 if gains.decide_together("a") else 1
         since = since + 1 if ran and ran[-1] == rows else 0
         took = seconds(rows, since)
         gains.record("a", rows, rows, took)
@@ -62,19 +62,19 @@ def saturated(gains: Gains, seconds: Callable[[int, int], float], runs: int) -> 
 
 @given(st.floats(1e-5, 10.0), st.floats(1e-5, 10.0))
 def test_trials_cost_little_however_slow_the_other_way_is(alone: float, together: float):
-    rate, _ = saturated(Gains(), lambda rows, since: alone if rows == 1 else together, 20_000)
-    learning = RECENT * together + 19 * alone + 19 * max(alone, together)
+    rate, _ = saturated(BatchBenefit(), lambda rows, since: alone if rows == 1 else together, 20_000)
+    learning = WINDOW * together + 19 * alone + 19 * max(alone, together)
     work = 20_000 * min(alone, together)
     assert rate >= max(1 / alone, 8 / together) * (1 - LEAST_GAIN) / (1 + TRIALS + learning / work)
 
 
 def test_the_other_way_is_tried_now_and_then():
-    _, ran = saturated(Gains(), lambda rows, since: 0.001 * rows, 4000)
+    _, ran = saturated(BatchBenefit(), lambda rows, since: 0.001 * rows, 4000)
     assert 1 / 2 < ran.count(1) / (TRIALS * ran.count(8) * 8) < 3 / 2
 
 
 def test_what_is_faster_is_found_out_again_when_it_changes():
-    gains = Gains()
+    gains = BatchBenefit()
     _, ran = saturated(gains, lambda rows, since: 0.001 * rows * (1.0 if rows == 1 else 1.5), 5000)
     assert ran.count(8) < 50
     _, ran = saturated(gains, lambda rows, since: 0.001 + 0.0001 * rows, 5000)
@@ -83,7 +83,7 @@ def test_what_is_faster_is_found_out_again_when_it_changes():
 
 def test_one_slow_call_changes_nothing():
     slow = iter([0.0] * 100 + [3600.0])
-    _, ran = saturated(Gains(), lambda rows, since: 0.001 + 0.0005 * rows + next(slow, 0.0), 1000)
+    _, ran = saturated(BatchBenefit(), lambda rows, since: 0.001 + 0.0005 * rows + next(slow, 0.0), 1000)
     assert ran[102:].count(1) < 50
 
 
@@ -96,26 +96,43 @@ def test_slow_first_runs_do_not_count(first: int):
         slow[rows] -= 1
         return 0.3 if slow[rows] >= 0 else 0.002 + 0.0002 * rows
 
-    _, ran = saturated(Gains(), seconds, 1000)
+    _, ran = saturated(BatchBenefit(), seconds, 1000)
     assert ran[100:].count(8) > 0.95 * 900
 
 
 @pytest.mark.parametrize("slowed", [1, 4, 10])
 def test_what_the_other_way_left_behind_does_not_count(slowed: int):
     """After a batch, its answers are sent and the next requests are received, which slows a few calls down."""
-    _, ran = saturated(Gains(), lambda rows, since: 0.001 * rows * (1.5 if rows > 1 or since < slowed else 1.0), 4000)
+    _, ran = saturated(
+        BatchBenefit(), lambda rows, since: 0.001 * rows * (1.5 if rows > 1 or since < slowed else 1.0), 4000
+    )
     assert ran[:100].count(8) < 15  # from the beginning on
     assert ran[1000:].count(1) > 0.98 * 3000
 
 
 def test_buckets_are_apart_and_only_the_last_ones_are_remembered():
-    gains = Gains()
-    for _ in range(RECENT):
+    gains = BatchBenefit()
+    for _ in range(WINDOW):
         gains.record("a", 1, 1, 0.001)
         gains.record("a", 2, 2, 0.1)
-    assert not gains.together("a")
-    assert gains.together("b")
+    assert not gains.decide_together("a")
+    assert gains.decide_together("b")
     for index in range(MOST_BUCKETS):
         gains.record(index, 1, 1, 0.001)
-    assert gains.together("a")
+    assert gains.decide_together("a")
     assert len(gains._buckets) == MOST_BUCKETS
+
+
+def test_asking_changes_no_decision() -> None:
+    """To ask whether requests run alone is no run of a trial. To decide is."""
+    asked, quiet = BatchBenefit(), BatchBenefit()
+    decided: list[list[bool]] = [[], []]
+    for benefit, decisions in zip((asked, quiet), decided):
+        for _ in range(200):
+            if benefit is asked:
+                for _ in range(5):
+                    benefit.runs_alone("a")
+            decisions.append(benefit.decide_together("a"))
+            benefit.record("a", 2 if decisions[-1] else 1, 2 if decisions[-1] else 1, 0.001)
+    assert decided[0] == decided[1]
+    assert len(set(decided[0])) == 2
