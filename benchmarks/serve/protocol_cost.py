@@ -21,7 +21,7 @@ import torch
 
 from exportkit.serve.protocol.answer_body import encode_answer
 from exportkit.serve.protocol.http_request import BodyRules, parse_body
-from exportkit.serve.protocol.inference import InferAnswer, OutputTensor, Timing
+from exportkit.serve.protocol.inference import InferAnswer, InferTiming, OutputTensor
 from exportkit.serve.protocol.parameters import OutputForm, OutputForms, RegionSlice
 from exportkit.serve.protocol.shared_memory import SharedMemory
 from exportkit.serve.protocol.tensors import aligned_bytes, body_buffer
@@ -103,7 +103,7 @@ def _json() -> Iterator[tuple[str, Callable[[], object]]]:
 def _answers() -> Iterator[tuple[str, Callable[[], object]]]:
     array = np.random.default_rng(0).random(SHAPE, np.float32)
     output = OutputTensor("y", "FP32", array.shape, array.reshape(-1).view(np.uint8).data)
-    answer = InferAnswer("model", "1", "", (output,), Timing(0, 0, 0, 0, 1))
+    answer = InferAnswer("model", "1", "", (output,), InferTiming(0, 0, 0, 0, 1))
     for form, what in ((OutputForm(True), "binary data"), (OutputForm(False), "JSON")):
         forms = OutputForms(form, {})
         yield f"write an answer as {what}", partial(encode_answer, answer, forms)

@@ -23,7 +23,7 @@ from typing import Any
 import grpc
 
 from exportkit.serve.process_settings import keep_freed_memory
-from exportkit.serve.protocol.inference import InferAnswer, InferRequest, Timing
+from exportkit.serve.protocol.inference import InferAnswer, InferRequest, InferTiming
 from exportkit.serve.rpc.grpc_server import GrpcServer, RpcOptions
 from exportkit.serve.rpc.message_classes import INFERENCE, message_class
 
@@ -50,7 +50,7 @@ class Nothing:
         waiting = dataclasses.replace(self._answer, id=f"{_memory('VmRSS')}")
         return waiting if request.inputs[0].data.nbytes == LARGE else self._answer
 
-    _answer = InferAnswer(name, version, "", (), Timing(0, 0, 0, 0, 1))
+    _answer = InferAnswer(name, version, "", (), InferTiming(0, 0, 0, 0, 1))
 
 
 def _memory(key: str) -> int:

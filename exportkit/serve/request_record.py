@@ -8,7 +8,7 @@ import time
 from dataclasses import dataclass, field
 from typing import Literal
 
-from exportkit.serve.protocol.inference import Timing
+from exportkit.serve.protocol.inference import InferTiming
 from exportkit.serve.statuses import ServeError
 
 _USABLE_ID = re.compile(r"[!-~]{1,128}")
@@ -67,7 +67,7 @@ class RequestRecord:
     error: Failure | None = None
     received_bytes: int = 0
     sent_bytes: int = 0
-    timing: Timing | None = None
+    timing: InferTiming | None = None
 
     def failed(self, error: ServeError) -> None:
         """Records why there is no answer."""

@@ -15,7 +15,7 @@ from exportkit.serve.engine.checked_request import CheckedRequest, bytes_of, dat
 from exportkit.serve.engine.model_copy import ModelCopy, WorkerLostError
 from exportkit.serve.engine.statistics import Statistics
 from exportkit.serve.engine.warm_up import flat_inputs
-from exportkit.serve.protocol.inference import OutputTensor, Timing
+from exportkit.serve.protocol.inference import InferTiming, OutputTensor
 from exportkit.serve.statuses import BackendError, NotReadyError, ServeError
 
 _log = logging.getLogger(__name__)
@@ -26,7 +26,7 @@ class BatchResult:
     """What the model answered to one request."""
 
     outputs: tuple[OutputTensor, ...]
-    timing: Timing
+    timing: InferTiming
 
 
 class BatchRunner:
@@ -109,7 +109,7 @@ class BatchRunner:
         self.waited = ran.wait_seconds
         self._counted.executed(rows, compute_input=spent[0], compute_infer=spent[1], compute_output=spent[2])
         queued = [seconds + self.waited for seconds in waited]
-        return [BatchResult(outputs, Timing(seconds, *spent, rows)) for outputs, seconds in zip(tensors, queued)]
+        return [BatchResult(outputs, InferTiming(seconds, *spent, rows)) for outputs, seconds in zip(tensors, queued)]
 
     def _parts(self, place: int, output: torch.Tensor, sizes: list[int] | None) -> list[OutputTensor]:
         """Returns each request's rows of an output; None: there is one request, and all is its.

@@ -8,7 +8,7 @@ from bisect import bisect_left
 from dataclasses import dataclass, field
 from typing import Any
 
-from exportkit.serve.protocol.inference import Timing
+from exportkit.serve.protocol.inference import InferTiming
 
 # Upper bounds of the histogram of request seconds, as Prometheus has them: a request counts in the first that it is not
 # greater than. Requests beyond the last count in one more.
@@ -78,7 +78,7 @@ class Statistics:
         self.load_seconds = 0.0
         self._lock = threading.Lock()
 
-    def succeeded(self, timing: Timing, seconds: float) -> None:
+    def succeeded(self, timing: InferTiming, seconds: float) -> None:
         """Counts an answered request."""
         with self._lock:
             self.success.add(seconds)

@@ -54,7 +54,7 @@ class OutputTensor:
 
 
 @dataclass(frozen=True)
-class Timing:
+class InferTiming:
     """Where a request's time went, in seconds, and how many rows ran together."""
 
     queue: float
@@ -72,4 +72,4 @@ class InferAnswer:
     version: str
     id: str
     outputs: tuple[OutputTensor, ...]
-    timing: Timing
+    timing: InferTiming

@@ -11,9 +11,9 @@ from typing import Any, Generic, TypeVar
 
 import msgspec
 
-from exportkit.serve.receiving.receiver_messages import Message, encode
+from exportkit.serve.receiving.receiver_messages import ReceiverMessage, encode
 
-M = TypeVar("M", bound=Message)
+M = TypeVar("M", bound=ReceiverMessage)
 
 _log = logging.getLogger(__name__)
 
@@ -48,7 +48,7 @@ class MessageStream(asyncio.Protocol, Generic[M]):
         connection.setblocking(False)
         await asyncio.get_running_loop().create_connection(lambda: self, sock=connection)
 
-    def send(self, message: Message, behind: Iterable[memoryview] = ()) -> None:
+    def send(self, message: ReceiverMessage, behind: Iterable[memoryview] = ()) -> None:
         """Sends a message. What is behind it must not change until it is sent."""
         encoded = encode(message)
         parts = [part for part in behind if part.nbytes]

@@ -24,14 +24,14 @@ from exportkit.serve.serve_options import ServeOptions
 from exportkit.serve.statuses import ServeError
 
 
-class Message(msgspec.Struct, frozen=True, tag=True, array_like=True, gc=False):
+class ReceiverMessage(msgspec.Struct, frozen=True, tag=True, array_like=True, gc=False):
     """A message. A frame may have bytes behind it: a body, or the outputs of an answer."""
 
 
 # --- from the receiver ------------------------------------------------------------------------------------------------
 
 
-class AdmissionRequest(Message, frozen=True):
+class AdmissionRequest(ReceiverMessage, frozen=True):
     """Asks for a model (an empty version: the newest), and for room for a body of `size` bytes."""
 
     number: Natural
@@ -40,7 +40,7 @@ class AdmissionRequest(Message, frozen=True):
     size: Natural
 
 
-class GrowRequest(Message, frozen=True):
+class GrowRequest(ReceiverMessage, frozen=True):
     """Asks for room for `size` more bytes of a body whose size was not known."""
 
     number: Natural
@@ -54,7 +54,7 @@ class Place(msgspec.Struct, frozen=True, array_like=True, gc=False):
     size: Natural
 
 
-class Submission(Message, frozen=True):
+class Submission(ReceiverMessage, frozen=True):
     """The request for which there was room. `places` has the bytes of each of its inputs."""
 
     number: Natural
@@ -62,13 +62,13 @@ class Submission(Message, frozen=True):
     places: tuple[Place, ...]
 
 
-class Cancel(Message, frozen=True):
+class Cancel(ReceiverMessage, frozen=True):
     """Gives the room back. A request that was sent is cancelled, and answered with `Refused`."""
 
     number: Natural
 
 
-class Forward(Message, frozen=True):
+class Forward(ReceiverMessage, frozen=True):
     """A request for anything else. The bytes behind it are its body."""
 
     number: Natural
@@ -77,11 +77,11 @@ class Forward(Message, frozen=True):
     request_id: str
 
 
-class Listening(Message, frozen=True):
+class Listening(ReceiverMessage, frozen=True):
     """Connections are answered from now on."""
 
 
-class Counted(Message, frozen=True):
+class Counted(ReceiverMessage, frozen=True):
     """What became of requests since the last message.
 
     Attributes:
@@ -104,7 +104,7 @@ FromReceiver = Listening | AdmissionRequest | GrowRequest | Submission | Cancel 
 # --- to the receiver --------------------------------------------------------------------------------------------------
 
 
-class Setup(Message, frozen=True):
+class Setup(ReceiverMessage, frozen=True):
     """The first message. Two open files come with it: the memory of bodies, and the socket of new connections.
 
     Attributes:
@@ -118,13 +118,13 @@ class Setup(Message, frozen=True):
     open_paths: tuple[str, ...]
 
 
-class Grown(Message, frozen=True):
+class Grown(ReceiverMessage, frozen=True):
     """There is room for more."""
 
     number: int
 
 
-class Answered(Message, frozen=True):
+class Answered(ReceiverMessage, frozen=True):
     """The model's answer. The inputs are not read any more. `sizes` are those of the outputs, which lie behind it."""
 
     number: int
@@ -132,7 +132,7 @@ class Answered(Message, frozen=True):
     sizes: tuple[int, ...]
 
 
-class Refused(Message, frozen=True):
+class Refused(ReceiverMessage, frozen=True):
     """Why there is no answer. `InputsReleased` follows if the model may still read the inputs.
 
     Attributes:
@@ -164,7 +164,7 @@ class Refused(Message, frozen=True):
         return error
 
 
-class AdmissionAnswer(Message, frozen=True):
+class AdmissionAnswer(ReceiverMessage, frozen=True):
     """The model, and the room that there is for a request.
 
     Attributes:
@@ -183,13 +183,13 @@ class AdmissionAnswer(Message, frozen=True):
     refused: Refused | None
 
 
-class InputsReleased(Message, frozen=True):
+class InputsReleased(ReceiverMessage, frozen=True):
     """The inputs of a request that was refused are not read any more."""
 
     number: int
 
 
-class Forwarded(Message, frozen=True):
+class Forwarded(ReceiverMessage, frozen=True):
     """The answer to `Forward`. The bytes behind it are its body."""
 
     number: int
@@ -198,19 +198,19 @@ class Forwarded(Message, frozen=True):
     failure: Failure | None
 
 
-class Drain(Message, frozen=True):
+class Drain(ReceiverMessage, frozen=True):
     """Every answer closes its connection from now on."""
 
 
-class Count(Message, frozen=True):
+class Count(ReceiverMessage, frozen=True):
     """Asks for `Counted`, which comes from time to time without it."""
 
 
-class ReloadKeys(Message, frozen=True):
+class ReloadKeys(ReceiverMessage, frozen=True):
     """The file of API keys has changed."""
 
 
-class Stop(Message, frozen=True):
+class Stop(ReceiverMessage, frozen=True):
     """Everything was answered: send what is not sent yet, and end."""
 
 
@@ -237,7 +237,7 @@ def _from_plain(kind: type, value: Any) -> Any:
 _ENCODER = msgspec.msgpack.Encoder(enc_hook=_to_plain)
 
 
-def encode(message: Message) -> bytes:
+def encode(message: ReceiverMessage) -> bytes:
     """Returns a message as bytes."""
     return _ENCODER.encode(message)
 

@@ -28,7 +28,7 @@ from exportkit.serve.receiving.receiver_messages import (
     Drain,
     FromReceiver,
     Listening,
-    Message,
+    ReceiverMessage,
     ReloadKeys,
     Setup,
     Stop,
@@ -119,7 +119,7 @@ class Receivers:
             task.cancel()
         await asyncio.gather(*self._replacing, return_exceptions=True)
 
-    def _tell(self, message: Message) -> None:
+    def _tell(self, message: ReceiverMessage) -> None:
         for receiver in self._running:
             receiver.stream.send(message)
 

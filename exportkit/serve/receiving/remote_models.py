@@ -20,14 +20,14 @@ from exportkit.serve.receiving.receiver_messages import (
     Forwarded,
     GrowRequest,
     InputsReleased,
-    Message,
     Place,
+    ReceiverMessage,
     Refused,
     Submission,
     ToAsker,
 )
 
-Send = Callable[[Message, Iterable[memoryview]], None]
+Send = Callable[[ReceiverMessage, Iterable[memoryview]], None]
 
 _NOTHING = memoryview(b"")
 
@@ -111,7 +111,7 @@ class RemoteModels:
         else:
             answer.set_result((message, behind))
 
-    def _answer(self, number: int, message: Message, behind: Iterable[memoryview] = ()) -> asyncio.Future[Any]:
+    def _answer(self, number: int, message: ReceiverMessage, behind: Iterable[memoryview] = ()) -> asyncio.Future[Any]:
         answer = self._waiting[number] = self._loop.create_future()
         self._send(message, behind)
         return answer

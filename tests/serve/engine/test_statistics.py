@@ -5,13 +5,13 @@ from __future__ import annotations
 import threading
 
 from exportkit.serve.engine.statistics import REQUEST_SECONDS, Statistics
-from exportkit.serve.protocol.inference import Timing
+from exportkit.serve.protocol.inference import InferTiming
 
 
 def test_durations_are_sums_in_nanoseconds():
     counted = Statistics()
     for seconds in (0.5, 1.5):
-        counted.succeeded(Timing(0.25, 0.125, 0.0625, 0.03125, 3), seconds)
+        counted.succeeded(InferTiming(0.25, 0.125, 0.0625, 0.03125, 3), seconds)
     counted.failed("full")
     counted.failed("deadline", 0.5)
     counted.executed(3, compute_input=0.125, compute_infer=0.0625, compute_output=0.03125)
@@ -28,7 +28,7 @@ def test_durations_are_sums_in_nanoseconds():
 def test_the_histogram_counts_a_bound_in_its_own_bucket():
     counted = Statistics()
     for seconds in (0.0, REQUEST_SECONDS[0], REQUEST_SECONDS[-1], REQUEST_SECONDS[-1] * 2):
-        counted.succeeded(Timing(0, 0, 0, 0, 1), seconds)
+        counted.succeeded(InferTiming(0, 0, 0, 0, 1), seconds)
     assert counted.request_seconds[0] == 2
     assert counted.request_seconds[-2:] == [1, 1]
 

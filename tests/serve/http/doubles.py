@@ -10,7 +10,7 @@ from typing import Any
 
 from exportkit.serve.engine.repository import IndexEntry
 from exportkit.serve.protocol.http_request import BodyRules
-from exportkit.serve.protocol.inference import InferAnswer, InferRequest, OutputTensor, Timing
+from exportkit.serve.protocol.inference import InferAnswer, InferRequest, InferTiming, OutputTensor
 from exportkit.serve.statuses import (
     BackendError,
     BadRequestError,
@@ -100,7 +100,7 @@ class FakeModel:
                 self.waiting -= 1
         outputs = tuple(self.compute(request))
         self.answered += 1
-        return InferAnswer(self.name, self.version, request.id, outputs, Timing(0.0, 0.0, 0.0, 0.0, 1))
+        return InferAnswer(self.name, self.version, request.id, outputs, InferTiming(0.0, 0.0, 0.0, 0.0, 1))
 
     def metadata(self) -> dict[str, Any]:
         described = [{"name": n, "datatype": t, "shape": shape} for n, (t, shape) in self._tensors.items()]

@@ -11,7 +11,7 @@ from opentelemetry.trace import SpanKind, StatusCode
 
 from exportkit.serve.operations.observation import Finished
 from exportkit.serve.operations.tracing import Traces, traces_to
-from exportkit.serve.protocol.inference import Timing
+from exportkit.serve.protocol.inference import InferTiming
 from exportkit.serve.request_record import RequestRecord
 from exportkit.serve.statuses import BackendError, BadRequestError, NotReadyError, NotServedError, ServeError
 
@@ -23,7 +23,7 @@ def finished(
 ) -> Finished:
     record = RequestRecord("http" if path else "grpc", "the-id", model="tiny", version="1", status=200)
     if error is None:
-        record.timing = Timing(0.002, 0.001, 0.005, 0.001, batch_rows=3)
+        record.timing = InferTiming(0.002, 0.001, 0.005, 0.001, batch_rows=3)
     else:
         record.failed(error)
     scheme = "https" if path else ""

@@ -17,7 +17,7 @@ from exportkit.serve.engine.batchable import Batching
 from exportkit.serve.engine.repository import IndexEntry
 from exportkit.serve.engine.statistics import REQUEST_SECONDS
 from exportkit.serve.page.page_routes import open_paths, page_routes
-from exportkit.serve.protocol.inference import Timing
+from exportkit.serve.protocol.inference import InferTiming
 from exportkit.serve.serve_options import ServeOptions
 from tests.contrast import FUNCTIONS
 from tests.serve.page.doubles import Model, Models, manifest, region_call
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 HOSTILE = "<img src=x onerror=document.title='taken'>\"'&amp;</script><script>document.title='taken'</script>"
 KEY = "a-key-that-is-long-enough"
-TIMING = Timing(queue=0.0, compute_input=0.0, compute_infer=0.0, compute_output=0.0, batch_rows=1)
+TIMING = InferTiming(queue=0.0, compute_input=0.0, compute_infer=0.0, compute_output=0.0, batch_rows=1)
 BATCHED = Batching(m.Dimension(name="batch", min=1, max=4), max_rows=4)
 
 

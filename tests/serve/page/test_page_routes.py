@@ -16,12 +16,12 @@ from exportkit.serve.engine.repository import IndexEntry
 from exportkit.serve.page.page_parts import page_parts
 from exportkit.serve.page.page_routes import open_paths, page_routes
 from exportkit.serve.page.page_status import page_status
-from exportkit.serve.protocol.inference import Timing
+from exportkit.serve.protocol.inference import InferTiming
 from exportkit.serve.serve_options import ServeOptions
 from tests.serve.page.doubles import Model, Models
 from tests.serve.page.in_thread import Site, served
 
-TIMING = Timing(queue=0.0, compute_input=0.0, compute_infer=0.0, compute_output=0.0, batch_rows=1)
+TIMING = InferTiming(queue=0.0, compute_input=0.0, compute_infer=0.0, compute_output=0.0, batch_rows=1)
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,7 @@ import ml_dtypes
 import numpy as np
 
 from exportkit.serve.protocol.http_request import BodyRules, ParsedBody, header_length_of, parse_body
-from exportkit.serve.protocol.inference import InferAnswer, OutputTensor, Timing
+from exportkit.serve.protocol.inference import InferAnswer, InferTiming, OutputTensor
 from exportkit.serve.protocol.shared_memory import SharedMemory
 from exportkit.serve.protocol.tensors import body_buffer
 
@@ -70,7 +70,7 @@ def answer_of(arrays: Mapping[str, tuple[str, np.ndarray]], id: str = "") -> Inf
         OutputTensor(name, datatype, array.shape, array.reshape(-1).view(np.uint8).data)
         for name, (datatype, array) in arrays.items()
     )
-    return InferAnswer("model", "1", id, outputs, Timing(0.0, 0.0, 0.0, 0.0, 1))
+    return InferAnswer("model", "1", id, outputs, InferTiming(0.0, 0.0, 0.0, 0.0, 1))
 
 
 def address(data: memoryview) -> int:

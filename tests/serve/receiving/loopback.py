@@ -12,7 +12,14 @@ from exportkit.serve.http.asgi import make_app
 from exportkit.serve.http.exchange import HttpOptions
 from exportkit.serve.receiving.body_memory import BodyMemory, MappedMemory, new_body_memory
 from exportkit.serve.receiving.forwarding import receiver_app
-from exportkit.serve.receiving.receiver_messages import Counted, FromReceiver, Message, ToReceiver, decoder, encode
+from exportkit.serve.receiving.receiver_messages import (
+    Counted,
+    FromReceiver,
+    ReceiverMessage,
+    ToReceiver,
+    decoder,
+    encode,
+)
 from exportkit.serve.receiving.receiver_session import ReceiverSession
 from exportkit.serve.receiving.remote_models import RemoteModels
 
@@ -35,7 +42,7 @@ class Loopback:
         descriptor = new_body_memory(BYTES)
         self.memory, mapped = BodyMemory(descriptor), MappedMemory(descriptor)
         self._descriptor = descriptor
-        self.said: list[Message] = []
+        self.said: list[ReceiverMessage] = []
         self.counted: list[Counted] = []
         application = make_app(repository, HttpOptions(), routes=routes)
         to_receiver = self._sender(decoder(ToReceiver), lambda *said: self.models.received(*said))
@@ -44,7 +51,7 @@ class Loopback:
         self.session = ReceiverSession(repository, application, mapped, to_receiver, self.counted.append)
 
     def _sender(self, decode: Any, received: Callable[..., None]) -> Callable[..., None]:
-        def send(message: Message, behind: Iterable[memoryview] = ()) -> None:
+        def send(message: ReceiverMessage, behind: Iterable[memoryview] = ()) -> None:
             self.said.append(message)
             payload = b"".join(bytes(part) for part in behind)
             self._loop.call_soon(received, decode.decode(encode(message)), memoryview(payload))
@@ -73,7 +80,7 @@ class LoopbackApp:
         self._options = options
         self._routes, self._middleware = routes, middleware
         self._made: dict[asyncio.AbstractEventLoop, Any] = {}
-        self.said: list[Message] = []
+        self.said: list[ReceiverMessage] = []
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         LoopbackApp.calls += 1

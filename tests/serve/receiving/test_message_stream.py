@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from exportkit.errors import ExportkitError
 from exportkit.serve import statuses
 from exportkit.serve.protocol.http_request import BodyRules
-from exportkit.serve.protocol.inference import InferAnswer, InferRequest, InputTensor, OutputTensor, Timing
+from exportkit.serve.protocol.inference import InferAnswer, InferRequest, InferTiming, InputTensor, OutputTensor
 from exportkit.serve.receiving.message_stream import MessageStream
 from exportkit.serve.receiving.receiver_messages import (
     AdmissionAnswer,
@@ -28,8 +28,8 @@ from exportkit.serve.receiving.receiver_messages import (
     FromReceiver,
     GrowRequest,
     InputsReleased,
-    Message,
     Place,
+    ReceiverMessage,
     Refused,
     Setup,
     Submission,
@@ -47,7 +47,7 @@ ANSWERS = st.builds(
     st.text(),
     st.text(),
     st.lists(OUTPUTS).map(tuple),
-    st.just(Timing(0.1, 0.2, 0.3, 0.4, 5)),
+    st.just(InferTiming(0.1, 0.2, 0.3, 0.4, 5)),
     st.dictionaries(st.text(), st.booleans() | st.integers(0, 9) | st.text()),
 )
 MESSAGES = st.one_of(
@@ -131,7 +131,7 @@ def test_requests_and_rules_arrive_as_they_were() -> None:
     ],
     ids=lambda message: type(message).__name__,
 )
-def test_nothing_negative_is_understood(forged: Message) -> None:
+def test_nothing_negative_is_understood(forged: ReceiverMessage) -> None:
     with pytest.raises(msgspec.ValidationError):
         decoder(FromReceiver).decode(encode(forged))
 

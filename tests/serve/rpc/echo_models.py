@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from exportkit.serve.engine.repository import IndexEntry
-from exportkit.serve.protocol.inference import InferAnswer, InferRequest, OutputTensor, Timing
+from exportkit.serve.protocol.inference import InferAnswer, InferRequest, InferTiming, OutputTensor
 from exportkit.serve.statuses import DeadlineError, NotReadyError, NotServedError, ServeError, TooLargeError
 
 
@@ -63,7 +63,7 @@ class EchoModel:
             for tensor in request.inputs
             if request.outputs is None or tensor.name in request.outputs
         )
-        return InferAnswer(self.name, self.version, request.id, outputs, Timing(0, 0, 0, 0, 1))
+        return InferAnswer(self.name, self.version, request.id, outputs, InferTiming(0, 0, 0, 0, 1))
 
     def metadata(self) -> dict[str, Any]:
         tensor = {"name": "x", "datatype": "FP32", "shape": [-1, 3]}
