@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
 from exportkit.serve.operations.connection_limits import ConnectionLimits
 from exportkit.serve.statuses import ServeError
-from tests.serve.operations.limited_server import Connect, serving_app
+from tests.serve.operations.limited_server import Connect, answer, refusal, run, serving_app
 
 SHORT = ConnectionLimits(connections=3, header_bytes=2000, header_seconds=0.3, idle_seconds=0.3)
 
@@ -59,19 +58,6 @@ async def serving(limits: ConnectionLimits) -> AsyncIterator[tuple[Echo, list[in
             app.may_answer.set()
 
 
-async def answer(reader: asyncio.StreamReader) -> tuple[int, bytes]:
-    head = (await reader.readuntil(b"\r\n\r\n")).decode().lower()
-    length = next(int(line.partition(":")[2]) for line in head.splitlines() if line.startswith("content-length"))
-    return int(head.split()[1]), await reader.readexactly(length)
-
-
-async def refusal(reader: asyncio.StreamReader) -> tuple[int, str]:
-    """A refusal in JSON, after which the connection is closed."""
-    status, body = await answer(reader)
-    assert await reader.read() == b""
-    return status, json.loads(body)["error"]
-
-
 def test_what_keeps_to_the_limits_is_answered_on_one_connection():
     async def scenario() -> None:
         async with serving(SHORT) as (_, refused, connect):
@@ -83,7 +69,7 @@ def test_what_keeps_to_the_limits_is_answered_on_one_connection():
                 await asyncio.sleep(0.4)  # keep-alive has a limit of its own, which is longer
             assert refused == []
 
-    asyncio.run(scenario())
+    run(scenario)
 
 
 def test_one_connection_too_many_is_told_to_come_again():
@@ -103,7 +89,7 @@ def test_one_connection_too_many_is_told_to_come_again():
             assert (await answer(reader))[0] == 200
             assert refused == [503]
 
-    asyncio.run(scenario())
+    run(scenario)
 
 
 def test_headers_without_an_end_are_refused():
@@ -115,7 +101,7 @@ def test_headers_without_an_end_are_refused():
                 assert await refusal(reader) == (431, "the headers have more than 2000 bytes")
             assert refused == [431, 431]
 
-    asyncio.run(scenario())
+    run(scenario)
 
 
 def test_headers_that_trickle_are_refused_and_silence_is_closed():
@@ -135,7 +121,7 @@ def test_headers_that_trickle_are_refused_and_silence_is_closed():
             assert await silent.read() == b""
             assert refused == [408]
 
-    asyncio.run(scenario())
+    run(scenario)
 
 
 def test_the_rest_of_a_body_that_was_refused_is_not_waited_for():
@@ -151,7 +137,7 @@ def test_the_rest_of_a_body_that_was_refused_is_not_waited_for():
             assert await reader.read() == b""
             assert refused == []
 
-    asyncio.run(scenario())
+    run(scenario)
 
 
 def test_a_model_that_takes_long_is_not_the_clients_fault():
@@ -167,7 +153,7 @@ def test_a_model_that_takes_long_is_not_the_clients_fault():
             assert (await refusal(reader))[0] == 408
             assert refused == [408]
 
-    asyncio.run(scenario())
+    run(scenario)
 
 
 def test_a_client_that_does_not_take_its_answer_is_cut_off():
@@ -186,7 +172,7 @@ def test_a_client_that_does_not_take_its_answer_is_cut_off():
                 received = 0
             assert received < 50_000_000
 
-    asyncio.run(scenario())
+    run(scenario)
 
 
 def test_what_is_not_http_is_refused_in_json():
@@ -198,4 +184,4 @@ def test_what_is_not_http_is_refused_in_json():
                 assert await refusal(reader) == (400, "the request is not HTTP/1.1")
             assert refused == [400] * 3
 
-    asyncio.run(scenario())
+    run(scenario)

@@ -24,8 +24,9 @@ from exportkit.serve.operations import body_filling
 from exportkit.serve.operations.connection_limits import ConnectionLimits
 from exportkit.serve.request_record import RequestRecord
 from tests.serve.http.conftest import repository
+from tests.serve.operations import limited_server
 from tests.serve.operations.certificates import make_certificates
-from tests.serve.operations.limited_server import Connect, serving_app
+from tests.serve.operations.limited_server import LOOPS, Connect, run, serving_app
 
 LIMITS = ConnectionLimits(header_seconds=600.0, idle_seconds=600.0)
 
@@ -76,28 +77,19 @@ async def serving(
         yield app, connect
 
 
-def run(scenario: Callable[[], Awaitable[None]], loop: Any = asyncio.new_event_loop) -> None:
-    with asyncio.Runner(loop_factory=loop) as runner:
-        runner.run(scenario())
-
-
 def request(body: bytes, path: bytes = b"/", more: bytes = b"") -> bytes:
     return b"POST %s HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n%s\r\n" % (path, len(body), more) + body
 
 
 async def answer(reader: asyncio.StreamReader) -> bytes:
-    head = (await reader.readuntil(b"\r\n\r\n")).decode().lower()
-    assert head.startswith("http/1.1 200"), head
-    length = next(int(line.partition(":")[2]) for line in head.splitlines() if line.startswith("content-length"))
-    return await reader.readexactly(length)
+    status, body = await limited_server.answer(reader)
+    assert status == 200, body
+    return body
 
 
 def counted(size: int, seed: int) -> bytes:
     """Bytes of which no part is like another."""
     return (np.arange(size // 8 + 1, dtype=">u8") + seed * 10**9).tobytes()[:size]
-
-
-LOOPS = pytest.mark.parametrize("loop", [asyncio.new_event_loop, uvloop.new_event_loop], ids=["asyncio", "uvloop"])
 
 
 @LOOPS

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import json
 import ssl
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
-import uvloop
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -20,11 +18,9 @@ from exportkit.serve.operations.asgi_request import HeadFirst
 from exportkit.serve.operations.connection_limits import ConnectionLimits
 from exportkit.serve.statuses import ServeError
 from tests.serve.operations.certificates import make_certificates
-from tests.serve.operations.limited_server import Connect, serving_app
+from tests.serve.operations.limited_server import HOST, LOOPS, Connect, answer, refusal, run, serving_app
 
 LIMITS = ConnectionLimits(connections=3, header_bytes=2000, header_seconds=0.5, idle_seconds=600.0)
-LOOPS = pytest.mark.parametrize("loop", [asyncio.new_event_loop, uvloop.new_event_loop], ids=["asyncio", "uvloop"])
-HOST = b"HTTP/1.1\r\nhost: x\r\n"
 CHUNKED = b"POST / " + HOST + b"transfer-encoding: chunked\r\n\r\n"
 
 
@@ -52,24 +48,6 @@ async def serving(limits: ConnectionLimits = LIMITS, **tls: Any) -> AsyncIterato
     refused: list[ServeError] = []
     async with serving_app(echo, limits, lambda client, error: refused.append(error), **tls) as connect:
         yield refused, connect
-
-
-def run(scenario: Callable[[], Awaitable[None]], loop: Any = uvloop.new_event_loop) -> None:
-    with asyncio.Runner(loop_factory=loop) as runner:
-        runner.run(scenario())
-
-
-async def answer(reader: asyncio.StreamReader) -> tuple[int, bytes]:
-    head = (await reader.readuntil(b"\r\n\r\n")).decode().lower()
-    length = next(int(line.partition(":")[2]) for line in head.splitlines() if line.startswith("content-length"))
-    return int(head.split()[1]), await reader.readexactly(length)
-
-
-async def refusal(reader: asyncio.StreamReader) -> tuple[int, str]:
-    """A refusal in JSON, after which the connection is closed."""
-    status, body = await answer(reader)
-    assert await reader.read() == b""
-    return status, json.loads(body)["error"]
 
 
 # --- what comes -------------------------------------------------------------------------------------------------------

@@ -8,14 +8,12 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
-import uvloop
 
 from exportkit.serve.http.exchange import BodySource
 from exportkit.serve.operations.connection_limits import ConnectionLimits
-from tests.serve.operations.limited_server import Connect, serving_app
+from tests.serve.operations.limited_server import LOOPS, Connect, run, serving_app
 
 LIMITS = ConnectionLimits(header_seconds=600.0, idle_seconds=600.0)
-LOOPS = pytest.mark.parametrize("loop", [asyncio.new_event_loop, uvloop.new_event_loop], ids=["asyncio", "uvloop"])
 
 
 class Watcher:
@@ -53,11 +51,6 @@ async def watching() -> AsyncIterator[tuple[Watcher, Connect]]:
     app = Watcher()
     async with serving_app(app, LIMITS) as connect:
         yield app, connect
-
-
-def run(scenario: Callable[[], Awaitable[None]], loop: Any) -> None:
-    with asyncio.Runner(loop_factory=loop) as runner:
-        runner.run(scenario())
 
 
 def request(size: int) -> bytes:
