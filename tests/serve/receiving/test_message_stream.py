@@ -48,7 +48,6 @@ ANSWERS = st.builds(
     st.text(),
     st.lists(OUTPUTS).map(tuple),
     st.just(InferTiming(0.1, 0.2, 0.3, 0.4, 5)),
-    st.dictionaries(st.text(), st.booleans() | st.integers(0, 9) | st.text()),
 )
 MESSAGES = st.one_of(
     st.builds(InputsReleased, st.integers(0, 1 << 62)),
