@@ -12,30 +12,23 @@ import pytest
 
 from tests.fresh import ROOT
 
-SAMPLE = ROOT / "tests" / "fixtures" / "quick_sample.py"
-
-
-def run(folder: Path, *options: str) -> str:
-    """What pytest says of the sample."""
-    tests = folder / "tests"
-    tests.mkdir()
-    shutil.copy(SAMPLE, tests / "test_sample.py")
-    plain = ["-q", "-p", "tests.quick", "-p", "no:cacheprovider", "-o", "markers=process", "--rootdir", folder]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "SAMPLE_FILE": str(folder / "made")}
-    command = [sys.executable, "-m", "pytest", *plain, *options, tests]
-    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False).stdout
-
 
 @pytest.mark.parametrize("made_before", [False, True])
-def test_quick_tests_do_not_depend_on_what_was_made_before(made_before: bool, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("option", "said"), [("--quick", "2 passed, 4 deselected, 1 error"), ("--verbose", "6 passed")]
+)
+def test_quick_tests_do_not_depend_on_what_was_made_before(
+    option: str, said: str, made_before: bool, tmp_path: Path
+) -> None:
+    (tmp_path / "tests").mkdir()
+    shutil.copy(ROOT / "tests" / "fixtures" / "quick_sample.py", tmp_path / "tests" / "test_sample.py")
     if made_before:
         (tmp_path / "made").touch()
-    said = run(tmp_path, "--quick")
-    assert "3 passed, 5 deselected, 1 error" in said
-    assert "test_without_a_marker" in said
-    assert "started a process (tests.one_maker in " in said
-    assert "mark it with @pytest.mark.process" in said
-
-
-def test_without_the_option_all_tests_run(tmp_path: Path) -> None:
-    assert "8 passed" in run(tmp_path)
+    plain = ["-q", "-p", "tests.quick", "-p", "no:cacheprovider", "-o", "markers=process", "--rootdir", tmp_path]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "MADE": str(tmp_path / "made")}
+    command = [sys.executable, "-m", "pytest", *plain, option, tmp_path / "tests"]
+    printed = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True).stdout
+    assert said in printed
+    assert ("test_without_a_marker" in printed and "mark it with @pytest.mark.process" in printed) is (
+        option == "--quick"
+    )
