@@ -88,7 +88,7 @@ def _starts_process(item: pytest.Item) -> bool:
     while todo:
         code: Any = todo.pop()
         code = inspect.unwrap(getattr(code, "__func__", code))
-        if code not in seen and (inspect.isfunction(code) or inspect.isclass(code)):
+        if (inspect.isfunction(code) or inspect.isclass(code)) and code not in seen:
             seen.add(code)
             names_starter, used = _read(code)  # type: ignore[arg-type]  # functions can be hashed
             if names_starter:

@@ -20,7 +20,8 @@ from exportkit.export.export_options import TraceOptions
 from exportkit.export.inductor_changes import changed_inductor
 from exportkit.export.resolve import resolve
 from exportkit.export.toolchain import default_cpu_isa
-from exportkit.export.trace import Traced, silent, trace
+from exportkit.export.trace import Traced, trace
+from exportkit.progress import silent
 
 CPU = torch.device("cpu")
 

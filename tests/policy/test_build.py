@@ -108,10 +108,12 @@ def test_without_nvcc_only_a_demand_for_it_stops_the_build(
 OURS = Path(torch.__file__).parent
 
 
+@pytest.mark.process
 def test_libraries_may_look_for_the_torch_that_this_python_imports(setup: dict[str, Any]) -> None:
     assert setup["torch_stays"](OURS)
 
 
+@pytest.mark.process
 def test_libraries_look_into_no_folder_of_an_isolated_build(setup: dict[str, Any], tmp_path: Path) -> None:
     """pip removes it after the build, and anybody may make it again."""
     overlay = tmp_path / "pip-build-env-x" / "overlay" / "site-packages" / "torch"
@@ -119,6 +121,7 @@ def test_libraries_look_into_no_folder_of_an_isolated_build(setup: dict[str, Any
     assert not setup["torch_stays"](overlay)
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("mode", [0o777, 0o1777])
 def test_libraries_look_into_no_folder_below_one_in_which_all_may_write(
     setup: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: int
@@ -139,6 +142,7 @@ def test_libraries_look_into_no_folder_below_one_in_which_all_may_write(
     assert setup["torch_stays"](site / "torch")
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(("torch_is", "absolute"), [("ours", "ON"), ("of an isolated build", "OFF")])
 def test_an_in_place_build_says_that_the_torch_of_an_isolated_build_goes(
     setup: dict[str, Any],
