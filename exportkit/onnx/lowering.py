@@ -60,13 +60,15 @@ def translations(calls: Mapping[str, CustomCall]) -> Mapping[Callable[..., Any],
 # --- bounds -----------------------------------------------------------------------------------------------------------
 
 
-def _clamp_min(self: Any, min: Any) -> Any:
-    """clamp_min.Tensor, which clamp_min of a number becomes before it is translated."""
-    return _OP.Max(self, min)
+def _clamp(self: Any, min: Any = None, max: Any = None) -> Any:
+    """clamp(Tensor self, Scalar? min, Scalar? max), and with tensors, which bounds of another dtype become before."""
+    low, high = (_constant(b, self.dtype) if isinstance(b, (int, float)) else b for b in (min, max))
+    raised = self if low is None else _OP.Max(self, low)
+    return raised if high is None else _OP.Min(raised, high)
 
 
 def _clamp_max(self: Any, max: Any) -> Any:
-    return _OP.Min(self, max)
+    return _clamp(self, None, max)
 
 
 def _constant(number: float, dtype: onnx_ir.DataType) -> Any:
@@ -196,7 +198,10 @@ _amax, _max, _max_dim, _argmax = _extremes(greatest=True)
 _amin, _min, _min_dim, _argmin = _extremes(greatest=False)
 
 _OPERATORS: Mapping[Callable[..., Any], Callable[..., Any]] = {
-    _ATEN.clamp_min.Tensor: _clamp_min,
+    _ATEN.clamp.default: _clamp,
+    _ATEN.clamp_min.default: _clamp,
+    _ATEN.clamp_min.Tensor: _clamp,
+    _ATEN.clamp_max.default: _clamp_max,
     _ATEN.clamp_max.Tensor: _clamp_max,
     _ATEN.amax.default: _amax,
     _ATEN.amin.default: _amin,

@@ -43,6 +43,7 @@ TRUNC, FLOOR = partial(torch.div, rounding_mode="trunc"), partial(torch.div, rou
 Canary = tuple[Any, Callable[..., Any], tuple[Tensor, ...]]
 CANARIES: dict[str, Canary] = {
     "quotient of integers": (aten.div.Tensor_mode, TRUNC, (ODD, TWO)),
+    "quotient by a number": (aten.div.Tensor_mode, lambda a: TRUNC(a, 2), (ODD,)),
     "floor of a quotient": (aten.div.Tensor_mode, FLOOR, (ONE, TENTH)),
     "floor division": (aten.floor_divide.default, torch.floor_divide, (ONE, TENTH)),
     "remainder": (aten.remainder.Tensor, torch.remainder, (ONE, TENTH)),
@@ -81,8 +82,11 @@ CANARIES: dict[str, Canary] = {
         attention,
         (torch.rand(1, 1, 2, 4), torch.tensor([[0.0, 0.0], [-inf, -inf]])),
     ),
-    "clamp from below": (aten.clamp_min.Tensor, lambda a: torch.clamp_min(a, 2), (LATE_NAN,)),
-    "clamp from above": (aten.clamp_max.Tensor, lambda a: torch.clamp_max(a, 2), (LATE_NAN,)),
+    "clamp": (aten.clamp.default, lambda a: a.clamp(min=2.0), (LATE_NAN,)),
+    "clamp from below": (aten.clamp_min.default, lambda a: torch.clamp_min(a, 2.0), (LATE_NAN,)),
+    "clamp from below, of an integer": (aten.clamp_min.Tensor, lambda a: torch.clamp_min(a, 2), (LATE_NAN,)),
+    "clamp from above": (aten.clamp_max.default, lambda a: torch.clamp_max(a, 2.0), (LATE_NAN,)),
+    "clamp from above, of an integer": (aten.clamp_max.Tensor, lambda a: torch.clamp_max(a, 2), (LATE_NAN,)),
     "amax": (aten.amax.default, lambda a: a.amax(0), (LATE_NAN,)),
     "amin": (aten.amin.default, lambda a: a.amin(0), (LATE_NAN,)),
     "max": (aten.max.default, lambda a: a.max(), (LATE_NAN,)),
