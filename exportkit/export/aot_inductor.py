@@ -8,11 +8,11 @@ import json
 import os
 import shutil
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Self
 
 import msgspec
 import torch
@@ -21,10 +21,18 @@ from torch.utils._pytree import tree_structure
 
 from exportkit.errors import CompilerError, ExportError, UsageError
 from exportkit.export.cases import eager_mode
+from exportkit.export.export_options import CompileOptions, CudaArch
 from exportkit.export.inductor_changes import changed_inductor
 from exportkit.export.model_sources import compiling_model_sources
 from exportkit.export.program_weights import ProgramWeights
-from exportkit.export.toolchain import compiling_for, last_lines, torch_minor, usable_compiler
+from exportkit.export.toolchain import (
+    check_cpu_isa,
+    compiling_for,
+    default_cpu_isa,
+    last_lines,
+    torch_minor,
+    usable_compiler,
+)
 from exportkit.export.trace import Traced
 from exportkit.libraries import TORCH_NAMESPACES, host_platform, schemas_of
 from exportkit.package.consistency import AOTINDUCTOR_DIR
@@ -61,26 +69,63 @@ class Compiled:
     operators: tuple[Operator, ...]
 
 
+@dataclass(frozen=True)
+class CompilePlan:
+    """What is compiled on this machine.
+
+    Attributes:
+        device: cpu or cuda. The model is traced on it.
+        cpu_isas: The instruction sets of the CPU code, or of the host code of a CUDA target: one target for each. None
+            is the architecture's baseline.
+        cuda_arch: Whether to add PTX.
+        inductor_config: Options from `read_inductor_config`. They override ours.
+        embed_weights: Keeps the weights inside the code.
+    """
+
+    device: torch.device
+    cpu_isas: Sequence[str | None]
+    cuda_arch: CudaArch = "native"
+    inductor_config: Mapping[str, Any] = field(default_factory=dict)
+    embed_weights: bool = False
+
+    @classmethod
+    def of(cls, options: CompileOptions, device: torch.device) -> Self:
+        """Plans what the options ask for, and checks that it can be compiled here.
+
+        Raises:
+            UsageError: An option is unknown, or does not fit this machine or the device.
+            CompilerError: This machine has no usable C++ compiler.
+        """
+        isas = tuple(dict.fromkeys(options.cpu_isas)) or (default_cpu_isa(),)
+        for isa in isas:
+            check_cpu_isa(isa)
+        inductor_config = read_inductor_config(options.inductor_config, embed_weights=options.embed_weights)
+        if device.type != "cpu" and len(isas) > 1:
+            raise UsageError(
+                f"{' and '.join(map(str, isas))} were given for device {device.type}",
+                hint="Give one CPU instruction set for a CUDA target.",
+            )
+        if "cpp.cxx" not in inductor_config:
+            usable_compiler()  # checked first, because tracing takes minutes
+        return cls(device, isas, options.cuda_arch, inductor_config, options.embed_weights)
+
+
 def compile_program(
     traced: Traced,
     folder: Path,
-    *,
-    device: torch.device,
+    plan: CompilePlan,
     cpu_isa: str | None,
-    cuda_arch: Literal["native", "native+ptx"],
-    inductor_config: Mapping[str, Any],
+    *,
     weights: ProgramWeights | None,
     progress: Progress,
 ) -> Compiled:
-    """Compiles a traced model for one device.
+    """Compiles a traced model for one instruction set of a plan.
 
     Args:
-        traced: The model, traced on that device.
+        traced: The model, traced on the plan's device.
         folder: Folder for the files. It is created if it does not exist.
-        device: cpu or cuda.
-        cpu_isa: The instruction set of the CPU code, including the host code of a CUDA target.
-        cuda_arch: Whether to add PTX.
-        inductor_config: Options from `read_inductor_config`. They override ours.
+        plan: What is compiled.
+        cpu_isa: One of the plan's instruction sets.
         weights: The program's weights, to keep outside of the code. None leaves them inside.
         progress: Is told what happens next.
 
@@ -89,8 +134,9 @@ def compile_program(
         ExportError: AOTInductor refused the program, or a weight cannot stay outside of the code.
     """
     folder.mkdir(exist_ok=True)
-    compiler = inductor_config.get("cpp.cxx") or (usable_compiler(),)
-    ptx = device.type == "cuda" and cuda_arch == "native+ptx" and _can_add_ptx(device, progress)
+    device = plan.device
+    compiler = plan.inductor_config.get("cpp.cxx") or (usable_compiler(),)
+    ptx = device.type == "cuda" and plan.cuda_arch == "native+ptx" and _can_add_ptx(device, progress)
     progress(f"compiling for {_target_text(device, cpu_isa)} with {compiler[-1]}")
     with compiling_for(cpu_isa) as options, weights.outside() if weights else nullcontext(dict[str, Any]()) as outside:
         options |= outside
@@ -113,7 +159,7 @@ def compile_program(
             # Otherwise Inductor times two forms of each kernel, at the example's sizes and on a GPU that may be busy.
             # Its choice costs other sizes up to a tenth of a call (docs/performance.md).
             options["triton.autotune_pointwise"] = False
-        files, constants = _compile(traced.program, {**options, **inductor_config}, tf32=traced.provenance.tf32)
+        files, constants = _compile(traced.program, {**options, **plan.inductor_config}, tf32=traced.provenance.tf32)
     target = _target(device, cpu_isa, ptx, _library(files))
     if weights:
         target = msgspec.structs.replace(target, constants=weights.take(constants, device))

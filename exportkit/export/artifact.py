@@ -4,22 +4,20 @@ from __future__ import annotations
 
 import io
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Mapping
 from pathlib import Path
 
 import msgspec
 import torch
 
-from exportkit.errors import ExportError, PackageError, UsageError
-from exportkit.export.aot_inductor import compile_program, read_inductor_config
+from exportkit.errors import ExportError, PackageError
+from exportkit.export.aot_inductor import CompilePlan, compile_program
 from exportkit.export.export_options import CompileOptions, TraceOptions, check_name
 from exportkit.export.placement import usable_device
 from exportkit.export.program_weights import ProgramWeights
 from exportkit.export.quiet import quiet_torch
 from exportkit.export.resolved import EagerModel, ResolvedModel
 from exportkit.export.saved_program import trace_saved
-from exportkit.export.toolchain import check_cpu_isa, default_cpu_isa, usable_compiler
 from exportkit.export.trace import Traced, trace
 from exportkit.package.archive import Content, write_package
 from exportkit.package.atomic import check_writable, temporary_folder
@@ -58,48 +56,21 @@ def export_aoti(
         HostError: This machine does not have the device.
         CompilerError: This machine has no usable C++ compiler.
     """
-    isas = tuple(dict.fromkeys(compile_options.cpu_isas)) or (default_cpu_isa(),)
-    for isa in isas:
-        check_cpu_isa(isa)
-    inductor_config = read_inductor_config(compile_options.inductor_config, embed_weights=compile_options.embed_weights)
     device = usable_device(options.device)
-    if device.type != "cpu" and len(isas) > 1:
-        raise UsageError(
-            f"{' and '.join(map(str, isas))} were given for device {device.type}",
-            hint="Give one CPU instruction set for a CUDA target.",
-        )
-    if "cpp.cxx" not in inductor_config:
-        usable_compiler()  # checked first, because tracing takes minutes
+    plan = CompilePlan.of(compile_options, device)
     traced = traced_model(model, out, options, device, progress)
-    return write_compiled(
-        traced,
-        out,
-        replace(compile_options, inductor_config=inductor_config),
-        isas=isas,
-        device=device,
-        version=options.version,
-        progress=progress,
-    )
+    return write_compiled(traced, out, plan, version=options.version, progress=progress)
 
 
 def write_compiled(
-    traced: Traced,
-    out: Path,
-    options: CompileOptions,
-    *,
-    isas: Sequence[str | None],
-    device: torch.device,
-    version: str,
-    progress: Progress = silent,
+    traced: Traced, out: Path, plan: CompilePlan, *, version: str, progress: Progress = silent
 ) -> Manifest:
-    """Compiles a traced model for each instruction set, and writes the artifact.
+    """Compiles a traced model for each instruction set of a plan, and writes the artifact.
 
     Args:
-        traced: The model, traced on the device.
+        traced: The model, traced on the plan's device.
         out: The file to write.
-        options: How to compile it, with the configuration that `read_inductor_config` returned.
-        isas: The instruction sets, which take the place of the options'. None is the baseline.
-        device: cpu or cuda.
+        plan: What is compiled.
         version: The model's version.
         progress: Called with a description of each step.
 
@@ -107,20 +78,11 @@ def write_compiled(
         ExportError: AOTInductor refused the program.
         CompilerError: This machine has no usable C++ compiler.
     """
-    weights = None if options.embed_weights else ProgramWeights(traced.program)
+    weights = None if plan.embed_weights else ProgramWeights(traced.program)
     with temporary_folder(None, "exportkit-compile") as folder:
         compiled = [
-            compile_program(
-                traced,
-                folder / str(number),
-                device=device,
-                cpu_isa=isa,
-                cuda_arch=options.cuda_arch,
-                inductor_config=options.inductor_config,
-                weights=weights,
-                progress=progress,
-            )
-            for number, isa in enumerate(isas)
+            compile_program(traced, folder / str(number), plan, isa, weights=weights, progress=progress)
+            for number, isa in enumerate(plan.cpu_isas)
         ]
         progress(f"writing {out}")
         records: dict[str, Content] = dict(weights.records) if weights else {}

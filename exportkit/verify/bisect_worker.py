@@ -13,12 +13,13 @@ from safetensors.torch import load_file
 from exportkit.child.messages import serve
 from exportkit.eager_source import EagerSource
 from exportkit.errors import UsageError
+from exportkit.export.aot_inductor import CompilePlan
 from exportkit.export.artifact import write_compiled, write_program
 from exportkit.export.call_signature import BoundCall, describe_call
 from exportkit.export.cases import draw_inputs, record_case, state_sha256
 from exportkit.export.cut_program import cut_after, cut_call, cut_points, own_values, values_after
 from exportkit.export.eager_model import rebuild_eager
-from exportkit.export.export_options import CompileOptions, TraceOptions
+from exportkit.export.export_options import TraceOptions
 from exportkit.export.placement import on_device, usable_device
 from exportkit.export.preflight import describe_operators, graph_operators
 from exportkit.export.resolved import EagerModel
@@ -122,8 +123,8 @@ class Cutter:
             write_program(traced, out, device=self._device, version="0")
             return
         target = next(target for target in self._manifest.targets if target.name == name)
-        options = CompileOptions(cuda_arch="native", embed_weights=not self._manifest.weights)
-        write_compiled(traced, out, options, isas=(target.cpu_isa,), device=self._device, version="0")
+        plan = CompilePlan(self._device, (target.cpu_isa,), embed_weights=not self._manifest.weights)
+        write_compiled(traced, out, plan, version="0")
 
 
 def _described(node: torch.fx.Node) -> CutPoint:

@@ -15,7 +15,7 @@ from torch._inductor import sizevars
 from torch.utils._sympy.functions import FloorDiv, ModularIndexing
 
 from exportkit.errors import ExportError
-from exportkit.export.aot_inductor import compile_program, read_inductor_config
+from exportkit.export.aot_inductor import CompilePlan, compile_program, read_inductor_config
 from exportkit.export.export_options import TraceOptions
 from exportkit.export.inductor_changes import changed_inductor
 from exportkit.export.resolve import resolve
@@ -99,10 +99,8 @@ def _kernels(traced: Traced, folder: Path, threads: int) -> str:
         compile_program(
             traced,
             folder,
-            device=CPU,
-            cpu_isa=default_cpu_isa(),
-            cuda_arch="native",
-            inductor_config={},
+            CompilePlan(CPU, [default_cpu_isa()]),
+            default_cpu_isa(),
             weights=None,
             progress=silent,
         )
@@ -179,10 +177,8 @@ def test_kernels_of_a_gpu_do_not_depend_on_what_else_it_does(
         compile_program(
             traced,
             tmp_path / "target",
-            device=torch.device("cuda"),
-            cpu_isa=None,
-            cuda_arch="native",
-            inductor_config=config,
+            CompilePlan(torch.device("cuda"), [None], inductor_config=config),
+            None,
             weights=None,
             progress=silent,
         )

@@ -280,7 +280,7 @@ import torch
 import exportkit.export.artifact as artifact
 from exportkit.export.export_options import TraceOptions
 from exportkit.spec import ExportSpec
-def compile_slowly(traced, folder, **options):
+def compile_slowly(traced, folder, *plan, **options):
     folder.mkdir(exist_ok=True)
     (folder / "half.cpp").write_text("half")
     pause()
