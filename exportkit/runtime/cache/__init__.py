@@ -17,9 +17,10 @@ in the entry. A record's name never has a `~`, so it cannot collide with the cac
 
 **Ownership.** Only the user and root may be able to change the cache, each folder in it and every folder above it. No
 other user may own or write to one of these, except for root's folders with the sticky bit, such as /tmp. A group may
-write to a folder above the cache if the user is its only member. In a user namespace without root, such as a sandbox,
-folders above the cache without an owner in the namespace count as root's, because their owner is unknown there. If
-these rules are broken, a load warns and uses a temporary directory instead, and `prune` refuses.
+write to a folder above the cache if the user is its only member. A link on the way to the cache must be the user's or
+root's. In a user namespace without root, such as a sandbox, folders above the cache without an owner in the namespace
+count as root's, because their owner is unknown there. If these rules are broken, a load warns and uses a temporary
+directory instead, and `prune` refuses.
 
 **Trust.** A file counts as verified while it has the same device, inode, size, modification time and change time as
 when it was hashed, because only the system's clock can set a change time back. It does not count if it is a link, or
