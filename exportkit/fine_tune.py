@@ -13,8 +13,8 @@ from exportkit.errors import WeightsError
 from exportkit.export.cases import digest_of_state
 from exportkit.export.program_weights import elements
 from exportkit.package.archive import STOCK_RECORDS, Content, PackageReader, StoredRecord, write_package
+from exportkit.package.consistency import WEIGHTS_DIR, match_state
 from exportkit.package.manifest import Manifest
-from exportkit.package.weight_matching import WEIGHTS_DIR, match_state
 from exportkit.runtime.weights import described, mapped_weights, read_state, replaced_weights
 
 

@@ -15,9 +15,9 @@ from torch.export.graph_signature import InputKind
 
 from exportkit.errors import ExportError
 from exportkit.export.torch_internals import replaced
+from exportkit.package.consistency import WEIGHTS_DIR
 from exportkit.package.dtypes import DTYPES
 from exportkit.package.manifest import Weight
-from exportkit.package.weight_matching import WEIGHTS_DIR
 
 _EMBED = "Use --embed-weights to keep the weights inside the compiled code."
 

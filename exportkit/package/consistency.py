@@ -1,15 +1,21 @@
-"""Relates the targets of a manifest to the libraries they load and the operators these define."""
+"""Relates the parts of a manifest: targets to libraries, these to operators, and weights to what replaces them."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import PurePosixPath
 
-from exportkit.package.manifest import Library, Manifest, Operator, Target
+import msgspec
+
+from exportkit.package import core
+from exportkit.package.manifest import Library, Manifest, Operator, Target, Weight
 
 AOTINDUCTOR_DIR = "data/aotinductor"
 OPERATORS_DIR = "exportkit/ops"
 CASES_DIR = "exportkit/cases"
+WEIGHTS_DIR = "data/weights"
+
+_NAMES = msgspec.json.Decoder(dict[str, list[str]])  # made at import: exportkit.package.manifest says why
 
 
 def missing_operators(manifest: Manifest, target: Target) -> tuple[Operator, ...]:
@@ -51,3 +57,21 @@ def loading_order(libraries: Iterable[Library]) -> tuple[Library, ...]:
     for library in list(waiting.values()):
         take(library)
     return tuple(ordered)
+
+
+def match_state(weights: Sequence[Weight], given: Mapping[str, tuple[str, Sequence[int]]]) -> dict[str, list[str]]:
+    """Finds each weight of the state among the tensors of another fine-tune.
+
+    Args:
+        weights: The manifest's weights.
+        given: The dtype and shape of each tensor, by name. A tied weight may have any of its names.
+
+    Returns:
+        For each weight, its names among the given tensors; at least one.
+
+    Raises:
+        WeightsError: Tensors are missing, unknown, or have the wrong dtype or shape. The message lists all of them.
+    """
+    tensors = [{"name": name, "dtype": dtype, "shape": tuple(shape)} for name, (dtype, shape) in given.items()]
+    answer = core.text("ek_match_state", msgspec.json.encode(weights), msgspec.json.encode(tensors))
+    return _NAMES.decode(answer)

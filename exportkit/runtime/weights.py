@@ -14,8 +14,8 @@ import torch
 from exportkit.errors import WeightsError
 from exportkit.package import core
 from exportkit.package.archive import PackageReader
+from exportkit.package.consistency import match_state
 from exportkit.package.manifest import Manifest, Target, Weight
-from exportkit.package.weight_matching import match_state
 
 Weights = Mapping[str, torch.Tensor]  # by the weights' names in the manifest
 WeightsSource = str | os.PathLike[str] | Mapping[str, torch.Tensor]

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from exportkit.errors import WeightsError
 from exportkit.export.program_weights import is_dense
-from exportkit.package.weight_matching import match_state
+from exportkit.package.consistency import match_state
 from tests.package import samples
 
 TIED = samples.weight()

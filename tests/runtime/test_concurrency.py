@@ -14,18 +14,14 @@ import pytest
 import torch
 
 import exportkit
-from exportkit.package.structure import flatten
 from exportkit.runtime.isolated import IsolatedModel
 from tests.runtime import tiny
+from tests.runtime.isolation import leaves
 
 THREADS = 16
 CALLS = 60  # of each thread
 
 Call = tuple[tuple[Any, ...], dict[str, Any]]
-
-
-def leaves(value: object) -> list[torch.Tensor]:
-    return flatten(value, lambda v: isinstance(v, torch.Tensor))[1]
 
 
 @pytest.fixture(params=[False, True], ids=["here", "isolated"])

@@ -18,9 +18,9 @@ from hypothesis import strategies as st
 
 import exportkit
 from exportkit.package.archive import PackageReader, write_package
+from exportkit.package.consistency import WEIGHTS_DIR
 from exportkit.package.dtypes import DTYPES, ITEM_BYTES
 from exportkit.package.manifest import Weight
-from exportkit.package.weight_matching import WEIGHTS_DIR
 from exportkit.runtime.weights import borrowed, mapped_weights
 from tests.artifacts import artifact
 from tests.fresh import run_python

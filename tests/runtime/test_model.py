@@ -13,15 +13,10 @@ from safetensors.torch import save
 import exportkit
 from exportkit.errors import CaseError, InputError, ManifestConsistencyError, ModelClosedError, ModelRunError
 from exportkit.package.manifest import Case
-from exportkit.package.structure import flatten
 from tests.artifacts import artifact
 from tests.runtime import tiny
+from tests.runtime.isolation import leaves
 from tests.runtime.test_swap_weights import X, eager, state
-
-
-def leaves(value: object) -> list[torch.Tensor]:
-    return flatten(value, lambda v: isinstance(v, torch.Tensor))[1]
-
 
 pytestmark = pytest.mark.usefixtures("runtime")
 

@@ -18,21 +18,17 @@ import exportkit
 from exportkit.errors import HostError, ModelClosedError, ModelRunError, UsageError
 from exportkit.libraries import load_library
 from exportkit.package.archive import PackageReader
-from exportkit.package.structure import flatten
 from exportkit.runtime import native
 from exportkit.runtime.native import NativeRunner
 from exportkit.runtime.runner import ContainerRunner
 from tests.artifacts import artifact
 from tests.package import c_library
 from tests.runtime import exportkit_run, tiny
+from tests.runtime.isolation import leaves
 
 
 def runner_of(model: exportkit.Model) -> object:
     return model._runner
-
-
-def leaves(value: object) -> list[torch.Tensor]:
-    return flatten(value, lambda v: isinstance(v, torch.Tensor))[1]
 
 
 def joined(thread: threading.Thread) -> None:
