@@ -74,12 +74,14 @@ def report_of(name: str, device: torch.device):
     return check_operator(Subject.of_spec(dict(WALKED)[name], [device]))
 
 
+@pytest.mark.process  # of Triton and of what writes to arguments: a compiler
 @pytest.mark.parametrize("name", [name for name, _ in WALKED])
 def test_an_operator_keeps_the_contract(name: str, device: torch.device):
     report = report_of(name, device)
     assert not report.findings, "\n\n".join(finding.text for finding in report.findings)
 
 
+@pytest.mark.process  # of Triton and of what writes to arguments: a compiler
 @pytest.mark.parametrize("name", [name for name, _ in WALKED])
 def test_no_check_is_left_out_but_for_a_reason(name: str, device: torch.device):
     report, spec = report_of(name, device), dict(WALKED)[name]
