@@ -1,12 +1,12 @@
 {
  "format_version": 1,
- "manifest_sha256": "d2dd339b29518b6885bab17be22391599e9dc7e9ab7fbc3b078eafb92521a61f",
- "file_sha256": "f72650d942e886d9fb9666bcd4976cde2245e53f9ce9f9b230ef0247afe92279",
+ "manifest_sha256": "ee93d4fa01f18657f14550472835ac14960584bb6f6b9ac2fb8953db46201511",
+ "file_sha256": "86c24ac31663135108882adcb1ce480082b7e9fb59b78e23dc1242d1c14ffd6d",
  "signatures": [
   {
-   "key_id": "6d076100a384a028bf63141f5e5e11d75a63f3bd41592f659f068ca68da1e330",
+   "key_id": "dfcd4d0d6e592deaeb3e49f62517c00bcc8004ab37ee613b10600c0a71b94e3c",
    "algorithm": "ed25519",
-   "signature": "agwAb4lNr/h0SOxtSxuL/THZy92Bj1MCXqajZxfW2czRpRZoV668UKUOgKdOM91j1cjINEVVwZZZBEBqi0k+CA=="
+   "signature": "jSynEYJ/leVULe3Dci1kdW9NgG+nhd/WawiM6Hv4Q8ysneaAj50OG3pRIzcbjQgaCozrGcYLKPpBjq14WT/HCQ=="
   }
  ]
 }
