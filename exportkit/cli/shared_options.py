@@ -122,7 +122,7 @@ def model_option(artifact: str) -> Callable[[F], F]:
     """--model: the eager model."""
     text = (
         f"The eager model, such as net.py:Net. Default: the name that {artifact} recorded, if an installed package has "
-        "registered it (arr-coc) and no signature is required."
+        "registered it and no signature is required."
     )
     return click.option("--model", metavar="MODEL", help=text)
 

@@ -157,6 +157,7 @@ def test_joined_indices_have_the_same_value(terms, constant, divisor, scale, off
     assert joined.has(ModularIndexing) == (off != 0)
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("wanted", [None, True])
 def test_kernels_of_a_gpu_do_not_depend_on_what_else_it_does(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wanted: bool | None
