@@ -11,7 +11,7 @@ from typing import Any
 from starlette.types import Message, Receive, Scope
 
 from exportkit.serve.http.content_coding import Coding, Inflater, coding_of_body
-from exportkit.serve.http.exchange import BodySource, HttpOptions, headers_of
+from exportkit.serve.http.exchange import FILL, HttpOptions, headers_of
 from exportkit.serve.protocol.http_request import header_length_of, number_of_bytes
 from exportkit.serve.protocol.tensors import body_buffer
 from exportkit.serve.statuses import BadRequestError, CancelledError, SlowClientError, TooLargeError
@@ -62,12 +62,18 @@ def _content_length(headers: Mapping[str, str]) -> int | None:
 
 
 async def read_body(
-    source: BodySource, head: BodyHead, limit: int, options: HttpOptions, reserve: Callable[[int], Awaitable[None]]
+    scope: Scope,
+    receive: Receive,
+    head: BodyHead,
+    limit: int,
+    options: HttpOptions,
+    reserve: Callable[[int], Awaitable[None]],
 ) -> memoryview:
     """Receives a body.
 
     Args:
-        source: Where it comes from.
+        scope: The request.
+        receive: ASGI's.
         head: What the headers say.
         limit: The most bytes that the body may have, as they are sent and decompressed.
         options: How slow it may come.
@@ -83,19 +89,20 @@ async def read_body(
         CancelledError: The client went away.
         BadRequestError: The compressed data is wrong, or the body is not as long as Content-Length says.
     """
+    fill = scope.get("extensions", {}).get(FILL)
     if (head.sent or 0) > limit:
         raise too_large(limit)
-    if source.fill is not None and head.size is not None:
+    if fill is not None and head.size is not None:
         memory = body_buffer(head.size, head.json_length, options.allocate)
         with _SlowBodyGuard(options) as guard:
-            if not await source.fill(memory, guard.received):
+            if not await fill(memory, guard.received):
                 raise _gone()
         return memory
-    return await _read_chunks(source, head, limit, options, reserve)
+    return await _read_chunks(receive, head, limit, options, reserve)
 
 
 async def _read_chunks(
-    source: BodySource, head: BodyHead, limit: int, options: HttpOptions, reserve: Callable[[int], Awaitable[None]]
+    receive: Receive, head: BodyHead, limit: int, options: HttpOptions, reserve: Callable[[int], Awaitable[None]]
 ) -> memoryview:
     """Receives a body whose size is not known before, or from a server that has no `fill`."""
     buffer = _Buffer(head, limit, reserve, options.allocate)
@@ -104,7 +111,7 @@ async def _read_chunks(
     with _SlowBodyGuard(options) as guard:
         while more:
             guard.start_waiting()
-            chunk, more = _chunk(await source.receive())
+            chunk, more = _chunk(await receive())
             guard.stop_waiting(len(chunk))
             received += len(chunk)
             if received > limit:
@@ -128,7 +135,7 @@ async def read_small_body(scope: Scope, receive: Receive, options: HttpOptions) 
     async def reserve(size: int) -> None:
         """Reserves nothing, because the body is small."""
 
-    return await read_body(BodySource.of(scope, receive), BodyHead.of(scope), _LARGEST_SMALL, options, reserve)
+    return await read_body(scope, receive, BodyHead.of(scope), _LARGEST_SMALL, options, reserve)
 
 
 def too_large(limit: int) -> TooLargeError:
@@ -227,8 +234,7 @@ class _SlowBodyGuard:
     ) -> None:
         self._timer.cancel()
         if self._late and kind is asyncio.CancelledError:
-            if hasattr(self._task, "uncancel"):  # since Python 3.11
-                self._task.uncancel()
+            self._task.uncancel()
             idle, rate = self._options.idle_seconds, self._options.least_rate
             raise SlowClientError(
                 f"the body comes too slowly: {self._received} bytes came",

@@ -13,7 +13,7 @@ from starlette.types import Receive, Scope, Send
 
 from exportkit.serve.http.body_reader import BodyHead, read_body, too_large
 from exportkit.serve.http.content_coding import coding_of_answer, deflated
-from exportkit.serve.http.exchange import JSON, BodySource, HttpOptions, headers_of
+from exportkit.serve.http.exchange import JSON, WATCH, HttpOptions, headers_of
 from exportkit.serve.protocol.admission import Admitted, Open
 from exportkit.serve.protocol.answer_body import encode_answer
 from exportkit.serve.protocol.http_request import BodyRules, ParsedBody, parse_body
@@ -58,7 +58,7 @@ class InferEndpoint:
         head = BodyHead.of(scope)
         async with self._admit(wanted["model"], wanted.get("version", ""), head.size or 0) as admitted:
             record.model, record.version = admitted.name, admitted.version
-            forms, answer = await self._infer(head, BodySource.of(scope, receive), admitted)
+            forms, answer = await self._infer(head, scope, receive, admitted)
         record.timing = answer.timing
         write = partial(encode_answer, answer, forms, self._options.shared_memory)
         work = sum(_work_of(output, forms.of(output.name)) for output in answer.outputs)
@@ -73,13 +73,15 @@ class InferEndpoint:
             kind.append((b"content-encoding", coding.encode()))
             await _send_answer(send, kind, deflated(_pieces(parts), coding), threaded=True)
 
-    async def _infer(self, head: BodyHead, source: BodySource, admitted: Admitted) -> tuple[OutputForms, InferAnswer]:
+    async def _infer(
+        self, head: BodyHead, scope: Scope, receive: Receive, admitted: Admitted
+    ) -> tuple[OutputForms, InferAnswer]:
         """Receives the request and lets the model answer. The request's memory is free again when this returns."""
-        parsed = await self._parsed(head, source, admitted)
-        answer = await _while_connected(source, admitted, parsed.request)
+        parsed = await self._parsed(head, scope, receive, admitted)
+        answer = await _while_connected(scope, receive, admitted, parsed.request)
         return parsed.forms, answer
 
-    async def _parsed(self, head: BodyHead, source: BodySource, admitted: Admitted) -> ParsedBody:
+    async def _parsed(self, head: BodyHead, scope: Scope, receive: Receive, admitted: Admitted) -> ParsedBody:
         limit = _limit(head, admitted.body_rules)
         if admitted.refused is not None:
             raise admitted.refused
@@ -88,7 +90,7 @@ class InferEndpoint:
             with suppress(NotReadyError):  # what was accepted is answered, even if the server drains since
                 await admitted.grow(size)
 
-        body = await read_body(source, head, limit, self._options, reserve)
+        body = await read_body(scope, receive, head, limit, self._options, reserve)
         parse = partial(parse_body, body, head.json_length, admitted.body_rules, self._options.shared_memory)
         text = body if head.json_length is None else body[: head.json_length]
         return await _maybe_in_thread(len(text) + work_of_copying(self._most_copied(text)), parse)
@@ -124,7 +126,7 @@ def _limit(head: BodyHead, rules: BodyRules) -> int:
     return limit
 
 
-async def _while_connected(source: BodySource, admitted: Admitted, request: InferRequest) -> InferAnswer:
+async def _while_connected(scope: Scope, receive: Receive, admitted: Admitted, request: InferRequest) -> InferAnswer:
     """Lets the model answer. If the client goes away, the request leaves the queue before this returns."""
     answering: asyncio.Task[None] | None = asyncio.current_task()
     assert answering is not None
@@ -135,33 +137,32 @@ async def _while_connected(source: BodySource, admitted: Admitted, request: Infe
         gone = True
         answering.cancel()
 
-    stop = _watching(source, leave)
+    stop = _watching(scope, receive, leave)
     try:
         return await admitted.infer(request)
     except asyncio.CancelledError:
         if not gone:
             raise
-        if hasattr(answering, "uncancel"):  # since Python 3.11
-            answering.uncancel()
+        answering.uncancel()
         raise _unanswered() from None
     finally:
         stop()
 
 
-def _watching(source: BodySource, leave: Callable[[], None]) -> Callable[[], object]:
+def _watching(scope: Scope, receive: Receive, leave: Callable[[], None]) -> Callable[[], object]:
     """Calls a function once the client goes away. Returns what ends that."""
-    if source.watch is not None:
-        if not source.watch(leave):
-            source.watch(None)
+    if (watch := scope.get("extensions", {}).get(WATCH)) is not None:
+        if not watch(leave):
+            watch(None)
             raise _unanswered()
-        return partial(source.watch, None)
+        return partial(watch, None)
 
-    async def watch() -> None:
-        while (await source.receive())["type"] != "http.disconnect":
+    async def wait() -> None:
+        while (await receive())["type"] != "http.disconnect":
             continue
         leave()
 
-    return asyncio.ensure_future(watch()).cancel
+    return asyncio.ensure_future(wait()).cancel
 
 
 def _unanswered() -> CancelledError:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from exportkit.serve.http.exchange import BodySource
+from exportkit.serve.http.exchange import FILL, WATCH
 from exportkit.serve.operations.connection_limits import ConnectionLimits
 from tests.serve.operations.limited_server import LOOPS, Connect, run, serving_app
 
@@ -31,17 +31,15 @@ class Watcher:
         self.left.set()
 
     async def __call__(self, scope: dict[str, Any], receive: Callable[[], Awaitable[Any]], send: Any) -> None:
-        source = BodySource.of(scope, receive)
-        assert source.fill is not None
-        assert source.watch is not None
+        fill, watch = (scope["extensions"][name] for name in (FILL, WATCH))
         size = int(dict(scope["headers"]).get(b"content-length", b"0"))
-        await source.fill(memoryview(bytearray(size)), lambda came: None)
+        await fill(memoryview(bytearray(size)), lambda came: None)
         await self.may_watch.wait()
-        self.there.append(source.watch(self.leave))
+        self.there.append(watch(self.leave))
         self.began.set()
         waits = [asyncio.ensure_future(event.wait()) for event in (self.may_answer, self.left)]
         await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
-        source.watch(None)
+        watch(None)
         await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"2")]})
         await send({"type": "http.response.body", "body": b"ok"})
 
