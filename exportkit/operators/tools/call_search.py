@@ -32,10 +32,10 @@ from exportkit.operators.tools.forms import (
 )
 
 Try = Callable[[Sample], str | None]
-"""Calls the operator. Returns what it refused the call with, or None. Raises Enough to end the search."""
+"""Calls the operator. Returns what it refused the call with, or None. Raises StopSearch to end the search."""
 
 
-class Enough(Exception):
+class StopSearch(Exception):
     """No more calls shall be tried."""
 
 
@@ -145,7 +145,7 @@ class _Searcher:
         except UnknownTypeError as error:
             self.search.obstacle = str(error)
             return self.search
-        with contextlib.suppress(Enough):
+        with contextlib.suppress(StopSearch):
             self._search(simplest)
         return self.search
 

@@ -17,7 +17,7 @@ from exportkit.operators.contract.operator_spec import OpSpec
 from exportkit.operators.contract.operator_trial import Subject, first_line
 from exportkit.operators.contract.resizing import with_sizes
 from exportkit.operators.contract.sample import Sample
-from exportkit.operators.tools.call_search import Enough, search_calls
+from exportkit.operators.tools.call_search import StopSearch, search_calls
 from exportkit.operators.tools.checking import MOST_SEARCH_ENDS, SEARCH, Origin
 from exportkit.operators.tools.forms import draw
 from exportkit.operators.tools.journal import Journal, Step
@@ -90,7 +90,7 @@ class Collector:
         The operator may refuse what the user or the model gives: that is a finding.
         """
         valid = []
-        with contextlib.suppress(Enough):
+        with contextlib.suppress(StopSearch):
             for call in calls:
                 if (refusal := self.attempt(call)) is None:
                     valid.append(call)
@@ -113,13 +113,13 @@ class Collector:
         """Calls the operator on copies. Returns what it refused the call with, or None.
 
         Raises:
-            Enough: The operator has ended as many processes as it may.
+            StopSearch: The operator has ended as many processes as it may.
         """
         code = self._code(call)
         if code in self.avoid:
             self._avoided += 1
             if self._avoided >= MOST_SEARCH_ENDS:
-                raise Enough
+                raise StopSearch
             return _ENDED
         self._tried += 1
         own = call.copied()
@@ -177,7 +177,7 @@ class Collector:
 
     def _collected(self, origin: Origin, calls: list[Sample], why_none: str) -> Collected:
         kept = list(calls[: self.most])
-        with contextlib.suppress(Enough):
+        with contextlib.suppress(StopSearch):
             for call in itertools.islice(self._variations(calls), 4 * self.most):
                 if len(kept) >= self.most:
                     break

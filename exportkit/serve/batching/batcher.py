@@ -16,7 +16,7 @@ from exportkit.serve.batching.estimates import Estimates
 from exportkit.serve.batching.lanes import Lane, Schedule, Waiter
 from exportkit.serve.batching.tickets import Batch, BatchLimits, Ticket
 
-__all__ = ["Batch", "Batcher", "QueueFull", "Ticket"]
+__all__ = ["Batch", "Batcher", "BatcherFullError", "Ticket"]
 
 T = TypeVar("T")
 
@@ -25,7 +25,7 @@ MOST_PASSED_OVER = (
 )
 
 
-class QueueFull(Exception):
+class BatcherFullError(Exception):
     """As many rows or bytes wait as may."""
 
 
@@ -71,7 +71,7 @@ class Batcher(Generic[T]):
         """Puts a request into the queue. An empty queue takes every request that a batch has room for.
 
         Raises:
-            QueueFull: As many rows or bytes wait as may.
+            BatcherFullError: As many rows or bytes wait as may.
             ValueError: The request has more rows than a batch or none, its deadline is NaN, or it waits already.
         """
         self._check(ticket)
@@ -157,11 +157,11 @@ class Batcher(Generic[T]):
             raise ValueError("the request waits already")
         limits = self._limits
         if self._waiters and self._rows + ticket.rows > limits.max_queued_rows:
-            raise QueueFull(
+            raise BatcherFullError(
                 f"{self._rows} rows wait, and at most {limits.max_queued_rows} may: no room for {ticket.rows} more"
             )
         if self._waiters and self._bytes + ticket.size > limits.max_queued_bytes:
-            raise QueueFull(
+            raise BatcherFullError(
                 f"{self._bytes} bytes wait, and at most {limits.max_queued_bytes} may: no room for {ticket.size} more"
             )
 

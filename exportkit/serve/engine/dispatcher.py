@@ -9,7 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 
-from exportkit.serve.batching.batcher import Batch, Batcher, QueueFull, Ticket
+from exportkit.serve.batching.batcher import Batch, Batcher, BatcherFullError, Ticket
 from exportkit.serve.engine.checked_request import CheckedRequest
 from exportkit.serve.engine.execution import BatchResult, BatchRunner
 from exportkit.serve.engine.model_copy import ModelCopy
@@ -135,7 +135,7 @@ class Dispatcher:
         with self._lock:
             try:
                 self._batcher.submit(ticket)
-            except QueueFull as error:
+            except BatcherFullError as error:
                 raise QueueFullError(str(error), hint="Try again later.") from error
             except ValueError as error:
                 raise BadRequestError(str(error), hint="Send its rows in several requests.") from error

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from exportkit.operators.contract.operator_trial import Subject
 from exportkit.operators.contract.resizing import with_sizes
 from exportkit.operators.contract.sample import Sample
-from exportkit.operators.tools.call_search import Effort, Enough, search_calls
+from exportkit.operators.tools.call_search import Effort, StopSearch, search_calls
 from exportkit.operators.tools.forms import arguments_of, draw, tensor_forms
 from exportkit.operators.tools.journal import Journal, Step, read_step
 from exportkit.operators.tools.variations import at_sizes, in_dtypes, in_other_integers
@@ -74,7 +74,7 @@ def test_a_search_is_bounded_and_says_what_was_tried():
     def attempt(call: Sample) -> str | None:
         ended.append(call)
         if len(ended) == 3:
-            raise Enough
+            raise StopSearch
         return "no"
 
     assert search_calls(PICKY, attempt, CPU, 0).tried == 3

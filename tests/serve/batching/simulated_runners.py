@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from exportkit.serve.batching.batcher import Batch, QueueFull, Ticket
+from exportkit.serve.batching.batcher import Batch, BatcherFullError, Ticket
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ def simulate(
         ticket = Ticket(index, arrival.bucket, arrival.rows, arrival.size, arrival.priority, deadline, now)
         try:
             queue.submit(ticket)
-        except QueueFull:
+        except BatcherFullError:
             outcome.refused.append(ticket)
             return
         outcome.tickets.append(ticket)

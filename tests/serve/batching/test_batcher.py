@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from exportkit.serve.batching.batcher import MOST_PASSED_OVER, Batch, Batcher, QueueFull, Ticket
+from exportkit.serve.batching.batcher import MOST_PASSED_OVER, Batch, Batcher, BatcherFullError, Ticket
 from exportkit.serve.batching.tickets import BatchLimits
 from tests.serve.batching.simulated_runners import Arrival, Outcome, simulate
 
@@ -359,7 +359,7 @@ def test_a_cancelled_request_never_runs_and_frees_its_room():
     waiting = [ticket(index, rows=4) for index in range(2)]
     for t in waiting:
         queue.submit(t)
-    with pytest.raises(QueueFull, match="8 rows wait, and at most 8 may: no room for 1 more"):
+    with pytest.raises(BatcherFullError, match="8 rows wait, and at most 8 may: no room for 1 more"):
         queue.submit(ticket(2))
     assert queue.cancel(waiting[0])
     assert not queue.cancel(waiting[0])
@@ -373,11 +373,11 @@ def test_a_cancelled_request_never_runs_and_frees_its_room():
 def test_an_empty_queue_takes_a_request_larger_than_what_may_wait():
     queue = batcher(max_queued_rows=2, max_queued_bytes=10)
     queue.submit(ticket(0, rows=8, size=1000))
-    with pytest.raises(QueueFull, match="8 rows wait, and at most 2 may"):
+    with pytest.raises(BatcherFullError, match="8 rows wait, and at most 2 may"):
         queue.submit(ticket(1, rows=1, size=0))
     assert queue.take(0.0) is not None
     queue.submit(ticket(2, size=8))
-    with pytest.raises(QueueFull, match="8 bytes wait, and at most 10 may: no room for 3 more"):
+    with pytest.raises(BatcherFullError, match="8 bytes wait, and at most 10 may: no room for 3 more"):
         queue.submit(ticket(3, size=3))
 
 

@@ -10,7 +10,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from exportkit.serve.batching.batcher import Batch, Batcher, QueueFull, Ticket
+from exportkit.serve.batching.batcher import Batch, Batcher, BatcherFullError, Ticket
 from exportkit.serve.batching.tickets import BatchLimits
 from tests.serve.batching.naive_queue import NaiveQueue
 
@@ -62,7 +62,7 @@ class SameAsTheNaiveQueue(RuleBasedStateMachine):
                 with pytest.raises(ValueError, match=f"{rows} rows"):
                     self.batcher.submit(ticket)
             elif not self.naive.has_room(ticket):
-                with pytest.raises(QueueFull, match="no room for"):
+                with pytest.raises(BatcherFullError, match="no room for"):
                     self.batcher.submit(ticket)
             else:
                 self.batcher.submit(ticket)
