@@ -76,7 +76,7 @@ def library_files(given: Iterable[Path | str], operators: Sequence[str], progres
         progress: Called before a module is imported.
 
     Raises:
-        ExportkitError: A module cannot be imported. The class is that of `exportkit.export.resolve`.
+        ExportkitError: A module cannot be imported. The class is that of `exportkit.export.importing`.
         LibraryLoadError: The process that imports it ended.
         MissingLibraryError: A module loads no library of the operators.
     """
@@ -103,7 +103,7 @@ def find_libraries(code: str, operators: Iterable[str]) -> list[Path]:
         operators: The operators' names, such as `namespace::name.overload`.
 
     Raises:
-        ExportkitError: The code cannot be imported. The class is that of `exportkit.export.resolve`.
+        ExportkitError: The code cannot be imported. The class is that of `exportkit.export.importing`.
         LibraryLoadError: The process that imports it ended.
     """
     with Conversation("exportkit.export.find_libraries_worker", search_path="caller") as child:

@@ -10,7 +10,7 @@ import torch
 from exportkit.child.messages import serve
 from exportkit.errors import NotAnOperatorLibraryError
 from exportkit.export.find_libraries import Import, Loaded
-from exportkit.export.resolve import import_code
+from exportkit.export.importing import import_code
 from exportkit.export.source_lines import users_code
 from exportkit.libraries import mapped_files
 from exportkit.package.elf import read_elf

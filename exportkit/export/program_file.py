@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 
 import torch
@@ -16,7 +17,7 @@ from exportkit.errors import (
 )
 from exportkit.export.resolved import SavedProgram
 from exportkit.installed import register_operators
-from exportkit.libraries import same_schema, schemas_of
+from exportkit.libraries import LoadedLibrary, load_library, same_schema, schemas_of
 from exportkit.package.archive import PackageReader
 from exportkit.package.atomic import temporary_folder
 from exportkit.package.manifest import Manifest
@@ -65,14 +66,33 @@ def load_program(path: Path, trust: Trust = Trust(), *, trusted: bool = False) -
     except NoManifestError:
         trust.refuse_foreign(path)
         manifest, program = None, _read(path, path, trusted=trusted)
-    args, kwargs = program.example_inputs
-    spec = ExportSpec(
-        model=program.module(),
-        example_inputs=args,
-        example_kwargs=kwargs,
-        name=manifest.name if manifest else path.stem,
-    )
+    spec = _spec_of(program, manifest.name if manifest else path.stem)
     return SavedProgram(spec=spec, program=program, path=path, manifest=manifest)
+
+
+def load_extracted(path: Path, manifest: Manifest, libraries: Iterable[Path | str]) -> SavedProgram:
+    """Reads the program of an artifact, which was extracted to a file, in a process that has nothing loaded.
+
+    Args:
+        path: The file.
+        manifest: The artifact's manifest.
+        libraries: Operator libraries to load first. Modules among them are left to MODEL, which is not made here.
+
+    Raises:
+        PackageError: A library cannot be loaded, or torch could execute a part of the program.
+    """
+    loaded: list[LoadedLibrary] = []
+    for library in libraries:
+        if isinstance(library, Path):
+            loaded.append(load_library(library, beside=loaded))
+    register_operators(operator.name for operator in manifest.operators)
+    program = read_program(path)
+    return SavedProgram(spec=_spec_of(program, manifest.name), program=program, path=path, manifest=manifest)
+
+
+def _spec_of(program: torch.export.ExportedProgram, name: str) -> ExportSpec:
+    args, kwargs = program.example_inputs
+    return ExportSpec(model=program.module(), example_inputs=args, example_kwargs=kwargs, name=name)
 
 
 def _register(path: Path, manifest: Manifest) -> None:

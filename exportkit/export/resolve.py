@@ -2,25 +2,21 @@
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
 import inspect
 import re
-import sys
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import torch
 
 from exportkit.errors import ModelNotFoundError, UsageError, WeightsError
 from exportkit.export.call_signature import NAMED, bind_call, parameter_names, rebind
+from exportkit.export.importing import import_code, named_attribute
 from exportkit.export.program_file import load_program
 from exportkit.export.resolved import EagerModel, ResolvedModel
 from exportkit.export.source_lines import users_code
-from exportkit.installed import installed_models
 from exportkit.libraries import LoadedLibrary, load_library
 from exportkit.package.describe_library import describe_with_needed
 from exportkit.package.dtypes import DTYPES
@@ -80,7 +76,7 @@ def resolve(
             _refuse_for_program(model, kwargs, inputs, weights)
             return load_program(Path(model), trust, trusted=trusted)
         with users_code(f"importing {model}"):
-            value = _attribute(model)
+            value = named_attribute(model)
         # Seeds again, because an import may draw random numbers, but only the first time.
         torch.manual_seed(seed)
         made = _call(value, model, kwargs)
@@ -144,7 +140,7 @@ def resolve_decompositions(texts: Mapping[str, str]) -> dict[str, Callable[..., 
     found = {}
     for operator, text in texts.items():
         with users_code(f"importing {text}"):
-            function = _attribute(text)
+            function = named_attribute(text)
         if not callable(function):
             raise UsageError(
                 f"the decomposition {text} of {operator} is of type {type(function).__name__}",
@@ -152,96 +148,6 @@ def resolve_decompositions(texts: Mapping[str, str]) -> dict[str, Callable[..., 
             )
         found[operator] = function
     return found
-
-
-# --- importing --------------------------------------------------------------------------------------------------------
-
-
-def _attribute(model: str) -> Any:
-    """Returns the attribute that `package.module:attr` or `path/file.py:attr` names."""
-    built_in = installed_models()
-    module_name, colon, attribute = built_in.get(model, model).rpartition(":")
-    if not colon or not attribute:
-        raise ModelNotFoundError(
-            f"{model!r} is not a model",
-            hint=f"Give {_names(built_in)}package.module:attr, path/file.py:attr, or an ExportedProgram .pt2.",
-        )
-    module = import_code(module_name)
-    value: Any = module
-    for part in attribute.split("."):
-        if not hasattr(value, part):
-            candidates = sorted(name for name, item in vars(module).items() if _is_candidate(name, item, module))
-            raise ModelNotFoundError(
-                f"{module_name} has no {attribute!r}", hint=f"It has {', '.join(candidates) or 'nothing to export'}."
-            )
-        value = getattr(value, part)
-    return value
-
-
-def _names(built_in: Collection[str]) -> str:
-    return f"a built-in name ({', '.join(built_in)}), " if built_in else ""
-
-
-def _is_candidate(name: str, item: Any, module: ModuleType) -> bool:
-    if name.startswith("_"):
-        return False
-    if isinstance(item, (ExportSpec, torch.nn.Module)):
-        return True
-    return callable(item) and getattr(item, "__module__", None) == module.__name__
-
-
-def import_code(name: str) -> ModuleType:
-    """Imports `package.module` or `path/file.py`. The working directory and the file's folder are searched last.
-
-    Raises:
-        ModelNotFoundError: It cannot be imported.
-    """
-    return _import_file(Path(name)) if name.endswith(".py") else _import_module(name)
-
-
-def _import_module(name: str) -> ModuleType:
-    # `python -m` has the working directory on its path, a console script has not. It goes last and shadows nothing.
-    if "" not in sys.path and str(Path.cwd()) not in sys.path:
-        sys.path.append(str(Path.cwd()))
-    try:
-        return importlib.import_module(name)
-    except ModuleNotFoundError as error:
-        if error.name and (name == error.name or name.startswith(f"{error.name}.")):
-            raise ModelNotFoundError(
-                f"there is no module {error.name!r} in the installed packages or in {Path.cwd()}",
-                hint="For a file, write its path: path/file.py:attr.",
-            ) from error
-        raise ModelNotFoundError(f"{name} imports {error.name!r}, which is not installed") from error
-    except ImportError as error:
-        raise ModelNotFoundError(f"{name} cannot be imported: {error}") from error
-
-
-def _import_file(path: Path) -> ModuleType:
-    if not path.is_file():
-        raise ModelNotFoundError(f"there is no file {path}")
-    path = path.resolve()
-    # Like `python file.py`, makes the file's folder importable. It goes last and shadows nothing.
-    if str(path.parent) not in sys.path:
-        sys.path.append(str(path.parent))
-    name = path.stem if path.stem.isidentifier() else "exported_model"
-    loaded = sys.modules.get(name)
-    if loaded is not None:
-        if (file := getattr(loaded, "__file__", None)) is not None and Path(file).resolve() == path:
-            return loaded
-        name = f"_exportkit_{name}"  # a file must not replace an imported module of the same name
-    spec = importlib.util.spec_from_file_location(name, path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module
-    try:
-        spec.loader.exec_module(module)
-    except BaseException as error:
-        del sys.modules[name]
-        if isinstance(error, ImportError):
-            raise ModelNotFoundError(f"{path} cannot be imported: {error}") from error
-        raise
-    return module
 
 
 # --- from an attribute to a spec --------------------------------------------------------------------------------------

@@ -17,12 +17,10 @@ from exportkit.export.call_signature import BoundCall, describe_call
 from exportkit.export.cases import record_case, state_sha256
 from exportkit.export.eager_model import rebuild_eager
 from exportkit.export.placement import on_device, usable_device
+from exportkit.export.program_file import load_extracted
 from exportkit.export.tolerances import accuracy_outputs
 from exportkit.fine_tune import whole_state
-from exportkit.installed import register_operators
-from exportkit.libraries import LoadedLibrary, load_library
 from exportkit.package.manifest import Manifest, decode_checked
-from exportkit.program_reader import read_program
 from exportkit.repack.recording import CasesRecorded, RecordCases, RecordedAccuracy
 from exportkit.runtime.weights import read_state
 from exportkit.spec import ExportSpec
@@ -63,21 +61,13 @@ def _model(command: RecordCases, manifest: Manifest, device: torch.device) -> It
 
 def _program(path: Path, manifest: Manifest, eager: EagerSource) -> ExportSpec:
     """Reads the package's program and gives it the new weights."""
-    loaded: list[LoadedLibrary] = []
-    for library in eager.op_libraries:
-        if isinstance(library, Path):
-            loaded.append(load_library(library, beside=loaded))
-    register_operators(operator.name for operator in manifest.operators)
-    program = read_program(path)
     assert eager.weights is not None
-    module = program.module()
+    spec = load_extracted(path, manifest, eager.op_libraries).spec
     try:
-        module.load_state_dict(whole_state(manifest, read_state(eager.weights)))
+        spec.model.load_state_dict(whole_state(manifest, read_state(eager.weights)))
     except RuntimeError as error:
         raise WeightsError(f"the package's program has another state than these weights: {error}") from error
-    assert program.example_inputs is not None
-    args, kwargs = program.example_inputs
-    return ExportSpec(model=module, example_inputs=args, example_kwargs=kwargs)
+    return spec
 
 
 def _bound(spec: ExportSpec, manifest: Manifest, tensors: dict[str, torch.Tensor]) -> BoundCall:

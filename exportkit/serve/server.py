@@ -27,7 +27,7 @@ from starlette.types import ASGIApp
 
 from exportkit.errors import ExportkitError, UsageError
 from exportkit.package.archive import PackageReader
-from exportkit.package.trust import demand
+from exportkit.package.trust import Trust
 from exportkit.runtime.targets import parse_device
 from exportkit.serve.engine.repository import Repository
 from exportkit.serve.http.asgi import Middleware, make_app
@@ -121,7 +121,7 @@ def _checked(options: ServeOptions) -> tuple[Tls | None, ApiKeys | None]:
     tls = read_tls(listen)
     keys = None if listen.api_keys is None else ApiKeys(listen.api_keys)
     for path in options.packages:
-        PackageReader(path, demand=demand(options.load.public_keys or None)).close()
+        PackageReader(path, demand=Trust(options.load.public_keys).demand()).close()
     return tls, keys
 
 

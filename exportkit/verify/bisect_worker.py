@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -22,14 +21,12 @@ from exportkit.export.eager_model import rebuild_eager
 from exportkit.export.export_options import TraceOptions
 from exportkit.export.placement import on_device, usable_device
 from exportkit.export.preflight import describe_operators, graph_operators
+from exportkit.export.program_file import load_extracted
 from exportkit.export.resolved import EagerModel
 from exportkit.export.source_lines import where_traced
 from exportkit.export.tolerances import accuracy_outputs
 from exportkit.export.trace import Traced, ready_to_trace, trace_with_torch_export
-from exportkit.installed import register_operators
-from exportkit.libraries import LoadedLibrary, load_library
 from exportkit.package.manifest import Call, Manifest, Size, decode_checked
-from exportkit.program_reader import read_program
 from exportkit.spec import ExportSpec
 from exportkit.verify.bisect_commands import CutGraph, CutPoint, GraphCut, GraphRead, ReadGraph
 
@@ -51,22 +48,12 @@ class Cutter:
         self._device = usable_device(command.device)
         eager = command.eager.source()
         if command.program is not None:
-            self._read_program(Path(command.program), eager.op_libraries)
+            saved = load_extracted(Path(command.program), self._manifest, eager.op_libraries)
+            self._spec, self._program = saved.spec, saved.program
         else:
             self._trace(eager)
         points = cut_points(self._program)
         return GraphRead(tuple(_described(node) for node in points))
-
-    def _read_program(self, path: Path, libraries: Sequence[Path | str]) -> None:
-        loaded: list[LoadedLibrary] = []
-        for library in libraries:
-            if isinstance(library, Path):
-                loaded.append(load_library(library, beside=loaded))
-        register_operators(operator.name for operator in self._manifest.operators)
-        self._program = read_program(path)
-        assert self._program.example_inputs is not None
-        args, kwargs = self._program.example_inputs
-        self._spec = ExportSpec(model=self._program.module(), example_inputs=args, example_kwargs=kwargs)
 
     def _trace(self, eager: EagerSource) -> None:
         source, call = self._manifest.source, self._manifest.call

@@ -13,8 +13,9 @@ import torch
 
 from exportkit.child.messages import serve
 from exportkit.errors import UsageError
+from exportkit.export.importing import import_code
 from exportkit.export.placement import usable_device
-from exportkit.export.resolve import import_code, parse_dtype, resolve, resolve_decompositions
+from exportkit.export.resolve import parse_dtype, resolve, resolve_decompositions
 from exportkit.export.source_lines import users_code
 from exportkit.operators.contract.check import check_operator
 from exportkit.operators.contract.definition import checks

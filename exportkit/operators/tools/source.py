@@ -83,7 +83,7 @@ def load(source: OperatorSource) -> None:
     import torch
 
     from exportkit.errors import LibraryLoadError
-    from exportkit.export.resolve import import_code
+    from exportkit.export.importing import import_code
     from exportkit.export.source_lines import users_code
 
     if source.kind == "file":

@@ -1,0 +1,187 @@
+"""Somebody else's package is found by its entry points, also where exportkit was built without ARR-COC."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import shutil
+import subprocess
+import sys
+import urllib.request
+from pathlib import Path
+
+import pytest
+
+from tests.artifacts import ROOT, THIRD_PARTY
+from tests.fixtures import softpool_library
+
+_FILES = ("setup.py", "pyproject.toml", "README.md", "docs/exportkit.1")
+MODELS = """
+import torch
+import exportkit
+from softpool.model import Classifier
+
+def classifier():
+    rows = {0: "batch[1:16]", 1: "length[2:64]"}
+    inputs = {"bias": torch.zeros(3, 6)}
+    shapes = {"tokens": rows, "bias": {0: "batch", 1: "length"}}
+    return exportkit.ExportSpec(Classifier(), (torch.rand(3, 6, 8),), inputs, dynamic_shapes=shapes)
+"""
+ENTRY_POINTS = """[exportkit.operators]
+softpool = softpool
+
+[exportkit.models]
+softpool-classifier = softpool_models:classifier
+"""
+LOAD = """
+import sys, torch, exportkit
+model = exportkit.load(sys.argv[1])
+answer = model(torch.rand(2, 5, 8), bias=torch.zeros(2, 5))
+print(tuple(answer.logits.shape))
+print([name for name in sys.modules if name.startswith("softpool")])
+"""
+
+
+def install_softpool(site: Path) -> None:
+    """Installs the third party's package as pip does: modules, the library beside them, metadata."""
+    shutil.copytree(THIRD_PARTY / "softpool", site / "softpool", ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copy(softpool_library.build(), site / "softpool" / "libsoftpool.so")
+    (site / "softpool_models.py").write_text(MODELS)
+    information = site / "softpool-0.3.1.dist-info"
+    information.mkdir()
+    (information / "METADATA").write_text("Metadata-Version: 2.1\nName: softpool\nVersion: 0.3.1\n")
+    (information / "entry_points.txt").write_text(ENTRY_POINTS)
+
+
+def install_exportkit(site: Path) -> None:
+    """Builds exportkit without ARR-COC and without the C++ runtime, from a copy of its files, and installs it.
+
+    The copy stays in the cache, so that only what changed is compiled again.
+    """
+    copy = ROOT / ".cache" / "guests"
+    copy.mkdir(parents=True, exist_ok=True)
+    with (copy / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        shutil.rmtree(copy / "exportkit", ignore_errors=True)
+        tracked = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+        for name in filter(_is_built, tracked.split("\0")):
+            old, new = ROOT / name, copy / name
+            if not new.is_file() or new.read_bytes() != old.read_bytes():
+                new.parent.mkdir(parents=True, exist_ok=True)
+                shutil.copy(old, new)
+        for stale in (copy / "build").glob("[lb]*.*"):  # lib.* and bdist.*, which may have files that are gone
+            shutil.rmtree(stale)
+        flags = {"EXPORTKIT_ARR_COC": "0", "EXPORTKIT_CPP_RUNTIME": "0", "EXPORTKIT_CUDA": "0"}
+        command = [sys.executable, "-m", "pip", "install", "-q", "--no-index", "--no-deps", "--no-build-isolation"]
+        done = subprocess.run(
+            [*command, "--target", str(site), str(copy)],
+            cwd="/",
+            env={name: value for name, value in os.environ.items() if name != "PYTHONPATH"} | flags,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def _is_built(name: str) -> bool:
+    wanted = name.startswith(("exportkit/", "csrc/package/")) or name in _FILES
+    return wanted and "arr_coc" not in Path(name).parts and (ROOT / name).is_file()
+
+
+class Machine:
+    """Where both packages are installed, and nothing of this checkout is."""
+
+    def __init__(self, site: Path, home: Path) -> None:
+        self.home = home
+        inherited = {
+            name: value for name, value in os.environ.items() if not name.startswith(("EXPORTKIT", "SOFTPOOL"))
+        }
+        self.environment = inherited | {
+            "PYTHONPATH": str(site),
+            "HOME": str(home),
+            "EXPORTKIT_CACHE": str(home / "cache"),
+            "XDG_CONFIG_HOME": str(home / "config"),
+        }
+
+    def python(self, *arguments: str) -> str:
+        done = subprocess.run(
+            [sys.executable, *arguments],
+            cwd=self.home,
+            env=self.environment,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
+    def exportkit(self, *arguments: str) -> str:
+        return self.python("-m", "exportkit", *arguments)
+
+
+@pytest.fixture(scope="module")
+def machine(tmp_path_factory: pytest.TempPathFactory) -> Machine:
+    folder = tmp_path_factory.mktemp("guests")
+    site, home = folder / "site", folder / "home"
+    home.mkdir()
+    install_exportkit(site)
+    install_softpool(site)
+    return Machine(site, home)
+
+
+@pytest.mark.process
+def test_a_third_partys_model_goes_all_the_way_beside_an_exportkit_without_arr_coc(machine: Machine) -> None:
+    found = machine.python(
+        "-c",
+        "import exportkit, importlib.util as u; from exportkit import installed as i; "
+        "print(exportkit.__file__, u.find_spec('exportkit.arr_coc'), i.operator_namespaces(), i.installed_models())",
+    )
+    assert "/site/exportkit/" in found
+    assert "None ['softpool'] {'softpool-classifier': 'softpool_models:classifier'}" in found
+
+    machine.exportkit("export", "softpool-classifier", "-o", "made.pt2")
+    machine.exportkit("package", "made.pt2", "-o", "packed.pt2")  # whose library the declared module loads
+    verified = machine.exportkit("verify", "packed.pt2", "--shapes", "2")
+    assert "ok  eager" in verified, verified
+
+    shape, modules = machine.python("-c", LOAD, "packed.pt2").splitlines()
+    assert (shape, modules) == ("(2, 3)", "[]")
+
+    command = [sys.executable, "-m", "exportkit", "serve", "packed.pt2", "--port", "0", "--no-grpc", "--json"]
+    with subprocess.Popen(
+        command, cwd=machine.home, env=machine.environment, stdout=subprocess.PIPE, text=True
+    ) as server:
+        try:
+            assert server.stdout is not None
+            said = json.loads(_document(server.stdout))
+            tensors = {"tokens": [1, 3, 8], "bias": [1, 3]}
+            inputs = [
+                {"name": name, "shape": shape, "datatype": "FP32", "data": [0.5] * (24 if name == "tokens" else 3)}
+                for name, shape in tensors.items()
+            ]
+            (name,) = (model["name"] for model in said["models"])
+            request = urllib.request.Request(
+                f"{said['http']}/v2/models/{name}/infer",
+                data=json.dumps({"inputs": inputs}).encode(),
+                headers={"Content-Type": "application/json"},
+            )
+            with urllib.request.urlopen(request, timeout=60) as answer:
+                outputs = {output["name"]: output["shape"] for output in json.load(answer)["outputs"]}
+        finally:
+            server.terminate()
+    assert outputs["logits"] == [1, 3]
+
+
+def _document(lines: object) -> str:
+    """The lines of one JSON document."""
+    text = ""
+    for line in lines:  # type: ignore[attr-defined]
+        text += line
+        try:
+            json.loads(text)
+        except ValueError:
+            continue
+        return text
+    raise AssertionError(text)
