@@ -156,9 +156,9 @@ def test_a_program_takes_no_options_that_would_change_it() -> None:
 
 
 def test_a_signature_is_asked_of_a_program_alone(tmp_path: Path) -> None:
-    for asked in ({"public_keys": [tmp_path / "key.pem"]}, {"signature": tmp_path / "x.sig"}):
+    for trust in (Trust([tmp_path / "key.pem"]), Trust(signature=tmp_path / "x.sig")):
         with pytest.raises(UsageError, match="arr-coc is Python source"):
-            resolve("arr-coc", **asked)
+            resolve("arr-coc", trust=trust)
 
 
 @pytest.mark.parametrize(
