@@ -13,6 +13,7 @@ from exportkit import ExportSpec
 from exportkit.errors import ExportError, ModelNotFoundError, UsageError, WeightsError
 from exportkit.export.cases import state_sha256
 from exportkit.export.resolve import parse_input, resolve
+from exportkit.package.trust import Trust
 
 HERE = Path(__file__).parent
 MODELS = str(HERE / "export_models.py")
