@@ -1,11 +1,11 @@
 """A request and its answer, as HTTP and gRPC hand them to a model.
 
-Tensors are bytes in row-major order, little-endian, as the protocol's binary form has them.
+Tensors are bytes in row-major order, little-endian, as the protocol's binary form has them. Receivers send these types,
+which as msgspec's own takes a tenth of the time.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Annotated
 
 import msgspec
@@ -14,8 +14,7 @@ Natural = Annotated[int, msgspec.Meta(ge=0)]
 """A size, which no message may make negative."""
 
 
-@dataclass(frozen=True)
-class InputTensor:
+class InputTensor(msgspec.Struct, frozen=True, array_like=True):
     """An input. `data` starts at a multiple of 64 bytes unless it lies in shared memory, and may be read-only."""
 
     name: str
@@ -24,8 +23,7 @@ class InputTensor:
     data: memoryview
 
 
-@dataclass(frozen=True)
-class InferRequest:
+class InferRequest(msgspec.Struct, frozen=True, array_like=True):
     """A request, whose inputs fit their datatypes and shapes. Whether the model takes them is not checked yet.
 
     Attributes:
@@ -43,8 +41,7 @@ class InferRequest:
     timeout: float | None = None
 
 
-@dataclass(frozen=True)
-class OutputTensor:
+class OutputTensor(msgspec.Struct, frozen=True, array_like=True):
     """An output."""
 
     name: str
@@ -53,8 +50,7 @@ class OutputTensor:
     data: memoryview
 
 
-@dataclass(frozen=True)
-class InferTiming:
+class InferTiming(msgspec.Struct, frozen=True, array_like=True):
     """Where a request's time went, in seconds, and how many rows ran together."""
 
     queue: float
@@ -64,8 +60,7 @@ class InferTiming:
     batch_rows: int
 
 
-@dataclass(frozen=True)
-class InferAnswer:
+class InferAnswer(msgspec.Struct, frozen=True, array_like=True):
     """The answer to a request."""
 
     model: str

@@ -6,11 +6,12 @@ import asyncio
 import weakref
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
 import numpy as np
+from msgspec.structs import replace
 from starlette.types import ASGIApp
 
 from exportkit.serve.engine.repository import Repository

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import gc
 import weakref
-from dataclasses import replace
 
 import msgspec
 import numpy as np
 import pytest
 import torch
+from msgspec.structs import replace
 
 from exportkit.package import manifest as m
 from exportkit.serve.engine.checked_request import RequestPlan, bytes_of, tensor_of
