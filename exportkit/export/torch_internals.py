@@ -11,7 +11,7 @@ No torch that exports has an option for any of these, so export replaces:
   `cpp_flex_attention_template.parallel_num_threads`, so that every thread has its memory (`inductor_changes`).
 - `ShapeEnv._log_guard`, so that an error names the line of the model that a size failed at (`guards`), and that a
   decomposition does not branch on a size (`exportkit.onnx.branches`).
-- `ONNXRegistry.from_torchlib`, so that the table of translations to ONNX is made once (`exportkit.onnx.registry`).
+- `ONNXRegistry.from_torchlib`, so that the table of translations to ONNX is made once (`exportkit.onnx.convert`).
 
 `quiet` adds an attribute instead, which an error does not have: with it, torch.export prints no half-traced graph.
 """

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import copy
+import functools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import cast
+from typing import Any, cast
 
 import onnx_ir
 import torch
 from onnx_ir.passes.common import InlinePass, RemoveUnusedFunctionsPass, RemoveUnusedOpsetsPass
+from torch.onnx._internal.exporter._registration import ONNXRegistry
 
 from exportkit import __version__
 from exportkit.errors import ExportError, ExportkitError
 from exportkit.export.quiet import quiet_torch
+from exportkit.export.torch_internals import replaced
 from exportkit.onnx.bodies import traced_body
 from exportkit.onnx.branches import refusing_decompositions
 from exportkit.onnx.decompositions import Decomposition, decomposition_of
@@ -20,7 +25,6 @@ from exportkit.onnx.functions import Functions, attributes_of
 from exportkit.onnx.lowering import STAND_IN_DOMAIN, onnx_dtype, translations
 from exportkit.onnx.names import cleaned, describe
 from exportkit.onnx.refusals import refused_body, refused_model
-from exportkit.onnx.registry import one_registry
 from exportkit.onnx.repairs import restore_initializers, widen_scatters
 from exportkit.onnx.stand_ins import CustomCall, with_stand_ins
 from exportkit.package.manifest import Call, OnnxFunction, TensorInput, TensorOutput
@@ -66,7 +70,7 @@ def convert(
     """
     _refuse_complex(call)
     conversion = _Conversion(opset, decompositions, progress)
-    with quiet_torch(), one_registry():
+    with quiet_torch(), _one_registry():
         progress("converting the model to ONNX")
         model = conversion.converted(program, refused_model)
     functions, lines = conversion.functions, cleaned(model)
@@ -154,6 +158,30 @@ class _Conversion:
         function = self.functions.add(call, self.converted(body, refused).graph)
         self._within.pop()
         return function
+
+
+@contextmanager
+def _one_registry() -> Iterator[None]:
+    """Gives every conversion in the block a copy of one table: making it takes longer than a small function does."""
+
+    def keeping(from_torchlib: Any) -> Any:
+        def copied(cls: type[ONNXRegistry], **options: Any) -> ONNXRegistry:
+            registry = copy.copy(
+                _registry(from_torchlib.__get__(None, cls), len(torch._C._dispatch_get_all_op_names()), **options)
+            )
+            registry.functions = {operator: list(functions) for operator, functions in registry.functions.items()}
+            return registry
+
+        return classmethod(copied)
+
+    with replaced(ONNXRegistry, "from_torchlib", keeping):
+        yield
+
+
+@functools.lru_cache(maxsize=2)
+def _registry(make: Callable[..., ONNXRegistry], operators: int, **options: Any) -> ONNXRegistry:
+    """Makes a table. It lacks the operators that come later, such as torchvision's when it is imported."""
+    return make(**options)
 
 
 def _keep_dtypes(graph: onnx_ir.Graph, program: torch.export.ExportedProgram) -> None:
