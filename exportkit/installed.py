@@ -8,6 +8,8 @@ A package declares them as entry points (https://packaging.python.org/specificat
   `register` returns, or else `SPECS`, describes the operators by name: objects with the attributes of an OpSpec
   (`wrapper`, `reference`, `decomposition`).
 - `exportkit.models`: a name for MODEL -> `module:attribute`, as MODEL may be written itself.
+  `verify` and others make it with the arguments that a package recorded. A stranger may have written these numbers and
+  texts: a callable must not execute or unpickle what they name.
 - `exportkit.commands`: a command of `exportkit` -> `module:command`, made with `exportkit.cli.app.command`.
 - `exportkit.bench`: a name -> `module:function` that times operators for `exportkit bench`
   (exportkit/bench/operator_options.py has its parameters).
