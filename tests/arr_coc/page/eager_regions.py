@@ -14,7 +14,7 @@ from exportkit.arr_coc.model import ARRCOC
 from exportkit.package import manifest as m
 from exportkit.serve.engine.checked_request import bytes_of
 from exportkit.serve.protocol.datatypes import DATATYPES
-from exportkit.serve.protocol.inference import InferAnswer, InferRequest, OutputTensor, Timing
+from exportkit.serve.protocol.inference import InferAnswer, InferRequest, InferTiming, OutputTensor
 from tests.serve.page.doubles import Model, manifest, region_call
 from tests.serve.page.sent_requests import DTYPES
 
@@ -65,7 +65,7 @@ class EagerModel(Model):
         with torch.no_grad():
             answer = self.module(**given)
         outputs = tuple(_output(name, tensor.contiguous()) for name, tensor in answer.items())
-        return InferAnswer(self.name, self.version, request.id, outputs, Timing(0.0, 0.0, 0.0, 0.0, 1))
+        return InferAnswer(self.name, self.version, request.id, outputs, InferTiming(0.0, 0.0, 0.0, 0.0, 1))
 
 
 def eager(module: ARRCOC, *, tokens: bool = False, **changes: Any) -> EagerModel:
