@@ -11,8 +11,7 @@ A package declares them as entry points (https://packaging.python.org/specificat
   `verify` and others make it with the arguments that a package recorded. A stranger may have written these numbers and
   texts: a callable must not execute or unpickle what they name.
 - `exportkit.commands`: a command of `exportkit` -> `module:command`, made with `exportkit.cli.app.command`.
-- `exportkit.bench`: a name -> `module:function` that times operators for `exportkit bench`
-  (exportkit/bench/operator_options.py has its parameters).
+- `exportkit.bench`: a name -> a module that times operators (exportkit/bench/operator_options.py says what it has).
 - `exportkit.pages`: a name -> a module with a part of the server's page (exportkit/serve/page/page_parts.py).
 
 What is imported here was installed by the user. A package file can only say which operators and which model it wants.

@@ -6,6 +6,7 @@ import math
 import statistics
 from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 
 SHARED = "shared-memory"
 RECEIVERS = "receivers"
@@ -22,7 +23,7 @@ def print_one(engines: Sequence[str], rounds: Sequence[Round]) -> None:
     print("| --- | --: | --: | --: | --: | --: |")
     for engine in engines:
         figures = [figure(engine, "one", name) for name in ("p50", "p99")]
-        figures += [beside(engine), lambda one, e=engine: beside(e)(one) / one["echo"]["one"]["p50"]]
+        figures += [beside(engine), _of_echo(engine)]
         p50, p99, more, ratio, cpu = (median(rounds, f) for f in [*figures, figure(engine, "one", "cpu")])
         print(f"| {engine} | {ms(p50)} | {ms(p99)} | {ms(more)} | {ratio:.1f} | {ms(cpu)} |")
 
@@ -35,15 +36,15 @@ def print_many(engines: Sequence[str], rounds: Sequence[Round]) -> None:
         if engine != "echo":
             rate, part, failed = (
                 median(rounds, figure(engine, "saturation", "rows_per_second")),
-                median(rounds, lambda one, e=engine: one[e]["saturation"]["rows_per_second"] / _fastest(one)),
+                median(rounds, _of_fastest(engine)),
                 median(rounds, figure(engine, "saturation", "failed")),
             )
             p50, p99 = (median(rounds, figure(engine, "half load", name)) for name in ("p50", "p99"))
             print(f"| {engine} | {_number(rate)} | {_number(part, 2)} | {_number(failed)} | {ms(p50)} | {ms(p99)} |")
     print()
     for engine in filter(OURS.__contains__, engines):
-        same = median(rounds, lambda one, e=engine: same_rows(one, e))
-        rows = median(rounds, lambda one, e=engine: _mean_rows(one, e))
+        same = median(rounds, partial(same_rows, engine=engine))
+        rows = median(rounds, partial(_mean_rows, engine=engine))
         if not math.isnan(same):
             inside = median(rounds, figure(engine, "saturation", "in the model"))
             print(
@@ -51,7 +52,7 @@ def print_many(engines: Sequence[str], rounds: Sequence[Round]) -> None:
                 f"{inside:.0%} of the time inside of the model.\n"
             )
     for count in rounds[0]["direct"]["many"]:
-        print(f"- a direct call of {count} rows: {ms(median(rounds, lambda one, c=count: one['direct']['many'][c]))}")
+        print(f"- a direct call of {count} rows: {ms(median(rounds, figure('direct', 'many', count)))}")
 
 
 def median(rounds: Sequence[Round], wanted: Callable[[Round], float]) -> float:
@@ -68,6 +69,16 @@ def median(rounds: Sequence[Round], wanted: Callable[[Round], float]) -> float:
 def figure(engine: str, part: str, name: str) -> Callable[[Round], float]:
     """Returns what takes a figure out of a round."""
     return lambda one: one[engine][part][name]
+
+
+def _of_echo(engine: str) -> Callable[[Round], float]:
+    longer = beside(engine)
+    return lambda one: longer(one) / one["echo"]["one"]["p50"]
+
+
+def _of_fastest(engine: str) -> Callable[[Round], float]:
+    rate = figure(engine, "saturation", "rows_per_second")
+    return lambda one: rate(one) / _fastest(one)
 
 
 def beside(engine: str) -> Callable[[Round], float]:
