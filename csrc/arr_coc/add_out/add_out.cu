@@ -1,7 +1,7 @@
 #include <torch/csrc/stable/library.h>
 
-#include "arr_coc/common/cuda.cuh"
 #include "arr_coc/add_out/add_out.h"
+#include "arr_coc/common/cuda.cuh"
 
 namespace arr_coc {
 namespace {

@@ -1,7 +1,7 @@
 #include <torch/csrc/stable/library.h>
 
-#include "arr_coc/common/radix_select.cuh"
 #include "arr_coc/allocate_lod_tokens/budget.cuh"
+#include "arr_coc/common/radix_select.cuh"
 
 namespace arr_coc {
 namespace {

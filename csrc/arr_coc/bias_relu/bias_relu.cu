@@ -1,7 +1,7 @@
 #include <torch/csrc/stable/library.h>
 
-#include "arr_coc/common/map.cuh"
 #include "arr_coc/bias_relu/bias_relu.h"
+#include "arr_coc/common/map.cuh"
 
 namespace arr_coc {
 

@@ -4,9 +4,9 @@
 #include <optional>
 #include <tuple>
 
+#include "arr_coc/allocate_lod_tokens/allocate_lod_tokens.h"
 #include "arr_coc/common/checks.h"
 #include "arr_coc/common/tensors.h"
-#include "arr_coc/allocate_lod_tokens/allocate_lod_tokens.h"
 #include "arr_coc/top_k_patches/top_k_patches.h"
 
 namespace arr_coc {

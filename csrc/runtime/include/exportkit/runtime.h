@@ -26,9 +26,9 @@ namespace exportkit {
 // everything.
 enum class Verify { kOnce, kAlways };
 
-// Which calls of a model on CUDA run as CUDA graphs: as one launch instead of one per kernel. A graph has its own memory,
-// and answers as the model does, bit for bit. kOnFirstUse: calls with any sizes, up to 64. The first call
-// with each of them takes longer. kCaptured: only the sizes that `Model::capture` gets.
+// Which calls of a model on CUDA run as CUDA graphs: as one launch instead of one per kernel. A graph has its own
+// memory, and answers as the model does, bit for bit. kOnFirstUse: calls with any sizes, up to 64. The first call with
+// each of them takes longer. kCaptured: only the sizes that `Model::capture` gets.
 enum class CudaGraphs { kNone, kCaptured, kOnFirstUse };
 
 struct OpenOptions {
