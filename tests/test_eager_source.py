@@ -24,7 +24,7 @@ POLICY = "the policy /etc/exportkit/policy.json"
         (None, None, None, None),
     ],
 )
-def test_model_is_what_the_caller_names_or_a_registered_name_where_no_signature_is_demanded(
+def test_model_is_the_callers_or_a_registered_name_without_a_demanded_signature(
     named: str | None, recorded: str | None, demanded_by: str | None, imported: str | None
 ) -> None:
     assert EagerSource(named).model_of(recorded, demanded_by) == imported

@@ -9,9 +9,11 @@ import shutil
 import subprocess
 import sys
 import urllib.request
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
+import torch
 
 from tests.artifacts import ROOT, THIRD_PARTY
 from tests.fixtures import softpool_library
@@ -91,10 +93,18 @@ def _is_built(name: str) -> bool:
 
 
 class Machine:
-    """Where both packages are installed, and nothing of this checkout is."""
+    """Where both packages are installed, and nothing of this checkout is.
+
+    An interpreter of its own sees the others of this environment, but not the hook that finds the checkout's modules.
+    """
 
     def __init__(self, site: Path, home: Path) -> None:
         self.home = home
+        venv = home / "venv"
+        subprocess.run([sys.executable, "-m", "venv", "--without-pip", venv], check=True)
+        (own,) = venv.glob("lib/*/site-packages")
+        (own / "dependencies.pth").write_text(f"{Path(torch.__file__).parents[1]}\n")
+        self.interpreter = venv / "bin" / "python"
         inherited = {
             name: value for name, value in os.environ.items() if not name.startswith(("EXPORTKIT", "SOFTPOOL"))
         }
@@ -107,7 +117,7 @@ class Machine:
 
     def python(self, *arguments: str) -> str:
         done = subprocess.run(
-            [sys.executable, *arguments],
+            [self.interpreter, *arguments],
             cwd=self.home,
             env=self.environment,
             capture_output=True,
@@ -149,7 +159,7 @@ def test_a_third_partys_model_goes_all_the_way_beside_an_exportkit_without_arr_c
     shape, modules = machine.python("-c", LOAD, "packed.pt2").splitlines()
     assert (shape, modules) == ("(2, 3)", "[]")
 
-    command = [sys.executable, "-m", "exportkit", "serve", "packed.pt2", "--port", "0", "--no-grpc", "--json"]
+    command = [machine.interpreter, "-m", "exportkit", "serve", "packed.pt2", "--port", "0", "--no-grpc", "--json"]
     with subprocess.Popen(
         command, cwd=machine.home, env=machine.environment, stdout=subprocess.PIPE, text=True
     ) as server:
@@ -174,10 +184,10 @@ def test_a_third_partys_model_goes_all_the_way_beside_an_exportkit_without_arr_c
     assert outputs["logits"] == [1, 3]
 
 
-def _document(lines: object) -> str:
+def _document(lines: Iterable[str]) -> str:
     """The lines of one JSON document."""
     text = ""
-    for line in lines:  # type: ignore[attr-defined]
+    for line in lines:
         text += line
         try:
             json.loads(text)
