@@ -54,7 +54,7 @@ def weights_option(text: str) -> Callable[[F], F]:
     return click.option("--weights", type=EXISTING_FILE, metavar="FILE.safetensors", help=text)
 
 
-def public_key_options(argument: str) -> Callable[[F], F]:
+def public_key_options(argument: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """--public-key, repeatable, and --signature: the command gets them as `trust`.
 
     Both apply to the file that the command's argument names.
@@ -74,12 +74,12 @@ def public_key_options(argument: str) -> Callable[[F], F]:
         help=f"Require that this key signed {argument}. Repeatable: one of the keys is enough.",
     )
 
-    def decorate(function: F) -> F:
+    def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(function)
         def with_trust(*args: Any, public_keys: Sequence[Path], signature: Path | None, **options: Any) -> Any:
             return function(*args, trust=Trust(public_keys, signature), **options)
 
-        return keys(signature(with_trust))  # type: ignore[return-value]
+        return keys(signature(with_trust))
 
     return decorate
 
@@ -93,7 +93,7 @@ def trusted_option(argument: str) -> Callable[[F], F]:
     return click.option("--trust", "trusted", is_flag=True, help=text)
 
 
-def eager_options(artifact: str) -> Callable[[F], F]:
+def eager_options(artifact: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """--model, --weights and --op-library: the command gets them as `eager`."""
     model = model_option(artifact)
     weights = weights_option("The weights file that the model was exported with.")
@@ -102,12 +102,12 @@ def eager_options(artifact: str) -> Callable[[F], F]:
         "Repeatable."
     )
 
-    def decorate(function: F) -> F:
+    def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(function)
         def with_eager(*args: Any, model: str | None, weights: Path | None, op_libraries: Any, **options: Any) -> Any:
             return function(*args, eager=EagerSource(model, weights, op_libraries), **options)
 
-        return model(weights(libraries(with_eager)))  # type: ignore[return-value]
+        return model(weights(libraries(with_eager)))
 
     return decorate
 

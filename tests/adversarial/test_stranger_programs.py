@@ -160,8 +160,8 @@ def module_of_an_enumeration(records: Records, command: str, folder: Path) -> No
     tree = {
         "type": "builtins.dict",
         "context": json.dumps([{"__enum__": True, "fqn": "evil_enumeration:E", "name": "a"}]),
+        "children_spec": [{"type": None, "context": None, "children_spec": []}],
     }
-    tree["children_spec"] = [{"type": None, "context": None, "children_spec": []}]  # type: ignore[assignment]
 
     def edit(program: Any) -> None:
         program["graph_module"]["module_call_graph"][0]["signature"]["out_spec"] = json.dumps([1, tree])
