@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -49,6 +49,48 @@ class Tolerance:
             raise UsageError(f"rtol {self.rtol}, atol {self.atol}: both tolerances must be finite and not negative")
 
 
+# Sizes by dimension name, and a generator: the arguments of one call.
+DrawInputs = Callable[[Mapping[str, int], "torch.Generator"], tuple[tuple[Any, ...], dict[str, Any]]]
+# The same, for the calls of one session in order: the method's name and its arguments.
+DrawSequence = Callable[
+    [Mapping[str, int], "torch.Generator"], Sequence[tuple[str, tuple[Any, ...], Mapping[str, Any]]]
+]
+
+# The method that a call without a name means.
+FORWARD = "forward"
+
+
+@dataclass(frozen=True)
+class Method:
+    """One entry of a model that has several. The fields of ExportSpec with the same names say what each is.
+
+    Attributes:
+        example_inputs: Positional inputs for tracing.
+        example_kwargs: Keyword inputs for tracing.
+        dynamic_shapes: The sizes that vary. A name has the same value everywhere in one call.
+        tolerances: By output name.
+        draw_inputs: Draws the arguments of one call.
+        writes: Inputs that the method writes in place, by their place in the call, such as "cache" or "cache.0".
+        attribute: The attribute of the module that is called. Default: the method's name.
+    """
+
+    example_inputs: tuple[Any, ...] = ()
+    example_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    dynamic_shapes: Mapping[str, Mapping[int, str]] = field(default_factory=dict)
+    tolerances: Mapping[str, Tolerance] = field(default_factory=dict)
+    draw_inputs: DrawInputs | None = None
+    writes: Sequence[str] = ()
+    attribute: str | None = None
+
+    def __post_init__(self) -> None:
+        """Checks the fields' types.
+
+        Raises:
+            UsageError: A field has the wrong type. The message names the field, its value and the right type.
+        """
+        _check_fields(self, "Method", _entry_checks(self))
+
+
 @dataclass(frozen=True)
 class ExportSpec:
     """A model with everything `exportkit export` needs to know about it.
@@ -74,41 +116,86 @@ class ExportSpec:
             verified then.
         decompositions: For custom operators, by `namespace::name`: functions with the operator's parameters that
             compute the same with torch's operators. ONNX models are made of them; other formats ignore them.
+        writes: Inputs that the model writes in place, by their place in the call, such as "cache" or "cache.0".
+        methods: The model's entries by name, in place of the fields of one entry. By default there is one, `forward`.
+        state: Name patterns (fnmatch) of the buffers that methods write and that outlive a call. A dict maps patterns
+            to the name of the dimension that is the buffers' first axis, so that a session of any such size can be
+            made; None leaves their exported shape.
+        draw_sequence: A function (sizes by dimension name, generator) -> [(method, args, kwargs), ...]: the calls of
+            one session, for cases and verification. By default, each method with state is called once in order, and
+            the last one three times more.
     """
 
     model: torch.nn.Module
-    example_inputs: tuple[Any, ...]
+    example_inputs: tuple[Any, ...] = ()
     example_kwargs: Mapping[str, Any] = field(default_factory=dict)
     dynamic_shapes: Mapping[str, Mapping[int, str]] = field(default_factory=dict)
     tolerances: Mapping[str, Tolerance] = field(default_factory=dict)
     operator_libraries: Sequence[str | Path] = ()
     name: str | None = None
-    draw_inputs: Callable[[Mapping[str, int], torch.Generator], tuple[tuple[Any, ...], dict[str, Any]]] | None = None
+    draw_inputs: DrawInputs | None = None
     allow_nondeterministic: bool = False
     decompositions: Mapping[str, Callable[..., Any]] = field(default_factory=dict)
+    writes: Sequence[str] = ()
+    methods: Mapping[str, Method] = field(default_factory=dict)
+    state: Sequence[str] | Mapping[str, str | None] = ()
+    draw_sequence: DrawSequence | None = None
 
     def __post_init__(self) -> None:
         """Checks the fields' types, because a wrong one would fail later with an obscure error.
 
         Raises:
-            UsageError: A field has the wrong type. The message names the field, its value and the right type.
+            UsageError: A field has the wrong type, or `methods` and the fields of one entry are both given. The message
+                names the field, its value and the right type.
         """
         import torch
 
-        shapes = self.dynamic_shapes
         checks = (
             ("model", isinstance(self.model, torch.nn.Module), "an nn.Module"),
-            ("example_inputs", isinstance(self.example_inputs, (tuple, list)), "a tuple of forward's arguments"),
-            ("example_kwargs", isinstance(self.example_kwargs, Mapping), "a dict"),
-            ("dynamic_shapes", _are_shapes(shapes), 'such as {"image": {0: "batch[1:64]", 2: "16*gh[8:96]"}}'),
+            *_entry_checks(self),
             ("decompositions", _are_functions(self.decompositions), 'a dict such as {"myops::scale": scale_in_aten}'),
             ("operator_libraries", not isinstance(self.operator_libraries, (str, Path)), "a list of paths"),
+            ("methods", _are_methods(self.methods), 'a dict such as {"decode": exportkit.Method(example_inputs=...)}'),
+            ("state", _are_patterns(self.state), 'such as ("cache.*",) or {"cache.*": "batch"}'),
         )
-        for name, right, wanted in checks:
-            if not right:
-                value = getattr(self, name)
-                raise UsageError(f"ExportSpec.{name} is {_short(value)}; it must be {wanted}")
+        _check_fields(self, "ExportSpec", checks)
+        if self.methods and (extra := [name for name in _ENTRY_FIELDS if getattr(self, name)]):
+            raise UsageError(
+                f"ExportSpec has `methods` and {extra[0]}",
+                hint=f"Give {extra[0]} to the method that it belongs to.",
+            )
         object.__setattr__(self, "model", _inside(self.model))
+
+    @property
+    def entries(self) -> Mapping[str, Method]:
+        """The methods by name: those that were given, or `forward` with this spec's own fields."""
+        if self.methods:
+            return self.methods
+        return {FORWARD: Method(**{name: getattr(self, name) for name in _ENTRY_FIELDS})}
+
+    @property
+    def state_dimensions(self) -> Mapping[str, str | None]:
+        """The patterns of `state`, each with the dimension of its buffers' first axis."""
+        return self.state if isinstance(self.state, Mapping) else dict.fromkeys(self.state)
+
+
+_ENTRY_FIELDS = ("example_inputs", "example_kwargs", "dynamic_shapes", "tolerances", "draw_inputs", "writes")
+
+
+def _entry_checks(entry: Method | ExportSpec) -> tuple[tuple[str, bool, str], ...]:
+    shapes, inputs = entry.dynamic_shapes, entry.example_inputs
+    return (
+        ("example_inputs", isinstance(inputs, (tuple, list)), "a tuple of forward's arguments"),
+        ("example_kwargs", isinstance(entry.example_kwargs, Mapping), "a dict"),
+        ("dynamic_shapes", _are_shapes(shapes), 'such as {"image": {0: "batch[1:64]", 2: "16*gh[8:96]"}}'),
+        ("writes", not isinstance(entry.writes, str), 'a list of inputs such as ("cache",)'),
+    )
+
+
+def _check_fields(owner: object, kind: str, checks: Iterable[tuple[str, bool, str]]) -> None:
+    for name, right, wanted in checks:
+        if not right:
+            raise UsageError(f"{kind}.{name} is {_short(getattr(owner, name))}; it must be {wanted}")
 
 
 def _inside(model: torch.nn.Module) -> torch.nn.Module:
@@ -133,6 +220,19 @@ def _are_functions(functions: object) -> bool:
     return isinstance(functions, Mapping) and all(
         isinstance(name, str) and callable(function) for name, function in functions.items()
     )
+
+
+def _are_methods(methods: object) -> bool:
+    return isinstance(methods, Mapping) and all(
+        isinstance(name, str) and name.isidentifier() and isinstance(method, Method)
+        for name, method in methods.items()
+    )
+
+
+def _are_patterns(state: object) -> bool:
+    if isinstance(state, Mapping):
+        return all(isinstance(name, str) and isinstance(axis, (str, type(None))) for name, axis in state.items())
+    return not isinstance(state, str) and isinstance(state, Sequence) and all(isinstance(name, str) for name in state)
 
 
 def _short(value: object) -> str:

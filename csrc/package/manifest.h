@@ -37,15 +37,17 @@ struct Size {
 
 using Extent = std::variant<int64_t, Size>;
 
-// A tensor that the compiled code takes. `name` is its place in the call, such as `image` or `batch.mask`.
-struct TensorInput {
-  std::string name, dtype;
-  std::vector<Extent> shape;
-};
-
 struct OutputTolerance {
   double rtol, atol;
   std::optional<std::string> ranking_of, rows_of;
+};
+
+// A tensor that the compiled code takes. `name` is its place in the call, such as `image` or `batch.mask`. `written` is
+// the tolerance of what the call writes into it, if it does.
+struct TensorInput {
+  std::string name, dtype;
+  std::vector<Extent> shape;
+  std::optional<OutputTolerance> written;
 };
 
 // A tensor that the compiled code returns. A size that does not depend on one dimension alone is absent.
@@ -103,15 +105,39 @@ struct Call {
   std::vector<Dimension> dimensions;
 };
 
-// One compiled model, under data/aotinductor/<name>/.
+// A tensor that methods write and that outlives a call. A session has one of its own, which begins with the elements
+// of the record `initial`, or with zeros. At a size that is a Size, the record has one row, which all rows begin with.
+struct StateTensor {
+  std::string name;
+  std::vector<std::string> aliases;  // other names of the same buffer
+  std::string dtype;
+  std::vector<Extent> shape;
+  std::optional<std::string> initial;
+  OutputTolerance tolerance;
+};
+
+// A tensor of the manifest's `state` that a method's code takes after its inputs.
+struct StateUse {
+  int64_t index;
+  bool written;
+};
+
+// One entry of the model. Its code takes the inputs of the call, then this state.
+struct Method {
+  std::string name;
+  Call call;
+  std::vector<StateUse> state;
+};
+
+// One compiled model: code_folder(target, method) under data/aotinductor/ for each method.
 struct Target {
   std::string name, device, platform;  // device is "cpu" or "cuda"
   std::optional<std::string> cpu_isa, cuda_architecture;
   bool cuda_ptx;
   std::string needs_torch, built_with_torch;
   std::optional<std::string> built_with_cuda;
-  // Every tensor that the code takes from outside: AOTInductor's name and the weight's name.
-  std::vector<std::pair<std::string, std::string>> constants;
+  // By method, every tensor that the code takes from outside: AOTInductor's name and the weight's name.
+  std::vector<std::pair<std::string, std::vector<std::pair<std::string, std::string>>>> constants;
 };
 
 // A tensor of the model's state, or a constant that the targets' code reads (`state` is false). Its elements lie in
@@ -125,9 +151,10 @@ struct Weight {
   std::optional<std::string> record;
 };
 
-// The ExportedProgram, from which the package can be compiled again.
+// The ExportedPrograms, a record for each method, from which the package can be compiled again.
 struct Program {
-  std::string record, device, built_with_torch;
+  std::vector<std::pair<std::string, std::string>> records;
+  std::string device, built_with_torch;
 };
 
 // The file beside an ONNX model that has its weights.
@@ -143,8 +170,9 @@ struct OnnxFunction {
   std::string op, domain, name, overload;
 };
 
-// The ONNX model that this package stands beside.
+// An ONNX model that this package stands beside.
 struct Onnx {
+  std::string method;
   int64_t size;
   std::string sha256;
   std::optional<OnnxData> data;
@@ -172,14 +200,24 @@ struct Accuracy {
   double rms = 0, greatest = 0;
 };
 
-// A recorded call: the inputs and eager's outputs, tensors `input.<i>` and `output.<i>`, and references of some
-// outputs, tensors `reference.<i>`.
+// By name, eager's error, or nothing for an output that ranks another.
+using Accuracies = std::vector<std::pair<std::string, std::optional<Accuracy>>>;
+
+// One recorded call of a method. What it writes into an input has the name `written.<input>` in `accuracy`.
+struct CaseCall {
+  std::string method;
+  std::vector<std::pair<std::string, int64_t>> sizes;  // by dimension, in the file's order
+  Accuracies accuracy;
+};
+
+// A recorded sequence of calls in one session. Tensors: `<call>.input.<i>`, `<call>.output.<i>`,
+// `<call>.reference.<i>`, `<call>.written.<i>` and `<call>.written_reference.<i>` for inputs that are written, and
+// after the last call `state.<j>` and `state_reference.<j>`, of the whole state or none.
 struct Case {
   std::string record;
-  std::vector<std::pair<std::string, int64_t>> sizes;  // by dimension, in the file's order
-  std::optional<std::string> reference_dtype;          // what the references were computed in
-  // By output: eager's error, or nothing for an output that ranks another.
-  std::vector<std::pair<std::string, std::optional<Accuracy>>> accuracy;
+  std::vector<CaseCall> calls;
+  std::optional<std::string> reference_dtype;  // what the references were computed in
+  Accuracies state_accuracy;                   // by the state's name
 };
 
 // The eager model that was exported.
@@ -209,11 +247,12 @@ struct Record {
 struct Manifest {
   int64_t format_version;
   std::string name, version;
-  Call call;
+  std::vector<Method> methods;
+  std::vector<StateTensor> state;
   std::vector<Target> targets;
   std::vector<Weight> weights;
   std::optional<Program> program;
-  std::optional<Onnx> onnx;
+  std::vector<Onnx> onnx;  // one for each method, or none
   std::vector<Operator> operators;
   std::vector<Library> libraries;
   std::vector<Case> cases;
@@ -221,6 +260,13 @@ struct Manifest {
   Provenance provenance;
   std::vector<Record> records;
 };
+
+// The method of this name, or null.
+const Method* method_of(const Manifest& manifest, std::string_view name);
+// The method that a call without a name means: `forward`, or the only one; null if there are several others.
+const Method* default_method(const Manifest& manifest);
+// The folder of a method's code under data/aotinductor/: the target's name, if the method is `forward`.
+std::string code_folder(std::string_view target, std::string_view method);
 
 // Throws ManifestTooLargeError.
 void check_manifest_size(uint64_t bytes);

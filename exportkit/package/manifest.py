@@ -12,6 +12,7 @@ from typing import Literal, Union
 import msgspec
 from msgspec import Struct
 
+from exportkit.errors import UsageError
 from exportkit.package import core
 
 FORMAT_VERSION = 1
@@ -61,16 +62,8 @@ class Size(Strict, frozen=True):
 # --- the call ---------------------------------------------------------------------------------------------------------
 
 
-class TensorInput(Strict, frozen=True):
-    """An input tensor of the compiled code. `name` is its place in the call, such as `image` or `batch.mask`."""
-
-    name: str
-    dtype: str
-    shape: tuple[int | Size, ...]
-
-
 class OutputTolerance(Strict, frozen=True):
-    """The allowed difference between an output and eager's; see exportkit.spec.Tolerance."""
+    """The allowed difference between a result and eager's; see exportkit.spec.Tolerance."""
 
     rtol: float
     atol: float
@@ -80,6 +73,18 @@ class OutputTolerance(Strict, frozen=True):
 
 # The `atol` of an output whose values need not repeat. Every finite value is within it.
 ANY_VALUE = sys.float_info.max
+
+
+class TensorInput(Strict, frozen=True):
+    """An input tensor of the compiled code. `name` is its place in the call, such as `image` or `batch.mask`.
+
+    `written` is the tolerance of what the call writes into it, or null if the call only reads it.
+    """
+
+    name: str
+    dtype: str
+    shape: tuple[int | Size, ...]
+    written: OutputTolerance | None
 
 
 class TensorOutput(Strict, frozen=True):
@@ -147,14 +152,48 @@ class Call(Strict, frozen=True):
     dimensions: tuple[Dimension, ...]
 
 
+# --- methods and state ------------------------------------------------------------------------------------------------
+
+
+class StateTensor(Strict, frozen=True):
+    """A tensor that methods write and that outlives a call: a buffer of the model. A session has one of its own.
+
+    `aliases` are further names of the same buffer. `initial` is the record with the elements that a new session
+    begins with, without gaps in row-major order, or null if they are zeros. If a size is a Size, the record has one
+    row there, which every row begins with.
+    """
+
+    name: str
+    aliases: tuple[str, ...]
+    dtype: str
+    shape: tuple[int | Size, ...]
+    initial: str | None
+    tolerance: OutputTolerance
+
+
+class StateUse(Strict, frozen=True):
+    """A tensor of the manifest's `state` that a method's code takes after its inputs."""
+
+    index: int
+    written: bool
+
+
+class PackagedMethod(Strict, frozen=True):
+    """One entry of the model: how it is called, and the state that its code takes after the inputs, in this order."""
+
+    name: str
+    call: Call
+    state: tuple[StateUse, ...]
+
+
 # --- what can run it --------------------------------------------------------------------------------------------------
 
 
 class Target(Strict, frozen=True):
-    """One compiled model, under data/aotinductor/<name>/. `needs_torch` is the oldest torch that can load its code.
+    """One compiled model: for each method a folder under data/aotinductor/ (`code_folder`). `needs_torch` is the oldest torch that can load its code.
 
     Examples are "linux-x86_64" for `platform` (libraries.host_platform), "x86-64-v3" for `cpu_isa` and "sm_90" for
-    `cuda_architecture`. `constants` maps AOTInductor's name of each external tensor to the weight's name.
+    `cuda_architecture`. `constants` has, by method, AOTInductor's name of each external tensor with the weight's name.
     """
 
     name: str
@@ -166,7 +205,7 @@ class Target(Strict, frozen=True):
     needs_torch: str
     built_with_torch: str
     built_with_cuda: str | None
-    constants: dict[str, str] = {}
+    constants: dict[str, dict[str, str]] = {}
 
 
 class Weight(Strict, frozen=True):
@@ -186,9 +225,9 @@ class Weight(Strict, frozen=True):
 
 
 class Program(Strict, frozen=True):
-    """The ExportedProgram, so that the package can be compiled again. `record` is a torch.export archive."""
+    """The ExportedPrograms, so that the package can be compiled again. `records` has a torch.export archive a method."""
 
-    record: str
+    records: dict[str, str]
     device: Literal["cpu", "cuda"]
     built_with_torch: str
 
@@ -211,11 +250,12 @@ class OnnxFunction(Strict, frozen=True):
 
 
 class Onnx(Strict, frozen=True):
-    """The ONNX model that the package stands beside, and the file with its weights, if they are not inside it.
+    """An ONNX model that the package stands beside, and the file with its weights, if they are not inside it.
 
     `functions` is empty if the model has no custom operators, or if they were inlined.
     """
 
+    method: str
     size: int
     sha256: str
     data: OnnxData | None
@@ -258,17 +298,31 @@ class Accuracy(Strict, frozen=True):
     greatest: float
 
 
-class Case(Strict, frozen=True):
-    """A recorded call of eager: exportkit/cases/<n>.safetensors with `input.<i>`, `output.<i>` and `reference.<i>`.
+class CaseCall(Strict, frozen=True):
+    """One recorded call of a method.
 
-    `accuracy` has eager's error by the name of the output, or null for an index output, and `reference_dtype` what the
-    references were computed in.
+    `accuracy` has eager's error by the name of the output, or null for an index output; what is written into an input
+    has the name `written.<input>`.
+    """
+
+    method: str
+    sizes: dict[str, int]
+    accuracy: dict[str, Accuracy | None] = {}
+
+
+class Case(Strict, frozen=True):
+    """A recorded sequence of calls of eager, in one session: exportkit/cases/<n>.safetensors.
+
+    Its tensors are `<call>.input.<i>`, `<call>.output.<i>`, `<call>.reference.<i>` and, for inputs that are written,
+    `<call>.written.<i>` and `<call>.written_reference.<i>`. After the last call: `state.<j>` and `state_reference.<j>`,
+    where j counts in the manifest's `state`, for all of it or none. `state_accuracy` has eager's error by the name of
+    the state, and `reference_dtype` what the references were computed in.
     """
 
     record: str
-    sizes: dict[str, int]
+    calls: tuple[CaseCall, ...]
     reference_dtype: Literal["float64", "float32"] | None = None
-    accuracy: dict[str, Accuracy | None] = {}
+    state_accuracy: dict[str, Accuracy | None] = {}
 
 
 class Record(Strict, frozen=True):
@@ -309,17 +363,47 @@ class Manifest(Strict, frozen=True, kw_only=True):
     format_version: int
     name: str
     version: str
-    call: Call
+    methods: tuple[PackagedMethod, ...]
+    state: tuple[StateTensor, ...] = ()
     targets: tuple[Target, ...]
     weights: tuple[Weight, ...] = ()
     program: Program | None
-    onnx: Onnx | None = None
+    onnx: tuple[Onnx, ...] = ()
     operators: tuple[Operator, ...]
     libraries: tuple[Library, ...]
     cases: tuple[Case, ...]
     source: Source
     provenance: Provenance
     records: tuple[Record, ...]
+
+    @property
+    def default(self) -> PackagedMethod | None:
+        """The method that a call without a name means: `forward`, or the only one; None if there are several others."""
+        named = {method.name: method for method in self.methods}
+        return named.get("forward", self.methods[0] if len(self.methods) == 1 else None)
+
+    def method(self, name: str | None = None) -> PackagedMethod:
+        """Returns a method by name, or the default one.
+
+        Raises:
+            UsageError: There is no such method, or no default.
+        """
+        found = self.default if name is None else next((each for each in self.methods if each.name == name), None)
+        if found is not None:
+            return found
+        names = ", ".join(each.name for each in self.methods)
+        problem = f"{self.name} has several methods" if name is None else f"{self.name} has no method {name}"
+        raise UsageError(problem, hint=f"Name one of its methods: {names}.")
+
+    @property
+    def call(self) -> Call:
+        """The call of the default method. Raises UsageError if there is none."""
+        return self.method().call
+
+
+def code_folder(target: str, method: str) -> str:
+    """The folder of a method's compiled code under data/aotinductor/: the target's name, if it is `forward`."""
+    return target if method == "forward" else f"{method}.{target}"
 
 
 # Made at import, which only one thread does: msgspec resolves a type's fields on first use, and crashes if two threads
