@@ -65,6 +65,10 @@ class WeightsError(UsageError):
     """A weights file does not fit the model."""
 
 
+class StateError(UsageError):
+    """A session's saved state does not fit the session, or is damaged."""
+
+
 class NotAnOperatorLibraryError(UsageError):
     """A file is not an operator library: it is not a shared library, or it registers no operator."""
 
@@ -98,6 +102,18 @@ class ModelRunError(ExportkitError):
 
 class ModelClosedError(ExportkitError):
     """A loaded model was used after close()."""
+
+
+class SessionBusyError(ExportkitError):
+    """A session was called while another call of it was running. A session has one caller at a time."""
+
+
+class SessionBrokenError(ExportkitError):
+    """A call of the session failed midway, so its state may be half written."""
+
+
+class SessionClosedError(ExportkitError):
+    """A session was used after close()."""
 
 
 # --- the package is bad (3) -------------------------------------------------------------------------------------------

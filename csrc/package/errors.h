@@ -16,10 +16,14 @@ namespace errors {
 inline constexpr ErrorClass kUsage{"UsageError", 2};
 inline constexpr ErrorClass kInput{"InputError", 2};
 inline constexpr ErrorClass kWeights{"WeightsError", 2};
+inline constexpr ErrorClass kState{"StateError", 2};
 inline constexpr ErrorClass kExportkit{"ExportkitError", 1};
 inline constexpr ErrorClass kWrongResult{"WrongResultError", 1};
 inline constexpr ErrorClass kModelRun{"ModelRunError", 1};
 inline constexpr ErrorClass kModelClosed{"ModelClosedError", 1};
+inline constexpr ErrorClass kSessionBusy{"SessionBusyError", 1};
+inline constexpr ErrorClass kSessionBroken{"SessionBrokenError", 1};
+inline constexpr ErrorClass kSessionClosed{"SessionClosedError", 1};
 inline constexpr ErrorClass kNotAnArchive{"NotAnArchiveError", 3};
 inline constexpr ErrorClass kNoManifest{"NoManifestError", 3};
 inline constexpr ErrorClass kArchiveLayout{"ArchiveLayoutError", 3};
