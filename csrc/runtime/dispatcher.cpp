@@ -1,4 +1,4 @@
-// Exposes sessions as dispatcher operators, which torch.ops calls without the GIL.
+// Exposes compiled code as dispatcher operators, which torch.ops calls without the GIL.
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <torch/library.h>
 
@@ -6,15 +6,15 @@
 #include <tuple>
 
 #include "package/fork_gate.h"
+#include "runtime/code.h"
 #include "runtime/handles.h"
 #include "runtime/requests.h"
-#include "runtime/session.h"
 
 namespace exportkit {
 namespace {
 
-std::shared_ptr<const Session> session(int64_t handle) {
-  auto found = handles<const Session>().get(handle);
+std::shared_ptr<const Code> code(int64_t handle) {
+  auto found = handles<const Code>().get(handle);
   TORCH_CHECK(found, "handle ", handle, " does not belong to an open model");
   return found;
 }
@@ -25,31 +25,32 @@ CudaGraphs cuda_graphs(const std::string& name) {
 }
 
 int64_t open_target(const std::string& library, c10::Device device, int64_t runners, const std::string& graphs,
-                    const std::vector<std::string>& names, const std::vector<at::Tensor>& tensors) {
+                    const std::vector<std::string>& names, const std::vector<at::Tensor>& tensors,
+                    const std::vector<int64_t>& written) {
   const Work work;
   TORCH_CHECK(names.size() == tensors.size(), names.size(), " names for ", tensors.size(), " constants");
   Constants constants;
   for (size_t i = 0; i < names.size(); ++i) constants.emplace(names[i], tensors[i]);
-  const SessionOptions options{device, runners, cuda_graphs(graphs)};
-  return handles<const Session>().add(std::make_shared<const Session>(library, options, std::move(constants)));
+  const CodeOptions options{device, runners, cuda_graphs(graphs), written};
+  return handles<const Code>().add(std::make_shared<const Code>(library, options, std::move(constants)));
 }
 
 std::vector<at::Tensor> run(int64_t handle, const std::vector<at::Tensor>& inputs) {
   const Work work;
-  return session(handle)->run(inputs);
+  return code(handle)->run(inputs);
 }
 
 std::vector<at::Tensor> capture(int64_t handle, const std::vector<at::Tensor>& inputs) {
   const Work work;
-  return session(handle)->capture(inputs);
+  return code(handle)->capture(inputs);
 }
 
 void capture_as(int64_t handle, int64_t other) {
   const Work work;
-  session(handle)->capture_as(*session(other));
+  code(handle)->capture_as(*code(other));
 }
 
-std::string graph_report(int64_t handle) { return session(handle)->graph_report(); }
+std::string graph_report(int64_t handle) { return code(handle)->graph_report(); }
 
 std::string why_no_graphs() {
   const char* const reason = why_no_cuda_recorder();
@@ -58,7 +59,7 @@ std::string why_no_graphs() {
 
 void close(int64_t handle) {
   const Work work;
-  handles<const Session>().remove(handle);
+  handles<const Code>().remove(handle);
 }
 
 std::tuple<std::vector<at::Tensor>, double, double, double, double> run_all(int64_t handle,
@@ -66,7 +67,7 @@ std::tuple<std::vector<at::Tensor>, double, double, double, double> run_all(int6
                                                                             int64_t requests,
                                                                             const std::vector<int64_t>& outputs) {
   const Work work;
-  Answers answers = run_requests(*session(handle), tensors, requests, outputs);
+  Answers answers = run_requests(*code(handle), tensors, requests, outputs);
   return {std::move(answers.outputs), answers.input_seconds, answers.wait_seconds, answers.run_seconds,
           answers.output_seconds};
 }
@@ -84,8 +85,11 @@ std::vector<std::string> namespaces() {
 
 // Registered for all dispatch keys, so that autograd adds nothing to a call.
 TORCH_LIBRARY(exportkit, m) {
-  m.def("open_target(str library, Device device, int runners, str graphs, str[] names, Tensor[] constants) -> int",
-        open_target);
+  m.def(
+      "open_target(str library, Device device, int runners, str graphs, str[] names, Tensor[] constants, int[] "
+      "written) "
+      "-> int",
+      open_target);
   m.def("run(int handle, Tensor[] inputs) -> Tensor[]", run);
   m.def("capture(int handle, Tensor[] inputs) -> Tensor[]", capture);
   m.def("capture_as(int handle, int other) -> ()", capture_as);

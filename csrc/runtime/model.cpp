@@ -110,7 +110,7 @@ struct Model::Impl {
   InputPlan plan;
   CacheEntry files;
   MappedWeights weights;
-  CurrentSession session;
+  CurrentCode session;
   std::vector<TensorInfo> inputs, outputs;
   std::vector<DimensionRange> dimensions;
 
@@ -145,7 +145,7 @@ struct Model::Impl {
 namespace {
 
 // Makes the CUDA graphs of the session that `session` takes the place of: ModelRunError.
-void capture_as(const Session& session, const Session& old) {
+void capture_as(const Code& session, const Code& old) {
   try {
     session.capture_as(old);
   } catch (const std::exception& error) {

@@ -80,11 +80,11 @@ void OpenedPackage::load_operators() const {
 
 CacheEntry OpenedPackage::unpack_target() const { return unpack(reader_, target(), unpacking()); }
 
-std::shared_ptr<const Session> OpenedPackage::load_target(const CacheEntry& files, const Weights& weights) const {
-  std::shared_ptr<const Session> session;
+std::shared_ptr<const Code> OpenedPackage::load_target(const CacheEntry& files, const Weights& weights) const {
+  std::shared_ptr<const Code> session;
   try {
-    const SessionOptions options{device(), options_.runners, options_.cuda_graphs};
-    session = std::make_shared<const Session>(files.library(), options, constants_of(target(), weights));
+    const CodeOptions options{device(), options_.runners, options_.cuda_graphs};
+    session = std::make_shared<const Code>(files.library(), options, constants_of(target(), weights));
   } catch (const std::exception& error) {
     throw Error(errors::kModelLoad,
                 "torch " + running_torch() + " cannot load target " + target().name + " of " +

@@ -8,8 +8,8 @@
 
 #include "exportkit/runtime.h"
 #include "package/targets.h"
+#include "runtime/code.h"
 #include "runtime/operators.h"
-#include "runtime/session.h"
 #include "runtime/weights.h"
 
 namespace exportkit {
@@ -32,7 +32,7 @@ class OpenedPackage {
   CacheEntry unpack_target() const;
   // Loads the compiled code, after the operators: ModelLoadError. The weights and the files must outlive the session.
   // DigestMismatchError: the package was written to since it was opened.
-  std::shared_ptr<const Session> load_target(const CacheEntry& files, const Weights& weights) const;
+  std::shared_ptr<const Code> load_target(const CacheEntry& files, const Weights& weights) const;
 
  private:
   Unpacking unpacking() const;

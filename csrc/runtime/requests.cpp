@@ -80,20 +80,19 @@ void wait(c10::Device device) {
 
 }  // namespace
 
-Answers run_requests(const Session& session, const Tensors& tensors, int64_t requests,
-                     const std::vector<int64_t>& outputs) {
+Answers run_requests(const Code& code, const Tensors& tensors, int64_t requests, const std::vector<int64_t>& outputs) {
   using Clock = std::chrono::steady_clock;
   const auto seconds = [](Clock::duration time) { return std::chrono::duration<double>(time).count(); };
-  const c10::Device device = session.device();
+  const c10::Device device = code.device();
   const auto started = Clock::now();
   const Tensors inputs = join(tensors, requests, device);
   const auto joined = Clock::now();
   Tensors found;
-  session.turns().acquire();
+  code.turns().acquire();
   const auto began = Clock::now();
   {
-    const auto end_of_turn = c10::make_scope_exit([&session] { session.turns().release(); });
-    found = session.run(inputs);
+    const auto end_of_turn = c10::make_scope_exit([&code] { code.turns().release(); });
+    found = code.run(inputs);
     wait(device);
   }
   const auto ran = Clock::now();

@@ -5,7 +5,7 @@
 
 #include <vector>
 
-#include "runtime/session.h"
+#include "runtime/code.h"
 
 namespace exportkit {
 
@@ -19,8 +19,8 @@ struct Answers {
 // and returns the outputs of these numbers. `tensors` has all inputs of the first request, then all of the second; each
 // is contiguous, on the CPU, and what the package allows. A single request may have scalar inputs. A server calls this
 // without Python's lock; if it made each step from Python, it would wait for the lock after each. Throws c10::Error if
-// the tensors do not fit together, and what Session::run throws.
-Answers run_requests(const Session& session, const std::vector<at::Tensor>& tensors, int64_t requests,
+// the tensors do not fit together, and what Code::run throws.
+Answers run_requests(const Code& code, const std::vector<at::Tensor>& tensors, int64_t requests,
                      const std::vector<int64_t>& outputs);
 
 }  // namespace exportkit

@@ -8,7 +8,7 @@
 
 #include "package/mapping.h"
 #include "package/reader.h"
-#include "runtime/session.h"
+#include "runtime/code.h"
 
 namespace exportkit {
 

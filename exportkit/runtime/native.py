@@ -65,7 +65,7 @@ class NativeRunner:
         names, tensors = list(constants), list(constants.values())
         device = torch.device(choice.device)
         self._handle = operators.open_target.default(
-            str(entry.library), device, options.runners, options.graphs, names, tensors
+            str(entry.library), device, options.runners, options.graphs, names, tensors, []
         )
         self._run = operators.run.default
         self._has_graphs = options.graphs != "none"

@@ -133,7 +133,7 @@ def construct(
 
 
 def _set_constants(container: Any, constants: Mapping[str, torch.Tensor], device: torch.device) -> None:
-    """Sets the constants as csrc/runtime/session.cpp does; the reasons are there. torch leaks the handles here."""
+    """Sets the constants as csrc/runtime/code.cpp does; the reasons are there. torch leaks the handles here."""
     # Within the code, AOTInductor uses names derived from the constants' names.
     names = {constant: name for name, constant in container.get_constant_names_to_original_fqns().items()}
     if names.keys() != constants.keys():

@@ -1,4 +1,4 @@
-#include "runtime/session.h"
+#include "runtime/code.h"
 
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/grad_mode.h>
@@ -22,7 +22,7 @@ void promote_libstdcxx() {
 
 }  // namespace
 
-Session::Session(const std::filesystem::path& library, const SessionOptions& options, Constants constants)
+Code::Code(const std::filesystem::path& library, const CodeOptions& options, Constants constants)
     : device_(options.device), turns_(options.runners), constants_(std::move(constants)) {
   const bool with_graphs = options.cuda_graphs != CudaGraphs::kNone;
   TORCH_CHECK(!with_graphs || device_.is_cuda(), "a model on ", device_, " has no CUDA graphs");
@@ -48,7 +48,7 @@ Session::Session(const std::filesystem::path& library, const SessionOptions& opt
   }
 }
 
-Session::~Session() {
+Code::~Code() {
   graphs_.reset();
   runner_.reset();
   // The compiled code never releases its references to these (MaybeOwningAtenTensorHandle in torch 2.11 and 2.13).
@@ -57,7 +57,7 @@ Session::~Session() {
   }
 }
 
-void Session::set_constants() {
+void Code::set_constants() {
   std::map<std::string, std::string> names;  // from the constant's name to AOTInductor's internal name
   for (const auto& [name, constant] : runner_->getConstantNamesToOriginalFQNs()) {
     names.emplace(constant, name);
@@ -77,7 +77,7 @@ void Session::set_constants() {
 }
 
 // Copies the constants into the compiled code's memory in parts, so that the device never holds two copies of all.
-void Session::copy_constants(const std::map<std::string, std::string>& names) {
+void Code::copy_constants(const std::map<std::string, std::string>& names) {
   constexpr size_t part_bytes = size_t{64} << 20;
   const c10::DeviceGuard guard(device_);
   const c10::impl::VirtualGuardImpl device(device_.type());
@@ -100,32 +100,32 @@ void Session::copy_constants(const std::map<std::string, std::string>& names) {
   constants_.clear();
 }
 
-std::vector<at::Tensor> Session::run(const std::vector<at::Tensor>& inputs) const {
+std::vector<at::Tensor> Code::run(const std::vector<at::Tensor>& inputs) const {
   if (!graphs_) return call(inputs);
   const c10::DeviceGuard guard(device_);
   ensure_cuda_context(device_.index());
   return graphs_->run(inputs);
 }
 
-Graphs& Session::graphs() const {
+Graphs& Code::graphs() const {
   TORCH_CHECK(graphs_, "the model was loaded without CUDA graphs");
   return *graphs_;
 }
 
-std::vector<at::Tensor> Session::capture(const std::vector<at::Tensor>& inputs) const {
+std::vector<at::Tensor> Code::capture(const std::vector<at::Tensor>& inputs) const {
   Graphs& graphs = this->graphs();
   const c10::DeviceGuard guard(device_);
   ensure_cuda_context(device_.index());
   return graphs.capture(inputs);
 }
 
-void Session::capture_as(const Session& other) const {
+void Code::capture_as(const Code& other) const {
   for (const auto& inputs : other.graphs().kept()) capture(inputs);
 }
 
-std::string Session::graph_report() const { return graphs().report(); }
+std::string Code::graph_report() const { return graphs().report(); }
 
-std::vector<at::Tensor> Session::call(const std::vector<at::Tensor>& inputs) const {
+std::vector<at::Tensor> Code::call(const std::vector<at::Tensor>& inputs) const {
   // The compiled code keeps no graph. Without this, operators' autograd kernels would run; if they are in Python, they
   // would wait for the GIL.
   const c10::AutoGradMode no_grad(false);

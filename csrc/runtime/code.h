@@ -1,4 +1,4 @@
-// The compiled code of one target with its weights. Any number of threads may use it.
+// The compiled code of one method of a target with its weights. Any number of threads may use it.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -24,22 +24,23 @@ namespace exportkit {
 // Tensors by AOTInductor's names (the original FQNs): a target's `constants` in the manifest.
 using Constants = std::map<std::string, at::Tensor>;
 
-struct SessionOptions {
+struct CodeOptions {
   c10::Device device;
   // The calls that run at the same time; others wait. With graphs, the launches of one call follow those of another.
   int64_t runners = 1;
   CudaGraphs cuda_graphs = CudaGraphs::kNone;
+  std::vector<int64_t> written;  // the inputs that the code writes in place, by index
 };
 
-class Session {
+class Code {
  public:
   // Loads and runs a target's library, which must have been checked. torch finds the calls of custom operators in a
   // .json beside it, and CUDA kernels in files beside it. `constants` are all tensors that the code takes from outside,
   // on the CPU with the manifest's strides; empty if the weights are inside. CPU code uses these tensors without
   // copying them, so they may be mapped from a file. Throws the errors of torch's loader, and c10::Error if there can
   // be no CUDA graphs here.
-  Session(const std::filesystem::path& library, const SessionOptions& options, Constants constants = {});
-  ~Session();
+  Code(const std::filesystem::path& library, const CodeOptions& options, Constants constants = {});
+  ~Code();
 
   c10::Device device() const { return device_; }
   // Has a turn for each of the runners, for callers that prepare a call before its turn.
@@ -51,7 +52,7 @@ class Session {
   // Graphs::capture.
   std::vector<at::Tensor> capture(const std::vector<at::Tensor>& inputs) const;
   // Makes the graphs that `capture` made for `other`, which runs the same model with other weights.
-  void capture_as(const Session& other) const;
+  void capture_as(const Code& other) const;
   // Graphs::report.
   std::string graph_report() const;
 
@@ -69,28 +70,31 @@ class Session {
   std::unique_ptr<Graphs> graphs_;  // null without CUDA graphs
 };
 
-// The session for new calls. It can be replaced at any time; a running call keeps the session it began with.
-class CurrentSession {
+// The code for new calls, one for each method of the manifest. All can be replaced at once at any time; a running call
+// keeps the code that it began with.
+class CurrentCode {
  public:
-  explicit CurrentSession(std::shared_ptr<const Session> session) : session_(std::move(session)) {}
+  using Methods = std::vector<std::shared_ptr<const Code>>;
 
-  std::shared_ptr<const Session> get() const {
+  explicit CurrentCode(Methods methods) : methods_(std::move(methods)) {}
+
+  std::shared_ptr<const Code> get(size_t method) const {
     const std::lock_guard lock(reading_);
-    return session_;
+    return methods_.at(method);
   }
-  // Replaces the session by the result of `make`, one replacement at a time. If `make` throws, the old session stays.
+  // Replaces the code by the result of `make`, one replacement at a time. If `make` throws, the old code stays.
   template <class Make>
   void replace(const Make& make) {
     const std::lock_guard one_at_a_time(replacing_);
-    std::shared_ptr<const Session> session = make();
+    Methods methods = make();
     const std::lock_guard lock(reading_);
-    session_.swap(session);  // the old session ends with its last call, or here
+    methods_.swap(methods);  // the old code ends with its last call, or here
   }
 
  private:
   std::mutex replacing_;
   mutable std::mutex reading_;
-  std::shared_ptr<const Session> session_;
+  Methods methods_;
 };
 
 }  // namespace exportkit
