@@ -6,6 +6,7 @@
 #include "package/cache.h"
 #include "package/json_text.h"
 #include "package/mapping.h"
+#include "package/state_digest.h"
 #include "package/text.h"
 #include "package/trust.h"
 #include "package/trust_records.h"
@@ -87,6 +88,10 @@ int ek_package_read(const ek_package* package, const char* name, void* buffer, s
 
 int ek_package_extract(const ek_package* package, const char* name, const char* destination, unsigned mode) {
   return guarded([&] { package->reader.extract(name, destination, mode); });
+}
+
+int ek_package_state_digest(const ek_package* package, ek_text* digest) {
+  return guarded([&] { answer(digest, state_digest(package->reader.manifest())); });
 }
 
 int ek_package_verify(const ek_package* package) {

@@ -96,9 +96,14 @@ Place place(JsonReader& json, std::string_view name) {
   return out;
 }
 
-void check_metadata(JsonReader& json) {
-  if (json.peek() == JsonReader::Kind::kNull) return json.null();
-  json.object([&](std::string_view) { json.string(); });
+Metadata metadata(JsonReader& json) {
+  Metadata texts;
+  if (json.peek() == JsonReader::Kind::kNull) {
+    json.null();
+  } else {
+    json.object([&](std::string_view key) { texts.emplace(key, json.string()); });
+  }
+  return texts;
 }
 
 std::vector<Place> read_header(std::string_view text) {
@@ -109,7 +114,7 @@ std::vector<Place> read_header(std::string_view text) {
   if (!whole.oddity().empty()) refuse("the header contains " + whole.oddity());
   std::vector<Place> places;
   json.object([&](std::string_view key) {
-    if (key == "__metadata__") return check_metadata(json);
+    if (key == "__metadata__") return void(metadata(json));
     places.push_back(place(json, key));
   });
   return places;
@@ -194,6 +199,19 @@ std::vector<Place> parse_header(std::string_view file, uint64_t file_size) {
   }
 }
 
+Metadata parse_metadata(std::string_view file) {
+  JsonReader json(file.substr(kLengthBytes, header_size(file) - kLengthBytes), kMaxDepth);
+  Metadata found;
+  json.object([&](std::string_view key) {
+    if (key == "__metadata__") {
+      found = metadata(json);
+    } else {
+      json.skip();
+    }
+  });
+  return found;
+}
+
 std::vector<View> parse(std::string_view file) {
   std::vector<View> views;
   for (Place& place : parse_header(file, file.size())) {
@@ -203,7 +221,7 @@ std::vector<View> parse(std::string_view file) {
   return views;
 }
 
-std::pair<std::string, std::vector<const View*>> header(std::span<const View> tensors) {
+std::pair<std::string, std::vector<const View*>> header(std::span<const View> tensors, const Metadata& metadata) {
   std::vector<const View*> ordered;
   for (const View& view : tensors) {
     const Dtype* dtype = dtype_named(view.dtype);
@@ -223,6 +241,16 @@ std::pair<std::string, std::vector<const View*>> header(std::span<const View> te
     return left != right ? left > right : one->name < other->name;
   });
   std::string text = "{";
+  if (!metadata.empty()) {
+    text += "\"__metadata__\":{";
+    for (const auto& [key, value] : metadata) {
+      if (text.back() != '{') text += ',';
+      append_json(text, key);
+      text += ':';
+      append_json(text, value);
+    }
+    text += '}';
+  }
   uint64_t at = 0;
   for (const View* view : ordered) {
     if (at > 0 || text.size() > 1) text += ',';
@@ -239,8 +267,8 @@ std::pair<std::string, std::vector<const View*>> header(std::span<const View> te
   return {out + text, ordered};
 }
 
-std::string serialize(std::span<const View> tensors) {
-  auto [out, ordered] = header(tensors);
+std::string serialize(std::span<const View> tensors, const Metadata& metadata) {
+  auto [out, ordered] = header(tensors, metadata);
   for (const View* view : ordered) out += view->data;
   return out;
 }

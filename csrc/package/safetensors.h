@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <span>
 #include <string>
 #include <string_view>
@@ -35,13 +36,17 @@ std::vector<View> parse(std::string_view file);
 // The same from the header alone: `file` begins with the header, `file_size` is the size of the whole file.
 std::vector<Place> parse_header(std::string_view file, uint64_t file_size);
 
+// The texts of a header's `__metadata__`, by key. `file` begins with a header that `parse_header` accepts.
+using Metadata = std::map<std::string, std::string>;
+Metadata parse_metadata(std::string_view file);
+
 // The size of a file's header, from the file's first eight bytes: std::invalid_argument if it is too large.
 uint64_t header_size(std::string_view first_eight);
 
 // The bytes of a file up to the data, and the tensors in the order in which their data follow. The same tensors give
 // the same bytes in any order.
-std::pair<std::string, std::vector<const View*>> header(std::span<const View> tensors);
-std::string serialize(std::span<const View> tensors);
+std::pair<std::string, std::vector<const View*>> header(std::span<const View> tensors, const Metadata& metadata = {});
+std::string serialize(std::span<const View> tensors, const Metadata& metadata = {});
 
 // The size of one element in bytes; 0 for a dtype that safetensors does not have.
 size_t item_size(std::string_view dtype);
