@@ -1,36 +1,75 @@
-"""What the recorded cases hold: the tensors of a call by their names in a safetensors file, and eager's errors."""
+"""What the recorded cases hold: the tensors of calls by their names in a safetensors file, and eager's errors."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
-from exportkit.package.manifest import Accuracy, Case, TensorOutput
+from exportkit.package.manifest import Accuracy, Call, Case, StateTensor, TensorOutput
 
 if TYPE_CHECKING:
     import torch
 
 
-def named_tensors(kind: Literal["input", "output"], tensors: Iterable[torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Returns the flat inputs or outputs of a call by their names in a file.
+def results_of(call: Call) -> tuple[TensorOutput, ...]:
+    """Returns what a call gives: its outputs, then what it writes into inputs, named `written.<input>`."""
+    written = (
+        TensorOutput(name=f"written.{each.name}", dtype=each.dtype, shape=each.shape, tolerance=each.written)
+        for each in call.inputs
+        if each.written is not None
+    )
+    return (*call.outputs, *written)
+
+
+def state_results(state: Iterable[StateTensor]) -> tuple[TensorOutput, ...]:
+    """Returns a model's state as results, which are compared like outputs."""
+    return tuple(
+        TensorOutput(name=each.name, dtype=each.dtype, shape=each.shape, tolerance=each.tolerance) for each in state
+    )
+
+
+def named_tensors(kind: str, tensors: Iterable[torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Returns flat tensors by their names in a file, such as `0.input.2` where `kind` is `0.input`.
 
     The tensors are copied, because a model may return transposed tensors or tensors that share memory, and safetensors
     refuses both.
     """
-    return {f"{kind}.{i}": tensor.detach().cpu().contiguous().clone() for i, tensor in enumerate(tensors)}
+    return {f"{kind}.{i}": stored(tensor) for i, tensor in enumerate(tensors)}
 
 
-def named_references(
-    outputs: Sequence[TensorOutput], references: Mapping[str, torch.Tensor]
-) -> dict[str, torch.Tensor]:
-    """Returns references, given by output, by their names in a file."""
-    return {f"reference.{i}": references[output.name] for i, output in enumerate(outputs) if output.name in references}
+def stored(tensor: torch.Tensor) -> torch.Tensor:
+    """Returns a copy of a tensor that a safetensors file can hold."""
+    return tensor.detach().cpu().contiguous().clone()
 
 
-def references_in(outputs: Sequence[TensorOutput], tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Returns the references of a file by output."""
-    names = {output.name: f"reference.{i}" for i, output in enumerate(outputs)}
-    return {name: tensors[key] for name, key in names.items() if key in tensors}
+def result_keys(number: int, call: Call, *, reference: bool = False) -> dict[str, str]:
+    """Returns by result its name in a file, or that of its reference.
+
+    Args:
+        number: The number of the call in its sequence.
+        call: The call.
+        reference: Whether the references' names are wanted.
+    """
+    output, written = ("reference", "written_reference") if reference else ("output", "written")
+    keys = {each.name: f"{number}.{output}.{i}" for i, each in enumerate(call.outputs)}
+    inputs = ((i, each) for i, each in enumerate(call.inputs) if each.written is not None)
+    return keys | {f"written.{each.name}": f"{number}.{written}.{i}" for i, each in inputs}
+
+
+def state_keys(state: Sequence[StateTensor], *, reference: bool = False) -> dict[str, str]:
+    """Returns by state its name in a file, or that of its reference."""
+    kind = "state_reference" if reference else "state"
+    return {each.name: f"{kind}.{j}" for j, each in enumerate(state)}
+
+
+def named_results(keys: Mapping[str, str], results: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Returns results, given by name, by their names in a file. `keys` comes from result_keys or state_keys."""
+    return {keys[name]: stored(tensor) for name, tensor in results.items()}
+
+
+def results_in(keys: Mapping[str, str], tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Returns the results of a file that it has, by name. `keys` comes from result_keys or state_keys."""
+    return {name: tensors[key] for name, key in keys.items() if key in tensors}
 
 
 def worst(errors: Iterable[Accuracy]) -> Accuracy:
@@ -41,11 +80,24 @@ def worst(errors: Iterable[Accuracy]) -> Accuracy:
     )
 
 
-def recorded_errors(cases: Iterable[Case]) -> dict[str, list[Accuracy]]:
-    """Returns eager's errors in the recorded cases, by output. One call of few elements may happen to be exact."""
+def recorded_errors(cases: Iterable[Case], method: str) -> dict[str, list[Accuracy]]:
+    """Returns eager's errors in the recorded calls of a method, by result.
+
+    One call of few elements may happen to be exact.
+    """
+    calls = (call for case in cases for call in case.calls if call.method == method)
+    return _errors(call.accuracy for call in calls)
+
+
+def recorded_state_errors(cases: Iterable[Case]) -> dict[str, list[Accuracy]]:
+    """Returns eager's errors in the state after the recorded cases, by name."""
+    return _errors(case.state_accuracy for case in cases)
+
+
+def _errors(recorded: Iterable[Mapping[str, Accuracy | None]]) -> dict[str, list[Accuracy]]:
     found: dict[str, list[Accuracy]] = {}
-    for case in cases:
-        for name, accuracy in case.accuracy.items():
+    for accuracies in recorded:
+        for name, accuracy in accuracies.items():
             if accuracy is not None:
                 found.setdefault(name, []).append(accuracy)
     return found
