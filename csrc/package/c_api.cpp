@@ -88,7 +88,7 @@ std::string json(const std::vector<PublicKey>& keys) {
 
 extern "C" {
 
-int ek_abi_version(void) { return 2; }
+int ek_abi_version(void) { return 3; }
 
 const ek_error* ek_last_error(void) { return exportkit::c_api::last_error(); }
 

@@ -27,20 +27,16 @@ namespace {
 
 Unpacking unpacking(int always) { return {always != 0, warn}; }
 
-template <class Part>
-int unpack_part(const ek_package* package, const Part& part, int always, ek_entry** entry) {
-  CacheEntry made = unpack(package->reader, part, unpacking(always));
+void give(CacheEntry made, ek_entry** entry) {
   const std::string folder = made.folder().string(), library = made.library().string();
   *entry = new ek_entry{std::move(made), folder, library};
-  return 0;
 }
 
-template <class List, class F>
-const auto& find(const List& list, const F& is_it, const std::string& what) {
-  for (const auto& item : list) {
-    if (is_it(item)) return item;
+const Library& library_of(const ek_package* package, const char* record) {
+  for (const Library& library : package->reader.manifest().libraries) {
+    if (library.record == record) return library;
   }
-  throw Error(errors::kUsage, "the package has no " + what);
+  throw Error(errors::kUsage, "the package has no library " + shown(record));
 }
 
 }  // namespace
@@ -133,17 +129,11 @@ void ek_mapping_close(ek_mapping* mapping) { delete mapping; }
 // --- the cache -------------------------------------------------------------------------------------------------------
 
 int ek_package_unpack_library(const ek_package* package, const char* record, int always, ek_entry** entry) {
-  return guarded([&] {
-    const auto is_it = [&](const Library& library) { return library.record == record; };
-    unpack_part(package, find(package->reader.manifest().libraries, is_it, "library " + shown(record)), always, entry);
-  });
+  return guarded([&] { give(unpack(package->reader, library_of(package, record), unpacking(always)), entry); });
 }
 
-int ek_package_unpack_target(const ek_package* package, const char* target, int always, ek_entry** entry) {
-  return guarded([&] {
-    const auto is_it = [&](const Target& one) { return one.name == target; };
-    unpack_part(package, find(package->reader.manifest().targets, is_it, "target " + shown(target)), always, entry);
-  });
+int ek_package_unpack_target(const ek_package* package, const char* folder, int always, ek_entry** entry) {
+  return guarded([&] { give(unpack_code(package->reader, folder, unpacking(always)), entry); });
 }
 
 const char* ek_entry_folder(const ek_entry* entry) { return entry->folder.c_str(); }

@@ -17,6 +17,7 @@
 
 #include "package/errors.h"
 #include "package/sha256.h"
+#include "package/text.h"
 #include "package/trust_records.h"
 
 namespace exportkit {
@@ -174,12 +175,13 @@ CacheEntry unpack(const PackageReader& reader, const Library& library, const Unp
   return unpack(reader, {"libraries", library.sha256, {{name, &reader.record(library.record)}}}, how);
 }
 
-CacheEntry unpack(const PackageReader& reader, const Target& target, const Unpacking& how) {
-  const std::string folder = std::string(kAotInductorDir) + target.name + "/";
+CacheEntry unpack_code(const PackageReader& reader, std::string_view name, const Unpacking& how) {
+  const std::string folder = std::string(kAotInductorDir) + std::string(name) + "/";
   Contents contents{"targets", {}, {}};
   for (const Record& record : reader.manifest().records) {
     if (record.name.starts_with(folder)) contents.records.emplace(record.name.substr(folder.size()), &record);
   }
+  if (contents.records.empty()) throw Error(errors::kUsage, "the package has no compiled code in " + shown(name));
   std::string lines;
   for (const auto& [name, record] : contents.records) lines += record->sha256 + "  " + name + "\n";
   contents.digest = sha256_hex(lines);

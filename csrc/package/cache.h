@@ -34,9 +34,9 @@ struct Unpacking {
   std::function<void(const std::string&)> warn;
 };
 
-// Unpacks an operator library, the only file of its entry, or a target's files. Throws the error of a wrong record;
-// CacheError if there is no room.
+// Unpacks an operator library, the only file of its entry, or the files of a code folder (manifest.h, code_folder).
+// Throws the error of a wrong record; CacheError if there is no room; UsageError if there is no such folder.
 CacheEntry unpack(const PackageReader& reader, const Library& library, const Unpacking& how);
-CacheEntry unpack(const PackageReader& reader, const Target& target, const Unpacking& how);
+CacheEntry unpack_code(const PackageReader& reader, std::string_view folder, const Unpacking& how);
 
 }  // namespace exportkit

@@ -182,10 +182,14 @@ void check_dimensions(const Call& call) {
   }
 }
 
+void check_finite(const OutputTolerance& tolerance, const std::string& what) {
+  require(std::isfinite(tolerance.rtol) && std::isfinite(tolerance.atol),
+          [&] { return what + " has a tolerance that is not finite"; });
+}
+
 void check_tolerance(const TensorOutput& output, const Names& outputs) {
   const OutputTolerance& tolerance = output.tolerance;
-  require(std::isfinite(tolerance.rtol) && std::isfinite(tolerance.atol),
-          [&] { return "output " + shown(output.name) + " has a tolerance that is not finite"; });
+  check_finite(tolerance, "output " + shown(output.name));
   for (const auto& other : {tolerance.ranking_of, tolerance.rows_of}) {
     require(!other || (*other != output.name && outputs.contains(*other)), [&] {
       return "output " + shown(output.name) + " refers to " + shown(*other) + ", which is not another output";
@@ -209,6 +213,21 @@ void check_call(const Call& call) {
   Names outputs;
   for (const TensorOutput& output : call.outputs) outputs.insert(output.name);
   for (const TensorOutput& output : call.outputs) check_tolerance(output, outputs);
+  for (const TensorInput& input : call.inputs) {
+    if (!input.written) continue;
+    check_own_tolerance(*input.written, "what is written into input " + shown(input.name));
+    require(!outputs.contains(written_name(input)), [&] {
+      return "an output has the name " + shown(written_name(input)) + ", which means what is written into that input";
+    });
+  }
+}
+
+std::string written_name(const TensorInput& input) { return "written." + input.name; }
+
+void check_own_tolerance(const OutputTolerance& tolerance, const std::string& what) {
+  check_finite(tolerance, what);
+  require(!tolerance.ranking_of && !tolerance.rows_of,
+          [&] { return what + " has ranking_of or rows_of, which only outputs have"; });
 }
 
 }  // namespace exportkit

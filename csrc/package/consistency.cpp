@@ -57,7 +57,7 @@ bool is_operator_name(std::string_view text) {
   return text.empty() || (take_prefix(text, ".") && word() && text.empty());
 }
 
-// --- records, targets, operators, libraries, cases -----------------------------------------------------------------
+// --- records, targets, operators, libraries ------------------------------------------------------------------------
 
 using Digests = std::unordered_map<std::string_view, std::string_view>;
 
@@ -65,6 +65,17 @@ void check_reference(const std::string& what, const std::string& record, const s
                      const Digests& records) {
   require(records.contains(record), [&] { return what + ": there is no record " + shown(record); });
   require(record.starts_with(folder), [&] { return what + ": it is not under " + folder; });
+}
+
+// Checks that something names each method once and nothing else.
+void check_each_method(const std::vector<std::string_view>& given, const Manifest& manifest, const std::string& what) {
+  Names missing;
+  for (const Method& method : manifest.methods) missing.insert(method.name);
+  for (const std::string_view name : given) {
+    require(missing.erase(name) == 1,
+            [&] { return what + " for " + shown(name) + ", which is not a method or appears twice"; });
+  }
+  require(missing.empty(), [&] { return what + " for other methods, but not for " + shown(*missing.begin()); });
 }
 
 void check_records(const Manifest& manifest, const Digests& records) {
@@ -85,12 +96,17 @@ void check_records(const Manifest& manifest, const Digests& records) {
     check_reference("case " + shown(recorded.record), recorded.record, std::string(kCasesDir), records);
   }
   if (manifest.program) {
-    check_reference("the program", manifest.program->record, "", records);
+    std::vector<std::string_view> methods;
+    for (const auto& [method, record] : manifest.program->records) {
+      check_reference("the program of " + shown(method), record, "", records);
+      methods.push_back(method);
+    }
+    check_each_method(methods, manifest, "the program has records");
     check_version(manifest.program->built_with_torch, "the program's built_with_torch");
   }
 }
 
-void check_target(const Target& target) {
+void check_target(const Target& target, const Manifest& manifest) {
   const std::string what = "target " + target.name;
   check_version(target.needs_torch, what + ": needs_torch");
   check_version(target.built_with_torch, what + ": built_with_torch");
@@ -101,45 +117,56 @@ void check_target(const Target& target) {
            (target.cuda_architecture ? shown(*target.cuda_architecture) : "null");
   });
   require(cuda || !target.cuda_ptx, [&] { return what + " for " + target.device + " has cuda_ptx"; });
+  std::vector<std::string_view> methods;
+  for (const auto& [method, constants] : target.constants) methods.push_back(method);
+  check_each_method(methods, manifest, what + " has constants");
+}
+
+// The code folders of all targets, sorted. The number of them is bounded: each has a key in its target's constants.
+std::vector<std::string> code_folders(const Manifest& manifest) {
+  std::vector<std::string> folders;
+  for (const Target& target : manifest.targets) {
+    for (const Method& method : manifest.methods) folders.push_back(code_folder(target.name, method.name));
+  }
+  std::sort(folders.begin(), folders.end());
+  // A prefix comes right before what it is a prefix of.
+  const auto prefix = std::adjacent_find(folders.begin(), folders.end(), [](const auto& shorter, const auto& longer) {
+    return longer.starts_with(shorter);
+  });
+  require(prefix == folders.end(), [&] {
+    return "the code folder " + *prefix + " is a prefix of the code folder " + *std::next(prefix) +
+           ": torch would read the records of both as one model";
+  });
+  return folders;
 }
 
 void check_targets(const Manifest& manifest) {
-  require(!manifest.targets.empty() || manifest.program || manifest.onnx,
+  require(!manifest.targets.empty() || manifest.program || !manifest.onnx.empty(),
           [] { return "the package has no target, no program and no ONNX model, so there is nothing to run"; });
   distinct(manifest.targets, kName, "target");
-  std::set<std::string_view> names;  // sorted: a prefix comes right before what it is a prefix of
-  for (const Target& target : manifest.targets) names.insert(target.name);
-  const auto prefix = std::adjacent_find(names.begin(), names.end(),
-                                         [](auto shorter, auto longer) { return longer.starts_with(shorter); });
-  require(prefix == names.end(), [&] {
-    return "target " + std::string(*prefix) + " is a prefix of target " + std::string(*std::next(prefix)) +
-           ": torch would read the records of both as one model";
-  });
-  Names with_code;
+  for (const Target& target : manifest.targets) check_target(target, manifest);
+  const std::vector<std::string> folders = code_folders(manifest);
+  Names missing(folders.begin(), folders.end());
+  const Names known = missing;
   for (const Record& record : manifest.records) {
     std::string_view rest = record.name;
     if (!take_prefix(rest, kAotInductorDir)) continue;
     const size_t slash = rest.find('/');
     const std::string_view folder = rest.substr(0, slash);
-    require(names.contains(folder), [&] { return "record " + shown(record.name) + " belongs to no target"; });
-    if (slash != std::string_view::npos && rest.ends_with(".so")) with_code.insert(folder);
+    require(known.contains(folder),
+            [&] { return "record " + shown(record.name) + " belongs to no method of a target"; });
+    if (slash != std::string_view::npos && rest.ends_with(".so")) missing.erase(folder);
   }
-  for (const Target& target : manifest.targets) {
-    require(with_code.contains(target.name), [&] {
-      return "target " + target.name + " has no compiled code: no record " + std::string(kAotInductorDir) +
-             target.name + "/*.so";
-    });
-    check_target(target);
-  }
+  const auto lacks_code = [&](const std::string& folder) { return missing.contains(folder); };
+  const auto found = std::find_if(folders.begin(), folders.end(), lacks_code);
+  require(found == folders.end(), [&] {
+    return "there is no compiled code in " + *found + ": no record " + std::string(kAotInductorDir) + *found + "/*.so";
+  });
 }
 
-void check_onnx(const Manifest& manifest) {
-  if (!manifest.onnx) return;
-  require(manifest.targets.empty() && !manifest.program && manifest.weights.empty() && manifest.libraries.empty(),
-          [] { return "the package describes an ONNX model, but has targets, a program, weights or libraries too"; });
-  const Names known = distinct(manifest.operators, kName, "operator");
+void check_onnx_functions(const Onnx& onnx, const Names& known) {
   std::set<std::tuple<std::string_view, std::string_view, std::string_view>> seen;
-  for (const OnnxFunction& function : manifest.onnx->functions) {
+  for (const OnnxFunction& function : onnx.functions) {
     const auto what = [&] {
       return "ONNX function " + shown(function.domain + "::" + function.name + ":" + function.overload);
     };
@@ -149,6 +176,17 @@ void check_onnx(const Manifest& manifest) {
     require(seen.emplace(function.domain, function.name, function.overload).second,
             [&] { return what() + " appears twice"; });
   }
+}
+
+void check_onnx(const Manifest& manifest) {
+  if (manifest.onnx.empty()) return;
+  require(manifest.targets.empty() && !manifest.program && manifest.weights.empty() && manifest.libraries.empty(),
+          [] { return "the package describes an ONNX model, but has targets, a program, weights or libraries too"; });
+  std::vector<std::string_view> methods;
+  for (const Onnx& onnx : manifest.onnx) methods.push_back(onnx.method);
+  check_each_method(methods, manifest, "there are ONNX models");
+  const Names known = distinct(manifest.operators, kName, "operator");
+  for (const Onnx& onnx : manifest.onnx) check_onnx_functions(onnx, known);
 }
 
 void check_operators(const std::vector<Operator>& operators, const std::string& where) {
@@ -186,68 +224,27 @@ void check_libraries(const Manifest& manifest, const Digests& records) {
   }
 }
 
-// Checks the outputs of a case that have references.
-void check_accuracy(const Case& recorded, const Call& call) {
-  const std::string what = "case " + shown(recorded.record);
-  require(recorded.accuracy.empty() != recorded.reference_dtype.has_value(),
-          [&] { return what + " must have a reference_dtype if it has references, and only then"; });
-  std::map<std::string_view, const std::optional<Accuracy>*> given;
-  for (const auto& [name, accuracy] : recorded.accuracy) given.emplace(name, &accuracy);
-  size_t known = 0;
-  for (const TensorOutput& output : call.outputs) {
-    const auto found = given.find(output.name);
-    if (found == given.end()) continue;
-    const bool floating = output.dtype.starts_with("float") || output.dtype == "bfloat16";
-    require(found->second->has_value() == floating, [&] {
-      return what + ": the accuracy of " + shown(output.name) + ", which is " + output.dtype + ", must " +
-             (floating ? "not be null" : "be null");
-    });
-    const auto& rows_of = output.tolerance.rows_of;
-    require(!floating || !rows_of || given.contains(*rows_of),
-            [&] { return what + ": " + shown(output.name) + " has a reference, but its indices have none"; });
-    ++known;
-  }
-  require(known == given.size(), [&] { return what + " has a reference of something that is not an output"; });
-}
-
-void check_cases(const Manifest& manifest) {
-  distinct(manifest.cases, kRecord, "case");
-  const Dimensions dimensions = dimensions_of(manifest.call);
-  for (const Case& recorded : manifest.cases) {
-    // Names are unique, so the same number of declared names means the same names.
-    require(recorded.sizes.size() == dimensions.size(), [&] {
-      return "case " + shown(recorded.record) + " gives sizes for " + std::to_string(recorded.sizes.size()) +
-             " dimensions of " + std::to_string(dimensions.size());
-    });
-    for (const auto& given : recorded.sizes) {
-      const std::string& name = given.first;
-      const int64_t size = given.second;
-      const auto found = dimensions.find(name);
-      require(found != dimensions.end(), [&] {
-        return "case " + shown(recorded.record) + " has a size for " + name + ", which is not a dimension";
-      });
-      require(found->second->min <= size && size <= found->second->max, [&] {
-        return "case " + shown(recorded.record) + " has " + name + " = " + std::to_string(size) + ", outside " +
-               std::to_string(found->second->min) + " to " + std::to_string(found->second->max);
-      });
-    }
-    check_accuracy(recorded, manifest.call);
-  }
-}
-
 }  // namespace
 
 void check_consistency(const Manifest& manifest) {
   Digests records;
   for (const Record& record : manifest.records) records.emplace(record.name, record.sha256);
-  check_call(manifest.call);
+  check_methods(manifest);
   check_records(manifest, records);
   check_targets(manifest);
   check_weights(manifest);
+  check_state(manifest);
   check_operators(manifest.operators, "operators");
   check_onnx(manifest);
   check_libraries(manifest, records);
   check_cases(manifest);
+}
+
+const Record* record_of(const Manifest& manifest, std::string_view name) {
+  const auto found =
+      std::lower_bound(manifest.records.begin(), manifest.records.end(), name,
+                       [](const Record& record, std::string_view wanted) { return record.name < wanted; });
+  return found != manifest.records.end() && found->name == name ? &*found : nullptr;
 }
 
 std::vector<const Library*> libraries_for(const std::vector<Library>& libraries, const Target& target) {

@@ -21,4 +21,7 @@ std::vector<const Library*> libraries_for(const std::vector<Library>& libraries,
 // The size of a weight's record in bytes.
 uint64_t weight_bytes(const Weight& weight);
 
+// The size of the record of a state's initial value in bytes, whether it has one or not.
+uint64_t initial_bytes(const StateTensor& state);
+
 }  // namespace exportkit

@@ -111,16 +111,17 @@ Extent extent(JsonReader& json) {
   return out;
 }
 
-TensorInput tensor_input(JsonReader& json) {
-  TensorInput out;
-  fields(json, field("name", out.name, text), field("dtype", out.dtype, text), field("shape", out.shape, list(extent)));
-  return out;
-}
-
 OutputTolerance output_tolerance(JsonReader& json) {
   OutputTolerance out;
   fields(json, field("rtol", out.rtol, not_negative), field("atol", out.atol, not_negative),
          field("ranking_of", out.ranking_of, nullable(text)), field("rows_of", out.rows_of, nullable(text)));
+  return out;
+}
+
+TensorInput tensor_input(JsonReader& json) {
+  TensorInput out;
+  fields(json, field("name", out.name, text), field("dtype", out.dtype, text), field("shape", out.shape, list(extent)),
+         field("written", out.written, nullable(output_tolerance)));
   return out;
 }
 
@@ -190,6 +191,27 @@ Call call(JsonReader& json) {
   return out;
 }
 
+StateTensor state_tensor(JsonReader& json) {
+  StateTensor out;
+  fields(json, field("name", out.name, text), field("aliases", out.aliases, list(text)),
+         field("dtype", out.dtype, text), field("shape", out.shape, list(extent)),
+         field("initial", out.initial, nullable(text)), field("tolerance", out.tolerance, output_tolerance));
+  return out;
+}
+
+StateUse state_use(JsonReader& json) {
+  StateUse out;
+  fields(json, field("index", out.index, count), field("written", out.written, boolean));
+  return out;
+}
+
+Method method(JsonReader& json) {
+  Method out;
+  fields(json, field("name", out.name, text), field("call", out.call, call),
+         field("state", out.state, list(state_use)));
+  return out;
+}
+
 Target target(JsonReader& json) {
   Target out;
   fields(json, field("name", out.name, name), field("device", out.device, device),
@@ -197,7 +219,7 @@ Target target(JsonReader& json) {
          field("cuda_architecture", out.cuda_architecture, nullable(text)), field("cuda_ptx", out.cuda_ptx, boolean),
          field("needs_torch", out.needs_torch, text), field("built_with_torch", out.built_with_torch, text),
          field("built_with_cuda", out.built_with_cuda, nullable(text)),
-         field("constants", out.constants, object_of(text)));
+         field("constants", out.constants, object_of(object_of(text))));
   return out;
 }
 
@@ -211,7 +233,7 @@ Weight weight(JsonReader& json) {
 
 Program program(JsonReader& json) {
   Program out;
-  fields(json, field("record", out.record, text), field("device", out.device, device),
+  fields(json, field("records", out.records, object_of(text)), field("device", out.device, device),
          field("built_with_torch", out.built_with_torch, text));
   return out;
 }
@@ -231,7 +253,7 @@ OnnxFunction onnx_function(JsonReader& json) {
 
 Onnx onnx(JsonReader& json) {
   Onnx out;
-  fields(json, field("size", out.size, count), field("sha256", out.sha256, sha256),
+  fields(json, field("method", out.method, text), field("size", out.size, count), field("sha256", out.sha256, sha256),
          field("data", out.data, nullable(onnx_data)), field("opset", out.opset, opset),
          field("functions", out.functions, list(onnx_function)));
   return out;
@@ -268,11 +290,18 @@ Accuracy accuracy(JsonReader& json) {
   return out;
 }
 
+CaseCall case_call(JsonReader& json) {
+  CaseCall out;
+  fields(json, field("method", out.method, text), field("sizes", out.sizes, sizes),
+         field("accuracy", out.accuracy, object_of(nullable(accuracy))));
+  return out;
+}
+
 Case case_(JsonReader& json) {
   Case out;
-  fields(json, field("record", out.record, text), field("sizes", out.sizes, sizes),
+  fields(json, field("record", out.record, text), field("calls", out.calls, list(case_call)),
          field("reference_dtype", out.reference_dtype, nullable(one_of("float64", "float32"))),
-         field("accuracy", out.accuracy, object_of(nullable(accuracy))));
+         field("state_accuracy", out.state_accuracy, object_of(nullable(accuracy))));
   return out;
 }
 
@@ -301,12 +330,13 @@ Record record(JsonReader& json) {
 Manifest manifest(JsonReader& json) {
   Manifest out;
   fields(json, field("format_version", out.format_version, integer), field("name", out.name, name),
-         field("version", out.version, text), field("call", out.call, call),
-         field("targets", out.targets, list(target)), field("weights", out.weights, list(weight)),
-         field("program", out.program, nullable(program)), field("onnx", out.onnx, nullable(onnx)),
-         field("operators", out.operators, list(operator_)), field("libraries", out.libraries, list(library)),
-         field("cases", out.cases, list(case_)), field("source", out.source, source),
-         field("provenance", out.provenance, provenance), field("records", out.records, list(record)));
+         field("version", out.version, text), field("methods", out.methods, list(method)),
+         field("state", out.state, list(state_tensor)), field("targets", out.targets, list(target)),
+         field("weights", out.weights, list(weight)), field("program", out.program, nullable(program)),
+         field("onnx", out.onnx, list(onnx)), field("operators", out.operators, list(operator_)),
+         field("libraries", out.libraries, list(library)), field("cases", out.cases, list(case_)),
+         field("source", out.source, source), field("provenance", out.provenance, provenance),
+         field("records", out.records, list(record)));
   return out;
 }
 
@@ -345,6 +375,22 @@ auto decode_part(std::string_view text, const Read& read) {
 }
 
 }  // namespace
+
+const Method* method_of(const Manifest& manifest, std::string_view name) {
+  for (const Method& method : manifest.methods) {
+    if (method.name == name) return &method;
+  }
+  return nullptr;
+}
+
+const Method* default_method(const Manifest& manifest) {
+  if (const Method* forward = method_of(manifest, kForward)) return forward;
+  return manifest.methods.size() == 1 ? manifest.methods.data() : nullptr;
+}
+
+std::string code_folder(std::string_view target, std::string_view method) {
+  return method == kForward ? std::string(target) : std::string(method) + "." + std::string(target);
+}
 
 void check_manifest_size(uint64_t bytes) {
   if (bytes <= kMaxManifestBytes) return;

@@ -16,7 +16,8 @@ inline constexpr int64_t kFormatVersion = 1;  // the only version
 inline constexpr size_t kMaxManifestBytes = size_t{16} << 20;
 inline constexpr int64_t kMinOpset = 18;  // of ONNX
 inline constexpr int64_t kMaxOpset = 23;
-inline constexpr int kMaxManifestDepth = 80;  // of brackets
+inline constexpr int kMaxManifestDepth = 80;             // of brackets
+inline constexpr std::string_view kForward = "forward";  // the method that a call without a name means
 inline constexpr std::string_view kManifestName = "exportkit/manifest.json";
 
 // null, bool, integer, number or string.

@@ -47,8 +47,20 @@ inline Dimensions dimensions_of(const Call& call) {
 // The size of one element in bytes; 0 for a dtype that a package cannot hold.
 uint64_t item_bytes(std::string_view dtype);
 
+// The record of this name, or null. The records must be sorted.
+const Record* record_of(const Manifest& manifest, std::string_view name);
+
+// The name that what a call writes into an input has among its results.
+std::string written_name(const TensorInput& input);
+
+// Checks the tolerance of what is no output: it is finite and refers to nothing.
+void check_own_tolerance(const OutputTolerance& tolerance, const std::string& what);
+
 // The parts of check_consistency.
 void check_call(const Call& call);
+void check_methods(const Manifest& manifest);
 void check_weights(const Manifest& manifest);
+void check_state(const Manifest& manifest);
+void check_cases(const Manifest& manifest);
 
 }  // namespace exportkit

@@ -105,10 +105,10 @@ EK_API void ek_mapping_close(ek_mapping* mapping);
 
 /* --- the cache --------------------------------------------------------------------------------------------------- */
 
-/* Unpack an operator library, named by its record, or a target, named by its name. Files that are known to be correct
- * are not hashed again, unless `always` is set. */
+/* Unpack an operator library, named by its record, or a method's code of a target, named by its folder under
+ * data/aotinductor. Files that are known to be correct are not hashed again, unless `always` is set. */
 EK_API int ek_package_unpack_library(const ek_package* package, const char* record, int always, ek_entry** entry);
-EK_API int ek_package_unpack_target(const ek_package* package, const char* target, int always, ek_entry** entry);
+EK_API int ek_package_unpack_target(const ek_package* package, const char* folder, int always, ek_entry** entry);
 EK_API const char* ek_entry_folder(const ek_entry* entry);
 /* The shared library in the folder. */
 EK_API const char* ek_entry_library(const ek_entry* entry);

@@ -46,10 +46,8 @@ void check_strides(const Weight& weight) {
 
 void check_weight_record(const Weight& weight, const Manifest& manifest) {
   const std::string what = "weight " + shown(weight.name);
-  const auto found = std::lower_bound(manifest.records.begin(), manifest.records.end(), *weight.record,
-                                      [](const Record& record, const std::string& name) { return record.name < name; });
-  require(found != manifest.records.end() && found->name == *weight.record,
-          [&] { return what + ": there is no record " + shown(*weight.record); });
+  const Record* found = record_of(manifest, *weight.record);
+  require(found, [&] { return what + ": there is no record " + shown(*weight.record); });
   require(found->name.starts_with(kWeightsDir),
           [&] { return what + ": " + shown(found->name) + " is not under " + std::string(kWeightsDir); });
   require(static_cast<uint64_t>(found->size) == weight_bytes(weight), [&] {
@@ -80,13 +78,15 @@ void check_weights(const Manifest& manifest) {
     if (weight.record) check_weight_record(weight, manifest);
   }
   for (const Target& target : manifest.targets) {
-    for (const auto& constant : target.constants) {
-      const std::string& name = constant.second;
-      const auto found = weights.find(name);
-      require(found != weights.end() && found->second->record, [&] {
-        return "target " + target.name + " takes " + shown(constant.first) + " from " + shown(name) +
-               ", which is not a weight with a record";
-      });
+    for (const auto& constants : target.constants) {
+      for (const auto& constant : constants.second) {
+        const std::string& name = constant.second;
+        const auto found = weights.find(name);
+        require(found != weights.end() && found->second->record, [&] {
+          return "target " + target.name + " takes " + shown(constant.first) + " from " + shown(name) +
+                 ", which is not a weight with a record";
+        });
+      }
     }
   }
 }

@@ -13,7 +13,17 @@ from exportkit.errors import ManifestSyntaxError, MergeError, MissingLibraryErro
 from exportkit.package import core
 from exportkit.package.archive import Content, PackageReader, StoredRecord, write_package
 from exportkit.package.consistency import libraries_for, loading_order, missing_operators
-from exportkit.package.manifest import Call, Library, Manifest, Operator, Target, Weight, check, encode_manifest
+from exportkit.package.manifest import (
+    Call,
+    Library,
+    Manifest,
+    Operator,
+    PackagedMethod,
+    Target,
+    Weight,
+    check,
+    encode_manifest,
+)
 
 
 def assemble(
@@ -27,8 +37,8 @@ def assemble(
 ) -> Manifest:
     """Merges compiled artifacts of one model, adds operator libraries, and writes the package.
 
-    The same inputs give the same bytes. The call, the cases (eager's outputs on one device), the source and the
-    provenance come from the first artifact. The others add their targets, and a program if the first has none.
+    The same inputs give the same bytes. The methods, the state, the cases (eager's outputs on one device), the source
+    and the provenance come from the first artifact. The others add their targets, and a program if the first has none.
 
     Args:
         artifacts: Artifacts from `exportkit export`, or packages. Each has one or several targets.
@@ -44,7 +54,7 @@ def assemble(
 
     Raises:
         UsageError: The name is invalid, or no artifact was given.
-        MergeError: The artifacts differ in model or call, or contain two builds of one target or library.
+        MergeError: The artifacts differ in model, methods or state, or contain two builds of one target or library.
         SchemaChangedError: A library defines an operator with another schema than in the traced graph.
         MissingLibraryError: No library has an operator, or its kernel, that a target needs.
         PackageError: An artifact breaks a rule of the format or lacks a required signature.
@@ -67,10 +77,15 @@ def assemble(
 
 def _check_same_model(first: PackageReader, other: PackageReader) -> None:
     both = f"{first.path.name} and {other.path.name}"
-    if difference := _difference(first.manifest.call, other.manifest.call):
+    _check_same_methods(both, first.manifest.methods, other.manifest.methods)
+    mine, its = first.manifest.state, other.manifest.state
+    if mine != its:
+        difference = next(
+            (f"{_json(a)} and {_json(b)}" for a, b in zip(mine, its) if a != b), f"{len(mine)} and {len(its)} tensors"
+        )
         raise MergeError(
-            f"{both} take different calls: {difference}",
-            hint="The targets of a package share one call. Export them with the same inputs, ranges and dtype.",
+            f"{both} have different state: {difference}",
+            hint="The targets of a package share their state. Export them from the same model with the same --state.",
         )
     ours, theirs = first.manifest.source, other.manifest.source
     if ours.state_sha256 != theirs.state_sha256:
@@ -78,6 +93,19 @@ def _check_same_model(first: PackageReader, other: PackageReader) -> None:
             f"{both} were exported with different weights: sha256 {ours.state_sha256} and {theirs.state_sha256}",
             hint="The targets of a package share their weights. Export them with the same weights.",
         )
+
+
+def _check_same_methods(both: str, ours: Sequence[PackagedMethod], theirs: Sequence[PackagedMethod]) -> None:
+    hint = "The targets of a package share their methods. Export them with the same methods, inputs, ranges and dtype."
+    names, others = ([method.name for method in methods] for methods in (ours, theirs))
+    if names != others:
+        raise MergeError(f"{both} have different methods: {', '.join(names)} and {', '.join(others)}", hint=hint)
+    for mine, its in zip(ours, theirs):
+        if difference := _difference(mine.call, its.call):
+            raise MergeError(f"{both} take different calls of {mine.name}: {difference}", hint=hint)
+        if mine.state != its.state:
+            difference = f"{_json(mine.state)} and {_json(its.state)}"
+            raise MergeError(f"{both} use different state in {mine.name}: {difference}", hint=hint)
 
 
 def _difference(ours: Call, theirs: Call) -> str | None:

@@ -13,6 +13,7 @@ from exportkit.package.manifest import Library, Manifest, Operator, Target, Weig
 AOTINDUCTOR_DIR = "data/aotinductor"
 OPERATORS_DIR = "exportkit/ops"
 CASES_DIR = "exportkit/cases"
+STATE_DIR = "exportkit/state"
 WEIGHTS_DIR = "data/weights"
 
 _NAMES = msgspec.json.Decoder(dict[str, list[str]])  # made at import: exportkit.package.manifest says why

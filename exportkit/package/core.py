@@ -19,7 +19,7 @@ from exportkit import errors
 from exportkit.errors import HostError, UsageError
 
 LIBRARY = Path(__file__).parents[1] / "lib" / "libexportkit_package.so"
-_ABI = 2
+_ABI = 3
 
 KeySource = str | os.PathLike[str]  # the path of a PEM file, or PEM text
 

@@ -128,36 +128,40 @@ class ProgramGraph:
 _DECODER = msgspec.json.Decoder(_Program)
 
 
-def graph_of(reader: PackageReader) -> ProgramGraph | None:
-    """Reads the graph of an open artifact; None if the artifact has no program.
+def graph_of(reader: PackageReader, method: str | None = None) -> ProgramGraph | None:
+    """Reads the graph of a method of an open artifact; None if the artifact has no program.
 
-    The caller checks the digests (`reader.verify`).
+    The caller checks the digests (`reader.verify`). Without a method, it is that of the default one.
 
     Raises:
         ProgramGraphError: The record of the program is not what torch writes.
+        UsageError: There is no such method, or no default.
     """
     program = reader.manifest.program
     if program is None:
         return None
     handle = reader.handle  # the file stays open as long as this is referred to
-    file = _Window(reader.fileno(), reader.data_offset(program.record), reader.record(program.record).size)
-    found = _read(file, f"{reader.path}, {program.record}", reader.manifest)
+    record = program.records[reader.manifest.method(method).name]
+    file = _Window(reader.fileno(), reader.data_offset(record), reader.record(record).size)
+    found = _read(file, f"{reader.path}, {record}", reader.manifest)
     del handle
     return found
 
 
-def graph_in(path: Path) -> ProgramGraph:
+def graph_in(path: Path, method: str | None = None) -> ProgramGraph:
     """Reads the graph of a file: of an artifact with a program, whose digests are checked, or of a file of torch.
+
+    `method` is for an artifact, as for `graph_of`.
 
     Raises:
         ProgramGraphError: The file has no program, or not one that torch writes.
         PackageError: It is an artifact that breaks a rule of the format.
-        UsageError: The file cannot be read.
+        UsageError: The file cannot be read, or it has no such method.
     """
     try:
         with PackageReader(path) as reader:
             reader.verify()
-            found = graph_of(reader)
+            found = graph_of(reader, method)
         if found is None:
             raise ProgramGraphError(
                 f"{path} has compiled code, but no program", hint="Export the model with --format program as well."

@@ -190,7 +190,9 @@ class PackagedMethod(Strict, frozen=True):
 
 
 class Target(Strict, frozen=True):
-    """One compiled model: for each method a folder under data/aotinductor/ (`code_folder`). `needs_torch` is the oldest torch that can load its code.
+    """One compiled model: for each method a folder under data/aotinductor/ (`code_folder`).
+
+    `needs_torch` is the oldest torch that can load its code.
 
     Examples are "linux-x86_64" for `platform` (libraries.host_platform), "x86-64-v3" for `cpu_isa` and "sm_90" for
     `cuda_architecture`. `constants` has, by method, AOTInductor's name of each external tensor with the weight's name.
@@ -225,7 +227,7 @@ class Weight(Strict, frozen=True):
 
 
 class Program(Strict, frozen=True):
-    """The ExportedPrograms, so that the package can be compiled again. `records` has a torch.export archive a method."""
+    """The ExportedPrograms, to compile the package again from. `records` has a torch.export archive for each method."""
 
     records: dict[str, str]
     device: Literal["cpu", "cuda"]
