@@ -145,10 +145,14 @@ def package(manifest: Document | bytes | None = None, contents: Mapping[str, byt
     return archive(full({MANIFEST_NAME: encoded, **contents}))
 
 
+def _steps(path: str) -> list[str]:
+    return (f"methods.0.{path}" if path.partition(".")[0] == "call" else path).split(".")
+
+
 def at(document: Document, path: str) -> Any:
-    """The part of a manifest that a path such as `call.inputs.0.shape` leads to."""
+    """The part of a manifest that a path leads to: `call.inputs.0` is in the first method, `targets.0` in the whole."""
     part: Any = document
-    for step in path.split("."):
+    for step in _steps(path):
         part = part[int(step)] if isinstance(part, list) else part[step]
     return part
 
@@ -156,8 +160,8 @@ def at(document: Document, path: str) -> Any:
 def changed(path: str, value: Any, base: Document | None = None) -> Document:
     """The sample's manifest with one value replaced; a last step that is not there is added."""
     whole = document() if base is None else base
-    parent, _, last = path.rpartition(".")
-    part = at(whole, parent) if parent else whole
+    *parents, last = _steps(path)
+    part = at(whole, ".".join(parents)) if parents else whole
     part[int(last) if isinstance(part, list) else last] = value
     return whole
 

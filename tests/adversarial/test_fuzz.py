@@ -69,16 +69,16 @@ def use(manifest: Manifest) -> None:
     """What `inspect` and the loader do with a manifest that holds, before any of its records is looked at."""
     assert decode_manifest(encode_manifest(manifest)) == manifest
     is_complete(manifest)
-    call = manifest.call
-    texts = [*input_rows(call), *output_rows(call), (dimension_text(call),)]
-    texts += [(target_text(target),) for target in manifest.targets]
+    texts = [(target_text(target),) for target in manifest.targets]
     texts += [(library_text(library),) for library in manifest.libraries]
-    if (onnx := manifest.onnx) is not None:
+    for onnx in manifest.onnx:
         texts += [*onnx_rows(onnx), *((functions_text(onnx, operator),) for operator in manifest.operators)]
+    for call in (method.call for method in manifest.methods):
+        texts += [*input_rows(call), *output_rows(call), (dimension_text(call),)]
+        builder(call.result)(range(len(call.outputs)))
+        for parameter in call.parameters:
+            builder(parameter.value)(range(len(call.inputs)))
     "".join(text for row in texts for text in row).encode()
-    builder(call.result)(range(len(call.outputs)))
-    for parameter in call.parameters:
-        builder(parameter.value)(range(len(call.inputs)))
 
 
 @pytest.mark.parametrize("bit", [0, 7])

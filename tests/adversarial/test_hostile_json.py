@@ -67,7 +67,7 @@ def test_every_literal_in_every_place_is_refused_or_means_something(file: Path, 
 @pytest.mark.parametrize("literal", LITERALS, ids=lambda literal: ascii(literal[:20]))
 def test_a_literal_is_what_the_standard_library_reads_or_refused(file: Path, literal: str) -> None:
     """Of a constant, which may be any value that is no container."""
-    whole = changed("call.parameters", [*document()["call"]["parameters"], "HERE"])
+    whole = changed("call.parameters", [*document()["methods"][0]["call"]["parameters"], "HERE"])
     constant = '{"name":"c","kind":"keyword","value":{"type":"constant","value":' + literal + "}}"
     answer = opened(file, package(json.dumps(whole).replace('"HERE"', constant).encode()))
     try:

@@ -112,8 +112,8 @@ def test_sizes_that_overflow_64_bits_are_refused_and_others_computed(
 ) -> None:
     size = {"dimension": "batch", "scale": scale, "offset": offset}
     whole = changed("call.inputs.0.shape", [{"dimension": "batch", "scale": 1, "offset": 0}, size, 0])
-    whole["call"]["dimensions"][0] |= {"min": ends[0], "max": ends[1]}
-    whole["cases"][0]["sizes"]["batch"] = ends[0]
+    whole["methods"][0]["call"]["dimensions"][0] |= {"min": ends[0], "max": ends[1]}
+    whole["cases"][0]["calls"][0]["sizes"]["batch"] = ends[0]
     answer = opened(file, package(whole))
     low, high = (scale * end + offset for end in ends)
     assert isinstance(answer, Manifest) == (low >= 0 and high <= 2**62), answer

@@ -50,6 +50,10 @@ def with_records(*names: str, **changes: object) -> m.Manifest:
     return msgspec.structs.replace(samples.manifest(), records=tuple(listed), **changes)
 
 
+def with_call(call: m.Call) -> m.Manifest:
+    return with_records(methods=(m.PackagedMethod(name="forward", call=call, state=()),))
+
+
 def test_a_key_that_is_there_twice_among_many() -> None:
     keys = ",".join(f'"{i}":0' for i in range(10 * MANY))
     with pytest.raises(ManifestSyntaxError, match="duplicate key '7'"):
@@ -60,7 +64,7 @@ def test_many_outputs() -> None:
     call = samples.manifest().call
     outputs = tuple(msgspec.structs.replace(call.outputs[0], name=str(i)) for i in range(MANY))
     result = m.SequenceNode(kind="list", items=tuple(m.TensorNode(index=i) for i in range(MANY)))
-    manifest = with_records(call=msgspec.structs.replace(call, result=result, outputs=outputs))
+    manifest = with_call(msgspec.structs.replace(call, result=result, outputs=outputs))
     assert timed(lambda: decode_manifest(encode_manifest(manifest))) == manifest
 
 
@@ -73,7 +77,8 @@ def test_many_targets() -> None:
 
 def test_many_cases() -> None:
     names = [f"exportkit/cases/many-{i}.safetensors" for i in range(MANY)]
-    manifest = with_records(*names, cases=tuple(m.Case(record=name, sizes={"batch": 2}) for name in names))
+    calls = (m.CaseCall(method="forward", sizes={"batch": 2}),)
+    manifest = with_records(*names, cases=tuple(m.Case(record=name, calls=calls) for name in names))
     assert timed(lambda: decode_manifest(encode_manifest(manifest))) == manifest
 
 

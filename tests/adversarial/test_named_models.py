@@ -73,7 +73,13 @@ def test_a_bisection_traces_no_model_that_the_file_names(
         targets = tuple(
             msgspec.structs.replace(
                 target,
-                constants={**target.constants, "norm.bias": "norm.running_mean", "norm.running_mean": "norm.bias"},
+                constants={
+                    "forward": {
+                        **target.constants["forward"],
+                        "norm.bias": "norm.running_mean",
+                        "norm.running_mean": "norm.bias",
+                    }
+                },
             )
             for target in reader.manifest.targets
         )

@@ -86,7 +86,10 @@ def test_rule_8_what_is_not_json_of_the_right_shape(refused: Refused, data: byte
     refused(package(data), ManifestSyntaxError, named)
 
 
-@pytest.mark.parametrize("where", ["", "call", "call.inputs.0", "targets.0", "libraries.0", "records.0", "source"])
+WHERE = ("", "methods.0", "call", "call.inputs.0", "targets.0", "libraries.0", "cases.0.calls.0", "records.0", "source")
+
+
+@pytest.mark.parametrize("where", WHERE)
 def test_rule_8_an_unknown_key_is_refused_everywhere(refused: Refused, where: str) -> None:
     path = f"{where}.surprise" if where else "surprise"
     refused(package(changed(path, 1)), ManifestSyntaxError, "surprise")
@@ -148,6 +151,10 @@ def named_tuple(class_name: str, field: str) -> dict[str, Any]:
     return {"type": "namedtuple", "class_name": class_name, "fields": [field], "items": [TENSOR]}
 
 
+def program(record: str = samples.CASE, *, built_with_torch: str = "2.13") -> dict[str, Any]:
+    return {"records": {"forward": record}, "device": "cpu", "built_with_torch": built_with_torch}
+
+
 def entry(path: str, **changes: Any) -> dict[str, Any]:
     """A part of the sample's manifest with some of its keys changed."""
     return {**at(document(), path), **changes}
@@ -193,16 +200,20 @@ def entry(path: str, **changes: Any) -> dict[str, Any]:
         # targets
         ("targets", [], "nothing to run"),
         ("targets", [entry("targets.0")] * 2, "target 'cpu_v3'"),
-        ("targets", [entry("targets.0"), entry("targets.0", name="cpu")], "target cpu is a prefix of target cpu_v3"),
-        ("targets.0.name", "other", "cpu_v3/model.wrapper.cpp' belongs to no target"),
+        (
+            "targets",
+            [entry("targets.0"), entry("targets.0", name="cpu")],
+            "cpu is a prefix of the code folder cpu_v3",
+        ),
+        ("targets.0.name", "other", "cpu_v3/model.wrapper.cpp' belongs to no method of a target"),
         ("targets.0.needs_torch", "new", "needs_torch is 'new'"),
         ("targets.0.needs_torch", "\u0662.\u0661", "needs_torch"),  # digits, but not ours
         ("targets.0.built_with_cuda", "new", "built_with_cuda is 'new'"),
         ("targets.0.device", "cuda", "cuda_architecture"),
         ("targets.0.cuda_architecture", "9.0", "cuda_architecture '9.0'"),
         ("targets.0.cuda_ptx", True, "cuda_ptx"),
-        ("program", {"record": "models/m.json", "device": "cpu", "built_with_torch": "2.13"}, "'models/m.json'"),
-        ("program", {"record": samples.CASE, "device": "cpu", "built_with_torch": "2"}, "built_with_torch is '2'"),
+        ("program", program("models/m.json"), "'models/m.json'"),
+        ("program", program(built_with_torch="2"), "built_with_torch is '2'"),
         # weights
         ("weights", [entry("weights.0")] * 2, "weight 'head.weight' appears twice"),
         ("weights.0.aliases", ["head.weight"], "weight 'head.weight' appears twice"),
@@ -220,8 +231,8 @@ def entry(path: str, **changes: Any) -> dict[str, Any]:
         ("weights.0.record", "data/weights/none", "'data/weights/none'"),
         ("weights.0.record", samples.CASE, "not under data/weights/"),
         ("weights.0.record", None, "from 'head.weight', which is not a weight with a record"),
-        ("targets.0.constants", {"w": "other"}, "takes 'w' from 'other'"),
-        ("targets.0.constants", {"w": "tied.weight"}, "takes 'w' from 'tied.weight'"),
+        ("targets.0.constants.forward", {"w": "other"}, "takes 'w' from 'other'"),
+        ("targets.0.constants.forward", {"w": "tied.weight"}, "takes 'w' from 'tied.weight'"),
         # operators and libraries
         ("operators", [TOY, TOY], "'toy::twice' appears twice"),
         ("operators.0.name", "twice", "'twice'"),
@@ -238,9 +249,9 @@ def entry(path: str, **changes: Any) -> dict[str, Any]:
         ("cases.0.record", "exportkit/cases/1.safetensors", "1.safetensors"),
         ("cases.0.record", samples.LIBRARY, "not under exportkit/cases/"),
         ("cases", [entry("cases.0")] * 2, "0.safetensors' appears twice"),
-        ("cases.0.sizes", {}, "sizes for 0 dimensions of 1"),
-        ("cases.0.sizes", {"batch": 2, "n": 1}, "sizes for 2 dimensions of 1"),
-        ("cases.0.sizes", {"batch": 65}, "batch = 65"),
+        ("cases.0.calls.0.sizes", {}, "sizes for 0 dimensions of 1"),
+        ("cases.0.calls.0.sizes", {"batch": 2, "n": 1}, "sizes for 2 dimensions of 1"),
+        ("cases.0.calls.0.sizes", {"batch": 65}, "batch = 65"),
         ("records", at(document(), "records")[::-1], "not sorted"),
         ("records", [at(document(), "records.0"), *at(document(), "records")], "not sorted"),
     ],
@@ -260,18 +271,18 @@ def test_rule_9_strides_that_address_every_element_once_are_taken(
         assert reader.manifest.weights[0].strides == tuple(strides)
 
 
-REFERENCES = {"reference_dtype": "float64", "accuracy": {"scores": {"rms": 1e-8, "greatest": 1e-7}}}
+REFERENCES = {"scores": {"rms": 1e-8, "greatest": 1e-7}}
 
 
-def referenced(**changes: object) -> Document:
+def referenced(*, accuracy: object = REFERENCES, reference_dtype: str | None = "float64") -> Document:
     """The sample with a reference of its output."""
-    return changed("cases.0", {**at(document(), "cases.0"), **REFERENCES, **changes})
+    return changed("cases.0.calls.0.accuracy", accuracy, changed("cases.0.reference_dtype", reference_dtype))
 
 
 def test_a_case_may_have_references(file: Path) -> None:
     file.write_bytes(package(referenced()))
     with PackageReader(file) as reader:
-        assert reader.manifest.cases[0].accuracy == {"scores": Accuracy(rms=1e-8, greatest=1e-7)}
+        assert reader.manifest.cases[0].calls[0].accuracy == {"scores": Accuracy(rms=1e-8, greatest=1e-7)}
 
 
 @pytest.mark.parametrize(
@@ -283,11 +294,11 @@ def test_a_case_may_have_references(file: Path) -> None:
         ({"reference_dtype": None}, ManifestConsistencyError, "reference_dtype"),
         ({"accuracy": {}}, ManifestConsistencyError, "reference_dtype"),
         ({"accuracy": {"scores": None}}, ManifestConsistencyError, "must not be null"),
-        ({"accuracy": {**REFERENCES["accuracy"], "other": None}}, ManifestConsistencyError, "not an output"),
+        ({"accuracy": {**REFERENCES, "other": None}}, ManifestConsistencyError, "not an output"),
     ],
 )
 def test_references_that_contradict_the_outputs(
-    refused: Refused, changes: dict[str, object], error: type[Exception], says: str
+    refused: Refused, changes: dict[str, Any], error: type[Exception], says: str
 ) -> None:
     refused(package(referenced(**changes)), error, says)
 
@@ -297,7 +308,7 @@ def test_rule_9_integers_have_no_accuracy_and_rows_need_their_indices_reference(
     indices = {**scores, "name": "indices", "dtype": "int64"}
     rows = {**scores, "name": "rows", "tolerance": {**scores["tolerance"], "rows_of": "indices"}}
     call = {
-        **at(document(), "call"),
+        **at(document(), "methods.0.call"),
         "outputs": [indices, rows],
         "result": {
             "type": "mapping",
@@ -307,7 +318,7 @@ def test_rule_9_integers_have_no_accuracy_and_rows_need_their_indices_reference(
     }
     error = {"rms": 0, "greatest": 0}
     for accuracy, says in (({"indices": error}, "must be null"), ({"rows": error}, "its indices have none")):
-        refused(package(changed("call", call, referenced(accuracy=accuracy))), ManifestConsistencyError, says)
+        refused(package(changed("methods.0.call", call, referenced(accuracy=accuracy))), ManifestConsistencyError, says)
 
 
 def test_rule_9_a_tolerance_that_json_parsers_read_as_infinite(refused: Refused) -> None:
@@ -335,13 +346,13 @@ def test_rule_9_structures_nested_deeper_than_a_call_may_be(refused: Refused) ->
     refused(package(changed("call.result", node)), ManifestConsistencyError, "nested deeper than 32")
 
 
-ONNX = at(companion(), "onnx")
+ONNX = at(companion(), "onnx.0")
 DATA, (FUNCTION,) = ONNX["data"], ONNX["functions"]
 
 
 def companion_with(manifest: Document | None = None, **changes: object) -> bytes:
     """A companion of an ONNX model with some keys of its manifest, and of `onnx` in it, changed."""
-    return package({**companion(), "onnx": {**ONNX, **changes}, **(manifest or {})}, companion_records())
+    return package({**companion(), "onnx": [{**ONNX, **changes}], **(manifest or {})}, companion_records())
 
 
 def function(**changes: str) -> Document:
@@ -351,22 +362,21 @@ def function(**changes: str) -> Document:
 def test_a_package_may_describe_an_onnx_model_and_nothing_else_that_runs(refused: Refused, file: Path) -> None:
     file.write_bytes(companion_with())
     with PackageReader(file) as reader:
-        assert msgspec.to_builtins(reader.manifest.onnx) == {**ONNX, "functions": (FUNCTION,)}
-    refused(package(changed("onnx", ONNX)), ManifestConsistencyError, "describes an ONNX model, but has")
+        assert msgspec.to_builtins(reader.manifest.onnx[0]) == {**ONNX, "functions": (FUNCTION,)}
+    refused(package(changed("onnx", [ONNX])), ManifestConsistencyError, "describes an ONNX model, but has")
     unused = {**at(document(), "weights.0"), "record": None}
-    program = {"record": samples.CASE, "device": "cpu", "built_with_torch": "2.13"}
-    for more in ({"weights": [unused]}, {"program": program}):
+    for more in ({"weights": [unused]}, {"program": program()}):
         refused(companion_with(more), ManifestConsistencyError, "describes an ONNX model, but has")
-    refused(companion_with({"onnx": None}), ManifestConsistencyError, "nothing to run")
+    refused(companion_with({"onnx": []}), ManifestConsistencyError, "nothing to run")
 
 
 @pytest.mark.parametrize("name", ["model.onnx.data", "Größe 1.data", ".data", "a" * 255, "a\\b"])
 def test_rule_8_a_plain_file_name_is_taken(file: Path, name: str) -> None:
     file.write_bytes(companion_with(data={**DATA, "name": name}))
     with PackageReader(file) as reader:
-        assert reader.manifest.onnx is not None
-        assert reader.manifest.onnx.data is not None
-        assert reader.manifest.onnx.data.name == name
+        data = reader.manifest.onnx[0].data
+        assert data is not None
+        assert data.name == name
 
 
 @pytest.mark.parametrize(
@@ -398,5 +408,4 @@ def test_one_operator_may_have_several_functions(file: Path) -> None:
     overloads = [function(), function(overload="float16"), function(overload="")]
     file.write_bytes(companion_with(functions=overloads))
     with PackageReader(file) as reader:
-        assert reader.manifest.onnx is not None
-        assert msgspec.to_builtins(reader.manifest.onnx.functions) == tuple(overloads)
+        assert msgspec.to_builtins(reader.manifest.onnx[0].functions) == tuple(overloads)

@@ -28,7 +28,7 @@ def main(folder: Path) -> None:
     node = {"type": "namedtuple", "class_name": "P", "fields": ["x"], "items": [{"type": "tensor", "index": 0}]}
     pair = {"type": "sequence", "kind": "tuple", "items": [node, {"type": "constant", "value": None}]}
     named = forge.changed("call.result", pair)
-    named["call"]["outputs"][0]["name"] = "0.x"
+    named["methods"][0]["call"]["outputs"][0]["name"] = "0.x"
     manifests += [named, forge.companion()]
     texts = [json.dumps(one, indent=1).encode() for one in manifests]
     for path in golden:

@@ -30,7 +30,7 @@ SCHEMA = "toy::twice(Tensor x) -> Tensor"
 
 def manifest(**changes: Any) -> m.Manifest:
     """A manifest that is consistent with RECORDS, with some of its top-level keys changed."""
-    image = m.TensorInput(name="image", dtype="float32", shape=(m.Size(dimension="batch"), 3))
+    image = m.TensorInput(name="image", dtype="float32", shape=(m.Size(dimension="batch"), 3), written=None)
     score = m.TensorOutput(
         name="scores",
         dtype="float32",
@@ -60,13 +60,13 @@ def manifest(**changes: Any) -> m.Manifest:
         format_version=m.FORMAT_VERSION,
         name="toy",
         version="1",
-        call=call,
+        methods=(m.PackagedMethod(name="forward", call=call, state=()),),
         targets=(target(),),
         weights=(weight(),),
         program=None,
         operators=(operator,),
         libraries=(library,),
-        cases=(m.Case(record=CASE, sizes={"batch": 2}),),
+        cases=(m.Case(record=CASE, calls=(m.CaseCall(method="forward", sizes={"batch": 2}),)),),
         source=m.Source(model="toy:spec", model_kwargs={}, dtype=None, seed=0, state_sha256="0" * 64),
         provenance=m.Provenance(exportkit="0.1.0", torch="2.13.0", commit=None, dirty=None, tf32=False),
         records=(),
@@ -81,9 +81,9 @@ def companion(**changes: Any) -> m.Manifest:
     """What stands beside an ONNX model, consistent with COMPANION_RECORDS; with some keys of `onnx` changed."""
     function = m.OnnxFunction(operator="toy::twice", domain="toy", name="twice", overload="float32")
     data = m.OnnxData(name="model.onnx.data", size=2**40, sha256="1" * 64)
-    onnx = m.Onnx(size=1, sha256="0" * 64, data=data, opset=20, functions=(function,))
+    onnx = m.Onnx(method="forward", size=1, sha256="0" * 64, data=data, opset=20, functions=(function,))
     described = msgspec.structs.replace(onnx, **changes)
-    return manifest(targets=(), weights=(), libraries=(), onnx=described)
+    return manifest(targets=(), weights=(), libraries=(), onnx=(described,))
 
 
 def target(**changes: Any) -> m.Target:
@@ -98,7 +98,7 @@ def target(**changes: Any) -> m.Target:
         needs_torch="2.11",
         built_with_torch="2.13.0",
         built_with_cuda=None,
-        constants={"head.weight": "head.weight"},
+        constants={"forward": {"head.weight": "head.weight"}},
     )
     return msgspec.structs.replace(plain, **changes)
 

@@ -11,7 +11,7 @@ from exportkit.errors import MergeError, MissingLibraryError, SchemaChangedError
 from exportkit.package.archive import PackageReader, write_package
 from exportkit.package.assemble import assemble
 from exportkit.package.consistency import is_complete, libraries_for, missing_operators
-from exportkit.package.manifest import Call, Dimension, Library, Operator, Target
+from exportkit.package.manifest import Dimension, Library, Operator, PackagedMethod, Target
 from tests.package import samples
 
 CUDA = samples.target(name="gpu", device="cuda", cpu_isa=None, cuda_architecture="9.0", built_with_cuda="13.0")
@@ -178,16 +178,18 @@ def test_the_same_library_given_twice_is_one(tmp_path: Path) -> None:
     assert len(manifest.libraries) == 1
 
 
-def changed_call(**changes: Any) -> Call:
-    return msgspec.structs.replace(samples.manifest().call, **changes)
+def changed_call(**changes: Any) -> tuple[PackagedMethod, ...]:
+    """The only method, with a part of its call changed."""
+    call = msgspec.structs.replace(samples.manifest().call, **changes)
+    return (msgspec.structs.replace(samples.manifest().methods[0], call=call),)
 
 
 @pytest.mark.parametrize(
     ("changes", "named"),
     [
-        ({"call": changed_call(dimensions=(Dimension(name="batch", min=1, max=8),))}, '"max":8'),
+        ({"methods": changed_call(dimensions=(Dimension(name="batch", min=1, max=8),))}, '"max":8'),
         (
-            {"call": changed_call(inputs=(msgspec.structs.replace(IMAGE, dtype="float16"),))},
+            {"methods": changed_call(inputs=(msgspec.structs.replace(IMAGE, dtype="float16"),))},
             "inputs: .*float32.* and .*float16",
         ),
         ({"source": msgspec.structs.replace(samples.manifest().source, state_sha256="1" * 64)}, "different weights"),
@@ -221,7 +223,7 @@ def test_no_artifact_is_a_usage_error(tmp_path: Path) -> None:
 def test_targets_share_their_weights_and_a_record_that_only_one_needs_is_kept(tmp_path: Path) -> None:
     unread = samples.weight(name="bias", aliases=(), shape=(6,), strides=(1,), record=None)
     read = msgspec.structs.replace(unread, record=samples.WEIGHT)
-    cuda = msgspec.structs.replace(CUDA, constants={"head.weight": "head.weight", "bias": "bias"})
+    cuda = msgspec.structs.replace(CUDA, constants={"forward": {"head.weight": "head.weight", "bias": "bias"}})
     sources = [
         artifact(tmp_path / "cpu.pt2", weights=(samples.weight(), unread)),
         artifact(
@@ -237,7 +239,9 @@ def test_targets_share_their_weights_and_a_record_that_only_one_needs_is_kept(tm
 
 
 def test_an_artifact_with_weights_inside_goes_with_one_that_has_them_outside(tmp_path: Path) -> None:
-    inside = artifact(tmp_path / "cuda.pt2", target=msgspec.structs.replace(CUDA, constants={}), weights=())
+    inside = artifact(
+        tmp_path / "cuda.pt2", target=msgspec.structs.replace(CUDA, constants={"forward": {}}), weights=()
+    )
     outside = artifact(tmp_path / "cpu.pt2")
     manifest = assemble([inside, outside], [library(tmp_path), kernels_only(tmp_path)], tmp_path / "toy.pt2")
     assert manifest.weights == (samples.weight(),)

@@ -88,9 +88,9 @@ def call() -> m.Call:
             m.Parameter(name="offset", kind="keyword", value=tensor(2)),
         ),
         inputs=(
-            m.TensorInput(name="image", dtype="float32", shape=(batch, 3, rows, 8)),
-            m.TensorInput(name="query.features", dtype="float32", shape=(batch, 5)),
-            m.TensorInput(name="offset", dtype="float32", shape=(5,)),
+            m.TensorInput(name="image", dtype="float32", shape=(batch, 3, rows, 8), written=None),
+            m.TensorInput(name="query.features", dtype="float32", shape=(batch, 5), written=None),
+            m.TensorInput(name="offset", dtype="float32", shape=(5,), written=None),
         ),
         result=m.MappingNode(keys=("regions", "rest"), items=(regions, rest)),
         outputs=(
@@ -145,6 +145,7 @@ def target(**changes: Any) -> m.Target:
         needs_torch="2.11",
         built_with_torch=str(torch.__version__),
         built_with_cuda=None,
+        constants={"forward": {}},
     )
     return msgspec.structs.replace(plain, **changes)
 
@@ -152,8 +153,8 @@ def target(**changes: Any) -> m.Target:
 def case(args: Any, kwargs: Any, outputs: list[torch.Tensor]) -> bytes:
     """A recorded case of Tiny."""
     inputs = [args[0], args[1]["features"], kwargs["offset"]]
-    tensors = {f"input.{i}": tensor for i, tensor in enumerate(inputs)}
-    return save(tensors | {f"output.{i}": tensor for i, tensor in enumerate(outputs)})
+    tensors = {f"0.input.{i}": tensor for i, tensor in enumerate(inputs)}
+    return save(tensors | {f"0.output.{i}": tensor for i, tensor in enumerate(outputs)})
 
 
 def write(
@@ -171,7 +172,7 @@ def write(
         format_version=m.FORMAT_VERSION,
         name="tiny",
         version="1",
-        call=call(),
+        methods=(m.PackagedMethod(name="forward", call=call(), state=()),),
         targets=targets,
         program=None,
         operators=(),
