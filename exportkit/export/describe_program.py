@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -13,7 +14,7 @@ from exportkit.export.call_signature import BoundCall, check_plain, is_tensor, l
 from exportkit.export.cases import check_packable
 from exportkit.export.shapes import DynamicSizes, Symbols
 from exportkit.export.tolerances import output_tolerances
-from exportkit.package.manifest import Call, Node, TensorInput, TensorOutput
+from exportkit.package.manifest import Call, Node, Size, TensorInput, TensorOutput
 from exportkit.package.structure import flatten, names
 from exportkit.spec import ExportSpec
 
@@ -34,6 +35,19 @@ def describe_output(result: Any) -> Node:
     return node
 
 
+@dataclass(frozen=True)
+class DescribedProgram:
+    """What a program takes and returns.
+
+    Attributes:
+        call: The call, for the manifest.
+        state: The shapes of the state tensors that the program takes after the call's.
+    """
+
+    call: Call
+    state: tuple[tuple[int | Size, ...], ...]
+
+
 def describe_program(
     program: torch.export.ExportedProgram,
     bound: BoundCall,
@@ -41,16 +55,18 @@ def describe_program(
     output: Node,
     spec: ExportSpec,
     *,
+    written: Collection[str] = (),
     cast: torch.dtype | None = None,
-) -> Call:
-    """Returns the manifest's description of a traced call.
+) -> DescribedProgram:
+    """Describes a traced program for the manifest.
 
     Args:
-        program: The traced program.
+        program: The traced program. What it takes beyond the tensors of the call is state.
         bound: The call it was traced with.
         sizes: The dynamic sizes.
         output: The structure of the model's result for that call.
         spec: The spec, which has the tolerances.
+        written: The names of the input tensors that it writes.
         cast: The dtype that the model was cast to, or None.
 
     Raises:
@@ -69,6 +85,7 @@ def describe_program(
             hint="Return it as a tensor, such as torch.scalar_tensor(x.shape[0]), or leave it out.",
         )
     given, output_names = _tensors(values, returned), names(output)
+    taken, state = taken[: len(bound.tensors)], taken[len(bound.tensors) :]
     if len(taken) != len(bound.tensors) or len(given) != len(output_names):
         raise ExportError(
             f"the traced program takes {len(taken)} tensors and returns {len(given)}; the model takes "
@@ -80,27 +97,35 @@ def describe_program(
     symbols = Symbols(
         [(name, tuple(value.shape)) for name, value in zip(bound.names, taken)], sizes, program.range_constraints
     )
+    results = [(name, value.dtype) for name, value in zip(output_names, given)]
+    results += [(f"written.{name}", value.dtype) for name, value in zip(bound.names, taken) if name in written]
+    tolerances = dict(zip((name for name, _ in results), output_tolerances(results, spec.tolerances, cast=cast)))
     inputs = tuple(
-        TensorInput(name=name, dtype=_dtype_name(value.dtype), shape=_input_shape(name, value, symbols))
+        TensorInput(
+            name=name,
+            dtype=_dtype_name(value.dtype),
+            shape=_fixed_shape(name, value, symbols),
+            written=tolerances[f"written.{name}"] if name in written else None,
+        )
         for name, value in zip(bound.names, taken)
     )
-    tolerances = output_tolerances([(n, v.dtype) for n, v in zip(output_names, given)], spec.tolerances, cast=cast)
     outputs = tuple(
         TensorOutput(
             name=name,
             dtype=_dtype_name(value.dtype),
             shape=tuple(symbols.size(size) for size in value.shape),
-            tolerance=tolerance,
+            tolerance=tolerances[name],
         )
-        for name, value, tolerance in zip(output_names, given, tolerances)
+        for name, value in zip(output_names, given)
     )
-    return Call(
+    call = Call(
         parameters=bound.parameters,
         inputs=inputs,
         result=output,
         outputs=outputs,
         dimensions=tuple(symbols.dimensions),
     )
+    return DescribedProgram(call, tuple(_fixed_shape("a state", value, symbols) for value in state))
 
 
 def _tensors(values: dict[str, Any], arguments: Sequence[Any]) -> list[torch.Tensor]:
@@ -108,7 +133,7 @@ def _tensors(values: dict[str, Any], arguments: Sequence[Any]) -> list[torch.Ten
     return [values[argument.name] for argument in arguments if isinstance(argument, TensorArgument)]
 
 
-def _input_shape(name: str, value: torch.Tensor, symbols: Symbols) -> tuple[Any, ...]:
+def _fixed_shape(name: str, value: torch.Tensor, symbols: Symbols) -> tuple[Any, ...]:
     shape = tuple(symbols.size(size) for size in value.shape)
     if None in shape:
         raise ExportError(f"{name} was traced as {list(value.shape)}, where a size depends on several dimensions")

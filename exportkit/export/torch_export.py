@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -12,9 +13,11 @@ from torch.utils._pytree import tree_map
 
 from exportkit.export.call_signature import BoundCall, is_tensor, plain_tuples
 from exportkit.export.guards import GuardLog, guard_log
+from exportkit.export.lifted import STATE, lifted
 from exportkit.export.quiet import quiet_torch
 from exportkit.export.shapes import DynamicSizes, torch_dimensions, torch_shape
 from exportkit.export.size_changes import Examples, proposals, untrue_names
+from exportkit.export.state_buffers import StateBuffer
 from exportkit.spec import ExportSpec
 
 
@@ -23,12 +26,14 @@ class TracingTask:
     """What torch.export gets, except for the dynamic sizes.
 
     Attributes:
-        spec: The model, in eval mode and on its device.
+        spec: The module of one method, in eval mode and on its device.
         bound: Its example call.
+        state: The model's state, which the program takes after the call's tensors.
     """
 
     spec: ExportSpec
     bound: BoundCall
+    state: Sequence[StateBuffer] = ()
 
     @property
     def examples(self) -> Examples:
@@ -72,15 +77,24 @@ def call_export(
         RefusedByTorchError: torch refused the model.
     """
     dims = torch_dimensions(sizes)
-    bound = task.bound
-    shape_of = iter([torch_shape(sizes, dims, name) for name in bound.names])
-    with guard_log() as log, plain_tuples(task.spec.model, bound.args, bound.kwargs) as (args, kwargs):
+    bound, model = task.bound, task.spec.model
+    state = tuple(buffer.at(sizes.example) for buffer in task.state)
+    given = {**bound.kwargs, **({STATE: state} if state else {})}
+    shape_of = iter(
+        [torch_shape(sizes, dims, name) for name in bound.names]
+        + [{0: dims[buffer.dimension]} if buffer.dimension in dims else None for buffer in task.state]
+    )
+    with (
+        guard_log() as log,
+        lifted(model, bound, task.state, task.spec.writes),
+        plain_tuples(model, bound.args, given) as (args, kwargs),
+    ):
         # A tree like the arguments, by parameter, with None for leaves that are not tensors.
-        arguments = {**dict(zip((p.name for p in bound.parameters), args)), **kwargs}
+        arguments: dict[str, Any] = {**dict(zip((p.name for p in bound.parameters), args)), **kwargs}
         dynamic = tree_map(lambda leaf: next(shape_of) if is_tensor(leaf) else None, arguments)
         try:
             with torch.no_grad(), quiet_torch(), _attention_of_no_machine():
-                return export(task.spec.model, args, kwargs, dynamic_shapes=dynamic, strict=False), log
+                return export(model, args, kwargs, dynamic_shapes=dynamic, strict=False), log
         except Exception as error:
             # torch.export raises about thirty unrelated classes.
             raise RefusedByTorchError(error, sizes, log) from error

@@ -1,0 +1,96 @@
+"""Makes a module of each method of a model: its `forward` is the method, and its weights are the model's own."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import operator
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from exportkit.errors import UsageError
+from exportkit.spec import FORWARD, ExportSpec, Method
+
+
+def entry_specs(spec: ExportSpec) -> dict[str, ExportSpec]:
+    """Returns a spec for each method of a spec, with one entry: a module whose `forward` is the method.
+
+    Raises:
+        UsageError: The model does not have the attribute of a method, or it cannot be called.
+    """
+    return {name: _entry(spec, name, method) for name, method in spec.entries.items()}
+
+
+def _entry(spec: ExportSpec, name: str, method: Method) -> ExportSpec:
+    return replace(
+        spec,
+        model=_module(spec.model, name, method.attribute or name),
+        methods={},
+        example_inputs=method.example_inputs,
+        example_kwargs=method.example_kwargs,
+        dynamic_shapes=method.dynamic_shapes,
+        tolerances=method.tolerances,
+        draw_inputs=method.draw_inputs,
+        writes=method.writes,
+    )
+
+
+def _module(model: torch.nn.Module, name: str, attribute: str) -> torch.nn.Module:
+    """Returns a module that calls an attribute of the model. It has the same names, the same tensors and the same class.
+
+    The two share the dictionaries of parameters, buffers and submodules: what is put into those of one is seen by both.
+    """
+    if attribute == FORWARD:
+        return model
+    try:
+        called = operator.attrgetter(attribute)(model)
+    except AttributeError:
+        raise UsageError(
+            f"the method {name} calls {type(model).__name__}.{attribute}, which does not exist",
+            hint="Name an attribute that does: exportkit.Method(attribute=...).",
+        ) from None
+    if not callable(called):
+        raise UsageError(f"the method {name} calls {type(model).__name__}.{attribute}, a {type(called).__name__}")
+    entry = object.__new__(type(model))
+    entry.__dict__.update(model.__dict__)
+    if inspect.ismethod(called) and called.__self__ is model:
+        called = called.__func__.__get__(entry)  # so that `self` has the buffers that tracing replaces
+    entry.forward = _function(called, attribute)
+    return entry
+
+
+def _function(called: Callable[..., Any], attribute: str) -> Callable[..., Any]:
+    """Returns a function with the signature of a method, or of a submodule's forward."""
+    inner = called.forward if isinstance(called, torch.nn.Module) else called
+
+    @functools.wraps(inner)
+    def forward(*args: Any, **kwargs: Any) -> Any:
+        return called(*args, **kwargs)
+
+    forward.__name__ = attribute
+    forward.__dict__["__signature__"] = inspect.signature(inner)
+    return forward
+
+
+def written_names(names: Sequence[str], writes: Sequence[str]) -> tuple[str, ...]:
+    """Returns the input tensors that are declared to be written.
+
+    Args:
+        names: The names of the input tensors.
+        writes: What is declared: a tensor's name, or the name of a value that has tensors.
+
+    Raises:
+        UsageError: A declaration names no input tensor.
+    """
+    found = [name for name in names if any(name == each or name.startswith(f"{each}.") for each in writes)]
+    for each in writes:
+        if not any(name == each or name.startswith(f"{each}.") for name in names):
+            raise UsageError(
+                f"{each} is declared to be written, and there is no such input tensor",
+                hint=f"The inputs are {', '.join(names)}.",
+            )
+    return tuple(found)
+
