@@ -82,6 +82,19 @@ def _decompositions(_: click.Context, __: click.Parameter, texts: Sequence[str])
 @click.option(
     "--allow-narrowing", is_flag=True, help="Let --apply-suggested-fixes fix a size or take away an end of its range."
 )
+@click.option(
+    "--state",
+    multiple=True,
+    metavar="PATTERN",
+    help="Buffers that the model writes and that outlive a call, by name, such as 'cache.*': each session of the package "
+    "has its own. Repeatable.",
+)
+@click.option(
+    "--writes",
+    multiple=True,
+    metavar="INPUT",
+    help="An input that the model writes in place, such as cache or cache.0. Repeatable.",
+)
 @click.option("--static", is_flag=True, help="Fix every size, even if the model's spec makes it vary.")
 @op_library_option(
     "An operator library that the model calls, or a Python module that loads some. Repeatable. Omit exportkit's own "
@@ -264,10 +277,13 @@ def _print_manifest(output: Path, manifest: Manifest) -> None:
     from exportkit.cli.describe import dimension_text, input_rows, output_rows, target_text
 
     click.echo(f"{output}  {bytes_text(output.stat().st_size)}")
-    print_table([("takes", *row) for row in input_rows(manifest.call)])
-    if ranges := dimension_text(manifest.call):
-        click.echo(f"  where {ranges}")
-    print_table([("returns", *row) for row in output_rows(manifest.call, manifest.cases)])
+    for method in manifest.methods:
+        if len(manifest.methods) > 1 or method.state:
+            click.echo(f"method {method.name}" + ("" if method.state else ", without state"))
+        print_table([("takes", *row) for row in input_rows(method.call)])
+        if ranges := dimension_text(method.call):
+            click.echo(f"  where {ranges}")
+        print_table([("returns", *row) for row in output_rows(method.call, recorded_errors(manifest.cases, method.name))])
     print_table([("target", target.name, target_text(target)) for target in manifest.targets])
     if operators := [operator.name for operator in manifest.operators]:
         click.echo(f"  calls {', '.join(operators)}")

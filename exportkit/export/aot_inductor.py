@@ -33,12 +33,13 @@ from exportkit.export.toolchain import (
     torch_minor,
     usable_compiler,
 )
-from exportkit.export.trace import Traced
+from exportkit.export.traced import Traced, TracedMethod
 from exportkit.libraries import TORCH_NAMESPACES, host_platform, schemas_of
 from exportkit.package.consistency import AOTINDUCTOR_DIR
 from exportkit.package.elf import oldest_torch, read_elf
-from exportkit.package.manifest import Operator, Target
+from exportkit.package.manifest import Operator, Target, code_folder
 from exportkit.progress import Progress
+from exportkit.spec import FORWARD
 
 # These decide which files exist and where the weights are. The format depends on them.
 _RESERVED = (
@@ -56,7 +57,7 @@ _FOR_EMBEDDED_WEIGHTS = (
 
 @dataclass(frozen=True)
 class Compiled:
-    """A target with its files.
+    """A target with its files, for one or several methods.
 
     Attributes:
         target: For the manifest.
@@ -110,7 +111,7 @@ class CompilePlan:
         return cls(device, isas, options.cuda_arch, inductor_config, options.embed_weights)
 
 
-def compile_program(
+def compile_methods(
     traced: Traced,
     folder: Path,
     plan: CompilePlan,
@@ -119,14 +120,47 @@ def compile_program(
     weights: ProgramWeights | None,
     progress: Progress,
 ) -> Compiled:
-    """Compiles a traced model for one instruction set of a plan.
+    """Compiles the methods of a traced model for one instruction set of a plan.
+
+    Arguments and errors are the same as for `compile_program`.
+    """
+    folder.mkdir(exist_ok=True)
+    found = [
+        compile_program(
+            method, folder / method.name, plan, cpu_isa, weights=weights, tf32=traced.provenance.tf32, progress=progress
+        )
+        for method in traced.methods
+    ]
+    target = msgspec.structs.replace(
+        found[0].target,
+        # The newest of what each needs.
+        needs_torch=max((each.target.needs_torch for each in found), key=_version),
+        constants={name: constants for each in found for name, constants in each.target.constants.items()},
+    )
+    records = {name: content for each in found for name, content in each.records.items()}
+    operators = {operator.name: operator for each in found for operator in each.operators}
+    return Compiled(target, records, tuple(operators[name] for name in sorted(operators)))
+
+
+def compile_program(
+    method: TracedMethod,
+    folder: Path,
+    plan: CompilePlan,
+    cpu_isa: str | None,
+    *,
+    weights: ProgramWeights | None,
+    tf32: bool,
+    progress: Progress,
+) -> Compiled:
+    """Compiles a traced method for one instruction set of a plan.
 
     Args:
-        traced: The model, traced on the plan's device.
+        method: The method, traced on the plan's device.
         folder: Folder for the files. It is created if it does not exist.
         plan: What is compiled.
         cpu_isa: One of the plan's instruction sets.
-        weights: The program's weights, to keep outside of the code. None leaves them inside.
+        weights: The weights of all methods, to keep outside of the code. None leaves them inside.
+        tf32: Whether the code may use TF32.
         progress: Is told what happens next.
 
     Raises:
@@ -137,7 +171,8 @@ def compile_program(
     device = plan.device
     compiler = plan.inductor_config.get("cpp.cxx") or (usable_compiler(),)
     ptx = device.type == "cuda" and plan.cuda_arch == "native+ptx" and _can_add_ptx(device, progress)
-    progress(f"compiling for {_target_text(device, cpu_isa)} with {compiler[-1]}")
+    of = "" if method.name == FORWARD else f"{method.name} "
+    progress(f"compiling {of}for {_target_text(device, cpu_isa)} with {compiler[-1]}")
     with compiling_for(cpu_isa) as options, weights.outside() if weights else nullcontext(dict[str, Any]()) as outside:
         options |= outside
         options |= {
@@ -159,11 +194,11 @@ def compile_program(
             # Otherwise Inductor times two forms of each kernel, at the example's sizes and on a GPU that may be busy.
             # Its choice costs other sizes up to a tenth of a call (docs/performance.md).
             options["triton.autotune_pointwise"] = False
-        files, constants = _compile(traced.program, {**options, **plan.inductor_config}, tf32=traced.provenance.tf32)
+        files, constants = _compile(method.program, {**options, **plan.inductor_config}, tf32=tf32)
     target = _target(device, cpu_isa, ptx, _library(files))
-    if weights:
-        target = msgspec.structs.replace(target, constants=weights.take(constants, device))
-    records, operators = _records(files, target.name)
+    found = weights.take(constants, device) if weights else {}
+    target = msgspec.structs.replace(target, constants={method.name: found})
+    records, operators = _records(files, code_folder(target.name, method.name))
     return Compiled(target, records, operators)
 
 
@@ -302,9 +337,13 @@ def _target(device: torch.device, cpu_isa: str | None, ptx: bool, library: Path)
     )
 
 
-def _records(files: list[Path], target: str) -> tuple[dict[str, bytes | Path], tuple[Operator, ...]]:
-    """Returns the files for the package, and the operators that the code calls."""
-    folder = f"{AOTINDUCTOR_DIR}/{target}"
+def _version(text: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in text.split("."))
+
+
+def _records(files: list[Path], folder: str) -> tuple[dict[str, bytes | Path], tuple[Operator, ...]]:
+    """Returns the files of a folder of compiled code, and the operators that the code calls."""
+    folder = f"{AOTINDUCTOR_DIR}/{folder}"
     records: dict[str, bytes | Path] = {}
     called: set[str] = set()
     for file in files:

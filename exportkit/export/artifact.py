@@ -11,21 +11,22 @@ import msgspec
 import torch
 
 from exportkit.errors import ExportError, PackageError
-from exportkit.export.aot_inductor import CompilePlan, compile_program
+from exportkit.export.aot_inductor import CompilePlan, compile_methods
 from exportkit.export.export_options import CompileOptions, TraceOptions, check_name
 from exportkit.export.placement import usable_device
 from exportkit.export.program_weights import ProgramWeights
 from exportkit.export.quiet import quiet_torch
 from exportkit.export.resolved import EagerModel, ResolvedModel
 from exportkit.export.saved_program import trace_saved
-from exportkit.export.trace import Traced, trace
+from exportkit.export.trace import trace
+from exportkit.export.traced import Traced
 from exportkit.package.archive import Content, write_package
 from exportkit.package.atomic import check_writable, temporary_folder
 from exportkit.package.consistency import CASES_DIR
 from exportkit.package.manifest import FORMAT_VERSION, Case, Manifest, Operator, Program, Target, Weight
 from exportkit.program_reader import check_saved
 from exportkit.progress import Progress, silent
-from exportkit.spec import ExportSpec
+from exportkit.spec import FORWARD, ExportSpec
 
 PROGRAM_RECORD = "exportkit/program.pt2"
 
@@ -78,10 +79,10 @@ def write_compiled(
         ExportError: AOTInductor refused the program.
         CompilerError: This machine has no usable C++ compiler.
     """
-    weights = None if plan.embed_weights else ProgramWeights(traced.program)
+    weights = None if plan.embed_weights else ProgramWeights([method.program for method in traced.methods])
     with temporary_folder(None, "exportkit-compile") as folder:
         compiled = [
-            compile_program(traced, folder / str(number), plan, isa, weights=weights, progress=progress)
+            compile_methods(traced, folder / str(number), plan, isa, weights=weights, progress=progress)
             for number, isa in enumerate(plan.cpu_isas)
         ]
         progress(f"writing {out}")
@@ -124,10 +125,29 @@ def write_program(traced: Traced, out: Path, *, device: torch.device, version: s
     Raises:
         ExportError: torch cannot write the program to a file.
     """
+    saved = {_program_record(method.name): _saved(method.program) for method in traced.methods}
+    program = Program(
+        records={method.name: _program_record(method.name) for method in traced.methods},
+        device="cpu" if device.type == "cpu" else "cuda",
+        built_with_torch=str(torch.__version__),
+    )
+    return _write(out, traced, saved, version=version, program=program, operators=traced.operators)
+
+
+def _program_record(method: str) -> str:
+    return PROGRAM_RECORD if method == FORWARD else PROGRAM_RECORD.replace(".pt2", f".{method}.pt2")
+
+
+def _saved(program: torch.export.ExportedProgram) -> bytes:
+    """Returns a program as torch.export.save writes it.
+
+    Raises:
+        ExportError: torch cannot write it, or cannot read it again without executing code.
+    """
     buffer = io.BytesIO()
     with quiet_torch():
         try:
-            torch.export.save(traced.program, buffer)
+            torch.export.save(program, buffer)
         except RuntimeError as error:
             if (node := re.match(r"Failed serializing node (\w+)", str(error))) is None:
                 raise
@@ -142,19 +162,7 @@ def write_program(traced: Traced, out: Path, *, device: torch.device, version: s
             f"torch {torch.__version__} writes the program so that reading it executes code: {error.message}",
             hint="--format aoti compiles the program and does not write it.",
         ) from error
-    program = Program(
-        record=PROGRAM_RECORD,
-        device="cpu" if device.type == "cpu" else "cuda",
-        built_with_torch=str(torch.__version__),
-    )
-    return _write(
-        out,
-        traced,
-        {PROGRAM_RECORD: buffer.getvalue()},
-        version=version,
-        program=program,
-        operators=traced.operators,
-    )
+    return buffer.getvalue()
 
 
 def traced_model(
@@ -189,7 +197,7 @@ def _write(
     manifest = msgspec.structs.replace(
         manifest_of(traced, version), targets=targets, weights=weights, program=program, operators=operators
     )
-    return write_package(out, manifest, {**records, **case_records(traced)})
+    return write_package(out, manifest, {**records, **traced_records(traced)})
 
 
 def manifest_of(traced: Traced, version: str) -> Manifest:
@@ -198,7 +206,8 @@ def manifest_of(traced: Traced, version: str) -> Manifest:
         format_version=FORMAT_VERSION,
         name=traced.name,
         version=version,
-        call=traced.call,
+        methods=tuple(method.packaged for method in traced.methods),
+        state=traced.state,
         targets=(),
         weights=(),
         program=None,
@@ -207,9 +216,9 @@ def manifest_of(traced: Traced, version: str) -> Manifest:
         cases=tuple(
             Case(
                 record=_case_record(number),
-                sizes=dict(case.sizes),
+                calls=case.calls,
                 reference_dtype=case.reference_dtype,
-                accuracy=dict(case.accuracy),
+                state_accuracy=dict(case.state_accuracy),
             )
             for number, case in enumerate(traced.cases)
         ),
@@ -219,9 +228,10 @@ def manifest_of(traced: Traced, version: str) -> Manifest:
     )
 
 
-def case_records(traced: Traced) -> dict[str, Content]:
-    """Returns the tensors of a traced model's cases, as its manifest names them."""
-    return {_case_record(number): case.tensors for number, case in enumerate(traced.cases)}
+def traced_records(traced: Traced) -> dict[str, Content]:
+    """Returns the tensors of a traced model's cases and what its state begins with, as its manifest names them."""
+    cases = {_case_record(number): case.tensors for number, case in enumerate(traced.cases)}
+    return {**cases, **traced.initial}
 
 
 def _case_record(number: int) -> str:

@@ -1,41 +1,28 @@
-"""Records calls: inputs of chosen sizes and the eager model's outputs."""
+"""Draws the inputs of calls, of chosen sizes; and how the eager model is run and known again."""
 
 from __future__ import annotations
 
+import fnmatch
 import hashlib
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import save
-from torch.utils._pytree import tree_leaves
 
 from exportkit.errors import ExportError, UsageError
 from exportkit.export.call_signature import BoundCall, describe_call
-from exportkit.export.reference import references
 from exportkit.export.source_lines import users_code
-from exportkit.package.case_files import named_references, named_tensors
 from exportkit.package.dtypes import DTYPES
-from exportkit.package.manifest import Accuracy, Call, TensorInput, TensorOutput
+from exportkit.package.manifest import Call, TensorInput
 from exportkit.precision import with_tf32
 from exportkit.sizes import input_bytes, label_of, plan_sizes, shape_at
 from exportkit.spec import ExportSpec
 
 # Limits the inputs of one recorded case, to keep packages small. `verify --against eager` tests the larger sizes.
 MAX_CASE_BYTES = 4 << 20
-
-
-@dataclass(frozen=True)
-class RecordedCase:
-    """One call: its sizes by dimension, its tensors as a safetensors file, and eager's error as in the manifest."""
-
-    sizes: Mapping[str, int]
-    tensors: bytes
-    reference_dtype: Literal["float64", "float32"] | None
-    accuracy: Mapping[str, Accuracy | None]
 
 
 def case_sizes(call: Call, example: Mapping[str, int], count: int, seed: int) -> list[dict[str, int]]:
@@ -76,62 +63,9 @@ def draw_inputs(
         )
     args, kwargs = answer
     drawn = describe_call(spec.model, args, kwargs)
-    _check_drawn(drawn, call, sizes)
+    check_drawn(drawn, call, sizes, f"the spec's draw_inputs for {label_of(sizes)}")
     tensors = [t.detach().cpu().to(dtype_of(wanted)) for t, wanted in zip(drawn.tensors, call.inputs)]
     return drawn.with_tensors(tuple(t.contiguous() for t in tensors))
-
-
-def record_case(
-    model: torch.nn.Module,
-    bound: BoundCall,
-    sizes: Mapping[str, int],
-    outputs: Sequence[TensorOutput],
-    wanted: Collection[str],
-    *,
-    tf32: bool,
-) -> RecordedCase:
-    """Runs the eager model and packs its inputs and outputs, with references of the outputs.
-
-    Args:
-        model: The model, on the device of the call.
-        bound: The call.
-        sizes: Its sizes by dimension.
-        outputs: The manifest's outputs.
-        wanted: The names of the floating outputs that need a reference.
-        tf32: Whether the model, but not its reference, may use TF32.
-
-    Raises:
-        ExportError: The model raised.
-    """
-    what = f"a case of {label_of(sizes)}"
-    eager = run_eager(model, bound, what, tf32=tf32)
-    with eager_mode():
-        known = references(model, bound, eager, outputs, wanted, tf32=tf32)
-    tensors = named_tensors("input", bound.tensors) | named_tensors("output", eager)
-    if known is None:
-        return RecordedCase(dict(sizes), save(tensors), None, {})
-    tensors |= named_references(outputs, known.outputs)
-    return RecordedCase(dict(sizes), save(tensors), known.dtype, known.accuracy)
-
-
-def run_eager(model: torch.nn.Module, bound: BoundCall, what: str, *, tf32: bool) -> list[torch.Tensor]:
-    """Returns the output tensors of one call, in order. Without TF32, they have the precision of their dtype.
-
-    Raises:
-        ExportError: The model raised. The message says `what` it was given.
-    """
-    # The model may write into its inputs. The case records them as they were before.
-    args, kwargs = bound.with_tensors(tuple(tensor.clone() for tensor in bound.tensors))
-    try:
-        with eager_mode(tf32=tf32):
-            result = model(*args, **kwargs)
-    except Exception as error:
-        # The model may raise anything. Its own traceback is chained.
-        raise ExportError(
-            f"the eager model refused {what}: {type(error).__name__}: {error}",
-            hint="Narrow the range of that dimension, or give the spec a draw_inputs that makes legal inputs.",
-        ) from error
-    return [leaf for leaf in tree_leaves(result) if isinstance(leaf, torch.Tensor)]
 
 
 @contextmanager
@@ -145,10 +79,22 @@ def eager_mode(*, tf32: bool = False) -> Iterator[None]:
         yield
 
 
-def state_sha256(model: torch.nn.Module) -> str:
-    """Hashes a model's parameters and buffers: names, dtypes, shapes and bytes, on any device."""
-    state = model.state_dict(keep_vars=True)
-    return digest_of_state({name: tensor for name, tensor in state.items() if isinstance(tensor, torch.Tensor)})
+def state_sha256(model: torch.nn.Module, state: Iterable[str] = ()) -> str:
+    """Hashes a model's parameters and buffers: names, dtypes, shapes and bytes, on any device.
+
+    Args:
+        model: The model.
+        state: Patterns of the buffers to leave out, which are no weights: a spec's `state`.
+    """
+    patterns = tuple(state)
+    tensors = model.state_dict(keep_vars=True)
+    tied = {id(t) for n, t in model.named_buffers(remove_duplicate=False) if matches(n, patterns)}
+    return digest_of_state({n: t for n, t in tensors.items() if isinstance(t, torch.Tensor) and id(t) not in tied})
+
+
+def matches(name: str, patterns: Iterable[str]) -> bool:
+    """Returns whether a buffer's name matches one of the patterns of a spec's `state`."""
+    return any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
 
 
 def digest_of_state(state: Mapping[str, torch.Tensor]) -> str:
@@ -199,15 +145,24 @@ def _resample(
     return values.to(dtype_of(wanted)).contiguous()
 
 
-def _check_drawn(drawn: BoundCall, call: Call, sizes: Mapping[str, int]) -> None:
+def check_drawn(drawn: BoundCall, call: Call, sizes: Mapping[str, int], what: str) -> None:
+    """Checks that a drawn call is one that the traced call takes.
+
+    Args:
+        drawn: The call.
+        call: The traced call.
+        sizes: The sizes that it must have.
+        what: What drew it, for the message.
+
+    Raises:
+        UsageError: It is not.
+    """
     found = {name: list(tensor.shape) for name, tensor in zip(drawn.names, drawn.tensors)}
     wanted = {tensor.name: shape_at(tensor, sizes) for tensor in call.inputs}
     if found != wanted:
         raise UsageError(
-            f"the spec's draw_inputs returned {found} for {label_of(sizes)}; the model was traced for {wanted}",
+            f"{what} returned {found}; the model was traced for {wanted}",
             hint="It must return the same tensors as the example inputs, of the sizes it is asked for.",
         )
     if drawn.parameters != call.parameters:
-        raise UsageError(
-            "the spec's draw_inputs returned another structure, or other constants, than the example inputs"
-        )
+        raise UsageError(f"{what} returned another structure, or other constants, than the example inputs")

@@ -20,6 +20,7 @@ from exportkit.export.source_lines import user_frame, where
 from exportkit.export.torch_draft import DraftProblem, draft_export
 from exportkit.export.torch_export import RefusedByTorchError, TracingTask, export_with, sizes_that_trace
 from exportkit.export.trace import ready_to_trace
+from exportkit.export.trace_method import check_writes
 
 TRIES = 5
 """How often a search for sizes traces the model."""
@@ -70,24 +71,37 @@ def draft_of(model: ResolvedModel, options: TraceOptions) -> Draft:
         HostError: This machine does not have the device.
     """
     device = usable_device(options.device)
-    with ready_to_trace(_eager(model, "--draft"), options, device) as (task, sizes):
-        try:
-            program, problems = draft_export(task, sizes)
-        except RefusedByTorchError as refused:
+    findings: list[DraftFinding] = []
+    changes: list[SizeChange] = []
+    with ready_to_trace(_eager(model, "--draft"), options, device) as ready:
+        for name, (task, sizes) in ready.tasks.items():
+            found = _draft_of_method(task, sizes, device)
+            of = "" if len(ready.tasks) == 1 else f"{name}: "
+            findings += [replace(each, message=f"{of}{each.message}") for each in found.findings]
+            changes += [each for each in found.changes if each not in changes]
+    return Draft(tuple(findings), tuple(changes))
+
+
+def _draft_of_method(task: TracingTask, sizes: DynamicSizes, device: torch.device) -> Draft:
+    try:
+        program, problems = draft_export(task, sizes)
+    except RefusedByTorchError as refused:
+        return Draft((_other(explain_refusal(refused, task)),))
+    findings = _unfit_operators(program, device)
+    known = {finding.operator for finding in findings}
+    findings += [_finding(problem) for problem in problems if problem.operator not in known]
+    if findings:
+        return Draft(tuple(findings))  # torch.export stops at the first of them, so sizes cannot be tried
+    try:
+        check_writes(export_with(task, sizes), task.bound, task.spec, task.state)
+    except RefusedByTorchError as refused:
+        if not violated_names(str(refused)):
             return Draft((_other(explain_refusal(refused, task)),))
-        findings = _unfit_operators(program, device)
-        known = {finding.operator for finding in findings}
-        findings += [_finding(problem) for problem in problems if problem.operator not in known]
-        if findings:
-            return Draft(tuple(findings))  # torch.export stops at the first of them, so sizes cannot be tried
-        try:
-            export_with(task, sizes)
-        except RefusedByTorchError as refused:
-            if not violated_names(str(refused)):
-                return Draft((_other(explain_refusal(refused, task)),))
-            changes = _changes(task, refused)
-            error = sizes_error(refused, changes)
-            return Draft((DraftFinding("size", error.message, error.hint),), changes)
+        changes = _changes(task, refused)
+        error = sizes_error(refused, changes)
+        return Draft((DraftFinding("size", error.message, error.hint),), changes)
+    except ExportError as error:
+        return Draft((_other(error),))
     return Draft(())
 
 
@@ -101,20 +115,27 @@ def suggested_changes(model: ResolvedModel, options: TraceOptions, *, allow_narr
         HostError: This machine does not have the device.
     """
     eager = _eager(model, "--apply-suggested-fixes")
-    with ready_to_trace(eager, options, usable_device(options.device)) as (task, sizes):
-        try:
-            export_with(task, sizes)
-        except RefusedByTorchError as refused:
-            if not violated_names(str(refused)):
-                raise explain_refusal(refused, task) from refused.error
-            changes = _changes(task, refused)
-            if changes and (allow_narrowing or not any(change.narrows for change in changes)):
-                return changes
-            error = sizes_error(refused, changes)
-            if changes:
-                narrower = f"The sizes that work are narrower than those asked for: {advice(changes)}."
-                error = ExportError(error.message, hint=f"{narrower} --allow-narrowing takes them.")
-            raise error from refused.error
+    found: list[SizeChange] = []
+    with ready_to_trace(eager, options, usable_device(options.device)) as ready:
+        for task, sizes in ready.tasks.values():
+            found += [each for each in _suggested(task, sizes, allow_narrowing) if each not in found]
+    return tuple(found)
+
+
+def _suggested(task: TracingTask, sizes: DynamicSizes, allow_narrowing: bool) -> tuple[SizeChange, ...]:
+    try:
+        export_with(task, sizes)
+    except RefusedByTorchError as refused:
+        if not violated_names(str(refused)):
+            raise explain_refusal(refused, task) from refused.error
+        changes = _changes(task, refused)
+        if changes and (allow_narrowing or not any(change.narrows for change in changes)):
+            return changes
+        error = sizes_error(refused, changes)
+        if changes:
+            narrower = f"The sizes that work are narrower than those asked for: {advice(changes)}."
+            error = ExportError(error.message, hint=f"{narrower} --allow-narrowing takes them.")
+        raise error from refused.error
     return ()
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,7 +29,7 @@ class EagerAnswer:
     outputs: tuple[torch.Tensor, ...]
     written: Mapping[str, torch.Tensor]
 
-    def results(self, outputs: tuple[str, ...]) -> dict[str, torch.Tensor]:
+    def results(self, outputs: Sequence[str]) -> dict[str, torch.Tensor]:
         """Returns all results by name, given the outputs' names. What is written has the name `written.<input>`."""
         named = dict(zip(outputs, self.outputs, strict=True))
         return named | {f"written.{name}": tensor for name, tensor in self.written.items()}
@@ -101,19 +101,22 @@ class EagerSession:
         copies = {name: tensor.clone() for name, tensor in self._state.items()}
         return EagerSession(self._methods, self._sizes, copies)
 
-    def call(self, method: str, bound: BoundCall) -> EagerAnswer:
-        """Calls a method. The call's own tensors do not change.
+    def call(self, method: str, bound: BoundCall, *, copies: bool = True) -> EagerAnswer:
+        """Calls a method.
 
         Args:
             method: The method's name.
             bound: The call, with tensors on the model's device.
+            copies: Gives the method copies of all inputs, so that the call's own tensors do not change. Else only of
+                those that it is declared to write.
 
         Raises:
             UsageError: The model has assigned to a state buffer what cannot be state.
             Exception: Whatever the model raises.
         """
         model = self._methods.entries[method].model
-        given = tuple(tensor.clone() for tensor in bound.tensors)
+        wanted = self._methods.written(method, bound)
+        given = tuple(t.clone() if copies or name in wanted else t for name, t in zip(bound.names, bound.tensors))
         args, kwargs = bound.with_tensors(given)
         buffers = self._methods.buffers
         in_place = {name: self._state[buffer.name] for buffer in buffers for name in buffer.names}
@@ -124,7 +127,6 @@ class EagerSession:
                 for buffer in buffers
             }
         look_into_dataclasses(result)
-        wanted = self._methods.written(method, bound)
         changing = [*self._state.values(), *(t for name, t in zip(bound.names, given) if name in wanted)]
         # Memory of a new tensor may be that of another state or of the result.
         self._state = {name: new if new is self._state[name] else _copy(new) for name, new in now.items()}

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import glob
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -11,22 +13,32 @@ import torch
 from exportkit.eager_source import EagerSource
 from exportkit.errors import UsageError
 from exportkit.export.placement import parse_floating, prepared
+from exportkit.export.program_model import dimension_of
 from exportkit.export.resolve import resolve
-from exportkit.package.manifest import Call, Source
+from exportkit.package.manifest import Call, PackagedMethod, Source, StateTensor
 from exportkit.sizes import shape_at
-from exportkit.spec import ExportSpec
+from exportkit.spec import FORWARD, ExportSpec
 
 
 @contextmanager
-def rebuild_eager(eager: EagerSource, source: Source, call: Call, device: torch.device) -> Iterator[ExportSpec]:
-    """Makes MODEL with the arguments, seed and dtype of an export, on a device.
+def rebuild_eager(
+    eager: EagerSource,
+    source: Source,
+    methods: Sequence[PackagedMethod],
+    state: Sequence[StateTensor],
+    device: torch.device,
+) -> Iterator[ExportSpec]:
+    """Makes MODEL with the arguments, seed and dtype of an export, on a device. `EagerMethods` calls it.
+
+    What the export declared to be state or written is declared in the spec, wherever it was declared then.
 
     Compare its `state_sha256` with the artifact's to know whether it is still the same model.
 
     Args:
         eager: MODEL, which `EagerSource.model_of` has allowed, with its weights and libraries.
         source: The artifact's source. The callable gets its arguments, which are numbers, text, booleans and null.
-        call: The artifact's call.
+        methods: The artifact's methods.
+        state: The artifact's state.
         device: A device that this machine has.
 
     Raises:
@@ -45,9 +57,20 @@ def rebuild_eager(eager: EagerSource, source: Source, call: Call, device: torch.
         resolved = resolve(eager.model, **arguments)
     except UsageError:
         # A bare module was exported with --input, so it needs inputs of the same form.
-        resolved = resolve(eager.model, inputs=input_texts(call), **arguments)
-    with prepared(resolved.spec, device, parse_floating(source.dtype)) as spec:
+        resolved = resolve(eager.model, inputs=input_texts(methods[0].call), **arguments)
+    declared = _declared(resolved.spec, methods, state)
+    with prepared(declared, device, parse_floating(source.dtype)) as spec:
         yield spec
+
+
+def _declared(spec: ExportSpec, methods: Sequence[PackagedMethod], state: Sequence[StateTensor]) -> ExportSpec:
+    """Returns the spec with the state and the written inputs of an artifact."""
+    patterns = {glob.escape(each.name): dimension_of(each) for each in state}
+    writes = {m.name: tuple(t.name for t in m.call.inputs if t.written is not None) for m in methods}
+    if not spec.methods:
+        return replace(spec, state=patterns, writes=writes.get(FORWARD, ()))
+    listed = {name: replace(method, writes=writes.get(name, ())) for name, method in spec.methods.items()}
+    return replace(spec, state=patterns, methods=listed)
 
 
 def input_texts(call: Call) -> list[str]:

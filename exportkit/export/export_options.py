@@ -45,6 +45,8 @@ class TraceOptions:
         version: The model's version.
         allow_nondeterministic: Exports a model whose answers to the same inputs differ. Only their dtypes and shapes
             are verified then.
+        state: Patterns of buffers that are state, in addition to the spec's.
+        writes: Inputs that are written, in addition to the spec's: of every method that has an input of that name.
         tf32: Lets torch round the factors of float32 products and convolutions to TF32 when cases are recorded, and
             so in `verify`.
 
@@ -62,6 +64,8 @@ class TraceOptions:
     version: str = "0"
     allow_nondeterministic: bool = False
     tf32: bool = False
+    state: Sequence[str] = ()
+    writes: Sequence[str] = ()
 
     def __post_init__(self) -> None:
         """Checks the options that do not depend on a model."""

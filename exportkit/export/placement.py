@@ -6,6 +6,7 @@ import copy
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from typing import Any
 
 import msgspec
 import torch
@@ -14,8 +15,9 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from exportkit.errors import HostError, UsageError
 from exportkit.export.call_signature import BoundCall, check_plain, describe_call
+from exportkit.export.entries import entry_specs
 from exportkit.package import core
-from exportkit.spec import ExportSpec
+from exportkit.spec import FORWARD, ExportSpec
 
 
 @contextmanager
@@ -27,18 +29,27 @@ def prepared(spec: ExportSpec, device: torch.device, dtype: torch.dtype | None) 
     Raises:
         UsageError: An input, a parameter or a buffer is no plain tensor.
     """
-    bound = describe_call(spec.model, spec.example_inputs, spec.example_kwargs)
-    for name, tensor in zip(bound.names, bound.tensors):
-        check_plain(f"input {name}", tensor)
-    tensors = tuple(_place(tensor, device, dtype) for tensor in bound.tensors)
-    args, kwargs = bound.with_tensors(tensors)
+    placed = {name: _inputs(entry, device, dtype) for name, entry in entry_specs(spec).items()}
     model = _placed(spec.model, device, dtype)
     training = [module for module in model.modules() if module.training]
+    if spec.methods:
+        spec = replace(spec, methods={name: replace(m, **placed[name]) for name, m in spec.methods.items()})
+    else:
+        spec = replace(spec, **placed[FORWARD])
     try:
-        yield replace(spec, model=model.eval(), example_inputs=args, example_kwargs=kwargs)
+        yield replace(spec, model=model.eval())
     finally:
         for module in training:
             module.training = True
+
+
+def _inputs(entry: ExportSpec, device: torch.device, dtype: torch.dtype | None) -> dict[str, Any]:
+    """Returns the example inputs of a method on the device and in the dtype, as fields of a spec."""
+    bound = describe_call(entry.model, entry.example_inputs, entry.example_kwargs)
+    for name, tensor in zip(bound.names, bound.tensors):
+        check_plain(f"input {name}", tensor)
+    args, kwargs = bound.with_tensors(tuple(_place(tensor, device, dtype) for tensor in bound.tensors))
+    return {"example_inputs": args, "example_kwargs": kwargs}
 
 
 def _placed(model: torch.nn.Module, device: torch.device, dtype: torch.dtype | None) -> torch.nn.Module:
@@ -50,7 +61,12 @@ def _placed(model: torch.nn.Module, device: torch.device, dtype: torch.dtype | N
         if not (is_lazy(tensor) or is_traceable_wrapper_subclass(tensor)):
             check_plain(name, tensor)
     if any(t.device != device or (dtype and t.is_floating_point() and t.dtype != dtype) for t in state.values()):
-        model = copy.deepcopy(model).to(device=device, dtype=dtype)
+        model = copy.deepcopy(model)
+        tied = _tied_buffers(model)
+        model = model.to(device=device, dtype=dtype)
+        for first, *others in tied:
+            for module, key in others:
+                module._buffers[key] = first[0]._buffers[first[1]]
     elif wrapped:
         model = copy.deepcopy(model)
     if not wrapped:
@@ -59,6 +75,16 @@ def _placed(model: torch.nn.Module, device: torch.device, dtype: torch.dtype | N
 
     # Such as torchao's quantized weights: the tensors within become parameters of their own.
     return unwrap_tensor_subclass_parameters(model)
+
+
+def _tied_buffers(model: torch.nn.Module) -> list[list[tuple[torch.nn.Module, str]]]:
+    """Returns the places of each buffer that has several. Module.to would make a buffer of each."""
+    places: dict[int, list[tuple[torch.nn.Module, str]]] = {}
+    for module in model.modules():
+        for key, tensor in module._buffers.items():
+            if tensor is not None:
+                places.setdefault(id(tensor), []).append((module, key))
+    return [found for found in places.values() if len(found) > 1]
 
 
 def on_device(bound: BoundCall, device: torch.device) -> BoundCall:

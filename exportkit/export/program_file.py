@@ -1,8 +1,8 @@
-"""Reads a saved ExportedProgram, so that it can be compiled on another machine."""
+"""Reads saved ExportedPrograms, so that they can be compiled on another machine."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import torch
@@ -15,6 +15,7 @@ from exportkit.errors import (
     SchemaChangedError,
     UsageError,
 )
+from exportkit.export.program_model import program_spec, state_of
 from exportkit.export.resolved import SavedProgram
 from exportkit.installed import register_operators
 from exportkit.libraries import LoadedLibrary, load_library, same_schema, schemas_of
@@ -23,7 +24,7 @@ from exportkit.package.atomic import temporary_folder
 from exportkit.package.manifest import Manifest
 from exportkit.package.trust import Trust
 from exportkit.program_reader import read_program
-from exportkit.spec import ExportSpec
+from exportkit.spec import FORWARD
 
 
 def load_program(path: Path, trust: Trust = Trust(), *, trusted: bool = False) -> SavedProgram:
@@ -59,24 +60,33 @@ def load_program(path: Path, trust: Trust = Trust(), *, trusted: bool = False) -
                     hint="To compile the model elsewhere, export it with --format program.",
                 )
             reader.verify()
-            extracted = folder / "program.pt2"
-            reader.extract(manifest.program.record, extracted)
             _register(path, manifest)
-            program = _read(path, extracted, trusted=False)
+            programs = {}
+            for number, (method, record) in enumerate(manifest.program.records.items()):
+                extracted = folder / f"{number}.pt2"
+                reader.extract(record, extracted)
+                programs[method] = _read(path, extracted, trusted=False)
+            initial = state_of(manifest, reader.read)
     except NoManifestError:
         trust.refuse_foreign(path)
-        manifest, program = None, _read(path, path, trusted=trusted)
-    spec = _spec_of(program, manifest.name if manifest else path.stem)
-    return SavedProgram(spec=spec, program=program, path=path, manifest=manifest)
+        manifest, programs, initial = None, {FORWARD: _read(path, path, trusted=trusted)}, {}
+    spec = program_spec(programs, manifest, initial, manifest.name if manifest else path.stem)
+    return SavedProgram(spec=spec, programs=programs, path=path, manifest=manifest)
 
 
-def load_extracted(path: Path, manifest: Manifest, libraries: Iterable[Path | str]) -> SavedProgram:
-    """Reads the program of an artifact, which was extracted to a file, in a process that has nothing loaded.
+def load_extracted(
+    files: Mapping[str, Path],
+    manifest: Manifest,
+    libraries: Iterable[Path | str],
+    initial: Mapping[str, bytes] | None = None,
+) -> SavedProgram:
+    """Reads the programs of an artifact, which were extracted to files, in a process that has nothing loaded.
 
     Args:
-        path: The file.
+        files: The file of each method.
         manifest: The artifact's manifest.
         libraries: Operator libraries to load first. Modules among them are left to MODEL, which is not made here.
+        initial: The content of the records that the artifact's state begins with. Zeros need none.
 
     Raises:
         PackageError: A library cannot be loaded, or torch could execute a part of the program.
@@ -86,13 +96,10 @@ def load_extracted(path: Path, manifest: Manifest, libraries: Iterable[Path | st
         if isinstance(library, Path):
             loaded.append(load_library(library, beside=loaded))
     register_operators(operator.name for operator in manifest.operators)
-    program = read_program(path)
-    return SavedProgram(spec=_spec_of(program, manifest.name), program=program, path=path, manifest=manifest)
-
-
-def _spec_of(program: torch.export.ExportedProgram, name: str) -> ExportSpec:
-    args, kwargs = program.example_inputs
-    return ExportSpec(model=program.module(), example_inputs=args, example_kwargs=kwargs, name=name)
+    programs = {method: read_program(path) for method, path in files.items()}
+    state = state_of(manifest, lambda record: (initial or {})[record])
+    spec = program_spec(programs, manifest, state, manifest.name)
+    return SavedProgram(spec=spec, programs=programs, path=next(iter(files.values())), manifest=manifest)
 
 
 def _register(path: Path, manifest: Manifest) -> None:

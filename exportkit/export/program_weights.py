@@ -23,31 +23,35 @@ _EMBED = "Use --embed-weights to keep the weights inside the compiled code."
 
 
 class ProgramWeights:
-    """The state of a program, and the constants that the compiled code reads from outside.
+    """The weights of a model's programs, and the constants that the compiled code reads from outside.
 
     Attributes:
         records: The elements of each weight, by name in the archive. They are the program's own memory where that is on
             the CPU.
     """
 
-    def __init__(self, program: torch.export.ExportedProgram) -> None:
-        """Takes the state of a program. A tensor with gaps between its elements is replaced by one without gaps.
+    def __init__(self, programs: Sequence[torch.export.ExportedProgram]) -> None:
+        """Takes the weights of programs, which share them. One with gaps between its elements is replaced.
 
         Raises:
-            ExportError: A package cannot hold a tensor of the state.
+            ExportError: A package cannot hold a weight.
         """
         self.records: dict[str, memoryview] = {}
         self._weights: dict[str, Weight] = {}
         self._names: dict[str, str] = {}  # the weight's name, by each name in the state: aliases too
-        _close_gaps(program.state_dict)
-        _close_gaps(program.constants)
-        for first, *aliases in _tied(program.state_dict):
-            self._weights[first] = _describe(first, program.state_dict[first], aliases=tuple(aliases))
+        without_gaps: dict[Any, torch.Tensor] = {}
+        for program in programs:
+            _close_gaps(program.state_dict, without_gaps)
+            _close_gaps(program.constants, without_gaps)
+        state = {name: tensor for program in programs for name, tensor in program.state_dict.items()}
+        for first, *aliases in _tied(state):
+            self._weights[first] = _describe(first, state[first], aliases=tuple(aliases))
             self._names |= dict.fromkeys((first, *aliases), first)
         # The compiler may have computed with a weight that the program reads and the code does not. The package keeps
         # it, so that a loader can tell whether another state has the same value.
-        for name in _read(program):
-            self._keep(self._names[name], program.state_dict[name])
+        for program in programs:
+            for name in _read(program):
+                self._keep(self._names[name], state[name])
 
     @property
     def weights(self) -> tuple[Weight, ...]:
@@ -131,9 +135,8 @@ def _describe(name: str, tensor: torch.Tensor, *, aliases: tuple[str, ...] = ())
     return Weight(name=name, aliases=aliases, state=True, dtype=dtype, shape=shape, strides=strides, record=None)
 
 
-def _close_gaps(tensors: dict[str, Any]) -> None:
-    """Replaces tensors that a package cannot hold as they are in memory. Tied tensors stay tied."""
-    replaced: dict[Any, torch.Tensor] = {}
+def _close_gaps(tensors: dict[str, Any], replaced: dict[Any, torch.Tensor]) -> None:
+    """Replaces tensors that a package cannot hold as they are in memory. Tied tensors stay tied, by `replaced`."""
     for name, tensor in tensors.items():
         if not isinstance(tensor, torch.Tensor) or tensor.layout is not torch.strided:
             continue

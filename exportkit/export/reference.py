@@ -1,4 +1,4 @@
-"""Computes what eager should have answered: the same call in a wider dtype than the model's."""
+"""Computes what eager should have answered: the same calls in a wider dtype than the model's."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import functools
 import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import torch
@@ -15,6 +15,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 
 from exportkit.accuracy import eager_error
 from exportkit.export.call_signature import BoundCall
+from exportkit.export.state_buffers import StateBuffer, settled
 from exportkit.package.manifest import Accuracy, TensorOutput
 
 # A cast to one of these is a choice of precision, and is widened. A cast to float8 or to an integer changes what the
@@ -40,6 +41,59 @@ class References:
     accuracy: Mapping[str, Accuracy | None]
 
 
+@dataclass(frozen=True)
+class AnsweredCall:
+    """A call that eager has answered.
+
+    Attributes:
+        model: The module whose forward was called.
+        bound: The call, on the model's device.
+        results: The manifest's outputs, then the inputs that the call writes, named `written.<input>`.
+        eager: Eager's results, by name.
+        wanted: The names of the floating results that need a reference.
+    """
+
+    model: torch.nn.Module
+    bound: BoundCall
+    results: Sequence[TensorOutput]
+    eager: Mapping[str, torch.Tensor]
+    wanted: Collection[str]
+
+    @property
+    def written(self) -> tuple[str, ...]:
+        """The inputs that the call writes."""
+        names = {result.name for result in self.results}
+        return tuple(name for name in self.bound.names if f"written.{name}" in names)
+
+
+@dataclass(frozen=True)
+class SessionState:
+    """The state of a session.
+
+    Attributes:
+        buffers: The model's state.
+        sizes: The sizes of the state's dimensions.
+        results: The state as results, for the manifest.
+        eager: Eager's state after the last call, by name.
+        wanted: The names of the floating state that needs a reference.
+    """
+
+    buffers: Sequence[StateBuffer] = ()
+    sizes: Mapping[str, int] = field(default_factory=dict)
+    results: Sequence[TensorOutput] = ()
+    eager: Mapping[str, torch.Tensor] = field(default_factory=dict)
+    wanted: Collection[str] = ()
+
+
+@dataclass(frozen=True)
+class SessionReferences:
+    """The references of each call of a session, and of the state after the last; None where there are none."""
+
+    dtype: Literal["float64", "float32"]
+    calls: tuple[References | None, ...]
+    state: References | None
+
+
 def references(
     model: torch.nn.Module,
     bound: BoundCall,
@@ -49,9 +103,7 @@ def references(
     *,
     tf32: bool = False,
 ) -> References | None:
-    """Computes a call in float64, or in float32 where float64 does not work.
-
-    A single operator that has no kernel for the wide dtype runs in float32, or in the model's dtype.
+    """Computes one call without state: see `session_references`.
 
     Args:
         model: The model. It does not change.
@@ -60,34 +112,75 @@ def references(
         outputs: The manifest's outputs.
         wanted: The names of the floating outputs that need a reference.
         tf32: Whether the model's own outputs may have been computed with TF32.
+    """
+    if len(eager) != len(outputs):
+        return None
+    by_name = {output.name: tensor for output, tensor in zip(outputs, eager)}
+    found = session_references([AnsweredCall(model, bound, outputs, by_name, wanted)], tf32=tf32)
+    return found.calls[0] if found else None
+
+
+def session_references(
+    calls: Sequence[AnsweredCall], state: SessionState = SessionState(), *, tf32: bool = False
+) -> SessionReferences | None:
+    """Computes the calls of a session in float64, or in float32 where float64 does not work.
+
+    The state is computed in the wide dtype, too, and goes on from call to call. A single operator that has no kernel
+    for the wide dtype runs in float32, or in the model's dtype.
+
+    Args:
+        calls: The calls, in order. Their models share their tensors, which do not change.
+        state: The session's state.
+        tf32: Whether eager may have used TF32.
 
     Returns:
-        The references. An output has none if eager is so far from it that both cannot be the same function: the model
-        draws random numbers, or decides otherwise where two values are nearly equal. None if no output has one, or the
+        The references. A result has none if eager is so far from it that both cannot be the same function: the model
+        draws random numbers, or decides otherwise where two values are nearly equal. None if no result has one, or the
         model computes in the widest dtype already.
     """
-    state = [*model.parameters(), *model.buffers()]
-    dtypes = {tensor.dtype for tensor in (*state, *bound.tensors, *eager) if tensor.dtype in _PRECISIONS}
-    if not wanted or not dtypes or len(eager) != len(outputs):
+    if not (state.wanted or any(call.wanted for call in calls)):
+        return None
+    tensors = [
+        tensor
+        for call in calls
+        for tensor in (*call.model.parameters(), *call.model.buffers(), *call.bound.tensors, *call.eager.values())
+    ]
+    dtypes = {tensor.dtype for tensor in tensors if tensor.dtype in _PRECISIONS}
+    if not dtypes:
         return None
     narrow = max(dtypes, key=lambda dtype: torch.finfo(dtype).eps)
-    by_name = {output.name: tensor.detach().cpu() for output, tensor in zip(outputs, eager)}
     for wide in (torch.float64, torch.float32):
         if torch.finfo(wide).eps >= torch.finfo(narrow).eps:
             return None
         # Where the mode itself fails, only the state and the inputs are widened.
         for mode in (_Widened(wide, narrow), None):
+            session = _WideSession(wide, mode, state)
             try:
-                computed = _computed(model, bound, wide, mode)
+                computed = [session.call(call) for call in calls]
             except Exception:
                 # The model's code may raise anything in another dtype, and its wide weights may not fit into memory.
                 continue
-            if len(computed) == len(outputs):
-                known = {output.name: tensor.detach().cpu() for output, tensor in zip(outputs, computed)}
+            if all(len(each) == len(call.results) for each, call in zip(computed, calls)):
                 least = max(torch.finfo(mode.narrowest if mode else narrow).eps, _TF32_EPS if tf32 else 0)
-                name: Literal["float64", "float32"] = "float64" if wide is torch.float64 else "float32"
-                return _credible(name, known, by_name, outputs, wanted, limit=2 * math.sqrt(least))
+                return _references(session, calls, computed, state, limit=2 * math.sqrt(least))
     return None
+
+
+def _references(
+    session: _WideSession,
+    calls: Sequence[AnsweredCall],
+    computed: Sequence[Sequence[torch.Tensor]],
+    state: SessionState,
+    *,
+    limit: float,
+) -> SessionReferences | None:
+    dtype: Literal["float64", "float32"] = "float64" if session.wide is torch.float64 else "float32"
+    found = tuple(
+        _credible(dtype, dict(zip((r.name for r in c.results), each)), c.eager, c.results, c.wanted, limit=limit)
+        for c, each in zip(calls, computed)
+    )
+    after = _credible(dtype, session.state, state.eager, state.results, state.wanted, limit=limit)
+    return SessionReferences(dtype, found, after) if after or any(found) else None
 
 
 def _credible(
@@ -100,6 +193,8 @@ def _credible(
     limit: float,
 ) -> References | None:
     """Returns the references that eager agrees with in half of its digits, and the indices that belong to them."""
+    computed = {name: tensor.detach().cpu() for name, tensor in computed.items()}
+    eager = {name: tensor.detach().cpu() for name, tensor in eager.items()}
     same = {name: _stored(tensor, eager[name]) for name, tensor in computed.items() if _same_form(tensor, eager[name])}
     found: dict[str, torch.Tensor] = {}
     accuracy: dict[str, Accuracy | None] = {}
@@ -135,25 +230,54 @@ def _stored(computed: torch.Tensor, eager: torch.Tensor) -> torch.Tensor:
     return torch.where(beyond, known, computed.double()).to(wide).contiguous()
 
 
-def _computed(model: torch.nn.Module, bound: BoundCall, wide: torch.dtype, mode: _Widened | None) -> list[torch.Tensor]:
-    tensors = tuple(_cast(tensor, wide).clone() for tensor in bound.tensors)
-    args, kwargs = bound.with_tensors(tensors)
-    state = {
-        **dict(model.named_parameters(remove_duplicate=False)),
-        **dict(model.named_buffers(remove_duplicate=False)),
-    }
-    wider: dict[torch.Tensor, torch.Tensor] = {}
-    for tensor in state.values():
-        if tensor not in wider:
-            wider[tensor] = _cast(tensor.detach(), wide)
-    replaced = {name: wider[tensor] for name, tensor in state.items()}
-    try:
-        with torch.no_grad(), _default_dtype(wide), mode or nullcontext():
-            result = torch.func.functional_call(model, replaced, args, kwargs, strict=False, tie_weights=False)
-    finally:
-        if mode is not None and mode.met_control_flow:
-            torch.compiler.reset()  # torch.cond was compiled in the mode, and would be refused from now on
-    return [leaf for leaf in tree_leaves(result) if isinstance(leaf, torch.Tensor)]
+class _WideSession:
+    """Calls a model in a wide dtype.
+
+    Attributes:
+        wide: The dtype.
+        state: The state by name, in that dtype.
+    """
+
+    def __init__(self, wide: torch.dtype, mode: _Widened | None, state: SessionState) -> None:
+        self.wide = wide
+        self.state = {buffer.name: _cast(buffer.at(state.sizes), wide) for buffer in state.buffers}
+        self._mode = mode
+        self._buffers = state.buffers
+        self._weights: dict[torch.Tensor, torch.Tensor] = {}
+
+    def call(self, call: AnsweredCall) -> list[torch.Tensor]:
+        """Returns the results of a call in the wide dtype."""
+        given = tuple(_cast(tensor, self.wide).clone() for tensor in call.bound.tensors)
+        args, kwargs = call.bound.with_tensors(given)
+        replaced = self._replaced(call.model)
+        mode = self._mode
+        try:
+            with torch.no_grad(), _default_dtype(self.wide), mode or nullcontext():
+                result = torch.func.functional_call(call.model, replaced, args, kwargs, strict=False, tie_weights=False)
+        finally:
+            if mode is not None and mode.met_control_flow:
+                torch.compiler.reset()  # torch.cond was compiled in the mode, and would be refused from now on
+        outputs = [leaf for leaf in tree_leaves(result) if isinstance(leaf, torch.Tensor)]
+        results = [*outputs, *(tensor for name, tensor in zip(call.bound.names, given) if name in call.written)]
+        if not self._buffers:
+            return results
+        results = [tensor.clone() for tensor in results]  # some may be the state itself, which the next call changes
+        for buffer in self._buffers:
+            now = {name: _cast(replaced[name], self.wide) for name in buffer.names}
+            self.state[buffer.name] = settled(buffer, self.state[buffer.name], now)
+        self.state = {name: tensor.clone() for name, tensor in self.state.items()}
+        return results
+
+    def _replaced(self, model: torch.nn.Module) -> dict[str, torch.Tensor]:
+        """Returns the model's parameters and buffers in the wide dtype, and this session's state."""
+        own = {name: self.state[buffer.name] for buffer in self._buffers for name in buffer.names}
+        replaced: dict[str, torch.Tensor] = {}
+        for named in (model.named_parameters(remove_duplicate=False), model.named_buffers(remove_duplicate=False)):
+            for name, tensor in named:
+                if name not in own and tensor not in self._weights:
+                    self._weights[tensor] = _cast(tensor.detach(), self.wide)
+                replaced[name] = own[name] if name in own else self._weights[tensor]
+        return replaced
 
 
 @contextmanager

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -19,6 +19,15 @@ ALLOW = "--allow-nondeterministic permits it; then only dtypes and shapes of the
 """What the hint of an error about values says last."""
 
 
+DECLARE_STATE = (
+    "Declare what outlives a call: --state NAME, or ExportSpec(state=...). Or pass the state in as an input and return it "
+    "as an output."
+)
+DECLARE_WRITES = (
+    "Declare what is written: --writes NAME, or ExportSpec(writes=...). Or clone it first, or return the new value."
+)
+
+
 def check_repeatable(
     model: torch.nn.Module,
     bound: BoundCall,
@@ -26,6 +35,7 @@ def check_repeatable(
     first: Any,
     names: Sequence[str],
     *,
+    state: Collection[str] = (),
     allow_nondeterministic: bool,
 ) -> None:
     """Calls a model a second time, and looks at what it answers and at what it changes.
@@ -33,9 +43,10 @@ def check_repeatable(
     Args:
         model: The model, after its first call. What it filled in that call, it may keep.
         bound: The example call.
-        call: Makes it.
+        call: Makes it, each time with the state that a session begins with.
         first: The answer to the first call.
         names: The names of the output tensors.
+        state: The names of the buffers that are declared to be state.
         allow_nondeterministic: Whether the answers may differ. The state must not, even then.
 
     Raises:
@@ -44,8 +55,8 @@ def check_repeatable(
         OperatorNotExportableError: A custom operator writes into an argument without saying so.
     """
     inputs = {f"input {name}": tensor for name, tensor in zip(bound.names, bound.tensors)}
-    state = {**_state(model), **inputs}
-    before = {name: fingerprint(tensor) for name, tensor in state.items()}
+    watched = {name: t for name, t in {**_state(model), **inputs}.items() if not _is_state(name, state)}
+    before = {name: fingerprint(tensor) for name, tensor in watched.items()}
     answers, trails, kept = [first], [], []
     for _ in range(2):
         with watched_by(CallTrail()) as trail:
@@ -57,9 +68,9 @@ def check_repeatable(
             f"{', '.join(undeclared)} writes into an argument, and its schema does not say so: compilers believe it",
             hint="Mark the argument in the schema, such as Tensor(a!), or write into a copy of it.",
         )
-    now = {**state, **_state(model)}
+    now = {**watched, **_state(model)}
     if written := [name for name in before if fingerprint(now[name]) != before[name]]:
-        raise _writes(written, {name: state[name] for name in written}, call)
+        raise _writes(written, {name: watched[name] for name in written}, call)
     if allow_nondeterministic:
         return
     number = changed_number(*trails)
@@ -128,10 +139,10 @@ def _writes(names: Sequence[str], tensors: Mapping[str, torch.Tensor], call: Cal
     if inputs := by_kind.get("input"):
         return ExportError(
             f"the model writes into its inputs {', '.join(inputs)}{lines}",
-            hint="Clone them first, or return the new value.",
+            hint=DECLARE_WRITES,
         )
     what = " and ".join(f"{kind}s {', '.join(found)}" for kind, found in by_kind.items())
-    advice = "Pass the state in as an input and return it as an output."
+    advice = DECLARE_STATE if set(by_kind) == {"buffer"} else "Parameters cannot be state: make buffers of them."
     if "batch_norm" in lines or "instance_norm" in lines:
         advice = (
             "With training=True that function writes the running statistics: use training=False, or clones of them."
@@ -141,6 +152,11 @@ def _writes(names: Sequence[str], tensors: Mapping[str, torch.Tensor], call: Cal
         f"them{lines}",
         hint=advice,
     )
+
+
+def _is_state(name: str, state: Collection[str]) -> bool:
+    kind, _, name = name.partition(" ")
+    return kind == "buffer" and name in state
 
 
 def _listed(names: Sequence[str]) -> str:

@@ -1,4 +1,4 @@
-"""The result of resolving MODEL: a module to trace, or a saved program."""
+"""The result of resolving MODEL: a module to trace, or saved programs."""
 
 from __future__ import annotations
 
@@ -32,17 +32,17 @@ class EagerModel:
 
 @dataclass(frozen=True)
 class SavedProgram:
-    """An ExportedProgram that was read from a file.
+    """A model whose methods were read from a file as ExportedPrograms.
 
     Attributes:
-        spec: Its module with its example inputs.
-        program: The program.
+        spec: A module with these methods, with the weights and the state of the model, and their example inputs.
+        programs: The programs, by method.
         path: The file.
         manifest: The manifest, if exportkit wrote the file; None if torch.export.save did.
     """
 
     spec: ExportSpec
-    program: torch.export.ExportedProgram
+    programs: Mapping[str, torch.export.ExportedProgram]
     path: Path
     manifest: Manifest | None
 

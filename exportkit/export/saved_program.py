@@ -9,19 +9,22 @@ from torch.export.passes import move_to_device_pass
 from torch.utils._pytree import tree_map_only
 
 from exportkit.errors import DigestMismatchError, UsageError
-from exportkit.export.call_signature import describe_call
-from exportkit.export.cases import RecordedCase, eager_mode, state_sha256
+from exportkit.export.cases import eager_mode, state_sha256
 from exportkit.export.describe_program import describe_output, describe_program
+from exportkit.export.eager_methods import EagerMethods
 from exportkit.export.export_options import TraceOptions
 from exportkit.export.preflight import check_model, check_operators, describe_operators, graph_operators
 from exportkit.export.provenance import provenance
+from exportkit.export.record import RecordedCase, record_cases
 from exportkit.export.resolved import SavedProgram
 from exportkit.export.shapes import DynamicSizes
-from exportkit.export.trace import Traced, record_cases
-from exportkit.package.archive import PackageReader
+from exportkit.export.trace_method import check_writes
+from exportkit.export.traced import Traced, TracedMethod
+from exportkit.package.archive import Content, PackageReader
 from exportkit.package.manifest import Manifest, Source
 from exportkit.progress import Progress
 from exportkit.sizes import sizes_of
+from exportkit.spec import FORWARD
 
 
 def trace_saved(saved: SavedProgram, options: TraceOptions, device: torch.device, progress: Progress) -> Traced:
@@ -47,40 +50,55 @@ def trace_saved(saved: SavedProgram, options: TraceOptions, device: torch.device
             hint="Leave out --dtype, --dynamic and --static, or export the model itself.",
         )
     progress(f"moving the program to {device}")
-    program = move_to_device_pass(saved.program, device)
-    program._example_inputs = tree_map_only(torch.Tensor, lambda t: t.to(device), program.example_inputs)
-    operators = graph_operators(program.graph_module)
+    programs = {name: _moved(program, device) for name, program in saved.programs.items()}
+    operators = {k: v for program in programs.values() for k, v in graph_operators(program.graph_module).items()}
     check_operators(operators, device)
     if saved.manifest is None:
-        return _trace_foreign(saved, program, options, device, progress)
+        return _trace_foreign(saved, programs[FORWARD], options, device, progress)
     manifest = saved.manifest
+    if options.state or options.writes:
+        raise UsageError(
+            f"{saved.path} is already traced: its state and what it writes cannot change",
+            hint="Leave out --state and --writes, or export the model itself.",
+        )
     if options.tf32 and not manifest.provenance.tf32:
         raise UsageError(
             f"the cases of {saved.path} were recorded without TF32",
             hint="Leave out --tf32, or export the model itself.",
         )
+    cases, initial = _recorded(saved, manifest)
     return Traced(
-        program=program,
-        call=manifest.call,
+        methods=tuple(
+            TracedMethod(method.name, programs[method.name], method.call, method.state) for method in manifest.methods
+        ),
         operators=describe_operators(operators),
-        cases=_recorded(saved, manifest),
+        cases=cases,
         source=manifest.source,
         provenance=manifest.provenance,
         name=options.name or manifest.name,
+        state=manifest.state,
+        initial=initial,
     )
 
 
-def _recorded(saved: SavedProgram, manifest: Manifest) -> tuple[RecordedCase, ...]:
-    """Reads the cases from the file, which must still be the file that the program was read from."""
+def _moved(program: torch.export.ExportedProgram, device: torch.device) -> torch.export.ExportedProgram:
+    moved = move_to_device_pass(program, device)
+    moved._example_inputs = tree_map_only(torch.Tensor, lambda t: t.to(device), moved.example_inputs)
+    return moved
+
+
+def _recorded(saved: SavedProgram, manifest: Manifest) -> tuple[tuple[RecordedCase, ...], dict[str, Content]]:
+    """Reads cases and state from the file, which must still be the file that the program was read from."""
     with PackageReader(saved.path) as reader:
         if reader.manifest != manifest:
             raise DigestMismatchError(
                 f"{saved.path} was replaced by another package while it was exported", hint="Export it again."
             )
-        return tuple(
-            RecordedCase(case.sizes, reader.read(case.record), case.reference_dtype, case.accuracy)
+        cases = tuple(
+            RecordedCase(case.calls, reader.read(case.record), case.reference_dtype, case.state_accuracy)
             for case in manifest.cases
         )
+        return cases, {state.initial: reader.read(state.initial) for state in manifest.state if state.initial}
 
 
 def _trace_foreign(
@@ -91,18 +109,29 @@ def _trace_foreign(
     progress: Progress,
 ) -> Traced:
     """Describes a program that exportkit did not write, which has no manifest."""
+    if options.state:
+        raise UsageError(
+            f"{saved.path} is already traced, so that its buffers cannot become state",
+            hint="Export the model itself with --state, or pass the state in as an input, written in place: --writes.",
+        )
     args, kwargs = program.example_inputs
-    spec = replace(saved.spec, model=program.module(), example_inputs=args, example_kwargs=kwargs)
-    bound = describe_call(spec.model, args, kwargs)
+    spec = replace(
+        saved.spec, model=program.module(), example_inputs=args, example_kwargs=kwargs, writes=tuple(options.writes)
+    )
+    eager = EagerMethods(spec)
+    bound = eager.bind(FORWARD, args, kwargs)
+    check_writes(program, bound, spec, ())
     with eager_mode(tf32=options.tf32):
-        result = check_model(lambda: spec.model(*args, **kwargs), device)
-    call = describe_program(program, bound, DynamicSizes(), describe_output(result), spec)
-    example = sizes_of(call.inputs, [tensor.shape for tensor in bound.tensors])
+        answer = check_model(lambda: eager.session().call(FORWARD, bound), device)
+    call = describe_program(
+        program, bound, DynamicSizes(), describe_output(answer.result), spec, written=tuple(answer.written)
+    ).call
+    method = TracedMethod(FORWARD, program, call)
+    example = {FORWARD: sizes_of(call.inputs, [tensor.shape for tensor in bound.tensors])}
     return Traced(
-        program=program,
-        call=call,
+        methods=(method,),
         operators=describe_operators(graph_operators(program.graph_module)),
-        cases=record_cases(spec, call, example, options, device, progress),
+        cases=record_cases(eager, [method.packaged], (), example, options, device, progress),
         source=Source(model=None, model_kwargs={}, dtype=None, seed=0, state_sha256=state_sha256(spec.model)),
         provenance=provenance(tf32=options.tf32),
         name=options.name or spec.name or "model",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fnmatch
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -10,6 +9,7 @@ from dataclasses import dataclass
 import torch
 
 from exportkit.errors import UsageError
+from exportkit.export.cases import matches
 from exportkit.spec import ExportSpec
 
 
@@ -62,12 +62,12 @@ def state_buffers(spec: ExportSpec) -> tuple[StateBuffer, ...]:
         names.setdefault(id(tensor), []).append(name)
     dimensions: dict[int, str | None] = {}
     for pattern, dimension in patterns.items():
-        if wrong := fnmatch.filter(parameters, pattern):
+        if wrong := [n for n in parameters if matches(n, [pattern])]:
             raise UsageError(
                 f"--state {pattern} matches the parameter {wrong[0]}, and state is buffers",
                 hint="Use a narrower pattern, or make it a buffer: self.register_buffer(...).",
             )
-        matched = fnmatch.filter(buffers, pattern)
+        matched = [n for n in buffers if matches(n, [pattern])]
         if not matched:
             raise UsageError(
                 f"--state {pattern} matches no buffer of {type(model).__name__}",

@@ -1,62 +1,38 @@
-"""Traces a model to an ExportedProgram and describes it for the manifest."""
+"""Traces a model: each of its methods to an ExportedProgram, with its state, its cases and their description."""
 
 from __future__ import annotations
 
 import unicodedata
-import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 
-from exportkit.errors import ExportError
-from exportkit.export.call_signature import BoundCall, describe_call
-from exportkit.export.cases import RecordedCase, case_sizes, draw_inputs, eager_mode, record_case, state_sha256
-from exportkit.export.describe_program import describe_output, describe_program
-from exportkit.export.explain import explain_refusal
+from exportkit.errors import UsageError
+from exportkit.export.call_signature import parameter_names
+from exportkit.export.cases import state_sha256
+from exportkit.export.describe_state import describe_state
+from exportkit.export.eager_methods import EagerMethods
+from exportkit.export.entries import entry_specs
 from exportkit.export.export_options import TraceOptions
-from exportkit.export.placement import on_device, parse_floating, prepared
-from exportkit.export.preflight import check_model, check_operators, describe_operators, graph_operators
-from exportkit.export.program_check import TracedCall, check_program
+from exportkit.export.placement import parse_floating, prepared
+from exportkit.export.preflight import describe_operators, graph_operators
+from exportkit.export.program_check import check_programs
 from exportkit.export.provenance import provenance
-from exportkit.export.repeatable import check_random, check_repeatable
+from exportkit.export.record import record_cases
 from exportkit.export.resolved import EagerModel
-from exportkit.export.shapes import DynamicSizes, dynamic_sizes, merge_shapes, parse_places
-from exportkit.export.tolerances import accuracy_outputs
-from exportkit.export.torch_export import RefusedByTorchError, TracingTask, export_with
-from exportkit.package.manifest import ANY_VALUE, Call, Operator, Provenance, Source
-from exportkit.package.structure import names
+from exportkit.export.shapes import DynamicSizes, Shapes, dynamic_sizes, merge_shapes, parse_places
+from exportkit.export.torch_export import TracingTask
+from exportkit.export.trace_method import trace_method
+from exportkit.export.traced import Traced
+from exportkit.package.manifest import Source
 from exportkit.progress import Progress
-from exportkit.spec import ExportSpec, Tolerance
-
-
-@dataclass(frozen=True)
-class Traced:
-    """A program and its description for the manifest.
-
-    Attributes:
-        program: The program, on the device it was traced for.
-        call: The signature and the structure of the output.
-        operators: The custom operators of the graph.
-        cases: The recorded calls.
-        source: The description of the eager model.
-        provenance: The versions of the software and the commit.
-        name: The package's name.
-    """
-
-    program: torch.export.ExportedProgram
-    call: Call
-    operators: tuple[Operator, ...]
-    cases: tuple[RecordedCase, ...]
-    source: Source
-    provenance: Provenance
-    name: str
+from exportkit.spec import ExportSpec
 
 
 def trace(model: EagerModel, options: TraceOptions, device: torch.device, progress: Progress) -> Traced:
-    """Checks a model, traces it and records cases.
+    """Checks a model, traces its methods and records cases.
 
     Args:
         model: The model.
@@ -65,134 +41,110 @@ def trace(model: EagerModel, options: TraceOptions, device: torch.device, progre
         progress: Called with a description of each step.
 
     Raises:
-        UsageError: An option names an unknown parameter, dimension or dtype.
+        UsageError: An option names an unknown parameter, dimension, dtype or buffer.
         OperatorNotExportableError: A custom operator cannot be packed.
         ExportError: torch.export refused the model. The message explains why.
     """
     floating = parse_floating(options.dtype)
     free = options.allow_nondeterministic or model.spec.allow_nondeterministic
-    with ready_to_trace(model, options, device) as (task, sizes):
-        spec, bound = task.spec, task.bound
-        progress("checking the model and its operators")
-
-        def call_model() -> Any:
-            return spec.model(*bound.args, **bound.kwargs)
-
-        with eager_mode(tf32=options.tf32):
-            result = check_model(call_model, device)
-            output = describe_output(result)
-            check_repeatable(spec.model, bound, call_model, result, names(output), allow_nondeterministic=free)
-        if free:
-            spec = replace(spec, tolerances={name: Tolerance(rtol=0.0, atol=ANY_VALUE) for name in names(output)})
-        progress("tracing with torch.export")
-        program = trace_with_torch_export(spec, bound, sizes)
-        if not free:
-            check_random(program)
-        operators = graph_operators(program.graph_module)
-        check_operators(operators, device)
-        call = describe_program(program, bound, sizes, output, spec, cast=floating)
-        cases = record_cases(spec, call, sizes.example, options, device, progress)
+    with ready_to_trace(model, options, device) as ready:
+        eager, spec = ready.eager, ready.eager.spec
+        traced = [trace_method(ready, name, options, device, progress, values=not free) for name in ready.tasks]
+        methods = tuple(each.method for each in traced)
+        state, initial = describe_state(eager.buffers, methods, cast=floating, values=not free)
+        packaged = [method.packaged for method in methods]
+        examples = {name: sizes.example for name, (_, sizes) in ready.tasks.items()}
+        cases = record_cases(eager, packaged, state, examples, options, device, progress)
         progress("comparing the program with the cases")
-        check_program(TracedCall(task, sizes, program, call), cases, values=not free, tf32=options.tf32)
+        check_programs(eager, traced, state, cases, values=not free, tf32=options.tf32)
         source = Source(
             model=model.name,
             model_kwargs=dict(model.model_kwargs),
             dtype=options.dtype,
             seed=model.seed,
-            state_sha256=state_sha256(spec.model),
+            state_sha256=state_sha256(spec.model, spec.state),
         )
+    operators = {k: v for each in methods for k, v in graph_operators(each.program.graph_module).items()}
     return Traced(
-        program=program,
-        call=call,
+        methods=methods,
         operators=describe_operators(operators),
         cases=cases,
         source=source,
         provenance=provenance(tf32=options.tf32),
         name=options.name or spec.name or _class_name(spec.model),
+        state=state,
+        initial=initial,
     )
 
 
+@dataclass(frozen=True)
+class ReadyModel:
+    """A model on its device and in its dtype.
+
+    Attributes:
+        eager: Its methods.
+        tasks: What to trace, by method, each with its dynamic sizes.
+    """
+
+    eager: EagerMethods
+    tasks: Mapping[str, tuple[TracingTask, DynamicSizes]]
+
+
 @contextmanager
-def ready_to_trace(
-    model: EagerModel, options: TraceOptions, device: torch.device
-) -> Iterator[tuple[TracingTask, DynamicSizes]]:
+def ready_to_trace(model: EagerModel, options: TraceOptions, device: torch.device) -> Iterator[ReadyModel]:
     """Yields what to trace, on its device and in its dtype, and its dynamic sizes.
 
     Raises:
-        UsageError: An option names an unknown parameter, dimension or dtype.
+        UsageError: An option names an unknown parameter, dimension, dtype or buffer.
     """
-    shapes = {} if options.static else merge_shapes(model.spec.dynamic_shapes, parse_places(options.dynamic))
-    with prepared(model.spec, device, parse_floating(options.dtype)) as spec:
-        task = TracingTask(spec, describe_call(spec.model, spec.example_inputs, spec.example_kwargs))
-        yield task, dynamic_sizes(shapes, task.examples)
+    with prepared(_declared(model.spec, options), device, parse_floating(options.dtype)) as spec:
+        eager = EagerMethods(spec)
+        if options.static and (fixed := [each for each in eager.buffers if each.dimension]):
+            raise UsageError(
+                f"--static fixes every size, and the first axis of the state {fixed[0].name} is `{fixed[0].dimension}`",
+                hint="Leave out --static, or the dimension of the state.",
+            )
+        tasks = {}
+        for name, entry in eager.entries.items():
+            bound = eager.bind(name, entry.example_inputs, entry.example_kwargs)
+            eager.written(name, bound)  # refuses a name that no input has
+            tasks[name] = TracingTask(entry, bound, eager.buffers)
+        shapes = _shapes(tasks, options)
+        yield ReadyModel(eager, {name: (task, dynamic_sizes(shapes[name], task.examples)) for name, task in tasks.items()})
 
 
-def record_cases(
-    spec: ExportSpec,
-    call: Call,
-    example: Mapping[str, int],
-    options: TraceOptions,
-    device: torch.device,
-    progress: Progress,
-) -> tuple[RecordedCase, ...]:
-    """Draws inputs and records the model's outputs.
-
-    Args:
-        spec: The model, which is on `device`.
-        call: The traced call.
-        example: The sizes of the example inputs, by dimension.
-        options: The number of cases, their seed, and whether eager may use TF32.
-        device: The model's device.
-        progress: Called with a description of each case.
-    """
-    cases = []
-    wanted = accuracy_outputs(call.outputs, spec.tolerances)
-    for number, sizes in enumerate(case_sizes(call, example, options.cases, options.seed)):
-        progress(f"recording case {number + 1}")
-        drawn = describe_call(spec.model, *draw_inputs(spec, call, sizes, options.seed + number))
-        bound = on_device(drawn, device)
-        cases.append(record_case(spec.model, bound, sizes, call.outputs, wanted, tf32=options.tf32))
-    return tuple(cases)
+def _declared(spec: ExportSpec, options: TraceOptions) -> ExportSpec:
+    """Returns the spec with the state and the written inputs that the options declare."""
+    if options.state:
+        spec = replace(spec, state={**spec.state_dimensions, **dict.fromkeys(options.state)})
+    if not options.writes:
+        return spec
+    if not spec.methods:
+        return replace(spec, writes=(*spec.writes, *options.writes))
+    parameters = {name: parameter_names(entry.model) for name, entry in entry_specs(spec).items()}
+    methods = dict(spec.methods)
+    for each in options.writes:
+        having = [name for name, known in parameters.items() if each.partition(".")[0] in known]
+        if not having:
+            raise UsageError(f"--writes {each}: no method has an input of that name")
+        for name in having:
+            methods[name] = replace(methods[name], writes=(*methods[name].writes, each))
+    return replace(spec, methods=methods)
 
 
-def trace_with_torch_export(spec: ExportSpec, bound: BoundCall, sizes: DynamicSizes) -> torch.export.ExportedProgram:
-    """Calls torch.export and explains its errors.
-
-    Raises:
-        ExportError: torch.export refused the model.
-    """
-    task = TracingTask(spec, bound)
-    try:
-        program = export_with(task, sizes)
-    except RefusedByTorchError as refused:
-        raise explain_refusal(refused, task) from refused.error
-    _refuse_mutation(program)
-    return program
-
-
-def _refuse_mutation(program: torch.export.ExportedProgram) -> None:
-    signature = program.graph_signature
-    if _may_mutate(program):
-        with warnings.catch_warnings():
-            # torch 2.13 copies its own deprecated LeafSpec.
-            warnings.filterwarnings("ignore", message=".*LeafSpec.*", category=FutureWarning)
-            signature = program.run_decompositions({}).graph_signature
-    if buffers := sorted(set(signature.buffers_to_mutate.values())):
-        raise ExportError(
-            f"the model changes its buffers {', '.join(buffers)} while it runs: results would depend on earlier calls "
-            "and on which runner served them",
-            hint="Pass the state in as an input and return it as an output.",
-        )
-    if inputs := sorted(set(signature.user_inputs_to_mutate.values())):
-        raise ExportError(
-            f"the model writes into its inputs {', '.join(inputs)}", hint="Clone them first, or return the new value."
-        )
-
-
-def _may_mutate(program: torch.export.ExportedProgram) -> bool:
-    """Returns whether an operator of the graph writes into an argument. Only decomposition shows which argument."""
-    targets = [node.target for node in program.graph.nodes if node.op == "call_function"]
-    return any(target._schema.is_mutable for target in targets if isinstance(target, torch._ops.OpOverload))
+def _shapes(tasks: Mapping[str, TracingTask], options: TraceOptions) -> dict[str, Shapes]:
+    """Returns the dynamic shapes of each method. An option is for each method that has the tensor."""
+    if options.static:
+        return dict.fromkeys(tasks, {})
+    given = parse_places(options.dynamic)
+    found: dict[str, Shapes] = {}
+    for name, task in tasks.items():
+        own = given if len(tasks) == 1 else {t: dims for t, dims in given.items() if t in task.bound.names}
+        found[name] = merge_shapes(task.spec.dynamic_shapes, own)
+    for tensor in given:
+        if not any(tensor in shapes for shapes in found.values()):
+            raise UsageError(f"--dynamic {tensor}:...: no method has a tensor input {tensor!r}")
+    return found
 
 
 def _class_name(model: torch.nn.Module) -> str:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from exportkit.errors import HostError, UsageError
-from exportkit.export.artifact import case_records, manifest_of, traced_model
+from exportkit.export.artifact import traced_records, manifest_of, traced_model
 from exportkit.export.export_options import TraceOptions
 from exportkit.export.placement import usable_device
 from exportkit.export.resolved import ResolvedModel
@@ -78,7 +78,7 @@ def export_onnx(
         out,
         converted.model,
         manifest_of(traced, options.version),
-        case_records(traced),
+        traced_records(traced),
         functions=tuple(f for f in converted.functions if f.operator in {o.name for o in traced.operators}),
         opset=onnx_options.opset,
         data_threshold=onnx_options.data_threshold,

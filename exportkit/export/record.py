@@ -1,0 +1,194 @@
+"""Records cases: sequences of eager's calls with what it answered, and with what it should have answered."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import torch
+from safetensors.torch import save
+
+from exportkit.errors import ExportError, UsageError
+from exportkit.export.call_signature import is_tensor
+from exportkit.export.cases import MAX_CASE_BYTES, case_sizes, eager_mode
+from exportkit.export.eager_methods import EagerAnswer, EagerMethods, EagerSession
+from exportkit.export.export_options import TraceOptions
+from exportkit.export.placement import on_device
+from exportkit.export.reference import AnsweredCall, References, SessionState, session_references
+from exportkit.export.sequences import DrawnCall, draw_call, draw_session, session_call, with_state
+from exportkit.export.tolerances import accuracy_outputs
+from exportkit.package.case_files import (
+    named_results,
+    named_tensors,
+    result_keys,
+    results_of,
+    state_keys,
+    state_results,
+)
+from exportkit.package.manifest import Accuracy, CaseCall, Node, PackagedMethod, StateTensor
+from exportkit.package.structure import flatten
+from exportkit.progress import Progress
+from exportkit.sizes import label_of
+
+MAX_STATE_BYTES = 32_000_000
+"""State is recorded up to this size: all of it or none."""
+
+
+@dataclass(frozen=True)
+class RecordedCase:
+    """A sequence of calls: its tensors as a safetensors file, and the rest as in the manifest.
+
+    `structures` has the structure of each result of eager, if this case was recorded now.
+    """
+
+    calls: tuple[CaseCall, ...]
+    tensors: bytes
+    reference_dtype: Literal["float64", "float32"] | None
+    state_accuracy: Mapping[str, Accuracy | None]
+    structures: tuple[Node, ...] = ()
+
+
+def record_cases(
+    eager: EagerMethods,
+    methods: Sequence[PackagedMethod],
+    state: Sequence[StateTensor],
+    examples: Mapping[str, Mapping[str, int]],
+    options: TraceOptions,
+    device: torch.device,
+    progress: Progress,
+) -> tuple[RecordedCase, ...]:
+    """Draws calls and records what eager answers: single calls of each method without state, and sessions.
+
+    Args:
+        eager: The model, which is on `device`.
+        methods: The description of its methods.
+        state: The description of its state.
+        examples: By method, the sizes of the example inputs.
+        options: The number of cases of each kind, their seed, and whether eager may use TF32.
+        device: The model's device.
+        progress: Called with a description of each case.
+    """
+    sequences: list[list[DrawnCall]] = []
+    for method in methods:
+        if not method.state:
+            sizes_of_cases = case_sizes(method.call, examples[method.name], options.cases, options.seed)
+            for number, sizes in enumerate(sizes_of_cases):
+                sequences.append([draw_call(eager, method, sizes, options.seed + number)])
+    if stateful := with_state(methods):
+        whole = session_call(methods)
+        example = {name: size for method in reversed(stateful) for name, size in examples[method.name].items()}
+        for number, sizes in enumerate(case_sizes(whole, example, options.cases, options.seed)):
+            drawn_calls = draw_session(eager, methods, sizes, options.seed + number)
+            _check_size(drawn_calls, sizes)
+            sequences.append(drawn_calls)
+    cases = []
+    for number, calls in enumerate(sequences):
+        progress(f"recording case {number + 1}")
+        placed = [replace(call, bound=on_device(call.bound, device)) for call in calls]
+        cases.append(record_case(eager, methods, state, placed, tf32=options.tf32))
+    return tuple(cases)
+
+
+def _check_size(calls: Sequence[DrawnCall], sizes: Mapping[str, int]) -> None:
+    size = sum(tensor.numel() * tensor.element_size() for call in calls for tensor in call.bound.tensors)
+    if size > 4 * MAX_CASE_BYTES:
+        raise UsageError(
+            f"the inputs of a session at {label_of(sizes)} take {size:,} bytes, too many for a recorded case",
+            hint="Let draw_sequence return fewer or smaller calls, or give smaller example inputs.",
+        )
+
+
+def record_case(
+    eager: EagerMethods,
+    methods: Sequence[PackagedMethod],
+    state: Sequence[StateTensor],
+    calls: Sequence[DrawnCall],
+    *,
+    tf32: bool,
+) -> RecordedCase:
+    """Runs the eager model in a session of its own, and packs inputs and results, with references.
+
+    Args:
+        eager: The model.
+        methods: The description of its methods.
+        state: The description of its state.
+        calls: The calls, on the model's device.
+        tf32: Whether the model, but not its reference, may use TF32.
+
+    Raises:
+        ExportError: The model raised.
+    """
+    by_name = {method.name: method for method in methods}
+    sizes = _state_sizes(eager, calls)
+    session = eager.session(sizes)
+    answered: list[AnsweredCall] = []
+    tensors: dict[str, torch.Tensor] = {}
+    structures: list[Node] = []
+    for number, drawn in enumerate(calls):
+        call = by_name[drawn.method].call
+        answer = call_eager(session, drawn, tf32=tf32)
+        structures.append(flatten(answer.result, is_tensor, where="the model's output")[0])
+        written = {f"written.{name}": tensor for name, tensor in answer.written.items()}
+        tensors |= named_tensors(f"{number}.input", drawn.bound.tensors)
+        tensors |= named_tensors(f"{number}.output", answer.outputs)
+        tensors |= named_results(result_keys(number, call), written)
+        entry, listed = eager.entries[drawn.method], results_of(call)
+        results = {output.name: tensor for output, tensor in zip(call.outputs, answer.outputs)} | written
+        # A result of another structure than the manifest's is a verdict of `verify`, which has no references.
+        wanted = accuracy_outputs(listed, entry.tolerances) if len(answer.outputs) == len(call.outputs) else ()
+        answered.append(AnsweredCall(entry.model, drawn.bound, listed, results, wanted))
+    used = any(by_name[drawn.method].state for drawn in calls)
+    recorded = tuple(state) if used and _bytes(session.state.values()) <= MAX_STATE_BYTES else ()
+    tensors |= named_results(state_keys(state), {each.name: session.state[each.name] for each in recorded})
+    listed = state_results(recorded)
+    after = SessionState(eager.buffers, sizes, listed, dict(session.state), accuracy_outputs(listed, {}))
+    with eager_mode():
+        known = session_references(answered, after, tf32=tf32)
+    found: Sequence[References | None] = known.calls if known else [None] * len(calls)
+    for number, (drawn, reference) in enumerate(zip(calls, found)):
+        if reference is not None:
+            keys = result_keys(number, by_name[drawn.method].call, reference=True)
+            tensors |= named_results(keys, reference.outputs)
+    if known and known.state:
+        tensors |= named_results(state_keys(state, reference=True), known.state.outputs)
+    return RecordedCase(
+        calls=tuple(
+            CaseCall(method=c.method, sizes=dict(c.sizes), accuracy=dict(r.accuracy) if r else {})
+            for c, r in zip(calls, found)
+        ),
+        tensors=save(tensors),
+        reference_dtype=known.dtype if known else None,
+        state_accuracy=dict(known.state.accuracy) if known and known.state else {},
+        structures=tuple(structures),
+    )
+
+
+def call_eager(session: EagerSession, call: DrawnCall, *, tf32: bool) -> EagerAnswer:
+    """Makes one call of eager. Without TF32, the results have the precision of their dtype.
+
+    Raises:
+        ExportError: The model raised. The message says what it was given.
+    """
+    try:
+        with eager_mode(tf32=tf32):
+            return session.call(call.method, call.bound)
+    except UsageError:
+        raise
+    except Exception as error:
+        # The model may raise anything. Its own traceback is chained.
+        raise ExportError(
+            f"the eager model refused a case of {label_of(call.sizes)}: {type(error).__name__}: {error}",
+            hint="Narrow the range of that dimension, or give the spec a draw_inputs that makes legal inputs.",
+        ) from error
+
+
+def _state_sizes(eager: EagerMethods, calls: Iterable[DrawnCall]) -> dict[str, int]:
+    dimensions = {buffer.dimension for buffer in eager.buffers}
+    return {name: size for call in calls for name, size in call.sizes.items() if name in dimensions}
+
+
+def _bytes(tensors: Iterable[torch.Tensor]) -> int:
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+
+

@@ -1,0 +1,157 @@
+"""Traces one method of a model, and checks what it writes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import torch
+
+from exportkit.errors import ExportError
+from exportkit.export.call_signature import BoundCall
+from exportkit.export.cases import eager_mode
+from exportkit.export.describe_program import describe_output, describe_program
+from exportkit.export.describe_state import check_shapes
+from exportkit.export.eager_methods import EagerAnswer
+from exportkit.export.entries import written_names
+from exportkit.export.explain import explain_refusal
+from exportkit.export.export_options import TraceOptions
+from exportkit.export.lifted import used_state, without_unused, written_tensors
+from exportkit.export.placement import parse_floating
+from exportkit.export.preflight import check_model, check_operators, graph_operators
+from exportkit.export.repeatable import DECLARE_STATE, DECLARE_WRITES, check_random, check_repeatable
+from exportkit.export.shapes import DynamicSizes
+from exportkit.export.state_buffers import StateBuffer
+from exportkit.export.torch_export import RefusedByTorchError, TracingTask, export_with
+from exportkit.export.traced import TracedMethod
+from exportkit.package.manifest import ANY_VALUE, StateUse
+from exportkit.package.structure import names
+from exportkit.progress import Progress
+from exportkit.spec import FORWARD, ExportSpec, Tolerance
+
+if TYPE_CHECKING:
+    from exportkit.export.trace import ReadyModel
+
+
+@dataclass(frozen=True)
+class TracedTask:
+    """A traced method, and what it was traced from.
+
+    Attributes:
+        task: The module of the method and its example call, on their device.
+        sizes: The dynamic sizes.
+        method: The traced method.
+    """
+
+    task: TracingTask
+    sizes: DynamicSizes
+    method: TracedMethod
+
+
+def trace_method(
+    ready: ReadyModel, name: str, options: TraceOptions, device: torch.device, progress: Progress, *, values: bool
+) -> TracedTask:
+    """Checks a method and traces it.
+
+    Args:
+        ready: The model.
+        name: The method.
+        options: How to trace it.
+        device: The model's device.
+        progress: Called with a description of each step.
+        values: Whether the answers to the same inputs must be the same.
+
+    Raises:
+        UsageError: A tolerance or a declaration names something unknown.
+        OperatorNotExportableError: A custom operator cannot be packed.
+        ExportError: torch.export refused the method, or it writes what is not declared. The message explains why.
+    """
+    eager = ready.eager
+    task, sizes = ready.tasks[name]
+    bound = task.bound
+    of = "" if name == FORWARD else f" {name}"
+    progress(f"checking the model and its operators{of and f', in{of}'}")
+
+    def call_model() -> EagerAnswer:
+        # With the inputs themselves, so that one that is written and not declared is found.
+        return eager.session(sizes.example).call(name, bound, copies=False)
+
+    with eager_mode(tf32=options.tf32):
+        answer = check_model(call_model, device)
+        output = describe_output(answer.result)
+        listed = names(output)
+        check_repeatable(
+            task.spec.model,
+            bound,
+            lambda: call_model().result,
+            answer.result,
+            listed,
+            state={each for buffer in eager.buffers for each in buffer.names},
+            allow_nondeterministic=not values,
+        )
+    spec = task.spec
+    if not values:
+        written = [f"written.{each}" for each in answer.written]
+        spec = replace(spec, tolerances=dict.fromkeys((*listed, *written), Tolerance(rtol=0.0, atol=ANY_VALUE)))
+    progress(f"tracing{of} with torch.export")
+    program, state = trace_with_torch_export(replace(task, spec=spec), sizes)
+    if values:
+        check_random(program)
+    check_operators(graph_operators(program.graph_module), device)
+    described = describe_program(
+        program, bound, sizes, output, spec, written=tuple(answer.written), cast=parse_floating(options.dtype)
+    )
+    check_shapes(name, dict(zip((use.index for use in state), described.state)), eager.buffers)
+    return TracedTask(task, sizes, TracedMethod(name, program, described.call, state))
+
+
+def trace_with_torch_export(
+    task: TracingTask, sizes: DynamicSizes
+) -> tuple[torch.export.ExportedProgram, tuple[StateUse, ...]]:
+    """Calls torch.export and explains its errors.
+
+    Returns:
+        The program, which takes the state that it uses after the tensors of the call, and what of it that is.
+
+    Raises:
+        ExportError: torch.export refused the model, or it writes what is not declared.
+    """
+    try:
+        program = export_with(task, sizes)
+    except RefusedByTorchError as refused:
+        raise explain_refusal(refused, task) from refused.error
+    places = check_writes(program, task.bound, task.spec, task.state)
+    used = used_state(program, len(task.state))
+    state = tuple(StateUse(index=place, written=place in places) for place in used)
+    return without_unused(program, len(task.state), used), state
+
+
+def check_writes(
+    program: torch.export.ExportedProgram, bound: BoundCall, spec: ExportSpec, state: Sequence[StateBuffer]
+) -> list[int]:
+    """Checks that a program writes into what is declared, and into nothing else.
+
+    Returns:
+        The places of the state that it writes.
+
+    Raises:
+        ExportError: It does not.
+    """
+    places, buffers = written_tensors(program)
+    if buffers:
+        raise ExportError(
+            f"the model changes its buffers {', '.join(buffers)} while it runs: results would depend on earlier calls "
+            "and on which runner served them",
+            hint=DECLARE_STATE,
+        )
+    inputs = [bound.names[place] for place in places if place < len(bound.names)]
+    declared = written_names(bound.names, spec.writes)
+    if others := [name for name in inputs if name not in declared]:
+        raise ExportError(f"the model writes into its inputs {', '.join(others)}", hint=DECLARE_WRITES)
+    if missing := [name for name in declared if name not in inputs]:
+        raise ExportError(
+            f"the inputs {', '.join(missing)} are declared to be written, and the model does not write into them",
+            hint="Leave them out of --writes or ExportSpec(writes=...). Writing into a copy is no write.",
+        )
+    return [place - len(bound.names) for place in places if place >= len(bound.names)]
