@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from exportkit.package.case_files import recorded_errors
+from exportkit.package.case_files import recorded_errors, results_of
 from exportkit.package.manifest import (
     ANY_VALUE,
     Call,
@@ -29,10 +29,10 @@ def input_rows(call: Call) -> Iterator[tuple[str, ...]]:
             yield parameter.name, f"fixed at {parameter.value.value!r}"
 
 
-def output_rows(call: Call, cases: Sequence[Case] = ()) -> Iterator[tuple[str, ...]]:
+def output_rows(call: Call, cases: Sequence[Case] = (), method: str = "forward") -> Iterator[tuple[str, ...]]:
     """Yields the name, the dtype and shape, and the allowed difference of every output tensor."""
-    errors = recorded_errors(cases)
-    for output in call.outputs:
+    errors = recorded_errors(cases, method)
+    for output in results_of(call):
         tolerance = output.tolerance
         if tolerance.ranking_of is not None:
             text = f"ranks `{tolerance.ranking_of}`"

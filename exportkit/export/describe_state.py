@@ -99,9 +99,7 @@ def _check_dimension(buffer: StateBuffer, users: Sequence[TracedMethod]) -> None
             )
 
 
-def check_shapes(
-    method: str, used: Mapping[int, Sequence[int | Size]], buffers: Sequence[StateBuffer]
-) -> None:
+def check_shapes(method: str, used: Mapping[int, Sequence[int | Size]], buffers: Sequence[StateBuffer]) -> None:
     """Checks that a traced method takes state of every size of its dimension.
 
     Args:

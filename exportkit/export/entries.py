@@ -93,4 +93,3 @@ def written_names(names: Sequence[str], writes: Sequence[str]) -> tuple[str, ...
                 hint=f"The inputs are {', '.join(names)}.",
             )
     return tuple(found)
-

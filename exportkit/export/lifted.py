@@ -173,9 +173,7 @@ def without_unused(program: ExportedProgram, count: int, used: Sequence[int]) ->
         whole.signature,
         inputs=[each for each in whole.signature.inputs if getattr(each, "name", None) not in unused],
         in_spec=tree_structure((args, kwargs)),
-        forward_arg_names=[
-            name for name in whole.signature.forward_arg_names or () if name != STATE or state
-        ],
+        forward_arg_names=[name for name in whole.signature.forward_arg_names or () if name != STATE or state],
     )
     return ExportedProgram(
         program.graph_module,

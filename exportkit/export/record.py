@@ -190,5 +190,3 @@ def _state_sizes(eager: EagerMethods, calls: Iterable[DrawnCall]) -> dict[str, i
 
 def _bytes(tensors: Iterable[torch.Tensor]) -> int:
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
-
-

@@ -110,7 +110,9 @@ def ready_to_trace(model: EagerModel, options: TraceOptions, device: torch.devic
             eager.written(name, bound)  # refuses a name that no input has
             tasks[name] = TracingTask(entry, bound, eager.buffers)
         shapes = _shapes(tasks, options)
-        yield ReadyModel(eager, {name: (task, dynamic_sizes(shapes[name], task.examples)) for name, task in tasks.items()})
+        yield ReadyModel(
+            eager, {name: (task, dynamic_sizes(shapes[name], task.examples)) for name, task in tasks.items()}
+        )
 
 
 def _declared(spec: ExportSpec, options: TraceOptions) -> ExportSpec:

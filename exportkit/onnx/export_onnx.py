@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from exportkit.errors import HostError, UsageError
-from exportkit.export.artifact import traced_records, manifest_of, traced_model
+from exportkit.export.artifact import manifest_of, traced_model, traced_records
 from exportkit.export.export_options import TraceOptions
 from exportkit.export.placement import usable_device
 from exportkit.export.resolved import ResolvedModel
