@@ -8,18 +8,20 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from exportkit.runtime.loader import load as load
     from exportkit.runtime.model import Model as Model
+    from exportkit.runtime.session import Session as Session
     from exportkit.spec import ExportSpec as ExportSpec
     from exportkit.spec import Method as Method
     from exportkit.spec import Tolerance as Tolerance
 
 __version__ = "0.1.0"
-__all__ = ["ExportSpec", "Method", "Model", "Tolerance", "load"]
+__all__ = ["ExportSpec", "Method", "Model", "Session", "Tolerance", "load"]
 
 # Each name is imported on first use, so that --help need not wait for torch.
 _HOMES = {
     "ExportSpec": "exportkit.spec",
     "Method": "exportkit.spec",
     "Model": "exportkit.runtime.model",
+    "Session": "exportkit.runtime.session",
     "Tolerance": "exportkit.spec",
     "load": "exportkit.runtime.loader",
 }

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import overload
 
 from exportkit.package.dtypes import ITEM_BYTES
-from exportkit.package.manifest import Call, Dimension, Size, TensorInput, TensorOutput
+from exportkit.package.manifest import Call, Dimension, Size, StateTensor, TensorInput, TensorOutput
 
 WORK = 500_000  # sizes to evaluate per planned call; all of them take a quarter of a second
 
@@ -126,15 +126,15 @@ def input_bytes(call: Call, sizes: Mapping[str, int]) -> int:
 
 
 @overload
-def shape_at(tensor: TensorInput, sizes: Mapping[str, int]) -> list[int]: ...
+def shape_at(tensor: TensorInput | StateTensor, sizes: Mapping[str, int]) -> list[int]: ...
 @overload
-def shape_at(tensor: TensorInput | TensorOutput, sizes: Mapping[str, int]) -> list[int | None]: ...
-def shape_at(tensor: TensorInput | TensorOutput, sizes: Mapping[str, int]) -> Sequence[int | None]:
+def shape_at(tensor: TensorInput | StateTensor | TensorOutput, sizes: Mapping[str, int]) -> list[int | None]: ...
+def shape_at(tensor: TensorInput | StateTensor | TensorOutput, sizes: Mapping[str, int]) -> Sequence[int | None]:
     """Returns the shape of a tensor at these sizes; None for a size that does not depend on one dimension."""
     return [size.at(sizes) if isinstance(size, Size) else size for size in tensor.shape]
 
 
-def sizes_of(inputs: Sequence[TensorInput], shapes: Sequence[Sequence[int]]) -> dict[str, int]:
+def sizes_of(inputs: Sequence[TensorInput | StateTensor], shapes: Sequence[Sequence[int]]) -> dict[str, int]:
     """Returns the number of each dimension in inputs of these shapes, which the call allows."""
     return {
         size.dimension: number
@@ -144,7 +144,9 @@ def sizes_of(inputs: Sequence[TensorInput], shapes: Sequence[Sequence[int]]) -> 
     }
 
 
-def contradicts(tensor: TensorInput | TensorOutput, shape: Sequence[int], sizes: Mapping[str, int]) -> bool:
+def contradicts(
+    tensor: TensorInput | StateTensor | TensorOutput, shape: Sequence[int], sizes: Mapping[str, int]
+) -> bool:
     """Returns whether the manifest does not allow this shape of a tensor at these sizes."""
     wanted = shape_at(tensor, sizes)
     return len(wanted) != len(shape) or any(size not in (None, given) for size, given in zip(wanted, shape))

@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from exportkit.package.manifest import Case, CaseCall
 from tests.runtime import tiny
 
 
@@ -28,7 +27,6 @@ def tiny_package(tiny_files: dict[str, Path], tmp_path_factory: pytest.TempPathF
         outputs = [*answer["regions"], answer["rest"][0]]
         name = f"exportkit/cases/{index}.safetensors"
         records[name] = tiny.case(args, kwargs, outputs)
-        call = CaseCall(method="forward", sizes={"batch": batch, "gh": gh})
-        cases.append(Case(record=name, calls=(call,)))
+        cases.append(tiny.one_call(name, batch=batch, gh=gh))
     path = tmp_path_factory.mktemp("tiny") / "tiny.pt2"
     return tiny.write(path, tiny_files, extra=records, cases=tuple(cases))

@@ -10,9 +10,10 @@ import msgspec
 import torch
 
 from exportkit.errors import UsageError
-from exportkit.package.manifest import Call
+from exportkit.package.manifest import Call, StateTensor, TensorInput
 from exportkit.sizes import shape_at, sizes_of
 
+Described = TensorInput | StateTensor
 CudaGraphs = bool | Sequence[Mapping[str, int]]
 GraphUse = Literal["none", "captured", "first-use"]  # the names in csrc/runtime/dispatcher.cpp
 
@@ -22,12 +23,14 @@ class CudaGraph:
     """A graph.
 
     Attributes:
+        method: The method that was called.
         sizes: The value of each dimension, by name.
         uses: How often calls used it lately: older uses count less.
         copies_inputs: Whether a call copies its inputs to the graph's own, unless it is called with these. Other graphs
             read inputs where they are.
     """
 
+    method: str
     sizes: Mapping[str, int]
     uses: int
     copies_inputs: bool
@@ -38,10 +41,12 @@ class RefusedGraph:
     """Sizes that run without a graph.
 
     Attributes:
+        method: The method that was called.
         sizes: The value of each dimension, by name.
         reason: Why their calls cannot be one.
     """
 
+    method: str
     sizes: Mapping[str, int]
     reason: str
 
@@ -86,20 +91,20 @@ def graph_use(cuda_graphs: CudaGraphs) -> GraphUse:
     return "captured"
 
 
-def graph_report(text: str, call: Call) -> GraphReport:
-    """Reads what the C++ runtime reports."""
-    report = msgspec.json.decode(text, type=_Report)
-    return GraphReport(
-        report.memory,
-        tuple(
-            CudaGraph(sizes_of(call.inputs, graph.shapes), graph.uses, graph.copies_inputs) for graph in report.graphs
-        ),
-        tuple(RefusedGraph(sizes_of(call.inputs, graph.shapes), graph.reason) for graph in report.refused),
-    )
+def graph_report(texts: Mapping[str, str], described: Mapping[str, Sequence[Described]]) -> GraphReport:
+    """Reads what the C++ runtime reports of each method's code, whose arguments are described."""
+    memory, graphs, refused = 0, [], []
+    for name, text in texts.items():
+        report, tensors = msgspec.json.decode(text, type=_Report), described[name]
+        memory += report.memory
+        for graph in report.graphs:
+            graphs.append(CudaGraph(name, sizes_of(tensors, graph.shapes), graph.uses, graph.copies_inputs))
+        refused += [RefusedGraph(name, sizes_of(tensors, graph.shapes), graph.reason) for graph in report.refused]
+    return GraphReport(memory, tuple(graphs), tuple(refused))
 
 
-def empty_inputs(call: Call, sizes: Mapping[str, int], device: torch.device) -> dict[str, torch.Tensor]:
-    """Returns inputs of the given sizes and any values, by name.
+def empty_inputs(call: Call, sizes: Mapping[str, int], device: torch.device) -> list[torch.Tensor]:
+    """Returns inputs of the given sizes and any values.
 
     Raises:
         UsageError: A dimension is missing, unknown, or out of its range.
@@ -113,7 +118,7 @@ def empty_inputs(call: Call, sizes: Mapping[str, int], device: torch.device) -> 
         given = sizes.get(name)
         if not isinstance(given, int) or isinstance(given, bool) or not dimension.min <= given <= dimension.max:
             raise UsageError(f"{name} must be an integer from {dimension.min} to {dimension.max}, got {given!r}")
-    made = {}
-    for tensor in call.inputs:
-        made[tensor.name] = torch.empty(shape_at(tensor, sizes), dtype=getattr(torch, tensor.dtype), device=device)
-    return made
+    return [
+        torch.empty(shape_at(tensor, sizes), dtype=getattr(torch, tensor.dtype), device=device)
+        for tensor in call.inputs
+    ]

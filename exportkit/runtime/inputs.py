@@ -16,6 +16,7 @@ import torch
 from exportkit.errors import InputError
 from exportkit.package import manifest as m
 from exportkit.package.structure import builder, fields_of, parts_of
+from exportkit.runtime.overlap import Spans
 from exportkit.runtime.requests import joined_shapes
 from exportkit.sizes import shape_text
 
@@ -27,6 +28,8 @@ REMEMBERED_SHAPES = 1024
 
 _Take = Callable[[Any, list[Any]], None]
 
+Fixed = tuple[tuple[str, int], ...]  # numbers of dimensions, which a session has
+
 
 class InputPlan:
     """The input checks of one package on one device, and the structure of its result.
@@ -36,6 +39,7 @@ class InputPlan:
     Attributes:
         device: The device of the inputs.
         signature: The signature of the call, for inspect.signature, help() and editors.
+        written: The places of the inputs that the call writes.
         build_result: Builds the module's output from the flat tensors.
     """
 
@@ -56,11 +60,19 @@ class InputPlan:
         self._takes = [_taker(parameter.value, f"`{parameter.name}`") for parameter in call.parameters]
         self._dimensions = {dimension.name: dimension for dimension in call.dimensions}
         self._inputs = [_Input(tensor) for tensor in call.inputs]
+        self.written = tuple(place for place, tensor in enumerate(call.inputs) if tensor.written is not None)
         self._allowed_shapes: set[tuple[Any, ...]] = set()
         self.signature = _signature(call.parameters)
 
-    def prepare(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[torch.Tensor]:
-        """Returns the flat, contiguous inputs of one call.
+    def prepare(
+        self, args: tuple[Any, ...], kwargs: Mapping[str, Any], fixed: Fixed | None = None
+    ) -> list[torch.Tensor]:
+        """Returns the flat, contiguous inputs of one call. Those that it writes are the caller's own.
+
+        Args:
+            args: The positional arguments.
+            kwargs: The arguments by name.
+            fixed: Sizes that the call's session has.
 
         Raises:
             InputError: The package does not allow an input. The message names the input, its value and what is allowed.
@@ -69,7 +81,7 @@ class InputPlan:
         flat: list[Any] = []
         for take, value in zip(self._takes, args if by_position else self._bind(args, kwargs)):
             take(value, flat)
-        return self.prepare_flat(flat)
+        return self.prepare_flat(flat, fixed)
 
     def prepare_requests(self, requests: Sequence[Sequence[Any]]) -> list[list[torch.Tensor]]:
         """Returns the flat, contiguous inputs of several requests, which are to run in one call.
@@ -87,14 +99,16 @@ class InputPlan:
             self.check_shapes(joined_shapes(prepared))
         return prepared
 
-    def prepare_flat(self, flat: list[Any]) -> list[torch.Tensor]:
+    def prepare_flat(self, flat: list[Any], fixed: Fixed | None = None) -> list[torch.Tensor]:
         """Returns flat inputs, contiguous. Changes the list. Raises the errors of `prepare`."""
         if len(flat) != len(self._inputs):
             raise InputError(f"{len(flat)} tensors were given; the package takes {len(self._inputs)}: {self}")
+        given = list(flat) if self.written else flat  # what is written must not overlap what is copied below
         shapes, device, alignment = [], self.device, self._alignment
         for index, (value, expected) in enumerate(zip(flat, self._inputs)):
             if type(value) is not torch.Tensor:
                 flat[index] = value = _plain_tensor(value, expected)
+            own = value
             try:
                 shape, address = value.shape, value.data_ptr()
             except RuntimeError as error:  # sparse, nested, or from torch.func's transforms and tracing
@@ -116,18 +130,22 @@ class InputPlan:
             elif address % alignment:
                 flat[index] = value.clone()
             shapes.append(shape)
-        self.check_shapes(shapes)
+            if expected.is_written and flat[index] is not own:
+                self._refuse_layout(expected, own, contiguous=contiguous)
+        self.check_shapes(shapes, fixed)
+        if self.written:
+            self._check_written(given)
         return flat
 
-    def check_shapes(self, shapes: Sequence[Sequence[int]]) -> None:
-        """Checks the shapes of flat inputs, which are in the manifest's order.
+    def check_shapes(self, shapes: Sequence[Sequence[int]], fixed: Fixed | None = None) -> None:
+        """Checks the shapes of flat inputs, which are in the manifest's order, and the sizes that a session fixes.
 
         Raises:
             InputError: The package does not allow them. The message names the input, its shape and what is allowed.
         """
-        key = tuple(shapes)
+        key = (*shapes, fixed)
         if key not in self._allowed_shapes:
-            self._check_new_shapes(shapes)
+            self._check_new_shapes(shapes, fixed)
             if len(self._allowed_shapes) >= REMEMBERED_SHAPES:
                 self._allowed_shapes.clear()
             self._allowed_shapes.add(key)
@@ -149,8 +167,9 @@ class InputPlan:
             raise InputError(f"`{missing[0]}` was not given: {self}")
         return [given[name] for name in self._names]
 
-    def _check_new_shapes(self, shapes: Sequence[Sequence[int]]) -> None:
-        bound: dict[str, tuple[int, str]] = {}  # dimension -> its number, and the input that gave it
+    def _check_new_shapes(self, shapes: Sequence[Sequence[int]], fixed: Fixed | None) -> None:
+        # Dimension -> its number, and what gave it.
+        bound = {name: (number, "the session") for name, number in fixed or ()}
         for shape, expected in zip(shapes, self._inputs):
             sizes = expected.tensor.shape
             if len(shape) != len(sizes):
@@ -175,12 +194,39 @@ class InputPlan:
                 f"got shape {list(shape)}",
                 hint="Export with another range (--dynamic) where the model should take it.",
             )
-        known, source = bound.setdefault(size.dimension, (number, expected.name))
+        known, source = bound.setdefault(size.dimension, (number, str(expected)))
         if known != number:
             raise InputError(
                 f"{expected} has {size.dimension} = {number} by dimension {axis} of shape {list(shape)}, "
-                f"but `{source}` has {size.dimension} = {known}: they must agree"
+                f"but {source} has {size.dimension} = {known}: they must agree"
             )
+
+    def _check_written(self, given: Sequence[Any]) -> None:
+        """Checks that the inputs that the call writes are the caller's alone: no gradients, no other input."""
+        tensors = [(str(expected), tensor) for expected, tensor in zip(self._inputs, given)]
+        for place in self.written:
+            name, tensor = tensors[place]
+            if tensor.requires_grad:
+                raise InputError(
+                    f"{name} requires gradients, and the call writes into it", hint="Give its `.detach()`."
+                )
+            others = Spans([(name, tensor)])
+            for other, beside in tensors[:place] + tensors[place + 1 :]:
+                if others.overlapping(beside):
+                    raise InputError(
+                        f"{name} shares memory with {other}, and the call writes into {name}",
+                        hint="`.clone()` one of them.",
+                    )
+
+    def _refuse_layout(self, expected: _Input, value: torch.Tensor, *, contiguous: bool) -> NoReturn:
+        if contiguous:
+            problem = f"must begin at a multiple of {self._alignment} bytes and be no lazy conjugate or negative"
+        else:
+            problem = f"must be contiguous, got strides {list(value.stride())}"
+        raise InputError(
+            f"{expected} {problem}, because the call writes into it",
+            hint="`.clone(memory_format=torch.contiguous_format)` makes such a tensor.",
+        )
 
     def _refuse_kind(self, value: torch.Tensor, expected: _Input) -> NoReturn:
         if value.dtype is not expected.dtype:
@@ -211,7 +257,7 @@ class InputPlan:
 class _Input:
     """One flat input, with the attributes that every call needs."""
 
-    __slots__ = ("dtype", "is_complex", "item_bytes", "name", "tensor")
+    __slots__ = ("dtype", "is_complex", "is_written", "item_bytes", "name", "tensor")
 
     def __init__(self, tensor: m.TensorInput) -> None:
         self.tensor = tensor
@@ -219,6 +265,7 @@ class _Input:
         self.dtype: torch.dtype = getattr(torch, tensor.dtype)
         self.is_complex = self.dtype.is_complex
         self.item_bytes = self.dtype.itemsize
+        self.is_written = tensor.written is not None
 
     def __str__(self) -> str:
         return f"`{self.name}`"

@@ -52,22 +52,36 @@ class Connect(Message, frozen=True):
 
 
 class Run(Message, frozen=True):
-    """A call. Its tensors are flat inputs that the package allows. The answer is Ran."""
+    """A call. Its tensors are flat inputs that the package allows. The answer is Ran, with what was written as well.
+
+    Attributes:
+        method: The method that is called.
+        session: The number of the session that has the state; None if the method has none.
+    """
+
+    method: str
+    session: int | None
 
 
 class RunRequests(Message, frozen=True):
     """A call for several requests: `Model.run_requests`. Its tensors are the inputs of one after the other."""
 
+    method: str
     requests: int
     outputs: tuple[int, ...]
 
 
 class Capture(Message, frozen=True):
-    """Makes a CUDA graph for the sizes of its tensors: `Model.capture`. The answer is Ran."""
+    """Makes a CUDA graph: `Runner.capture`. Its tensors are the inputs, and the state has these sizes."""
+
+    method: str
+    sizes: dict[str, int]
 
 
 class ReportGraphs(Message, frozen=True):
-    """Asks which CUDA graphs there are. The answer is Ran."""
+    """Asks which CUDA graphs of a method there are. The answer is Ran."""
+
+    method: str
 
 
 class Swap(Message, frozen=True):
@@ -77,6 +91,37 @@ class Swap(Message, frozen=True):
     names: tuple[str, ...]
 
 
+class OpenSession(Message, frozen=True):
+    """Makes a session: one of these sizes, or a copy of another one. The answer is Ran."""
+
+    sizes: dict[str, int]
+    copy_of: int | None = None
+
+
+class ResetSession(Message, frozen=True):
+    """Restores a session's initial state. The answer is Ran."""
+
+    session: int
+
+
+class ReadState(Message, frozen=True):
+    """Asks for the state of a session. The answer is Ran, with the tensors in the manifest's order."""
+
+    session: int
+
+
+class WriteState(Message, frozen=True):
+    """Replaces the state of a session by the message's tensors, in the manifest's order. The answer is Ran."""
+
+    session: int
+
+
+class CloseSessions(Message, frozen=True):
+    """Frees sessions. The answer is Ran."""
+
+    sessions: tuple[int, ...]
+
+
 class Ran(Message, frozen=True):
     """What was asked for is done. Its tensors are a call's flat outputs, or those that were wanted.
 
@@ -84,11 +129,24 @@ class Ran(Message, frozen=True):
         seconds: How long each step of a call for several requests took.
         graphs: Whether the model has CUDA graphs, for `Capture`.
         report: What `Runner.graph_report` says, for `ReportGraphs`.
+        session: The number of the new session, for `OpenSession`.
     """
 
     seconds: tuple[float, float, float] = (0.0, 0.0, 0.0)
     graphs: bool = False
     report: str | None = None
+    session: int = -1
 
 
-Question = Run | RunRequests | Capture | ReportGraphs | Swap
+Question = (
+    Run
+    | RunRequests
+    | Capture
+    | ReportGraphs
+    | Swap
+    | OpenSession
+    | ResetSession
+    | ReadState
+    | WriteState
+    | CloseSessions
+)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 from contextlib import closing
-from functools import partial
 from pathlib import Path
 from typing import Literal, get_args
 
@@ -25,10 +24,10 @@ from exportkit.runtime import targets
 from exportkit.runtime.cache import unpack_library, unpack_target
 from exportkit.runtime.fork import make_forks_safe
 from exportkit.runtime.graphs import CudaGraphs, graph_use
-from exportkit.runtime.inputs import InputPlan
+from exportkit.runtime.methods import ModelCode, plan_methods
 from exportkit.runtime.model import Model
 from exportkit.runtime.native import RunnerOptions, why_no_graphs
-from exportkit.runtime.runner import construct, runner_class
+from exportkit.runtime.runner import Construction, runner_class
 from exportkit.runtime.weights import mapped_weights
 
 Verify = Literal["once", "always"]
@@ -117,17 +116,19 @@ def load_opened(
         choice = targets.pick(candidates, str(device), host, reader.manifest.libraries)
         options = RunnerOptions(runners, graph_use(cuda_graphs))
         _check_graphs(options, choice)
-        plan = InputPlan(reader.manifest.call, torch.device(choice.device))
-        if plan.device.type == "cuda":
+        device = torch.device(choice.device)
+        plans = plan_methods(reader.manifest, device)
+        if device.type == "cuda":
             torch.cuda.init()  # lets torch recognise forks, which cannot use CUDA
         _load_operators(reader, choice.target, always=always)
-        entry = unpack_target(reader, choice.target, always=always)
-        construct_with = partial(construct, kind, entry, choice, options, reader.path.name)
-        runner = construct_with(mapped_weights(reader))
+        entries = {name: unpack_target(reader, choice.target, name, always=always) for name in plans}
+        written = {name: plan.written for name, plan in plans.items()}
+        construction = Construction(kind, entries, choice, options, written, reader.path.name)
+        code = construction.make(mapped_weights(reader))
         reader.check_unchanged()  # unpacking read the package again
-        model = Model(reader, choice.target, plan, runner, construct_with)
+        model = Model(reader, choice.target, ModelCode(reader, plans, device, code), construction)
         for sizes in () if isinstance(cuda_graphs, bool) else cuda_graphs:
-            model.capture(**sizes)
+            model.capture_all(sizes)
         return model
     except BaseException:
         reader.close()

@@ -2,56 +2,40 @@
 
 from __future__ import annotations
 
+import inspect
 import threading
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from types import TracebackType
-from typing import Any, Self, overload
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType, TracebackType
+from typing import Any, Self
 
 import torch
 
-from exportkit.errors import ManifestConsistencyError, ModelClosedError, ModelRunError, UsageError, WeightsError
+from exportkit.errors import ModelClosedError, ModelRunError, UsageError, WeightsError
 from exportkit.package import manifest as package
 from exportkit.package.archive import PackageReader
-from exportkit.package.structure import builder
-from exportkit.runtime.case_tensors import read_case, tensor_text
+from exportkit.runtime.cases import Cases
 from exportkit.runtime.graphs import GraphReport, empty_inputs, graph_report
-from exportkit.runtime.inputs import InputPlan, describe_tensor
+from exportkit.runtime.inputs import InputPlan
+from exportkit.runtime.methods import LoadedMethod, MethodPlan, ModelCode, describe_call
 from exportkit.runtime.requests import Answers, use_own_stream
-from exportkit.runtime.runner import Runner
-from exportkit.runtime.weights import Weights, WeightsSource, mapped_weights, replaced_weights
-
-
-@dataclass(frozen=True, eq=False)
-class LoadedCase:
-    """A call that was recorded at export. `model(*case.args, **case.kwargs)` repeats it.
-
-    All tensors but the references are on the model's device.
-
-    Attributes:
-        args: Positional arguments.
-        kwargs: Keyword arguments.
-        outputs: The output of the eager model.
-        sizes: The value of each dimension, by name.
-        references: By output, on the CPU, what eager should have answered: FORMAT.md, "Verdicts".
-    """
-
-    args: tuple[Any, ...]
-    kwargs: Mapping[str, Any]
-    outputs: Any
-    sizes: Mapping[str, int]
-    references: Mapping[str, torch.Tensor]
+from exportkit.runtime.runner import Construction
+from exportkit.runtime.session import Session
+from exportkit.runtime.state import LocalState, State, StatePlan, empty_state
+from exportkit.runtime.weights import WeightsSource, mapped_weights, replaced_weights
+from exportkit.sizes import label_of
 
 
 class Model:
-    """A loaded package. Call it like the exported module.
+    """A loaded package. Call it like the exported module; `model.decode(...)` calls its method `decode`.
 
     Outputs have no gradients. Any number of threads may call it. Running calls finish even if the model is closed.
+    A method with state is called in a session: `model.session()`.
 
     Attributes:
         manifest: The package's manifest.
         target: The compiled target that was chosen.
         device: The device of the target and of its inputs.
+        methods: The methods by name: those whose name is an attribute's as well.
         cases: The recorded cases. Each is read from the package on access.
     """
 
@@ -59,144 +43,179 @@ class Model:
         self,
         reader: PackageReader,
         target: package.Target,
-        plan: InputPlan,
-        runner: Runner,
-        construct: Callable[[Weights, Runner | None], Runner] | None = None,
+        code: ModelCode,
+        construction: Construction | None = None,
     ) -> None:
-        """Takes over the open package and the runner. Use `exportkit.load`.
+        """Takes over the open package and its code. Use `exportkit.load`.
 
-        `construct` makes a runner with other weights and the graphs of the old one; None if `swap_weights` does not use
-        it.
+        `construction` makes code with other weights; None if `swap_weights` does not use it.
         """
         self.manifest = reader.manifest
         self.target = target
-        self.device = plan.device
-        self.cases = Cases(reader, plan.device)
+        self.device = code.device
+        self.cases = Cases(reader, code.device)
+        self.methods: Mapping[str, LoadedMethod] = MappingProxyType(
+            {name: LoadedMethod(code, plan) for name, plan in code.plans.items()}
+        )
         self._reader = reader
-        self._runner: Runner | None = runner
-        self._construct = construct
+        self._code = code
+        self._construction = construction
         self._changing = threading.Lock()  # allows one swap at a time, and none after close()
-        self._inputs = plan
-        self._host_inputs = InputPlan(self.manifest.call, torch.device("cpu"), reason="where requests begin")
-        self._build_result = plan.build_result
-        self._output_count = len(self.manifest.call.outputs)
-        self.__signature__ = self._inputs.signature
+        self._state = StatePlan(reader, code.device)
+        self._host_inputs: dict[str, InputPlan] = {}  # by method
+        default = self.manifest.default
+        self.__signature__ = self.methods[default.name].__signature__ if default else inspect.signature(self.__call__)
+        self._default = self.methods[default.name] if default else None
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Runs the model.
-
-        Args:
-            *args: The arguments that were positional at export. They may also be given by name.
-            **kwargs: The arguments that were given by name at export.
+        """Calls `forward`, or the only method.
 
         Returns:
-            The module's output, with tensors on the model's device.
+            The method's output, with tensors on the model's device.
 
         Raises:
-            InputError: The package does not allow these inputs. Nothing was run.
-            ModelRunError: The compiled code failed.
+            UsageError: There are several methods, and none is `forward`; or it has state.
+            InputError, ModelRunError, ModelClosedError: As for `LoadedMethod.__call__`.
+        """
+        method = self._default
+        return (method or self.methods[self.manifest.method().name])(*args, **kwargs)
+
+    def __getattr__(self, name: str) -> LoadedMethod:
+        """Returns a method by name."""
+        methods: Mapping[str, LoadedMethod] = self.__dict__.get("methods", {})
+        if name not in methods:
+            raise AttributeError(f"the model has no attribute {name!r}; its methods are {', '.join(methods)}")
+        return methods[name]
+
+    def __dir__(self) -> list[str]:
+        return sorted({*super().__dir__(), *self.methods})
+
+    def session(self, **sizes: int) -> Session:
+        """Makes a session: state of its own, with the values that it has at the beginning.
+
+        Args:
+            **sizes: The number of each dimension that the state has, such as `batch=3`.
+
+        Raises:
+            UsageError: A size is missing, unknown or out of its range. The message lists what is needed.
+            ModelRunError: There is no memory for the state.
             ModelClosedError: The model was closed.
         """
-        runner = self._open_runner()
-        inputs = self._inputs.prepare(args, kwargs)
+        self._code.open_runners()
+        checked = self._state.checked_sizes(sizes)
         try:
-            outputs = runner.run(inputs)
+            return Session(self._code, self._new_state(checked), checked)
         except RuntimeError as error:
-            raise self._run_error(error, inputs) from error
-        if len(outputs) != self._output_count:
-            raise ManifestConsistencyError(
-                f"target {self.target.name} returned {len(outputs)} tensors; the manifest lists {self._output_count}"
-            )
-        return self._build_result(outputs)
+            raise ModelRunError(
+                f"the state of a session cannot be made: {str(error).partition(chr(10))[0]}",
+                hint="`manifest.state` lists its tensors. Closed sessions free theirs.",
+            ) from error
 
-    def run_requests(self, requests: Sequence[Sequence[torch.Tensor]], outputs: Sequence[int]) -> Answers:
+    def _new_state(self, sizes: Mapping[str, int]) -> State:
+        return LocalState.new(self._code, self._state, sizes)
+
+    def run_requests(
+        self, requests: Sequence[Sequence[torch.Tensor]], outputs: Sequence[int], method: str | None = None
+    ) -> Answers:
         """Runs several requests in one call, from the CPU's memory and back: what a server does with a batch.
 
         Args:
             requests: For each request its flat inputs in the manifest's order, on the CPU, to be joined along axis 0.
             outputs: The numbers of the outputs that are wanted, in the manifest's order.
+            method: The method that is called. Default: `forward`, or the only one.
 
         Returns:
             The outputs with the rows of all requests, on the CPU, and how long each step took.
 
         Raises:
             InputError: The package does not allow an input of a request, or of all together. Nothing was run.
-            UsageError: The number of an output is negative or too large.
+            UsageError: The number of an output is negative or too large, or the method has state or writes inputs.
             ModelRunError: The compiled code failed.
             ModelClosedError: The model was closed.
         """
-        runner = self._open_runner()
-        if unknown := [number for number in outputs if not 0 <= number < self._output_count]:
+        plan = self._code.plan(method)
+        runner = self._code.runner(plan.name)
+        if plan.state or plan.written:
+            what = "has state" if plan.state else "writes into its inputs"
+            raise UsageError(f"{plan.name} of {self.manifest.name} {what}, so requests cannot be joined for it")
+        count = len(plan.call.outputs)
+        if unknown := [number for number in outputs if not 0 <= number < count]:
             raise UsageError(
-                f"there is no output {unknown[0]}: the package has {self._output_count}",
-                hint="`manifest.call.outputs` lists them. The first has number 0.",
+                f"there is no output {unknown[0]}: the package has {count}",
+                hint="`call.outputs` of the method lists them. The first has number 0.",
             )
-        prepared = self._host_inputs.prepare_requests(requests)
+        prepared = self._host_plan(plan).prepare_requests(requests)
         try:
             return runner.run_requests(prepared, outputs)
         except RuntimeError as error:
-            raise self._run_error(error, [tensor for request in prepared for tensor in request]) from error
+            raise self._code.run_error(plan, error, [each for request in prepared for each in request]) from error
+
+    def _host_plan(self, plan: MethodPlan) -> InputPlan:
+        if (known := self._host_inputs.get(plan.name)) is None:
+            known = InputPlan(plan.call, torch.device("cpu"), reason="where requests begin")
+            self._host_inputs[plan.name] = known
+        return known
 
     def use_own_stream(self) -> None:
         """Gives this thread a CUDA stream, so that its calls run beside other threads'. Does nothing on a CPU."""
         use_own_stream(self.device)
 
-    def _open_runner(self) -> Runner:
-        runner = self._runner  # close() in another thread cannot remove the caller's reference
-        if runner is None:
-            raise ModelClosedError(f"the model {self.manifest.name} was closed")
-        return runner
-
-    def _run_error(self, error: RuntimeError, inputs: Sequence[torch.Tensor]) -> ModelRunError:
-        return ModelRunError(
-            f"the compiled model failed on ({', '.join(tensor_text(tensor) for tensor in inputs)}): "
-            f"{str(error).partition(chr(10))[0]}",
-            hint="CUDA does not work in a fork of a process that used it: use the start method spawn."
-            if self.device.type == "cuda" and torch.cuda._is_in_bad_fork()
-            else "The operator's own message may be on stderr: torch's C interface drops it.",
-        )
-
     @property
     def alive(self) -> bool:
         """Whether it can be called."""
-        return self._runner is not None
+        return self._code.runners is not None
 
-    def capture(self, **sizes: int) -> dict[str, torch.Tensor]:
+    def capture(self, method: str | None = None, /, **sizes: int) -> dict[str, torch.Tensor]:
         """Makes a CUDA graph for calls of these sizes, and keeps it: `model.capture(batch=1, gh=28, gw=28)`.
 
         Args:
-            **sizes: The value of each dimension of the package.
+            method: The method that is called. Default: `forward`, or the only one.
+            **sizes: The value of each dimension of the method.
 
         Returns:
             The graph's own inputs, by name. A call with these copies none; most graphs read any call's inputs where
-            they are. After `swap_weights` there are new ones.
+            they are. After `swap_weights` there are new ones. Any session's state is used where it is.
 
         Raises:
             UsageError: The package does not allow these sizes, or it was loaded without `cuda_graphs`.
             ModelRunError: Calls of these sizes cannot be a graph. They run without one.
             ModelClosedError: The model was closed.
         """
-        runner = self._open_runner()
-        inputs = empty_inputs(self.manifest.call, sizes, self.device)
+        plan = self._code.plan(method)
+        runner = self._code.runner(plan.name)
+        inputs = empty_inputs(plan.call, sizes, self.device)
+        state = empty_state(plan, sizes)
         try:
-            owned = runner.capture(list(inputs.values()))
+            owned = runner.capture(inputs + state, len(inputs))
         except RuntimeError as error:
             raise ModelRunError(
-                f"calls with {', '.join(f'{name}={size}' for name, size in sizes.items())} cannot be a CUDA graph: "
-                f"{str(error).partition(chr(10))[0]}",
+                f"calls with {label_of(sizes)} cannot be a CUDA graph: {str(error).partition(chr(10))[0]}",
                 hint="They run without one.",
             ) from error
         if owned is None:
             raise self._without_graphs()
-        return dict(zip(inputs, owned))
+        return {tensor.name: own for tensor, own in zip(plan.call.inputs, owned)}
+
+    def capture_all(self, sizes: Mapping[str, int]) -> None:
+        """Makes a CUDA graph of each method whose dimensions these are. Raises the errors of `capture`."""
+        plans = self._code.plans.values()
+        fitting = [plan for plan in plans if {each.name for each in plan.call.dimensions} == sizes.keys()]
+        if not fitting and len(self.methods) > 1:
+            raise UsageError(
+                f"no method of {self.manifest.name} has the dimensions {', '.join(sizes) or '(none)'}",
+                hint="`methods[name].call.dimensions` lists those of a method.",
+            )
+        for plan in fitting or plans:
+            self.capture(plan.name, **sizes)
 
     @property
     def cuda_graphs(self) -> GraphReport:
         """The CUDA graphs that there are now. Raises UsageError if it was loaded without `cuda_graphs`."""
-        report = self._open_runner().graph_report()
-        if report is None:
+        reports = {name: runner.graph_report() for name, runner in self._code.open_runners().items()}
+        found = {name: report for name, report in reports.items() if report is not None}
+        if not found:
             raise self._without_graphs()
-        return graph_report(report, self.manifest.call)
+        return graph_report(found, {name: plan.described for name, plan in self._code.plans.items()})
 
     def _without_graphs(self) -> UsageError:
         return UsageError(
@@ -214,6 +233,7 @@ class Model:
 
         Each call runs with only the old weights or only the new ones; running calls finish with the old ones. A swap
         that fails leaves the old weights in place. During the swap, both need memory.
+        Sessions keep their state and go on with the new weights.
 
         Args:
             source: A safetensors file, or tensors by name. It must have the model's whole state_dict with the same
@@ -231,19 +251,19 @@ class Model:
                 hint="To swap weights, export the model without --embed-weights.",
             )
         with self._changing:
-            if self._construct is None:
+            if self._construction is None:
                 raise ModelClosedError(f"the model {self.manifest.name} was closed")
             weights = replaced_weights(self.manifest, [self.target], mapped_weights(self._reader), source)
             # torch's runner has a second buffer for this, but a failure midway would leave mixed weights, and running
-            # calls on a GPU might read the buffer while the next swap writes it. So a second runner is made.
-            runner = self._construct(weights, self._runner)
+            # calls on a GPU might read the buffer while the next swap writes it. So second runners are made.
+            runners = self._construction.make(weights, self._code.runners)
             self._reader.check_unchanged()
-            self._runner = runner
+            self._code.runners = runners
 
     def close(self) -> None:
         """Lets go of the compiled code and the file. Calls that have begun in other threads finish first."""
         with self._changing:
-            self._runner = self._construct = None
+            self._code.runners = self._construction = None
             self._reader.close()
 
     def __enter__(self) -> Self:
@@ -255,49 +275,7 @@ class Model:
         self.close()
 
     def __repr__(self) -> str:
-        inputs = ", ".join(map(describe_tensor, self.manifest.call.inputs))
-        state = f"{self.target.name} on {self.device}" if self._runner is not None else "closed"
-        return f"<exportkit.Model {self.manifest.name} {self.manifest.version}, {state}: ({inputs})>"
-
-
-class Cases(Sequence[LoadedCase]):
-    """The recorded cases of a package. Each is read, and its digest checked, on access."""
-
-    def __init__(self, reader: PackageReader, device: torch.device) -> None:
-        """Reads from an open package and moves tensors to `device`."""
-        self._reader = reader
-        self._device = device
-
-    def __len__(self) -> int:
-        return len(self._reader.manifest.cases)
-
-    @overload
-    def __getitem__(self, index: int) -> LoadedCase: ...
-    @overload
-    def __getitem__(self, index: slice) -> Sequence[LoadedCase]: ...
-    def __getitem__(self, index: int | slice) -> LoadedCase | Sequence[LoadedCase]:
-        """Reads a case.
-
-        Raises:
-            IndexError: The case does not exist.
-            PackageError: The record is damaged, or its tensors differ from the manifest.
-            ModelClosedError: The model was closed.
-        """
-        cases = self._reader.manifest.cases
-        if isinstance(index, slice):
-            return [self._read(case) for case in cases[index]]
-        return self._read(cases[index])
-
-    def _read(self, case: package.Case) -> LoadedCase:
-        if self._reader.fileno() < 0:
-            raise ModelClosedError(f"the model {self._reader.manifest.name} was closed, and its package with it")
-        call, tensors = self._reader.manifest.call, read_case(self._reader, case)
-        inputs, outputs = ([tensor.to(self._device) for tensor in part] for part in (tensors.inputs, tensors.outputs))
-        values = {parameter: builder(parameter.value)(inputs) for parameter in call.parameters}
-        return LoadedCase(
-            args=tuple(value for parameter, value in values.items() if parameter.kind == "positional"),
-            kwargs={parameter.name: value for parameter, value in values.items() if parameter.kind == "keyword"},
-            outputs=builder(call.result)(outputs),
-            sizes=dict(case.sizes),
-            references=tensors.references,
-        )
+        alone = list(self.methods) == ["forward"]
+        calls = [("" if alone else name) + describe_call(method.call) for name, method in self.methods.items()]
+        state = f"{self.target.name} on {self.device}" if self._code.runners is not None else "closed"
+        return f"<exportkit.Model {self.manifest.name} {self.manifest.version}, {state}: {', '.join(calls)}>"

@@ -32,10 +32,12 @@ class RunnerOptions(NamedTuple):
     Attributes:
         runners: The number of calls that can run at the same time.
         graphs: Which calls become CUDA graphs.
+        written: The arguments that the code writes in place.
     """
 
     runners: int = 1
     graphs: GraphUse = "none"
+    written: tuple[int, ...] = ()
 
 
 class NativeRunner:
@@ -65,7 +67,7 @@ class NativeRunner:
         names, tensors = list(constants), list(constants.values())
         device = torch.device(choice.device)
         self._handle = operators.open_target.default(
-            str(entry.library), device, options.runners, options.graphs, names, tensors, []
+            str(entry.library), device, options.runners, options.graphs, names, tensors, list(options.written)
         )
         self._run = operators.run.default
         self._has_graphs = options.graphs != "none"
@@ -82,11 +84,11 @@ class NativeRunner:
         tensors = [tensor for request in requests for tensor in request]
         return Answers(*torch.ops.exportkit.run_requests.default(self._handle, tensors, len(requests), list(outputs)))
 
-    def capture(self, inputs: list[torch.Tensor], /) -> list[torch.Tensor] | None:
-        """Makes a graph for the inputs' sizes, and returns its own inputs. See `Runner.capture`."""
+    def capture(self, arguments: list[torch.Tensor], own: int, /) -> list[torch.Tensor] | None:
+        """Makes a graph for the arguments' sizes, and returns its own inputs. See `Runner.capture`."""
         if not self._has_graphs:
             return None
-        owned: list[torch.Tensor] = torch.ops.exportkit.capture.default(self._handle, inputs)
+        owned: list[torch.Tensor] = torch.ops.exportkit.capture.default(self._handle, arguments, own)
         return owned
 
     def capture_as(self, other: NativeRunner, /) -> None:

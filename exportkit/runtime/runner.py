@@ -6,6 +6,7 @@ import contextlib
 import ctypes
 import functools
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
@@ -19,16 +20,18 @@ from exportkit.runtime.weights import Weights, borrowed, constants_of
 
 
 class Runner(Protocol):
-    """Compiled code with its weights. Any number of threads may call it."""
+    """The compiled code of a method with its weights. Any number of threads may call it."""
 
     def run(self, inputs: list[torch.Tensor], /) -> list[torch.Tensor]:
-        """Returns the flat outputs for flat, valid inputs."""
+        """Returns the flat outputs for flat, valid inputs, and then the state that the method has."""
 
     def run_requests(self, requests: Sequence[Sequence[torch.Tensor]], outputs: Sequence[int], /) -> Answers:
         """Runs requests together. See `Model.run_requests`."""
 
-    def capture(self, inputs: list[torch.Tensor], /) -> list[torch.Tensor] | None:
-        """Makes a CUDA graph for the inputs' sizes, and returns the inputs to call it with; None without graphs.
+    def capture(self, arguments: list[torch.Tensor], own: int, /) -> list[torch.Tensor] | None:
+        """Makes a CUDA graph for calls with arguments of these sizes, and any values; None without graphs.
+
+        Returns the inputs to call it with: the first `own` arguments. State may be on the device "meta".
 
         Raises:
             RuntimeError: There can be none.
@@ -68,7 +71,7 @@ class ContainerRunner:
         """Runs requests together. See `Model.run_requests`."""
         return run_in_steps(self.run, self._device, requests, outputs)
 
-    def capture(self, inputs: list[torch.Tensor], /) -> None:
+    def capture(self, arguments: list[torch.Tensor], own: int, /) -> None:
         """There are no graphs."""
 
     def graph_report(self) -> None:
@@ -83,53 +86,78 @@ def runner_class() -> RunnerClass:
     return NativeRunner if use_native() else ContainerRunner
 
 
-def construct(
-    kind: RunnerClass,
-    entry: Entry,
-    choice: Choice,
-    options: RunnerOptions,
-    package: str,
-    weights: Weights,
-    like: Runner | None = None,
-) -> Runner:
-    """Makes the runner of the chosen target from its library in the cache.
+@dataclass(frozen=True)
+class Construction:
+    """Makes the runners of the chosen target from its libraries in the cache, with any weights.
 
     aoti_load_package is not used: it builds every target's runner, compiles instruction set probes with g++ for seconds
     (pytorch#191715), and hides why an operator is missing. AOTIModelPackageLoader is not used either: it unpacks the
     library into a temporary directory each time. The dynamic linker never unloads a library with unique symbols, such
     as some of libstdc++'s, so each load would leave a mapped copy.
 
-    Args:
-        kind: The class of the runner.
-        entry: The target's files.
+    Attributes:
+        kind: The class of the runners.
+        entries: The target's files, by method.
         choice: The target and its device.
         options: How the code runs.
+        written: The arguments that each method's code writes.
         package: The package's name, for messages.
-        weights: The weights. They may include more than the target needs. Code for the CPU reads them without a copy.
-        like: A runner of the same model. What was captured in it is captured again.
-
-    Raises:
-        ModelLoadError: torch's loader refused the code.
-        ModelRunError: A CUDA graph of `like` cannot be made again.
     """
-    _promote_libstdcxx()
-    try:
-        runner = kind(entry, choice, constants_of(choice.target, weights), options)
-    except RuntimeError as error:
-        raise ModelLoadError(
-            f"torch {torch.__version__} cannot load target {choice.target.name} of {package}: "
-            f"{str(error).partition(chr(10))[0]}",
-            hint="If the cache is mounted noexec, set EXPORTKIT_CACHE to a directory that allows executable code.",
-        ) from error
-    if isinstance(runner, NativeRunner) and isinstance(like, NativeRunner):
+
+    kind: RunnerClass
+    entries: Mapping[str, Entry]
+    choice: Choice
+    options: RunnerOptions
+    written: Mapping[str, tuple[int, ...]]
+    package: str
+
+    def make(self, weights: Weights, like: Mapping[str, Runner] | None = None) -> dict[str, Runner]:
+        """Makes a runner for each method.
+
+        Args:
+            weights: The weights, on the CPU. They may include more than the target needs. Code for the CPU reads them
+                without a copy; on a GPU, there is one copy for all methods.
+            like: Runners of the same model. What was captured in them is captured again.
+
+        Raises:
+            ModelLoadError: torch's loader refused the code.
+            ModelRunError: A CUDA graph of `like` cannot be made again.
+        """
+        _promote_libstdcxx()
+        target, device = self.choice.target, torch.device(self.choice.device)
+        used = {name for constants in target.constants.values() for name in constants.values()}
         try:
-            runner.capture_as(like)
+            weights = {name: weights[name].to(device) for name in sorted(used)}
+            runners: dict[str, Runner] = {
+                method: self.kind(
+                    entry,
+                    self.choice,
+                    constants_of(target, method, weights),
+                    self.options._replace(written=self.written[method]),
+                )
+                for method, entry in self.entries.items()
+            }
         except RuntimeError as error:
-            raise ModelRunError(
-                f"the CUDA graphs cannot be made with the new weights: {str(error).partition(chr(10))[0]}",
-                hint="The old weights stay. Free some GPU memory and swap again: both need memory meanwhile.",
+            raise ModelLoadError(
+                f"torch {torch.__version__} cannot load target {target.name} of {self.package}: "
+                f"{str(error).partition(chr(10))[0]}",
+                hint="If the cache is mounted noexec, set EXPORTKIT_CACHE to a directory that allows executable code.",
             ) from error
-    return runner
+        for method, old in (like or {}).items():
+            _capture_again(runners[method], old)
+        return runners
+
+
+def _capture_again(runner: Runner, old: Runner) -> None:
+    if not (isinstance(runner, NativeRunner) and isinstance(old, NativeRunner)):
+        return
+    try:
+        runner.capture_as(old)
+    except RuntimeError as error:
+        raise ModelRunError(
+            f"the CUDA graphs cannot be made with the new weights: {str(error).partition(chr(10))[0]}",
+            hint="The old weights stay. Free some GPU memory and swap again: both need memory meanwhile.",
+        ) from error
 
 
 def _set_constants(container: Any, constants: Mapping[str, torch.Tensor], device: torch.device) -> None:

@@ -51,9 +51,9 @@ class _Mapping:
         return _over(address, weight.shape, weight.strides, dtype, keep=self)
 
 
-def constants_of(target: Target, weights: Weights) -> dict[str, torch.Tensor]:
-    """Returns the external constants of a target's code, by AOTInductor's names."""
-    return {constant: weights[name] for constant, name in target.constants.items()}
+def constants_of(target: Target, method: str, weights: Weights) -> dict[str, torch.Tensor]:
+    """Returns the external constants of the code of a target's method, by AOTInductor's names."""
+    return {constant: weights[name] for constant, name in target.constants[method].items()}
 
 
 def borrowed(tensor: torch.Tensor) -> torch.Tensor:
@@ -89,7 +89,8 @@ def replaced_weights(
         WeightsError: The weights cannot be read or do not fit, or one differs from the value that is built into the
             code of a target.
     """
-    given = read_state(source)
+    buffers = {name for each in manifest.state for name in (each.name, *each.aliases)}  # sessions have these
+    given = {name: tensor for name, tensor in read_state(source).items() if name not in buffers}
     names = match_state(manifest.weights, described(given))
     weights = dict(packaged)
     for weight in manifest.weights:
@@ -103,7 +104,11 @@ def replaced_weights(
             )
         if weight.record is None:
             continue
-        inside = [target.name for target in targets if weight.name not in target.constants.values()]
+        inside = [
+            target.name
+            for target in targets
+            if not any(weight.name in constants.values() for constants in target.constants.values())
+        ]
         if inside and not _same_content(given[first], packaged[weight.name]):
             raise WeightsError(
                 f"{weight.name} differs from the package's, which is built into the code of target {inside[0]}",

@@ -10,7 +10,6 @@ import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 
-import msgspec
 import pytest
 import torch
 from safetensors.torch import save
@@ -79,13 +78,13 @@ def write(
     recorded = []
     for i, (inputs, outputs) in enumerate(cases):
         name = f"exportkit/cases/{i}.safetensors"
-        tensors = {f"input.{k}": tensor for k, tensor in enumerate(inputs)}
-        tensors |= {f"output.{k}": tensor for k, tensor in enumerate(outputs)}
-        tensors |= {f"reference.{k}": tensor for k, tensor in enumerate(references[i] if references else ())}
+        tensors = {f"0.input.{k}": tensor for k, tensor in enumerate(inputs)}
+        tensors |= {f"0.output.{k}": tensor for k, tensor in enumerate(outputs)}
+        tensors |= {f"0.reference.{k}": tensor for k, tensor in enumerate(references[i] if references else ())}
         records[name] = save(tensors)
         errors = {o.name: accuracy if o.dtype == "float32" else None for o in call().outputs} if references else {}
-        case = m.Case(record=name, sizes={"batch": len(inputs[0])}, accuracy=errors)
-        recorded.append(msgspec.structs.replace(case, reference_dtype="float64" if references else None))
+        one = m.CaseCall(method="forward", sizes={"batch": len(inputs[0])}, accuracy=errors)
+        recorded.append(m.Case(record=name, calls=(one,), reference_dtype="float64" if references else None))
     operator = m.Operator(name="meeting::meet", schema=SCHEMA)
     packed = m.Library(
         record=RECORD,
@@ -124,8 +123,8 @@ def call() -> m.Call:
             m.Parameter(name="rows", kind="positional", value=m.TensorNode(index=1)),
         ),
         inputs=(
-            m.TensorInput(name="x", dtype="float32", shape=(batch, 8)),
-            m.TensorInput(name="rows", dtype="float32", shape=(batch, 8, 2)),
+            m.TensorInput(name="x", dtype="float32", shape=(batch, 8), written=None),
+            m.TensorInput(name="rows", dtype="float32", shape=(batch, 8, 2), written=None),
         ),
         result=m.MappingNode(keys=names, items=tuple(m.TensorNode(index=i) for i in range(4))),
         outputs=(

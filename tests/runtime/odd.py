@@ -33,7 +33,7 @@ def write(path: Path) -> Path:
     nodes = [m.TensorNode(index=index) for index in range(len(OUTPUTS))]
     call = m.Call(
         parameters=tuple(m.Parameter(name=n, kind="positional", value=node) for n, node in zip(INPUTS, nodes)),
-        inputs=tuple(m.TensorInput(name=n, dtype=d, shape=s) for n, (d, s) in INPUTS.items()),
+        inputs=tuple(m.TensorInput(name=n, dtype=d, shape=s, written=None) for n, (d, s) in INPUTS.items()),
         result=m.MappingNode(keys=tuple(OUTPUTS), items=tuple(nodes)),
         outputs=tuple(m.TensorOutput(name=n, dtype=d, shape=s, tolerance=exact) for n, (d, s) in OUTPUTS.items()),
         dimensions=(),

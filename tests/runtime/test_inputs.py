@@ -36,7 +36,7 @@ def prepare(plan: InputPlan, **changes: object) -> list[torch.Tensor]:
 
 def one_tensor(dtype: str = "float32", shape: tuple[int | m.Size, ...] = (2, 3)) -> InputPlan:
     """A plan for a call with one tensor, `x`."""
-    tensor = m.TensorInput(name="x", dtype=dtype, shape=shape)
+    tensor = m.TensorInput(name="x", dtype=dtype, shape=shape, written=None)
     parameter = m.Parameter(name="x", kind="positional", value=m.TensorNode(index=0))
     batch = m.Dimension(name="batch", min=2, max=5)
     call = msgspec.structs.replace(tiny.call(), parameters=(parameter,), inputs=(tensor,), dimensions=(batch,))
@@ -135,7 +135,7 @@ def test_a_named_tuple_or_dataclass_of_any_class_with_the_fields_is_taken():
     nodes = (m.TensorNode(index=0), m.ConstantNode(value=2))
     pair = m.NamedTupleNode(class_name="Pair", fields=("x", "n"), items=nodes)
     parameter = m.Parameter(name="pair", kind="positional", value=pair)
-    tensor = m.TensorInput(name="pair.x", dtype="float32", shape=(2,))
+    tensor = m.TensorInput(name="pair.x", dtype="float32", shape=(2,), written=None)
     plan = InputPlan(
         msgspec.structs.replace(tiny.call(), parameters=(parameter,), inputs=(tensor,), dimensions=()), CPU
     )
@@ -156,7 +156,7 @@ def test_the_signature_is_the_modules_own(plan):
 
 def test_a_tensor_is_described_with_its_dimensions():
     assert describe_tensor(tiny.call().inputs[0]) == "image: float32[batch, 3, 16*gh, 8]"
-    odd = m.TensorInput(name="x", dtype="int64", shape=(m.Size(dimension="n", scale=2, offset=-1),))
+    odd = m.TensorInput(name="x", dtype="int64", shape=(m.Size(dimension="n", scale=2, offset=-1),), written=None)
     assert describe_tensor(odd) == "x: int64[2*n-1]"
 
 
@@ -231,7 +231,7 @@ def test_lists_and_tuples_are_told_apart():
     def plan_of(kind: str) -> InputPlan:
         items = (m.TensorNode(index=0), m.ConstantNode(value=1))
         parameter = m.Parameter(name="pair", kind="positional", value=m.SequenceNode(kind=kind, items=items))
-        tensor = m.TensorInput(name="pair.0", dtype="float32", shape=(2,))
+        tensor = m.TensorInput(name="pair.0", dtype="float32", shape=(2,), written=None)
         return InputPlan(
             msgspec.structs.replace(tiny.call(), parameters=(parameter,), inputs=(tensor,), dimensions=()), CPU
         )

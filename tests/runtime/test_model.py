@@ -12,7 +12,6 @@ from safetensors.torch import save
 
 import exportkit
 from exportkit.errors import CaseError, InputError, ManifestConsistencyError, ModelClosedError, ModelRunError
-from exportkit.package.manifest import Case
 from tests.artifacts import artifact
 from tests.runtime import tiny
 from tests.runtime.isolation import leaves
@@ -168,7 +167,7 @@ def test_a_failure_of_the_compiled_code_names_its_inputs(tiny_package, monkeypat
             raise RuntimeError("run_func_(...) API call failed\nand a page of C++ frames")
 
     model = exportkit.load(tiny_package)
-    monkeypatch.setattr(model, "_runner", Failing())
+    monkeypatch.setattr(model._code, "runners", {"forward": Failing()})
     args, kwargs = tiny.example()
     message = (
         r"failed on \(float32\[3, 3, 32, 8\], float32\[3, 5\], float32\[5\]\): run_func_\(...\) API call failed\n  "
@@ -192,27 +191,25 @@ def test_a_manifest_that_is_wrong_about_the_outputs_is_found_out(tiny_files, tmp
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda tensors: tensors.pop("output.1"), r"has no output.1 \(regions.doubled\)"),
+        (lambda tensors: tensors.pop("0.output.1"), r"has no 0.output.1 \(regions.doubled\)"),
         (lambda tensors: tensors.update(extra=torch.ones(1)), "an unexpected tensor: extra"),
         (
-            lambda tensors: tensors.update({"input.0": torch.ones(2, 3, 32, 8)}),
-            r"input.0 \(image\) is float32\[2, 3, 32, 8\]; the manifest says float32\[3, 3, 32, 8\]",
+            lambda tensors: tensors.update({"0.input.0": torch.ones(2, 3, 32, 8)}),
+            r"0.input.0 \(image\) is float32\[2, 3, 32, 8\]; the manifest says float32\[3, 3, 32, 8\]",
         ),
         (
-            lambda tensors: tensors.update({"output.0": torch.ones(3, 3).double()}),
-            r"output.0 \(regions.mean\) is float64\[3, 3\]; the manifest says float32\[3, 3\]",
+            lambda tensors: tensors.update({"0.output.0": torch.ones(3, 3).double()}),
+            r"0.output.0 \(regions.mean\) is float64\[3, 3\]; the manifest says float32\[3, 3\]",
         ),
         (lambda tensors: tensors.clear() or "text", "is not a safetensors file"),
     ],
 )
 def test_a_case_that_does_not_fit_the_call_is_refused(tiny_files, tmp_path, change, message):
     args, kwargs = tiny.example()
-    inputs = [args[0], args[1]["features"], kwargs["offset"]]
-    tensors = {f"input.{i}": tensor for i, tensor in enumerate(inputs)}
-    tensors |= {f"output.{i}": tensor for i, tensor in enumerate(leaves(tiny.Tiny()(*args, **kwargs)))}
+    tensors = tiny.case_tensors(args, kwargs, leaves(tiny.Tiny()(*args, **kwargs)))
     content = b"not safetensors" if change(tensors) == "text" else save(tensors)
     name = "exportkit/cases/0.safetensors"
-    cases = (Case(record=name, sizes={"batch": 3, "gh": 2}),)
+    cases = (tiny.one_call(name, batch=3, gh=2),)
     package = tiny.write(tmp_path / "bad.pt2", tiny_files, extra={name: content}, cases=cases)
     with exportkit.load(package) as model, pytest.raises(CaseError, match=message):
         model.cases[0]

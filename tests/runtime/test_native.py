@@ -28,7 +28,7 @@ from tests.runtime.isolation import leaves
 
 
 def runner_of(model: exportkit.Model) -> object:
-    return model._runner
+    return model._code.runners["forward"]
 
 
 def joined(thread: threading.Thread) -> None:

@@ -56,7 +56,9 @@ def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
         parameters=tuple(
             m.Parameter(name=f"of_{dtype}", kind="positional", value=node) for dtype, node in zip(DATATYPES, nodes)
         ),
-        inputs=tuple(m.TensorInput(name=f"of_{d}", dtype=d, shape=shape) for d, shape in zip(DATATYPES, shapes)),
+        inputs=tuple(
+            m.TensorInput(name=f"of_{d}", dtype=d, shape=shape, written=None) for d, shape in zip(DATATYPES, shapes)
+        ),
         result=m.SequenceNode(kind="list", items=tuple(nodes)),
         outputs=tuple(
             m.TensorOutput(name=str(place), dtype=dtype, shape=shape, tolerance=exact)
@@ -184,7 +186,7 @@ def test_the_cpp_runtime_refuses_what_does_not_fit_together(package):
     exportkit_run.require_built()
     one, short = example(2), example(2)
     with exportkit.load(package) as model:
-        run = model._runner.run_requests
+        run = model._code.runners["forward"].run_requests
         turned = torch.rand(2, 3).t().contiguous().t()
         for place, other in ((1, drawn(torch.uint8, 2, 4)), (1, drawn(torch.uint8, 2)), (1, drawn(torch.int8, 2, 3))):
             with pytest.raises(RuntimeError, match="fit together"):
@@ -194,10 +196,10 @@ def test_the_cpp_runtime_refuses_what_does_not_fit_together(package):
         with pytest.raises(RuntimeError, match="not contiguous"):
             run([[one[0], turned, *one[2:]]], [0])
         with pytest.raises(RuntimeError, match="1 tensors of 2 requests"):
-            torch.ops.exportkit.run_requests(model._runner._handle, one[:1], 2, [0])
+            torch.ops.exportkit.run_requests(model._code.runners["forward"]._handle, one[:1], 2, [0])
         for count in (0, -1):
             with pytest.raises(RuntimeError, match=f"tensors of {count} requests"):
-                torch.ops.exportkit.run_requests(model._runner._handle, one, count, [0])
+                torch.ops.exportkit.run_requests(model._code.runners["forward"]._handle, one, count, [0])
         for output in (-1, len(DATATYPES)):
             with pytest.raises(RuntimeError, match=f"no output {output}"):
                 run([one], [output])

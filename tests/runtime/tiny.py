@@ -152,9 +152,24 @@ def target(**changes: Any) -> m.Target:
 
 def case(args: Any, kwargs: Any, outputs: list[torch.Tensor]) -> bytes:
     """A recorded case of Tiny."""
+    return save(case_tensors(args, kwargs, outputs))
+
+
+def case_tensors(args: Any, kwargs: Any, outputs: list[torch.Tensor]) -> dict[str, torch.Tensor]:
+    """The tensors of a recorded case of Tiny, by name."""
     inputs = [args[0], args[1]["features"], kwargs["offset"]]
     tensors = {f"0.input.{i}": tensor for i, tensor in enumerate(inputs)}
-    return save(tensors | {f"0.output.{i}": tensor for i, tensor in enumerate(outputs)})
+    return tensors | {f"0.output.{i}": tensor for i, tensor in enumerate(outputs)}
+
+
+def one_call(record: str, **sizes: int) -> m.Case:
+    """A recorded case of one call of `forward`, without references."""
+    return m.Case(record=record, calls=(m.CaseCall(method="forward", sizes=sizes),))
+
+
+def forward(of: m.Call) -> tuple[m.PackagedMethod, ...]:
+    """The methods of a model that has this call only."""
+    return (m.PackagedMethod(name="forward", call=of, state=()),)
 
 
 def write(
@@ -166,13 +181,15 @@ def write(
     change: Callable[[m.Manifest], m.Manifest] = lambda manifest: manifest,
     **changes: Any,
 ) -> Path:
-    """Writes a package with these compiled files under each target."""
+    """Writes a package with these compiled files under each target. `call` may be given in place of `methods`."""
+    if (of := changes.pop("call", None)) is not None:
+        changes["methods"] = forward(of)
     targets = targets or (target(),)
     manifest = m.Manifest(
         format_version=m.FORMAT_VERSION,
         name="tiny",
         version="1",
-        methods=(m.PackagedMethod(name="forward", call=call(), state=()),),
+        methods=forward(call()),
         targets=targets,
         program=None,
         operators=(),

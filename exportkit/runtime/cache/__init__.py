@@ -58,7 +58,7 @@ from pathlib import Path
 from exportkit.errors import CacheError
 from exportkit.package import core
 from exportkit.package.archive import PackageReader
-from exportkit.package.manifest import Library, Target
+from exportkit.package.manifest import Library, Target, code_folder
 
 
 class Entry:
@@ -95,9 +95,9 @@ def unpack_library(reader: PackageReader, library: Library, *, always: bool) -> 
     return _unpack("ek_package_unpack_library", reader, library.record, always)
 
 
-def unpack_target(reader: PackageReader, target: Target, *, always: bool) -> Entry:
-    """Unpacks the files of a target, as `unpack_library` unpacks a library."""
-    entry = _unpack("ek_package_unpack_target", reader, target.name, always)
+def unpack_target(reader: PackageReader, target: Target, method: str, *, always: bool) -> Entry:
+    """Unpacks the code of a target's method, as `unpack_library` unpacks a library."""
+    entry = _unpack("ek_package_unpack_target", reader, code_folder(target.name, method), always)
     try:
         str(entry.library).encode()
     except UnicodeEncodeError as error:

@@ -11,7 +11,7 @@ import torch
 from exportkit.errors import ExportkitError, ModelRunError
 from exportkit.package.case_files import recorded_errors
 from exportkit.package.manifest import ANY_VALUE, Dimension, Manifest, TensorOutput
-from exportkit.runtime.model import LoadedCase
+from exportkit.runtime.cases import LoadedCase
 from exportkit.runtime.requests import joined
 from exportkit.serve.engine.batchable import Batching
 from exportkit.serve.engine.model_copy import ModelCopy, WorkerLostError, tensors_in

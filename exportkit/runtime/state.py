@@ -1,0 +1,226 @@
+"""The state of a session: tensors that the compiled code reads and writes in place."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+import torch
+
+from exportkit.errors import InputError, ManifestConsistencyError, SessionClosedError, UsageError
+from exportkit.package.archive import PackageReader
+from exportkit.package.dtypes import ITEM_BYTES
+from exportkit.package.manifest import Manifest, Size
+from exportkit.runtime.methods import MethodPlan, ModelCode
+from exportkit.runtime.overlap import Spans
+from exportkit.sizes import shape_at
+
+
+class State(Protocol):
+    """Where the tensors of a session are: in this process, or in a worker's."""
+
+    def check(self, plan: MethodPlan, inputs: Sequence[torch.Tensor], /) -> None:
+        """Checks the inputs of a call. Raises InputError if one shares memory with the state."""
+
+    def run(self, plan: MethodPlan, inputs: list[torch.Tensor], /) -> list[torch.Tensor]:
+        """Runs a method on flat, valid inputs, and returns its flat outputs. Raises the errors of `ModelCode.run`."""
+
+    def fork(self, /) -> State:
+        """Returns a copy."""
+
+    def reset(self, /) -> None:
+        """Restores the values that a new session begins with."""
+
+    def tensors(self, /) -> dict[str, torch.Tensor]:
+        """Returns the tensors by name."""
+
+    def replace(self, tensors: Mapping[str, torch.Tensor], /) -> None:
+        """Copies new values, of the same dtypes and shapes, into the tensors."""
+
+    def close(self, /) -> None:
+        """Lets go of the tensors."""
+
+    @property
+    def alive(self) -> bool:
+        """Whether the tensors are still there."""
+
+
+class StatePlan:
+    """The state that a model's sessions have, and the values that it begins with.
+
+    Attributes:
+        dimensions: The least and greatest number of each dimension that a session has.
+    """
+
+    def __init__(self, reader: PackageReader, device: torch.device) -> None:
+        """Plans the state of an open package. Initial values are read when the first session is made."""
+        self._reader = reader
+        self._manifest = reader.manifest
+        self._device = device
+        self._initial: dict[str, torch.Tensor] = {}
+        self.dimensions = _dimensions(reader.manifest)
+
+    def checked_sizes(self, given: Mapping[str, Any]) -> dict[str, int]:
+        """Returns a session's sizes. Raises UsageError if one is missing, unknown or out of its range."""
+        return checked_sizes(self._manifest.name, self.dimensions, given)
+
+    def new(self, sizes: Mapping[str, int]) -> list[torch.Tensor]:
+        """Returns a session's tensors, in the order of the manifest, with any values.
+
+        Raises:
+            RuntimeError: There is no memory for them.
+        """
+        with torch.inference_mode(False):  # such tensors could not be written outside of it
+            return [
+                torch.empty(shape_at(each, sizes), dtype=getattr(torch, each.dtype), device=self._device)
+                for each in self._manifest.state
+            ]
+
+    def initialise(self, tensors: Sequence[torch.Tensor]) -> None:
+        """Writes the initial values into a session's tensors."""
+        with torch.no_grad():
+            for each, tensor in zip(self._manifest.state, tensors):
+                if each.initial is None:
+                    _as_bytes(tensor).zero_()
+                else:
+                    tensor.copy_(self._initial_values(each.name))
+
+    def _initial_values(self, name: str) -> torch.Tensor:
+        if (known := self._initial.get(name)) is None:
+            each = next(each for each in self._manifest.state if each.name == name)
+            assert each.initial is not None
+            content = bytearray(self._reader.read(each.initial))
+            shape = [1 if isinstance(size, Size) else size for size in each.shape]
+            if len(content) != math.prod(shape) * ITEM_BYTES[each.dtype]:
+                raise ManifestConsistencyError(f"{each.initial} has {len(content)} bytes, which {each.name} does not")
+            dtype: torch.dtype = getattr(torch, each.dtype)
+            flat = torch.frombuffer(content, dtype=torch.uint8).view(dtype) if content else torch.empty(0, dtype=dtype)
+            known = self._initial[name] = flat.view(shape)
+        return known
+
+
+class LocalState:
+    """State in this process. One caller at a time may use it."""
+
+    def __init__(self, code: ModelCode, plan: StatePlan, tensors: list[torch.Tensor]) -> None:
+        """Takes tensors that nobody else writes."""
+        self._code = code
+        self._plan = plan
+        self._names = [each.name for each in code.manifest.state]
+        self._tensors: list[torch.Tensor] | None = tensors
+        self._spans = Spans(zip(self._names, tensors))
+        self._device = code.device
+        self._stream = torch.cuda.current_stream(self._device) if self._device.type == "cuda" else None
+
+    @classmethod
+    def new(cls, code: ModelCode, plan: StatePlan, sizes: Mapping[str, int]) -> LocalState:
+        """Makes the state of a new session."""
+        tensors = plan.new(sizes)
+        plan.initialise(tensors)
+        return cls(code, plan, tensors)
+
+    @property
+    def alive(self) -> bool:
+        """Whether it was not closed."""
+        return self._tensors is not None
+
+    def check(self, plan: MethodPlan, inputs: Sequence[torch.Tensor], /) -> None:
+        """See `State.check`."""
+        for place, tensor in enumerate(inputs):
+            if (name := self._spans.overlapping(tensor)) is not None:
+                raise InputError(
+                    f"`{plan.call.inputs[place].name}` shares memory with the session's {name}",
+                    hint="`.clone()` it first.",
+                )
+
+    def run(self, plan: MethodPlan, inputs: list[torch.Tensor], /) -> list[torch.Tensor]:
+        """See `State.run`."""
+        tensors = self.use()
+        runner = self._code.runner(plan.name)
+        return self._code.run(plan, runner.run, inputs + [tensors[index] for index in plan.state])
+
+    def fork(self, /) -> LocalState:
+        """See `State.fork`. Copies on the device's current stream."""
+        with torch.no_grad(), torch.inference_mode(False):
+            return LocalState(self._code, self._plan, [tensor.clone() for tensor in self.use()])
+
+    def reset(self, /) -> None:
+        """See `State.reset`."""
+        self._plan.initialise(self.use())
+
+    def tensors(self, /) -> dict[str, torch.Tensor]:
+        """See `State.tensors`. They are the session's own."""
+        return dict(zip(self._names, self.use()))
+
+    def replace(self, tensors: Mapping[str, torch.Tensor], /) -> None:
+        """See `State.replace`."""
+        with torch.no_grad():
+            for name, tensor in zip(self._names, self.use()):
+                tensor.copy_(tensors[name])
+
+    def close(self, /) -> None:
+        """See `State.close`. A running call finishes first, because it has the tensors."""
+        self._tensors = None
+
+    def use(self) -> list[torch.Tensor]:
+        """Returns the tensors for work on the device's current stream, which waits for their last stream's work.
+
+        Raises:
+            SessionClosedError: It was closed.
+        """
+        tensors = self._tensors
+        if tensors is None:
+            raise SessionClosedError(f"the session of {self._code.manifest.name} was closed")
+        if self._stream is not None:
+            self._follow(self._stream, tensors)
+        return tensors
+
+    def _follow(self, last: torch.cuda.Stream, tensors: Sequence[torch.Tensor]) -> None:
+        current = torch.cuda.current_stream(self._device)
+        if current == last or torch.cuda.is_current_stream_capturing():  # a graph cannot wait for work outside of it
+            return
+        current.wait_stream(last)
+        for tensor in tensors:
+            tensor.record_stream(current)
+        self._stream = current
+
+
+def checked_sizes(model: str, dimensions: Mapping[str, tuple[int, int]], given: Mapping[str, Any]) -> dict[str, int]:
+    """Returns the sizes of a session, in the order of the dimensions.
+
+    Raises:
+        UsageError: One is missing, unknown, or out of its range.
+    """
+    wanted = ", ".join(f"{name} (from {low} to {high})" for name, (low, high) in dimensions.items())
+    hint = f"A session of {model} needs {wanted}." if wanted else f"A session of {model} takes no sizes."
+    if unknown := [name for name in given if name not in dimensions]:
+        raise UsageError(f"the state of {model} has no dimension {unknown[0]}", hint=hint)
+    for name, (low, high) in dimensions.items():
+        size = given.get(name)
+        if name not in given:
+            raise UsageError(f"the session's {name} was not given", hint=hint)
+        if not isinstance(size, int) or isinstance(size, bool) or not low <= size <= high:
+            raise UsageError(f"{name} must be an integer from {low} to {high}, got {size!r}", hint=hint)
+    return {name: given[name] for name in dimensions}
+
+
+def empty_state(plan: MethodPlan, sizes: Mapping[str, int]) -> list[torch.Tensor]:
+    """Returns the state that a method has at these sizes, without memory: on the device "meta"."""
+    described = plan.described[len(plan.call.inputs) :]
+    return [torch.empty(shape_at(each, sizes), dtype=getattr(torch, each.dtype), device="meta") for each in described]
+
+
+def state_bytes(manifest: Manifest, sizes: Mapping[str, int]) -> int:
+    """Returns the bytes of a session's state."""
+    return sum(math.prod(shape_at(each, sizes)) * ITEM_BYTES[each.dtype] for each in manifest.state)
+
+
+def _dimensions(manifest: Manifest) -> dict[str, tuple[int, int]]:
+    names = {size.dimension for each in manifest.state for size in each.shape if isinstance(size, Size)}
+    found = {each.name: (each.min, each.max) for method in manifest.methods for each in method.call.dimensions}
+    return {name: limits for name, limits in found.items() if name in names}
+
+
+def _as_bytes(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.reshape(-1).view(torch.uint8)  # every dtype has zeros, but not every dtype's kernels
