@@ -23,6 +23,7 @@ EXIT_CODES: Mapping[int, str] = {
     16: "verify --against eager: the eager model cannot be made here, or all sizes exceed --max-input-mb",
     17: "verify: the eager model has other weights than when it was exported",
     18: "verify: eager itself fails, at a size inside the exported range or when it is made",
+    19: "verify: sessions are not independent, or fork, reset or a saved state does not give what it must",
     70: "a bug in exportkit; stderr has a traceback",
     130: "interrupted",
 }

@@ -134,7 +134,7 @@ def _run_elsewhere(
 
     with temporary_folder(None, "exportkit-demo") as folder:
         given, returned = folder / "inputs.safetensors", folder / "outputs.safetensors"
-        save_file(named_tensors("input", inputs), given)
+        save_file(named_tensors("0.input", inputs), given)
         target = manifest.targets[0].name
         with ReplayProcess.of_target(package, manifest, _CASES, target=target, device="cpu") as replay:
             loaded = replay.load()
@@ -147,7 +147,7 @@ def _run_elsewhere(
                     raise ExportError(called.message)
                 calls.append(called.seconds)
         tensors = load_file(returned)
-    outputs = {output.name: tensors[f"output.{i}"] for i, output in enumerate(manifest.call.outputs)}
+    outputs = {output.name: tensors[f"0.output.{i}"] for i, output in enumerate(manifest.call.outputs)}
     return loaded.seconds, outputs, calls
 
 

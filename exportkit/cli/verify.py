@@ -45,7 +45,7 @@ _DEFAULTS = VerifyOptions()
     type=click.IntRange(min=1),
     default=_DEFAULTS.shapes,
     show_default=True,
-    help="Number of sizes to compare with eager.",
+    help="Number of sizes to compare with eager: of each method without state, and of sequences of the others.",
 )
 @tolerance_options
 @device_option("Run the targets of this device; auto: every target that runs here.", default=_DEFAULTS.device)
@@ -171,7 +171,7 @@ def print_report(report: Report) -> None:
     if failed:
         click.echo(f"\nFAILED: {failed} of {len(report.checks)} checks; exit code {report.exit_code}")
         return
-    calls = sum(check.seconds is not None for check in report.checks)
+    calls = sum(check.calls for check in report.checks)
     ran = sum(target.left_out is None for target in report.targets)
     of = f"; {ran} of {len(report.targets)} targets were run" if len(report.targets) > 1 else ""
     click.echo(f"ok: {calls} calls agree{of}")
@@ -186,13 +186,17 @@ def _row(check: Check) -> tuple[str, ...]:
 def _state(verdict: Verdict) -> str:
     """Returns the mark of a verdict. mypy fails if a new kind of verdict is missing here."""
     match verdict:
-        case outcomes.Match() | outcomes.Signed():
+        case outcomes.Match() | outcomes.Signed() | outcomes.SessionsAgree():
             return "ok"
         case outcomes.NotRun():
             return "--"
         case outcomes.EagerUnavailable():
             return "FAIL" if verdict.required else "--"
         case outcomes.Mismatch() | outcomes.WrongDtype() | outcomes.WrongShape() | outcomes.WrongStructure():
+            return "FAIL"
+        case outcomes.SharedState() | outcomes.ForkWithoutState() | outcomes.ForkSharesState():
+            return "FAIL"
+        case outcomes.ResetIncomplete() | outcomes.SavedStateDiffers():
             return "FAIL"
         case outcomes.CallFailed() | outcomes.Crashed() | outcomes.TimedOut():
             return "FAIL"

@@ -108,13 +108,14 @@ def write_onnx(
         content = _serialized(model)
         write_whole(folder / "model", content)
         onnx = Onnx(
+            method=manifest.method().name,
             size=len(content),
             sha256=hashlib.sha256(content).hexdigest(),
             data=data,
             opset=opset,
             functions=functions,
         )
-        written = write_package(folder / "companion", msgspec.structs.replace(manifest, onnx=onnx), cases)
+        written = write_package(folder / "companion", msgspec.structs.replace(manifest, onnx=(onnx,)), cases)
         if data is not None:
             (folder / "data").replace(out.with_name(data.name))
         (folder / "model").replace(out)
@@ -241,7 +242,7 @@ def sign_onnx(model: Path, key: PrivateKey, output: Path | None = None) -> Path:
 
 def refuse_companion(reader: PackageReader) -> None:
     """Raises UsageError for the companion of an ONNX model, in which nothing can be run."""
-    if reader.manifest.onnx is not None:
+    if reader.manifest.onnx:
         raise UsageError(
             f"{reader.path.name} describes an ONNX model, and has nothing that could run",
             hint="Give the model: `exportkit verify`, `inspect`, `sign` and `bench` take it. The name of its "
@@ -255,13 +256,13 @@ def described(companion: PackageReader) -> Onnx:
     Raises:
         OnnxFileError: The package is not a companion.
     """
-    onnx = companion.manifest.onnx
-    if onnx is None:
+    models = companion.manifest.onnx
+    if not models:
         raise OnnxFileError(
             f"{companion.path.name} is a package that describes no ONNX model",
             hint=f"Give it a name that does not end in {COMPANION_SUFFIX}, or export the ONNX model again.",
         )
-    return onnx
+    return models[0]
 
 
 def read_model(model: Path, onnx: Onnx) -> bytes:

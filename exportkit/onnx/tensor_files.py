@@ -13,8 +13,8 @@ from exportkit.package.dtypes import SAFETENSORS_DTYPES
 _NAMES = {dtype: name for name, dtype in SAFETENSORS_DTYPES.items()}
 
 
-def read_inputs(path: Path, count: int) -> list[Bits]:
-    """Reads `input.0` to `input.<count - 1>` of a safetensors file.
+def read_inputs(path: Path, count: int, call: int = 0) -> list[Bits]:
+    """Reads the inputs of a call, `<call>.input.0` to `<call>.input.<count - 1>`, of a safetensors file.
 
     Raises:
         KeyError: The file lacks one of them, or ONNX Runtime has no such dtype.
@@ -26,20 +26,20 @@ def read_inputs(path: Path, count: int) -> list[Bits]:
     found = dict(deserialize(path.read_bytes()))
     inputs = []
     for index in range(count):
-        tensor = found[f"input.{index}"]
+        tensor = found[f"{call}.input.{index}"]
         dtype = SAFETENSORS_DTYPES[tensor["dtype"]]
         inputs.append(Bits(dtype, np.frombuffer(tensor["data"], bits_type(dtype)).reshape(tensor["shape"])))
     return inputs
 
 
-def write_outputs(path: Path, outputs: Sequence[Bits]) -> None:
-    """Writes `output.<i>` to a safetensors file. The library's own writer knows NumPy's dtypes only."""
+def write_outputs(path: Path, outputs: Sequence[Bits], call: int = 0) -> None:
+    """Writes `<call>.output.<i>` to a safetensors file. The library's own writer knows NumPy's dtypes only."""
     import numpy as np
 
     header, offset, arrays = {}, 0, []
     for index, (dtype, array) in enumerate(outputs):
         end = offset + array.nbytes
-        header[f"output.{index}"] = {"dtype": _NAMES[dtype], "shape": array.shape, "data_offsets": [offset, end]}
+        header[f"{call}.output.{index}"] = {"dtype": _NAMES[dtype], "shape": array.shape, "data_offsets": [offset, end]}
         arrays.append(np.ascontiguousarray(array))
         offset = end
     encoded = json.dumps(header).encode()

@@ -1,25 +1,26 @@
-"""Calls one target and compares its outputs."""
+"""Makes calls of one target and compares what it answers."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-import msgspec
-
 from exportkit.errors import CaseError
 from exportkit.package.archive import PackageReader
-from exportkit.package.manifest import Node
+from exportkit.package.manifest import Case
 from exportkit.progress import Progress
-from exportkit.sizes import SizePlan, label_of
-from exportkit.verify.commands import InputsDrawn, ModelCalled
+from exportkit.sizes import label_of
+from exportkit.verify.commands import CallsDrawn
 from exportkit.verify.eager import EagerProcess
+from exportkit.verify.eager_plan import EagerPlan
 from exportkit.verify.options import VerifyOptions
-from exportkit.verify.outcomes import EagerUnavailable, LoadFailed, Verdict, WrongStructure
+from exportkit.verify.outcomes import EagerUnavailable, LoadFailed, Verdict
+from exportkit.verify.player import PlayEndedError, Player, Script, has_state
 from exportkit.verify.replay import ReplayProcess
 from exportkit.verify.report import Check
+from exportkit.verify.session_checks import SessionChecks
 
 
 @dataclass(frozen=True)
@@ -43,94 +44,118 @@ class TargetCalls:
     progress: Progress
 
     def with_cases(self) -> Iterator[Check]:
-        """Compares with each recorded case."""
+        """Compares with each recorded case, in a session of its own if the case has state."""
         from exportkit.runtime.case_tensors import read_case
 
         for index, case in enumerate(self.reader.manifest.cases):
-            label = f"case {index} ({label_of(case.sizes)})"
-            doing = f"running {label} of {self.target}"
-            self.progress(doing)
+            label = f"case {index} ({case_label(case)})"
+            self.progress(f"running {label} of {self.target}")
             try:
                 read_case(self.reader, case)
             except CaseError as error:
                 failed = LoadFailed.of(error)
-                yield Check("cases", label, case.sizes, failed, target=self.target)
+                yield Check("cases", label, case_sizes(case), failed, target=self.target)
                 continue
-            file = self.folder / f"case-{index}.safetensors"
-            self.reader.extract(case.record, file)
-            yield self._call("cases", label, case.sizes, inputs=file, expected=file, doing=doing)
-            file.unlink()
+            script = self._script(index, label)
+            yield self._play("cases", script)
+            script.file.unlink()
 
-    def with_eager(self, eager: EagerProcess, plan: SizePlan) -> Iterator[Check]:
-        """Compares with the eager model at each planned size."""
-        if not plan.sizes:
-            nothing = EagerUnavailable("; ".join(plan.skipped), eager.required)
-            yield Check("eager", "the sizes", {}, nothing, target=self.target)
+    def with_sessions(self) -> Iterator[Check]:
+        """Compares sessions with one another. The two first recorded cases that have state say what is called."""
+        manifest = self.reader.manifest
+        found = [index for index, case in enumerate(manifest.cases) if has_state(manifest, case)][:2]
+        if not found:
+            return
+        scripts = [self._script(index, f"case {index}") for index in found]
+        checks = SessionChecks(
+            self.target, self.replay, manifest, self.options, self.folder, self.progress, scripts[0], scripts[-1]
+        )
+        yield from checks.checks()
+        for script in scripts:
+            script.file.unlink()
+
+    def with_eager(self, eager: EagerProcess, plans: Sequence[EagerPlan]) -> Iterator[Check]:
+        """Compares with the eager model: a sequence of calls, or a call, at each planned size."""
+        for plan in plans:
+            if not plan.sizes.sizes:
+                nothing = EagerUnavailable("; ".join(plan.sizes.skipped), eager.required)
+                yield Check("eager", plan.labelled("the sizes"), {}, nothing, target=self.target)
+        if not any(plan.sizes.sizes for plan in plans):
             return
         if not eager.alive and eager.model is not None:
             self.progress(f"making the eager model {eager.model}")
         if (objection := eager.make()) is not None:
             yield Check("eager", "the eager model", {}, objection, target=self.target)
             return
-        inputs, expected = self.folder / "eager-inputs.safetensors", self.folder / "eager-outputs.safetensors"
-        for number, sizes in enumerate(plan.sizes):
-            label = label_of(sizes)
-            self.progress(f"comparing {self.target} with eager at {label}")
-            answer = eager.draw(sizes, label=label, seed=self.options.seed + number, inputs=inputs, outputs=expected)
-            if not isinstance(answer, InputsDrawn):
-                yield Check("eager", label, dict(sizes), answer, target=self.target)
-            elif (wrong := self._compare_structure(answer.structure)) is not None:
-                yield Check("eager", label, dict(sizes), wrong, target=self.target)
-            else:
-                doing = f"running {self.target} at {label}"
-                yield self._call("eager", label, sizes, inputs=inputs, expected=expected, doing=doing)
-            if not eager.alive:
-                return
+        for plan in plans:
+            for number, sizes in enumerate(plan.sizes.sizes):
+                yield self._beside_eager(eager, plan, number, sizes)
+                if not eager.alive:
+                    return
 
-    def _call(
-        self,
-        against: Literal["cases", "eager"],
-        label: str,
-        sizes: Mapping[str, int],
-        *,
-        inputs: Path,
-        expected: Path,
-        doing: str,
-    ) -> Check:
-        outputs = self.folder / "outputs.safetensors"
-        answer = self.replay.call(inputs, outputs, doing=doing)
-        if not isinstance(answer, ModelCalled):
-            return Check(against, label, dict(sizes), answer, target=self.target)
-        verdict = self._judge(answer.structure, expected, outputs, sizes, fresh=against == "eager")
-        outputs.unlink()
-        return Check(against, label, dict(sizes), verdict, answer.seconds, self.target)
+    def _beside_eager(self, eager: EagerProcess, plan: EagerPlan, number: int, sizes: Mapping[str, int]) -> Check:
+        from exportkit.verify.judging import Judge
 
-    def _judge(
-        self, structure: str, expected: Path, outputs: Path, sizes: Mapping[str, int], *, fresh: bool
-    ) -> Verdict:
+        label, file = plan.label(sizes), self.folder / "eager.safetensors"
+        self.progress(f"comparing {self.target} with eager at {label}")
+        answer = eager.draw(sizes, method=plan.method, label=label, seed=self.options.seed + number, file=file)
+        if not isinstance(answer, CallsDrawn):
+            return Check("eager", label, dict(sizes), answer, target=self.target)
+        script = Script(label, answer.case, file)
+        judge = Judge(self.reader.manifest, self.options, fresh=True)
+        for call, structure in enumerate(answer.structures):
+            if (wrong := judge.structure(script, call, structure)) is not None:
+                return Check("eager", label, dict(sizes), wrong, target=self.target)
+        check = self._play("eager", script)
+        file.unlink()
+        return check
+
+    def _play(self, against: Literal["cases", "eager"], script: Script) -> Check:
+        """Makes the calls of a script, and judges the answers."""
         from safetensors.torch import load_file
 
-        from exportkit.package.case_files import recorded_errors, references_in
-        from exportkit.verify.compare import Reference, compare_outputs
+        from exportkit.verify.judging import Judge
 
-        if (wrong := self._compare_structure(structure)) is not None:
-            return wrong
-        manifest = self.reader.manifest
-        described = manifest.call.outputs
-        want, got = load_file(expected), load_file(outputs)
-        names = [f"output.{i}" for i in range(len(described))]
-        return compare_outputs(
-            described,
-            [want[name] for name in names],
-            [got[name] for name in names],
-            reference=Reference(references_in(described, want), recorded_errors(manifest.cases), fresh),
-            sizes=sizes,
-            rtol=self.options.rtol,
-            atol=self.options.atol,
-        )
+        manifest, sizes = self.reader.manifest, case_sizes(script.case)
+        doing = f"running {script.label} of {self.target}"
+        seconds: float | None = None
+        verdict: Verdict
+        try:
+            with Player(script, self.replay, manifest, self.folder, doing=doing) as player:
+                player.run()
+                seconds = player.seconds
+                expected = load_file(script.file)
+                if any(key.startswith("state.") for key in expected):
+                    player.read_state()
+            judge = Judge(manifest, self.options, fresh=against == "eager")
+            verdict = judge.verdict(script, expected, player.tensors, player.structures)
+        except PlayEndedError as ended:
+            verdict = ended.verdict
+        calls = 0 if seconds is None else len(script.case.calls)
+        return Check(against, script.label, sizes, verdict, seconds, self.target, calls)
 
-    def _compare_structure(self, structure: str) -> WrongStructure | None:
-        expected = self.reader.manifest.call.result
-        if msgspec.json.decode(structure, type=Node) == expected:
-            return None
-        return WrongStructure(msgspec.json.encode(expected).decode(), structure)
+    def _script(self, index: int, label: str) -> Script:
+        case, file = self.reader.manifest.cases[index], self.folder / f"case-{index}.safetensors"
+        self.reader.extract(case.record, file)
+        return Script(label, case, file)
+
+
+def case_sizes(case: Case) -> dict[str, int]:
+    """Returns the sizes of all calls of a case by dimension; of a dimension that changes, the last."""
+    return {name: size for call in case.calls for name, size in call.sizes.items()}
+
+
+def case_label(case: Case) -> str:
+    """Returns such as "batch=2", and for a sequence "prefill, 3 times decode; batch=2"."""
+    if len(case.calls) == 1:
+        return label_of(case.calls[0].sizes)
+    runs: list[tuple[str, int]] = []
+    for call in case.calls:
+        if runs and runs[-1][0] == call.method:
+            runs[-1] = call.method, runs[-1][1] + 1
+        else:
+            runs.append((call.method, 1))
+    texts = [method if count == 1 else f"{count} times {method}" for method, count in runs]
+    if len(texts) > 4:
+        texts = [*texts[:3], f"... {len(case.calls)} calls"]
+    return f"{', '.join(texts)}; {label_of(case_sizes(case))}"

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from exportkit.child.messages import Message
 from exportkit.eager_source import EagerFiles
-from exportkit.package.manifest import Call, Onnx, Source
+from exportkit.package.manifest import Call, Case, Onnx, PackagedMethod, Source, StateTensor
 
 
 class LoadArtifact(Message, frozen=True):
@@ -62,13 +62,21 @@ class ArtifactLoaded(Message, frozen=True):
 
 
 class CallModel(Message, frozen=True):
-    """Tells the replay process to call the model with `input.<i>` of one file and write `output.<i>` to another.
+    """Tells the replay process to call the model. The answer is ModelCalled.
 
-    The answer is ModelCalled.
+    Attributes:
+        inputs: A safetensors file with the call's inputs.
+        outputs: The file to write: the call's outputs, and what it wrote into inputs.
+        number: The call's number in the files' names of tensors (exportkit/package/case_files.py).
+        method: The method's name; None for the default one.
+        session: The number of an open session; None for a method without state.
     """
 
     inputs: str
     outputs: str
+    number: int = 0
+    method: str | None = None
+    session: int | None = None
 
 
 class ModelCalled(Message, frozen=True):
@@ -78,20 +86,76 @@ class ModelCalled(Message, frozen=True):
     structure: str
 
 
+class OpenSession(Message, frozen=True):
+    """Tells the replay process to open a session with these sizes of the state. The answer is SessionReady."""
+
+    session: int
+    sizes: dict[str, int]
+
+
+class ForkSession(Message, frozen=True):
+    """Tells the replay process to fork a session. The answer is SessionReady."""
+
+    session: int
+    copy: int
+
+
+class ResetSession(Message, frozen=True):
+    """Tells the replay process to reset a session. The answer is SessionReady."""
+
+    session: int
+
+
+class StoreSession(Message, frozen=True):
+    """Tells the replay process to save a session's state to a file, or to load it. The answer is SessionReady."""
+
+    session: int
+    file: str
+    load: bool
+
+
+class SpoilState(Message, frozen=True):
+    """Tells the replay process to overwrite every byte of a session's state. The answer is SessionReady."""
+
+    session: int
+
+
+class ReadState(Message, frozen=True):
+    """Tells the replay process to write a session's state to a file, as `state.<j>`. The answer is SessionReady."""
+
+    session: int
+    file: str
+
+
+class CloseSession(Message, frozen=True):
+    """Tells the replay process to close a session. The answer is SessionReady."""
+
+    session: int
+
+
+class SessionReady(Message, frozen=True):
+    """A session did what it was told."""
+
+
+SessionCommand = OpenSession | ForkSession | ResetSession | StoreSession | SpoilState | ReadState | CloseSession
+
+
 class MakeEager(Message, frozen=True):
     """Tells the eager process to make MODEL as it was made for the export. The answer is EagerMade.
 
     Attributes:
         eager: MODEL, with its weights and libraries.
         source: The artifact's source.
-        call: The artifact's call.
+        methods: The artifact's methods.
+        state: The artifact's state.
         tf32: Whether the cases were recorded with TF32.
         device: The model's device.
     """
 
     eager: EagerFiles
     source: Source
-    call: Call
+    methods: tuple[PackagedMethod, ...]
+    state: tuple[StateTensor, ...]
     tf32: bool
     device: str
 
@@ -102,19 +166,26 @@ class EagerMade(Message, frozen=True):
     state_sha256: str
 
 
-class DrawInputs(Message, frozen=True):
-    """Tells the eager process to draw inputs of these sizes and write them and the model's outputs to files.
+class DrawCalls(Message, frozen=True):
+    """Tells the eager process to draw calls, to make them, and to write a file like a recorded case's.
 
-    The answer is InputsDrawn.
+    The answer is CallsDrawn.
+
+    Attributes:
+        method: The only method to call, which has no state; None for a sequence of calls in one session.
+        sizes: The sizes of all calls, by dimension.
+        seed: The seed of the values.
+        file: The file to write.
     """
 
+    method: str | None
     sizes: dict[str, int]
     seed: int
-    inputs: str
-    outputs: str
+    file: str
 
 
-class InputsDrawn(Message, frozen=True):
-    """The structure of the model's result, as JSON."""
+class CallsDrawn(Message, frozen=True):
+    """The calls that were made: a case without a record, and for each call the structure of its result, as JSON."""
 
-    structure: str
+    case: Case
+    structures: tuple[str, ...]

@@ -9,7 +9,7 @@ from typing import Self
 from exportkit.child.messages import Failed
 from exportkit.eager_source import EagerFiles, unnamed
 from exportkit.package.manifest import Manifest
-from exportkit.verify.commands import DrawInputs, EagerMade, InputsDrawn, MakeEager
+from exportkit.verify.commands import CallsDrawn, DrawCalls, EagerMade, MakeEager
 from exportkit.verify.options import VerifyOptions
 from exportkit.verify.outcomes import Crashed, EagerDiffers, EagerFailed, EagerUnavailable, TimedOut, Verdict
 from exportkit.verify.verify_worker import LOAD_TIMEOUT, VerifyWorker
@@ -70,7 +70,8 @@ class EagerProcess:
         command = MakeEager(
             eager=EagerFiles.of(options.eager, self.model),
             source=source,
-            call=self._manifest.call,
+            methods=self._manifest.methods,
+            state=self._manifest.state,
             tf32=self._manifest.provenance.tf32,
             device=self._device,
         )
@@ -87,11 +88,19 @@ class EagerProcess:
         return answer
 
     def draw(
-        self, sizes: Mapping[str, int], *, label: str, seed: int, inputs: Path, outputs: Path
-    ) -> InputsDrawn | EagerFailed | Crashed | TimedOut:
-        """Draws inputs of these sizes, calls the model, and writes inputs and outputs to files. Needs `make` first."""
+        self, sizes: Mapping[str, int], *, method: str | None, label: str, seed: int, file: Path
+    ) -> CallsDrawn | EagerFailed | Crashed | TimedOut:
+        """Draws calls of these sizes, makes them, and writes a file like a recorded case's. Needs `make` first.
+
+        Args:
+            sizes: The sizes by dimension.
+            method: The method to call; None for a sequence of the methods with state.
+            label: The name of the comparison, for messages.
+            seed: The seed of the values.
+            file: The file to write.
+        """
         assert self._worker is not None
         doing = f"running the eager model at {label}, which is inside the exported range"
-        command = DrawInputs(dict(sizes), seed, str(inputs), str(outputs))
-        answer = self._worker.ask(command, InputsDrawn, doing=doing, timeout=self._options.timeout)
+        command = DrawCalls(method, dict(sizes), seed, str(file))
+        answer = self._worker.ask(command, CallsDrawn, doing=doing, timeout=self._options.timeout)
         return EagerFailed(answer.error, answer.detail, doing) if isinstance(answer, Failed) else answer

@@ -43,11 +43,11 @@ class OnnxReplay:
 
         assert self._session is not None
         assert self._call is not None
-        inputs = read_inputs(Path(command.inputs), len(self._call.inputs))
+        inputs = read_inputs(Path(command.inputs), len(self._call.inputs), command.number)
         start = time.perf_counter()
         outputs = self._session.run(inputs)
         seconds = time.perf_counter() - start
-        write_outputs(Path(command.outputs), outputs)
+        write_outputs(Path(command.outputs), outputs, command.number)
         return ModelCalled(seconds, msgspec.json.encode(self._call.result).decode())
 
 

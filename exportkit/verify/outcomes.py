@@ -179,20 +179,22 @@ class WrongShape(_Outcome, kind="wrong_shape", exit_code=11):
 
 @dataclass(frozen=True)
 class WrongStructure(
-    _Outcome, kind="wrong_structure", exit_code=11, message="the result is {actual}; {expected} was expected"
+    _Outcome, kind="wrong_structure", exit_code=11, message="the result{call} is {actual}; {expected} was expected"
 ):
-    """The outputs differ in nesting, names or number."""
+    """The outputs differ in nesting, names or number. `call` is such as ` of call 3`, in a sequence."""
 
     expected: str
     actual: str
+    call: str = ""
 
 
 @dataclass(frozen=True)
-class CallFailed(_Outcome, kind="call_failed", exit_code=12, message="the call raised {error}: {detail}"):
+class CallFailed(_Outcome, kind="call_failed", exit_code=12, message="{call} raised {error}: {detail}"):
     """The packaged model raised."""
 
     error: str
     detail: str
+    call: str = "the call"
 
 
 @dataclass(frozen=True)
@@ -237,6 +239,80 @@ class NotRun(_Outcome, kind="not_run", message="not run: {reason}"):
     """A call was left out because earlier calls failed."""
 
     reason: str
+
+
+# --- verdicts on sessions ---------------------------------------------------------------------------------------------
+# Each compares with the same calls made one after another in a session of their own. `difference` says where the
+# answers part.
+
+
+@dataclass(frozen=True)
+class SessionsAgree(_Outcome, kind="sessions_agree", message="{what}: {calls} calls, {how}"):
+    """Sessions answer as one that has all calls to itself."""
+
+    what: str
+    calls: int
+    how: str
+
+
+@dataclass(frozen=True)
+class SharedState(
+    _Outcome,
+    kind="shared_state",
+    exit_code=19,
+    message="sessions share state: the answers of one depend on the calls of another. {difference}",
+):
+    """A session sees what was done in another one."""
+
+    difference: str
+
+
+@dataclass(frozen=True)
+class ForkWithoutState(
+    _Outcome,
+    kind="fork_without_state",
+    exit_code=19,
+    message="fork does not copy the state: the copy does not go on where the session was. {difference}",
+):
+    """A copy of a session answers otherwise than the session."""
+
+    difference: str
+
+
+@dataclass(frozen=True)
+class ForkSharesState(
+    _Outcome,
+    kind="fork_shares_state",
+    exit_code=19,
+    message="fork shares the state: the session sees what is done to its copy. {difference}",
+):
+    """A session sees what was done in its copy."""
+
+    difference: str
+
+
+@dataclass(frozen=True)
+class ResetIncomplete(
+    _Outcome,
+    kind="reset_incomplete",
+    exit_code=19,
+    message="reset does not restore the state that a session begins with. {difference}",
+):
+    """A session that was reset does not answer as a new one."""
+
+    difference: str
+
+
+@dataclass(frozen=True)
+class SavedStateDiffers(
+    _Outcome,
+    kind="saved_state_differs",
+    exit_code=19,
+    message="a session that loads a saved state does not go on where it was saved. {difference}",
+):
+    """A session with a loaded state answers otherwise than the session that saved it."""
+
+    difference: str
 
 
 # --- verdicts on the package ------------------------------------------------------------------------------------------
@@ -350,6 +426,12 @@ Verdict = (
     | Crashed
     | TimedOut
     | NotRun
+    | SessionsAgree
+    | SharedState
+    | ForkWithoutState
+    | ForkSharesState
+    | ResetIncomplete
+    | SavedStateDiffers
     | Signed
     | MissingOperator
     | LoadFailed

@@ -5,14 +5,22 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Self
+from typing import Self, TypeVar
 
 from exportkit.child.messages import Failed, Message
 from exportkit.installed import declared_modules
 from exportkit.onnx.files import described
 from exportkit.package.archive import PackageReader
 from exportkit.package.manifest import Manifest
-from exportkit.verify.commands import ArtifactLoaded, CallModel, LoadArtifact, LoadOnnx, ModelCalled
+from exportkit.verify.commands import (
+    ArtifactLoaded,
+    CallModel,
+    LoadArtifact,
+    LoadOnnx,
+    ModelCalled,
+    SessionCommand,
+    SessionReady,
+)
 from exportkit.verify.options import VerifyOptions
 from exportkit.verify.outcomes import CallFailed, Crashed, LoadFailed, MissingOperator, NotRun, TimedOut, Verdict
 from exportkit.verify.verify_worker import LOAD_TIMEOUT, VerifyWorker
@@ -23,6 +31,8 @@ _WORKERS: Mapping[type[Message], str] = {
     LoadArtifact: "exportkit.verify.replay_worker",
     LoadOnnx: "exportkit.verify.onnx_worker",
 }
+M = TypeVar("M", bound=Message)
+
 _MAX_DEAD = 2  # processes that may die before the remaining calls are skipped
 
 
@@ -84,11 +94,11 @@ class ReplayProcess:
     @classmethod
     def of_onnx(cls, model: Path, companion: PackageReader, options: VerifyOptions) -> Self:
         """The process of an ONNX model, which ONNX Runtime runs."""
-        manifest = companion.manifest
+        manifest, onnx = companion.manifest, described(companion)
         command = LoadOnnx(
             model=str(model.absolute()),
-            onnx=described(companion),
-            call=manifest.call,
+            onnx=onnx,
+            call=manifest.method(onnx.method).call,
             blocked=blocked(options.eager.model or manifest.source.model),
         )
         return cls(command, options.timeout)
@@ -108,21 +118,40 @@ class ReplayProcess:
         answer = self._worker.ask(self._command, ArtifactLoaded, doing="loading the artifact", timeout=timeout)
         return _load_failure(answer) if isinstance(answer, Failed) else answer
 
-    def call(self, inputs: Path, outputs: Path, *, doing: str) -> ModelCalled | Verdict:
+    def call(
+        self,
+        inputs: Path,
+        outputs: Path,
+        *,
+        doing: str,
+        number: int = 0,
+        method: str | None = None,
+        session: int | None = None,
+    ) -> ModelCalled | Verdict:
         """Calls the model with the tensors of one file and writes its outputs to another.
 
         Args:
-            inputs: A safetensors file with `input.<i>`.
-            outputs: The file to write, with `output.<i>`.
+            inputs: A safetensors file with `<number>.input.<i>`.
+            outputs: The file to write, with `<number>.output.<i>` and `<number>.written.<i>`.
             doing: A description of the call, for messages.
+            number: The number of the call in its sequence.
+            method: The method to call; None for the default one.
+            session: An open session; None for a method without state.
         """
+        return self._ask(CallModel(str(inputs), str(outputs), number, method, session), ModelCalled, doing)
+
+    def use(self, command: SessionCommand, *, doing: str) -> SessionReady | Verdict:
+        """Tells the process to open, copy, change, read or close a session. A new process has none."""
+        return self._ask(command, SessionReady, doing)
+
+    def _ask(self, command: Message, kind: type[M], doing: str) -> M | Verdict:
         if self._worker is None or not self._worker.alive:
             if self._dead >= _MAX_DEAD:
                 return NotRun(f"{self._dead} processes died in earlier calls")
             if not isinstance(loaded := self.load(), ArtifactLoaded):
                 return loaded
         assert self._worker is not None
-        answer = self._worker.ask(CallModel(str(inputs), str(outputs)), ModelCalled, doing=doing, timeout=self._timeout)
+        answer = self._worker.ask(command, kind, doing=doing, timeout=self._timeout)
         if isinstance(answer, (Crashed, TimedOut)):
             self._dead += 1
         if isinstance(answer, Failed):

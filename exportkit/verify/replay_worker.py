@@ -4,16 +4,28 @@ from __future__ import annotations
 
 import socket
 import sys
-import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from exportkit.child.messages import serve
-from exportkit.verify.commands import ArtifactLoaded, CallModel, LoadArtifact, ModelCalled
+from exportkit.child.messages import Message, serve
+from exportkit.verify.commands import (
+    ArtifactLoaded,
+    CallModel,
+    CloseSession,
+    ForkSession,
+    LoadArtifact,
+    ModelCalled,
+    OpenSession,
+    ReadState,
+    ResetSession,
+    SessionReady,
+    SpoilState,
+    StoreSession,
+)
 
 if TYPE_CHECKING:
     from exportkit.package.archive import PackageReader
@@ -35,13 +47,13 @@ class BlockedImports:
 
 
 class Replay:
-    """One loaded artifact."""
+    """One loaded artifact and its open sessions, by number."""
 
     def __init__(self) -> None:
-        self.model: Any = None
-        self.call: Any = None
-        self.device = "cpu"
-        self._unpacked = tempfile.TemporaryDirectory(prefix="exportkit-program-")
+        self._manifest: Any = None
+        self._model: Any = None
+        self._device = "cpu"
+        self._sessions: dict[int, Any] = {}
 
     def load(self, command: LoadArtifact) -> ArtifactLoaded:
         """Loads the operator libraries that the artifact does not contain, then the artifact."""
@@ -58,76 +70,104 @@ class Replay:
             loaded.append(load_library(Path(library), defines=namespaces, beside=loaded))
         start = time.perf_counter()
         reader = _opened(command)
+        self._manifest = reader.manifest
         if command.target is None:
-            self._load_program(reader, command.device)
+            from exportkit.verify.program_replay import ReplayedProgram
+
+            self._model, self._device = ReplayedProgram(reader, command.device), command.device
         else:
-            self._load_target(reader, command.target, command.device)
-        return ArtifactLoaded(self.device, str(torch.__version__), time.perf_counter() - start)
+            from exportkit.runtime.loader import load_opened
+
+            self._model = load_opened(reader, device=command.device, target=command.target)
+            self._device = str(self._model.device)
+        return ArtifactLoaded(self._device, str(torch.__version__), time.perf_counter() - start)
 
     def run(self, command: CallModel) -> ModelCalled:
-        """Calls the model."""
+        """Calls a method, in a session or without one."""
         import msgspec
         import torch
         from safetensors import safe_open
         from safetensors.torch import save_file
 
-        from exportkit.package.case_files import named_tensors
+        from exportkit.package.case_files import named_results, named_tensors, result_keys
         from exportkit.package.structure import flatten, unflatten
 
-        with safe_open(command.inputs, framework="pt", device=self.device) as file:
-            flat = [file.get_tensor(f"input.{i}") for i in range(len(self.call.inputs))]
+        method = self._manifest.method(command.method)
+        call, number = method.call, command.number
+        with safe_open(command.inputs, framework="pt", device=self._device) as file:
+            flat = [file.get_tensor(f"{number}.input.{i}") for i in range(len(call.inputs))]
         args, kwargs = [], {}
-        for parameter in self.call.parameters:
+        for parameter in call.parameters:
             value = unflatten(parameter.value, flat)
             if parameter.kind == "positional":
                 args.append(value)
             else:
                 kwargs[parameter.name] = value
+        session = command.session
+        called = self._model.methods[method.name] if session is None else getattr(self._sessions[session], method.name)
         start = time.perf_counter()
         with torch.no_grad():
-            result = self.model(*args, **kwargs)
-            if self.device.startswith("cuda"):
-                torch.cuda.synchronize(self.device)
+            result = called(*args, **kwargs)
+            if self._device.startswith("cuda"):
+                torch.cuda.synchronize(self._device)
         seconds = time.perf_counter() - start
         node, leaves = flatten(result, lambda leaf: isinstance(leaf, torch.Tensor))
-        save_file(named_tensors("output", leaves), command.outputs)
+        written = {f"written.{each.name}": flat[i] for i, each in enumerate(call.inputs) if each.written is not None}
+        answers = named_tensors(f"{number}.output", leaves) | named_results(result_keys(number, call), written)
+        save_file(answers, command.outputs)
         return ModelCalled(seconds, msgspec.json.encode(node).decode())
 
-    def _load_target(self, reader: PackageReader, target: str, device: str) -> None:
-        from exportkit.runtime.loader import load_opened
+    def open(self, command: OpenSession) -> SessionReady:
+        """Opens a session."""
+        self._sessions[command.session] = self._model.session(**command.sizes)
+        return SessionReady()
 
-        self.model = load_opened(reader, device=device, target=target)
-        self.call = self.model.manifest.call
-        self.device = str(self.model.device)
+    def fork(self, command: ForkSession) -> SessionReady:
+        """Forks a session."""
+        self._sessions[command.copy] = self._sessions[command.session].fork()
+        return SessionReady()
 
-    def _load_program(self, reader: PackageReader, device: str) -> None:
-        from exportkit.program_reader import read_program
+    def reset(self, command: ResetSession) -> SessionReady:
+        """Resets a session."""
+        self._sessions[command.session].reset()
+        return SessionReady()
 
-        with reader:
-            reader.verify()
-            program = reader.manifest.program
-            assert program is not None
-            self.call = reader.manifest.call
-            self.device = device
-            unpacked = Path(self._unpacked.name) / "program.pt2"
-            reader.extract(program.record, unpacked)
-        self.model = self._named(read_program(unpacked).module())
+    def store(self, command: StoreSession) -> SessionReady:
+        """Saves or loads a session's state."""
+        session = self._sessions[command.session]
+        if command.load:
+            session.load_state(command.file)
+        else:
+            session.save(command.file)
+        return SessionReady()
 
-    def _named(self, program: Any) -> Any:
-        """Restores named tuples in the result from the manifest: a program takes and returns plain tuples."""
+    def spoil(self, command: SpoilState) -> SessionReady:
+        """Changes each element of the state: what does not restore it, or shares its memory, is seen then."""
         import torch
 
-        from exportkit.package.structure import flatten, plain, unflatten
+        with torch.no_grad():
+            for tensor in self._sessions[command.session].state.values():
+                content = tensor.view(-1).view(torch.uint8)
+                if tensor.is_floating_point() or tensor.is_complex():
+                    content.fill_(0x3F)  # about 1 in most dtypes
+                else:
+                    content[:: tensor.element_size()].bitwise_xor_(1)  # a position stays one
+        return SessionReady()
 
-        def call(*args: Any, **kwargs: Any) -> Any:
-            result = program(*plain(args), **plain(kwargs))
-            _, leaves = flatten(result, lambda leaf: isinstance(leaf, torch.Tensor))
-            if len(leaves) != len(self.call.outputs):
-                return result
-            named = unflatten(self.call.result, leaves)
-            return named if _same_structure(plain(named), result) else result
+    def read(self, command: ReadState) -> SessionReady:
+        """Writes a session's state to a file."""
+        from safetensors.torch import save_file
 
-        return call
+        from exportkit.package.case_files import named_results, state_keys
+
+        state = self._sessions[command.session].state
+        save_file(named_results(state_keys(self._manifest.state), dict(state)), command.file)
+        return SessionReady()
+
+    def close(self, command: CloseSession) -> SessionReady:
+        """Closes a session."""
+        self._sessions.pop(command.session).close()
+        return SessionReady()
 
 
 def _opened(command: LoadArtifact) -> PackageReader:
@@ -151,13 +191,18 @@ def _opened(command: LoadArtifact) -> PackageReader:
     return reader
 
 
-def _same_structure(a: Any, b: Any) -> bool:
-    from torch.utils._pytree import tree_structure
-
-    return tree_structure(a) == tree_structure(b)
-
-
 def main(connection: socket.socket) -> None:
     """Serves the commands of the parent."""
     replay = Replay()
-    serve(connection, {LoadArtifact: replay.load, CallModel: replay.run})
+    handlers: dict[type[Message], Callable[[Any], Message]] = {
+        LoadArtifact: replay.load,
+        CallModel: replay.run,
+        OpenSession: replay.open,
+        ForkSession: replay.fork,
+        ResetSession: replay.reset,
+        StoreSession: replay.store,
+        SpoilState: replay.spoil,
+        ReadState: replay.read,
+        CloseSession: replay.close,
+    }
+    serve(connection, handlers)

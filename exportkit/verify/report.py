@@ -8,26 +8,31 @@ from typing import Literal
 
 from exportkit.verify.outcomes import Verdict
 
+Against = Literal["package", "cases", "sessions", "eager"]
+
 
 @dataclass(frozen=True)
 class Check:
     """One check and its verdict.
 
     Attributes:
-        against: "package" for loading, "cases" for a recorded case, "eager" for a comparison with the eager model.
+        against: "package" for loading, "cases" for a recorded case, "sessions" for what sessions promise, "eager" for a
+            comparison with the eager model.
         label: The check's name, such as "case 0" or "batch=64, gh=8, gw=8".
-        sizes: The dimensions of the call, by name.
+        sizes: The dimensions of the calls, by name.
         verdict: The result.
-        seconds: The time of the call, including input checks; None if the model was not called.
+        seconds: The time of the calls, including input checks; None if the model was not called.
         target: The checked target, as TargetReport names it; None if the check covers all targets.
+        calls: The number of calls that were made.
     """
 
-    against: Literal["package", "cases", "eager"]
+    against: Against
     label: str
     sizes: Mapping[str, int]
     verdict: Verdict
     seconds: float | None = None
     target: str | None = None
+    calls: int = 0
 
     @property
     def failed(self) -> bool:

@@ -71,7 +71,7 @@ def needed_libraries(
 
     An ONNX model needs none: it has functions.
     """
-    if manifest.onnx is not None:
+    if manifest.onnx:
         return {}
     brought = {operator.name for library in manifest.libraries for operator in library.defines}
     missing = [operator.name for operator in manifest.operators if operator.name not in brought]

@@ -14,10 +14,10 @@ from exportkit.package.archive import PackageReader
 from exportkit.package.atomic import temporary_folder
 from exportkit.package.manifest import Manifest
 from exportkit.progress import Progress, silent
-from exportkit.sizes import SizePlan, plan_sizes
 from exportkit.verify.calls import TargetCalls
 from exportkit.verify.commands import ArtifactLoaded
 from exportkit.verify.eager import EagerProcess
+from exportkit.verify.eager_plan import EagerPlan, plan_eager
 from exportkit.verify.options import VerifyOptions
 from exportkit.verify.outcomes import LoadFailed, MissingOperator, Signed
 from exportkit.verify.replay import ReplayProcess
@@ -36,6 +36,9 @@ def verify(
 
     Required signatures are checked first. An untrusted artifact is not read further. A trusted one runs only what was
     signed. Eager is compared only if the options name MODEL, or an installed package has registered the artifact's.
+
+    A case is a sequence of calls, made in a session of its own. Sessions are then compared with one another: two in turns,
+    a fork, a reset, and a saved state.
 
     Each target runs in a fresh process that imports torch and the runtime. That process cannot import the exporter, the
     operators' Python or the model's source. The eager model runs in another process. Every outcome of these processes
@@ -116,9 +119,7 @@ class _Verification:
     def report(self, runs: Iterable[TargetRun], left_out: Iterable[TargetReport]) -> Report:
         """Runs all targets. Targets on the same device share one eager model."""
         options = self.options
-        plan = SizePlan((), ())
-        if options.against != "cases":
-            plan = plan_sizes(self.manifest.call, options.shapes, seed=options.seed, max_bytes=options.max_input_bytes)
+        plans = plan_eager(self.manifest, options) if options.against != "cases" else ()
         # Without cases, a verification that skips eager would compare nothing.
         required = options.against == "eager" or not self.manifest.cases
         reports = []
@@ -131,11 +132,12 @@ class _Verification:
                 demanded_by=self.demanded_by,
             )
             with eager_process as eager:
-                reports += [self._run(run, eager, plan) for run in same]
-        by_torch, by_onnx = (self.version, None) if self.manifest.onnx is None else (None, self.version)
+                reports += [self._run(run, eager, plans) for run in same]
+        by_torch, by_onnx = (None, self.version) if self.manifest.onnx else (self.version, None)
         targets = (*reports, *left_out)
         digest = self.reader.manifest_sha256
-        return Report(str(self.artifact), by_torch, targets, tuple(self.checks), plan.skipped, by_onnx, digest)
+        skipped = tuple(plan.labelled(text) for plan in plans for text in plan.sizes.skipped)
+        return Report(str(self.artifact), by_torch, targets, tuple(self.checks), skipped, by_onnx, digest)
 
     def _process(self, run: TargetRun) -> ReplayProcess:
         if run.onnx_model is not None:
@@ -150,7 +152,7 @@ class _Verification:
             unsigned=self.unsigned,
         )
 
-    def _run(self, run: TargetRun, eager: EagerProcess, plan: SizePlan) -> TargetReport:
+    def _run(self, run: TargetRun, eager: EagerProcess, plans: Sequence[EagerPlan]) -> TargetReport:
         self.progress(f"loading {run.name} in a fresh process")
         with self._process(run) as replay:
             loaded = replay.load()
@@ -161,6 +163,8 @@ class _Verification:
             calls = TargetCalls(run.name, replay, self.reader, self.options, self.folder, self.progress)
             if self.options.against != "eager":
                 self.checks += calls.with_cases()
+                if run.target is not None:
+                    self.checks += calls.with_sessions()
             if self.options.against != "cases":
-                self.checks += calls.with_eager(eager, plan)
+                self.checks += calls.with_eager(eager, plans)
         return TargetReport(run.name, loaded.device, loaded.seconds)

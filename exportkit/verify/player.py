@@ -1,0 +1,187 @@
+"""Plays sequences of calls in the replay process, each in a session of its own."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Self
+
+from exportkit.package.manifest import Case, Manifest, Size
+from exportkit.verify.commands import (
+    CloseSession,
+    ForkSession,
+    ModelCalled,
+    OpenSession,
+    ReadState,
+    ResetSession,
+    SessionCommand,
+    SessionReady,
+    SpoilState,
+    StoreSession,
+)
+from exportkit.verify.outcomes import CallFailed, Verdict
+from exportkit.verify.replay import ReplayProcess
+
+if TYPE_CHECKING:
+    import torch
+
+
+class PlayEndedError(Exception):
+    """The process could not do what it was told. The verdict says why."""
+
+    def __init__(self, verdict: Verdict) -> None:
+        super().__init__(verdict.message)
+        self.verdict = verdict
+
+
+@dataclass(frozen=True)
+class Script:
+    """Calls to make one after another.
+
+    Attributes:
+        label: The name of the whole, such as "case 0 (batch=2)".
+        case: The calls: a recorded case, or one that eager has drawn.
+        file: A safetensors file with the tensors of the case.
+    """
+
+    label: str
+    case: Case
+    file: Path
+
+    def call_name(self, number: int) -> str:
+        """Returns such as "call 3 (decode)"; "the call" if there is only one."""
+        calls = self.case.calls
+        return f"call {number} ({calls[number].method})" if len(calls) > 1 else "the call"
+
+
+def has_state(manifest: Manifest, case: Case) -> bool:
+    """Returns whether a case needs a session."""
+    return any(manifest.method(call.method).state for call in case.calls)
+
+
+def state_sizes(manifest: Manifest, case: Case) -> dict[str, int]:
+    """Returns the sizes of the state in a case, by dimension."""
+    wanted = {size.dimension for each in manifest.state for size in each.shape if isinstance(size, Size)}
+    return {name: size for call in case.calls for name, size in call.sizes.items() if name in wanted}
+
+
+class Player:
+    """The calls of a script, in a session of the replay process if they have state, and the answers so far.
+
+    Every method raises PlayEndedError if the process does not do it.
+
+    Attributes:
+        tensors: The answers, as a case names them: `<call>.output.<i>`, `<call>.written.<i>` and `state.<j>`.
+        structures: By call, the structure of its result, as JSON.
+        seconds: The time of all calls.
+    """
+
+    _numbers = itertools.count()
+
+    def __init__(
+        self, script: Script, replay: ReplayProcess, manifest: Manifest, folder: Path, *, doing: str, session: int = -1
+    ) -> None:
+        """Opens a session, if the script needs one.
+
+        Args:
+            script: The calls.
+            replay: The process.
+            manifest: The package's manifest.
+            folder: A private folder for tensors.
+            doing: A description for messages, such as "running case 0 of cpu".
+            session: A session that is open already.
+        """
+        self.script = script
+        self.tensors: dict[str, torch.Tensor] = {}
+        self.structures: dict[int, str] = {}
+        self.seconds = 0.0
+        self._replay, self._manifest, self._folder, self._doing = replay, manifest, folder, doing
+        self._session = session if session >= 0 else None
+        if self._session is None and has_state(manifest, script.case):
+            number = next(self._numbers)
+            self._use(OpenSession(number, state_sizes(manifest, script.case)), "opening a session")
+            self._session = number
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        # A process that has ended is not started again for this.
+        alive = error is None or (isinstance(error, PlayEndedError) and isinstance(error.verdict, CallFailed))
+        if self._session is not None and alive:
+            self._replay.use(CloseSession(self._session), doing=self._doing)
+            self._session = None
+
+    def call(self, number: int) -> None:
+        """Makes one call of the script."""
+        from safetensors.torch import load_file
+
+        outputs = self._folder / f"answer-{next(self._numbers)}.safetensors"
+        several = len(self.script.case.calls) > 1
+        name = self.script.call_name(number)
+        answer = self._replay.call(
+            self.script.file,
+            outputs,
+            doing=f"{self._doing}, {name}" if several else self._doing,
+            number=number,
+            method=self.script.case.calls[number].method,
+            session=self._session,
+        )
+        if isinstance(answer, CallFailed) and several:
+            answer = CallFailed(answer.error, answer.detail, name)
+        if not isinstance(answer, ModelCalled):
+            raise PlayEndedError(answer)
+        self.tensors |= load_file(outputs)
+        self.structures[number] = answer.structure
+        self.seconds += answer.seconds
+        outputs.unlink()
+
+    def run(self, start: int = 0, stop: int | None = None) -> Self:
+        """Makes the calls of the script from one to before another."""
+        for number in range(len(self.script.case.calls))[start:stop]:
+            self.call(number)
+        return self
+
+    def read_state(self) -> Self:
+        """Reads the state of the session, if there is one."""
+        from safetensors.torch import load_file
+
+        if self._session is not None:
+            file = self._folder / f"state-{next(self._numbers)}.safetensors"
+            self._use(ReadState(self._session, str(file)), "reading the state")
+            self.tensors |= load_file(file)
+            file.unlink()
+        return self
+
+    def fork(self, script: Script) -> Player:
+        """Forks the session, for calls of the same or another script."""
+        copy = next(self._numbers)
+        self._use(ForkSession(self._number, copy), "forking the session")
+        return Player(script, self._replay, self._manifest, self._folder, doing=self._doing, session=copy)
+
+    def reset(self) -> None:
+        """Resets the session."""
+        self._use(ResetSession(self._number), "resetting the session")
+
+    def store(self, file: Path, *, load: bool) -> None:
+        """Saves the session's state to a file, or loads it from one."""
+        doing = "loading a saved state" if load else "saving the state"
+        self._use(StoreSession(self._number, str(file), load), doing)
+
+    def spoil(self) -> None:
+        """Overwrites the state."""
+        self._use(SpoilState(self._number), "overwriting the state")
+
+    @property
+    def _number(self) -> int:
+        assert self._session is not None
+        return self._session
+
+    def _use(self, command: SessionCommand, doing: str) -> None:
+        answer = self._replay.use(command, doing=f"{doing}, {self._doing}")
+        if isinstance(answer, CallFailed):
+            answer = CallFailed(answer.error, answer.detail, doing)
+        if not isinstance(answer, SessionReady):
+            raise PlayEndedError(answer)

@@ -1,0 +1,226 @@
+"""What sessions promise, without a reference: the same calls give the same bits, whatever other sessions do."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import zip_longest
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from exportkit.package.dtypes import ITEM_BYTES
+from exportkit.package.manifest import Manifest
+from exportkit.progress import Progress
+from exportkit.sizes import shape_at
+from exportkit.verify.options import VerifyOptions
+from exportkit.verify.outcomes import (
+    ForkSharesState,
+    ForkWithoutState,
+    Match,
+    ResetIncomplete,
+    SavedStateDiffers,
+    SessionsAgree,
+    SharedState,
+    Verdict,
+)
+from exportkit.verify.player import PlayEndedError, Player, Script, state_sizes
+from exportkit.verify.replay import ReplayProcess
+from exportkit.verify.report import Check
+
+if TYPE_CHECKING:
+    import torch
+
+    from exportkit.verify.judging import Judge
+
+_MOST_STATE = 256 << 20  # bytes of a session's state that are read and compared; beyond, only answers are
+
+
+@dataclass
+class SessionChecks:
+    """Compares sessions with one that has the same calls and the process to itself.
+
+    Attributes:
+        target: The target's name.
+        replay: The process that runs the target.
+        manifest: The package's manifest.
+        options: The verification's options.
+        folder: A private directory for tensors.
+        progress: Called with each step before it starts.
+        one: Calls with state.
+        other: Calls with state, for a second session. They may be the same.
+    """
+
+    target: str
+    replay: ReplayProcess
+    manifest: Manifest
+    options: VerifyOptions
+    folder: Path
+    progress: Progress
+    one: Script
+    other: Script
+
+    def checks(self) -> Iterator[Check]:
+        """Yields a check for each promise."""
+        promises: dict[str, Callable[[], Verdict]] = {
+            "a second session": self._repeated,
+            "two sessions in turns": self._interleaved,
+            "fork": self._forked,
+            "reset": self._reset,
+            "save and load_state": self._stored,
+        }
+        self._repeatable, self._calls = True, 0
+        for what, check in promises.items():
+            self.progress(f"checking {what} with {self.one.label} of {self.target}")
+            self._calls = 0
+            try:
+                verdict = check()
+            except PlayEndedError as ended:
+                verdict = ended.verdict
+            if isinstance(verdict, SessionsAgree):
+                how = (
+                    "equal bits" if self._repeatable else "equal within the verdict: the code does not repeat its bits"
+                )
+                verdict = replace(verdict, what=what, calls=self._calls, how=how)
+            yield Check("sessions", what, {}, verdict, target=self.target, calls=self._calls)
+            if check == self._repeated and not isinstance(verdict, SessionsAgree):
+                return  # there is nothing to compare the others with
+
+    def _repeated(self) -> Verdict:
+        """Makes the calls twice. What the first session answers is what all others are compared with."""
+        with self._player(self.one, "the first session") as player:
+            self._begin = self._state_of(player)
+            self._straight = self._finished(player).tensors
+            # The first session stays open: a second one must not see it.
+            with self._player(self.one, "a second session") as again:
+                self._finished(again)
+                difference = self._bits(self.one, self._straight, again, self._all)
+                if difference is not None and self._judged(again, self._all):
+                    self._repeatable, difference = False, None
+        if difference is not None:
+            return SharedState(f"A new session does not answer as the first one did. {difference}")
+        self._other = self._straight
+        if self.other is not self.one:
+            with self._player(self.other, "the other calls") as player:
+                self._other = self._finished(player).tensors
+        return _AGREE
+
+    def _interleaved(self) -> Verdict:
+        """Makes the calls of two sessions in turns."""
+        with self._player(self.one, "in turns") as one, self._player(self.other, "in turns") as other:
+            for mine, his in zip_longest(self._all, range(len(self.other.case.calls))):
+                if mine is not None:
+                    one.call(mine)
+                if his is not None:
+                    other.call(his)
+            self._finished(one, start=len(self._all)), self._finished(other, start=len(self.other.case.calls))
+            for player, expected in ((one, self._straight), (other, self._other)):
+                calls = range(len(player.script.case.calls))
+                if (difference := self._difference(player, expected, calls)) is not None:
+                    return SharedState(difference)
+        return _AGREE
+
+    def _forked(self) -> Verdict:
+        """Forks a session in the middle. The copy goes on first, and its state is overwritten before the original's turn."""
+        with self._player(self.one, "before a fork") as player:
+            player.run(0, self._middle)
+            with player.fork(self.one) as copy:
+                self._finished(copy, self._middle)
+                if (difference := self._difference(copy, self._straight, self._tail)) is not None:
+                    return ForkWithoutState(difference)
+                copy.spoil()
+                self._finished(player, self._middle)
+                difference = self._difference(player, self._straight, self._tail)
+        return _AGREE if difference is None else ForkSharesState(difference)
+
+    def _reset(self) -> Verdict:
+        """Resets a session that has had all calls and whose state was overwritten, and makes the calls again."""
+        with self._player(self.one, "before a reset") as player:
+            player.run()
+            self._calls += len(self._all)
+            player.spoil()
+            player.reset()
+            if (difference := self._difference_of_state(self._state_of(player))) is not None:
+                return ResetIncomplete(difference)
+            player.tensors.clear()
+            difference = self._difference(self._finished(player), self._straight, self._all)
+        return _AGREE if difference is None else ResetIncomplete(difference)
+
+    def _stored(self) -> Verdict:
+        """Saves the state in the middle, and goes on in a second session that had another state."""
+        file = self.folder / "state-of-a-session.safetensors"
+        with self._player(self.one, "before saving") as player, self._player(self.one, "after loading") as second:
+            player.run(0, self._middle).store(file, load=False)
+            second.spoil()
+            second.store(file, load=True)
+            self._finished(second, self._middle)
+            difference = self._difference(second, self._straight, self._tail)
+        file.unlink(missing_ok=True)
+        return _AGREE if difference is None else SavedStateDiffers(difference)
+
+    @property
+    def _all(self) -> Sequence[int]:
+        return range(len(self.one.case.calls))
+
+    @property
+    def _middle(self) -> int:
+        return len(self.one.case.calls) // 2
+
+    @property
+    def _tail(self) -> Sequence[int]:
+        return self._all[self._middle :]
+
+    def _player(self, script: Script, what: str) -> Player:
+        doing = f"running {script.label} of {self.target}, {what}"
+        return Player(script, self.replay, self.manifest, self.folder, doing=doing)
+
+    def _finished(self, player: Player, start: int = 0) -> Player:
+        """Makes the calls that are left, and reads the state."""
+        player.run(start)
+        self._calls += len(player.script.case.calls) - start
+        return player.read_state() if self._reads_state else player
+
+    @property
+    def _reads_state(self) -> bool:
+        sizes = state_sizes(self.manifest, self.one.case) | state_sizes(self.manifest, self.other.case)
+        total = 0
+        for each in self.manifest.state:
+            elements = 1
+            for size in shape_at(each, sizes):
+                elements *= size
+            total += elements * ITEM_BYTES[each.dtype]
+        return total <= _MOST_STATE
+
+    def _state_of(self, player: Player) -> Mapping[str, torch.Tensor]:
+        if not self._reads_state:
+            return {}
+        found = dict(player.read_state().tensors)
+        return {key: tensor for key, tensor in found.items() if key.startswith("state.")}
+
+    def _difference(self, player: Player, expected: Mapping[str, torch.Tensor], calls: Sequence[int]) -> str | None:
+        difference = self._bits(player.script, expected, player, calls)
+        return None if difference is None or (not self._repeatable and self._judged(player, calls)) else difference
+
+    def _difference_of_state(self, state: Mapping[str, torch.Tensor]) -> str | None:
+        from exportkit.verify.judging import first_difference
+
+        return first_difference(self.manifest, self.one.case, self._begin, state, ())
+
+    def _bits(
+        self, script: Script, expected: Mapping[str, torch.Tensor], player: Player, calls: Sequence[int]
+    ) -> str | None:
+        from exportkit.verify.judging import first_difference
+
+        return first_difference(self.manifest, script.case, expected, player.tensors, calls)
+
+    def _judged(self, player: Player, calls: Sequence[int]) -> bool:
+        """Returns whether answers are right by the verdict, for code that does not repeat its bits."""
+        from safetensors.torch import load_file
+
+        from exportkit.verify.judging import Judge
+
+        judge: Judge = Judge(self.manifest, self.options)
+        expected = load_file(player.script.file)
+        return isinstance(judge.verdict(player.script, expected, player.tensors, player.structures, calls), Match)
+
+
+_AGREE = SessionsAgree("", 0, "")
