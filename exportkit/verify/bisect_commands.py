@@ -11,7 +11,8 @@ class ReadGraph(Message, frozen=True):
 
     Attributes:
         eager: MODEL, made as the manifest's source says, with its weights; or the program's libraries without MODEL.
-        program: The file of the exported program; None to trace MODEL.
+        program: The file of the method's exported program; None to trace MODEL.
+        method: The method's name.
         manifest: The artifact's manifest, as JSON.
         target: The name of the target that differs; None for the program itself, which is not compiled.
         device: The device of the target.
@@ -19,6 +20,7 @@ class ReadGraph(Message, frozen=True):
 
     eager: EagerFiles
     program: str | None
+    method: str
     manifest: str
     target: str | None
     device: str
@@ -51,13 +53,15 @@ class CutGraph(Message, frozen=True):
 
     Attributes:
         point: The index of the node after which to cut.
-        sizes: The sizes of the case.
-        inputs: A safetensors file with the inputs of the case; None to draw them.
+        number: The number of the call in its case.
+        sizes: The sizes of the call.
+        inputs: A safetensors file with the inputs of the call; None to draw them.
         seed: The seed of the inputs that are drawn.
         output: The artifact to write.
     """
 
     point: int
+    number: int
     sizes: dict[str, int]
     inputs: str | None
     seed: int

@@ -7,7 +7,7 @@ verified like any artifact: against one case, which the same graph in eager mode
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -22,12 +22,12 @@ from exportkit.onnx.files import named_model
 from exportkit.package.archive import PackageReader
 from exportkit.package.assemble import assemble
 from exportkit.package.atomic import temporary_folder
-from exportkit.package.manifest import Accuracy, Library, Manifest
+from exportkit.package.manifest import Accuracy, Library, Manifest, PackagedMethod
 from exportkit.package.trust import Trust
 from exportkit.progress import Progress, silent
-from exportkit.sizes import label_of, plan_sizes
 from exportkit.verify.bisect_commands import CutGraph, CutPoint, GraphCut, GraphRead, ReadGraph
 from exportkit.verify.bisection import Bisection, bisect
+from exportkit.verify.eager_plan import plan_eager
 from exportkit.verify.options import VerifyOptions
 from exportkit.verify.outcomes import Crashed, Mismatch, TimedOut, Verdict
 from exportkit.verify.report import Check, Report
@@ -153,7 +153,8 @@ def bisect_artifact(
     """Finds the first node where the target of a failed check and eager differ.
 
     The graph is traced again from MODEL; if none may be imported, the artifact's ExportedProgram is used. Each cut
-    takes a compilation.
+    takes a compilation. Of a sequence, the first call that differs is named: the graph of a method with state is not
+    cut.
 
     Args:
         artifact: The artifact.
@@ -163,12 +164,13 @@ def bisect_artifact(
         progress: Called with each step before it starts.
 
     Raises:
-        UsageError: No call failed, the artifact is an ONNX model, or there is neither a MODEL nor a program.
+        UsageError: No call failed, the method has state, the artifact is an ONNX model, or there is neither a MODEL nor
+            a program.
         ExportkitError: The graph cannot be traced again.
     """
     if named_model(artifact) is not None:
         raise UsageError("--bisect compares compiled targets with eager", hint="Leave it out for an ONNX model.")
-    called = (check for check in report.checks if check.target is not None and check.against != "package")
+    called = (check for check in report.checks if check.target is not None and check.against in ("cases", "eager"))
     check = next((check for check in called if check.failed), None)
     if check is None:
         raise UsageError(
@@ -184,6 +186,17 @@ def bisect_artifact(
         return search.run(budget)
 
 
+@dataclass(frozen=True)
+class _FailedCall:
+    """The call that failed: its method, its number in its case, its sizes, and the case's file or the inputs' seed."""
+
+    method: PackagedMethod
+    number: int
+    sizes: Mapping[str, int]
+    file: Path | None
+    seed: int
+
+
 class _Search:
     """The process that cuts, the cuts so far, and what came of them."""
 
@@ -197,8 +210,9 @@ class _Search:
         self._failed: dict[int, tuple[Check, Manifest]] = {}
         self._untested: dict[int, str] = {}
         self._input_bytes = 0
+        self._call = self._failed_call()
+        _refuse_state(self._call.method, check)
         self._libraries = self._extract_libraries()
-        self._case = self._case_file()
 
     def close(self) -> None:
         if self._worker is not None:
@@ -214,7 +228,7 @@ class _Search:
             verdict, errors = check.verdict, _errors(check.verdict, manifest)
         return Located(
             label=self._check.label,
-            sizes=dict(self._check.sizes),
+            sizes=dict(self._call.sizes),
             input_bytes=self._input_bytes,
             target=str(self._check.target),
             points=self._points,
@@ -239,14 +253,23 @@ class _Search:
             found.append((path, library))
         return found
 
-    def _case_file(self) -> Path | None:
-        """Extracts the recorded case that failed; None if the inputs were drawn."""
-        if self._check.against != "cases":
-            return None
-        number = int(self._check.label.split()[1])
-        path = self._folder / "case.safetensors"
-        self._reader.extract(self._reader.manifest.cases[number].record, path)
-        return path
+    def _failed_call(self) -> _FailedCall:
+        check, manifest = self._check, self._reader.manifest
+        if check.against == "cases":
+            case = manifest.cases[int(check.label.split()[1])]
+            path = self._folder / "case.safetensors"
+            self._reader.extract(case.record, path)
+            number = _first_wrong_call(check) or 0
+            call = case.calls[number]
+            return _FailedCall(manifest.method(call.method), number, call.sizes, path, self._options.seed)
+        for plan in plan_eager(manifest, self._options):
+            labels = [plan.label(sizes) for sizes in plan.sizes.sizes]
+            if check.label in labels:
+                stateful = [method for method in manifest.methods if method.state]
+                method = stateful[-1] if plan.method is None else manifest.method(plan.method)
+                seed = self._options.seed + labels.index(check.label)
+                return _FailedCall(method, 0, check.sizes, None, seed)
+        raise UsageError(f"the check {check.label} is not of this artifact", hint="Give the report of the artifact.")
 
     def _start(self) -> None:
         """Starts the process that cuts, and lets it read the graph in the first way that works."""
@@ -278,6 +301,7 @@ class _Search:
         command = ReadGraph(
             eager=msgspec.structs.replace(given, libraries=()),
             program=None,
+            method=self._call.method.name,
             manifest=msgspec.json.encode(manifest).decode(),
             target=self._target,
             device=device or "cpu",
@@ -288,7 +312,7 @@ class _Search:
                 yield msgspec.structs.replace(command, eager=given)
         if manifest.program is not None:
             program = self._folder / "program.pt2"
-            self._reader.extract(manifest.program.record, program)
+            self._reader.extract(manifest.program.records[self._call.method.name], program)
             packed = tuple(str(path) for path, library in self._libraries if library.device == "cpu")
             yield msgspec.structs.replace(
                 command,
@@ -308,9 +332,10 @@ class _Search:
             made = Path(place) / "cut.pt2"
             command = CutGraph(
                 point=cut,
-                sizes=dict(self._check.sizes),
-                inputs=str(self._case) if self._case is not None else None,
-                seed=self._seed(),
+                number=self._call.number,
+                sizes=dict(self._call.sizes),
+                inputs=str(self._call.file) if self._call.file is not None else None,
+                seed=self._call.seed,
                 output=str(made),
             )
             timeout = max(self._options.timeout, LOAD_TIMEOUT)
@@ -338,22 +363,31 @@ class _Search:
         self._failed[cut] = failure, manifest
         return True
 
-    def _seed(self) -> int:
-        """The seed of the inputs that the failed check had drawn."""
-        if self._check.against == "cases":
-            return self._options.seed
-        options = self._options
-        call = self._reader.manifest.call
-        plan = plan_sizes(call, options.shapes, seed=options.seed, max_bytes=options.max_input_bytes)
-        labels = [label_of(sizes) for sizes in plan.sizes]
-        return options.seed + labels.index(self._check.label)
+
+def _first_wrong_call(check: Check) -> int | None:
+    """Returns the number of the first call of a sequence that differs; None if only the state after it does."""
+    if not isinstance(check.verdict, Mismatch):
+        return 0
+    return next(output.call for output in check.verdict.outputs if not output.agrees)
+
+
+def _refuse_state(method: PackagedMethod, check: Check) -> None:
+    """Raises UsageError for a method whose graph cannot be cut, with what is known of the difference."""
+    if not method.state:
+        return
+    where = check.verdict.message.partition("\n")[0]
+    raise UsageError(
+        f"the first difference of {check.label} is in {where}",
+        hint=f"The graph of {method.name} is not searched, because it has state: what a cut computes depends on the "
+        "calls before it. `--against eager --shapes 1` with a short draw_sequence narrows it down.",
+    )
 
 
 def _errors(verdict: Verdict, manifest: Manifest) -> tuple[NodeError, ...]:
     """Returns the values that differ, with eager's errors in the same case."""
     if not isinstance(verdict, Mismatch):
         return ()
-    eager = manifest.cases[0].accuracy
+    eager = manifest.cases[0].calls[0].accuracy
     return tuple(
         NodeError(
             name=output.name,

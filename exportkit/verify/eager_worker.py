@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import socket
 from contextlib import ExitStack
+from pathlib import Path
 from typing import Any
 
 from exportkit.child.messages import serve
-from exportkit.verify.commands import DrawInputs, EagerMade, InputsDrawn, MakeEager
+from exportkit.verify.commands import CallsDrawn, DrawCalls, EagerMade, MakeEager
 
 
 class Eager:
@@ -15,56 +16,45 @@ class Eager:
 
     def __init__(self, stack: ExitStack) -> None:
         self._stack = stack
-        self._spec: Any = None
-        self._call: Any = None
-        self._device: Any = None
-        self._tf32 = False
+        self._eager: Any = None
+        self._command: Any = None
 
     def make(self, command: MakeEager) -> EagerMade:
         """Makes MODEL from its name, arguments and seed."""
         from exportkit.export.cases import state_sha256
+        from exportkit.export.eager_methods import EagerMethods
         from exportkit.export.eager_model import rebuild_eager
         from exportkit.export.placement import usable_device
 
-        self._call, self._tf32 = command.call, command.tf32
-        self._device = usable_device(command.device)
-        model = rebuild_eager(command.eager.source(), command.source, command.call, self._device)
-        self._spec = self._stack.enter_context(model)
-        return EagerMade(state_sha256(self._spec.model))
+        self._command, device = command, usable_device(command.device)
+        model = rebuild_eager(command.eager.source(), command.source, command.methods, command.state, device)
+        spec = self._stack.enter_context(model)
+        self._eager = EagerMethods(spec)
+        return EagerMade(state_sha256(spec.model, tuple(spec.state)))
 
-    def draw(self, command: DrawInputs) -> InputsDrawn:
-        """Draws inputs, calls the model, and writes inputs and outputs to files."""
+    def draw(self, command: DrawCalls) -> CallsDrawn:
+        """Draws calls, makes them, and writes what a case has of them to a file."""
         import msgspec
-        from safetensors.torch import save_file
 
-        from exportkit.export.call_signature import describe_call, is_tensor
-        from exportkit.export.cases import draw_inputs, eager_mode
-        from exportkit.export.placement import on_device
-        from exportkit.export.reference import references
-        from exportkit.export.tolerances import accuracy_outputs
-        from exportkit.package.case_files import named_references, named_tensors
-        from exportkit.package.structure import flatten
+        from exportkit.export.record import record_case
+        from exportkit.export.sequences import draw_call, draw_session
+        from exportkit.package.manifest import Case
 
-        model = self._spec.model
-        bound = describe_call(model, *draw_inputs(self._spec, self._call, command.sizes, command.seed))
-        # Saved before the call: a model may write into its inputs.
-        save_file(named_tensors("input", bound.tensors), command.inputs)
-        bound = on_device(bound, self._device)
-        args, kwargs = bound.with_tensors(tuple(tensor.clone() for tensor in bound.tensors))
-        with eager_mode(tf32=self._tf32):
-            result = model(*args, **kwargs)
-        node, leaves = flatten(result, is_tensor, where="the model's output")
-        outputs = self._call.outputs
-        wanted = accuracy_outputs(outputs, self._spec.tolerances) if len(leaves) == len(outputs) else ()
-        with eager_mode():
-            known = references(model, bound, leaves, outputs, wanted, tf32=self._tf32)
-        tensors = named_references(outputs, known.outputs) if known else {}
-        save_file(named_tensors("output", leaves) | tensors, command.outputs)
-        return InputsDrawn(msgspec.json.encode(node).decode())
+        made, eager = self._command, self._eager
+        if command.method is None:
+            calls = draw_session(eager, made.methods, command.sizes, command.seed)
+        else:
+            method = next(each for each in made.methods if each.name == command.method)
+            calls = [draw_call(eager, method, command.sizes, command.seed)]
+        recorded = record_case(eager, made.methods, made.state, calls, tf32=made.tf32)
+        Path(command.file).write_bytes(recorded.tensors)
+        structures = tuple(msgspec.json.encode(node).decode() for node in recorded.structures)
+        case = Case(record="", calls=recorded.calls, reference_dtype=recorded.reference_dtype)
+        return CallsDrawn(case, structures)
 
 
 def main(connection: socket.socket) -> None:
     """Entry point of the child."""
     with ExitStack() as stack:
         eager = Eager(stack)
-        serve(connection, {MakeEager: eager.make, DrawInputs: eager.draw})
+        serve(connection, {MakeEager: eager.make, DrawCalls: eager.draw})

@@ -64,11 +64,11 @@ class Judge:
             prefix = f"call {number}: " if len(case.calls) > 1 else ""
             if not isinstance(verdict, (Match, Mismatch)):
                 return _named(verdict, prefix)
-            found += (replace(each, name=prefix + each.name) for each in verdict.outputs)
+            found += (replace(each, name=prefix + each.name, call=number) for each in verdict.outputs)
         verdict = self._state(case, expected, answers)
         if not isinstance(verdict, (Match, Mismatch)):
             return _named(verdict, "state ")
-        found += (replace(each, name=f"state {each.name}") for each in verdict.outputs)
+        found += (replace(each, name=f"state {each.name}", call=None) for each in verdict.outputs)
         return Match(tuple(found)) if all(each.agrees for each in found) else Mismatch(tuple(found))
 
     def structure(self, script: Script, number: int, structure: str) -> WrongStructure | None:

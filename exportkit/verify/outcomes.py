@@ -64,6 +64,7 @@ class OutputComparison:
         atol: The allowed absolute tolerance.
         note: A remark, such as how many indices differ within a tie.
         error: The error, for an output with a reference; `rtol` and `atol` are then not used.
+        call: The number of its call in a sequence; None for the state after it.
     """
 
     name: str
@@ -79,6 +80,7 @@ class OutputComparison:
     atol: float
     note: str | None = None
     error: OutputError | None = None
+    call: int | None = 0
 
     @property
     def agrees(self) -> bool:
@@ -98,6 +100,9 @@ class OutputComparison:
             text += f"; greatest absolute difference {self.max_abs:.3g} at {self.max_abs_at} ({self.atol:.3g} allowed)"
             text += f", greatest relative difference {self.max_rel:.3g} at {self.max_rel_at} ({self.rtol:.3g} allowed)"
         return f"{self.name}: {text}" + (f"; {self.note}" if self.note else "")
+
+
+_MOST_LINES = 12  # of results that differ; a sequence may have thousands
 
 
 class _Outcome:
@@ -147,8 +152,10 @@ class Mismatch(_Outcome, kind="mismatch", exit_code=1):
 
     @property
     def message(self) -> str:
-        """A line for each output that differs."""
-        return "\n".join(str(output) for output in self.outputs if not output.agrees)
+        """A line for each output that differs, of the first ones."""
+        lines = [str(output) for output in self.outputs if not output.agrees]
+        more = [f"and {len(lines) - _MOST_LINES} more results"] if len(lines) > _MOST_LINES else []
+        return "\n".join(lines[:_MOST_LINES] + more)
 
 
 @dataclass(frozen=True)

@@ -77,9 +77,7 @@ class SessionChecks:
             except PlayEndedError as ended:
                 verdict = ended.verdict
             if isinstance(verdict, SessionsAgree):
-                how = (
-                    "equal bits" if self._repeatable else "equal within the verdict: the code does not repeat its bits"
-                )
+                how = "equal bits" if self._repeatable else "right, in bits that the code does not repeat"
                 verdict = replace(verdict, what=what, calls=self._calls, how=how)
             yield Check("sessions", what, {}, verdict, target=self.target, calls=self._calls)
             if check == self._repeated and not isinstance(verdict, SessionsAgree):
@@ -120,7 +118,7 @@ class SessionChecks:
         return _AGREE
 
     def _forked(self) -> Verdict:
-        """Forks a session in the middle. The copy goes on first, and its state is overwritten before the original's turn."""
+        """Forks a session in the middle. The copy goes on, then its state is changed, then the session goes on."""
         with self._player(self.one, "before a fork") as player:
             player.run(0, self._middle)
             with player.fork(self.one) as copy:

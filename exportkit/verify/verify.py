@@ -37,8 +37,8 @@ def verify(
     Required signatures are checked first. An untrusted artifact is not read further. A trusted one runs only what was
     signed. Eager is compared only if the options name MODEL, or an installed package has registered the artifact's.
 
-    A case is a sequence of calls, made in a session of its own. Sessions are then compared with one another: two in turns,
-    a fork, a reset, and a saved state.
+    A case is a sequence of calls, made in a session of its own. Sessions are then compared with one another: two in
+    turns, a fork, a reset, and a saved state.
 
     Each target runs in a fresh process that imports torch and the runtime. That process cannot import the exporter, the
     operators' Python or the model's source. The eager model runs in another process. Every outcome of these processes

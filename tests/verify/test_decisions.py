@@ -21,9 +21,9 @@ from exportkit.verify import replay, run_plan
 from exportkit.verify.commands import (
     ArtifactLoaded,
     CallModel,
-    DrawInputs,
+    CallsDrawn,
+    DrawCalls,
     EagerMade,
-    InputsDrawn,
     LoadArtifact,
     MakeEager,
     ModelCalled,
@@ -64,7 +64,7 @@ def without_cases(tmp_path_factory):
     return write_artifact(tmp_path_factory.mktemp("decisions") / "b.pt2", Affine(), [], source="models:affine")
 
 
-COMMANDS = {LoadArtifact: "replay_load", CallModel: "replay_call", MakeEager: "eager_make", DrawInputs: "eager_draw"}
+COMMANDS = {LoadArtifact: "replay_load", CallModel: "replay_call", MakeEager: "eager_make", DrawCalls: "eager_draw"}
 
 
 class Script:
@@ -109,17 +109,20 @@ class _Process:
 
 
 def replays(command, structure=STRUCTURE):
-    x = load_file(command.inputs)["input.0"]
-    save_file({f"output.{i}": t for i, t in enumerate(right(x).values())}, command.outputs)
+    x = load_file(command.inputs)["0.input.0"]
+    save_file({f"0.output.{i}": t for i, t in enumerate(right(x).values())}, command.outputs)
     return ModelCalled(0.001, structure)
+
+
+def drawn_case(command):
+    return m.Case(record="", calls=(m.CaseCall(method="forward", sizes=command.sizes),))
 
 
 def answers(command, off=0.0):
     """Draws inputs, and answers for these plus `off`."""
     x = torch.arange(3.0 * command.sizes["rows"]).reshape(-1, 3)
-    save_file({"input.0": x}, command.inputs)
-    save_file({f"output.{i}": t for i, t in enumerate(right(x + off).values())}, command.outputs)
-    return InputsDrawn(STRUCTURE)
+    save_file({"0.input.0": x} | {f"0.output.{i}": t for i, t in enumerate(right(x + off).values())}, command.file)
+    return CallsDrawn(drawn_case(command), (STRUCTURE,))
 
 
 @pytest.fixture
@@ -150,7 +153,7 @@ def test_everything_right_is_exit_code_0(run):
 
 def answering(outputs):
     def replay(command):
-        save_file({f"output.{i}": tensor for i, tensor in enumerate(outputs.values())}, command.outputs)
+        save_file({f"0.output.{i}": tensor for i, tensor in enumerate(outputs.values())}, command.outputs)
         return ModelCalled(0.001, STRUCTURE)
 
     return replay
@@ -172,10 +175,10 @@ def test_an_answer_of_the_wrong_dtype_or_shape_is_a_verdict(run, n, verdict):
 @pytest.mark.parametrize(
     ("outputs", "says"),
     [
-        ({"y": X * 2}, "has no output.1 (n)"),
-        ({**right(X), "n": torch.full((2,), 3, dtype=torch.int32)}, "output.1 (n) is int32[2]"),
-        ({**right(X), "y": X[:1] * 2}, "output.0 (y) is float32[1, 3]"),
-        ({**right(X), "z": torch.ones(1)}, "unexpected tensor: output.2"),
+        ({"y": X * 2}, "has no 0.output.1 (n)"),
+        ({**right(X), "n": torch.full((2,), 3, dtype=torch.int32)}, "0.output.1 (n) is int32[2]"),
+        ({**right(X), "y": X[:1] * 2}, "0.output.0 (y) is float32[1, 3]"),
+        ({**right(X), "z": torch.ones(1)}, "unexpected tensor: 0.output.2"),
     ],
 )
 def test_a_case_that_does_not_fit_is_a_bad_package_and_the_others_are_compared(run, tmp_path, outputs, says):

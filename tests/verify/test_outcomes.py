@@ -16,12 +16,18 @@ from exportkit.verify.outcomes import (
     EagerDiffers,
     EagerFailed,
     EagerUnavailable,
+    ForkSharesState,
+    ForkWithoutState,
     LoadFailed,
     Match,
     Mismatch,
     MissingOperator,
     NotRun,
     OutputComparison,
+    ResetIncomplete,
+    SavedStateDiffers,
+    SessionsAgree,
+    SharedState,
     Signed,
     TimedOut,
     WrongDtype,
@@ -40,6 +46,12 @@ EXAMPLES = [
     CallFailed("RuntimeError", "boom"),
     Crashed(11, None, "running case 0", "last words"),
     TimedOut(3.0, "running case 0"),
+    SessionsAgree("fork", 8, "equal bits"),
+    SharedState("First difference: call 3 (decode): logits, 5 of 8 elements."),
+    ForkWithoutState("First difference: state cache, 1 of 8 elements."),
+    ForkSharesState("First difference: state cache, 1 of 8 elements."),
+    ResetIncomplete("First difference: state cache, 1 of 8 elements."),
+    SavedStateDiffers("First difference: state cache, 1 of 8 elements."),
     Signed(("ab" * 32,)),
     NotRun("two processes died"),
     MissingOperator("ns::op", "no library defines it"),
@@ -76,7 +88,7 @@ def test_kinds_are_distinct():
 def test_each_way_to_fail_has_an_exit_code_of_its_own():
     failing = [e for e in EXAMPLES if e.exit_code and not isinstance(e, (LoadFailed, WrongStructure))]
     assert len({e.exit_code for e in failing}) == len(failing)
-    assert {e.exit_code for e in EXAMPLES} - {0} == {1, 3} | set(range(10, 19))
+    assert {e.exit_code for e in EXAMPLES} - {0} == {1, 3} | set(range(10, 20))
 
 
 def test_every_error_class_has_a_documented_exit_code():

@@ -118,7 +118,7 @@ def test_eager_is_compared_at_the_ends_of_the_range_and_between(artifact):
 def test_a_damaged_artifact_fails_to_load_with_the_package_s_exit_code(artifact):
     path = artifact(Affine(), [(X, right(X))])
     data = bytearray(path.read_bytes())
-    data[data.index(b"input.0")] ^= 1
+    data[data.index(b"0.input.0")] ^= 1
     path.write_bytes(data)
     report = verify(path, CASES)
     (check,) = report.checks

@@ -48,19 +48,24 @@ def write_artifact(
     torch.export.save(program, saved)
     records: dict[str, bytes | Path] = {"exportkit/program.pt2": saved}
     for i, (x, outputs) in enumerate(cases):
-        tensors = {"input.0": x} | {f"output.{k}": tensor for k, tensor in enumerate(outputs.values())}
+        tensors = {"0.input.0": x} | {f"0.output.{k}": tensor for k, tensor in enumerate(outputs.values())}
         records[f"exportkit/cases/{i}.safetensors"] = save(tensors)
     manifest = m.Manifest(
         format_version=m.FORMAT_VERSION,
         name="affine",
         version="1",
-        call=call or affine_call(),
+        methods=(m.PackagedMethod(name="forward", call=call or affine_call(), state=()),),
         targets=(),
-        program=m.Program(record="exportkit/program.pt2", device="cpu", built_with_torch=str(torch.__version__)),
+        program=m.Program(
+            records={"forward": "exportkit/program.pt2"}, device="cpu", built_with_torch=str(torch.__version__)
+        ),
         operators=tuple(operators),
         libraries=(),
         cases=tuple(
-            m.Case(record=f"exportkit/cases/{i}.safetensors", sizes={"rows": len(x)}) for i, (x, _) in enumerate(cases)
+            m.Case(
+                record=f"exportkit/cases/{i}.safetensors", calls=(m.CaseCall(method="forward", sizes={"rows": len(x)}),)
+            )
+            for i, (x, _) in enumerate(cases)
         ),
         source=m.Source(model=source, model_kwargs={}, dtype=None, seed=0, state_sha256=state_sha256),
         provenance=m.Provenance(exportkit="0", torch=str(torch.__version__), commit=None, dirty=None, tf32=False),
@@ -77,7 +82,7 @@ def affine_call(**replace: Any) -> m.Call:
     exact = m.OutputTolerance(rtol=0, atol=0)
     call = m.Call(
         parameters=(m.Parameter(name="x", kind="positional", value=m.TensorNode(index=0)),),
-        inputs=(m.TensorInput(name="x", dtype="float32", shape=(rows, 3)),),
+        inputs=(m.TensorInput(name="x", dtype="float32", shape=(rows, 3), written=None),),
         result=m.MappingNode(keys=("y", "n"), items=(m.TensorNode(index=0), m.TensorNode(index=1))),
         outputs=(
             m.TensorOutput(
