@@ -7,6 +7,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import torch
+from msgspec.structs import replace
 from safetensors.torch import load_file
 
 from exportkit.child.messages import serve
@@ -15,31 +16,35 @@ from exportkit.errors import UsageError
 from exportkit.export.aot_inductor import CompilePlan
 from exportkit.export.artifact import write_compiled, write_program
 from exportkit.export.call_signature import BoundCall, describe_call
-from exportkit.export.cases import draw_inputs, record_case, state_sha256
+from exportkit.export.cases import state_sha256
 from exportkit.export.cut_program import cut_after, cut_call, cut_points, own_values, values_after
+from exportkit.export.eager_methods import EagerMethods
 from exportkit.export.eager_model import rebuild_eager
 from exportkit.export.export_options import TraceOptions
 from exportkit.export.placement import on_device, usable_device
 from exportkit.export.preflight import describe_operators, graph_operators
 from exportkit.export.program_file import load_extracted
+from exportkit.export.record import record_case
 from exportkit.export.resolved import EagerModel
+from exportkit.export.sequences import DrawnCall, draw_call
 from exportkit.export.source_lines import where_traced
-from exportkit.export.tolerances import accuracy_outputs
-from exportkit.export.trace import Traced, ready_to_trace, trace_with_torch_export
-from exportkit.package.manifest import Call, Manifest, Size, decode_checked
-from exportkit.spec import ExportSpec
+from exportkit.export.trace import ready_to_trace
+from exportkit.export.trace_method import trace_with_torch_export
+from exportkit.export.traced import Traced, TracedMethod
+from exportkit.package.manifest import Call, Manifest, PackagedMethod, Size, decode_checked
+from exportkit.spec import FORWARD, ExportSpec
 from exportkit.verify.bisect_commands import CutGraph, CutPoint, GraphCut, GraphRead, ReadGraph
 
 
 class Cutter:
-    """A graph, and the model that it was traced from or that it is."""
+    """The graph of a method, and the model that it was traced from or that it is."""
 
     def __init__(self, stack: ExitStack) -> None:
         self._stack = stack
         self._command: ReadGraph
         self._manifest: Manifest
         self._device: torch.device
-        self._spec: ExportSpec
+        self._eager: EagerMethods
         self._program: torch.export.ExportedProgram
 
     def read(self, command: ReadGraph) -> GraphRead:
@@ -48,44 +53,49 @@ class Cutter:
         self._device = usable_device(command.device)
         eager = command.eager.source()
         if command.program is not None:
-            saved = load_extracted(Path(command.program), self._manifest, eager.op_libraries)
-            self._spec, self._program = saved.spec, saved.program
+            files = {command.method: Path(command.program)}
+            alone = replace(self._manifest, methods=(self._method,), state=())
+            saved = load_extracted(files, alone, eager.op_libraries)
+            self._eager, self._program = EagerMethods(saved.spec), saved.programs[command.method]
         else:
             self._trace(eager)
         points = cut_points(self._program)
         return GraphRead(tuple(_described(node) for node in points))
 
+    @property
+    def _method(self) -> PackagedMethod:
+        return self._manifest.method(self._command.method)
+
     def _trace(self, eager: EagerSource) -> None:
-        source, call = self._manifest.source, self._manifest.call
-        self._spec = self._stack.enter_context(rebuild_eager(eager, source, call, self._device))
-        if (found := state_sha256(self._spec.model)) != source.state_sha256:
+        manifest, source = self._manifest, self._manifest.source
+        made = rebuild_eager(eager, source, manifest.methods, manifest.state, self._device)
+        spec = self._stack.enter_context(made)
+        self._eager = EagerMethods(spec)
+        if (found := state_sha256(spec.model, spec.state)) != source.state_sha256:
             raise UsageError(
                 f"{eager.model} has another state (sha256 {found}) than the artifact's model ({source.state_sha256})",
                 hint="Its source may have changed since the export, or --weights is missing.",
             )
-        options = TraceOptions(self._command.device, dynamic=dynamic_texts(call), tf32=self._manifest.provenance.tf32)
-        with ready_to_trace(EagerModel(self._spec), options, self._device) as (task, sizes):
-            self._program = trace_with_torch_export(task.spec, task.bound, sizes)
+        # What --dynamic said of the only method, it said on the command line. Several have it in their spec.
+        dynamic = dynamic_texts(self._method.call) if len(manifest.methods) == 1 else ()
+        options = TraceOptions(self._command.device, dynamic=dynamic, tf32=manifest.provenance.tf32)
+        with ready_to_trace(EagerModel(spec), options, self._device) as ready:
+            self._program, _ = trace_with_torch_export(*ready.tasks[self._command.method])
 
     def cut(self, command: CutGraph) -> GraphCut:
         """Writes an artifact that computes the graph up to a node, with one case."""
         point = cut_points(self._program)[command.point]
         program, values = cut_after(self._program, point), values_after(self._program, point)
         manifest = self._manifest
-        call = cut_call(manifest.call, manifest.source, values)
+        call = cut_call(self._method.call, manifest.source, values)
+        method = TracedMethod(FORWARD, program, call)
         bound = on_device(self._inputs(command), self._device)
         # The same function as before the cut, node by node as eager computes it.
-        case = record_case(
-            program.module(check_guards=False),
-            bound,
-            command.sizes,
-            call.outputs,
-            accuracy_outputs(call.outputs, {}),
-            tf32=manifest.provenance.tf32,
-        )
+        spec = ExportSpec(program.module(check_guards=False), bound.args, bound.kwargs)
+        drawn = DrawnCall(FORWARD, bound, command.sizes)
+        case = record_case(EagerMethods(spec), (method.packaged,), (), [drawn], tf32=manifest.provenance.tf32)
         traced = Traced(
-            program=program,
-            call=call,
+            methods=(method,),
             operators=describe_operators(graph_operators(program.graph_module)),
             cases=(case,),
             source=manifest.source,
@@ -96,13 +106,14 @@ class Cutter:
         return GraphCut(sum(tensor.numel() * tensor.element_size() for tensor in bound.tensors))
 
     def _inputs(self, command: CutGraph) -> BoundCall:
-        spec, call = self._spec, self._manifest.call
+        method = self._method
         if command.inputs is None:
-            return describe_call(spec.model, *draw_inputs(spec, call, command.sizes, command.seed))
-        tensors = load_file(command.inputs)
-        example = describe_call(spec.model, spec.example_inputs, spec.example_kwargs)
-        args, kwargs = example.with_tensors(tuple(tensors[f"input.{index}"] for index in range(len(call.inputs))))
-        return describe_call(spec.model, args, kwargs)
+            return draw_call(self._eager, method, command.sizes, command.seed).bound
+        tensors, entry = load_file(command.inputs), self._eager.entries[method.name]
+        example = describe_call(entry.model, entry.example_inputs, entry.example_kwargs)
+        inputs = tuple(tensors[f"{command.number}.input.{i}"] for i in range(len(method.call.inputs)))
+        args, kwargs = example.with_tensors(inputs)
+        return describe_call(entry.model, args, kwargs)
 
     def _write(self, traced: Traced, out: Path) -> None:
         name = self._command.target

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ class Eager:
         self._stack = stack
         self._eager: Any = None
         self._command: Any = None
+        self._device: Any = None
 
     def make(self, command: MakeEager) -> EagerMade:
         """Makes MODEL from its name, arguments and seed."""
@@ -26,16 +28,17 @@ class Eager:
         from exportkit.export.eager_model import rebuild_eager
         from exportkit.export.placement import usable_device
 
-        self._command, device = command, usable_device(command.device)
-        model = rebuild_eager(command.eager.source(), command.source, command.methods, command.state, device)
+        self._command, self._device = command, usable_device(command.device)
+        model = rebuild_eager(command.eager.source(), command.source, command.methods, command.state, self._device)
         spec = self._stack.enter_context(model)
         self._eager = EagerMethods(spec)
-        return EagerMade(state_sha256(spec.model, tuple(spec.state)))
+        return EagerMade(state_sha256(spec.model, spec.state))
 
     def draw(self, command: DrawCalls) -> CallsDrawn:
         """Draws calls, makes them, and writes what a case has of them to a file."""
         import msgspec
 
+        from exportkit.export.placement import on_device
         from exportkit.export.record import record_case
         from exportkit.export.sequences import draw_call, draw_session
         from exportkit.package.manifest import Case
@@ -46,6 +49,7 @@ class Eager:
         else:
             method = next(each for each in made.methods if each.name == command.method)
             calls = [draw_call(eager, method, command.sizes, command.seed)]
+        calls = [replace(call, bound=on_device(call.bound, self._device)) for call in calls]
         recorded = record_case(eager, made.methods, made.state, calls, tf32=made.tf32)
         Path(command.file).write_bytes(recorded.tensors)
         structures = tuple(msgspec.json.encode(node).decode() for node in recorded.structures)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import zip_longest
@@ -9,9 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from exportkit.package.dtypes import ITEM_BYTES
-from exportkit.package.manifest import Manifest
+from exportkit.package.manifest import Manifest, Size
 from exportkit.progress import Progress
-from exportkit.sizes import shape_at
 from exportkit.verify.options import VerifyOptions
 from exportkit.verify.outcomes import (
     ForkSharesState,
@@ -182,10 +182,8 @@ class SessionChecks:
         sizes = state_sizes(self.manifest, self.one.case) | state_sizes(self.manifest, self.other.case)
         total = 0
         for each in self.manifest.state:
-            elements = 1
-            for size in shape_at(each, sizes):
-                elements *= size
-            total += elements * ITEM_BYTES[each.dtype]
+            shape = (size.at(sizes) if isinstance(size, Size) else size for size in each.shape)
+            total += math.prod(shape) * ITEM_BYTES[each.dtype]
         return total <= _MOST_STATE
 
     def _state_of(self, player: Player) -> Mapping[str, torch.Tensor]:

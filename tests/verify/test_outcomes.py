@@ -60,6 +60,7 @@ EXAMPLES = [
     EagerDiffers("a" * 64, "b" * 64, "arr-coc"),
     EagerFailed("ValueError", "too small", "running the eager model at n=1"),
 ]
+SESSIONS = (SharedState, ForkWithoutState, ForkSharesState, ResetIncomplete, SavedStateDiffers)
 
 
 def report(*checks):
@@ -86,7 +87,9 @@ def test_kinds_are_distinct():
 
 
 def test_each_way_to_fail_has_an_exit_code_of_its_own():
-    failing = [e for e in EXAMPLES if e.exit_code and not isinstance(e, (LoadFailed, WrongStructure))]
+    of_sessions = {e.exit_code for e in EXAMPLES if isinstance(e, SESSIONS)}
+    assert of_sessions == {19}  # what sessions promise; the kind says which promise
+    failing = [e for e in EXAMPLES if e.exit_code and not isinstance(e, (LoadFailed, WrongStructure, *SESSIONS))]
     assert len({e.exit_code for e in failing}) == len(failing)
     assert {e.exit_code for e in EXAMPLES} - {0} == {1, 3} | set(range(10, 20))
 
