@@ -4,6 +4,7 @@
 
 #include "package/c_api.h"
 #include "package/cache.h"
+#include "package/case_tensors.h"
 #include "package/json_text.h"
 #include "package/mapping.h"
 #include "package/state_digest.h"
@@ -96,6 +97,14 @@ int ek_package_verify(const ek_package* package) {
 
 int ek_package_verify_once(ek_package* package, int always, int* read) {
   return guarded([&] { *read = verify_once(package->reader, always != 0) ? 1 : 0; });
+}
+
+int ek_package_check_case(const ek_package* package, size_t index, const void* content, size_t size) {
+  return guarded([&] {
+    const Manifest& manifest = package->reader.manifest();
+    if (index >= manifest.cases.size()) throw Error(errors::kUsage, "the package has no case " + std::to_string(index));
+    check_case(manifest, manifest.cases[index], {static_cast<const char*>(content), size});
+  });
 }
 
 int ek_package_check_unchanged(const ek_package* package) {

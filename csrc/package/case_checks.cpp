@@ -4,6 +4,7 @@
 #include <utility>
 #include <vector>
 
+#include "package/consistency.h"
 #include "package/manifest_checks.h"
 
 namespace exportkit {

@@ -18,6 +18,9 @@ void check_consistency(const Manifest& manifest);
 // The libraries a target needs, in loading order. CPU libraries come first, because they define the operators.
 std::vector<const Library*> libraries_for(const std::vector<Library>& libraries, const Target& target);
 
+// The name that what a call writes into an input has among its results.
+std::string written_name(const TensorInput& input);
+
 // The size of a weight's record in bytes.
 uint64_t weight_bytes(const Weight& weight);
 

@@ -50,9 +50,6 @@ uint64_t item_bytes(std::string_view dtype);
 // The record of this name, or null. The records must be sorted.
 const Record* record_of(const Manifest& manifest, std::string_view name);
 
-// The name that what a call writes into an input has among its results.
-std::string written_name(const TensorInput& input);
-
 // Checks the tolerance of what is no output: it is finite and refers to nothing.
 void check_own_tolerance(const OutputTolerance& tolerance, const std::string& what);
 

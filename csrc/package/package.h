@@ -88,6 +88,8 @@ EK_API int ek_package_state_digest(const ek_package* package, ek_text* digest);
 EK_API int ek_package_verify(const ek_package* package);
 /* Checks every digest unless the cache knows the result (see exportkit/runtime/cache). `read`: whether it read them. */
 EK_API int ek_package_verify_once(ek_package* package, int always, int* read);
+/* Checks the content of a case's record, of the case with this index in the manifest (rule 14). */
+EK_API int ek_package_check_case(const ek_package* package, size_t index, const void* content, size_t size);
 /* Fails if the open file was written to. */
 EK_API int ek_package_check_unchanged(const ek_package* package);
 /* Signers, a JSON list of {"id", "source", "is_ed25519"}: a key that satisfies the caller, then one for each policy. */

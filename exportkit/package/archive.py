@@ -241,6 +241,20 @@ class PackageReader:
         core.call("ek_package_verify_once", self.handle, int(always), byref(read))
         return bool(read.value)
 
+    def read_case(self, index: int) -> bytes:
+        """Returns the content of a case's file, whose tensors are those of the case: FORMAT.md, rule 14.
+
+        Args:
+            index: The case's index in the manifest.
+
+        Raises:
+            CaseError: It is not a safetensors file, or its tensors do not fit the calls.
+            DigestMismatchError: The content differs from the manifest's digest.
+        """
+        content = self.read(self.manifest.cases[index].record)
+        core.call("ek_package_check_case", self.handle, index, content, len(content))
+        return content
+
     def check_unchanged(self) -> None:
         """Checks that the open file was not written to, as `cp` over it does. A rename does not count.
 
