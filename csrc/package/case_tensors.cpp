@@ -110,8 +110,7 @@ void take_call(const Call& call, const CaseCall& recorded, const std::string& nu
   }
   for (size_t i = 0; i < call.outputs.size(); ++i) {
     const TensorOutput& output = call.outputs[i];
-    const Place& eager =
-        tensors.take(name("output", i), output.name, output.dtype, shape_at(output.shape, sizes));
+    const Place& eager = tensors.take(name("output", i), output.name, output.dtype, shape_at(output.shape, sizes));
     tensors.take_reference(name("reference", i), output.name, output.dtype, eager, references);
   }
 }
