@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import functools
+import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -16,7 +17,7 @@ from exportkit.runtime.cache import Entry
 from exportkit.runtime.native import NativeRunner, RunnerOptions, use_native
 from exportkit.runtime.requests import Answers, run_in_steps
 from exportkit.runtime.targets import Choice
-from exportkit.runtime.weights import Weights, borrowed, constants_of
+from exportkit.runtime.weights import Weights, borrowed, constants_of, released
 
 
 class Runner(Protocol):
@@ -59,13 +60,12 @@ class ContainerRunner:
         else:
             container = torch._C._aoti.AOTIModelContainerRunnerCuda(library, options.runners, choice.device, folder)
         if constants:
-            _set_constants(container, constants, torch.device(choice.device))
-        self._constants = (
-            constants if choice.target.device == "cpu" else {}
-        )  # the code reads these tensors without a copy
+            _lend_constants(container, constants)
+        self._constants = constants  # the code reads these tensors without a copy
         self._entry = entry
         self._device = torch.device(choice.device)
         self.run = container.run
+        weakref.finalize(self, released, constants, self._device).atexit = False
 
     def run_requests(self, requests: Sequence[Sequence[torch.Tensor]], outputs: Sequence[int], /) -> Answers:
         """Runs requests together. See `Model.run_requests`."""
@@ -160,22 +160,16 @@ def _capture_again(runner: Runner, old: Runner) -> None:
         ) from error
 
 
-def _set_constants(container: Any, constants: Mapping[str, torch.Tensor], device: torch.device) -> None:
+def _lend_constants(container: Any, constants: Mapping[str, torch.Tensor]) -> None:
     """Sets the constants as csrc/runtime/code.cpp does; the reasons are there. torch leaks the handles here."""
     # Within the code, AOTInductor uses names derived from the constants' names.
     names = {constant: name for name, constant in container.get_constant_names_to_original_fqns().items()}
     if names.keys() != constants.keys():
         odd = ", ".join(sorted(names.keys() ^ constants.keys()))
         raise RuntimeError(f"the code's constants differ from the manifest's: {odd}")
-    if device.type == "cpu":
-        # The code never releases its references, so it gets tensors that do not keep the memory alive.
-        tensors = {names[constant]: borrowed(tensor) for constant, tensor in constants.items()}
-        container.update_constant_buffer(tensors, False, True, True)
-        return
-    with torch.cuda.device(device):  # where the code allocates
-        for constant, tensor in constants.items():
-            container.update_constant_buffer({names[constant]: tensor.to(device, copy=True)}, False, False)
-            torch.cuda.synchronize(device)
+    # The code never releases its references, so it gets tensors that do not keep the memory alive.
+    tensors = {names[constant]: borrowed(tensor) for constant, tensor in constants.items()}
+    container.update_constant_buffer(tensors, False, True, True)
 
 
 @functools.lru_cache(maxsize=1)

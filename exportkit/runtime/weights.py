@@ -18,6 +18,7 @@ from exportkit.package.consistency import match_state
 from exportkit.package.manifest import Manifest, Target, Weight
 
 Weights = Mapping[str, torch.Tensor]  # by the weights' names in the manifest
+_ALIGNMENT = 512  # bytes, as of torch's allocator: kernels are chosen by their arguments' alignment
 WeightsSource = str | os.PathLike[str] | Mapping[str, torch.Tensor]
 
 
@@ -56,9 +57,50 @@ def constants_of(target: Target, method: str, weights: Weights) -> dict[str, tor
     return {constant: weights[name] for constant, name in target.constants[method].items()}
 
 
+def on_device(target: Target, weights: Weights, device: torch.device) -> dict[str, torch.Tensor]:
+    """Returns the weights that a target's methods take, on the device of their code.
+
+    On the CPU, these are the given tensors. On a GPU they are one copy for all methods and runners, which is made one
+    weight after another. Its memory is free again when the last of them is gone: `released`.
+    """
+    used = {name: weights[name] for constants in target.constants.values() for name in constants.values()}
+    if device.type == "cpu":
+        return used
+    copies = copied_together(used, device)
+    torch.cuda.synchronize(device)  # calls do not wait for the stream that copies
+    return copies
+
+
+def copied_together(weights: Weights, device: torch.device) -> dict[str, torch.Tensor]:
+    """Copies weights to one piece of memory, so that little of it is lost between them."""
+    places, size = {}, 0
+    for name, tensor in weights.items():
+        places[name] = size
+        size += math.ceil(tensor.nbytes / _ALIGNMENT) * _ALIGNMENT
+    memory = torch.empty(size, dtype=torch.uint8, device=device)
+    copies = {}
+    for name, tensor in weights.items():
+        typed = memory[places[name] : places[name] + tensor.nbytes].view(tensor.dtype)
+        copies[name] = typed.as_strided(tensor.shape, tensor.stride(), typed.storage_offset()).copy_(tensor)
+    return copies
+
+
+def released(weights: Weights, device: torch.device) -> None:
+    """Waits until the device has finished with weights that are given back.
+
+    torch gives their memory to the next that asks, on whatever stream the last calls' kernels still read it.
+    """
+    if weights and device.type != "cpu":
+        torch.cuda.synchronize(device)
+
+
 def borrowed(tensor: torch.Tensor) -> torch.Tensor:
-    """Returns a CPU tensor over the same memory that does not keep the memory alive."""
-    return _over(tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype, keep=None)
+    """Returns a tensor over the same memory that does not keep the memory alive."""
+    if tensor.device.type == "cpu":
+        return _over(tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype, keep=None)
+    # `storage` owns nothing: torch's own CUDA graphs make their tensors in this way.
+    storage = torch._C._construct_storage_from_data_pointer(tensor.data_ptr(), tensor.device, tensor.nbytes)
+    return torch.empty(0, dtype=tensor.dtype, device=tensor.device).set_(storage, 0, tensor.shape, tensor.stride())
 
 
 def _over(
