@@ -22,6 +22,8 @@ CXX_FILES := $(filter %.c %.h %.cpp %.cu %.cuh,$(shell find csrc examples -type 
 APT_PACKAGES := cmake
 # The browser that tests the page of `exportkit serve`. Without it these tests are skipped.
 APT_BROWSER := chromium
+# Recordings of a voice, for the tests of examples/speech. Without them these tests are skipped.
+APT_SOUND := alsa-utils
 
 .PHONY: help setup build demo test check lint format docs site bench wheel clean
 
@@ -53,6 +55,7 @@ $(BUILT): $(TORCH) $(SOURCES) | $(READY)
 $(READY): pyproject.toml setup.py | $(TORCH)
 	@echo "installing exportkit and compiling its operators: a minute or two"
 	MAKEFLAGS= EXPORTKIT_CPP_RUNTIME=0 $(BIN)/python -m pip install -q -c constraints.txt --no-build-isolation -e ".[dev]"
+	$(BIN)/python -m pip install -q -c constraints.txt --no-deps silero-vad
 	@touch $@
 
 build: $(BUILT) $(READY)
@@ -64,8 +67,8 @@ demo: build
 
 # mypy uses one core; what there is to compile gets the others.
 test:
-	@if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null && ! dpkg -s $(APT_BROWSER) >/dev/null 2>&1; then \
-		apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -qq -y $(APT_BROWSER) >/dev/null || true; fi
+	@if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null && ! dpkg -s $(APT_BROWSER) $(APT_SOUND) >/dev/null 2>&1; then \
+		apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -qq -y $(APT_BROWSER) $(APT_SOUND) >/dev/null || true; fi
 	@$(MAKE) --no-print-directory -j2 -O build lint
 	$(PYTEST)
 
