@@ -321,6 +321,7 @@ def target(name, **changes):
         "needs_torch": "2.11",
         "built_with_torch": "2.13.0",
         "built_with_cuda": None,
+        "constants": {"forward": {}},
     }
     return m.Target(name=name, **(plain | changes))
 
@@ -440,5 +441,7 @@ def test_the_model_s_own_package_is_refused_to_the_replay_process(model, blocked
 
 
 def test_inputs_for_a_bare_module_are_written_as_the_command_line_has_them():
-    call = affine_call(inputs=(m.TensorInput(name="x", dtype="int64", shape=(m.Size(dimension="rows", scale=2), 3)),))
+    call = affine_call(
+        inputs=(m.TensorInput(name="x", dtype="int64", shape=(m.Size(dimension="rows", scale=2), 3), written=None),)
+    )
     assert input_texts(call) == ["x=int64[16, 3]"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import sys
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -151,8 +152,9 @@ def test_the_replay_process_uses_tf32_only_where_the_cases_were_recorded_with_it
     backends = (torch.backends.cuda.matmul, torch.backends.cudnn)
     before = [backend.allow_tf32 for backend in backends]
     monkeypatch.setattr(sys, "meta_path", [*sys.meta_path])
-    monkeypatch.setattr("exportkit.verify.replay_worker._opened", lambda command: None)
-    monkeypatch.setattr(Replay, "_load_target", lambda *arguments: None)
+    monkeypatch.setattr("exportkit.verify.replay_worker._opened", lambda command: SimpleNamespace(manifest=None))
+    loaded = SimpleNamespace(device="cpu")
+    monkeypatch.setattr("exportkit.runtime.loader.load_opened", lambda *arguments, **options: loaded)
     try:
         for tf32 in (True, False):
             with eager_mode(tf32=tf32):
