@@ -44,8 +44,8 @@ def main() -> None:
             called, replayed = tree_leaves(plain(*args, **kwargs)), tree_leaves(graphs(*args, **kwargs))
             equal = all(map(torch.equal, called, replayed))
             alone = _captured(captured, args, kwargs)
-            times = [_microseconds(partial(model, *args, **kwargs)) for model in (plain, graphs)]
-            bare = _microseconds(alone.replay)
+            times = [microseconds(partial(model, *args, **kwargs)) for model in (plain, graphs)]
+            bare = microseconds(alone.replay)
             print(f"| {size} | {times[0]:.1f} | {times[1]:.1f} | {bare:.1f} | {times[1] / bare:.2f} | {equal} |")
 
 
@@ -66,7 +66,7 @@ def _captured(model: exportkit.Model, args: Any, kwargs: Any) -> torch.cuda.CUDA
     return graph
 
 
-def _microseconds(call: Callable[[], object]) -> float:
+def microseconds(call: Callable[[], object]) -> float:
     """Returns the time of a call that follows another."""
     once = _elapsed(call, 20) / 20
     count = max(10, int(_SECONDS * 1e6 / once))

@@ -84,6 +84,11 @@ _TABLE = replace(_WEIGHTED, model="tests/export/weights_models.py:table", trace=
 _GRAPHS = Recipe(
     "tests/export/graph_models.py:mixed", ["tests/export/graph_models.py"], trace={"device": "cuda", "cases": 1}
 )
+_STATE_GRAPHS = Recipe(
+    "tests/export/state_graph_models.py:decoder",
+    ["tests/export/state_graph_models.py"],
+    trace={"device": "cuda", "cases": 1},
+)
 RECIPES: Mapping[str, Recipe] = {
     # Our operators, dimensions that are multiples, a dict of outputs.
     "patches": _PATCHES,
@@ -113,6 +118,10 @@ RECIPES: Mapping[str, Recipe] = {
         model="tests/export/graph_models.py:random",
         trace={"device": "cuda", "cases": 1, "allow_nondeterministic": True},
     ),
+    # For CUDA graphs with state.
+    "decoder-cuda": _STATE_GRAPHS,
+    "selects-state-cuda": replace(_STATE_GRAPHS, model="tests/export/state_graph_models.py:selects"),
+    "writes-cuda": replace(_STATE_GRAPHS, model="tests/export/state_graph_models.py:writes"),
     "given-cuda": Recipe(
         "exportkit.arr_coc.model:features_spec",
         ["exportkit/arr_coc", "csrc"],
