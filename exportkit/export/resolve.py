@@ -201,6 +201,13 @@ def _spec_of(model: str, module: torch.nn.Module) -> ExportSpec:
 
 def _with_inputs(model: str, spec: ExportSpec, texts: Sequence[str]) -> ExportSpec:
     """Returns the spec with its inputs replaced by inputs given as text."""
+    if spec.methods:
+        if texts:
+            raise UsageError(
+                f"--input {texts[0]}: {model} has several methods",
+                hint="Their inputs are in the spec: exportkit.Method(example_inputs=...).",
+            )
+        return spec
     given: dict[str, torch.Tensor] = {}
     for name, tensor in map(parse_input, texts):
         if name in given:
