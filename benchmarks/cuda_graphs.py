@@ -51,7 +51,7 @@ def main() -> None:
 
 def _inputs(model: exportkit.Model, size: str) -> tuple[Any, Any]:
     call = model.manifest.call
-    drawn = empty_inputs(call, parse_sizes(size, call), model.device).values()
+    drawn = empty_inputs(call, parse_sizes(size, call), model.device)
     return arguments_of(call)([t.normal_() if t.is_floating_point() else t.zero_() for t in drawn])
 
 

@@ -57,7 +57,7 @@ def main() -> None:
 def _row(plain: exportkit.Model, graphs: exportkit.Model, captured: exportkit.Model, method: str, size: str) -> str:
     call = plain.methods[method].call
     sizes = parse_sizes(size, call)
-    args, kwargs = arguments_of(call)([tensor.zero_() for tensor in empty_inputs(call, sizes, plain.device).values()])
+    args, kwargs = arguments_of(call)([tensor.zero_() for tensor in empty_inputs(call, sizes, plain.device)])
     axes = {axis.dimension for each in plain.manifest.state for axis in each.shape if not isinstance(axis, int)}
     rows = {name: value for name, value in sizes.items() if name in axes}
     sessions = [model.session(**rows) for model in (plain, graphs, graphs, captured)]

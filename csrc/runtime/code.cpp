@@ -43,17 +43,27 @@ Code::Code(const std::filesystem::path& library, const CodeOptions& options, Con
   if (!constants_.empty()) set_constants();
   if (with_graphs) {
     graphs_ = std::make_unique<Graphs>(
-        device_, [this](const Graphs::Tensors& inputs) { return call(inputs); }, cuda_recorder(device_),
-        options.cuda_graphs == CudaGraphs::kOnFirstUse);
+        Graphs::Options{
+            device_, options.cuda_graphs == CudaGraphs::kOnFirstUse, {options.written.begin(), options.written.end()}},
+        [this](const Graphs::Tensors& inputs) { return call(inputs); }, cuda_recorder(device_));
   }
 }
 
 Code::~Code() {
   graphs_.reset();
   runner_.reset();
+  if (device_.is_cuda() && !constants_.empty()) wait_for_device();
   // The compiled code never releases its references to these (MaybeOwningAtenTensorHandle in torch 2.11 and 2.13).
   for (const at::Tensor& alias : aliases_) {
     if (alias.use_count() > 1) c10::raw::intrusive_ptr::decref(alias.unsafeGetTensorImpl());
+  }
+}
+
+// The last calls' kernels may still read the constants, on any stream. torch gives their memory to the next that asks.
+void Code::wait_for_device() const {
+  try {
+    c10::impl::VirtualGuardImpl(device_.type()).synchronizeDevice(device_.index());
+  } catch (const std::exception&) {  // a broken device
   }
 }
 
@@ -66,38 +76,17 @@ void Code::set_constants() {
   for (const auto& [constant, tensor] : constants_) {
     TORCH_CHECK(names.count(constant), "the code has no constant ", constant, ", which the manifest lists");
   }
-  if (!device_.is_cpu()) return copy_constants(names);
-  std::unordered_map<std::string, at::Tensor> borrowed;
+  std::unordered_map<std::string, at::Tensor> lent;
   for (const auto& [constant, tensor] : constants_) {
-    aliases_.push_back(at::from_blob(tensor.data_ptr(), tensor.sizes(), tensor.strides(), tensor.options()));
-    borrowed.emplace(names.at(constant), aliases_.back());
+    TORCH_CHECK(tensor.device() == device_, constant, " is on ", tensor.device(), ", and the code runs on ", device_);
+    aliases_.push_back(at::for_blob(tensor.data_ptr(), tensor.sizes())
+                           .strides(tensor.strides())
+                           .options(tensor.options())
+                           .target_device(tensor.device())
+                           .make_tensor());
+    lent.emplace(names.at(constant), aliases_.back());
   }
-  runner_->update_constant_buffer(borrowed, /*use_inactive=*/false, /*validate_full_updates=*/true,
-                                  /*user_managed=*/true);
-}
-
-// Copies the constants into the compiled code's memory in parts, so that the device never holds two copies of all.
-void Code::copy_constants(const std::map<std::string, std::string>& names) {
-  constexpr size_t part_bytes = size_t{64} << 20;
-  const c10::DeviceGuard guard(device_);
-  const c10::impl::VirtualGuardImpl device(device_.type());
-  std::unordered_map<std::string, at::Tensor> part;
-  size_t bytes = 0;
-  const auto copy_part = [&] {
-    runner_->update_constant_buffer(part, /*use_inactive=*/false, /*validate_full_updates=*/false);
-    device.synchronizeDevice(device_.index());  // calls do not wait for the stream that it copies on
-    part.clear();
-    bytes = 0;
-  };
-  for (const auto& [constant, tensor] : constants_) {
-    // It copies the whole storage, so each constant needs a separate one.
-    part.emplace(names.at(constant), tensor.to(tensor.options().device(device_), /*non_blocking=*/false, /*copy=*/true,
-                                               at::MemoryFormat::Preserve));
-    bytes += tensor.nbytes();
-    if (bytes >= part_bytes) copy_part();
-  }
-  copy_part();
-  constants_.clear();
+  runner_->update_constant_buffer(lent, /*use_inactive=*/false, /*validate_full_updates=*/true, /*user_managed=*/true);
 }
 
 std::vector<at::Tensor> Code::run(const std::vector<at::Tensor>& inputs) const {
@@ -112,15 +101,16 @@ Graphs& Code::graphs() const {
   return *graphs_;
 }
 
-std::vector<at::Tensor> Code::capture(const std::vector<at::Tensor>& inputs) const {
+std::vector<at::Tensor> Code::capture(const std::vector<at::Tensor>& arguments, size_t own) const {
   Graphs& graphs = this->graphs();
+  TORCH_CHECK(own <= arguments.size(), own, " of ", arguments.size(), " arguments cannot be the graph's own");
   const c10::DeviceGuard guard(device_);
   ensure_cuda_context(device_.index());
-  return graphs.capture(inputs);
+  return graphs.capture(arguments, own);
 }
 
 void Code::capture_as(const Code& other) const {
-  for (const auto& inputs : other.graphs().kept()) capture(inputs);
+  for (const auto& [arguments, own] : other.graphs().captured()) capture(arguments, own);
 }
 
 std::string Code::graph_report() const { return graphs().report(); }

@@ -36,9 +36,9 @@ class Code {
  public:
   // Loads and runs a target's library, which must have been checked. torch finds the calls of custom operators in a
   // .json beside it, and CUDA kernels in files beside it. `constants` are all tensors that the code takes from outside,
-  // on the CPU with the manifest's strides; empty if the weights are inside. CPU code uses these tensors without
-  // copying them, so they may be mapped from a file. Throws the errors of torch's loader, and c10::Error if there can
-  // be no CUDA graphs here.
+  // on the code's device with the manifest's strides; empty if the weights are inside. The code uses these tensors
+  // without copying them: several methods may share them, and on the CPU they may be mapped from a file. Throws the
+  // errors of torch's loader, and c10::Error if there can be no CUDA graphs here.
   Code(const std::filesystem::path& library, const CodeOptions& options, Constants constants = {});
   ~Code();
 
@@ -50,7 +50,7 @@ class Code {
   std::vector<at::Tensor> run(const std::vector<at::Tensor>& inputs) const;
 
   // Graphs::capture.
-  std::vector<at::Tensor> capture(const std::vector<at::Tensor>& inputs) const;
+  std::vector<at::Tensor> capture(const std::vector<at::Tensor>& arguments, size_t own) const;
   // Makes the graphs that `capture` made for `other`, which runs the same model with other weights.
   void capture_as(const Code& other) const;
   // Graphs::report.
@@ -58,7 +58,7 @@ class Code {
 
  private:
   void set_constants();
-  void copy_constants(const std::map<std::string, std::string>& names);
+  void wait_for_device() const;
   std::vector<at::Tensor> call(const std::vector<at::Tensor>& inputs) const;
   Graphs& graphs() const;
 

@@ -115,19 +115,10 @@ CudaCopies::CudaCopies(const GraphDriver& driver, c10::Device device, void* stre
   }
 }
 
-void CudaCopies::read_from(void* launchable, const std::vector<const void*>& addresses) {
-  for (size_t i = 0; i < copies_.size(); ++i) copies_[i].from = addresses[i];
-  set(launchable);
-}
-
-void CudaCopies::write_to(void* launchable, const std::vector<void*>& addresses) {
-  for (size_t i = 0; i < copies_.size(); ++i) copies_[i].to = addresses[i];
-  set(launchable);
-}
-
-void CudaCopies::set(void* launchable) {
+void CudaCopies::update(void* launchable) {
   for (size_t n = 0; n < nodes_.size(); ++n) {
     Node& node = nodes_[n];
+    if (!node.is_changed) continue;
     const size_t begin = n * kAtOnce, end = std::min(copies_.size(), begin + kAtOnce);
     for (size_t i = begin; i < end; ++i) {
       Copy& copy = node.arguments.copies[i - begin];
@@ -137,6 +128,7 @@ void CudaCopies::set(void* launchable) {
     void* arguments[] = {&node.arguments};
     node.kernel.arguments = arguments;
     driver_.check(driver_.set_kernel(launchable, node.node, &node.kernel), "the CUDA graph cannot be changed");
+    node.is_changed = false;
   }
 }
 

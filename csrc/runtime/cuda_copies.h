@@ -21,9 +21,11 @@ class CudaCopies {
   // Adds the copies to the graph that `stream` is capturing. The device must be the current one.
   CudaCopies(const GraphDriver& driver, c10::Device device, void* stream, std::vector<Copy> copies);
 
-  // Sets where launches read, or write. A copy to its own place is left out.
-  void read_from(void* launchable, const std::vector<const void*>& addresses);
-  void write_to(void* launchable, const std::vector<void*>& addresses);
+  // Sets where launches read and write, from the next `update` on. A copy to its own place is left out.
+  void read(size_t copy, const void* from) { change(copy, copies_[copy].from, from); }
+  void write(size_t copy, void* to) { change(copy, copies_[copy].to, to); }
+  // Changes the launchable graph where that is needed.
+  void update(void* launchable);
 
  private:
   static constexpr size_t kAtOnce = 16;  // copies of a kernel
@@ -35,9 +37,15 @@ class CudaCopies {
     void* node = nullptr;
     KernelNode kernel;
     Arguments arguments;
+    bool is_changed = true;
   };
 
-  void set(void* launchable);
+  template <class Address>
+  void change(size_t copy, Address& address, Address to) {
+    if (address == to) return;
+    address = to;
+    nodes_[copy / kAtOnce].is_changed = true;
+  }
 
   const GraphDriver& driver_;
   std::vector<Copy> copies_;

@@ -36,8 +36,10 @@ const GraphDriver& GraphDriver::get() {
     find_in_driver("cuGraphNodeGetType", made.node_type);
     find_in_driver("cuGraphKernelNodeGetParams_v2", made.kernel_node);
     find_in_driver("cuGraphMemcpyNodeGetParams", made.copy_node);
+    find_in_driver("cuGraphMemsetNodeGetParams", made.set_node);
     find_in_driver("cuGraphExecKernelNodeSetParams_v2", made.set_kernel);
     find_in_driver("cuGraphExecMemcpyNodeSetParams", made.set_copy);
+    find_in_driver("cuGraphExecMemsetNodeSetParams", made.set_set);
     find_in_driver("cuPointerGetAttribute", made.pointer_attribute);
     find_in_driver("cuGetErrorString", made.error_text);
     find_if_in_driver("cuFuncGetParamInfo", made.function_argument);

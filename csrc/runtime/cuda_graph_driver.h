@@ -35,6 +35,15 @@ struct CopyNode {
 };
 static_assert(sizeof(CopyNode) == 200);
 
+// CUDA_MEMSET_NODE_PARAMS of cuda.h.
+struct SetNode {
+  uint64_t to;
+  size_t pitch;
+  unsigned value, element_bytes;
+  size_t width, height;
+};
+static_assert(sizeof(SetNode) == 40);
+
 struct GraphDriver {
   static constexpr int kThreadLocal = 1;       // CU_STREAM_CAPTURE_MODE_THREAD_LOCAL: other threads may do anything
   static constexpr unsigned kNonBlocking = 1;  // CU_STREAM_NON_BLOCKING: the default stream does not wait for it
@@ -58,8 +67,10 @@ struct GraphDriver {
   int (*node_type)(void* node, int* type);
   int (*kernel_node)(void* node, KernelNode* kernel);
   int (*copy_node)(void* node, CopyNode* copy);
+  int (*set_node)(void* node, SetNode* set);
   int (*set_kernel)(void* launchable, void* node, const KernelNode* kernel);
   int (*set_copy)(void* launchable, void* node, const CopyNode* copy, void* context);
+  int (*set_set)(void* launchable, void* node, const SetNode* set, void* context);
   // These two give the size of a kernel's argument, and fail after the last one. Drivers before CUDA 12.4 lack them;
   // they are null then.
   int (*function_argument)(void* function, size_t index, size_t* offset, size_t* size);

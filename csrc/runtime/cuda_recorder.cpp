@@ -13,6 +13,7 @@
 #include <c10/core/impl/VirtualGuardImpl.h>
 #include <c10/cuda/CUDACachingAllocator.h>
 
+#include <algorithm>
 #include <atomic>
 #include <functional>
 #include <future>
@@ -52,37 +53,66 @@ struct Pool {
 
 using Graph = std::unique_ptr<void, int (*)(void*)>;
 
+// Which arguments a graph copies. The others are used where they are.
+struct Copied {
+  std::vector<size_t> arguments;
+  CudaCopies in;
+  std::vector<size_t> written;  // of `arguments`. Their way back is part of the outputs' copies, behind the outputs
+};
+
+// An output that is an argument, or a part of one.
+struct OutputInArgument {
+  size_t output, argument;
+  uint64_t offset;
+};
+
 class CudaRecording final : public Recording {
  public:
-  // Either `uses` says where the graph reads its inputs, or `inputs` copies them. The copies are nodes of `graph`.
-  CudaRecording(std::shared_ptr<const Pool> pool, const GraphDriver& driver, Graph graph, std::optional<CudaUses> uses,
-                std::optional<CudaCopies> inputs, CudaCopies outputs)
+  // The copies are nodes of `graph`.
+  CudaRecording(std::shared_ptr<const Pool> pool, const GraphDriver& driver, Graph graph, CudaUses uses,
+                std::optional<Copied> copied, CudaCopies outputs, std::vector<OutputInArgument> outputs_in_arguments)
       : pool_(std::move(pool)),
         driver_(driver),
         graph_(std::move(graph)),
         uses_(std::move(uses)),
-        inputs_(std::move(inputs)),
-        outputs_(std::move(outputs)) {
+        copied_(std::move(copied)),
+        outputs_(std::move(outputs)),
+        outputs_in_arguments_(std::move(outputs_in_arguments)) {
     driver.check(driver.instantiate(&launchable_, graph_.get(), 0), "the recorded work cannot be made a CUDA graph");
   }
   ~CudaRecording() override { driver_.destroy_launchable(launchable_); }
   CudaRecording(const CudaRecording&) = delete;
   CudaRecording& operator=(const CudaRecording&) = delete;
 
-  void launch(c10::Stream stream, const std::vector<const void*>& from, const std::vector<void*>& to) override {
-    if (uses_) uses_->read_from(launchable_, from);
-    if (inputs_) inputs_->read_from(launchable_, from);
-    outputs_.write_to(launchable_, to);
+  void launch(c10::Stream stream, const std::vector<void*>& arguments, const std::vector<void*>& outputs) override {
+    uses_.move(launchable_, arguments);
+    for (size_t i = 0; i < outputs.size(); ++i) outputs_.write(i, outputs[i]);
+    for (const OutputInArgument& use : outputs_in_arguments_) {
+      if (moves(use.argument)) outputs_.read(use.output, static_cast<char*>(arguments[use.argument]) + use.offset);
+    }
+    if (copied_) {
+      for (size_t i = 0; i < copied_->arguments.size(); ++i) copied_->in.read(i, arguments[copied_->arguments[i]]);
+      for (size_t i = 0; i < copied_->written.size(); ++i) {
+        outputs_.write(outputs.size() + i, arguments[copied_->written[i]]);
+      }
+      copied_->in.update(launchable_);
+    }
+    outputs_.update(launchable_);
     driver_.check(driver_.launch(launchable_, stream.native_handle()), "the CUDA graph cannot be launched");
+  }
+
+  bool moves(size_t argument) const override {
+    return !copied_ || !std::binary_search(copied_->arguments.begin(), copied_->arguments.end(), argument);
   }
 
  private:
   const std::shared_ptr<const Pool> pool_;
   const GraphDriver& driver_;
   const Graph graph_;  // kept because the driver changes a launchable's node by the handle of the graph's node
-  std::optional<CudaUses> uses_;
-  std::optional<CudaCopies> inputs_;
+  CudaUses uses_;
+  std::optional<Copied> copied_;
   CudaCopies outputs_;
+  const std::vector<OutputInArgument> outputs_in_arguments_;
   void* launchable_ = nullptr;
 };
 
@@ -227,8 +257,8 @@ class CudaRecorder final : public Recorder {
 
   bool is_recorded(c10::Stream stream) const override { return driver_.capture_of(stream.native_handle()) != 0; }
 
-  std::unique_ptr<Recording> record(const std::vector<Span>& inputs, Inputs how, const Prepare& prepare,
-                                    const Work& work) override {
+  std::unique_ptr<Recording> record(const std::vector<Span>& arguments, const std::vector<size_t>& written,
+                                    Arguments how, const Prepare& prepare, const Work& work) override {
     c10::Event given(device_.type());
     given.record(c10::impl::VirtualGuardImpl(device_.type()).getStream(device_));
     return stream_->run([&](c10::Stream stream) {
@@ -236,7 +266,12 @@ class CudaRecorder final : public Recorder {
       if (last_stream_) last_use_.block(stream);  // a recording and `prepare` share cuBLAS' memory
       prepare();
       stream.synchronize();
-      return recorded(stream.native_handle(), inputs, how, work);
+      void* const handle = stream.native_handle();
+      std::vector<bool> moved(arguments.size(), how == Arguments::kMoved);
+      auto recording = recorded(handle, arguments, written, moved, work);
+      if (!recording) recording = recorded(handle, arguments, written, moved, work);
+      TORCH_CHECK(recording, "two recordings use different arguments");
+      return recording;
     });
   }
 
@@ -247,30 +282,69 @@ class CudaRecorder final : public Recorder {
   }
 
  private:
-  std::unique_ptr<Recording> recorded(void* stream, const std::vector<Span>& inputs, Inputs how, const Work& work) {
+  // Null if no use of an argument that shall be moved is found. `moved` then says so, for another recording.
+  std::unique_ptr<Recording> recorded(void* stream, const std::vector<Span>& arguments,
+                                      const std::vector<size_t>& written, std::vector<bool>& moved, const Work& work) {
     Capture capture(*pool_, driver_, stream);
-    std::optional<CudaCopies> copied;
-    if (how == Inputs::kCopied) copied.emplace(driver_, device_, stream, copies(inputs));
-    std::vector<Span> written;
+    std::vector<size_t> copied, copied_back;
+    std::vector<Span> searched = arguments;
+    for (size_t i = 0; i < arguments.size(); ++i) {
+      if (moved[i] || arguments[i].bytes == 0) continue;
+      copied.push_back(i);
+      searched[i].bytes = 0;
+    }
+    std::optional<Copied> copies;
+    if (!copied.empty()) {
+      copies.emplace(Copied{copied, CudaCopies(driver_, device_, stream, to_themselves(arguments, copied)), {}});
+    }
+    std::vector<Span> outputs;
     try {
-      written = work();
+      outputs = work();
     } catch (const std::exception&) {  // torch says only where its loader called the code
       TORCH_CHECK(false, kNotRepeatable);
     }
-    CudaCopies outputs(driver_, device_, stream, copies(written));
+    std::vector<OutputInArgument> outputs_in_arguments = found_in(outputs, arguments);
+    for (size_t i : written) {
+      if (!std::binary_search(copied.begin(), copied.end(), i)) continue;
+      copies->written.push_back(i);
+      outputs.push_back(arguments[i]);
+    }
+    CudaCopies out(driver_, device_, stream, to_themselves(outputs));
     Graph graph = capture.end();
     driver_.check_nodes(graph.get());
-    std::optional<CudaUses> uses;
-    if (how == Inputs::kMoved) uses.emplace(driver_, graph.get(), inputs);
-    return std::make_unique<CudaRecording>(pool_, driver_, std::move(graph), std::move(uses), std::move(copied),
-                                           std::move(outputs));
+    CudaUses uses(driver_, graph.get(), searched);
+    bool found = true;
+    for (size_t i = 0; i < searched.size(); ++i) {
+      if (uses.finds(i)) continue;
+      found = moved[i] = false;
+    }
+    if (!found) return nullptr;
+    return std::make_unique<CudaRecording>(pool_, driver_, std::move(graph), std::move(uses), std::move(copies),
+                                           std::move(out), std::move(outputs_in_arguments));
   }
 
-  // From and to the spans themselves; the other end is set at each launch.
-  static std::vector<CudaCopies::Copy> copies(const std::vector<Span>& spans) {
+  // Copies of spans to their own place; one end is set at each launch.
+  static std::vector<CudaCopies::Copy> to_themselves(const std::vector<Span>& spans) {
     std::vector<CudaCopies::Copy> made;
     for (const Span& span : spans) made.push_back({span.address, span.address, span.bytes});
     return made;
+  }
+  static std::vector<CudaCopies::Copy> to_themselves(const std::vector<Span>& spans, const std::vector<size_t>& which) {
+    std::vector<Span> chosen;
+    for (size_t i : which) chosen.push_back(spans[i]);
+    return to_themselves(chosen);
+  }
+
+  static std::vector<OutputInArgument> found_in(const std::vector<Span>& outputs, const std::vector<Span>& arguments) {
+    std::vector<OutputInArgument> found;
+    for (size_t o = 0; o < outputs.size(); ++o) {
+      for (size_t a = 0; a < arguments.size() && outputs[o].bytes > 0; ++a) {
+        const auto offset =
+            reinterpret_cast<uint64_t>(outputs[o].address) - reinterpret_cast<uint64_t>(arguments[a].address);
+        if (offset < arguments[a].bytes) found.push_back({o, a, offset});
+      }
+    }
+    return found;
   }
 
   const c10::Device device_;

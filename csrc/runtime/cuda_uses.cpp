@@ -2,7 +2,6 @@
 
 #include <c10/util/Exception.h>
 
-#include <algorithm>
 #include <cstring>
 
 namespace exportkit {
@@ -23,68 +22,83 @@ std::vector<size_t> argument_sizes(const GraphDriver& driver, const KernelNode& 
 }  // namespace
 
 CudaUses::CudaUses(const GraphDriver& driver, void* graph, const std::vector<Span>& memory)
-    : driver_(driver), memory_(memory), found_(memory.size()) {
+    : driver_(driver), memory_(memory), users_(memory.size()) {
+  for (const Span& span : memory) current_.push_back(span.address);
   driver.for_nodes(graph, [&](void* node, int type) {
-    if (type == GraphDriver::kKernel) add_kernel(node);
-    if (type == GraphDriver::kCopy) add_copy(node);
+    auto found = std::make_unique<Node>(Node{node, type, {}, nullptr, {}, {}, {}, {}});
+    if (type == GraphDriver::kKernel) {
+      read_kernel(*found);
+    } else if (type == GraphDriver::kCopy) {
+      driver_.check(driver_.copy_node(node, &found->copy), "a copy's arguments cannot be read");
+      look_at(&found->copy.from.device, *found);
+      look_at(&found->copy.to.device, *found);
+    } else if (type == GraphDriver::kSet) {
+      driver_.check(driver_.set_node(node, &found->set), "a memset's arguments cannot be read");
+      look_at(&found->set.to, *found);
+    }
+    if (found->pointers.empty()) return;
+    nodes_.push_back(std::move(found));
+    for (const Pointer& pointer : nodes_.back()->pointers) users_[pointer.part].push_back(nodes_.back().get());
   });
-  for (size_t part = 0; part < memory.size(); ++part) {
-    TORCH_CHECK(found_[part] || memory[part].bytes == 0, "nothing that reads input ", part, " is found");
-  }
 }
 
-bool CudaUses::find(uint64_t value, size_t& part, uint64_t& offset) {
-  for (part = 0; part < memory_.size(); ++part) {
-    offset = value - reinterpret_cast<uint64_t>(memory_[part].address);
+void CudaUses::look_at(uint64_t* place, Node& node) const {
+  for (size_t part = 0; part < memory_.size(); ++part) {
+    const uint64_t offset = *place - reinterpret_cast<uint64_t>(memory_[part].address);
     if (memory_[part].bytes == 0 || offset > memory_[part].bytes) continue;
-    found_[part] = true;
-    return true;
+    node.pointers.push_back({part, offset, place});
+    return;
   }
-  return false;
 }
 
-void CudaUses::add_kernel(void* node) {
-  Kernel found{node, {}, nullptr, {}, {}};
-  driver_.check(driver_.kernel_node(node, &found.kernel), "a kernel's arguments cannot be read");
-  const std::vector<size_t> sizes = argument_sizes(driver_, found.kernel);
+void CudaUses::read_kernel(Node& node) const {
+  driver_.check(driver_.kernel_node(node.node, &node.kernel), "a kernel's arguments cannot be read");
+  const std::vector<size_t> sizes = argument_sizes(driver_, node.kernel);
   const auto words_of = [](size_t size) { return (size + 7) / 8; };
   size_t words = 0;
   for (size_t size : sizes) words += words_of(size);
-  found.bytes = std::make_unique<uint64_t[]>(words);
-  uint64_t* place = found.bytes.get();
+  node.bytes = std::make_unique<uint64_t[]>(words);
+  uint64_t* place = node.bytes.get();
   for (size_t i = 0; i < sizes.size(); place += words_of(sizes[i]), ++i) {
-    std::memcpy(place, found.kernel.arguments[i], sizes[i]);
-    found.arguments.push_back(place);
-    for (size_t word = 0; word < sizes[i] / 8; ++word) {
-      Word use{0, 0, place + word};
-      if (find(place[word], use.part, use.offset)) found.words.push_back(use);
-    }
+    std::memcpy(place, node.kernel.arguments[i], sizes[i]);
+    node.arguments.push_back(place);
+    for (size_t word = 0; word < sizes[i] / 8; ++word) look_at(place + word, node);
   }
-  if (!found.words.empty()) kernels_.push_back(std::move(found));
 }
 
-void CudaUses::add_copy(void* node) {
-  Copied found{node, {}, 0, 0};
-  driver_.check(driver_.copy_node(node, &found.copy), "a copy's arguments cannot be read");
-  if (find(found.copy.from.device, found.part, found.offset)) copies_.push_back(found);
-}
-
-void CudaUses::read_from(void* launchable, const std::vector<const void*>& addresses) {
-  if (addresses == current_) return;
-  const auto at = [&](size_t part, uint64_t offset) { return reinterpret_cast<uint64_t>(addresses[part]) + offset; };
+// A node is set once, however many of its pointers change.
+void CudaUses::move(void* launchable, const std::vector<void*>& addresses) {
+  for (size_t part = 0; part < memory_.size(); ++part) {
+    if (!current_.empty() && current_[part] == addresses[part]) continue;
+    for (Node* node : users_[part]) node->is_due = true;
+  }
   current_.clear();  // unknown, if this fails
-  for (Kernel& use : kernels_) {
-    for (const Word& word : use.words) *word.place = at(word.part, word.offset);
-    use.kernel.arguments = use.arguments.data();
-    driver_.check(driver_.set_kernel(launchable, use.node, &use.kernel), "the CUDA graph cannot be changed");
-  }
   void* context = nullptr;
-  if (!copies_.empty()) driver_.check(driver_.current_context(&context), "there is no CUDA context");
-  for (Copied& use : copies_) {
-    use.copy.from.device = at(use.part, use.offset);
-    driver_.check(driver_.set_copy(launchable, use.node, &use.copy, context), "the CUDA graph cannot be changed");
+  for (const auto& node : nodes_) {
+    if (!node->is_due) continue;
+    if (node->type != GraphDriver::kKernel && context == nullptr) {
+      driver_.check(driver_.current_context(&context), "there is no CUDA context");
+    }
+    for (const Pointer& pointer : node->pointers) {
+      *pointer.place = reinterpret_cast<uint64_t>(addresses[pointer.part]) + pointer.offset;
+    }
+    set(launchable, *node, context);
+    node->is_due = false;
   }
   current_ = addresses;
+}
+
+void CudaUses::set(void* launchable, Node& node, void* context) const {
+  int failed = 0;
+  if (node.type == GraphDriver::kKernel) {
+    node.kernel.arguments = node.arguments.data();
+    failed = driver_.set_kernel(launchable, node.node, &node.kernel);
+  } else if (node.type == GraphDriver::kCopy) {
+    failed = driver_.set_copy(launchable, node.node, &node.copy, context);
+  } else {
+    failed = driver_.set_set(launchable, node.node, &node.set, context);
+  }
+  driver_.check(failed, "the CUDA graph cannot be changed");
 }
 
 }  // namespace exportkit

@@ -1,5 +1,4 @@
-// Where a CUDA graph reads memory that may be elsewhere at each launch: the arguments of kernels and copies that point
-// there.
+// Where a CUDA graph uses memory, found in the arguments of its nodes.
 #pragma once
 
 #include <memory>
@@ -10,47 +9,47 @@
 
 namespace exportkit {
 
+// Words of kernels' arguments that point into given memory, or behind its end, and copies and memsets there. Launches
+// can use that memory elsewhere, to read and to write. Addresses in another form are overlooked.
 class CudaUses {
  public:
-  // Finds the arguments that point into `memory`, or to the end of one of its parts, which therefore must not touch one
-  // another. Throws c10::Error if no argument points into one of the parts, or the driver does not tell arguments.
-  // Overlooks addresses that kernels get in another form, or find in memory.
+  // Looks for uses in a graph. The parts of `memory` must not touch one another.
   CudaUses(const GraphDriver& driver, void* graph, const std::vector<Span>& memory);
 
-  // Sets where launches read, in the order of `memory`.
-  void read_from(void* launchable, const std::vector<const void*>& addresses);
+  // Whether a use of a part was found, or the part is empty.
+  bool finds(size_t part) const { return !users_[part].empty() || memory_[part].bytes == 0; }
+
+  // Sets where launches use the parts, in the order of `memory`. What stays where it was costs nothing.
+  void move(void* launchable, const std::vector<void*>& addresses);
 
  private:
   // A pointer into part `part` of the memory.
-  struct Word {
+  struct Pointer {
     size_t part;
     uint64_t offset;
-    uint64_t* place;  // in the arguments below
+    uint64_t* place;  // in the node below
   };
-  struct Kernel {
+  struct Node {
     void* node;
+    int type;
     KernelNode kernel;
-    std::unique_ptr<uint64_t[]> bytes;  // the arguments', each at a multiple of 8
+    std::unique_ptr<uint64_t[]> bytes;  // the kernel's arguments', each at a multiple of 8
     std::vector<void*> arguments;
-    std::vector<Word> words;
-  };
-  struct Copied {
-    void* node;
     CopyNode copy;
-    size_t part;
-    uint64_t offset;
+    SetNode set;
+    std::vector<Pointer> pointers;
+    bool is_due = false;
   };
 
-  bool find(uint64_t value, size_t& part, uint64_t& offset);
-  void add_kernel(void* node);
-  void add_copy(void* node);
+  void look_at(uint64_t* place, Node& node) const;
+  void read_kernel(Node& node) const;
+  void set(void* launchable, Node& node, void* context) const;
 
   const GraphDriver& driver_;
   const std::vector<Span> memory_;
-  std::vector<bool> found_;
-  std::vector<Kernel> kernels_;
-  std::vector<Copied> copies_;
-  std::vector<const void*> current_;
+  std::vector<std::unique_ptr<Node>> nodes_;
+  std::vector<std::vector<Node*>> users_;  // of each part
+  std::vector<void*> current_;             // addresses; empty if unknown
 };
 
 }  // namespace exportkit

@@ -40,9 +40,9 @@ std::vector<at::Tensor> run(int64_t handle, const std::vector<at::Tensor>& input
   return code(handle)->run(inputs);
 }
 
-std::vector<at::Tensor> capture(int64_t handle, const std::vector<at::Tensor>& inputs) {
+std::vector<at::Tensor> capture(int64_t handle, const std::vector<at::Tensor>& arguments, int64_t own) {
   const Work work;
-  return code(handle)->capture(inputs);
+  return code(handle)->capture(arguments, static_cast<size_t>(own));
 }
 
 void capture_as(int64_t handle, int64_t other) {
@@ -91,7 +91,7 @@ TORCH_LIBRARY(exportkit, m) {
       "-> int",
       open_target);
   m.def("run(int handle, Tensor[] inputs) -> Tensor[]", run);
-  m.def("capture(int handle, Tensor[] inputs) -> Tensor[]", capture);
+  m.def("capture(int handle, Tensor[] arguments, int own) -> Tensor[]", capture);
   m.def("capture_as(int handle, int other) -> ()", capture_as);
   m.def("graph_report(int handle) -> str", graph_report);
   m.def("why_no_graphs() -> str", why_no_graphs);

@@ -2,11 +2,7 @@
 
 #include <ATen/Context.h>
 #include <ATen/Tensor.h>
-#include <ATen/ops/arange.h>
-#include <ATen/ops/empty.h>
-#include <ATen/ops/empty_strided.h>
-#include <ATen/ops/equal.h>
-#include <ATen/ops/from_blob.h>
+#include <ATen/core/grad_mode.h>
 #include <c10/core/StreamGuard.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 
@@ -14,82 +10,15 @@
 
 #include "package/json_text.h"
 #include "package/text.h"
+#include "runtime/graph_memory.h"
 
 namespace exportkit {
 namespace {
-
-using Tensors = Graphs::Tensors;
 
 constexpr uint64_t kAgeing = 4096;     // calls, after which all uses count half: a workload may change
 constexpr uintptr_t kAlignment = 256;  // of memory that torch allocates: kernels are chosen by their inputs' alignment
 constexpr int kFailures = 3;           // calls that fail, after which these sizes get no graph
 constexpr uint64_t kMargin = 8;        // uses more than another's, for taking its place: a capture costs some calls
-
-Tensors like(const Tensors& tensors) {
-  Tensors made;
-  for (const at::Tensor& tensor : tensors) {
-    made.push_back(at::empty_strided(tensor.sizes(), tensor.strides(), tensor.options()));
-  }
-  return made;
-}
-
-// The same, contiguous, with unused memory behind each: the end of one is not the beginning of another.
-Tensors apart_like(const Tensors& tensors) {
-  Tensors made;
-  for (const at::Tensor& tensor : tensors) {
-    const at::Tensor memory = at::empty({tensor.numel() + 1}, tensor.options());
-    made.push_back(memory.narrow(0, 0, tensor.numel()).view(tensor.sizes()));
-  }
-  return made;
-}
-
-// Memory that contains all elements of a tensor, and nothing of other tensors if it is dense.
-Span span_of(const at::Tensor& tensor) {
-  size_t last = 0;
-  for (int64_t axis = 0; axis < tensor.dim(); ++axis) last += (tensor.size(axis) - 1) * tensor.stride(axis);
-  return {tensor.data_ptr(), tensor.numel() == 0 ? 0 : (last + 1) * tensor.itemsize()};
-}
-
-std::vector<Span> spans_of(const Tensors& tensors) {
-  std::vector<Span> spans;
-  for (const at::Tensor& tensor : tensors) spans.push_back(span_of(tensor));
-  return spans;
-}
-
-void set_zero(const Tensors& tensors) {
-  for (const at::Tensor& tensor : tensors) tensor.zero_();
-}
-
-// Numbers from 0 to 1 that differ, whatever the state of random generators; integers are 0, which is an index.
-void set_example(const Tensors& tensors) {
-  set_zero(tensors);
-  for (const at::Tensor& tensor : tensors) {
-    if (!tensor.is_floating_point() || tensor.numel() == 0) continue;
-    const double golden = 0.6180339887498949;
-    const at::Tensor steps =
-        at::arange(0, golden * (tensor.numel() - 0.5), golden, tensor.options().dtype(at::kDouble));
-    tensor.copy_(steps.frac_().view(tensor.sizes()));
-  }
-}
-
-// The memory of new tensors may hold the right answer, of an earlier run.
-void set_noise(const Tensors& tensors) {
-  for (const at::Tensor& tensor : tensors) {
-    const Span span = span_of(tensor);
-    const auto bytes = static_cast<int64_t>(span.bytes);
-    if (bytes > 0) at::from_blob(span.address, bytes, tensor.options().dtype(at::kByte)).fill_(0xA5);
-  }
-}
-
-// The same values, but examples for tensors that are zero: these look like memory that nobody has read.
-Tensors tellable(const Tensors& inputs) {
-  Tensors given = like(inputs);
-  set_example(given);
-  for (size_t i = 0; i < inputs.size(); ++i) {
-    if (inputs[i].any().item<bool>()) given[i].copy_(inputs[i]);
-  }
-  return given;
-}
 
 // The settings that a call follows when it chooses kernels, and a graph cannot.
 std::array<int, 6> settings() {
@@ -105,31 +34,45 @@ std::array<int, 6> settings() {
           static_cast<int>(context.deterministicAlgorithms())};
 }
 
-bool same_bits(const at::Tensor& one, const at::Tensor& other) {
-  if (one.scalar_type() != other.scalar_type() || one.sizes() != other.sizes()) return false;
-  const auto bytes = [](const at::Tensor& tensor) { return tensor.contiguous().reshape(-1).view(at::kByte); };
-  return at::equal(bytes(one), bytes(other));
+std::vector<void*> addresses_of(const Tensors& tensors) {
+  std::vector<void*> addresses;
+  addresses.reserve(tensors.size());
+  for (const at::Tensor& tensor : tensors) addresses.push_back(const_cast<void*>(tensor.const_data_ptr()));
+  return addresses;
 }
 
 }  // namespace
 
 struct Graphs::Graph {
-  Recorder::Inputs how;
-  Tensors inputs;  // the graph's own; none if it reads inputs where they are, and nobody asked for its own
+  Tensors own;  // its arguments; only those that it copies, and the inputs that somebody asked for, stay
   Tensors outputs;
   std::unique_ptr<Recording> recording;
+
+  bool copies() const {
+    for (size_t i = 0; i < own.size(); ++i) {
+      if (!recording->moves(i)) return true;
+    }
+    return false;
+  }
+  // Frees the own arguments that nobody uses: all but those that are copied and the first `asked`.
+  void let_go(size_t asked) {
+    for (size_t i = asked; i < own.size(); ++i) {
+      if (recording->moves(i)) own[i].reset();
+    }
+  }
 };
 
 struct Graphs::Known {
   uint64_t uses = 0;
-  int failures = 0;   // of calls, before there was a graph
-  bool kept = false;  // it was asked for, and is never the one that makes room
+  int failures = 0;  // of calls, before there was a graph
   std::string refusal;
   std::unique_ptr<Graph> graph;
+  std::optional<Captured> captured;  // if it was asked for. It is never the one that makes room
+  std::vector<void*> apart;          // addresses of arguments that were looked at last
 };
 
-Graphs::Graphs(c10::Device device, Call call, std::unique_ptr<Recorder> recorder, bool on_first_use)
-    : device_(device), call_(std::move(call)), recorder_(std::move(recorder)), on_first_use_(on_first_use) {}
+Graphs::Graphs(Options options, Call call, std::unique_ptr<Recorder> recorder)
+    : options_(std::move(options)), call_(std::move(call)), recorder_(std::move(recorder)) {}
 
 Graphs::~Graphs() {
   try {
@@ -138,61 +81,65 @@ Graphs::~Graphs() {
   }
 }
 
-Tensors Graphs::run(const Tensors& inputs) {
+Tensors Graphs::run(const Tensors& arguments) {
+  const c10::AutoGradMode no_grad(false);
   const c10::Stream stream = current_stream();
   const std::lock_guard lock(mutex_);
-  if (recorder_->is_recorded(stream)) return call_(inputs);  // becomes part of the caller's own graph
-  Known* const known = this->known(inputs);
-  if (known == nullptr) return call_(inputs);
+  Known* const known = this->known(arguments);
+  refuse_overlaps(arguments, known);
+  if (known == nullptr || recorder_->is_recorded(stream)) return call_(arguments);  // part of the caller's own graph
   count(*known);
-  if (!known->graph && on_first_use_ && known->refusal.empty() && make_room(*known)) make_graph(*known, inputs);
-  if (!known->graph) return call_(inputs);
-  Tensors outputs = like(known->graph->outputs);
-  launch(*known->graph, inputs, outputs, stream);
+  if (!known->graph && options_.on_first_use && known->refusal.empty() && make_room(*known)) {
+    make_graph(*known, arguments);
+  }
+  if (!known->graph) return call_(arguments);
+  Tensors outputs = like(known->graph->outputs, options_.device);
+  launch(*known->graph, arguments, outputs, stream);
   return outputs;
 }
 
-Tensors Graphs::capture(const Tensors& inputs) {
-  const Tensors examples = like(inputs);
+Tensors Graphs::capture(const Tensors& arguments, size_t own) {
+  const c10::AutoGradMode no_grad(false);
+  const Tensors examples = like(arguments, options_.device);
   set_example(examples);
   const std::lock_guard lock(mutex_);
   TORCH_CHECK(!recorder_->is_recorded(current_stream()), "another graph is being captured on the current stream");
-  Known* const known = this->known(inputs);
+  Known* const known = this->known(examples);
   if (known != nullptr && !known->graph) {
     known->refusal.clear();
-    known->kept = true;
+    known->captured = Captured{like(arguments, at::kMeta), own};
     if (make_room(*known)) make_graph(*known, examples);
   }
   const bool full = known == nullptr || (!known->graph && known->refusal.empty());
   TORCH_CHECK(!full, "a model has at most ", kMost, " graphs, and all of them were asked for");
   TORCH_CHECK(known->graph, known->refusal);
-  known->kept = true;
-  if (known->graph->inputs.empty()) known->graph->inputs = examples;
-  return known->graph->inputs;
+  known->captured = Captured{like(arguments, at::kMeta), own};
+  Tensors& owned = known->graph->own;
+  for (size_t i = 0; i < own; ++i) {
+    if (!owned[i].defined()) owned[i] = examples[i];
+  }
+  return {owned.begin(), owned.begin() + own};
 }
 
-std::vector<Tensors> Graphs::kept() const {
+std::vector<Graphs::Captured> Graphs::captured() const {
   const std::lock_guard lock(mutex_);
-  std::vector<Tensors> inputs;
+  std::vector<Captured> all;
   for (const auto& [signature, known] : known_) {
-    if (known.graph && known.kept) inputs.push_back(known.graph->inputs);
+    if (known.graph && known.captured) all.push_back(*known.captured);
   }
-  return inputs;
+  return all;
 }
 
 std::string Graphs::report() const {
   const std::lock_guard lock(mutex_);
   std::string graphs, refused;
   for (const auto& [signature, known] : known_) {
-    const std::string shapes = json_list(signature.sizes, [](const auto& shape) {
-      return json_list(shape, [](int64_t size) { return std::to_string(size); });
-    });
-    std::string& list = known.graph ? graphs : refused;
     if (!known.graph && known.refusal.empty()) continue;
-    list += (list.empty() ? "" : ",") + ("{\"shapes\":" + shapes);
+    std::string& list = known.graph ? graphs : refused;
+    list += (list.empty() ? "" : ",") + ("{\"shapes\":" + shapes_of(signature));
     if (known.graph) {
-      const bool moved = known.graph->how == Recorder::Inputs::kMoved;
-      list += ",\"uses\":" + std::to_string(known.uses) + ",\"copies_inputs\":" + (moved ? "false}" : "true}");
+      const bool copies = known.graph->copies();
+      list += ",\"uses\":" + std::to_string(known.uses) + ",\"copies_inputs\":" + (copies ? "true}" : "false}");
     } else {
       list += ",\"reason\":" + json_text(known.refusal) + "}";
     }
@@ -201,14 +148,59 @@ std::string Graphs::report() const {
          "]}";
 }
 
+std::string Graphs::shapes_of(const Signature& signature) {
+  std::vector<std::vector<int64_t>> shapes;
+  for (auto rank = signature.sizes.begin(); rank != signature.sizes.end(); rank += 1 + *rank) {
+    shapes.emplace_back(rank + 1, rank + 1 + *rank);
+  }
+  return json_list(
+      shapes, [](const auto& shape) { return json_list(shape, [](int64_t size) { return std::to_string(size); }); });
+}
+
 // Null if no more signatures can be counted.
-Graphs::Known* Graphs::known(const Tensors& inputs) {
+Graphs::Known* Graphs::known(const Tensors& arguments) {
   Signature signature{{}, settings()};
-  signature.sizes.reserve(inputs.size());
-  for (const at::Tensor& input : inputs) signature.sizes.push_back(input.sizes().vec());
+  signature.sizes.reserve(4 * arguments.size());
+  for (const at::Tensor& argument : arguments) {
+    const at::IntArrayRef sizes = argument.sizes();
+    signature.sizes.push_back(static_cast<int64_t>(sizes.size()));
+    signature.sizes.insert(signature.sizes.end(), sizes.begin(), sizes.end());
+  }
   const auto found = known_.find(signature);
   if (found != known_.end()) return &found->second;
   return known_.size() < kMostKnown ? &known_[std::move(signature)] : nullptr;
+}
+
+// What is written must not be read elsewhere: the code reads and writes in an order of its own. Addresses that are
+// those of the last call with these sizes are not looked at again.
+void Graphs::refuse_overlaps(const Tensors& arguments, Known* known) const {
+  if (options_.written.empty()) return;
+  std::vector<void*> addresses = addresses_of(arguments);
+  if (known != nullptr && known->apart == addresses) return;
+  struct Part {
+    uintptr_t begin, end;
+    size_t index;
+    bool written;
+  };
+  std::vector<Part> parts;
+  for (size_t i = 0; i < arguments.size(); ++i) {
+    const auto begin = reinterpret_cast<uintptr_t>(addresses[i]);
+    if (arguments[i].nbytes() > 0) parts.push_back({begin, begin + arguments[i].nbytes(), i, false});
+  }
+  for (Part& part : parts) {
+    part.written = std::find(options_.written.begin(), options_.written.end(), part.index) != options_.written.end();
+  }
+  std::sort(parts.begin(), parts.end(), [](const Part& one, const Part& other) { return one.begin < other.begin; });
+  const Part* furthest = nullptr;          // of those that begin before
+  const Part* furthest_written = nullptr;  // of those that are written
+  for (const Part& part : parts) {
+    const Part* const before = part.written ? furthest : furthest_written;
+    TORCH_CHECK(before == nullptr || before->end <= part.begin, "arguments ", before->index, " and ", part.index,
+                " share memory, and the code writes to one of them");
+    if (furthest == nullptr || part.end > furthest->end) furthest = &part;
+    if (part.written && (furthest_written == nullptr || part.end > furthest_written->end)) furthest_written = &part;
+  }
+  if (known != nullptr) known->apart = std::move(addresses);
 }
 
 void Graphs::count(Known& known) {
@@ -229,26 +221,25 @@ bool Graphs::make_room(const Known& wanting) {
   if (graph_count() < kMost) return true;
   Known* least = nullptr;
   for (auto& [signature, known] : known_) {
-    if (known.graph && !known.kept && (least == nullptr || known.uses < least->uses)) least = &known;
+    if (known.graph && !known.captured && (least == nullptr || known.uses < least->uses)) least = &known;
   }
-  if (least == nullptr || (!wanting.kept && wanting.uses <= least->uses + kMargin)) return false;
+  if (least == nullptr || (!wanting.captured && wanting.uses <= least->uses + kMargin)) return false;
   recorder_->wait_until_free();
   least->graph.reset();
   return true;
 }
 
-// Sets the graph, or the reason why there is none.
-void Graphs::make_graph(Known& known, const Tensors& inputs) {
-  const Tensors given = tellable(inputs);
-  for (const auto how : {Recorder::Inputs::kMoved, Recorder::Inputs::kCopied}) {
+// Sets the graph, or the reason why there is none. The arguments stay as they are.
+void Graphs::make_graph(Known& known, const Tensors& arguments) {
+  for (const auto how : {Recorder::Arguments::kMoved, Recorder::Arguments::kCopied}) {
     bool answered = false;
     try {
-      known.graph = recorded(given, how, answered);
-      if (how == Recorder::Inputs::kMoved && !known.kept) known.graph->inputs.clear();
+      known.graph = recorded(tellable(arguments), how, answered);
+      known.graph->let_go(known.captured ? known.captured->own : 0);
       return;
     } catch (const std::exception& error) {
       // A call that fails says nothing about calls with other values.
-      if (!answered && ++known.failures < kFailures && !known.kept) return;
+      if (!answered && ++known.failures < kFailures && !known.captured) return;
       known.refusal = first_line(error.what());
     }
   }
@@ -257,49 +248,75 @@ void Graphs::make_graph(Known& known, const Tensors& inputs) {
 }
 
 // `answered`: whether the code itself has answered.
-std::unique_ptr<Graphs::Graph> Graphs::recorded(const Tensors& given, Recorder::Inputs how, bool& answered) {
-  auto graph = std::make_unique<Graph>(Graph{how, apart_like(given), {}, nullptr});
+std::unique_ptr<Graphs::Graph> Graphs::recorded(const Tensors& given, Recorder::Arguments how, bool& answered) {
+  auto graph = std::make_unique<Graph>(Graph{apart_like(given), {}, nullptr});
   // What is not recorded runs meanwhile, on zeros and on memory that holds nothing yet, so that it is found out below.
-  set_zero(graph->inputs);
+  set_zero(graph->own);
   Tensors expected;
-  // The first run loads kernels, which cannot be recorded, and says what the graph must answer.
+  // The first run loads kernels, which cannot be recorded, and says what the graph must do.
   const auto prepare = [&] {
-    for (const at::Tensor& output : call_(given)) {
-      TORCH_CHECK(output.device() == device_, "an output is on ", output.device(), ", and a graph writes to ", device_);
+    const Tensors arguments = with_written_copied(given);
+    for (const at::Tensor& output : call_(arguments)) {
+      TORCH_CHECK(output.device() == options_.device, "an output is on ", output.device(), ", and a graph writes to ",
+                  options_.device);
       expected.push_back(output.clone());
     }
+    for (size_t i : options_.written) expected.push_back(arguments[i]);
     answered = true;
   };
   const auto work = [&] {
-    graph->outputs = call_(graph->inputs);
+    graph->outputs = call_(graph->own);
     return spans_of(graph->outputs);
   };
   recorder_->wait_until_free();
-  graph->recording = recorder_->record(spans_of(graph->inputs), how, prepare, work);
-  const Tensors answers = like(graph->outputs);
-  set_noise(answers);
-  launch(*graph, given, answers, current_stream());
-  const bool same =
-      answers.size() == expected.size() && std::equal(expected.begin(), expected.end(), answers.begin(), same_bits);
-  TORCH_CHECK(same, "the graph does not answer as a call does: an operator works on another stream or on the host, or ",
-              "two calls give different answers");
+  graph->recording = recorder_->record(spans_of(graph->own), options_.written, how, prepare, work);
+  compare(*graph, given, expected);
   return graph;
 }
 
-void Graphs::launch(Graph& graph, Tensors inputs, const Tensors& outputs, c10::Stream stream) {
-  std::vector<const void*> from;
-  for (at::Tensor& input : inputs) {
-    const bool misplaced = reinterpret_cast<uintptr_t>(input.const_data_ptr()) % kAlignment != 0;
-    if (graph.how == Recorder::Inputs::kMoved && misplaced) input = input.clone();
-    from.push_back(input.const_data_ptr());
-  }
-  std::vector<void*> to;
-  for (const at::Tensor& output : outputs) to.push_back(output.mutable_data_ptr());
-  recorder_->acquire(stream);
-  graph.recording->launch(stream, from, to);
-  recorder_->release(stream);
+// The same tensors, but copies of those that the code writes.
+Tensors Graphs::with_written_copied(Tensors arguments) const {
+  for (size_t i : options_.written) arguments[i] = arguments[i].clone();
+  return arguments;
 }
 
-c10::Stream Graphs::current_stream() const { return c10::impl::VirtualGuardImpl(device_.type()).getStream(device_); }
+// Throws if a graph does something else than the call whose outputs and written arguments were as `expected`.
+void Graphs::compare(Graph& graph, const Tensors& given, const Tensors& expected) {
+  const Tensors arguments = with_written_copied(given);
+  Tensors results = like(graph.outputs, options_.device);
+  set_noise(results);
+  launch(graph, arguments, results, current_stream());
+  for (size_t i : options_.written) results.push_back(arguments[i]);
+  const bool same =
+      results.size() == expected.size() && std::equal(expected.begin(), expected.end(), results.begin(), same_bits);
+  TORCH_CHECK(same, "the graph does not answer as a call does: an operator works on another stream or on the host, or ",
+              "two calls give different answers");
+  // Its memory goes back to torch, and others get it.
+  for (size_t i : options_.written) {
+    TORCH_CHECK(!graph.recording->moves(i) || !any_bit(graph.own[i]), "the graph writes argument ", i,
+                " where it was recorded, too");
+  }
+}
+
+void Graphs::launch(Graph& graph, const Tensors& arguments, const Tensors& outputs, c10::Stream stream) {
+  std::vector<void*> addresses = addresses_of(arguments);
+  std::vector<std::pair<size_t, at::Tensor>> misplaced;
+  for (size_t i = 0; i < arguments.size(); ++i) {
+    if (reinterpret_cast<uintptr_t>(addresses[i]) % kAlignment == 0 || !graph.recording->moves(i)) continue;
+    misplaced.emplace_back(i, arguments[i].clone());
+    addresses[i] = misplaced.back().second.mutable_data_ptr();
+  }
+  recorder_->acquire(stream);
+  graph.recording->launch(stream, addresses, addresses_of(outputs));
+  recorder_->release(stream);
+  for (const auto& [i, copy] : misplaced) {
+    const bool written = std::find(options_.written.begin(), options_.written.end(), i) != options_.written.end();
+    if (written) arguments[i].copy_(copy);
+  }
+}
+
+c10::Stream Graphs::current_stream() const {
+  return c10::impl::VirtualGuardImpl(options_.device.type()).getStream(options_.device);
+}
 
 }  // namespace exportkit

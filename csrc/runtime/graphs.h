@@ -9,6 +9,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -16,8 +17,9 @@
 
 namespace exportkit {
 
-// A graph has fixed sizes. It reads inputs where they are, or copies them if that is not possible, and copies outputs
-// into new tensors. One that does not answer as the code itself does is not used, and those sizes run without one.
+// A graph has fixed sizes. It uses arguments where they are, inputs and state alike, or copies those for which that is
+// not possible, and copies outputs into new tensors. One that does not do what the code itself does is not used, and
+// those sizes run without one. To find out, it runs on copies: what a call writes is written once.
 //
 // Any number of threads may use it. Their launches take turns; on the GPU, graphs of different streams wait for one
 // another, because they share memory.
@@ -29,50 +31,64 @@ class Graphs {
   static constexpr size_t kMost = 64;         // graphs; the least used one makes room
   static constexpr size_t kMostKnown = 1024;  // signatures whose calls are counted
 
-  // `call` runs the code on the current stream; its calls take turns. With `on_first_use`, sizes get a graph when they
-  // are called, else only by `capture`.
-  Graphs(c10::Device device, Call call, std::unique_ptr<Recorder> recorder, bool on_first_use);
+  struct Options {
+    c10::Device device;
+    bool on_first_use = false;    // sizes get a graph when they are called, else only by `capture`
+    std::vector<size_t> written;  // the arguments that the code writes in place, by index
+  };
+  // What was given to `capture`.
+  struct Captured {
+    Tensors arguments;  // without values
+    size_t own;
+  };
+
+  // `call` runs the code on the current stream; its calls take turns.
+  Graphs(Options options, Call call, std::unique_ptr<Recorder> recorder);
   ~Graphs();
   Graphs(const Graphs&) = delete;
   Graphs& operator=(const Graphs&) = delete;
 
-  // Runs contiguous inputs on the current stream. Throws what `call` throws.
-  Tensors run(const Tensors& inputs);
+  // Runs contiguous arguments on the current stream: inputs, then state. Throws what `call` throws, and c10::Error if
+  // an argument that is written shares memory with another.
+  Tensors run(const Tensors& arguments);
 
-  // Makes a graph for the sizes of `inputs`, whose values do not matter, and keeps it. Returns the graph's own inputs:
-  // who calls with these saves the copy. c10::Error if there can be no graph.
-  Tensors capture(const Tensors& inputs);
+  // Makes a graph for the sizes of `arguments`, whose values do not matter, and keeps it. Returns the first `own` of
+  // the graph's own arguments: who calls with these inputs saves the copy. c10::Error if there can be no graph.
+  Tensors capture(const Tensors& arguments, size_t own);
 
-  // The inputs of the graphs that `capture` made.
-  std::vector<Tensors> kept() const;
+  // The graphs that `capture` made.
+  std::vector<Captured> captured() const;
 
   // JSON: {"memory": bytes, "graphs": [{"shapes": [[...]], "uses": n, "copies_inputs": bool}],
-  // "refused": [{"shapes", "reason"}]}.
+  // "refused": [{"shapes", "reason"}]}, where inputs are all arguments.
   std::string report() const;
 
  private:
-  // What a graph is made for: the inputs' sizes, and torch's settings that choose kernels.
+  // What a graph is made for: the rank and the sizes of each argument, and torch's settings that choose kernels.
   struct Signature {
-    std::vector<std::vector<int64_t>> sizes;
+    std::vector<int64_t> sizes;
     std::array<int, 6> settings;
     auto operator<=>(const Signature&) const = default;
   };
   struct Graph;
   struct Known;
 
-  Known* known(const Tensors& inputs);
+  Known* known(const Tensors& arguments);
   bool make_room(const Known& wanting);
-  void make_graph(Known& known, const Tensors& inputs);
-  std::unique_ptr<Graph> recorded(const Tensors& given, Recorder::Inputs how, bool& answered);
-  void launch(Graph& graph, Tensors inputs, const Tensors& outputs, c10::Stream stream);
+  void make_graph(Known& known, const Tensors& arguments);
+  std::unique_ptr<Graph> recorded(const Tensors& given, Recorder::Arguments how, bool& answered);
+  void compare(Graph& graph, const Tensors& given, const Tensors& expected);
+  void launch(Graph& graph, const Tensors& arguments, const Tensors& outputs, c10::Stream stream);
+  void refuse_overlaps(const Tensors& arguments, Known* known) const;
+  Tensors with_written_copied(Tensors arguments) const;
+  static std::string shapes_of(const Signature& signature);
   void count(Known& known);
   size_t graph_count() const;
   c10::Stream current_stream() const;
 
-  const c10::Device device_;
+  const Options options_;
   const Call call_;
   const std::unique_ptr<Recorder> recorder_;
-  const bool on_first_use_;
   mutable std::mutex mutex_;  // guards what follows, `call_` and the recorder
   std::map<Signature, Known> known_;
   uint64_t calls_ = 0;

@@ -21,15 +21,19 @@ struct Span {
 class Recording {
  public:
   virtual ~Recording() = default;
-  // Launches everything on a stream, with inputs at `from`, and writes the outputs to `to`: addresses in the order of
-  // the recorded spans. Two launches must not run at the same time: they share the recorded memory.
-  virtual void launch(c10::Stream stream, const std::vector<const void*>& from, const std::vector<void*>& to) = 0;
+  // Launches everything on a stream, with arguments and outputs at these addresses, in the order of the recorded spans.
+  // What the work writes into an argument is there afterwards. Two launches must not run at the same time: they share
+  // the recorded memory.
+  virtual void launch(c10::Stream stream, const std::vector<void*>& arguments, const std::vector<void*>& outputs) = 0;
+  // Whether launches use an argument where it is. Others go through the recorded memory, which must stay for them.
+  virtual bool moves(size_t argument) const = 0;
 };
 
 class Recorder {
  public:
-  // Where a launch reads its inputs: where they are, or where they were recorded, after a copy.
-  enum class Inputs { kMoved, kCopied };
+  // Where a launch uses its arguments: where they are, if their uses are found, or where they were recorded. Then it
+  // copies them there before, and what is written back afterwards.
+  enum class Arguments { kMoved, kCopied };
   using Prepare = std::function<void()>;
   using Work = std::function<std::vector<Span>()>;
 
@@ -44,14 +48,14 @@ class Recorder {
 
   // Whether somebody records this stream, so that nothing may be launched on it but what belongs to the recording.
   virtual bool is_recorded(c10::Stream stream) const = 0;
-  // Calls `prepare`, then records what `work` launches instead of running it. `work` reads `inputs`, which must not
-  // touch one another, and returns the outputs. Both are called with a stream of the recorder as the current one, which
-  // has waited for the current one of the caller; all that `prepare` launches has run when this returns. What `work`
-  // allocates comes from memory that all recordings of this recorder share, and that nobody else gets while one of them
-  // exists. Throws what the two throw, and c10::Error if something cannot be recorded, or the inputs' uses are not
-  // found where they shall be moved. Uses may be overlooked: who moves inputs compares the first answers.
-  virtual std::unique_ptr<Recording> record(const std::vector<Span>& inputs, Inputs how, const Prepare& prepare,
-                                            const Work& work) = 0;
+  // Calls `prepare`, then records what `work` launches instead of running it. `work` uses `arguments`, which must not
+  // touch one another, writes to those of the indices `written`, and returns the outputs; it may be called twice. Both
+  // are called with a stream of the recorder as the current one, which has waited for the current one of the caller;
+  // all that `prepare` launches has run when this returns. What `work` allocates comes from memory that all recordings
+  // of this recorder share, and that nobody else gets while one of them exists. Throws what the two throw, and
+  // c10::Error if something cannot be recorded. Uses may be overlooked: who moves arguments compares the first answers.
+  virtual std::unique_ptr<Recording> record(const std::vector<Span>& arguments, const std::vector<size_t>& written,
+                                            Arguments how, const Prepare& prepare, const Work& work) = 0;
   // The bytes that the recordings' shared memory takes.
   virtual int64_t memory() const = 0;
 };

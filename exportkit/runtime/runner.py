@@ -17,7 +17,7 @@ from exportkit.runtime.cache import Entry
 from exportkit.runtime.native import NativeRunner, RunnerOptions, use_native
 from exportkit.runtime.requests import Answers, run_in_steps
 from exportkit.runtime.targets import Choice
-from exportkit.runtime.weights import Weights, borrowed, constants_of, released
+from exportkit.runtime.weights import Weights, borrowed, constants_of, on_device, released
 
 
 class Runner(Protocol):
@@ -125,9 +125,8 @@ class Construction:
         """
         _promote_libstdcxx()
         target, device = self.choice.target, torch.device(self.choice.device)
-        used = {name for constants in target.constants.values() for name in constants.values()}
         try:
-            weights = {name: weights[name].to(device) for name in sorted(used)}
+            weights = on_device(target, weights, device)
             runners: dict[str, Runner] = {
                 method: self.kind(
                     entry,

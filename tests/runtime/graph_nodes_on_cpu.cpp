@@ -19,6 +19,7 @@ using exportkit::CudaCopies;
 using exportkit::CudaUses;
 using exportkit::GraphDriver;
 using exportkit::KernelNode;
+using exportkit::SetNode;
 using exportkit::Span;
 using Bytes = std::vector<unsigned char>;
 
@@ -29,11 +30,15 @@ struct Node {
   std::vector<Bytes> arguments;
   std::vector<void*> places;
   CopyNode copy{};
+  SetNode set{};
 };
 
 std::vector<Node> graph;
 std::map<void*, std::vector<Bytes>> set_arguments;  // by node, since the last launch
 std::map<void*, CopyNode> set_copies;
+std::map<void*, SetNode> set_sets;
+int times_set = 0;
+int fails_at = 0;            // the kernel that cannot be set; 0 is none
 std::vector<Node> launched;  // by `launch_kernel`
 
 std::vector<Bytes> bytes_of(const Node& node, void** arguments) {
@@ -77,13 +82,24 @@ GraphDriver fake_driver() {
     *copy = node_at(node).copy;
     return 0;
   };
+  driver.set_node = [](void* node, SetNode* set) {
+    *set = node_at(node).set;
+    return 0;
+  };
   driver.function_argument = driver.kernel_argument = tell_argument;
   driver.set_kernel = [](void*, void* node, const KernelNode* kernel) {
     set_arguments[node] = bytes_of(node_at(node), kernel->arguments);
-    return 0;
+    ++times_set;
+    return fails_at > 0 && --fails_at == 0 ? 1 : 0;
   };
   driver.set_copy = [](void*, void* node, const CopyNode* copy, void*) {
     set_copies[node] = *copy;
+    ++times_set;
+    return 0;
+  };
+  driver.set_set = [](void*, void* node, const SetNode* set, void*) {
+    set_sets[node] = *set;
+    ++times_set;
     return 0;
   };
   driver.current_context = [](void** context) {
@@ -151,79 +167,121 @@ struct Use {
   uint64_t offset;
 };
 
-// Arguments of all sizes, with random bytes, and with pointers at multiples of 8 that do or do not point to inputs.
-void try_uses(unsigned seed) {
-  std::mt19937_64 draw(seed);
+struct Scene {
+  std::vector<Span> memory;
+  std::vector<Use> uses;
+  std::vector<bool> used;  // each part
+};
+
+// Arguments of all sizes, with random bytes, and with pointers at multiples of 8 that do or do not point to the memory;
+// copies and memsets.
+Scene drawn(std::mt19937_64& draw) {
   const auto below = [&](uint64_t bound) { return draw() % bound; };
-  std::vector<Span> inputs;
+  Scene scene;
   uint64_t free_address = 0x7f0000000000;
   for (size_t i = 0; i < 1 + below(4); ++i) {
     const size_t bytes = below(8) == 0 ? 0 : 1 + below(5000);
-    inputs.push_back({reinterpret_cast<void*>(free_address), bytes});
+    scene.memory.push_back({reinterpret_cast<void*>(free_address), bytes});
     free_address += bytes + 1 + 511 * below(3);  // parts do not touch one another
   }
+  scene.used.assign(scene.memory.size(), false);
   graph.assign(1 + below(6), Node());
-  std::vector<Use> uses;
-  std::vector<bool> used(inputs.size());
+  // An address in a random part, or none.
+  const auto point = [&](size_t node, size_t argument, size_t place, uint64_t bound) -> uint64_t {
+    const size_t part = below(scene.memory.size());
+    if (scene.memory[part].bytes == 0) return 1;
+    const uint64_t offset = below(scene.memory[part].bytes + bound);
+    if (graph[node].readable) {
+      scene.used[part] = true;
+      scene.uses.push_back({node, argument, place, part, offset});
+    }
+    return reinterpret_cast<uint64_t>(scene.memory[part].address) + offset;
+  };
   for (size_t n = 0; n < graph.size(); ++n) {
     Node& node = graph[n];
-    node.readable = below(8) != 0;
-    node.library_kernel = below(2) == 0;
-    if (below(5) == 0) {
+    const uint64_t kind = below(8);
+    if (kind == 0) {
       node.type = GraphDriver::kCopy;
-      const size_t part = below(inputs.size());
-      const uint64_t offset = inputs[part].bytes == 0 ? 0 : below(inputs[part].bytes);
-      node.copy.from.device = reinterpret_cast<uint64_t>(inputs[part].address) + offset;
-      if (inputs[part].bytes > 0) used[part] = true, uses.push_back({n, 0, 0, part, offset});
-      if (inputs[part].bytes == 0) node.copy.from.device = 1;
+      node.copy.from.device = point(n, 0, 0, 0);
+      node.copy.to.device = below(2) == 0 ? 1 : point(n, 0, 1, 0);
       continue;
     }
+    if (kind == 1) {
+      node.type = GraphDriver::kSet;
+      node.set.to = point(n, 0, 2, 0);
+      continue;
+    }
+    node.readable = below(8) != 0;
+    node.library_kernel = below(2) == 0;
     for (size_t a = 0; a < below(6); ++a) {
       Bytes argument(1 + below(90));
       for (unsigned char& byte : argument) byte = static_cast<unsigned char>(below(100));  // no address
       for (size_t place = 0; place + 8 <= argument.size(); place += 8) {
-        const size_t part = below(inputs.size());
-        if (below(4) != 0 || inputs[part].bytes == 0) continue;
-        const uint64_t offset = below(inputs[part].bytes + 1);  // or the end
-        const uint64_t address = reinterpret_cast<uint64_t>(inputs[part].address) + offset;
+        if (below(4) != 0) continue;
+        const uint64_t address = point(n, a, place, 1);  // or the end
         std::memcpy(argument.data() + place, &address, 8);
-        if (node.readable) used[part] = true, uses.push_back({n, a, place, part, offset});
       }
       node.arguments.push_back(argument);
     }
   }
-  bool all_used = true;
-  for (size_t i = 0; i < inputs.size(); ++i) all_used &= used[i] || inputs[i].bytes == 0;
-  if (!all_used) {
-    const std::string said = refusal([&] { CudaUses(driver, nullptr, inputs); });
-    return expect(said.find("nothing that reads input") != std::string::npos, seed, "an unread input is taken");
+  return scene;
+}
+
+void forget_what_was_set() {
+  set_arguments.clear(), set_copies.clear(), set_sets.clear();
+  times_set = 0;
+}
+
+// Whether exactly the nodes that use a changed part were set, each once, and as they must be.
+void expect_set(unsigned seed, const Scene& scene, const std::vector<void*>& now, const std::vector<bool>& changed) {
+  std::map<void*, std::vector<Bytes>> arguments;
+  std::map<void*, CopyNode> copies;
+  std::map<void*, SetNode> sets;
+  for (const Use& use : scene.uses) {
+    Node& node = graph[use.node];
+    if (!changed[use.part]) continue;
+    if (node.type == GraphDriver::kKernel) arguments.try_emplace(&node, node.arguments);
+    if (node.type == GraphDriver::kCopy) copies.try_emplace(&node, node.copy);
+    if (node.type == GraphDriver::kSet) sets.try_emplace(&node, node.set);
   }
-  CudaUses found(driver, nullptr, inputs);
-  for (int turn = 0; turn < 3; ++turn) {
-    std::vector<const void*> now;
-    for (size_t i = 0; i < inputs.size(); ++i) now.push_back(reinterpret_cast<const void*>(below(uint64_t{1} << 47)));
-    std::map<void*, std::vector<Bytes>> expected;
-    std::map<void*, uint64_t> expected_copies;
-    for (const Use& use : uses) {
-      Node& node = graph[use.node];
-      const uint64_t address = reinterpret_cast<uint64_t>(now[use.part]) + use.offset;
-      if (node.type == GraphDriver::kCopy) {
-        expected_copies[&node] = address;
-        continue;
-      }
-      auto& arguments = expected.try_emplace(&node, node.arguments).first->second;
-      std::memcpy(arguments[use.argument].data() + use.place, &address, 8);
+  for (const Use& use : scene.uses) {
+    Node& node = graph[use.node];
+    const uint64_t address = reinterpret_cast<uint64_t>(now[use.part]) + use.offset;
+    if (arguments.count(&node)) std::memcpy(arguments[&node][use.argument].data() + use.place, &address, 8);
+    if (copies.count(&node)) (use.place == 0 ? copies[&node].from : copies[&node].to).device = address;
+    if (sets.count(&node)) sets[&node].to = address;
+  }
+  expect(set_arguments == arguments, seed, "other arguments are set");
+  const auto same = [](const auto& one, const auto& other) {
+    return one.first == other.first && std::memcmp(&one.second, &other.second, sizeof(one.second)) == 0;
+  };
+  expect(std::equal(set_copies.begin(), set_copies.end(), copies.begin(), copies.end(), same), seed, "other copies");
+  expect(std::equal(set_sets.begin(), set_sets.end(), sets.begin(), sets.end(), same), seed, "other memsets are set");
+  expect(size_t(times_set) == arguments.size() + copies.size() + sets.size(), seed, "a node is set twice");
+}
+
+void try_uses(unsigned seed) {
+  std::mt19937_64 draw(seed);
+  const Scene scene = drawn(draw);
+  CudaUses found(driver, nullptr, scene.memory);
+  std::vector<void*> now;
+  for (size_t i = 0; i < scene.memory.size(); ++i) {
+    const bool expected = scene.used[i] || scene.memory[i].bytes == 0;
+    expect(found.finds(i) == expected, seed, "a use that is none, or none that is one");
+    now.push_back(scene.memory[i].address);
+  }
+  std::vector<bool> changed(now.size());
+  for (int turn = 0; turn < 5; ++turn) {
+    for (size_t i = 0; i < now.size(); ++i) {
+      changed[i] = changed[i] || draw() % 2 == 0;
+      if (changed[i]) now[i] = reinterpret_cast<void*>(draw() % (uint64_t{1} << 47));
     }
-    set_arguments.clear(), set_copies.clear();
-    found.read_from(nullptr, now);
-    expect(set_arguments == expected, seed, "other arguments are set");
-    expect(set_copies.size() == expected_copies.size(), seed, "other copies are set");
-    for (const auto& [node, copy] : set_copies) {
-      expect(copy.from.device == expected_copies[node], seed, "a copy reads elsewhere");
-    }
-    set_arguments.clear(), set_copies.clear();
-    found.read_from(nullptr, now);
-    expect(set_arguments.empty() && set_copies.empty(), seed, "what stayed the same is set again");
+    forget_what_was_set();
+    fails_at = draw() % 4 == 0 ? 1 : 0;
+    const bool failed = !refusal([&] { found.move(nullptr, now); }).empty();
+    fails_at = 0;
+    if (!failed) expect_set(seed, scene, now, changed);
+    changed.assign(now.size(), failed);  // which nodes were set is unknown
   }
 }
 
@@ -262,19 +320,25 @@ void try_copies(unsigned seed) {
   std::vector<const void*> from;
   for (size_t i = 0; i < count; ++i) to.push_back(given[i].data()), from.push_back(given[i].data());
   set_arguments.clear();
-  made.write_to(nullptr, to);
+  for (size_t i = 0; i < count; ++i) made.write(i, to[i]);
+  made.update(nullptr);
   run_copies();
   expect(own == given, seed, "outputs are not copied");
+  forget_what_was_set();
+  for (size_t i = 0; i < count; ++i) made.write(i, to[i]);
+  made.update(nullptr);
+  expect(times_set == 0, seed, "what stayed the same is set again");
   for (Bytes& bytes : given) {
     for (unsigned char& byte : bytes) byte = static_cast<unsigned char>(draw());
   }
   CudaCopies inputs(driver, c10::Device(c10::kCUDA, 0), nullptr, copies);
   set_arguments.clear();
-  inputs.read_from(nullptr, from);
+  for (size_t i = 0; i < count; ++i) inputs.read(i, from[i]);
+  inputs.update(nullptr);
   run_copies();
   expect(own == given, seed, "inputs are not copied");
-  for (size_t i = 0; i < count; ++i) from[i] = own[i].data();
-  inputs.read_from(nullptr, from);
+  for (size_t i = 0; i < count; ++i) inputs.read(i, own[i].data());
+  inputs.update(nullptr);
   for (const auto& [node, arguments] : set_arguments) {
     const auto* last = reinterpret_cast<const CudaCopies::Copy*>(arguments[0].data());
     for (size_t i = 0; i < 16; ++i) expect(last[i].from != last[i].to || last[i].bytes == 0, seed, "copied to itself");
@@ -318,6 +382,7 @@ int main(int, char** argv) {
   const unsigned end = unsigned(std::atoi(argv[2]));
   for (unsigned seed = unsigned(std::atoi(argv[1])); seed < end; ++seed) {
     try_uses(seed);
+    fails_at = 0;
     try_copies(seed);
   }
   try_nodes();

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import os
 import shutil
 import subprocess
@@ -18,81 +16,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.fixtures.compiled import compile_once
-from tests.runtime import tiny
+from tests.runtime.graphs_on_cpu import INCLUDES, RUNTIME, TORCH, Model, inputs, models
 
-ROOT = Path(__file__).parents[2]
-RUNTIME = ROOT / "csrc" / "runtime"
-TORCH = Path(torch.__file__).parent
-INCLUDES = [f"-I{ROOT / 'csrc'}", f"-I{RUNTIME / 'include'}", "-isystem", TORCH / "include"]
-INCLUDES += ["-isystem", TORCH / "include/torch/csrc/api/include", "-DAT_PER_OPERATOR_HEADERS"]
 MOST, MOST_KNOWN, AGEING, MARGIN = 64, 1024, 4096, 8  # of csrc/runtime/graphs
 
 
-@pytest.fixture(scope="module")
-def operators() -> Any:
-    sources = [Path(__file__).with_name("graphs_on_cpu.cpp"), RUNTIME / "graphs.cpp"]
-    sources += [ROOT / "csrc/package/text.cpp", ROOT / "csrc/package/json_text.cpp"]
-    command = ["g++", "-std=c++20", "-O0", "-fPIC", "-shared", "-Wall", "-Wextra", "-Werror", *INCLUDES, *sources]
-    command += [f"-L{TORCH / 'lib'}", "-Wl,--no-as-needed", "-ltorch_cpu", "-lc10", "-Wl,--as-needed"]
-    headers = [RUNTIME / "graphs.h", RUNTIME / "recorder.h"]
-    content = [repr((torch.__version__, command)).encode(), *(file.read_bytes() for file in [*sources, *headers])]
-    key = hashlib.sha256(b"".join(content)).hexdigest()[:16]
-    torch.ops.load_library(str(compile_once(tiny.CACHE / f"graphs-{key}" / "libgraphs_on_cpu.so", command)))
-    return torch.ops.graphs_on_cpu
-
-
-class Model:
-    """The model with graphs. `inputs(n)` are some of n rows."""
-
-    def __init__(self, operators: Any, fault: str = "", *, on_first_use: bool = True) -> None:
-        self._operators, self._handle = operators, operators.open(fault, on_first_use)
-
-    def __call__(self, *inputs: torch.Tensor) -> list[torch.Tensor]:
-        return self._operators.run(self._handle, list(inputs))
-
-    def check(self, rows: int, seed: int = 0) -> list[torch.Tensor]:
-        x, ids = inputs(rows, seed)
-        y, n = answer = self(x, ids)
-        assert torch.equal(y, x * 2 + 1)
-        assert torch.equal(n, ids + 1)
-        return answer
-
-    def capture(self, *inputs: torch.Tensor) -> list[torch.Tensor]:
-        return self._operators.capture(self._handle, list(inputs))
-
-    @property
-    def report(self) -> dict[str, Any]:
-        return json.loads(self._operators.report(self._handle))
-
-    @property
-    def rows(self) -> set[int]:
-        return {graph["shapes"][0][0] for graph in self.report["graphs"]}
-
-    @property
-    def counted(self) -> tuple[int, int, int]:
-        calls, launches, recordings = self._operators.counted(self._handle)
-        return calls, launches, recordings
-
-    def close(self) -> None:
-        self._operators.forget(self._handle)
-
-
-def inputs(rows: int, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
-    draw = torch.Generator().manual_seed(1000 * seed + rows)
-    return torch.randn(rows, 4, generator=draw), torch.randint(-9, 9, (rows,), generator=draw)
-
-
 @pytest.fixture
-def model(operators: Any) -> Iterator[Callable[..., Model]]:
-    made: list[Model] = []
-
-    def make(*given: Any, **named: Any) -> Model:
-        made.append(Model(operators, *given, **named))
-        return made[-1]
-
-    yield make
-    for each in made:
-        each.close()
+def model() -> Iterator[Callable[..., Model]]:
+    with models() as make:
+        yield make
 
 
 @pytest.mark.parametrize("fault", ["", "cannot move", "overlooked"])
@@ -197,8 +129,8 @@ def test_settings_that_choose_kernels_have_graphs_of_their_own(model: Any) -> No
 
 @settings(max_examples=15, deadline=None)
 @given(rows=st.lists(st.integers(1, 90), max_size=300))
-def test_graphs_are_bounded_whatever_is_called(operators: Any, rows: list[int]) -> None:
-    graphs = Model(operators)
+def test_graphs_are_bounded_whatever_is_called(rows: list[int]) -> None:
+    graphs = Model()
     try:
         for seed, each in enumerate(rows):
             graphs.check(each, seed % 3)
