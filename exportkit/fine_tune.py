@@ -84,7 +84,7 @@ def whole_state(manifest: Manifest, state: Mapping[str, torch.Tensor]) -> dict[s
     Raises:
         WeightsError: The state does not fit the manifest's weights.
     """
-    given = match_state(manifest.weights, described(state))
+    given = match_state(manifest.weights, described(state), manifest.state)
     whole: dict[str, torch.Tensor] = {}
     for weight in manifest.weights:
         if weight.state:

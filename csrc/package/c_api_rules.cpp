@@ -149,11 +149,11 @@ int ek_check_manifest(const char* manifest, size_t size) {
 
 int ek_is_name(const char* text) { return is_name(text) ? 1 : 0; }
 
-int ek_match_state(const char* weights, const char* given, ek_text* names) {
+int ek_match_state(const char* weights, const char* state, const char* given, ek_text* names) {
   return guarded([&] {
     const std::vector<safetensors::Place> places = parse_places(given);
     JsonMembers out;
-    for (const auto& [weight, found] : match_state(decode_weights(weights), places)) {
+    for (const auto& [weight, found] : match_state(decode_weights(weights), decode_state(state), places)) {
       const auto name = [](const safetensors::Place* place) { return json_text(place->name); };
       out.emplace_back(weight, json_list(found, name));
     }

@@ -400,6 +400,7 @@ void check_manifest_size(uint64_t bytes) {
 
 std::vector<Target> decode_targets(std::string_view json) { return decode_part(json, list(target)); }
 std::vector<Weight> decode_weights(std::string_view json) { return decode_part(json, list(weight)); }
+std::vector<StateTensor> decode_state(std::string_view json) { return decode_part(json, list(state_tensor)); }
 Library decode_library(std::string_view json) { return decode_part(json, library); }
 std::vector<Library> decode_libraries(std::string_view json) { return decode_part(json, list(library)); }
 

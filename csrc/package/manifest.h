@@ -275,6 +275,7 @@ void check_manifest_size(uint64_t bytes);
 // Read single parts of a manifest, as JSON lists or objects: JsonError.
 std::vector<Target> decode_targets(std::string_view json);
 std::vector<Weight> decode_weights(std::string_view json);
+std::vector<StateTensor> decode_state(std::string_view json);
 Library decode_library(std::string_view json);
 std::vector<Library> decode_libraries(std::string_view json);
 

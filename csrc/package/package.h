@@ -139,8 +139,9 @@ EK_API int ek_library_rejection(const char* library, const char* torch, ek_text*
 EK_API int ek_check_manifest(const char* manifest, size_t size);
 /* Whether a parameter, a named tuple or its field may have this name. */
 EK_API int ek_is_name(const char* text);
-/* Matches given tensors, a JSON list of {"name", "dtype", "shape"}, with the manifest's weights: {weight: [names]}. */
-EK_API int ek_match_state(const char* weights, const char* given, ek_text* names);
+/* Matches given tensors, a JSON list of {"name", "dtype", "shape"}, with the manifest's weights: {weight: [names]}.
+ * Those of the manifest's state are left out. */
+EK_API int ek_match_state(const char* weights, const char* state, const char* given, ek_text* names);
 /* Reads a key from a PEM file or PEM text: {"id", "source", "is_ed25519"}. */
 EK_API int ek_public_key(const char* source, ek_text* key);
 /* The content of a signature file in this format's form, whose syntax it checks; empty if there is no file. */

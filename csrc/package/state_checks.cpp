@@ -13,6 +13,7 @@ namespace {
 
 constexpr std::string_view kStateDir = "exportkit/state/";
 constexpr size_t kMaxRank = 64;
+constexpr size_t kMaxMethodName = 64;  // characters: folders are named after it
 constexpr uint64_t kMaxBytes = uint64_t{1} << 62;
 
 std::string named(const StateTensor& state) { return "state " + shown(state.name); }
@@ -142,7 +143,8 @@ void check_methods(const Manifest& manifest) {
   require(!manifest.methods.empty(), [] { return "the package has no method, so there is nothing to call"; });
   distinct(manifest.methods, kName, "method");
   for (const Method& method : manifest.methods) {
-    require(is_name(method.name), [&] { return "method " + shown(method.name) + " has a name that is not allowed"; });
+    require(is_name(method.name) && method.name.size() <= kMaxMethodName,
+            [&] { return "method " + shown(method.name) + " has a name that is not allowed"; });
     try {
       check_call(method.call);
     } catch (const Error& error) {

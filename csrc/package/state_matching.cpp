@@ -30,9 +30,14 @@ std::string kind(const std::string& dtype, const std::vector<int64_t>& shape) {
 }  // namespace
 
 std::map<std::string, std::vector<const Place*>> match_state(const std::vector<Weight>& weights,
+                                                             const std::vector<StateTensor>& state,
                                                              const std::vector<Place>& given) {
   std::map<std::string, const Place*> unmatched;
   for (const Place& place : given) unmatched.emplace(place.name, &place);
+  for (const StateTensor& one : state) {
+    unmatched.erase(one.name);
+    for (const std::string& alias : one.aliases) unmatched.erase(alias);
+  }
   std::map<std::string, std::vector<const Place*>> found;
   std::map<std::string, std::string> other;  // by the given name, so that messages are sorted
   std::vector<std::string> missing, not_of_the_model, of_another_kind;

@@ -96,7 +96,7 @@ bool is_inside(const Target& target, const Weight& weight) {
 }
 
 Weights replaced_by(const StateFile& file, const Manifest& manifest, const Target& target, const Weights& packaged) {
-  const auto places = match_state(manifest.weights, file.places());
+  const auto places = match_state(manifest.weights, manifest.state, file.places());
   Weights weights = packaged;
   for (const Weight& weight : manifest.weights) {
     if (!weight.state) continue;

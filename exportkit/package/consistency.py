@@ -8,7 +8,7 @@ from pathlib import PurePosixPath
 import msgspec
 
 from exportkit.package import core
-from exportkit.package.manifest import Library, Manifest, Operator, Target, Weight
+from exportkit.package.manifest import Library, Manifest, Operator, StateTensor, Target, Weight
 
 AOTINDUCTOR_DIR = "data/aotinductor"
 OPERATORS_DIR = "exportkit/ops"
@@ -60,12 +60,17 @@ def loading_order(libraries: Iterable[Library]) -> tuple[Library, ...]:
     return tuple(ordered)
 
 
-def match_state(weights: Sequence[Weight], given: Mapping[str, tuple[str, Sequence[int]]]) -> dict[str, list[str]]:
-    """Finds each weight of the state among the tensors of another fine-tune.
+def match_state(
+    weights: Sequence[Weight],
+    given: Mapping[str, tuple[str, Sequence[int]]],
+    state: Sequence[StateTensor] = (),
+) -> dict[str, list[str]]:
+    """Finds each weight of the state_dict among the tensors of another fine-tune.
 
     Args:
         weights: The manifest's weights.
         given: The dtype and shape of each tensor, by name. A tied weight may have any of its names.
+        state: The manifest's state, which sessions have. Its tensors may be among those given, and are left out.
 
     Returns:
         For each weight, its names among the given tensors; at least one.
@@ -74,5 +79,5 @@ def match_state(weights: Sequence[Weight], given: Mapping[str, tuple[str, Sequen
         WeightsError: Tensors are missing, unknown, or have the wrong dtype or shape. The message lists all of them.
     """
     tensors = [{"name": name, "dtype": dtype, "shape": tuple(shape)} for name, (dtype, shape) in given.items()]
-    answer = core.text("ek_match_state", msgspec.json.encode(weights), msgspec.json.encode(tensors))
+    answer = core.text("ek_match_state", *map(msgspec.json.encode, (weights, state, tensors)))
     return _NAMES.decode(answer)

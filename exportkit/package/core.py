@@ -90,7 +90,7 @@ _FUNCTIONS: dict[str, tuple[Any, ...]] = {  # the type of the result, then those
     "ek_library_rejection": (c_int, c_char_p, c_char_p, _TEXT),
     "ek_check_manifest": (c_int, c_char_p, c_size_t),
     "ek_is_name": (c_int, c_char_p),
-    "ek_match_state": (c_int, c_char_p, c_char_p, _TEXT),
+    "ek_match_state": (c_int, c_char_p, c_char_p, c_char_p, _TEXT),
     "ek_public_key": (c_int, c_char_p, _TEXT),
     "ek_signatures": (c_int, c_char_p, _TEXT),
     "ek_demanded": (c_int, _DEMAND, _TEXT),

@@ -13,7 +13,7 @@ import msgspec
 from exportkit.errors import PackageError
 from exportkit.package.archive import ROOT
 from exportkit.package.manifest import MANIFEST_NAME, Manifest, Record
-from tests.package import samples
+from tests.package import samples, stateful_samples
 
 Document = dict[str, Any]
 Refused = Callable[[bytes, type[PackageError], str], PackageError]  # the fixture in conftest.py
@@ -49,6 +49,16 @@ def companion_records() -> dict[str, bytes]:
 def companion() -> Document:
     """The manifest of an ONNX model's companion, to be changed at will."""
     return document(samples.companion(), companion_records())
+
+
+def stateful_records() -> dict[str, bytes]:
+    """All records of the sample with state but the manifest, in order."""
+    return dict(sorted({**stateful_samples.RECORDS, **STOCK_RECORDS}.items()))
+
+
+def stateful() -> Document:
+    """The manifest of the sample with two methods and state, to be changed at will."""
+    return document(stateful_samples.manifest(), stateful_records())
 
 
 def document(manifest: Manifest | None = None, contents: Mapping[str, bytes] | None = None) -> Document:

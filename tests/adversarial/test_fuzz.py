@@ -37,6 +37,8 @@ from tests.adversarial.forge import (
     package,
     places,
     records,
+    stateful,
+    stateful_records,
 )
 from tests.package import samples
 
@@ -127,6 +129,8 @@ class Sample(NamedTuple):
 
 
 PACKAGED = Sample(document(), records(), [place for place in places(document()) if place])
+STATE_PLACES = [place for place in places(stateful()) if place and place[0] in ("methods", "state", "cases")]
+STATEFUL = Sample(stateful(), stateful_records(), STATE_PLACES)
 # Only what the package does not have.
 COMPANION = Sample(companion(), companion_records(), [place for place in places(companion()) if place[:1] == ("onnx",)])
 JSON = st.one_of(
@@ -152,7 +156,7 @@ def value_at(value: Any, path: tuple[Any, ...]) -> Any:
 @settings(BOUNDED, max_examples=400)
 @given(data=st.data())
 def test_a_manifest_with_other_values_is_refused_or_can_be_written_again(file: Path, data: st.DataObject) -> None:
-    sample = data.draw(st.sampled_from([PACKAGED, PACKAGED, PACKAGED, COMPANION]))
+    sample = data.draw(st.sampled_from([PACKAGED, PACKAGED, STATEFUL, STATEFUL, COMPANION]))
     changed = copy.deepcopy(sample.document)
     for place, value in data.draw(st.lists(st.tuples(st.sampled_from(sample.places), JSON), min_size=1, max_size=3)):
         parent: Any = changed

@@ -14,15 +14,10 @@ from safetensors.numpy import save
 from exportkit.errors import CaseError, ManifestConsistencyError, ManifestSyntaxError
 from exportkit.package.archive import PackageReader, write_package
 from exportkit.package.manifest import code_folder, decode_manifest, encode_manifest
-from tests.adversarial.forge import STOCK_RECORDS, Document, Refused, at, changed, document, package
+from tests.adversarial.forge import Refused, at, changed, document, package, stateful, stateful_records
 from tests.package import samples, stateful_samples
 
-CONTENTS = dict(sorted({**stateful_samples.RECORDS, **STOCK_RECORDS}.items()))
-
-
-def stateful() -> Document:
-    """The sample with state, to be changed at will."""
-    return document(stateful_samples.manifest(), CONTENTS)
+CONTENTS = stateful_records()
 
 
 def entry(path: str, **changes: Any) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from exportkit.package import core
 from exportkit.package.archive import PackageReader
 from exportkit.package.manifest import MANIFEST_NAME
 from tests.adversarial import forge
-from tests.package import samples
+from tests.package import samples, stateful_samples
 
 ROOT = Path(__file__).parents[2]
 
@@ -30,7 +30,7 @@ def main(folder: Path) -> None:
     named = forge.changed("call.result", pair)
     named["methods"][0]["call"]["outputs"][0]["name"] = "0.x"
     manifests += [named, forge.companion()]
-    texts = [json.dumps(one, indent=1).encode() for one in manifests]
+    texts = [json.dumps(one, indent=1).encode() for one in (*manifests, stateful)]
     for path in golden:
         with PackageReader(path) as reader:
             texts.append(core.library().ek_package_manifest(reader.handle).bytes())
@@ -38,15 +38,20 @@ def main(folder: Path) -> None:
     packages = [forge.package(one) for one in manifests[:-1]] + [
         forge.package(manifests[-1], forge.companion_records())
     ]
-    packages += [forge.package(b"{}"), forge.archive([])]
+    packages += [forge.package(stateful, forge.stateful_records()), forge.package(b"{}"), forge.archive([])]
     _write(folder / "package", packages + [path.read_bytes() for path in golden])
-    tensors = [{}, {"a": np.zeros((2, 3), np.float32)}, {"a": np.array(1), "b": np.zeros((0, 2), np.uint8)}]
-    _write(folder / "safetensors", [save(one, {"k": "v"}) for one in tensors])
+    tensors = [
+        stateful_samples.sequence(),
+        {},
+        {"a": np.zeros((2, 3), np.float32)},
+        {"a": np.array(1), "b": np.zeros((0, 2), np.uint8)},
+    ]
+    _write(folder / "safetensors", [save(one, {"k": "v"}) for one in (*tensors, stateful_samples.sequence())])
     bundles = [path.read_bytes() for path in (ROOT / "tests" / "golden").glob("*.sigstore.json")]
     statements = [base64.b64decode(json.loads(one)["dsseEnvelope"]["payload"]) for one in bundles]
     _write(folder / "bundle", bundles + statements)
     _write(folder / "signature", [path.read_bytes() for path in (ROOT / "tests" / "golden").glob("*.sig")])
-    text = msgspec.json.encode(manifests).decode() + MANIFEST_NAME + b"".join(bundles + statements).decode()
+    text = msgspec.json.encode(every).decode() + MANIFEST_NAME + b"".join(bundles + statements).decode()
     words = sorted({json.dumps(word) for word in re.findall(r"[A-Za-z_][\w./:-]*", text)})
     (folder / "words.txt").write_text("\n".join([*words, '"9223372036854775807"', '"1e999"', '"\\\\ud800"']) + "\n")
 

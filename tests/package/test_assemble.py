@@ -11,8 +11,8 @@ from exportkit.errors import MergeError, MissingLibraryError, SchemaChangedError
 from exportkit.package.archive import PackageReader, write_package
 from exportkit.package.assemble import assemble
 from exportkit.package.consistency import is_complete, libraries_for, missing_operators
-from exportkit.package.manifest import Dimension, Library, Operator, PackagedMethod, Target
-from tests.package import samples
+from exportkit.package.manifest import Dimension, Library, Operator, PackagedMethod, Target, code_folder
+from tests.package import samples, stateful_samples
 
 CUDA = samples.target(name="gpu", device="cuda", cpu_isa=None, cuda_architecture="9.0", built_with_cuda="13.0")
 
@@ -252,3 +252,56 @@ def test_weights_of_one_name_that_differ_are_refused(tmp_path: Path, change: dic
     other = artifact(tmp_path / "cuda.pt2", target=CUDA, weights=(samples.weight(**change),))
     with pytest.raises(MergeError, match=r"cpu\.pt2 and cuda\.pt2 have different weights named 'head\.weight'"):
         assemble([artifact(tmp_path / "cpu.pt2"), other], [library(tmp_path)], tmp_path / "toy.pt2")
+
+
+# --- methods and state ------------------------------------------------------------------------------------------------
+
+
+def stateful_artifact(path: Path, target: Target, **changes: Any) -> Path:
+    """An artifact of the sample with two methods and state."""
+    target = msgspec.structs.replace(target, constants=stateful_samples.manifest().targets[0].constants)
+    folders = (code_folder(target.name, name) for name in ("forward", "decode"))
+    code = {f"data/aotinductor/{folder}/model.wrapper.so": folder.encode() for folder in folders}
+    kept = (samples.WEIGHT, samples.CASE, stateful_samples.SEQUENCE, stateful_samples.INITIAL)
+    records = code | {name: stateful_samples.RECORDS[name] for name in kept}
+    write_package(path, stateful_samples.manifest(libraries=(), targets=(target,), **changes), records)
+    return path
+
+
+def test_targets_share_state_and_each_has_the_code_of_all_methods(tmp_path: Path) -> None:
+    sources = [
+        stateful_artifact(tmp_path / "cpu.pt2", samples.target()),
+        stateful_artifact(tmp_path / "cuda.pt2", CUDA),
+    ]
+    manifest = assemble(sources, [library(tmp_path), kernels_only(tmp_path)], tmp_path / "toy.pt2")
+    plain = stateful_samples.manifest()
+    assert (manifest.methods, manifest.state, manifest.cases) == (plain.methods, plain.state, plain.cases)
+    with PackageReader(tmp_path / "toy.pt2") as reader:
+        for folder in ("cpu_v3", "decode.cpu_v3", "gpu", "decode.gpu"):
+            assert reader.read(f"data/aotinductor/{folder}/model.wrapper.so") == folder.encode()
+        assert reader.names.count(stateful_samples.INITIAL) == 1
+        reader.read_case(1)
+
+
+FORWARD, DECODE = stateful_samples.manifest().methods
+KEYS, STEP = stateful_samples.state()
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"methods": (DECODE, FORWARD)}, "different methods: forward, decode and decode, forward"),
+        (
+            {"methods": (FORWARD, msgspec.structs.replace(DECODE, state=DECODE.state[::-1]))},
+            "different state in decode",
+        ),
+        ({"state": (KEYS, msgspec.structs.replace(STEP, name="steps"))}, 'different state: .*"step".*"steps"'),
+        ({"state": (msgspec.structs.replace(KEYS, initial=None), STEP)}, "different state: .*exportkit/state"),
+    ],
+)
+def test_artifacts_whose_methods_or_state_differ_are_refused(
+    tmp_path: Path, changes: dict[str, Any], named: str
+) -> None:
+    other = stateful_artifact(tmp_path / "cuda.pt2", CUDA, cases=(), **changes)
+    with pytest.raises(MergeError, match=rf"cpu\.pt2 and cuda\.pt2 .*{named}"):
+        assemble([stateful_artifact(tmp_path / "cpu.pt2", samples.target()), other], [], tmp_path / "toy.pt2")

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from exportkit.errors import WeightsError
 from exportkit.export.program_weights import is_dense
 from exportkit.package.consistency import match_state
-from tests.package import samples
+from tests.package import samples, stateful_samples
 
 TIED = samples.weight()
 BIAS = samples.weight(name="bias", aliases=(), shape=(3,), strides=(1,))
@@ -26,6 +26,13 @@ def test_the_whole_state_matches_and_constants_are_none_of_it() -> None:
         "bias": ["bias"],
         "unread": ["unread"],
     }
+
+
+def test_the_state_of_sessions_may_be_there_and_is_left_out() -> None:
+    given = {**STATE, "cache.k": ("float32", (64, 4)), "step": ("int64", ())}
+    assert match_state(ALL, given, stateful_samples.state()) == match_state(ALL, STATE)
+    with pytest.raises(WeightsError, match=r"not in the model: cache\.k, step"):
+        match_state(ALL, given)
 
 
 @pytest.mark.parametrize("kept", ["head.weight", "tied.weight"])

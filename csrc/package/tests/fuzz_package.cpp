@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "package/case_tensors.h"
 #include "package/container.h"
 #include "package/crc32.h"
 #include "package/errors.h"
@@ -98,6 +99,9 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     const PackageReader reader("/proc/self/fd/" + std::to_string(memory_file()));
     reader.verify();
     for (const Record& record : reader.manifest().records) reader.read(record.name);
+    for (const Case& recorded : reader.manifest().cases) {
+      check_case(reader.manifest(), recorded, reader.read(recorded.record));
+    }
   } catch (const Error&) {
   }
   return 0;
