@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from typing import overload
 
 from exportkit.package.dtypes import ITEM_BYTES
-from exportkit.package.manifest import Call, Dimension, Size, StateTensor, TensorInput, TensorOutput
+from exportkit.package.manifest import Call, Case, Dimension, Size, StateTensor, TensorInput, TensorOutput
+from exportkit.spec import FORWARD
 
 WORK = 500_000  # sizes to evaluate per planned call; all of them take a quarter of a second
 
@@ -117,12 +118,38 @@ def label_of(sizes: Mapping[str, int]) -> str:
     return ", ".join(f"{name}={size}" for name, size in sizes.items()) or "the exported sizes"
 
 
+def case_sizes(case: Case) -> dict[str, int]:
+    """Returns the sizes of all calls of a case by dimension; of a dimension that changes, the last."""
+    return {name: size for call in case.calls for name, size in call.sizes.items()}
+
+
+def case_label(case: Case) -> str:
+    """Returns such as "batch=2", and for a sequence "prefill, 3 times decode; batch=2"."""
+    runs: list[tuple[str, int]] = []
+    for call in case.calls:
+        if runs and runs[-1][0] == call.method:
+            runs[-1] = call.method, runs[-1][1] + 1
+        else:
+            runs.append((call.method, 1))
+    if runs == [(FORWARD, 1)]:
+        return label_of(case_sizes(case))
+    texts = [method if count == 1 else f"{count} times {method}" for method, count in runs]
+    if len(texts) > 4:
+        texts = [*texts[:3], f"... {len(case.calls)} calls"]
+    return f"{', '.join(texts)}; {label_of(case_sizes(case))}"
+
+
 def input_bytes(call: Call, sizes: Mapping[str, int]) -> int:
     """Returns the bytes of all inputs of a call with these sizes."""
     total = 0
     for tensor in call.inputs:
         total += math.prod(shape_at(tensor, sizes)) * ITEM_BYTES[tensor.dtype]
     return total
+
+
+def state_row_bytes(state: StateTensor) -> int:
+    """Returns the bytes of a state tensor, counting one row where its size varies."""
+    return math.prod(size if isinstance(size, int) else 1 for size in state.shape) * ITEM_BYTES[state.dtype]
 
 
 @overload

@@ -14,10 +14,13 @@ from exportkit.package.manifest import (
     Manifest,
     Onnx,
     Operator,
+    PackagedMethod,
+    StateTensor,
     Target,
     TensorNode,
+    TensorOutput,
 )
-from exportkit.sizes import bytes_text, shape_text
+from exportkit.sizes import bytes_text, shape_text, state_row_bytes
 
 
 def input_rows(call: Call) -> Iterator[tuple[str, ...]]:
@@ -29,25 +32,63 @@ def input_rows(call: Call) -> Iterator[tuple[str, ...]]:
             yield parameter.name, f"fixed at {parameter.value.value!r}"
 
 
-def output_rows(call: Call, cases: Sequence[Case] = (), method: str = "forward") -> Iterator[tuple[str, ...]]:
-    """Yields the name, the dtype and shape, and the allowed difference of every output tensor."""
-    errors = recorded_errors(cases, method)
+def output_rows(method: PackagedMethod, cases: Sequence[Case] = ()) -> Iterator[tuple[str, ...]]:
+    """Yields the name, the dtype and shape, and the allowed difference of every result of a method.
+
+    What it writes into an input is a result as well.
+    """
+    errors, call = recorded_errors(cases, method.name), method.call
     for output in results_of(call):
-        tolerance = output.tolerance
-        if tolerance.ranking_of is not None:
-            text = f"ranks `{tolerance.ranking_of}`"
-        elif tolerance.atol == ANY_VALUE:
-            text = "any values"
-        elif output.name in errors:
-            text = "as accurate as eager"
-        elif tolerance.rtol == tolerance.atol == 0:
-            text = "exact"
-        else:
-            text = f"rtol {tolerance.rtol:g}, atol {tolerance.atol:g}"
-        if tolerance.rows_of is not None:
-            text += f", rows of `{tolerance.rows_of}`"
-        name = "(the result)" if isinstance(call.result, TensorNode) else output.name
-        yield name, f"{output.dtype}{shape_text(output.shape)}", text
+        name = "(the result)" if isinstance(call.result, TensorNode) and output in call.outputs else output.name
+        yield name, f"{output.dtype}{shape_text(output.shape)}", _held_to(output, known=output.name in errors)
+
+
+def _held_to(output: TensorOutput | StateTensor, *, known: bool) -> str:
+    """Says what a result is compared by. `known`: eager's own error was recorded."""
+    tolerance = output.tolerance
+    if tolerance.ranking_of is not None:
+        text = f"ranks `{tolerance.ranking_of}`"
+    elif tolerance.atol == ANY_VALUE:
+        text = "any values"
+    elif known:
+        text = "as accurate as eager"
+    elif tolerance.rtol == tolerance.atol == 0:
+        text = "exact"
+    else:
+        text = f"rtol {tolerance.rtol:g}, atol {tolerance.atol:g}"
+    return text + (f", rows of `{tolerance.rows_of}`" if tolerance.rows_of is not None else "")
+
+
+def state_rows(manifest: Manifest) -> Iterator[tuple[str, ...]]:
+    """Yields of every state tensor its name, its dtype and shape, its bytes, who uses it, and what it is held to."""
+    errors = recorded_state_errors(manifest.cases)
+    for index, state in enumerate(manifest.state):
+        size = bytes_text(state_row_bytes(state)) + "".join(f" for each {d}" for d in state_dimensions(state))
+        yield (
+            state.name,
+            f"{state.dtype}{shape_text(state.shape)}",
+            size,
+            _users_text(manifest, index),
+            "begins as zeros" if state.initial is None else "begins with stored values",
+            _held_to(state, known=state.name in errors),
+        )
+
+
+def state_dimensions(state: StateTensor) -> list[str]:
+    """Returns the dimensions that a state tensor has: none, or that of its first axis."""
+    return [size.dimension for size in state.shape if not isinstance(size, int)]
+
+
+def state_users(manifest: Manifest, index: int) -> tuple[list[str], list[str]]:
+    """Returns the methods that write a state tensor, and those that only read it."""
+    uses = [(method.name, use.written) for method in manifest.methods for use in method.state if use.index == index]
+    return [name for name, written in uses if written], [name for name, written in uses if not written]
+
+
+def _users_text(manifest: Manifest, index: int) -> str:
+    writers, readers = state_users(manifest, index)
+    parts = [("written by", writers), ("read by", readers)]
+    return "; ".join(f"{what} {', '.join(names)}" for what, names in parts if names)
 
 
 def dimension_text(call: Call) -> str:
@@ -79,22 +120,26 @@ def library_text(library: Library) -> str:
     return ", ".join([" and ".join(devices), library.platform, what, needs, *library.needs])
 
 
-def onnx_rows(onnx: Onnx) -> Iterator[tuple[str, ...]]:
-    """Yields what an ONNX model needs, then the name, the size and the digest of each of its files."""
-    yield "opset", str(onnx.opset)
-    yield "model", bytes_text(onnx.size), onnx.sha256
-    if onnx.data is not None:
-        yield "weights", bytes_text(onnx.data.size), onnx.data.sha256, onnx.data.name
+def onnx_rows(manifest: Manifest) -> Iterator[tuple[str, ...]]:
+    """Yields what the ONNX models of all methods need, then the name, the size and the digest of each file."""
+    if manifest.onnx:
+        yield "opset", str(manifest.onnx[0].opset)
+    for onnx in manifest.onnx:
+        name = "model" if len(manifest.onnx) == 1 else f"model of {onnx.method}"
+        yield name, bytes_text(onnx.size), onnx.sha256
+        if onnx.data is not None:
+            yield "weights", bytes_text(onnx.data.size), onnx.data.sha256, onnx.data.name
 
 
-def functions_text(onnx: Onnx, operator: Operator) -> str:
+def functions_text(models: Sequence[Onnx], operator: Operator) -> str:
     """Names the ONNX functions that compute an operator."""
     names = [
         f"{function.domain}::{function.name}" + (f":{function.overload}" if function.overload else "")
+        for onnx in models
         for function in onnx.functions
         if function.operator == operator.name
     ]
-    return f"function {', '.join(names)}" if names else "inlined"
+    return f"function {', '.join(dict.fromkeys(names))}" if names else "inlined"
 
 
 def providers(manifest: Manifest) -> dict[str, Library | None]:

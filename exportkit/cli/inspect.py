@@ -12,14 +12,14 @@ from exportkit.cli.app import command as exportkit_command
 from exportkit.cli.output import print_json, print_table, printable
 from exportkit.cli.shared_options import EXISTING_FILE, OUTPUT_FILE, public_key_options
 from exportkit.package.trust import Trust
-from exportkit.sizes import bytes_text
+from exportkit.sizes import bytes_text, case_label
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from exportkit.package.archive import PackageReader
     from exportkit.package.keys import PublicKey
-    from exportkit.package.manifest import Manifest
+    from exportkit.package.manifest import Manifest, PackagedMethod
     from exportkit.package.trust import SignatureInfo
     from exportkit.report.package_data import Words
 
@@ -118,18 +118,22 @@ def _check_report(report: Path | None, artifact: Path, sources: Mapping[str, Pat
 
 
 def _words(manifest: Manifest) -> Words:
-    from exportkit.cli.describe import input_rows, library_text, onnx_rows, output_rows, target_text
-    from exportkit.report.package_data import Words
+    from exportkit.cli.describe import input_rows, library_text, onnx_rows, output_rows, state_rows, target_text
+    from exportkit.report.package_data import MethodWords, Words
 
     return Words(
         made_by=_provenance(manifest),
         source=_source(manifest),
-        inputs=tuple(input_rows(manifest.call)),
-        outputs=tuple(output_rows(manifest.call, manifest.cases)),
+        methods=[
+            MethodWords(each.name, tuple(input_rows(each.call)), tuple(output_rows(each, manifest.cases)))
+            for each in manifest.methods
+        ],
+        state=tuple(state_rows(manifest)),
+        cases=[case_label(case) for case in manifest.cases],
         targets=[(target.name, target_text(target)) for target in manifest.targets],
         libraries=[(Path(library.record).name, library_text(library)) for library in manifest.libraries],
         program=_program_text(manifest),
-        onnx=[] if manifest.onnx is None else tuple(onnx_rows(manifest.onnx)),
+        onnx=tuple(onnx_rows(manifest)),
     )
 
 
@@ -149,7 +153,8 @@ def _signature_rows(signatures: Sequence[SignatureInfo], signers: Sequence[Publi
 
 
 def _print(reader: PackageReader, signature_rows: Sequence[tuple[str, str]]) -> None:
-    from exportkit.cli.describe import dimension_text, input_rows, library_text, onnx_rows, output_rows, target_text
+    from exportkit.cli.describe import library_text, onnx_rows, state_rows, target_text
+    from exportkit.report.package_data import code_bytes
 
     manifest = reader.manifest
     sizes = {record.name: record.size for record in manifest.records}
@@ -163,18 +168,17 @@ def _print(reader: PackageReader, signature_rows: Sequence[tuple[str, str]]) -> 
             ("model", _source(manifest)),
         ]
     )
-    click.echo("\nTakes")
-    print_table(input_rows(manifest.call))
-    if ranges := dimension_text(manifest.call):
-        click.echo(f"  where {printable(ranges)}")
-    click.echo("\nReturns")
-    print_table(output_rows(manifest.call, manifest.cases))
-    if manifest.onnx is None:
+    for method in manifest.methods:
+        _print_method(method, manifest)
+    if manifest.state:
+        click.echo("\nState")
+        print_table(state_rows(manifest))
+    if not manifest.onnx:
         click.echo("\nTargets")
-        print_table([(t.name, target_text(t), bytes_text(_target_size(sizes, t.name))) for t in manifest.targets])
+        print_table([(t.name, target_text(t), bytes_text(code_bytes(manifest, t.name))) for t in manifest.targets])
     else:
         click.echo("\nONNX model")
-        print_table(onnx_rows(manifest.onnx))
+        print_table(onnx_rows(manifest))
     if manifest.weights:
         print_table([("weights", _weights_text(manifest, sizes))])
     if (program := _program_text(manifest)) is not None:
@@ -186,10 +190,23 @@ def _print(reader: PackageReader, signature_rows: Sequence[tuple[str, str]]) -> 
         click.echo("\nLibraries")
         print_table([(Path(x.record).name, library_text(x), bytes_text(sizes[x.record])) for x in manifest.libraries])
     click.echo("\nCases")
-    rows = [(f"case {i}", _sizes_text(c.sizes), bytes_text(sizes[c.record])) for i, c in enumerate(manifest.cases)]
+    rows = [(f"case {i}", case_label(c), bytes_text(sizes[c.record])) for i, c in enumerate(manifest.cases)]
     print_table(rows or [("none recorded",)])
     click.echo("\nRecords")
     print_table([(r.sha256[:16], bytes_text(r.size), r.name) for r in manifest.records])
+
+
+def _print_method(method: PackagedMethod, manifest: Manifest) -> None:
+    from exportkit.cli.describe import dimension_text, input_rows, output_rows
+
+    alone = len(manifest.methods) == 1
+    name = printable(method.name)
+    click.echo("\nTakes" if alone else f"\nMethod {name} takes")
+    print_table(list(input_rows(method.call)) or [("no tensors",)])
+    if ranges := dimension_text(method.call):
+        click.echo(f"  where {printable(ranges)}")
+    click.echo("\nReturns" if alone else f"\nMethod {name} returns")
+    print_table(list(output_rows(method, manifest.cases)) or [("no tensors",)])
 
 
 def _weights_text(manifest: Manifest, sizes: dict[str, int]) -> str:
@@ -201,7 +218,7 @@ def _weights_text(manifest: Manifest, sizes: dict[str, int]) -> str:
 def _operator_rows(manifest: Manifest) -> list[tuple[str, str]]:
     from exportkit.cli.describe import functions_text, providers
 
-    if manifest.onnx is not None:
+    if manifest.onnx:
         return [(functions_text(manifest.onnx, operator), operator.schema) for operator in manifest.operators]
     given = providers(manifest)
     missing = "not in this artifact; `exportkit package` adds it"
@@ -223,11 +240,3 @@ def _source(manifest: Manifest) -> str:
     source = manifest.source
     given = ", ".join(f"{name}={value!r}" for name, value in source.model_kwargs.items())
     return f"{source.model or 'not importable'}{f'({given})' if given else ''}, weights {source.state_sha256[:16]}..."
-
-
-def _target_size(sizes: dict[str, int], target: str) -> int:
-    return sum(size for name, size in sizes.items() if name.startswith(f"data/aotinductor/{target}/"))
-
-
-def _sizes_text(sizes: dict[str, int]) -> str:
-    return ", ".join(f"{name}={size}" for name, size in sizes.items()) or "fixed sizes"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from exportkit.diff import manifests
@@ -13,17 +13,25 @@ from exportkit.diff.difference import Comparison, Difference, Side, both, entrie
 from exportkit.diff.graph import GraphMeaning, UnreadableGraphError, compare_graphs
 from exportkit.diff.onnx_graph import read_onnx
 from exportkit.diff.program_meaning import read_program
-from exportkit.diff.stored_tensors import StoredTensor, case_tensors, compare_tensors, packaged_weights
+from exportkit.diff.stored_tensors import (
+    StoredTensor,
+    case_tensors,
+    compare_tensors,
+    initial_tensors,
+    packaged_weights,
+)
 from exportkit.errors import NotAnOperatorLibraryError
-from exportkit.onnx.files import named_model, open_onnx
+from exportkit.onnx.files import model_path, named_model, open_onnx
 from exportkit.package.archive import PackageReader
 from exportkit.package.atomic import temporary_folder
+from exportkit.package.case_files import result_keys, state_keys
 from exportkit.package.consistency import AOTINDUCTOR_DIR
 from exportkit.package.elf import read_elf
 from exportkit.package.manifest import Case, Library, Manifest
 from exportkit.package.trust import signature_info
 from exportkit.progress import Progress, silent
-from exportkit.sizes import label_of
+from exportkit.sizes import case_label
+from exportkit.spec import FORWARD
 
 _SHOWN_SYMBOLS = 8
 _NO_STATE = hashlib.sha256().hexdigest()
@@ -62,14 +70,14 @@ class _Opened:
         reader: The artifact, or the companion of an ONNX model.
         side: Its description.
         folder: An empty private folder.
-        graph: The graph that it has, if it has one that can be read.
+        graphs: The graphs that it has by method, if they can be read.
         notes: What could not be read.
     """
 
     reader: PackageReader
     side: Side
     folder: Path
-    graph: GraphMeaning | None
+    graphs: Mapping[str, GraphMeaning]
     notes: tuple[str, ...]
 
     @classmethod
@@ -79,23 +87,25 @@ class _Opened:
         model = named_model(path)
         reader = stack.enter_context(PackageReader(path) if model is None else open_onnx(model))
         reader.verify()
-        manifest, graph, notes = reader.manifest, None, []
+        manifest, graphs, notes = reader.manifest, dict[str, GraphMeaning](), []
         try:
-            if model is not None and manifest.onnx is not None:
-                graph = read_onnx(model, manifest.onnx, stack)
-            elif manifest.program is not None:
-                program = folder / "program.pt2"
-                reader.extract(manifest.program.record, program)
-                graph = read_program(reader, program, stack.enter_context(program.open("rb")).fileno())
+            for onnx in manifest.onnx if model is not None else ():
+                graphs[onnx.method] = read_onnx(model_path(model, reader, onnx.method), onnx, stack)
+            for number, (method, record) in enumerate(manifest.program.records.items() if manifest.program else ()):
+                program = folder / f"program-{number}.pt2"
+                reader.extract(record, program)
+                descriptor = stack.enter_context(program.open("rb")).fileno()
+                graphs[method] = read_program(reader, method, program, descriptor)
         except UnreadableGraphError as error:
+            graphs = {}
             notes.append(f"the graph cannot be read, so that only its digest was compared: {error}")
         if _has_weights_inside(manifest):
             notes.append("the weights are inside the compiled code, so that they were not compared by name")
         size, sha256 = reader.size, reader.sha256
-        if manifest.onnx is not None:
-            size, sha256 = manifest.onnx.size, manifest.onnx.sha256
+        if len(manifest.onnx) == 1:
+            size, sha256 = manifest.onnx[0].size, manifest.onnx[0].sha256
         side = Side(str(path), manifest.name, manifest.version, size, sha256)
-        return cls(reader, side, folder, graph, tuple(notes))
+        return cls(reader, side, folder, graphs, tuple(notes))
 
     @property
     def manifest(self) -> Manifest:
@@ -103,13 +113,16 @@ class _Opened:
 
     @property
     def weights(self) -> Mapping[str, StoredTensor]:
-        return packaged_weights(self.reader) or (self.graph.weights if self.graph else {})
+        found = {name: tensor for graph in self.graphs.values() for name, tensor in graph.weights.items()}
+        return packaged_weights(self.reader) or found
 
 
 def _differences(a: _Opened, b: _Opened) -> Iterator[Difference]:
     one, other = a.manifest, b.manifest
     yield from manifests.identity(one, other)
-    yield from manifests.call(one.call, other.call)
+    yield from manifests.methods(one, other)
+    yield from manifests.state(one, other)
+    yield from _initial_values(a, b)
     yield from _graphs(a, b)
     yield from manifests.operators(one, other)
     yield from _libraries(a, b)
@@ -126,6 +139,14 @@ def _differences(a: _Opened, b: _Opened) -> Iterator[Difference]:
 
 def _keys(side: _Opened) -> str:
     return ", ".join(sorted(key for info in signature_info(side.reader) for key in info.key_ids)) or "none"
+
+
+def _initial_values(a: _Opened, b: _Opened) -> Iterator[Difference]:
+    """Compares what the state of a new session begins with, where its types are the same."""
+    first = both(lambda side: initial_tensors(side.reader), a, b)
+    same = {name for name, tensor in first[0].items() if str(tensor) == str(first[1].get(name))}
+    one, other = ({name: tensor for name, tensor in side.items() if name in same} for side in first)
+    yield from compare_tensors("state", "initial value of", one, other, "answer")
 
 
 def _weights(a: _Opened, b: _Opened) -> Iterator[Difference]:
@@ -147,37 +168,48 @@ def _graphs(a: _Opened, b: _Opened) -> Iterator[Difference]:
     kinds = both(_graph_kind, a.manifest, b.manifest)
     if kinds[0] != kinds[1]:
         yield Difference("graph", "kind", *kinds, "load")
-    elif a.graph is not None and b.graph is not None:
-        yield from compare_graphs(a.graph, b.graph)
-        if a.manifest.weights and b.manifest.weights:
-            yield from compare_tensors("graph", "weight", a.graph.weights, b.graph.weights, "answer")
-        yield from compare_tensors("graph", "constant", a.graph.constants, b.graph.constants, "answer")
-        pickled = a.graph.pickled, b.graph.pickled
-        yield from entries("graph", "record", *pickled, "load", note="loading the program may unpickle it")
+    for method in [name for name in a.graphs if name in b.graphs]:
+        prefix = "" if method == FORWARD else f"{method}: "
+        for difference in _graph(a.graphs[method], b.graphs[method], weights=bool(a.manifest.weights and b.manifest.weights)):
+            yield replace(difference, what=f"{prefix}{difference.what}")
     if kinds[0] == kinds[1] != "none":
-        here, there = both(_graph_sha256, a, b)
-        if here != there:
-            compared = a.graph is not None and b.graph is not None
-            note = "the whole file, with names and source lines" if compared else None
-            yield Difference("graph", "sha256", here, there, None if compared else "answer", note)
+        digests = both(_graph_sha256, a, b)
+        for method in [name for name in digests[0] if name in digests[1]]:
+            here, there = (side[method] for side in digests)
+            if here != there:
+                compared = method in a.graphs and method in b.graphs
+                note = "the whole file, with names and source lines" if compared else None
+                what = "sha256" if method == FORWARD else f"{method}: sha256"
+                yield Difference("graph", what, here, there, None if compared else "answer", note)
     one, other = a.manifest.program, b.manifest.program
     if one is not None and other is not None:
         yield from fields("graph", "program", one, other, {"device": "load", "built_with_torch": None})
 
 
+def _graph(a: GraphMeaning, b: GraphMeaning, *, weights: bool) -> Iterator[Difference]:
+    """Compares two graphs. `weights`: also those that they have inside, because both packages have others beside."""
+    yield from compare_graphs(a, b)
+    if weights:
+        yield from compare_tensors("graph", "weight", a.weights, b.weights, "answer")
+    yield from compare_tensors("graph", "constant", a.constants, b.constants, "answer")
+    yield from entries("graph", "record", a.pickled, b.pickled, "load", note="loading the program may unpickle it")
+
+
 def _graph_kind(manifest: Manifest) -> str:
-    if manifest.onnx is not None:
+    if manifest.onnx:
         return "ONNX model"
     return "ExportedProgram" if manifest.program is not None else "none"
 
 
-def _graph_sha256(side: _Opened) -> str:
+def _graph_sha256(side: _Opened) -> dict[str, str]:
+    """Returns the digest of the graph of each method."""
     manifest = side.manifest
-    if manifest.onnx is not None:
-        data = manifest.onnx.data
-        return manifest.onnx.sha256 + (f" with data {data.sha256}" if data is not None else "")
-    assert manifest.program is not None
-    return side.reader.record(manifest.program.record).sha256
+    found = {
+        onnx.method: onnx.sha256 + (f" with data {onnx.data.sha256}" if onnx.data is not None else "")
+        for onnx in manifest.onnx
+    }
+    records = manifest.program.records if manifest.program is not None else {}
+    return found | {method: side.reader.record(record).sha256 for method, record in records.items()}
 
 
 def _libraries(a: _Opened, b: _Opened) -> Iterator[Difference]:
@@ -220,13 +252,16 @@ def _symbols(side: _Opened, library: Library) -> frozenset[str]:
 def _cases(a: _Opened, b: _Opened) -> Iterator[Difference]:
     """Compares the recorded cases in their order. They change no answer: they are what eager answered."""
     by_number = both(lambda side: {str(number): case for number, case in enumerate(side.manifest.cases)}, a, b)
-    for found in paired("cases", "case", *by_number, None, lambda case: label_of(case.sizes)):
+    for found in paired("cases", "case", *by_number, None, case_label):
         if isinstance(found, Difference):
             yield found
             continue
         number, one, other = found
-        if one.sizes != other.sizes:
-            yield Difference("cases", f"case {number}: sizes", label_of(one.sizes), label_of(other.sizes))
+        calls = both(lambda case: [(call.method, call.sizes) for call in case.calls], one, other)
+        if calls[0] != calls[1]:
+            labels = both(case_label, one, other)
+            note = "single calls have other sizes" if labels[0] == labels[1] else None
+            yield Difference("cases", f"case {number}: calls", *labels, None, note)
         if a.reader.record(one.record).sha256 == b.reader.record(other.record).sha256:
             continue
         try:
@@ -238,17 +273,20 @@ def _cases(a: _Opened, b: _Opened) -> Iterator[Difference]:
 
 
 def _named_case(side: _Opened, case: Case) -> dict[str, StoredTensor]:
-    """Returns the tensors of a case by words such as "input image"."""
-    call = side.manifest.call
-    outputs = [output.name for output in call.outputs]
-    names = {"input": [each.name for each in call.inputs], "output": outputs, "reference": outputs}
-    found = {}
-    for key, tensor in case_tensors(side.reader.read(case.record)).items():
-        kind, _, index = key.partition(".")
-        described = names.get(kind, ())
-        inside = index.isdecimal() and int(index) < len(described)
-        found[f"{kind} {described[int(index)]}" if inside else key] = tensor
-    return found
+    """Returns the tensors of a case by words such as "input image", or "call 2 (decode) output 0"."""
+    manifest = side.manifest
+    names: dict[str, str] = {}  # words by the names in the file
+    for number, call in enumerate(case.calls):
+        described = manifest.method(call.method).call
+        prefix = f"call {number} ({call.method}) " if len(case.calls) > 1 else ""
+        names |= {f"{number}.input.{i}": f"{prefix}input {each.name}" for i, each in enumerate(described.inputs)}
+        for kind, reference in (("output", False), ("reference", True)):
+            keys = result_keys(number, described, reference=reference)
+            names |= {key: f"{prefix}{kind} {name}" for name, key in keys.items()}
+    for kind, reference in (("state", False), ("reference of state", True)):
+        keys = state_keys(manifest.state, reference=reference)
+        names |= {key: f"{kind} {name}" for name, key in keys.items()}
+    return {names.get(key, key): tensor for key, tensor in case_tensors(side.reader.read(case.record)).items()}
 
 
 def _sizes(a: _Opened, b: _Opened) -> Iterator[Difference]:
@@ -264,6 +302,8 @@ def _part_sizes(side: _Opened) -> dict[str, int]:
     libraries = {library.record for library in manifest.libraries}
     cases = {case.record for case in manifest.cases}
     weights = {weight.record for weight in manifest.weights}
+    programs = set(manifest.program.records.values()) if manifest.program is not None else set()
+    state = {each.initial for each in manifest.state}
     for record in manifest.records:
         if record.name.startswith(f"{AOTINDUCTOR_DIR}/"):
             kind = f"code of {record.name.split('/')[2]}"
@@ -273,8 +313,10 @@ def _part_sizes(side: _Opened) -> dict[str, int]:
             kind = "cases"
         elif record.name in weights:
             kind = "weights"
-        elif manifest.program is not None and record.name == manifest.program.record:
+        elif record.name in programs:
             kind = "program"
+        elif record.name in state:
+            kind = "initial state"
         else:
             continue
         found[kind] = found.get(kind, 0) + record.size

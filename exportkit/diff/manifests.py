@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator, Mapping
 
 from exportkit.diff.difference import Difference, Effect, both, entries, fields, paired, plain
+from exportkit.package.case_files import results_of
 from exportkit.package.consistency import AOTINDUCTOR_DIR
 from exportkit.package.manifest import (
     Call,
@@ -12,11 +14,14 @@ from exportkit.package.manifest import (
     Manifest,
     Operator,
     OutputTolerance,
+    PackagedMethod,
     Target,
     TensorInput,
     TensorOutput,
+    code_folder,
 )
 from exportkit.sizes import shape_text
+from exportkit.spec import FORWARD
 
 _TARGET: Mapping[str, Effect | None] = {
     "device": "load",
@@ -43,10 +48,24 @@ def identity(a: Manifest, b: Manifest) -> Iterator[Difference]:
     yield from fields("package", "", a, b, {"name": None, "version": None, "format_version": "load"})
 
 
-def call(a: Call, b: Call) -> Iterator[Difference]:
-    """Compares how the models are called and what they return."""
+def methods(a: Manifest, b: Manifest) -> Iterator[Difference]:
+    """Compares the methods by name: how they are called, what they return, and which state they use."""
+    by_name = both(lambda side: {method.name: method for method in side.methods}, a, b)
+    for found in paired("call", "method", *by_name, "answer", lambda method: _signature(method.call)):
+        if isinstance(found, Difference):
+            yield found
+            continue
+        name, one, other = found
+        prefix = "" if name == FORWARD else f"{name}: "
+        for difference in _call(one.call, other.call):
+            yield dataclasses.replace(difference, what=f"{prefix}{difference.what}")
+        yield from entries("call", f"{prefix}state", _uses(one, a), _uses(other, b), "answer")
+
+
+def _call(a: Call, b: Call) -> Iterator[Difference]:
+    """Compares how two methods are called and what they return."""
     yield from _tensors("input", {t.name: t for t in a.inputs}, {t.name: t for t in b.inputs})
-    yield from _tensors("output", {t.name: t for t in a.outputs}, {t.name: t for t in b.outputs})
+    yield from _tensors("output", {t.name: t for t in results_of(a)}, {t.name: t for t in results_of(b)})
     for kind in ("inputs", "outputs"):
         here, there = ([tensor.name for tensor in getattr(side, kind)] for side in (a, b))
         if here != there and sorted(here) == sorted(there):
@@ -61,6 +80,32 @@ def call(a: Call, b: Call) -> Iterator[Difference]:
             name, one, other = given
             yield from fields("call", f"parameter {name}", one, other, {"kind": "answer", "value": "answer"})
     yield from fields("call", "", a, b, {"result": "answer"})
+
+
+def _signature(call: Call) -> str:
+    given = ", ".join(f"{each.name}: {each.dtype}{shape_text(each.shape)}" for each in call.inputs)
+    return f"({given}) -> {', '.join(each.name for each in call.outputs) or 'nothing'}"
+
+
+def _uses(method: PackagedMethod, manifest: Manifest) -> dict[str, str]:
+    """Returns by state tensor what a method does with it. The code takes them in this order."""
+    return {manifest.state[use.index].name: "written" if use.written else "read" for use in method.state}
+
+
+def state(a: Manifest, b: Manifest) -> Iterator[Difference]:
+    """Compares the tensors that a session remembers, by name. Their first values are compared as tensors."""
+    by_name = both(lambda side: {each.name: each for each in side.state}, a, b)
+    for found in paired("state", "", *by_name, "answer", lambda each: f"{each.dtype}{shape_text(each.shape)}"):
+        if isinstance(found, Difference):
+            yield found
+            continue
+        name, one, other = found
+        types = both(lambda each: f"{each.dtype}{shape_text(each.shape)}", one, other)
+        if types[0] != types[1]:
+            yield Difference("state", name, *types, "answer")
+        yield from fields("state", name, one, other, {"aliases": None})
+        if one.tolerance != other.tolerance:
+            yield Difference("state", f"{name}: tolerance", *both(_tolerance, one.tolerance, other.tolerance))
 
 
 def _tensors(
@@ -97,9 +142,13 @@ def targets(a: Manifest, b: Manifest) -> Iterator[Difference]:
             continue
         name, one, other = found
         yield from fields("targets", name, one, other, _TARGET)
-        yield from entries("targets", f"{name}: constant", one.constants, other.constants, "answer", _unhashed)
-        files = _digests(a, f"{AOTINDUCTOR_DIR}/{name}/"), _digests(b, f"{AOTINDUCTOR_DIR}/{name}/")
-        yield from entries("targets", f"{name}: file", *files, "answer", note="the compiled code")
+        here, there = ([method.name for method in side.methods] for side in (a, b))
+        for method in [each for each in here if each in there]:
+            code = code_folder(name, method)
+            constants = one.constants.get(method, {}), other.constants.get(method, {})
+            yield from entries("targets", f"{code}: constant", *constants, "answer", _unhashed)
+            files = _digests(a, f"{AOTINDUCTOR_DIR}/{code}/"), _digests(b, f"{AOTINDUCTOR_DIR}/{code}/")
+            yield from entries("targets", f"{code}: file", *files, "answer", note="the compiled code")
 
 
 def _target_text(target: Target) -> str:

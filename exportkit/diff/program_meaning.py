@@ -26,11 +26,12 @@ _TEXT = re.compile(
 )
 
 
-def read_program(reader: PackageReader, path: Path, descriptor: int) -> GraphMeaning:
-    """Reads the program of an open artifact.
+def read_program(reader: PackageReader, method: str, path: Path, descriptor: int) -> GraphMeaning:
+    """Reads the program of a method of an open artifact.
 
     Args:
-        reader: The artifact, which has a program.
+        reader: The artifact, which has programs.
+        method: The method's name.
         path: A file with the record of the program.
         descriptor: An open descriptor of that file, from which tensors are read later.
 
@@ -38,7 +39,7 @@ def read_program(reader: PackageReader, path: Path, descriptor: int) -> GraphMea
         UnreadableGraphError: The program has another form than torch writes.
     """
     try:
-        program = saved.graph_of(reader)
+        program = saved.graph_of(reader, method)
         assert program is not None
         with zipfile.ZipFile(path) as archive:
             file = _Records(archive, descriptor)

@@ -106,6 +106,24 @@ def _weight(reader: PackageReader, weight: Weight) -> StoredTensor:
     return StoredTensor(weight.dtype, weight.shape, weight.strides, record.size, read, record.sha256)
 
 
+def initial_tensors(reader: PackageReader) -> dict[str, StoredTensor]:
+    """Returns what the state of a package begins with, by name: one row where a size varies."""
+    found = {}
+    for state in reader.manifest.state:
+        shape = tuple(size if isinstance(size, int) else 1 for size in state.shape)
+        if state.initial is None:
+            size = prod(shape) * ITEM_BYTES[state.dtype]
+            zeros = StoredTensor(state.dtype, shape, contiguous(shape), size, lambda _, count: bytes(count))
+            found[state.name] = zeros
+            continue
+        record = reader.record(state.initial)
+        read = in_file(reader.fileno(), reader.data_offset(state.initial))
+        found[state.name] = StoredTensor(
+            state.dtype, shape, contiguous(shape), record.size, read, record.sha256
+        )
+    return found
+
+
 def case_tensors(content: bytes) -> dict[str, StoredTensor]:
     """Returns the tensors of a recorded case by name.
 

@@ -9,8 +9,16 @@ from typing import TYPE_CHECKING, Any
 
 from exportkit.package import core
 from exportkit.package.archive import PackageReader
+from exportkit.package.case_files import (
+    recorded_errors,
+    recorded_state_errors,
+    result_keys,
+    results_of,
+    state_keys,
+    state_results,
+)
 from exportkit.package.dtypes import ITEM_BYTES, SAFETENSORS_DTYPES, values_of
-from exportkit.package.manifest import Accuracy, Case, TensorOutput
+from exportkit.package.manifest import Accuracy, TensorOutput
 from exportkit.report.untrusted import LeftOut
 
 if TYPE_CHECKING:
@@ -23,20 +31,32 @@ _BARS = 24  # of a histogram of values
 @dataclass
 class _Output:
     described: TensorOutput
+    method: str | None  # None: of the state
+    accuracy: list[Accuracy]
     values: list[np.ndarray] = field(default_factory=list)
     errors: list[np.ndarray] = field(default_factory=list)
 
 
+_Outputs = dict[str, _Output]  # by name
+
+
 def case_numbers(reader: PackageReader, left_out: LeftOut) -> list[dict[str, Any]]:
-    """Summarizes each output over the recorded cases. What cannot be read or is too much is noted in `left_out`.
+    """Summarizes each result over the recorded calls, and the state over the ends of the recorded sequences.
+
+    What cannot be read or is too much is noted in `left_out`.
 
     Returns:
-        For each output its name, the histogram of its values, and that of eager's errors where it has references.
-        An error is defined as in FORMAT.md, "Verdicts".
+        For each result its name, its method (None for state), the histogram of its values, and that of eager's errors
+        where it has references. An error is defined as in FORMAT.md, "Verdicts".
     """
-    outputs = [_Output(output) for output in reader.manifest.call.outputs]
+    manifest = reader.manifest
+    methods = {
+        each.name: _outputs(results_of(each.call), each.name, recorded_errors(manifest.cases, each.name))
+        for each in manifest.methods
+    }
+    state = _outputs(state_results(manifest.state), None, recorded_state_errors(manifest.cases))
     left = left_out.limits.case_bytes
-    for case in left_out.first(reader.manifest.cases, left_out.limits.cases, "cases in the histograms"):
+    for case in left_out.first(manifest.cases, left_out.limits.cases, "cases in the histograms"):
         size = reader.record(case.record).size
         if size > left:
             left_out.note(
@@ -45,10 +65,27 @@ def case_numbers(reader: PackageReader, left_out: LeftOut) -> list[dict[str, Any
             continue
         left -= size
         try:
-            _add(outputs, case, tensors_of(reader.read(case.record)))
+            tensors = tensors_of(reader.read(case.record))
+            for number, call in enumerate(case.calls):
+                described = manifest.method(call.method).call
+                keys = [result_keys(number, described, reference=known) for known in (False, True)]
+                _add(methods[call.method], call.accuracy, *(_by_name(each, tensors) for each in keys))
+            keys = [state_keys(manifest.state, reference=known) for known in (False, True)]
+            if any(key in tensors for key in keys[0].values()):
+                _add(state, case.state_accuracy, *(_by_name(each, tensors) for each in keys))
         except UnreadableCaseError as error:
             left_out.note(f"{case.record} in the histograms: {error}")
-    return [_summary(output, reader.manifest.cases) for output in outputs]
+    return [_summary(output) for outputs in (*methods.values(), state) for output in outputs.values()]
+
+
+def _outputs(
+    results: Sequence[TensorOutput], method: str | None, errors: Mapping[str, Sequence[Accuracy]]
+) -> _Outputs:
+    return {each.name: _Output(each, method, list(errors.get(each.name, ()))) for each in results}
+
+
+def _by_name(keys: Mapping[str, str], tensors: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    return {name: tensors[key] for name, key in keys.items() if key in tensors}
 
 
 class UnreadableCaseError(Exception):
@@ -75,23 +112,26 @@ def tensors_of(content: bytes) -> dict[str, np.ndarray]:
     return tensors
 
 
-def _add(outputs: Sequence[_Output], case: Case, tensors: Mapping[str, np.ndarray]) -> None:
-    names = {output.described.name: index for index, output in enumerate(outputs)}
-    for index, output in enumerate(outputs):
-        values, reference = tensors.get(f"output.{index}"), tensors.get(f"reference.{index}")
+def _add(
+    outputs: _Outputs,
+    accuracy: Mapping[str, Accuracy | None],
+    found: Mapping[str, np.ndarray],
+    references: Mapping[str, np.ndarray],
+) -> None:
+    for name, output in outputs.items():
+        values, reference = found.get(name), references.get(name)
         if values is None:
-            raise UnreadableCaseError(f"it has no output.{index}")
+            raise UnreadableCaseError(f"it has no value of {name}")
         if values.dtype.kind == "c":
             continue
         output.values.append(values.ravel())
-        if reference is None or values.dtype.kind != "f" or case.accuracy.get(output.described.name) is None:
+        if reference is None or values.dtype.kind != "f" or accuracy.get(name) is None:
             continue
         if reference.shape != values.shape or reference.dtype.kind != "f":
-            raise UnreadableCaseError(f"reference.{index} does not fit output.{index}")
+            raise UnreadableCaseError(f"the reference of {name} does not fit its value")
         selected = None
         if (rows_of := output.described.tolerance.rows_of) is not None:
-            chosen = names.get(rows_of)
-            selected = _same_rows(tensors.get(f"output.{chosen}"), tensors.get(f"reference.{chosen}"), values)
+            selected = _same_rows(found.get(rows_of), references.get(rows_of), values)
         errors = _errors(values, reference)
         output.errors.append(errors.ravel() if selected is None else errors[selected])
 
@@ -117,12 +157,11 @@ def _errors(values: np.ndarray, reference: np.ndarray) -> np.ndarray:
     return errors
 
 
-def _summary(output: _Output, cases: Sequence[Case]) -> dict[str, Any]:
-    described = output.described
-    summary: dict[str, Any] = {"name": described.name, "dtype": described.dtype}
+def _summary(output: _Output) -> dict[str, Any]:
+    described, found = output.described, output.accuracy
+    summary: dict[str, Any] = {"name": described.name, "method": output.method, "dtype": described.dtype}
     if output.values:
         summary["values"] = _value_histogram(output.values)
-    found = [a for case in cases if (a := case.accuracy.get(described.name)) is not None]
     if output.errors and found:
         eager = Accuracy(rms=max(a.rms for a in found), greatest=max(a.greatest for a in found))
         allowed = (c_double * 2)()  # ek_accuracy: rms, greatest

@@ -7,7 +7,7 @@ from collections import Counter
 from typing import Any
 
 from exportkit.package.exported_graph import DTYPE_NAMES, Argument, Node, ProgramGraph, ProgramGraphError, tensors_in
-from exportkit.package.manifest import Manifest
+from exportkit.package.manifest import Manifest, PackagedMethod
 from exportkit.report.argument_text import argument_text, inner_graph
 from exportkit.report.module_tree import Stack, tree_of
 from exportkit.report.symbolic_sizes import Symbols, size_text, symbols_of
@@ -25,8 +25,12 @@ _PACKAGES = ("/site-packages/", "/dist-packages/")
 _MACHINERY = re.compile(r"(^|/)torch/|/lib/python3\.\d+/|^<")
 
 
-def graph_data(program: ProgramGraph, manifest: Manifest, left_out: LeftOut) -> dict[str, Any]:
-    """Describes a graph. `manifest` has the names of inputs, outputs and operators.
+def graph_data(
+    program: ProgramGraph, manifest: Manifest, left_out: LeftOut, method: str | None = None
+) -> dict[str, Any]:
+    """Describes the graph of a method: by default, the manifest's default method.
+
+    `manifest` has the names of inputs, state, outputs and operators.
 
     Returns:
         `nodes`, in an order in which they can run, so that a node's place is its number; `edges`, pairs of numbers,
@@ -36,7 +40,7 @@ def graph_data(program: ProgramGraph, manifest: Manifest, left_out: LeftOut) -> 
         ProgramGraphError: The graph refers to something in a form that torch does not write.
     """
     try:
-        return _Builder(program, manifest, left_out).build()
+        return _Builder(program, manifest, manifest.method(method), left_out).build()
     except (KeyError, TypeError, AttributeError, ValueError, IndexError, RecursionError) as error:
         # The unions in torch's schema are plain objects here, and each use of them may meet another form.
         raise ProgramGraphError(f"the graph is not in the form that torch writes: {error!r}") from error
@@ -52,9 +56,15 @@ def operator_name(target: str) -> str | None:
 
 
 class _Builder:
-    def __init__(self, program: ProgramGraph, manifest: Manifest, left_out: LeftOut) -> None:
+    def __init__(
+        self, program: ProgramGraph, manifest: Manifest, method: PackagedMethod, left_out: LeftOut
+    ) -> None:
         self._left_out, self._limits = left_out, left_out.limits
-        self._graph, self._signature, self._manifest = program.graph, program.signature, manifest
+        self._graph, self._signature, self._call = program.graph, program.signature, method.call
+        self._taken = [
+            *(tensor.name for tensor in method.call.inputs),
+            *(f"state {manifest.state[use.index].name}" for use in method.state),
+        ]
         self._operators = {operator.name for operator in manifest.operators}
         self._nodes: list[dict[str, Any]] = []
         self._stacks: list[Stack | None] = []
@@ -75,7 +85,6 @@ class _Builder:
         return {"nodes": self._nodes, "edges": edges, "tree": tree_of(self._stacks), "calls": calls}
 
     def _inputs(self) -> None:
-        named = self._manifest.call.inputs
         users: list[str] = []
         for spec in self._signature.input_specs:
             ((kind, content),) = spec.items()
@@ -85,9 +94,9 @@ class _Builder:
             elif kind in ("parameter", "buffer", "tensor_constant"):
                 self._weights[argument["name"]] = str(content[f"{kind}_name"])
         values = self._graph.tensor_values
-        self._symbols = symbols_of(self._manifest.call, [values[name].sizes for name in users if name in values])
+        self._symbols = symbols_of(self._call, [values[name].sizes for name in users if name in values])
         for index, name in enumerate(self._left_out.first(users, self._limits.ends, "inputs of the graph")):
-            title = named[index].name if index < len(named) else name
+            title = self._taken[index] if index < len(self._taken) else name
             self._maker[name] = self._add({"kind": "input", "title": title, "out": [self._value(name)]}, None)
 
     def _call(self, number: int, node: Node) -> None:
@@ -133,7 +142,7 @@ class _Builder:
             if "user_output" in spec
             for name in tensors_in(spec["user_output"]["arg"])
         ]
-        named = self._manifest.call.outputs
+        named = self._call.outputs
         for index, name in enumerate(self._left_out.first(users, self._limits.ends, "outputs of the graph")):
             title = named[index].name if index < len(named) else name
             here = self._add({"kind": "output", "title": title, "out": [self._value(name)]}, None)

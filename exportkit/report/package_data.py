@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import Any
@@ -12,7 +12,7 @@ import msgspec
 from exportkit.package.archive import PackageReader
 from exportkit.package.dtypes import ITEM_BYTES
 from exportkit.package.exported_graph import Node
-from exportkit.package.manifest import MANIFEST_NAME, Manifest, Weight
+from exportkit.package.manifest import MANIFEST_NAME, Manifest, Weight, code_folder
 from exportkit.package.trust import signature_info
 from exportkit.report.argument_text import argument_text
 from exportkit.report.untrusted import LeftOut
@@ -24,10 +24,26 @@ _KINDS = {
     "exportkit/ops/": "operator libraries",
     "exportkit/cases/": "cases",
     "exportkit/program": "program",
+    "exportkit/state/": "state",
 }
 _MAX_CALLS_BYTES = 64 << 20
 
 Rows = Sequence[Sequence[str]]
+
+
+@dataclass(frozen=True)
+class MethodWords:
+    """How a method is called.
+
+    Attributes:
+        name: The method's name.
+        inputs: Name, and dtype and shape.
+        outputs: Name, dtype and shape, and what it is held to.
+    """
+
+    name: str
+    inputs: Rows
+    outputs: Rows
 
 
 @dataclass(frozen=True)
@@ -37,8 +53,9 @@ class Words:
     Attributes:
         made_by: The versions that made it.
         source: The model that was exported.
-        inputs: Name, and dtype and shape.
-        outputs: Name, dtype and shape, and what it is held to.
+        methods: The methods, in the manifest's order.
+        state: Name, dtype and shape, bytes, which methods write and read it, what it begins with, what it is held to.
+        cases: The calls of each case.
         targets: Name, and what it needs.
         libraries: File name, and what it has and needs; in the manifest's order.
         program: What the program was made with; None without a program.
@@ -47,8 +64,9 @@ class Words:
 
     made_by: str
     source: str
-    inputs: Rows
-    outputs: Rows
+    methods: Sequence[MethodWords]
+    state: Rows
+    cases: Sequence[str]
     targets: Rows
     libraries: Rows
     program: str | None
@@ -73,14 +91,20 @@ def package_data(reader: PackageReader, words: Words, left_out: LeftOut) -> dict
         "program": words.program,
         "onnx": [list(row) for row in words.onnx],
         "signatures": _signatures(reader),
-        "inputs": shown(words.inputs, "inputs"),
-        "outputs": shown(words.outputs, "outputs"),
-        "dimensions": [
-            [d.name, d.min, d.max] for d in left_out.first(manifest.call.dimensions, left_out.limits.rows, "dimensions")
+        "methods": [
+            {
+                "name": each.name,
+                "inputs": shown(each.inputs, "inputs"),
+                "outputs": shown(each.outputs, "outputs"),
+                "dimensions": [
+                    [d.name, d.min, d.max]
+                    for d in left_out.first(method.call.dimensions, left_out.limits.rows, "dimensions")
+                ],
+            }
+            for each, method in zip(words.methods, manifest.methods)
         ],
-        "targets": [
-            [*row, _bytes_under(sizes, f"data/aotinductor/{row[0]}/")] for row in shown(words.targets, "targets")
-        ],
+        "state": shown(words.state, "tensors of the state"),
+        "targets": [[*row, code_bytes(manifest, row[0])] for row in shown(words.targets, "targets")],
         "operators": _operators(manifest, left_out),
         "libraries": [
             [*row, sizes.get(library.record, 0), library.sha256]
@@ -88,8 +112,8 @@ def package_data(reader: PackageReader, words: Words, left_out: LeftOut) -> dict
         ],
         "weights": _weights(manifest.weights, left_out),
         "cases": [
-            [case.sizes, sizes.get(case.record, 0), case.reference_dtype]
-            for case in left_out.first(manifest.cases, left_out.limits.rows, "cases")
+            [text, sizes.get(case.record, 0), case.reference_dtype]
+            for text, case in zip(words.cases, left_out.first(manifest.cases, left_out.limits.rows, "cases"))
         ],
         "records": _records(reader, left_out),
     }
@@ -142,8 +166,10 @@ def _records(reader: PackageReader, left_out: LeftOut) -> list[list[Any]]:
     return shown + [[f"{len(found)} smaller records", sum(found), kind, None, None] for kind, found in rest.items()]
 
 
-def _bytes_under(sizes: Mapping[str, int], folder: str) -> int:
-    return sum(size for name, size in sizes.items() if name.startswith(folder))
+def code_bytes(manifest: Manifest, target: str) -> int:
+    """Returns the bytes of a target's code, of all methods."""
+    folders = tuple(f"data/aotinductor/{code_folder(target, method.name)}/" for method in manifest.methods)
+    return sum(record.size for record in manifest.records if record.name.startswith(folders))
 
 
 # --- what compiled code calls ---------------------------------------------------------------------------------------
@@ -162,21 +188,23 @@ _DECODER = msgspec.json.Decoder(_Calls)
 
 
 def compiled_calls(reader: PackageReader, left_out: LeftOut) -> list[list[Any]]:
-    """Returns the target, the operator, and the arguments of each call of a custom operator by compiled code, in order.
+    """Returns the folder of code, the operator, and the arguments of each call of a custom operator, in order.
 
     AOTInductor writes them beside the code, as JSON of the same form as a program's nodes. Files of other forms have
     none. What it fused around them is machine code, so they are a list and no graph.
     """
     calls: list[list[Any]] = []
-    for target in reader.manifest.targets:
-        folder = f"data/aotinductor/{target.name}/"
+    manifest = reader.manifest
+    folders = [code_folder(target.name, method.name) for target in manifest.targets for method in manifest.methods]
+    for code in folders:
+        folder = f"data/aotinductor/{code}/"
         for record in reader.manifest.records:
             if (
                 record.name.startswith(folder)
                 and record.name.endswith(".wrapper.json")
                 and record.size <= _MAX_CALLS_BYTES
             ):
-                calls += [[target.name, *_described(call.node)] for call in _decoded(reader.read(record.name))]
+                calls += [[code, *_described(call.node)] for call in _decoded(reader.read(record.name))]
     return list(left_out.first(calls, left_out.limits.calls, "calls of operators by compiled code"))
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 from pathlib import Path
@@ -16,6 +16,7 @@ from exportkit.errors import UsageError
 from exportkit.package.archive import PackageReader
 from exportkit.package.atomic import write_whole
 from exportkit.package.exported_graph import ProgramGraph, ProgramGraphError, graph_in, graph_of
+from exportkit.package.manifest import Manifest
 from exportkit.package.node_times import Profile, read_profile
 from exportkit.report.case_numbers import case_numbers
 from exportkit.report.graph_data import graph_data
@@ -96,7 +97,7 @@ def report_data(
     left_out = LeftOut(limits)
     data = package_data(reader, words, left_out)
     data["numbers"] = case_numbers(reader, left_out)
-    data["graph"], data["no_graph"] = _graph(reader, sources, left_out)
+    data["graphs"], data["no_graph"] = _graphs(reader, sources, left_out)
     data["compiled_calls"] = compiled_calls(reader, left_out)
     if sources.verification is not None:
         data["verification"] = read_verification(sources.verification, reader, left_out)
@@ -135,39 +136,53 @@ def _hash(text: str) -> str:
     return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
 
 
-def _graph(
+def _graphs(
     reader: PackageReader, sources: ReportSources, left_out: LeftOut
-) -> tuple[dict[str, Any] | None, str | None]:
+) -> tuple[list[dict[str, Any]], str | None]:
+    """Returns the graph of each method, the default one's first, or why there is none."""
     manifest = reader.manifest
+    names = [method.name for method in manifest.methods]
+    if manifest.default is not None:
+        names.sort(key=manifest.default.name.__ne__)
+    profile = None if sources.profile is None else read_profile(sources.profile)
+    graphs: list[dict[str, Any]] = []
+    programs: list[ProgramGraph] = []
     try:
-        program = graph_of(reader) if sources.program is None else graph_in(sources.program)
-        if program is None:
-            if sources.profile is not None:
-                raise UsageError(
-                    f"{reader.path} has no program, so a profile cannot be shown",
-                    hint="Give the program that was profiled with --program.",
-                )
-            return None, _no_graph(reader)
-        if sources.program is not None:
-            _check_same_model(reader, program, sources.program)
-        graph = graph_data(program, manifest, left_out)
+        for name in names:
+            program = graph_of(reader, name) if sources.program is None else graph_in(sources.program, name)
+            if program is None:
+                if sources.profile is not None:
+                    raise UsageError(
+                        f"{reader.path} has no program, so a profile cannot be shown",
+                        hint="Give the program that was profiled with --program.",
+                    )
+                return [], _no_graph(reader)
+            if sources.program is not None:
+                _check_same_model(reader, name, program, sources.program)
+            graph = graph_data(program, manifest, left_out, name)
+            graphs.append(graph | {"method": name} | _about(program, manifest, sources))
+            programs.append(program)
     except ProgramGraphError as error:
         if sources.program is not None or sources.profile is not None:
             raise
-        return None, error.message
-    graph |= {
+        return [], error.message
+    if profile is not None and sources.profile is not None:
+        place = _profiled(profile, programs, sources.profile)
+        graphs[place]["profile"] = _profile(profile)
+    return graphs, None
+
+
+def _about(program: ProgramGraph, manifest: Manifest, sources: ReportSources) -> dict[str, Any]:
+    return {
         "sha256": program.sha256,
         "torch": program.torch,
         "file": sources.program.name if sources.program is not None else None,
         "same_weights": program.manifest is not None and program.manifest.source == manifest.source,
     }
-    if sources.profile is not None:
-        graph["profile"] = _profile(read_profile(sources.profile), program, sources.profile)
-    return graph, None
 
 
 def _no_graph(reader: PackageReader) -> str:
-    if reader.manifest.onnx is not None:
+    if reader.manifest.onnx:
         return "The graph is in the ONNX model, which this page does not draw."
     return (
         "This package has compiled code only, from which the graph cannot be read. Export the model with "
@@ -176,31 +191,39 @@ def _no_graph(reader: PackageReader) -> str:
     )
 
 
-def _check_same_model(reader: PackageReader, program: ProgramGraph, path: Path) -> None:
+def _check_same_model(reader: PackageReader, method: str, program: ProgramGraph, path: Path) -> None:
     """Refuses the program of a model that is called differently."""
-    call = reader.manifest.call
+    ours = reader.manifest.method(method)
+    call = ours.call
     if program.manifest is not None:
-        theirs = program.manifest.call
+        theirs = program.manifest.method(method).call
         same = (call.parameters, call.inputs) == (theirs.parameters, theirs.inputs)
         same = same and [(o.name, o.dtype) for o in call.outputs] == [(o.name, o.dtype) for o in theirs.outputs]
+        same = same and reader.manifest.state == program.manifest.state
     else:
         inputs = sum("user_input" in spec for spec in program.signature.input_specs)
         outputs = sum("user_output" in spec for spec in program.signature.output_specs)
-        same = inputs >= len(call.inputs) and outputs >= len(call.outputs)
+        same = inputs >= len(call.inputs) + len(ours.state) and outputs >= len(call.outputs)
     if not same:
         raise UsageError(
-            f"{path} is the program of another model: its inputs or outputs are not those of {reader.path}",
+            f"{path} is the program of another model: its inputs, outputs or state are not those of {reader.path}",
             hint="Export the program with the options that the artifact was exported with.",
         )
 
 
-def _profile(profile: Profile, program: ProgramGraph, path: Path) -> dict[str, Any]:
-    if profile.graph_sha256 != program.sha256 or len(profile.nodes) != len(program.graph.nodes):
-        raise UsageError(
-            f"{path} is the profile of another program: of the graph {profile.graph_sha256[:16]}..., and this one is "
-            f"{program.sha256[:16]}...",
-            hint="Profile this program with `exportkit bench PROGRAM.pt2 --profile`.",
-        )
+def _profiled(profile: Profile, programs: Sequence[ProgramGraph], path: Path) -> int:
+    """Returns the place of the program that a profile belongs to."""
+    for place, program in enumerate(programs):
+        if profile.graph_sha256 == program.sha256 and len(profile.nodes) == len(program.graph.nodes):
+            return place
+    found = ", ".join(f"{program.sha256[:16]}..." for program in programs)
+    raise UsageError(
+        f"{path} is the profile of another program: of the graph {profile.graph_sha256[:16]}..., and this one is {found}",
+        hint="Profile this program with `exportkit bench PROGRAM.pt2 --profile`.",
+    )
+
+
+def _profile(profile: Profile) -> dict[str, Any]:
     return {
         "device": profile.device,
         "threads": profile.threads,

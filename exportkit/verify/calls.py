@@ -9,9 +9,8 @@ from typing import Literal
 
 from exportkit.errors import CaseError
 from exportkit.package.archive import PackageReader
-from exportkit.package.manifest import Case
 from exportkit.progress import Progress
-from exportkit.sizes import label_of
+from exportkit.sizes import case_label, case_sizes
 from exportkit.verify.commands import CallsDrawn
 from exportkit.verify.eager import EagerProcess
 from exportkit.verify.eager_plan import EagerPlan
@@ -138,24 +137,3 @@ class TargetCalls:
         case, file = self.reader.manifest.cases[index], self.folder / f"case-{index}.safetensors"
         self.reader.extract(case.record, file)
         return Script(label, case, file)
-
-
-def case_sizes(case: Case) -> dict[str, int]:
-    """Returns the sizes of all calls of a case by dimension; of a dimension that changes, the last."""
-    return {name: size for call in case.calls for name, size in call.sizes.items()}
-
-
-def case_label(case: Case) -> str:
-    """Returns such as "batch=2", and for a sequence "prefill, 3 times decode; batch=2"."""
-    if len(case.calls) == 1:
-        return label_of(case.calls[0].sizes)
-    runs: list[tuple[str, int]] = []
-    for call in case.calls:
-        if runs and runs[-1][0] == call.method:
-            runs[-1] = call.method, runs[-1][1] + 1
-        else:
-            runs.append((call.method, 1))
-    texts = [method if count == 1 else f"{count} times {method}" for method, count in runs]
-    if len(texts) > 4:
-        texts = [*texts[:3], f"... {len(case.calls)} calls"]
-    return f"{', '.join(texts)}; {label_of(case_sizes(case))}"

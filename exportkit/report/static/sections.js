@@ -56,13 +56,27 @@ export function slowestSection(graph, go) {
   );
 }
 
-export function callSection(data) {
-  const ranges = data.dimensions.map(([name, min, max]) => el("li", {}, el("code", {}, name), ` ${min} to ${max}`));
+export function callSection({ methods }) {
+  const parts = methods.map(({ name, inputs, outputs, dimensions }) => {
+    const ranges = dimensions.map(([dimension, min, max]) => el("li", {}, el("code", {}, dimension), ` ${min} to ${max}`));
+    return el(
+      "div",
+      { class: "method" },
+      methods.length > 1 && el("h4", {}, "Method ", el("code", {}, name)),
+      el("div", { class: "two" }, columns("Takes", ["input", "type"], inputs.map(named)), columns("Returns", ["output", "type", "held to"], outputs.map(named))),
+      ranges.length > 0 && el("div", {}, el("h4", {}, "Ranges"), el("ul", { class: "ranges" }, ranges)),
+    );
+  });
+  return card("call", methods.length > 1 ? "Methods" : "Inputs and outputs", ...parts);
+}
+
+export function stateSection({ state }) {
+  if (!state.length) return null;
   return card(
-    "call",
-    "Inputs and outputs",
-    el("div", { class: "two" }, columns("Takes", ["input", "type"], data.inputs.map(named)), columns("Returns", ["output", "type", "held to"], data.outputs.map(named))),
-    ranges.length > 0 && el("div", {}, el("h4", {}, "Ranges"), el("ul", { class: "ranges" }, ranges)),
+    "state",
+    "State",
+    el("p", { class: "about" }, "What a session remembers between its calls. Each session has its own."),
+    longColumns(["tensor", "type", "size", "use", "at first", "held to"], state.map(named), "tensors"),
   );
 }
 
@@ -70,20 +84,25 @@ export function callSection(data) {
 export function operatorSection(data) {
   const rows = new Map();
   const calls = new Map();
-  for (const node of data.graph?.nodes ?? []) if (node.operator) calls.set(node.operator, (calls.get(node.operator) ?? 0) + 1);
+  const drawn = data.graphs.length > 0;
+  const targets = new Map();
+  for (const graph of data.graphs) {
+    for (const node of graph.nodes) if (node.operator) calls.set(node.operator, (calls.get(node.operator) ?? 0) + 1);
+    for (const [target, count] of Object.entries(graph.calls)) targets.set(target, (targets.get(target) ?? 0) + count);
+  }
   const body = data.operators.map(([name, schema, library], index) => {
     const given = library !== null && data.libraries[library] ? data.libraries[library][0] : null;
     const id = `operator-${index}`;
     rows.set(name, { id, given: given ? `from ${given}` : "from a library that is not in this artifact" });
-    return { id, cells: [el("span", {}, el("b", {}, "◆ ", name), el("code", { class: "schema" }, schema)), data.graph ? String(calls.get(name) ?? 0) : null, given ? el("code", {}, given) : data.onnx.length ? "the ONNX model" : el("span", { class: "problem" }, "not in this artifact; exportkit package adds it")] };
+    return { id, cells: [el("span", {}, el("b", {}, "◆ ", name), el("code", { class: "schema" }, schema)), drawn ? String(calls.get(name) ?? 0) : null, given ? el("code", {}, given) : data.onnx.length ? "the ONNX model" : el("span", { class: "problem" }, "not in this artifact; exportkit package adds it")] };
   });
   const libraries = data.libraries.map(([name, text, size, digest]) => [el("code", {}, name), text, bytesText(size), el("code", { title: digest }, digest.slice(0, DIGITS))]);
   const section = card(
     "operators",
     "Operators and libraries",
-    body.length ? columns("Custom operators that the model calls", ["operator", data.graph && "calls", "library"], body) : el("p", { class: "faint" }, "The model calls no custom operator."),
+    body.length ? columns("Custom operators that the model calls", ["operator", drawn && "calls", "library"], body) : el("p", { class: "faint" }, "The model calls no custom operator."),
     libraries.length > 0 && columns("Libraries", ["library", "what it has and needs", "size", "sha256"], libraries),
-    data.graph && el("details", {}, el("summary", {}, "All targets that the graph calls"), columns("", ["target", "calls"], Object.entries(data.graph.calls).sort((one, other) => other[1] - one[1]).map(([target, count]) => [el("code", {}, target), String(count)]))),
+    drawn && el("details", {}, el("summary", {}, "All targets that the graph calls"), columns("", ["target", "calls"], [...targets].sort((one, other) => other[1] - one[1]).map(([target, count]) => [el("code", {}, target), String(count)]))),
   );
   return { section, rows };
 }
@@ -134,7 +153,7 @@ export function weightSection({ weights }) {
 
 export function caseSection(data) {
   const compiled = compiledErrors(data.verification);
-  const cases = data.cases.map(([sizes, size, reference], index) => [`case ${index}`, Object.entries(sizes).map(([name, value]) => `${name}=${value}`).join(", ") || "fixed sizes", bytesText(size), reference ? `references in ${reference}` : "no references"]);
+  const cases = data.cases.map(([calls, size, reference], index) => [`case ${index}`, calls, bytesText(size), reference ? `references in ${reference}` : "no references"]);
   const figures = data.numbers.map((output) => {
     const worst = compiled.get(output.name);
     const marks = output.errors ? [
@@ -145,7 +164,7 @@ export function caseSection(data) {
     return el(
       "div",
       { class: "output" },
-      el("h4", {}, el("code", {}, output.name), ` ${output.dtype}`),
+      el("h4", {}, el("code", {}, titleOf(data, output)), ` ${output.dtype}`),
       output.errors && errorHistogram(output.errors, marks),
       output.errors && el("p", { class: "marks" }, marks.map(({ kind, name, value }) => el("span", { class: `mark-name ${kind}` }, `${name} ${numberText(value)}`))),
       output.values && valueHistogram(output.values),
@@ -155,12 +174,18 @@ export function caseSection(data) {
   return card(
     "cases",
     "Recorded cases",
-    cases.length ? columns("", ["case", "sizes", "size", ""], cases) : el("p", { class: "faint" }, "No call was recorded."),
+    cases.length ? columns("", ["case", "calls", "size", ""], cases) : el("p", { class: "faint" }, "No call was recorded."),
     figures.length > 0 && el("p", { class: "about" }, explained
       ? "For each output, over all cases: how far eager's answers are from the reference, relative to its magnitude, on a scale of decades, and the values. Rows that an index selects are compared where the index is the same."
       : "For each output, over all cases: the recorded values."),
     el("div", { class: "figures" }, figures),
   );
+}
+
+/** Returns the name of a result: with its method where there are several; state has none. */
+function titleOf({ methods }, { name, method }) {
+  if (method === null) return `state ${name}`;
+  return methods.length > 1 ? `${method}: ${name}` : name;
 }
 
 /** Returns the worst errors of compiled code by output. */
@@ -212,7 +237,9 @@ export function originSection(data) {
     ]),
   ].filter(Boolean);
   const facts = [["made by", data.made_by], ["model", data.source], ["file sha256", data.file.sha256], ["manifest sha256", data.manifest_sha256]];
-  if (data.graph) facts.push(["graph sha256", data.graph.sha256], ["graph from", data.graph.file ? `${data.graph.file}, ${data.graph.same_weights ? "exported from the same model and weights" : "which may have other weights"}` : "this artifact"]);
+  const [graph] = data.graphs;
+  for (const each of data.graphs) facts.push([data.graphs.length > 1 ? `graph sha256 of ${each.method}` : "graph sha256", each.sha256]);
+  if (graph) facts.push(["graph from", graph.file ? `${graph.file}, ${graph.same_weights ? "exported from the same model and weights" : "which may have other weights"}` : "this artifact"]);
   return card(
     "origin",
     "Signatures and origin",
