@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from exportkit.bench.onnx_runtime import ONNX_RUNTIME, load_onnx
+from exportkit.bench.package_sizes import parse_sizes
 from exportkit.bench.references import NoOperators, OperatorCalledError, WithReferences
 from exportkit.bench.results import OURS, OURS_EAGER, OURS_GRAPHS, Measurement, Row
 from exportkit.bench.timing import Alternative, Within, measure
@@ -180,8 +181,9 @@ def _eager(
             raise UsageError(f"cannot compare with eager: {reason}")
         return None, reason
     progress(f"making the eager model {model}")
-    spec = stack.enter_context(rebuild_eager(replace(options.eager, model=model), source, manifest.call, device))
-    if state_sha256(spec.model) != source.state_sha256:
+    eager = replace(options.eager, model=model)
+    spec = stack.enter_context(rebuild_eager(eager, source, manifest.methods, manifest.state, device))
+    if state_sha256(spec.model, spec.state) != source.state_sha256:
         raise UsageError(
             f"the weights of {model} have changed since it was exported",
             hint="Export it again, or give the weights of the export (--weights).",
@@ -214,28 +216,6 @@ def _inputs(
         count = min(_MAX_SETS, math.ceil(_ENOUGH_BYTES / max(1, sum(t.nbytes for t in _tensors(first)))))
         drawn = [first, *(draw_inputs(spec, call, sizes, options.seed + 1 + i) for i in range(count - 1))]
         yield sizes, [tree_map_only(Tensor, lambda t: t.to(model.device), one) for one in drawn]
-
-
-def parse_sizes(text: str, call: Call) -> dict[str, int]:
-    """Parses `batch=8,gh=28` to a number for each dimension of a call.
-
-    Raises:
-        UsageError: A dimension is missing, unknown or out of its range.
-    """
-    ranges = {dimension.name: dimension for dimension in call.dimensions}
-    hint = "Give " + ",".join(f"{d.name}=N" for d in call.dimensions) + ", where "
-    hint += ", ".join(f"{d.name} is {d.min} to {d.max}" for d in call.dimensions) + "."
-    sizes = {}
-    for part in filter(None, text.split(",")):
-        name, equals, number = (piece.strip() for piece in part.partition("="))
-        if not equals or not number.isdecimal() or name not in ranges:
-            raise UsageError(f"--size {text}: {part!r} is not DIMENSION=NUMBER", hint=hint)
-        if not ranges[name].min <= int(number) <= ranges[name].max:
-            raise UsageError(f"--size {text}: {name} is out of its range", hint=hint)
-        sizes[name] = int(number)
-    if missing := [name for name in ranges if name not in sizes]:
-        raise UsageError(f"--size {text}: {', '.join(missing)} is missing", hint=hint)
-    return sizes
 
 
 def _row(
@@ -294,7 +274,7 @@ class _Expected:
 def _expected(package: Model, spec: ExportSpec | None, sizes: Mapping[str, int], inputs: _Inputs) -> _Expected:
     """Calls eager. Without an eager model, returns the recorded results of the export."""
     manifest = package.manifest
-    errors = recorded_errors(manifest.cases)
+    errors = recorded_errors(manifest.cases, manifest.method().name)
     if spec is None:
         case = next(case for case in package.cases if dict(case.sizes) == dict(sizes))
         return _Expected(_tensors(case.outputs), Reference(case.references, errors))

@@ -15,22 +15,24 @@ from torch.export.passes import move_to_device_pass
 from torch.utils._pytree import tree_leaves
 
 from exportkit.bench.machine import describe
-from exportkit.bench.packages import parse_sizes
+from exportkit.bench.package_sizes import parse_sizes, size_option
 from exportkit.errors import DigestMismatchError, ExportError, UsageError
-from exportkit.export.call_signature import describe_call
 from exportkit.export.cases import eager_mode
+from exportkit.export.eager_methods import EagerMethods
 from exportkit.export.placement import usable_device
 from exportkit.export.program_file import load_program
 from exportkit.export.resolve import load_operator_libraries
 from exportkit.export.resolved import SavedProgram
 from exportkit.package.archive import PackageReader
 from exportkit.package.exported_graph import graph_in
+from exportkit.package.manifest import Case, CaseCall, Manifest
 from exportkit.package.node_times import FORMAT_VERSION, NodeTime, Profile
 from exportkit.package.structure import plain
 from exportkit.package.trust import Trust
 from exportkit.progress import Progress
 from exportkit.runtime.case_tensors import read_case
 from exportkit.sizes import label_of
+from exportkit.spec import FORWARD
 
 _GETITEM = "_operator.getitem"  # is not timed: it belongs to the node whose result it takes
 _WARM_UPS = 3
@@ -44,7 +46,8 @@ class ProfileOptions:
     Attributes:
         device: "cpu", "cuda", "cuda:N", or "auto": CUDA if there is a device.
         threads: The number of torch's CPU threads. None: torch's default.
-        size: The sizes of a recorded case, such as "batch=2,gh=8". None: the first case.
+        method: The method to time. None: the default one.
+        size: The sizes of a recorded call, such as "batch=2,gh=8". None: the method's first one.
         seconds: The time to spend. There are at least five runs.
         op_libraries: Operator libraries that the program calls, or modules that load some.
         trust: Who must have signed the program.
@@ -53,6 +56,7 @@ class ProfileOptions:
 
     device: str = "auto"
     threads: int | None = None
+    method: str | None = None
     size: str | None = None
     seconds: float = 1.0
     op_libraries: Sequence[Path | str] = ()
@@ -82,7 +86,8 @@ class _Timed(torch.fx.Interpreter):
 def profile_program(path: Path, options: ProfileOptions, progress: Progress) -> Profile:
     """Times the nodes of a program: of `exportkit export --format program`, or of torch.export.save.
 
-    Every node waits for the one before, so that the sum is more than a call takes on a GPU.
+    State is that of a new session. Every node waits for the one before, so that the sum is more than a call takes on a
+    GPU.
 
     Args:
         path: The program.
@@ -90,7 +95,7 @@ def profile_program(path: Path, options: ProfileOptions, progress: Progress) -> 
         progress: Called with a description of each step.
 
     Raises:
-        UsageError: The file has no program, or no recorded case has the given sizes.
+        UsageError: The file has no program or no such method, or no recorded call has the given sizes.
         PackageError: The file is bad, or a required signature is missing.
         ExportError: torch cannot read the program, or read another graph than the file has.
         HostError: This machine does not have the device.
@@ -100,17 +105,19 @@ def profile_program(path: Path, options: ProfileOptions, progress: Progress) -> 
     load_operator_libraries(options.op_libraries)
     progress(f"reading {path.name}")
     saved = load_program(path, options.trust, trusted=options.trusted)
-    graph = graph_in(path)
-    program = move_to_device_pass(saved.program, device)
+    method = _method(saved, options.method)
+    graph = graph_in(path, method)
+    program = move_to_device_pass(saved.programs[method], device)
     module = program.module(check_guards=False)
     assert isinstance(module, torch.fx.GraphModule)
     targets = [node.target for node in graph.graph.nodes]
     _check_same(path, module, targets)
-    sizes, inputs = _inputs(saved, options.size, device)
+    sizes, inputs = _inputs(saved, method, options.size, device)
     before = torch.get_num_threads()
     torch.set_num_threads(options.threads or before)
     try:
-        progress(f"timing {len(graph.graph.nodes)} nodes at {label_of(sizes)}")
+        of = "" if method == FORWARD else f" of {method}"
+        progress(f"timing {len(graph.graph.nodes)} nodes{of} at {label_of(sizes)}")
         tf32 = saved.manifest is not None and saved.manifest.provenance.tf32
         with eager_mode(tf32=tf32):
             runs = _runs(module, device, inputs, options.seconds)
@@ -139,36 +146,61 @@ def _check_same(path: Path, module: torch.fx.GraphModule, targets: Sequence[str]
         )
 
 
+def _method(saved: SavedProgram, name: str | None) -> str:
+    if saved.manifest is not None:
+        return saved.manifest.method(name).name
+    if name not in (None, FORWARD):
+        raise UsageError(f"{saved.path} has one method, {FORWARD}", hint="Leave out --method.")
+    return FORWARD
+
+
 def _inputs(
-    saved: SavedProgram, wanted: str | None, device: torch.device
+    saved: SavedProgram, method: str, wanted: str | None, device: torch.device
 ) -> tuple[Mapping[str, int], Callable[[], list[Any]]]:
     """Returns the sizes of a call, and what makes its flat inputs anew: a program may write into them."""
-    args, kwargs = saved.spec.example_inputs, dict(saved.spec.example_kwargs)
-    bound = describe_call(saved.spec.model, args, kwargs)
+    eager = EagerMethods(saved.spec)
+    entry = saved.spec.entries[method]
+    bound = eager.bind(method, entry.example_inputs, dict(entry.example_kwargs))
     sizes: Mapping[str, int] = {}
     tensors: Sequence[torch.Tensor] = bound.tensors
     manifest = saved.manifest
-    if manifest is None or not manifest.cases:
+    recorded = [] if manifest is None else _recorded_calls(manifest, method)
+    if manifest is None or not recorded:
         if wanted is not None:
-            raise UsageError(f"{saved.path} has no recorded cases, so --size cannot choose one")
+            raise UsageError(f"{saved.path} has no recorded call of {method}, so --size cannot choose one")
     else:
-        asked = None if wanted is None else parse_sizes(wanted, manifest.call)
-        case = next((case for case in manifest.cases if asked in (None, case.sizes)), None)
-        if case is None:
-            known = ", ".join(f"--size {','.join(f'{n}={s}' for n, s in c.sizes.items())}" for c in manifest.cases)
-            raise UsageError(f"{saved.path} has no recorded case of --size {wanted}", hint=f"It has {known}.")
+        asked = None if wanted is None else parse_sizes(wanted, manifest.method(method).call)
+        found = next((each for each in recorded if asked in (None, each[2].sizes)), None)
+        if found is None:
+            known = ", ".join(dict.fromkeys(f"--size {size_option(call.sizes)}" for _, _, call in recorded))
+            raise UsageError(f"{saved.path} has no recorded call of --size {wanted}", hint=f"It has {known}.")
+        case, number, call = found
         with PackageReader(saved.path) as reader:
             if reader.manifest != manifest:
                 raise DigestMismatchError(f"{saved.path} was replaced while it was read", hint="Run it again.")
-            tensors, sizes = read_case(reader, case).inputs, case.sizes
+            tensors, sizes = read_case(reader, case).calls[number].inputs, call.sizes
+    state: list[torch.Tensor] = []
+    if manifest is not None and manifest.method(method).state:
+        session = eager.session(sizes).state
+        state = [session[manifest.state[use.index].name] for use in manifest.method(method).state]
 
     def made() -> list[Any]:
         fresh = tuple(tensor.to(device, copy=True) for tensor in tensors)
         positional, named = bound.with_tensors(fresh)
         leaves: list[Any] = tree_leaves((plain(positional), plain(named)))
-        return leaves
+        return leaves + [tensor.to(device, copy=True) for tensor in state]
 
     return sizes, made
+
+
+def _recorded_calls(manifest: Manifest, method: str) -> list[tuple[Case, int, CaseCall]]:
+    """Returns the recorded calls of a method, each with its case and its number in that."""
+    return [
+        (case, number, call)
+        for case in manifest.cases
+        for number, call in enumerate(case.calls)
+        if call.method == method
+    ]
 
 
 def _runs(

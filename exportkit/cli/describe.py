@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from exportkit.package.case_files import recorded_errors, results_of
+from exportkit.package.case_files import recorded_errors, recorded_state_errors, results_of
 from exportkit.package.manifest import (
     ANY_VALUE,
     Call,

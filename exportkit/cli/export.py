@@ -283,7 +283,7 @@ def _print_manifest(output: Path, manifest: Manifest) -> None:
         print_table([("takes", *row) for row in input_rows(method.call)])
         if ranges := dimension_text(method.call):
             click.echo(f"  where {ranges}")
-        print_table([("returns", *row) for row in output_rows(method.call, manifest.cases, method.name)])
+        print_table([("returns", *row) for row in output_rows(method, manifest.cases)])
     print_table([("target", target.name, target_text(target)) for target in manifest.targets])
     if operators := [operator.name for operator in manifest.operators]:
         click.echo(f"  calls {', '.join(operators)}")

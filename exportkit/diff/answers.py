@@ -15,10 +15,10 @@ from exportkit.package.archive import PackageReader
 from exportkit.package.atomic import temporary_folder
 from exportkit.package.trust import demand
 from exportkit.progress import Progress, silent
-from exportkit.sizes import label_of
-from exportkit.verify.commands import ModelCalled
+from exportkit.sizes import case_label
 from exportkit.verify.options import VerifyOptions
-from exportkit.verify.outcomes import Match, MissingOperator, Verdict
+from exportkit.verify.outcomes import CallFailed, Match, MissingOperator, Verdict
+from exportkit.verify.player import PlayEndedError, Player, Script
 from exportkit.verify.replay import ReplayProcess
 from exportkit.verify.run_plan import needed_libraries, onnx_run, target_runs
 
@@ -160,41 +160,43 @@ def _checks(
     progress: Progress,
 ) -> Iterator[AnswerCheck]:
     """Compares the answers to the cases of one artifact, but for those that were met before."""
-    inputs, answers = folder / "inputs.safetensors", (folder / "a.safetensors", folder / "b.safetensors")
     for number, case in enumerate(recording.manifest.cases):
         sha256 = recording.record(case.record).sha256
         if sha256 in recorded:
             continue
         recorded.add(sha256)
-        label = f"case {number} of {owner} ({label_of(case.sizes)})"
-        recording.extract(case.record, inputs)
-        for name, side, answer in zip("AB", (a, b), answers):
+        label = f"case {number} of {owner} ({case_label(case)})"
+        script = Script(label, case, folder / "case.safetensors")
+        recording.extract(case.record, script.file)
+        played: list[Player] = []
+        for name, side in (("A", a), ("B", b)):
             progress(f"running {label} on {name}")
-            called = side.process.call(inputs, answer, doing=f"running {label}")
-            if not isinstance(called, ModelCalled):
-                yield AnswerCheck(label, called, failed=name)
+            try:
+                with Player(script, side.process, side.reader.manifest, folder, doing=f"running {label}") as player:
+                    played.append(player.run().read_state())
+            except PlayEndedError as ended:
+                yield AnswerCheck(label, ended.verdict, failed=name)
+                break
+            except UsageError as error:  # the other artifact's calls are of methods that this one does not have
+                yield AnswerCheck(label, CallFailed(type(error).__name__, error.message), failed=name)
                 break
         else:
             try:
-                here, there = (_judge(recording, number, *pair) for pair in (answers, answers[::-1]))
+                here, there = (_judge(recording, script, *pair) for pair in (played, played[::-1]))
             except ExportkitError as error:
                 raise type(error)(f"{label}: {error.message}", hint=error.hint) from error
             yield AnswerCheck(label, here, there)
-        inputs.unlink()
+        script.file.unlink()
 
 
-def _judge(recording: PackageReader, number: int, expected: Path, actual: Path) -> Verdict:
+def _judge(recording: PackageReader, script: Script, expected: Player, actual: Player) -> Verdict:
+    """Judges one answer where the other one's is expected, with the references of the case."""
     from safetensors.torch import load_file
 
-    from exportkit.package.case_files import recorded_errors
     from exportkit.runtime.case_tensors import read_case
-    from exportkit.verify.compare import Reference, compare_outputs
+    from exportkit.verify.judging import Judge
 
-    manifest = recording.manifest
-    case, outputs = manifest.cases[number], manifest.call.outputs
-    known = read_case(recording, case).references
-    files = load_file(expected), load_file(actual)
-    ordered = [[file[f"output.{index}"] for index in range(len(file))] for file in files]
-    return compare_outputs(
-        outputs, *ordered, reference=Reference(known, recorded_errors(manifest.cases)), sizes=case.sizes
-    )
+    read_case(recording, script.case)  # checks its tensors
+    recorded = load_file(script.file)
+    wanted = recorded | {key: tensor for key, tensor in expected.tensors.items() if key in recorded}
+    return Judge(recording.manifest, VerifyOptions()).verdict(script, wanted, actual.tensors, actual.structures)

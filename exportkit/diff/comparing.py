@@ -90,7 +90,9 @@ class _Opened:
         manifest, graphs, notes = reader.manifest, dict[str, GraphMeaning](), []
         try:
             for onnx in manifest.onnx if model is not None else ():
-                graphs[onnx.method] = read_onnx(model_path(model, reader, onnx.method), onnx, stack)
+                assert model is not None
+                path = model if len(manifest.onnx) == 1 else model_path(reader, onnx.method)
+                graphs[onnx.method] = read_onnx(path, onnx, stack)
             for number, (method, record) in enumerate(manifest.program.records.items() if manifest.program else ()):
                 program = folder / f"program-{number}.pt2"
                 reader.extract(record, program)
@@ -168,9 +170,10 @@ def _graphs(a: _Opened, b: _Opened) -> Iterator[Difference]:
     kinds = both(_graph_kind, a.manifest, b.manifest)
     if kinds[0] != kinds[1]:
         yield Difference("graph", "kind", *kinds, "load")
+    weights = bool(a.manifest.weights and b.manifest.weights)
     for method in [name for name in a.graphs if name in b.graphs]:
         prefix = "" if method == FORWARD else f"{method}: "
-        for difference in _graph(a.graphs[method], b.graphs[method], weights=bool(a.manifest.weights and b.manifest.weights)):
+        for difference in _graph(a.graphs[method], b.graphs[method], weights=weights):
             yield replace(difference, what=f"{prefix}{difference.what}")
     if kinds[0] == kinds[1] != "none":
         digests = both(_graph_sha256, a, b)

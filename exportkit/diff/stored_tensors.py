@@ -118,9 +118,7 @@ def initial_tensors(reader: PackageReader) -> dict[str, StoredTensor]:
             continue
         record = reader.record(state.initial)
         read = in_file(reader.fileno(), reader.data_offset(state.initial))
-        found[state.name] = StoredTensor(
-            state.dtype, shape, contiguous(shape), record.size, read, record.sha256
-        )
+        found[state.name] = StoredTensor(state.dtype, shape, contiguous(shape), record.size, read, record.sha256)
     return found
 
 

@@ -63,8 +63,8 @@ def export_onnx(
     spec = model if isinstance(model, ExportSpec) else model.spec
     _check_named(onnx_options.decompositions, traced.operators)
     converted = convert(
-        traced.program,
-        traced.call,
+        traced.methods[0].program,
+        traced.methods[0].call,
         opset=onnx_options.opset,
         inline=onnx_options.inline,
         decompositions={**spec.decompositions, **onnx_options.decompositions},

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
@@ -21,7 +21,7 @@ from exportkit.package import core
 from exportkit.package.archive import Content, PackageReader, write_package
 from exportkit.package.atomic import temporary_folder, write_whole
 from exportkit.package.keys import PrivateKey
-from exportkit.package.manifest import Manifest, Onnx, OnnxData, OnnxFunction
+from exportkit.package.manifest import Manifest, Onnx, OnnxData, OnnxFunction, PackagedMethod
 from exportkit.package.signing import sign_package
 
 if TYPE_CHECKING:
@@ -40,8 +40,31 @@ _PACKAGE_START = b"PK\x03\x04"  # never that of an ONNX model: it would be a fie
 
 
 def companion_path(model: Path) -> Path:
-    """Returns the path of a model's companion."""
+    """Returns the path of the companion of a model that stands alone."""
     return model.with_name(model.name + COMPANION_SUFFIX)
+
+
+def method_path(base: Path, methods: Sequence[PackagedMethod], method: str) -> Path:
+    """Returns the path of the model of a method: `model.onnx`; of several methods, such as `model.decode.onnx`.
+
+    Args:
+        base: The path that the export was given, which the companion's name has.
+        methods: All methods.
+        method: The method's name.
+    """
+    return base if len(methods) == 1 else base.with_name(f"{base.stem}.{method}{base.suffix}")
+
+
+def model_path(companion: PackageReader, method: str) -> Path:
+    """Returns the path of the model of a method beside its companion."""
+    base = companion.path.with_name(companion.path.name.removesuffix(COMPANION_SUFFIX))
+    return method_path(base, companion.manifest.methods, method)
+
+
+def _companion_of(model: Path) -> Path | None:
+    """Returns the companion of a model: its own, or that of a model with several methods; None if there is none."""
+    shared = model.with_name(Path(model.stem).stem + model.suffix)
+    return next(filter(Path.exists, (companion_path(model), companion_path(shared))), None)
 
 
 def named_model(given: Path) -> Path | None:
@@ -184,10 +207,10 @@ def _remove_old_data(out: Path, data: OnnxData | None) -> None:
 
 
 def open_onnx(model: Path, *, demand: core.Demand | None = None) -> PackageReader:
-    """Opens the companion of a model, and checks the digests of all its records, of the model and of its data.
+    """Opens the companion of a model, and checks the digests of all its records, of the models and of their data.
 
     Args:
-        model: The `.onnx`.
+        model: The `.onnx`: of several methods, that of any.
         demand: The caller's required signatures, as for PackageReader. They are checked first.
 
     Returns:
@@ -198,10 +221,8 @@ def open_onnx(model: Path, *, demand: core.Demand | None = None) -> PackageReade
         PackageError: The companion breaks a rule of the format or lacks a required signature.
         PolicyError: A policy cannot be read or trusted.
     """
-    companion = companion_path(model)
-    if model.is_symlink() and not companion.exists():
-        companion = companion_path(model.resolve())
-    if not companion.exists():
+    companion = _companion_of(model) or (_companion_of(model.resolve()) if model.is_symlink() else None)
+    if companion is None:
         raise OnnxFileError(
             f"{model.name} has no {companion_path(model).name} beside it, which has its digests and recorded cases",
             hint=f"{_COPY_ALL} Models of other exporters have no companion.",
@@ -211,9 +232,13 @@ def open_onnx(model: Path, *, demand: core.Demand | None = None) -> PackageReade
     try:
         with _naming(companion):
             reader.verify()
-        onnx = described(reader)
-        with _opened(model, onnx.size) as file, open_data(model, onnx):
-            _check_digest(model, _digest(file), onnx.sha256)
+        described(reader, reader.manifest.methods[0].name)
+        for onnx in reader.manifest.onnx:
+            # A link may stand for the model, with its companion elsewhere.
+            alone = len(reader.manifest.onnx) == 1
+            path = model if alone else model_path(reader, onnx.method)
+            with _opened(path, onnx.size) as file, open_data(path, onnx):
+                _check_digest(path, _digest(file), onnx.sha256)
         return reader
     except BaseException:
         reader.close()
@@ -250,19 +275,19 @@ def refuse_companion(reader: PackageReader) -> None:
         )
 
 
-def described(companion: PackageReader) -> Onnx:
-    """Returns what a companion says of its model.
+def described(companion: PackageReader, method: str | None = None) -> Onnx:
+    """Returns what a companion says of the model of a method; without a name, of the default one.
 
     Raises:
         OnnxFileError: The package is not a companion.
     """
-    models = companion.manifest.onnx
+    models = {onnx.method: onnx for onnx in companion.manifest.onnx}
     if not models:
         raise OnnxFileError(
             f"{companion.path.name} is a package that describes no ONNX model",
             hint=f"Give it a name that does not end in {COMPANION_SUFFIX}, or export the ONNX model again.",
         )
-    return models[0]
+    return models[companion.manifest.method(method).name]
 
 
 def read_model(model: Path, onnx: Onnx) -> bytes:

@@ -5,8 +5,8 @@ The inputs stay; the model that has the new weights gives the outputs. Nothing h
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Literal
 
 import msgspec
 
@@ -16,7 +16,7 @@ from exportkit.child.process import describe_end
 from exportkit.eager_source import EagerFiles, EagerSource
 from exportkit.errors import ExportError, ModelNotFoundError, UsageError
 from exportkit.package.archive import Content, PackageReader
-from exportkit.package.manifest import Accuracy, Case, Manifest
+from exportkit.package.manifest import Case, Manifest
 from exportkit.verify.verify_worker import LOAD_TIMEOUT
 
 
@@ -26,30 +26,27 @@ class RecordCases(Message, frozen=True):
     Attributes:
         eager: MODEL, made as the manifest's source says, with the weights: the model's whole state. Without MODEL the
             program runs.
-        program: The file of the exported program; None to make MODEL.
+        programs: The file of the exported program of each method; None to make MODEL.
         manifest: The new package's manifest without cases, as JSON.
         device: The model's device.
-        cases: For each case, the file that has the inputs, the file to write, and the sizes.
+        initial: By record, the file with what a state begins with.
+        cases: The old cases.
+        files: For each case, the file that has the inputs, and the file to write.
     """
 
     eager: EagerFiles
-    program: str | None
+    programs: dict[str, str] | None
     manifest: str
     device: str
-    cases: tuple[tuple[str, str, dict[str, int]], ...]
-
-
-class RecordedAccuracy(msgspec.Struct, frozen=True):
-    """What a manifest says of a case: what its references were computed in, and eager's errors."""
-
-    reference_dtype: Literal["float64", "float32"] | None
-    accuracy: dict[str, Accuracy | None]
+    initial: dict[str, str]
+    cases: tuple[Case, ...]
+    files: tuple[tuple[str, str], ...]
 
 
 class CasesRecorded(Message, frozen=True):
-    """What the manifest says of each case."""
+    """The new cases, with the records of the old ones."""
 
-    cases: tuple[RecordedAccuracy, ...]
+    cases: tuple[Case, ...]
 
 
 def record_again(
@@ -85,9 +82,12 @@ def record_again(
             f"the recorded answers belong to the old weights, and nothing can give the new ones: {reason}",
             hint="Name the model with --model. Or export it with these weights.",
         ) from refusal
-    program = folder / "program.pt2"
-    reader.extract(reader.manifest.program.record, program)
-    return *_record(reader, manifest, eager, folder, timeout, program), "the package's ExportedProgram"
+    programs = {}
+    for number, (method, record) in enumerate(reader.manifest.program.records.items()):
+        programs[method] = folder / f"program-{number}.pt2"
+        reader.extract(record, programs[method])
+    by = "the package's ExportedProgram" + ("s" if len(programs) > 1 else "")
+    return *_record(reader, manifest, eager, folder, timeout, programs), by
 
 
 def _record(
@@ -96,31 +96,34 @@ def _record(
     eager: EagerSource,
     folder: Path,
     timeout: float,
-    program: Path | None,
+    programs: Mapping[str, Path] | None,
 ) -> tuple[tuple[Case, ...], dict[str, Content]]:
     cases, files = reader.manifest.cases, []
     for number, case in enumerate(cases):
         old, recorded = folder / f"old-{number}.safetensors", folder / f"{number}.safetensors"
         reader.extract(case.record, old)
-        files.append((str(old), str(recorded), dict(case.sizes)))
-    source = EagerFiles.of(eager, eager.model if program is None else None)
-    if program is not None:
+        files.append((str(old), str(recorded)))
+    initial = {}
+    for number, name in enumerate(sorted({each.initial for each in manifest.state if each.initial is not None})):
+        initial[name] = str(folder / f"state-{number}")
+        reader.extract(name, Path(initial[name]))
+    source = EagerFiles.of(eager, eager.model if programs is None else None)
+    if programs is not None:
         packed = _packed_libraries(reader, folder, {Path(each).name for each in source.libraries})
         source = msgspec.structs.replace(source, libraries=(*source.libraries, *packed))
     command = RecordCases(
         eager=source,
-        program=None if program is None else str(program),
+        programs=None if programs is None else {method: str(path) for method, path in programs.items()},
         manifest=msgspec.json.encode(msgspec.structs.replace(manifest, cases=())).decode(),
         device="cpu" if any(target.device == "cpu" for target in manifest.targets) else "cuda",
-        cases=tuple(files),
+        initial=initial,
+        cases=cases,
+        files=tuple(files),
     )
-    whole = max(timeout, LOAD_TIMEOUT) + len(files) * timeout
-    answer = _ask(command, eager.model if program is None else "the exported program", whole)
-    made = tuple(
-        msgspec.structs.replace(case, reference_dtype=found.reference_dtype, accuracy=found.accuracy)
-        for case, found in zip(cases, answer.cases)
-    )
-    return made, {case.record: Path(recorded) for case, (_, recorded, _) in zip(made, files)}
+    calls = sum(len(case.calls) for case in cases)
+    whole = max(timeout, LOAD_TIMEOUT) + calls * timeout
+    answer = _ask(command, eager.model if programs is None else "the exported program", whole)
+    return answer.cases, {case.record: Path(recorded) for case, (_, recorded) in zip(answer.cases, files)}
 
 
 def _packed_libraries(reader: PackageReader, folder: Path, given: set[str]) -> list[str]:

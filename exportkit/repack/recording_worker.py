@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -13,15 +14,17 @@ from safetensors.torch import load_file
 from exportkit.child.messages import serve
 from exportkit.eager_source import EagerSource
 from exportkit.errors import UsageError, WeightsError
-from exportkit.export.call_signature import BoundCall, describe_call
-from exportkit.export.cases import record_case, state_sha256
+from exportkit.export.cases import state_sha256
+from exportkit.export.eager_methods import EagerMethods
 from exportkit.export.eager_model import rebuild_eager
 from exportkit.export.placement import on_device, usable_device
 from exportkit.export.program_file import load_extracted
-from exportkit.export.tolerances import accuracy_outputs
+from exportkit.export.program_model import state_of
+from exportkit.export.record import record_case
+from exportkit.export.sequences import DrawnCall
 from exportkit.fine_tune import whole_state
-from exportkit.package.manifest import Manifest, decode_checked
-from exportkit.repack.recording import CasesRecorded, RecordCases, RecordedAccuracy
+from exportkit.package.manifest import Case, CaseCall, Manifest, decode_checked
+from exportkit.repack.recording import CasesRecorded, RecordCases
 from exportkit.runtime.weights import read_state
 from exportkit.spec import ExportSpec
 
@@ -30,15 +33,25 @@ def record(command: RecordCases) -> CasesRecorded:
     """Records the cases."""
     manifest = decode_checked(command.manifest.encode())
     device = usable_device(command.device)
+    found = []
     with _model(command, manifest, device) as spec:
-        wanted = accuracy_outputs(manifest.call.outputs, spec.tolerances)
-        found = []
-        for inputs, output, sizes in command.cases:
-            bound = on_device(_bound(spec, manifest, load_file(inputs)), device)
-            tf32 = manifest.provenance.tf32
-            case = record_case(spec.model, bound, sizes, manifest.call.outputs, wanted, tf32=tf32)
-            Path(output).write_bytes(case.tensors)
-            found.append(RecordedAccuracy(case.reference_dtype, dict(case.accuracy)))
+        eager = EagerMethods(spec)
+        _begin_as_packaged(eager, command, manifest)
+        for case, (inputs, output) in zip(command.cases, command.files):
+            tensors = load_file(inputs)
+            calls = [_drawn(eager, manifest, tensors, number, call) for number, call in enumerate(case.calls)]
+            placed = [replace(call, bound=on_device(call.bound, device)) for call in calls]
+            made = record_case(eager, manifest.methods, manifest.state, placed, tf32=manifest.provenance.tf32)
+            Path(output).write_bytes(made.tensors)
+            accuracy = dict(made.state_accuracy)
+            found.append(
+                Case(
+                    record=case.record,
+                    calls=made.calls,
+                    reference_dtype=made.reference_dtype,
+                    state_accuracy=accuracy,
+                )
+            )
     return CasesRecorded(tuple(found))
 
 
@@ -47,40 +60,61 @@ def _model(command: RecordCases, manifest: Manifest, device: torch.device) -> It
     """Makes the model with the new weights."""
     eager = command.eager.source()
     if eager.model is not None:
-        with rebuild_eager(eager, manifest.source, manifest.call, device) as spec:
-            if state_sha256(spec.model) != manifest.source.state_sha256:
+        with rebuild_eager(eager, manifest.source, manifest.methods, manifest.state, device) as spec:
+            if state_sha256(spec.model, spec.state) != manifest.source.state_sha256:
                 raise UsageError(
                     f"{eager.model} with these weights has another state than the package will have",
                     hint="Its source may have changed since the export. Export it again with these weights.",
                 )
             yield spec
         return
-    assert command.program is not None
-    yield _program(Path(command.program), manifest, eager)
+    yield _program(command, manifest, eager)
 
 
-def _program(path: Path, manifest: Manifest, eager: EagerSource) -> ExportSpec:
-    """Reads the package's program and gives it the new weights."""
+def _program(command: RecordCases, manifest: Manifest, eager: EagerSource) -> ExportSpec:
+    """Reads the package's programs and gives them the new weights."""
     assert eager.weights is not None
-    spec = load_extracted(path, manifest, eager.op_libraries).spec
+    assert command.programs is not None
+    files = {method: Path(path) for method, path in command.programs.items()}
+    initial = {name: Path(path).read_bytes() for name, path in command.initial.items()}
+    spec = load_extracted(files, manifest, eager.op_libraries, initial).spec
+    held = {name for each in manifest.state for name in (each.name, *each.aliases)}
+    given = {name: tensor for name, tensor in read_state(eager.weights).items() if name not in held}
     try:
-        spec.model.load_state_dict(whole_state(manifest, read_state(eager.weights)))
+        missing = spec.model.load_state_dict(whole_state(manifest, given), strict=False)
     except RuntimeError as error:
         raise WeightsError(f"the package's program has another state than these weights: {error}") from error
+    if other := [*missing.unexpected_keys, *(name for name in missing.missing_keys if name not in held)]:
+        raise WeightsError(f"the package's program has another state than these weights: {other[0]}")
     return spec
 
 
-def _bound(spec: ExportSpec, manifest: Manifest, tensors: dict[str, torch.Tensor]) -> BoundCall:
-    """Returns the call of a recorded case."""
-    example = describe_call(spec.model, spec.example_inputs, spec.example_kwargs)
-    if example.names != tuple(tensor.name for tensor in manifest.call.inputs):
-        raise UsageError(
-            f"the model takes {', '.join(example.names)}; the package takes "
-            f"{', '.join(tensor.name for tensor in manifest.call.inputs)}",
-            hint="Its source may have changed since the export. Export it again with these weights.",
-        )
-    args, kwargs = example.with_tensors(tuple(tensors[f"input.{index}"] for index in range(len(example.names))))
-    return describe_call(spec.model, args, kwargs)
+def _begin_as_packaged(eager: EagerMethods, command: RecordCases, manifest: Manifest) -> None:
+    """Lets sessions begin as the package's do: other weights do not change that."""
+    known = state_of(manifest, lambda record: Path(command.initial[record]).read_bytes())
+    eager.buffers = tuple(
+        replace(buffer, initial=known[buffer.name].to(buffer.initial.device)) for buffer in eager.buffers
+    )
+
+
+def _drawn(
+    eager: EagerMethods, manifest: Manifest, tensors: dict[str, torch.Tensor], number: int, recorded: CaseCall
+) -> DrawnCall:
+    """Returns a recorded call."""
+    name = recorded.method
+    call = manifest.method(name).call
+    if name not in eager.entries:
+        raise _changed(f"the model has the methods {', '.join(eager.entries)}; the package has {name}")
+    example = eager.bind(name, eager.entries[name].example_inputs, eager.entries[name].example_kwargs)
+    taken = tuple(tensor.name for tensor in call.inputs)
+    if example.names != taken:
+        raise _changed(f"{name} of the model takes {', '.join(example.names)}; the package takes {', '.join(taken)}")
+    args, kwargs = example.with_tensors(tuple(tensors[f"{number}.input.{index}"] for index in range(len(taken))))
+    return DrawnCall(name, eager.bind(name, args, kwargs), recorded.sizes)
+
+
+def _changed(problem: str) -> UsageError:
+    return UsageError(problem, hint="Its source may have changed since the export. Export it again with these weights.")
 
 
 def main(connection: socket.socket) -> None:

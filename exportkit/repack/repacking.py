@@ -20,7 +20,7 @@ from exportkit.package.atomic import check_writable, temporary_folder
 from exportkit.package.consistency import AOTINDUCTOR_DIR, is_complete, libraries_for
 from exportkit.package.describe_library import describe_with_needed
 from exportkit.package.keys import PrivateKey
-from exportkit.package.manifest import Case, Library, Manifest
+from exportkit.package.manifest import Case, Library, Manifest, code_folder
 from exportkit.package.signing import signature_path
 from exportkit.packaging import PackOptions, verify_and_rename
 from exportkit.progress import Progress, silent
@@ -175,12 +175,14 @@ class _NewPackage:
         if not kept:
             raise UsageError("a package needs a target, and all would be left out", hint="Keep one of them.")
         for name in names:
-            self._remove(record for record in self.records if record.startswith(f"{AOTINDUCTOR_DIR}/{name}/"))
+            folders = [code_folder(name, method.name) for method in self.manifest.methods]
+            code = tuple(f"{AOTINDUCTOR_DIR}/{folder}/" for folder in folders)
+            self._remove(record for record in self.records if record.startswith(code))
             self.done.append(f"left out target {name}")
         self.change(targets=kept)
         loaded = {library.record for target in kept for library in libraries_for(self.manifest, target)}
         self._keep_libraries(loaded, "no target needs it")
-        read = {weight for target in kept for weight in target.constants.values()}
+        read = {weight for target in kept for constants in target.constants.values() for weight in constants.values()}
         weights = tuple(weight for weight in self.manifest.weights if weight.state or weight.name in read)
         needed = {weight.record for weight in weights}
         self._remove(str(weight.record) for weight in self.manifest.weights if weight.record not in needed)

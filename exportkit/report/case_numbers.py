@@ -78,9 +78,7 @@ def case_numbers(reader: PackageReader, left_out: LeftOut) -> list[dict[str, Any
     return [_summary(output) for outputs in (*methods.values(), state) for output in outputs.values()]
 
 
-def _outputs(
-    results: Sequence[TensorOutput], method: str | None, errors: Mapping[str, Sequence[Accuracy]]
-) -> _Outputs:
+def _outputs(results: Sequence[TensorOutput], method: str | None, errors: Mapping[str, Sequence[Accuracy]]) -> _Outputs:
     return {each.name: _Output(each, method, list(errors.get(each.name, ()))) for each in results}
 
 

@@ -56,11 +56,9 @@ def operator_name(target: str) -> str | None:
 
 
 class _Builder:
-    def __init__(
-        self, program: ProgramGraph, manifest: Manifest, method: PackagedMethod, left_out: LeftOut
-    ) -> None:
+    def __init__(self, program: ProgramGraph, manifest: Manifest, method: PackagedMethod, left_out: LeftOut) -> None:
         self._left_out, self._limits = left_out, left_out.limits
-        self._graph, self._signature, self._call = program.graph, program.signature, method.call
+        self._graph, self._signature, self._called = program.graph, program.signature, method.call
         self._taken = [
             *(tensor.name for tensor in method.call.inputs),
             *(f"state {manifest.state[use.index].name}" for use in method.state),
@@ -94,7 +92,7 @@ class _Builder:
             elif kind in ("parameter", "buffer", "tensor_constant"):
                 self._weights[argument["name"]] = str(content[f"{kind}_name"])
         values = self._graph.tensor_values
-        self._symbols = symbols_of(self._call, [values[name].sizes for name in users if name in values])
+        self._symbols = symbols_of(self._called, [values[name].sizes for name in users if name in values])
         for index, name in enumerate(self._left_out.first(users, self._limits.ends, "inputs of the graph")):
             title = self._taken[index] if index < len(self._taken) else name
             self._maker[name] = self._add({"kind": "input", "title": title, "out": [self._value(name)]}, None)
@@ -142,7 +140,7 @@ class _Builder:
             if "user_output" in spec
             for name in tensors_in(spec["user_output"]["arg"])
         ]
-        named = self._call.outputs
+        named = self._called.outputs
         for index, name in enumerate(self._left_out.first(users, self._limits.ends, "outputs of the graph")):
             title = named[index].name if index < len(named) else name
             here = self._add({"kind": "output", "title": title, "out": [self._value(name)]}, None)

@@ -218,7 +218,8 @@ def _profiled(profile: Profile, programs: Sequence[ProgramGraph], path: Path) ->
             return place
     found = ", ".join(f"{program.sha256[:16]}..." for program in programs)
     raise UsageError(
-        f"{path} is the profile of another program: of the graph {profile.graph_sha256[:16]}..., and this one is {found}",
+        f"{path} is the profile of another program: of the graph {profile.graph_sha256[:16]}..., and this one is "
+        f"{found}",
         hint="Profile this program with `exportkit bench PROGRAM.pt2 --profile`.",
     )
 

@@ -45,7 +45,7 @@ def answer_cases(copy: ModelCopy, *, compared: bool) -> None:
             raise BackendError(f"the model fails on its recorded case {index}: {error.message}") from error
         if not compared:
             continue
-        reference = Reference(case.references, recorded_errors(manifest.cases))
+        reference = Reference(case.references, recorded_errors(manifest.cases, manifest.method().name))
         verdict = compare_outputs(
             manifest.call.outputs, tensors_in(case.outputs), answers, reference=reference, sizes=case.sizes
         )
