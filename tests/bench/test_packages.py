@@ -13,7 +13,8 @@ import torch
 from exportkit.arr_coc import model as arr_coc
 from exportkit.arr_coc.ops import SPECS
 from exportkit.bench import packages
-from exportkit.bench.packages import PackageOptions, bench_packages, parse_sizes
+from exportkit.bench.package_sizes import parse_sizes
+from exportkit.bench.packages import PackageOptions, bench_packages
 from exportkit.bench.references import NoOperators, OperatorCalledError, WithReferences
 from exportkit.eager_source import EagerSource
 from exportkit.errors import SignatureMissingError, UsageError, WrongResultError

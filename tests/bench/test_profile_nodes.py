@@ -42,7 +42,7 @@ def test_every_node_has_a_time_and_the_digest_is_the_graph_s(patches: Path, caps
     assert all(0 < time.q1 <= time.median <= time.q3 for time in profile.nodes)
     assert (profile.runs, profile.threads, torch.get_num_threads()) == (5, 1, threads)
     with PackageReader(patches) as reader:
-        sizes = reader.manifest.cases[0].sizes
+        sizes = reader.manifest.cases[0].calls[0].sizes
     assert profile.sizes == ", ".join(f"{name}={size}" for name, size in sizes.items())
     assert f"{len(profile.nodes)} nodes" in captured.out
 

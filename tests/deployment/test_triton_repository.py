@@ -25,6 +25,7 @@ from exportkit.package.signing import sign_package
 from exportkit.package.structure import names
 from tests.artifacts import ROOT, artifact
 from tests.package import samples
+from tests.runtime import tiny
 from tests.package.signers import signer
 
 # What the backend does, in Python: src/pt2/model_state.cc and call_spec.cc make the names from torch's call
@@ -79,7 +80,7 @@ def test_the_printed_command_loads_what_the_configuration_names(
     with PackageReader(model) as reader:
         reader.verify()
         tensors = load(reader.read(reader.manifest.cases[0].record))
-    inputs = [tensors[f"input.{i}"] for i in range(len(said["inputs"]))]
+    inputs = [tensors[f"0.input.{i}"] for i in range(len(said["inputs"]))]
     torch.save(inputs, tmp_path / "inputs")
     # Triton's place of torch is this one's, and a program that loads the model stands for Triton.
     command = said["command"].replace("/opt/tritonserver/backends/pytorch", str(Path(torch.__file__).parent / "lib"))
@@ -130,7 +131,7 @@ def tensor(index: int) -> m.TensorNode:
 
 def package(path: Path, *, call: m.Call | None = None, targets: tuple[m.Target, ...] = (), **changes: Any) -> Path:
     """A package of samples.py without weights outside of the code."""
-    targets = targets or (samples.target(constants={}),)
+    targets = targets or (samples.target(constants={"forward": {}}),)
     whole = samples.manifest(weights=(), targets=targets, cases=(), **changes)
     left_out = (samples.WEIGHT, samples.CASE)
     records = {name: data for name, data in samples.RECORDS.items() if name not in left_out}
@@ -138,7 +139,9 @@ def package(path: Path, *, call: m.Call | None = None, targets: tuple[m.Target, 
         records |= {name.replace("/cpu_v3/", f"/{each.name}/"): d for name, d in records.items() if "/cpu_v3/" in name}
     if not any(each.name == "cpu_v3" for each in targets):
         records = {name: data for name, data in records.items() if "/cpu_v3/" not in name}
-    write_package(path, msgspec.structs.replace(whole, call=call) if call is not None else whole, records)
+    if call is not None:
+        whole = msgspec.structs.replace(whole, methods=tiny.forward(call))
+    write_package(path, whole, records)
     return path
 
 
@@ -152,7 +155,9 @@ def call_of(parameters: tuple[m.Parameter, ...], result: m.Node, inputs: Any, ou
     used = {size.dimension for _, shape in inputs for size in shape if isinstance(size, m.Size)}
     return m.Call(
         parameters=parameters,
-        inputs=tuple(m.TensorInput(name=n, dtype=d, shape=s) for n, (d, s) in zip(given, inputs, strict=True)),
+        inputs=tuple(
+            m.TensorInput(name=n, dtype=d, shape=s, written=None) for n, (d, s) in zip(given, inputs, strict=True)
+        ),
         result=result,
         outputs=tuple(
             m.TensorOutput(name=n, dtype=d, shape=s, tolerance=tolerance)
@@ -267,7 +272,7 @@ def test_weights_beside_the_code_are_refused_with_the_option_that_helps(
 
 def test_of_several_targets_one_must_be_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     targets = (
-        samples.target(constants={}),
+        samples.target(constants={"forward": {}}),
         samples.target(name="cuda", device="cuda", cpu_isa=None, cuda_architecture="sm_90", constants={}),
     )
     path = package(tmp_path / "p.pt2", targets=targets)
@@ -284,7 +289,7 @@ def test_of_several_targets_one_must_be_named(tmp_path: Path, capsys: pytest.Cap
 
 def test_a_package_without_libraries_or_targets_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     records = {name: data for name, data in samples.RECORDS.items() if name not in (samples.WEIGHT, samples.LIBRARY)}
-    bare = samples.manifest(weights=(), targets=(samples.target(constants={}),), libraries=())
+    bare = samples.manifest(weights=(), targets=(samples.target(constants={"forward": {}}),), libraries=())
     write_package(tmp_path / "bare.pt2", bare, records)
     assert main(["triton", str(tmp_path / "bare.pt2"), "-o", str(tmp_path / "models")]) == 2
     assert "`exportkit package`" in capsys.readouterr().err

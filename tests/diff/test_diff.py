@@ -36,7 +36,7 @@ from tests.package.signers import signer, write_policy
 from tests.verify.verify_artifacts import right, write_artifact
 
 X = torch.linspace(-1, 1, 6).reshape(2, 3)
-CASE = {"input.0": torch.ones(2, 3), "output.0": torch.ones(2, 5)}
+CASE = {"0.input.0": torch.ones(2, 3), "0.output.0": torch.ones(2, 5)}
 
 
 @pytest.fixture
@@ -122,8 +122,8 @@ CHANGES: list[tuple[dict[str, Any], set[tuple[str, str, str | None]]]] = [
         {("source", "model_kwargs", None)},
     ),
     (
-        {"cases": (m.Case(record=samples.CASE, sizes={"batch": 3}),)},
-        {("cases", "case 0: sizes", None)},
+        {"cases": (m.Case(record=samples.CASE, calls=(m.CaseCall(method="forward", sizes={"batch": 3}),)),)},
+        {("cases", "case 0: calls", None)},
     ),
 ]
 
@@ -189,7 +189,7 @@ def test_weights_are_compared_by_name_and_by_value(tmp_path: Path) -> None:
 
 
 def test_cases_are_compared_tensor_by_tensor_and_do_not_count(compared: Any) -> None:
-    other = {**CASE, "output.0": torch.full((2, 5), 1.5)}
+    other = {**CASE, "0.output.0": torch.full((2, 5), 1.5)}
     comparison = compared({samples.CASE: save(other)})
     assert [(each.what, each.max_abs) for each in comparison.differences if each.part == "cases"] == [
         ("case 0: output scores", 0.5)
@@ -298,7 +298,8 @@ def test_a_program_that_cannot_be_read_is_compared_by_its_digest(
     nets: dict[str, Path], tmp_path: Path, program: bytes
 ) -> None:
     with PackageReader(nets["net"]) as reader:
-        records = {reader.manifest.program.record: program, reader.manifest.cases[0].record: save({"input.0": X})}  # type: ignore[union-attr]
+        manifest = reader.manifest
+        records = {manifest.program.records["forward"]: program, manifest.cases[0].record: save({"0.input.0": X})}  # type: ignore[union-attr]
         write_package(tmp_path / "bad.pt2", reader.manifest, records)
     comparison = compare_artifacts(nets["net"], tmp_path / "bad.pt2")
     assert ("graph", "sha256", "answer") in found(comparison)
@@ -310,7 +311,7 @@ def program(nets: dict[str, Path]) -> bytes:
     """The record of a program, uncompressed: its JSON can be changed in place."""
     with PackageReader(nets["branching"]) as reader:
         assert reader.manifest.program is not None
-        return reader.read(reader.manifest.program.record)
+        return reader.read(reader.manifest.program.records["forward"])
 
 
 class Hostile:
@@ -344,7 +345,7 @@ def test_what_a_program_unpickles_counts(
     with PackageReader(nets["branching"]) as reader:
         manifest, case = reader.manifest, reader.manifest.cases[0].record
         assert manifest.program is not None
-        records = {manifest.program.record: _archive(entries), case: reader.read(case)}
+        records = {manifest.program.records["forward"]: _archive(entries), case: reader.read(case)}
         write_package(tmp_path / "changed.pt2", manifest, records)
     code, out, _ = run(capsys, "diff", nets["branching"], tmp_path / "changed.pt2", "--json")
     assert code == 1
@@ -366,7 +367,7 @@ def test_no_program_crashes_the_comparison(
     changed = program[:at] + fill + program[at + len(old) :] if at >= 0 else program
     with PackageReader(nets["branching"]) as reader:
         manifest = reader.manifest
-        records = {manifest.program.record: changed, manifest.cases[0].record: save({"input.0": X})}  # type: ignore[union-attr]
+        records = {manifest.program.records["forward"]: changed, manifest.cases[0].record: save({"0.input.0": X})}  # type: ignore[union-attr]
         write_package(tmp_path / "bad.pt2", manifest, records)
     # It says what differs, or that a file was changed: any other error fails the test.
     with contextlib.suppress(PackageError):

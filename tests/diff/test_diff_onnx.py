@@ -32,9 +32,9 @@ def test_onnx_models_are_compared_by_their_graphs_and_initializers(tmp_path: Pat
     other.write_bytes(content)
     with PackageReader(companion_path(other)) as reader:
         described = msgspec.structs.replace(
-            reader.manifest.onnx, size=len(content), sha256=hashlib.sha256(content).hexdigest()
+            reader.manifest.onnx[0], size=len(content), sha256=hashlib.sha256(content).hexdigest()
         )
-        manifest = msgspec.structs.replace(reader.manifest, onnx=described)
+        manifest = msgspec.structs.replace(reader.manifest, onnx=(described,))
         records = {case.record: reader.read(case.record) for case in manifest.cases}
     write_package(companion_path(other), manifest, records)
     comparison = compare_artifacts(one, companion_path(other))

@@ -76,7 +76,7 @@ def manifest(*, source: str | None = SOURCE) -> m.Manifest:
     zero = m.OutputTolerance(rtol=0, atol=0, ranking_of=None)
     call = m.Call(
         parameters=(m.Parameter(name="x", kind="positional", value=m.TensorNode(index=0)),),
-        inputs=(m.TensorInput(name="x", dtype="float32", shape=(rows, ROWS)),),
+        inputs=(m.TensorInput(name="x", dtype="float32", shape=(rows, ROWS), written=None),),
         result=m.MappingNode(keys=("y", "n"), items=(m.TensorNode(index=0), m.TensorNode(index=1))),
         outputs=(
             m.TensorOutput(
@@ -87,16 +87,17 @@ def manifest(*, source: str | None = SOURCE) -> m.Manifest:
         dimensions=(m.Dimension(name="rows", min=1, max=8),),
     )
     accuracy = {"y": m.Accuracy(rms=1e-7, greatest=1e-6)}
+    recorded = m.CaseCall(method="forward", sizes={"rows": 2}, accuracy=accuracy)
     return m.Manifest(
         format_version=m.FORMAT_VERSION,
         name="small",
         version="1",
-        call=call,
+        methods=(m.PackagedMethod(name="forward", call=call, state=()),),
         targets=(),
         program=None,
         operators=(OPERATOR,),
         libraries=(),
-        cases=(m.Case(record=CASE, sizes={"rows": 2}, reference_dtype="float64", accuracy=accuracy),),
+        cases=(m.Case(record=CASE, calls=(recorded,), reference_dtype="float64"),),
         source=m.Source(model=source, model_kwargs={}, dtype=None, seed=0, state_sha256=state_sha256(Net())),
         provenance=m.Provenance(exportkit="0", torch=str(torch.__version__), commit=None, dirty=None, tf32=False),
         records=(),
@@ -109,7 +110,7 @@ def case() -> bytes:
     net = Net()
     outputs = net(x)
     wide = (x.double() * 2) @ net.w.double()
-    return save({"input.0": x, "output.0": outputs["y"], "output.1": outputs["n"], "reference.0": wide})
+    return save({"0.input.0": x, "0.output.0": outputs["y"], "0.output.1": outputs["n"], "0.reference.0": wide})
 
 
 def write_small(

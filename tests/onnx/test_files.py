@@ -69,8 +69,7 @@ def test_stock_onnx_runtime_runs_what_is_written_and_it_is_as_described(tmp_path
     onnx.checker.check_model(str(path), full_check=True)
     np.testing.assert_allclose(answers(path), Net()(torch.from_numpy(X))["y"].numpy(), rtol=1e-5, atol=1e-6)
     with open_onnx(path) as companion:
-        described = companion.manifest.onnx
-        assert described is not None
+        (described,) = companion.manifest.onnx
         assert (described.opset, described.functions) == (OPSET, (FUNCTION,))
         assert (described.size, described.sha256) == (path.stat().st_size, sha256(path))
         assert read_model(path, described) == path.read_bytes()
@@ -137,8 +136,8 @@ def test_large_tensors_leave_the_model_in_every_dtype_and_small_ones_stay(tmp_pa
         out, given_model, manifest(), {CASE: case()}, functions=(), opset=OPSET, data_threshold=large.nbytes
     )
     assert onnx_ir.serde.serialize_model(given_model).SerializeToString(deterministic=True) == before
-    assert written.onnx is not None
-    assert written.onnx.data is not None
+    (described,) = written.onnx
+    assert described.data is not None
     loaded = onnx.load(out, load_external_data=False)
     outside = {tensor.name for tensor in loaded.graph.initializer if tensor.data_location == TensorProto.EXTERNAL}
     assert outside == {"f", "d", "i"}
@@ -293,8 +292,7 @@ def test_another_package_under_the_name_of_a_companion_is_refused(model: Path) -
 
 def test_what_is_read_for_a_runtime_is_checked_again(model: Path) -> None:
     with open_onnx(model) as companion:
-        described = companion.manifest.onnx
-    assert described is not None
+        (described,) = companion.manifest.onnx
     model.write_bytes(bytes(model.stat().st_size))
     with pytest.raises(OnnxFileError, match="sha256"):
         read_model(model, described)

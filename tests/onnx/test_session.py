@@ -23,6 +23,7 @@ from exportkit.package.manifest import MappingNode
 from exportkit.package.trust import demand
 from tests.onnx.small_models import OPSET, Net, manifest, model_proto, write_small
 from tests.package.signers import signer
+from tests.runtime import tiny
 
 SHAPES = [(), (3,), (2, 0, 3), (0,), (2, 3)]
 
@@ -55,7 +56,7 @@ def test_files_hold_the_bits_of_every_dtype_and_shape(tmp_path: Path, dtype: str
     loaded = load_file(tmp_path / "out")
     assert len(loaded) == len(tensors)
     for i, tensor in enumerate(tensors):
-        got = loaded[f"output.{i}"]
+        got = loaded[f"0.output.{i}"]
         assert (got.dtype, got.shape) == (tensor.dtype, tensor.shape)
         assert np.array_equal(as_bits(got).array, as_bits(tensor).array)
 
@@ -66,10 +67,9 @@ def opened(path: Path, proto: onnx.ModelProto, *, outputs: int = 1, threads: int
     assert isinstance(call.result, MappingNode)
     result = msgspec.structs.replace(call.result, keys=("y",), items=call.result.items[:1])
     call = call if outputs == 2 else msgspec.structs.replace(call, outputs=call.outputs[:1], result=result)
-    described = msgspec.structs.replace(manifest(), call=call, cases=())
+    described = msgspec.structs.replace(manifest(), methods=tiny.forward(call), cases=())
     written = write_onnx(path, onnx_ir.serde.deserialize_model(proto), described, {}, functions=(), opset=OPSET)
-    assert written.onnx is not None
-    return OnnxSession(path, written.onnx, call, threads=threads)
+    return OnnxSession(path, written.onnx[0], call, threads=threads)
 
 
 def of_nodes(dtype: int, *nodes: onnx.NodeProto) -> onnx.ModelProto:

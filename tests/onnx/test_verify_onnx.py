@@ -116,7 +116,7 @@ with open_onnx(model) as companion:
     manifest = companion.manifest
     companion.extract(manifest.cases[0].record, folder / "case")
 replay = OnnxReplay()
-print(replay.load(LoadOnnx(str(model), manifest.onnx, manifest.call, blocked("tests.models:Net"))).device)
+print(replay.load(LoadOnnx(str(model), manifest.onnx[0], manifest.call, blocked("tests.models:Net"))).device)
 replay.run(CallModel(str(folder / "case"), str(folder / "outputs")))
 for name in ("torch", "exportkit.export", "exportkit.arr_coc", "tests"):
     assert name not in sys.modules, name

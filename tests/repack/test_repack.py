@@ -258,13 +258,13 @@ def test_other_weights_get_cases_of_their_own_with_the_same_inputs(
     with PackageReader(old) as one, PackageReader(out) as other:
         assert other.manifest.source.state_sha256 == state_sha256(Weighted(1))
         for case, again in zip(one.manifest.cases, other.manifest.cases):
-            assert (case.record, case.sizes) == (again.record, again.sizes)
+            assert (case.record, case.calls[0].sizes) == (again.record, again.calls[0].sizes)
             tensors, recorded = load(one.read(case.record)), load(other.read(again.record))
-            assert torch.equal(tensors["input.0"], recorded["input.0"])
+            assert torch.equal(tensors["0.input.0"], recorded["0.input.0"])
             with torch.no_grad():
-                answer = Weighted(1).eval()(recorded["input.0"])
-            assert torch.equal(recorded["output.0"], answer)
-            assert again.accuracy.keys() == case.accuracy.keys()
+                answer = Weighted(1).eval()(recorded["0.input.0"])
+            assert torch.equal(recorded["0.output.0"], answer)
+            assert again.calls[0].accuracy.keys() == case.calls[0].accuracy.keys()
 
 
 @pytest.fixture
@@ -288,9 +288,12 @@ def test_the_packages_program_records_the_cases_if_no_model_can_be_imported(
     batch = torch.export.Dim("batch", min=1, max=64)
     program = torch.export.export(Weighted(0).eval(), (torch.randn(3, 16),), dynamic_shapes={"x": {0: batch}})
     torch.export.save(program, tmp_path / "program.pt2")
-    described = m.Program(record="exportkit/program.pt2", device="cpu", built_with_torch=str(torch.__version__))
+    record = "exportkit/program.pt2"
+    described = m.Program(
+        records={"forward": "exportkit/program.pt2"}, device="cpu", built_with_torch=str(torch.__version__)
+    )
     content = (tmp_path / "program.pt2").read_bytes()
-    path = rewritten(anonymous, tmp_path / "with_program.pt2", records={described.record: content}, program=described)
+    path = rewritten(anonymous, tmp_path / "with_program.pt2", records={record: content}, program=described)
     changed = unverified(path, Changes(weights=tuned))
     assert changed.done == (
         "replaced the weights with tuned.safetensors",
@@ -302,7 +305,7 @@ def test_the_packages_program_records_the_cases_if_no_model_can_be_imported(
         for case in reader.manifest.cases:
             tensors = load(reader.read(case.record))
             with torch.no_grad():
-                torch.testing.assert_close(tensors["output.0"], Weighted(1).eval()(tensors["input.0"]))
+                torch.testing.assert_close(tensors["0.output.0"], Weighted(1).eval()(tensors["0.input.0"]))
 
 
 def test_weights_that_do_not_fit_are_refused(tuned: Path, tmp_path: Path) -> None:

@@ -12,13 +12,12 @@ from safetensors.torch import save
 from exportkit import accuracy
 from exportkit.package import manifest as m
 from exportkit.package.archive import PackageReader
-from exportkit.package.case_files import references_in
 from exportkit.package.dtypes import DTYPES
 from exportkit.report import case_numbers
 from exportkit.report.untrusted import LeftOut, PageLimits
 from exportkit.runtime.case_tensors import read_case
 from tests.artifacts import artifact
-from tests.report.written import call, package
+from tests.report.written import package
 
 STORED = sorted(DTYPES - {"complex32", "complex128"})  # safetensors has no such dtypes
 
@@ -49,7 +48,7 @@ def test_errors_are_those_of_the_verdicts():
     compared = 0
     for index, output in enumerate(outputs):
         found = numbers[output.name]
-        values = torch.cat([case.outputs[index].flatten().double() for case in read])
+        values = torch.cat([case.calls[0].outputs[index].flatten().double() for case in read])
         assert found["values"]["count"] == values.numel()
         assert found["values"]["low"] == values.min().item()
         assert found["values"]["high"] == values.max().item()
@@ -58,7 +57,7 @@ def test_errors_are_those_of_the_verdicts():
             continue
         compared += 1
         assert errors["count"] == errors["exact"] + errors["infinite"] + sum(errors["bars"])
-        recorded = [case.accuracy[output.name] for case in cases]
+        recorded = [case.calls[0].accuracy[output.name] for case in cases]
         assert errors["greatest"] == max(each.greatest for each in recorded)
         allowed = accuracy.allowed_error(m.Accuracy(rms=errors["rms"], greatest=errors["greatest"]), output.dtype)
         assert (errors["rms_allowed"], errors["greatest_allowed"]) == (allowed.rms, allowed.greatest)
@@ -95,20 +94,20 @@ def with_case(path: Path, content: bytes) -> Path:
     ("content", "note"),
     [
         (b"garbage", "it is not a safetensors file"),
-        (save({"input.0": torch.ones(4)}), "it has no output.0"),
+        (save({"0.input.0": torch.ones(4)}), "it has no value of y"),
     ],
 )
 def test_a_case_that_cannot_be_read_is_noted(content: bytes, note: str, tmp_path: Path):
     with PackageReader(with_case(tmp_path / "p.pt2", content)) as reader:
         left_out = LeftOut()
-        assert case_numbers.case_numbers(reader, left_out) == [{"name": "y", "dtype": "float32"}]
+        assert case_numbers.case_numbers(reader, left_out) == [{"name": "y", "method": "forward", "dtype": "float32"}]
     (noted,) = left_out.notes
     assert note in noted
 
 
 def test_values_that_are_not_numbers_are_counted(tmp_path: Path):
     values = torch.tensor([float("nan"), float("inf"), 0.0, 2.0])
-    content = save({"input.0": torch.ones(4), "output.0": values})
+    content = save({"0.input.0": torch.ones(4), "0.output.0": values})
     with PackageReader(with_case(tmp_path / "p.pt2", content)) as reader:
         (found,) = case_numbers.case_numbers(reader, LeftOut())
     expected = {"count": 4, "nan": 1, "infinite": 1, "zero": 1, "low": 0.0, "high": 2.0, "mean": 1.0}
@@ -120,9 +119,3 @@ def test_more_than_can_be_read_is_noted(tmp_path: Path):
     with PackageReader(package(tmp_path / "p.pt2")) as reader:
         case_numbers.case_numbers(reader, left_out)
     assert left_out.notes == ["exportkit/cases/0.safetensors in the histograms: the cases take more than 0 MiB"]
-
-
-def test_references_have_the_names_that_cases_have():
-    """What the page reads as `reference.<i>` is what the package's own reader takes for the output's reference."""
-    outputs = call(("y", "z")).outputs
-    assert references_in(outputs, {"reference.1": torch.ones(1)}).keys() == {"z"}

@@ -71,12 +71,12 @@ def test_the_page_has_what_the_files_say(capsys, tmp_path: Path):
     assert code == 0
     assert out.startswith(f"{page}: ")
     data = data_of(page)
-    assert [each["title"] for each in data["graph"]["nodes"]] == ["x", "relu", "y"]
-    assert data["graph"]["edges"] == [[0, 1], [1, 2]]
-    assert data["graph"]["profile"]["nodes"] == [[1.5, 1.0, 2.0]]
+    assert [each["title"] for each in data["graphs"][0]["nodes"]] == ["x", "relu", "y"]
+    assert data["graphs"][0]["edges"] == [[0, 1], [1, 2]]
+    assert data["graphs"][0]["profile"]["nodes"] == [[1.5, 1.0, 2.0]]
     assert data["verification"]["checks"][0]["verdict"]["outputs"][0]["max_abs"] == "inf"
-    assert data["inputs"] == [["x", "float32[4]"]]
-    assert data["cases"][0][:1] == [{}]
+    assert data["methods"][0]["inputs"] == [["x", "float32[4]"]]
+    assert data["cases"][0][:1] == ["the exported sizes"]
     assert data["left_out"] == []
 
 
@@ -164,7 +164,7 @@ def test_a_given_program_is_shown(capsys, tmp_path: Path):
     given = package(tmp_path / "b.pt2", program(document([node("w", "x"), node("y", "w")], ["y"])))
     code, _, err = inspect(capsys, artifact, "--report", tmp_path / "a.html", "--program", given)
     assert code == 0, err
-    graph = data_of(tmp_path / "a.html")["graph"]
+    graph = data_of(tmp_path / "a.html")["graphs"][0]
     assert (graph["file"], graph["same_weights"], len(graph["nodes"])) == ("b.pt2", True, 4)
 
 
@@ -172,7 +172,7 @@ def test_a_program_that_cannot_be_read_costs_the_graph_only(capsys, tmp_path: Pa
     code, _, err = inspect(capsys, package(tmp_path / "a.pt2", b"garbage"), "--report", tmp_path / "a.html")
     assert code == 0, err
     data = data_of(tmp_path / "a.html")
-    assert data["graph"] is None
+    assert data["graphs"] == []
     assert "is not a file of torch.export.save" in data["no_graph"]
 
 
@@ -188,14 +188,14 @@ def test_a_package_of_compiled_code_says_how_to_get_a_graph(capsys, tiny_package
 
 def test_what_is_too_much_is_left_out_with_a_note(tmp_path: Path):
     nodes = [node(f"n{i}", f"n{i - 1}" if i else "x") for i in range(10)]
-    words = Words("", "", (), (), (), (), None, ())
+    words = Words("", "", (), (), (), (), (), None, ())
     with PackageReader(package(tmp_path / "a.pt2", program(document(nodes, ["n9"])))) as reader:
         data = report_data(reader, words, ReportSources(), PageLimits(nodes=3, rows=1))
     assert "7 of 10 nodes of the graph" in data["left_out"]
     assert any(note.endswith("records, which are smaller than those listed") for note in data["left_out"])
     assert sum(size for _, size, *_ in data["records"]) == data["file"]["size"]
     assert data["records"][1][0].endswith("smaller records")
-    assert [each["title"] for each in data["graph"]["nodes"]] == ["x", "relu", "relu", "relu", "y"]
+    assert [each["title"] for each in data["graphs"][0]["nodes"]] == ["x", "relu", "relu", "relu", "y"]
 
 
 def test_a_report_does_not_import_torch(tmp_path: Path):

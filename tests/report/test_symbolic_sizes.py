@@ -90,7 +90,7 @@ def test_symbols_have_the_names_of_dimensions_where_the_sizes_agree():
     shape = (m.Size(dimension="batch"), 3, m.Size(dimension="gh", scale=16), m.Size(dimension="n", offset=1))
     call = m.Call(
         parameters=(),
-        inputs=(m.TensorInput(name="x", dtype="float32", shape=shape),),
+        inputs=(m.TensorInput(name="x", dtype="float32", shape=shape, written=None),),
         result=m.ConstantNode(value=None),
         outputs=(),
         dimensions=(),

@@ -59,7 +59,8 @@ def call(least: int = 1) -> m.Call:
             for index, key in enumerate(DTYPES)
         ),
         inputs=tuple(
-            m.TensorInput(name=key, dtype=name(dtype), shape=(batch, *SHAPES[key])) for key, dtype in DTYPES.items()
+            m.TensorInput(name=key, dtype=name(dtype), shape=(batch, *SHAPES[key]), written=None)
+            for key, dtype in DTYPES.items()
         ),
         result=m.MappingNode(keys=tuple(OUTPUTS), items=tuple(m.TensorNode(index=i) for i in range(4))),
         outputs=tuple(
@@ -89,10 +90,10 @@ def write(path: Path, *examples: dict[str, torch.Tensor], wrong: float = 0.0, le
         outputs = answer(inputs)
         outputs["sum"] = outputs["sum"] + wrong
         records[name] = save(
-            {f"input.{i}": tensor for i, tensor in enumerate(inputs.values())}
-            | {f"output.{i}": tensor for i, tensor in enumerate(outputs.values())}
+            {f"0.input.{i}": tensor for i, tensor in enumerate(inputs.values())}
+            | {f"0.output.{i}": tensor for i, tensor in enumerate(outputs.values())}
         )
-        cases.append(m.Case(record=name, sizes={"batch": len(inputs["x"])}))
+        cases.append(tiny.one_call(name, batch=len(inputs["x"])))
     temporary = path.with_suffix(".new")
     tiny.write(temporary, compiled_files(), extra=records, cases=tuple(cases), call=call(least), **changes)
     temporary.replace(path)

@@ -24,7 +24,9 @@ TOLERANCE = m.OutputTolerance(rtol=0.0, atol=0.0)
 def call(inputs: list[tuple], outputs: list[tuple], least: int = 1, most: int = 8) -> m.Call:
     return m.Call(
         parameters=(),
-        inputs=tuple(m.TensorInput(name=f"in{i}", dtype="float32", shape=shape) for i, shape in enumerate(inputs)),
+        inputs=tuple(
+            m.TensorInput(name=f"in{i}", dtype="float32", shape=shape, written=None) for i, shape in enumerate(inputs)
+        ),
         result=m.ConstantNode(value=None),
         outputs=tuple(
             m.TensorOutput(name=f"out{i}", dtype="float32", shape=shape, tolerance=TOLERANCE)
@@ -154,7 +156,7 @@ def test_outputs_that_need_not_repeat_are_not_batched(tmp_path):
         loose = m.OutputTolerance(rtol=0.0, atol=m.ANY_VALUE)
         outputs = tuple(msgspec.structs.replace(each, tolerance=loose) for each in manifest.call.outputs[:1])
         changed = msgspec.structs.replace(manifest.call, outputs=(*outputs, *manifest.call.outputs[1:]))
-        return msgspec.structs.replace(manifest, call=changed)
+        return msgspec.structs.replace(manifest, methods=tiny.forward(changed))
 
     package = rows.write(tmp_path / "rows.pt2", rows.example(2), change=loosen)
     assert "`sum` need not repeat" in metadata(package)[0]["reason"]

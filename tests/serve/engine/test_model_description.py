@@ -10,6 +10,7 @@ from exportkit.serve.batching.tickets import BatchLimits
 from exportkit.serve.engine.batchable import Batching
 from exportkit.serve.engine.model_description import ModelDescription
 from tests.package import samples
+from tests.runtime import tiny
 from tests.serve.engine import rows
 
 ROW = 3 * 4 + 4 + 8 + 2 + 4 * 2  # bytes
@@ -20,7 +21,7 @@ def described(call: m.Call, batch: m.Dimension | None, max_rows: int, **changes:
     described = {
         "name": "rows",
         "version": "7",
-        "manifest": msgspec.structs.replace(samples.manifest(), call=call),
+        "manifest": samples.manifest(methods=tiny.forward(call)),
         "batching": Batching(batch, max_rows) if batch else Batching.impossible("because"),
         "limits": BatchLimits(max_delay=0.002),
         "devices": ("cpu", "cuda:1"),

@@ -24,7 +24,7 @@ def manifest(call: m.Call | None = None) -> m.Manifest:
         format_version=m.FORMAT_VERSION,
         name="tiny",
         version="1",
-        call=call or tiny.call(),
+        methods=tiny.forward(call or tiny.call()),
         targets=(tiny.target(),),
         program=None,
         operators=(),
@@ -110,8 +110,8 @@ def region_call(**changes: Any) -> m.Call:
         for name, (dtype, shape) in sizes.items()
     )
     inputs = (
-        m.TensorInput(name="picture", dtype="float32", shape=(batch, 3, rows, columns)),
-        m.TensorInput(name="wanted", dtype="float32", shape=(batch, 8)),
+        m.TensorInput(name="picture", dtype="float32", shape=(batch, 3, rows, columns), written=None),
+        m.TensorInput(name="wanted", dtype="float32", shape=(batch, 8), written=None),
     )
     call = m.Call(
         parameters=tuple(

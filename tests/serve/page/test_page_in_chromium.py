@@ -51,7 +51,10 @@ class AsksForKey:
 def models() -> Models:
     hostile = region_call()
     hostile = region_call(
-        inputs=(m.TensorInput(name=HOSTILE, dtype="float32", shape=hostile.inputs[0].shape), hostile.inputs[1])
+        inputs=(
+            m.TensorInput(name=HOSTILE, dtype="float32", shape=hostile.inputs[0].shape, written=None),
+            hostile.inputs[1],
+        )
     )
     return Models(
         [
