@@ -86,8 +86,8 @@ def _decompositions(_: click.Context, __: click.Parameter, texts: Sequence[str])
     "--state",
     multiple=True,
     metavar="PATTERN",
-    help="Buffers that the model writes and that outlive a call, by name, such as 'cache.*': each session of the package "
-    "has its own. Repeatable.",
+    help="Buffers that the model writes and that outlive a call, by name, such as 'cache.*'. Each session has its own. "
+    "Repeatable.",
 )
 @click.option(
     "--writes",

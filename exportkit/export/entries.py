@@ -39,7 +39,7 @@ def _entry(spec: ExportSpec, name: str, method: Method) -> ExportSpec:
 
 
 def _module(model: torch.nn.Module, name: str, attribute: str) -> torch.nn.Module:
-    """Returns a module that calls an attribute of the model. It has the same names, the same tensors and the same class.
+    """Returns a module that calls an attribute of the model. It has the same names, tensors and class.
 
     The two share the dictionaries of parameters, buffers and submodules: what is put into those of one is seen by both.
     """

@@ -96,7 +96,8 @@ def _with_state(signature: inspect.Signature) -> inspect.Signature:
 
 
 def _shares(tensor: torch.Tensor, others: Sequence[torch.Tensor]) -> bool:
-    return any(torch._C._is_alias_of(tensor, other) for other in others)
+    alias: Any = getattr(torch._C, "_is_alias_of")  # noqa: B009 (torch declares none)
+    return any(alias(tensor, other) for other in others)
 
 
 # --- the traced program -----------------------------------------------------------------------------------------------

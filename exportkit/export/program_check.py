@@ -68,8 +68,8 @@ def check_programs(
                 tensors[f"{number}.input.{i}"].to(t.device) for i, t in enumerate(run.traced.task.bound.tensors)
             )
             expected = results_in(result_keys(number, called), tensors)
-            at_example, _ = call.method not in seen, seen.add(call.method)
-            where = _Where(run.traced, inputs, call.sizes, at_example, number)
+            where = _Where(run.traced, inputs, call.sizes, call.method not in seen, number)
+            seen.add(call.method)
             try:
                 answers = run.answers(inputs, held)
             except OperatorNotExportableError as error:

@@ -20,8 +20,8 @@ ALLOW = "--allow-nondeterministic permits it; then only dtypes and shapes of the
 
 
 DECLARE_STATE = (
-    "Declare what outlives a call: --state NAME, or ExportSpec(state=...). Or pass the state in as an input and return it "
-    "as an output."
+    "Declare what outlives a call: --state NAME, or ExportSpec(state=...). "
+    "Or pass the state in as an input and return it as an output."
 )
 DECLARE_WRITES = (
     "Declare what is written: --writes NAME, or ExportSpec(writes=...). Or clone it first, or return the new value."

@@ -137,7 +137,7 @@ def _declared(spec: ExportSpec, options: TraceOptions) -> ExportSpec:
 def _shapes(tasks: Mapping[str, TracingTask], options: TraceOptions) -> dict[str, Shapes]:
     """Returns the dynamic shapes of each method. An option is for each method that has the tensor."""
     if options.static:
-        return dict.fromkeys(tasks, {})
+        return {name: {} for name in tasks}
     given = parse_places(options.dynamic)
     found: dict[str, Shapes] = {}
     for name, task in tasks.items():
