@@ -111,16 +111,16 @@ def test_stock_torch_runs_it_at_the_ends_of_every_range(patches: Path) -> None:
 def test_each_case_is_what_eager_answered(patches: Path) -> None:
     model = resolve(f"{MODELS}:patches").spec.model
     with PackageReader(patches) as reader:
-        cases = [(case.sizes, load_tensors(reader.read(case.record))) for case in reader.manifest.cases]
+        cases = [(case.calls[0].sizes, load_tensors(reader.read(case.record))) for case in reader.manifest.cases]
     assert [sizes for sizes, _ in cases[:3]] == [
         {"batch": 2, "rows": 5, "columns": 7},
         {"batch": 1, "rows": 2, "columns": 2},
         {"batch": 16, "rows": 2, "columns": 2},
     ]
     for sizes, tensors in cases:
-        assert tensors["input.0"].shape == (sizes["batch"], 3, 8 * sizes["rows"], 8 * sizes["columns"])
+        assert tensors["0.input.0"].shape == (sizes["batch"], 3, 8 * sizes["rows"], 8 * sizes["columns"])
         with torch.no_grad():
-            answer = model(tensors["input.0"], tensors["input.1"])
+            answer = model(tensors["0.input.0"], tensors["0.input.1"])
         for number, expected in enumerate(answer[name] for name in ("best", "scores", "thirds")):
             torch.testing.assert_close(tensors[f"output.{number}"], expected)
 
@@ -163,7 +163,7 @@ def test_a_program_of_torchs_own_is_described_from_its_graph(tmp_path: Path) -> 
     (dimension,) = manifest.call.dimensions
     assert (dimension.min, dimension.max) == (2, 9)
     assert manifest.call.inputs[0].shape == (Size(dimension=dimension.name), 4)
-    assert [case.sizes[dimension.name] for case in manifest.cases] == [5, 2]
+    assert [case.calls[0].sizes[dimension.name] for case in manifest.cases] == [5, 2]
     assert manifest.source.model is None
     assert manifest.name == "stock"
 
@@ -214,7 +214,7 @@ def test_the_model_is_traced_in_eval_mode_and_left_as_it_was(tmp_path: Path) -> 
     assert model.drop.training
     assert not model.linear.training
     with PackageReader(tmp_path / "d.pt2") as reader:
-        answer = load_tensors(reader.read("exportkit/cases/0.safetensors"))["output.0"]
+        answer = load_tensors(reader.read("exportkit/cases/0.safetensors"))["0.output.0"]
     torch.testing.assert_close(answer, model.linear(x).detach())
 
 
@@ -231,7 +231,7 @@ def test_a_cast_is_recorded_and_does_not_touch_the_callers_model(tmp_path: Path)
 def test_static_fixes_every_size(tmp_path: Path) -> None:
     manifest = export_program(resolve(f"{MODELS}:structured"), tmp_path / "s.pt2", TraceOptions(static=True))
     assert manifest.call.dimensions == ()
-    assert [case.sizes for case in manifest.cases] == [{}]
+    assert [case.calls[0].sizes for case in manifest.cases] == [{}]
 
 
 def test_the_same_seed_records_the_same_cases(tmp_path: Path) -> None:

@@ -220,7 +220,7 @@ def test_the_search_ends_after_the_tries_it_is_given(monkeypatch: pytest.MonkeyP
 def test_an_exported_program_has_no_sizes_to_change(tmp_path: Path) -> None:
     program = torch.export.export(Fixed(), (torch.rand(4, 3),))
     spec = ExportSpec(model=Fixed(), example_inputs=(torch.rand(4, 3),))
-    saved = SavedProgram(spec, program, tmp_path / "a.pt2", None)
+    saved = SavedProgram(spec, {"forward": program}, tmp_path / "a.pt2", None)
     with pytest.raises(UsageError, match=r"--draft: .* is an exported program"):
         draft_of(saved, TraceOptions())
     with pytest.raises(UsageError, match=r"--apply-suggested-fixes: .* is an exported program"):

@@ -20,14 +20,15 @@ from exportkit.errors import ExportError
 from exportkit.export.call_signature import describe_call
 from exportkit.export.shapes import dynamic_sizes, merge_shapes, parse_places
 from exportkit.export.source_lines import user_frame
-from exportkit.export.trace import trace_with_torch_export
+from exportkit.export.torch_export import TracingTask
+from exportkit.export.trace_method import trace_with_torch_export
 
 
 def traced(model: torch.nn.Module, args: tuple[Tensor, ...], shapes: dict[str, dict[int, str]]) -> Any:
     spec = ExportSpec(model=model, example_inputs=args, dynamic_shapes=shapes)
     bound = describe_call(model, args, {})
     sizes = dynamic_sizes(shapes, {name: tuple(t.shape) for name, t in zip(bound.names, bound.tensors)})
-    return trace_with_torch_export(spec, bound, sizes)
+    return trace_with_torch_export(TracingTask(spec, bound), sizes)
 
 
 def refused(model: torch.nn.Module, *args: Tensor, **shapes: dict[int, str]) -> ExportError:
@@ -228,4 +229,6 @@ class Overwrites(torch.nn.Module):
 def test_a_model_that_is_no_function_of_its_inputs_is_refused(model: Any, what: str) -> None:
     spec = ExportSpec(model=model, example_inputs=(torch.rand(2, 3),))
     with pytest.raises(ExportError, match=what):
-        trace_with_torch_export(spec, describe_call(model, spec.example_inputs, {}), dynamic_sizes({}, {}))
+        trace_with_torch_export(
+            TracingTask(spec, describe_call(model, spec.example_inputs, {})), dynamic_sizes({}, {})
+        )

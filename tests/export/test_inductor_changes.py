@@ -15,12 +15,13 @@ from torch._inductor import sizevars
 from torch.utils._sympy.functions import FloorDiv, ModularIndexing
 
 from exportkit.errors import ExportError
-from exportkit.export.aot_inductor import CompilePlan, compile_program, read_inductor_config
+from exportkit.export.aot_inductor import CompilePlan, compile_methods, read_inductor_config
 from exportkit.export.export_options import TraceOptions
 from exportkit.export.inductor_changes import changed_inductor
 from exportkit.export.resolve import resolve
 from exportkit.export.toolchain import default_cpu_isa
-from exportkit.export.trace import Traced, trace
+from exportkit.export.trace import trace
+from exportkit.export.traced import Traced
 from exportkit.progress import silent
 
 CPU = torch.device("cpu")
@@ -96,7 +97,7 @@ def _kernels(traced: Traced, folder: Path, threads: int) -> str:
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
-        compile_program(
+        compile_methods(
             traced,
             folder,
             CompilePlan(CPU, [default_cpu_isa()]),
@@ -106,7 +107,7 @@ def _kernels(traced: Traced, folder: Path, threads: int) -> str:
         )
     finally:
         torch.set_num_threads(before)
-    (source,) = folder.glob("*.kernel.cpp")
+    (source,) = folder.glob("forward/*.kernel.cpp")
     return source.read_text()
 
 
@@ -175,7 +176,7 @@ def test_kernels_of_a_gpu_do_not_depend_on_what_else_it_does(
     traced = trace(resolve(f"{tmp_path}/model.py:heads"), TraceOptions(), CPU, silent)
     config = {} if wanted is None else read_inductor_config({"triton.autotune_pointwise": str(wanted)})
     with pytest.raises(ExportError, match="enough"):
-        compile_program(
+        compile_methods(
             traced,
             tmp_path / "target",
             CompilePlan(torch.device("cuda"), [None], inductor_config=config),

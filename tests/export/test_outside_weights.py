@@ -65,7 +65,7 @@ def test_both_targets_take_every_weight_that_is_read_from_outside(weighted: Pack
     assert {"few", "temperature", "one", "corner", "flag", "conv.bias", "nothing"} < read
     assert len(manifest.targets) == 2
     for target in manifest.targets:
-        assert set(target.constants.values()) == read
+        assert set(target.constants["forward"].values()) == read
 
 
 def test_constants_that_are_no_state_are_marked_so(weighted: PackageReader) -> None:
@@ -85,7 +85,7 @@ def test_weights_take_their_room_once(weighted: PackageReader) -> None:
 def test_embedded_weights_are_in_the_code_and_nowhere_else() -> None:
     with PackageReader(artifact("triton-cpu")) as reader:
         assert reader.manifest.weights == ()
-        assert [target.constants for target in reader.manifest.targets] == [{}]
+        assert [target.constants for target in reader.manifest.targets] == [{"forward": {}}]
         assert not any(name.startswith("data/weights/") for name in reader.names)
 
 
@@ -98,7 +98,7 @@ def program_of(model: torch.nn.Module, *args: torch.Tensor) -> torch.export.Expo
 
 def test_the_programs_memory_is_what_is_written() -> None:
     program = program_of(torch.nn.Linear(300, 400), torch.randn(2, 300))
-    weights = ProgramWeights(program)
+    weights = ProgramWeights([program])
     addresses = {np.frombuffer(content, dtype=np.uint8).ctypes.data for content in weights.records.values()}
     assert addresses == {tensor.data_ptr() for tensor in program.state_dict.values()}
 
@@ -113,7 +113,7 @@ def test_elements_are_the_bytes_of_a_tensor_of_any_dtype(dtype: torch.dtype, sha
 def test_a_constant_that_a_loader_cannot_set_is_refused() -> None:
     program = program_of(torch.nn.Linear(3, 4), torch.randn(2, 3))
     with pytest.raises(ExportError, match="code for cuda takes the tensor c on cpu") as caught:
-        ProgramWeights(program).take({"c": torch.ones(3)}, torch.device("cuda"))
+        ProgramWeights([program]).take({"c": torch.ones(3)}, torch.device("cuda"))
     assert "--embed-weights" in str(caught.value)
 
 
@@ -121,12 +121,12 @@ def test_a_weight_that_the_compiler_laid_out_anew_is_refused() -> None:
     program = program_of(torch.nn.Linear(3, 4), torch.randn(2, 3))
     turned = program.state_dict["weight"].detach().t().contiguous().t()
     with pytest.raises(ExportError, match="changed the layout of the weight weight"):
-        ProgramWeights(program).take({"weight": turned}, torch.device("cpu"))
+        ProgramWeights([program]).take({"weight": turned}, torch.device("cpu"))
 
 
 def test_a_weight_that_the_code_does_not_take_is_kept_to_be_compared() -> None:
     program = program_of(torch.nn.Linear(3, 4), torch.randn(2, 3))
-    weights = ProgramWeights(program)
+    weights = ProgramWeights([program])
     assert weights.take({"weight": program.state_dict["weight"]}, torch.device("cpu")) == {"weight": "weight"}
     assert all(weight.record for weight in weights.weights)
 
@@ -142,7 +142,7 @@ def test_weights_that_a_package_cannot_hold_are_named() -> None:
 
     program = program_of(Sparse(), torch.randn(3))
     with pytest.raises(ExportError, match=r"cannot hold mask: float32 with the layout torch\.sparse_coo"):
-        ProgramWeights(program)
+        ProgramWeights([program])
 
 
 @pytest.mark.parametrize("option", ["freezing", "joint_graph_constant_folding", "always_keep_tensor_constants"])

@@ -29,7 +29,7 @@ def test_a_signed_program_is_read_and_run_where_a_policy_asks_for_signatures(
         load_program(path)
     assert verify(path, VerifyOptions(against="cases")).exit_code == 3
     sign_package(path, release.key)
-    assert load_program(path).program is not None
+    assert load_program(path).programs
     report = verify(path, VerifyOptions(against="cases"))
     assert report.exit_code == 0
     assert report.checks[0].verdict.kind == "signed"
@@ -48,7 +48,7 @@ def test_a_program_is_read_where_the_key_that_the_caller_names_has_signed_it(pat
     signature = sign_package(path, release.key)
     with pytest.raises(SignatureMissingError):
         resolve(str(path), trust=Trust([stranger.public]))
-    assert resolve(str(path), trust=Trust([stranger.public, *keys])).program is not None
+    assert resolve(str(path), trust=Trust([stranger.public, *keys])).programs
     moved = signature.rename(tmp_path / "elsewhere.sig")
     with pytest.raises(SignatureMissingError):
         resolve(str(path), trust=Trust(keys))

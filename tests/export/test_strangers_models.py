@@ -178,7 +178,7 @@ def test_weights_that_wrap_other_tensors_are_exported_and_the_callers_stay(tmp_p
     assert isinstance(net.linear.weight, Scaled)
     with PackageReader(tmp_path / "x.pt2") as reader:
         assert reader.manifest.program is not None
-        reader.extract(reader.manifest.program.record, tmp_path / "program.pt2")
+        reader.extract(reader.manifest.program.records["forward"], tmp_path / "program.pt2")
     program = torch.export.load(tmp_path / "program.pt2")
     assert torch.int8 in {tensor.dtype for tensor in program.state_dict.values()}
     x = torch.rand(3, 4)
@@ -224,7 +224,7 @@ def test_a_trace_does_not_depend_on_the_attention_kernels_of_the_machine(tmp_pat
     assert enabled == [(False, False)]
     with PackageReader(tmp_path / "x.pt2") as reader:
         assert reader.manifest.program is not None
-        reader.extract(reader.manifest.program.record, tmp_path / "program.pt2")
+        reader.extract(reader.manifest.program.records["forward"], tmp_path / "program.pt2")
     graph = torch.export.load(tmp_path / "program.pt2").graph
     called = [node.target for node in graph.nodes if node.op == "call_function"]
     assert torch.ops.aten.scaled_dot_product_attention.default in called  # the compiler chooses the kernel

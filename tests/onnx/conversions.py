@@ -16,18 +16,20 @@ from exportkit import ExportSpec
 from exportkit.export.describe_program import describe_output, describe_program
 from exportkit.export.export_options import TraceOptions
 from exportkit.export.resolved import EagerModel
-from exportkit.export.trace import ready_to_trace, trace_with_torch_export
+from exportkit.export.trace import ready_to_trace
+from exportkit.export.trace_method import trace_with_torch_export
 from exportkit.onnx.convert import Converted, convert
 
 BFLOAT16 = onnx.TensorProto.BFLOAT16
 
 
 def convert_spec(spec: ExportSpec, *, opset: int = 20, inline: bool = False) -> Converted:
-    with ready_to_trace(EagerModel(spec=spec), TraceOptions(), torch.device("cpu")) as (task, sizes):
-        program = trace_with_torch_export(task.spec, task.bound, sizes)
+    with ready_to_trace(EagerModel(spec=spec), TraceOptions(), torch.device("cpu")) as ready:
+        task, sizes = ready.tasks["forward"]
+        program, _ = trace_with_torch_export(task, sizes)
         with torch.no_grad():
             output = describe_output(spec.model(*spec.example_inputs, **spec.example_kwargs))
-        call = describe_program(program, task.bound, sizes, output, spec)
+        call = describe_program(program, task.bound, sizes, output, spec).call
         return convert(
             program, call, opset=opset, inline=inline, decompositions=spec.decompositions, progress=lambda step: None
         )
