@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
-from exportkit.errors import ExportError, UsageError
+from exportkit.errors import UsageError
 from exportkit.export.cases import check_packable
 from exportkit.export.program_weights import elements
 from exportkit.export.state_buffers import StateBuffer
@@ -33,7 +33,7 @@ def describe_state(
         The state, and the records of what it begins with.
 
     Raises:
-        UsageError: No method writes a buffer, or a method that uses it does not have its dimension.
+        UsageError: No method writes a buffer, or its dimension has several ranges.
         ExportError: A package cannot hold the dtype of a buffer.
     """
     tensors: list[StateTensor] = []
@@ -46,7 +46,7 @@ def describe_state(
         check_packable(f"state {buffer.name}", buffer.initial.dtype)
         content = elements(buffer.initial)
         record = None
-        if any(content):
+        if len(content) and torch.frombuffer(content, dtype=torch.uint8).any():
             record = f"{STATE_DIR}/{hashlib.sha256(content).hexdigest()}"
             records[record] = content
         shape: list[int | Size] = list(buffer.initial.shape)
@@ -80,14 +80,7 @@ def _check_dimension(buffer: StateBuffer, users: Sequence[TracedMethod]) -> None
         return
     ranges: dict[str, Dimension] = {}
     for method in users:
-        found = next((each for each in method.call.dimensions if each.name == buffer.dimension), None)
-        if found is None:
-            raise UsageError(
-                f"the method {method.name} uses the state {buffer.name}, whose first axis is `{buffer.dimension}`, but "
-                f"has no such dimension",
-                hint=f"Give one of its inputs that size, such as {{0: '{buffer.dimension}[1:64]'}} in dynamic_shapes, "
-                "or leave out the dimension of the state.",
-            )
+        found = next(each for each in method.call.dimensions if each.name == buffer.dimension)
         ranges[method.name] = found
     one = next(iter(ranges.values()), None)
     for name, other in ranges.items():
@@ -108,13 +101,14 @@ def check_shapes(method: str, used: Mapping[int, Sequence[int | Size]], buffers:
         buffers: The state.
 
     Raises:
-        ExportError: It takes the example's size only.
+        UsageError: It takes the example's size only.
     """
     for index, shape in used.items():
         dimension = buffers[index].dimension
         if dimension is not None and shape[0] != Size(dimension=dimension):
-            raise ExportError(
+            raise UsageError(
                 f"the method {method} takes the state {buffers[index].name} with a first axis of {shape[0]}, not of "
                 f"any `{dimension}`",
-                hint=f"Give an input of {method} the size `{dimension}`, or leave out the dimension of the state.",
+                hint=f"Give an input of {method} that size, such as {{0: '{dimension}[1:64]'}} in dynamic_shapes, or leave "
+                "out the dimension of the state.",
             )

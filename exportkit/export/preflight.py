@@ -18,7 +18,7 @@ from torch._subclasses.fake_tensor import DynamicOutputShapeException, FakeTenso
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from exportkit.errors import ExportError, OperatorNotExportableError
+from exportkit.errors import ExportError, OperatorNotExportableError, UsageError
 from exportkit.export.dispatch import OperatorMode, watched_by
 from exportkit.export.quiet import quiet_torch
 from exportkit.export.source_lines import user_frame, where_raised
@@ -69,12 +69,13 @@ def check_model(call: Callable[[], Any], device: torch.device) -> Any:
     Raises:
         OperatorNotExportableError: An operator has no fake kernel or a wrong one, is implemented in Python only, or has
             no kernel for the device.
+        UsageError: The model assigns to its state what cannot be state.
         ExportError: The model raised.
     """
     try:
         with watched_by(_Inspector(device)):
             return call()
-    except OperatorNotExportableError:
+    except (OperatorNotExportableError, UsageError):
         raise
     except (Exception, SystemExit) as error:
         # The model may raise anything. Its own traceback is chained.

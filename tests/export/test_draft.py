@@ -254,7 +254,11 @@ def test_the_command_applies_what_it_suggests_and_says_so(tmp_path: Path, capsys
     printed = capsys.readouterr()
     document = json.loads(printed.out)
     assert [change["after"] for change in document["changes"]] == ["16*h[2:8]"]
-    assert document["manifest"]["call"]["inputs"][0]["shape"][1] == {"dimension": "h", "scale": 16, "offset": 0}
+    assert document["manifest"]["methods"][0]["call"]["inputs"][0]["shape"][1] == {
+        "dimension": "h",
+        "scale": 16,
+        "offset": 0,
+    }
     assert "changed image:1 from h[32:128] to 16*h[2:8]: image:1 is a multiple of 16" in printed.err
 
 

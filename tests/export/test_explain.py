@@ -229,6 +229,4 @@ class Overwrites(torch.nn.Module):
 def test_a_model_that_is_no_function_of_its_inputs_is_refused(model: Any, what: str) -> None:
     spec = ExportSpec(model=model, example_inputs=(torch.rand(2, 3),))
     with pytest.raises(ExportError, match=what):
-        trace_with_torch_export(
-            TracingTask(spec, describe_call(model, spec.example_inputs, {})), dynamic_sizes({}, {})
-        )
+        trace_with_torch_export(TracingTask(spec, describe_call(model, spec.example_inputs, {})), dynamic_sizes({}, {}))

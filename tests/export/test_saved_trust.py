@@ -52,7 +52,7 @@ def test_a_program_is_read_where_the_key_that_the_caller_names_has_signed_it(pat
     moved = signature.rename(tmp_path / "elsewhere.sig")
     with pytest.raises(SignatureMissingError):
         resolve(str(path), trust=Trust(keys))
-    assert resolve(str(path), trust=Trust(keys, moved)).program is not None
+    assert resolve(str(path), trust=Trust(keys, moved)).programs
     with pytest.raises(UsageError, match="without a public key"):
         resolve(str(path), trust=Trust(signature=moved))
 

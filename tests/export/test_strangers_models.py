@@ -83,7 +83,7 @@ def test_dataclasses_go_in_and_come_out_with_their_fields(tmp_path: Path) -> Non
     assert result.class_name == "Scored"
     with PackageReader(tmp_path / "x.pt2") as reader:
         recorded = load(reader.read(reader.manifest.cases[0].record))
-    scored = unflatten(result, [recorded[f"output.{i}"] for i in range(3)])
+    scored = unflatten(result, [recorded[f"0.output.{i}"] for i in range(3)])
     assert torch.equal(scored.scores, x * 2)
     assert torch.equal(scored.batches[0].mask, x > 0.5)
     assert scored.batches[0].scale == 2.0
