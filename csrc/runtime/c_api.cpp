@@ -1,72 +1,18 @@
 // The C interface: exportkit.h over runtime.h.
-#include <ATen/Functions.h>
-#include <c10/core/StreamGuard.h>
-
-#include <algorithm>
-#include <cstring>
-#include <optional>
-
 #include "exportkit/exportkit.h"
 #include "exportkit/runtime.h"
 #include "package/errors.h"
-#include "runtime/c_api_description.h"
+#include "runtime/c_api_calls.h"
 #include "runtime/c_api_errors.h"
-#include "runtime/dlpack_tensors.h"
+#include "runtime/c_api_sessions.h"
 #include "runtime/handles.h"
-#include "runtime/inputs.h"
 
 namespace exportkit {
 namespace {
 
-// Strings of a model stay where they are: the description points to them.
-struct OpenModel {
-  Model model;
-  Description description{model};
-
-  explicit OpenModel(Model opened) : model(std::move(opened)) {}
-};
-
-// ModelClosedError if there is none.
-std::shared_ptr<OpenModel> found(std::shared_ptr<OpenModel> open, exportkit_model handle) {
-  if (open != nullptr) return open;
-  throw Error(errors::kModelClosed, "handle " + std::to_string(handle) + " does not belong to an open model");
-}
-
-std::shared_ptr<OpenModel> find(exportkit_model handle) {
-  return found(handles<OpenModel>().get(static_cast<int64_t>(handle)), handle);
-}
-
 // --- options ---------------------------------------------------------------------------------------------------------
 
-constexpr size_t kMostBytes = 4096;  // of a structure; a size that was never set is probably greater
-
-// Options of a caller whose header is older or newer. Members that the caller does not have are zero, and those that
-// this library does not have must be.
-template <class Options>
-Options read(const Options* given, size_t least, uint64_t known_flags, const char* name) {
-  Options options{};
-  if (given == nullptr) return options;
-  if (given->size < least || given->size > kMostBytes) {
-    throw Error(errors::kUsage,
-                std::string(name) + ".size must be sizeof(" + name + "), got " + std::to_string(given->size));
-  }
-  const auto* bytes = reinterpret_cast<const unsigned char*>(given);
-  const size_t common = std::min(given->size, sizeof options);
-  if (std::any_of(bytes + common, bytes + given->size, [](unsigned char byte) { return byte != 0; })) {
-    throw Error(errors::kUsage, std::string(name) + " has members that exportkit " + EXPORTKIT_VERSION " does not know",
-                "Use the library of the header's version, or leave the new members zero.");
-  }
-  std::memcpy(&options, given, common);
-  if ((options.flags & ~known_flags) != 0) {
-    throw Error(errors::kUsage,
-                std::string(name) + ".flags has flags that exportkit " +
-                    EXPORTKIT_VERSION " does not know: " + std::to_string(options.flags & ~known_flags));
-  }
-  return options;
-}
-
-// The sizes of the structures when they were first released.
-constexpr size_t kLeastOpenOptions = 80, kLeastRunOptions = 24;
+constexpr size_t kLeastOpenOptions = 80;  // the size of the structure when it was first released
 
 OpenOptions open_options(const exportkit_open_options* given) {
   const auto c =
@@ -89,106 +35,6 @@ OpenOptions open_options(const exportkit_open_options* given) {
   return options;
 }
 
-// --- tensors ---------------------------------------------------------------------------------------------------------
-
-// Where a caller gets tensors: zeros until all of them are there.
-class Results {
- public:
-  Results(DLManagedTensorVersioned** places, size_t count) : places_(places), count_(places == nullptr ? 0 : count) {
-    std::fill_n(places_, count_, nullptr);
-  }
-
-  // UsageError if the caller gave another number of places.
-  void expect(size_t wanted, size_t count, const char* name) const {
-    if (count > 0) not_null(places_, name);
-    if (count == wanted) return;
-    throw Error(errors::kUsage, std::string(name) + " must have room for " + std::to_string(wanted) + " tensors, got " +
-                                    std::to_string(count));
-  }
-
-  // Nothing if the caller gave no places.
-  void give(std::vector<ManagedTensor> tensors) noexcept {
-    for (size_t i = 0; i < count_; ++i) places_[i] = tensors[i].release();
-  }
-
- private:
-  DLManagedTensorVersioned** places_;
-  size_t count_;
-};
-
-std::vector<ManagedTensor> lend_all(const std::vector<at::Tensor>& tensors) {
-  std::vector<ManagedTensor> lent;
-  for (const at::Tensor& tensor : tensors) lent.push_back(lend(tensor));
-  return lent;
-}
-
-bool share_memory(const at::Tensor& one, const at::Tensor& other) {
-  const auto* begin = static_cast<const char*>(one.storage().data());
-  const auto* address = static_cast<const char*>(other.storage().data());
-  return address >= begin && address < begin + one.storage().nbytes();
-}
-
-constexpr intptr_t kLegacyStream = 1;  // cudaStreamLegacy, another name of the default stream
-
-// A call as its options say.
-class RequestedRun {
- public:
-  RequestedRun(const Model& model, const exportkit_run_options* options)
-      : model_(model),
-        options_(read(options, kLeastRunOptions, EXPORTKIT_HOST_TENSORS | EXPORTKIT_CONTIGUOUS_OUTPUTS,
-                      "exportkit_run_options")) {
-    if (options_.stream == nullptr) return;
-    if (!model_.device().is_cuda()) {
-      throw Error(errors::kUsage, "stream must be null: the model is on " + model_.device().str());
-    }
-    const auto address = reinterpret_cast<intptr_t>(options_.stream);
-    // torch's number of a stream that it did not make is the stream's address, and 0 is the default stream.
-    const c10::StreamId stream = address == kLegacyStream ? 0 : address;
-    stream_.emplace(c10::Stream(c10::Stream::UNSAFE, model_.device(), stream));
-  }
-
-  std::vector<at::Tensor> operator()(const DLTensor* const* given, size_t count) const {
-    const std::vector<at::Tensor> inputs = borrowed(given, count);
-    std::vector<at::Tensor> outputs = model_.run(on_device(inputs));
-    if (outputs.size() != model_.outputs().size()) {
-      throw Error(errors::kModelRun, "the compiled code returned " + std::to_string(outputs.size()) +
-                                         " tensors; the manifest lists " + std::to_string(model_.outputs().size()));
-    }
-    for (at::Tensor& output : outputs) output = for_caller(output, inputs);
-    return outputs;
-  }
-
- private:
-  bool host_tensors() const { return (options_.flags & EXPORTKIT_HOST_TENSORS) != 0; }
-
-  std::vector<at::Tensor> borrowed(const DLTensor* const* given, size_t count) const {
-    check_count(model_.inputs(), count);
-    if (count > 0) not_null(given, "inputs");
-    std::vector<at::Tensor> inputs;
-    for (size_t i = 0; i < count; ++i) inputs.push_back(borrow(given[i], model_.inputs()[i].name, model_.device()));
-    return inputs;
-  }
-
-  std::vector<at::Tensor> on_device(std::vector<at::Tensor> inputs) const {
-    for (at::Tensor& input : inputs) {
-      if (host_tensors()) input = input.to(model_.device());
-    }
-    return inputs;
-  }
-
-  // The caller may free the inputs before the outputs.
-  at::Tensor for_caller(at::Tensor output, const std::vector<at::Tensor>& inputs) const {
-    if (host_tensors()) output = output.to(c10::kCPU);
-    if ((options_.flags & EXPORTKIT_CONTIGUOUS_OUTPUTS) != 0) output = output.contiguous();
-    const auto shares = [&](const at::Tensor& input) { return share_memory(input, output); };
-    return std::any_of(inputs.begin(), inputs.end(), shares) ? output.clone() : output;
-  }
-
-  const Model& model_;
-  const exportkit_run_options options_;
-  std::optional<c10::StreamGuard> stream_;
-};
-
 // --- cases -----------------------------------------------------------------------------------------------------------
 
 void check_case(const Model& model, size_t index) {
@@ -197,11 +43,27 @@ void check_case(const Model& model, size_t index) {
                                   ", the number of recorded cases; got " + std::to_string(index));
 }
 
-std::string differences(const CaseReport& report) {
-  std::string text = report.problem;
-  for (const OutputReport& output : report.outputs) {
+// UsageError if the case has no call of this number.
+const RecordedCall& checked_call(const RecordedCase& recorded, size_t index, size_t call) {
+  if (call < recorded.calls.size()) return recorded.calls[call];
+  throw Error(errors::kUsage, "call must be less than " + std::to_string(recorded.calls.size()) +
+                                  ", the number of calls in case " + std::to_string(index) + "; got " +
+                                  std::to_string(call));
+}
+
+void add_differences(const std::vector<OutputReport>& outputs, std::string& text) {
+  for (const OutputReport& output : outputs) {
     if (!output.ok()) text += (text.empty() ? "" : "; ") + output.text();
   }
+}
+
+std::string differences(const CaseReport& report) {
+  std::string text;
+  for (const CallReport& call : report.calls) {
+    if (!call.problem.empty()) text += (text.empty() ? "" : "; ") + call.problem;
+    add_differences(call.outputs, text);
+  }
+  add_differences(report.state, text);
   return text;
 }
 
@@ -228,40 +90,61 @@ int exportkit_open(const char* path, const exportkit_open_options* options, expo
 }
 
 int exportkit_close(exportkit_model model, exportkit_error** error) noexcept {
-  return attempt(error, [&] { found(handles<OpenModel>().remove(static_cast<int64_t>(model)), model); });
+  return attempt(error, [&] {
+    find_model(model);
+    const auto open = handles<OpenModel>().remove(static_cast<int64_t>(model));
+    close_sessions(model);
+  });
 }
 
 int exportkit_describe(exportkit_model model, const exportkit_description** description,
                        exportkit_error** error) noexcept {
   if (description != nullptr) *description = nullptr;
-  return attempt(error, [&] { *not_null(description, "description") = &find(model)->description.c(); });
+  return attempt(error, [&] { *not_null(description, "description") = &find_model(model)->description.c(); });
 }
 
 int exportkit_run(exportkit_model model, const DLTensor* const* inputs, size_t input_count,
                   DLManagedTensorVersioned** outputs, size_t output_count, const exportkit_run_options* options,
                   exportkit_error** error) noexcept {
+  return exportkit_run_method(model, nullptr, inputs, input_count, outputs, output_count, options, error);
+}
+
+int exportkit_run_method(exportkit_model model, const char* method, const DLTensor* const* inputs, size_t input_count,
+                         DLManagedTensorVersioned** outputs, size_t output_count, const exportkit_run_options* options,
+                         exportkit_error** error) noexcept {
   Results results(outputs, output_count);
   return attempt(error, [&] {
-    const std::shared_ptr<OpenModel> open = find(model);
-    results.expect(open->model.outputs().size(), output_count, "outputs");
-    results.give(lend_all(RequestedRun(open->model, options)(inputs, input_count)));
+    const std::shared_ptr<OpenModel> open = find_model(model);
+    const MethodInfo& named = method_named(open->model, method);
+    results.expect(named.outputs.size(), output_count, "outputs");
+    const RequestedRun run(open->model, named, options);
+    results.give(lend_all(run(inputs, input_count, [&](const std::vector<at::Tensor>& on_device) {
+      return open->model.run(named.name, on_device);
+    })));
   });
 }
 
 int exportkit_swap_weights(exportkit_model model, const char* path, exportkit_error** error) noexcept {
-  return attempt(error, [&] { find(model)->model.swap_weights(not_null(path, "path")); });
+  return attempt(error, [&] { find_model(model)->model.swap_weights(not_null(path, "path")); });
 }
 
 int exportkit_read_case(exportkit_model model, size_t index, DLManagedTensorVersioned** inputs, size_t input_count,
                         DLManagedTensorVersioned** outputs, size_t output_count, exportkit_error** error) noexcept {
+  return exportkit_read_call(model, index, 0, inputs, input_count, outputs, output_count, error);
+}
+
+int exportkit_read_call(exportkit_model model, size_t index, size_t call, DLManagedTensorVersioned** inputs,
+                        size_t input_count, DLManagedTensorVersioned** outputs, size_t output_count,
+                        exportkit_error** error) noexcept {
   Results given(inputs, input_count), expected(outputs, output_count);
   return attempt(error, [&] {
-    const std::shared_ptr<OpenModel> open = find(model);
+    const std::shared_ptr<OpenModel> open = find_model(model);
     check_case(open->model, index);
-    if (inputs != nullptr || input_count > 0) given.expect(open->model.inputs().size(), input_count, "inputs");
-    if (outputs != nullptr || output_count > 0) expected.expect(open->model.outputs().size(), output_count, "outputs");
     const RecordedCase recorded = open->model.recorded_case(index);
-    std::vector<ManagedTensor> lent_inputs = lend_all(recorded.inputs), lent_outputs = lend_all(recorded.outputs);
+    const RecordedCall& chosen = checked_call(recorded, index, call);
+    if (inputs != nullptr || input_count > 0) given.expect(chosen.inputs.size(), input_count, "inputs");
+    if (outputs != nullptr || output_count > 0) expected.expect(chosen.outputs.size(), output_count, "outputs");
+    std::vector<ManagedTensor> lent_inputs = lend_all(chosen.inputs), lent_outputs = lend_all(chosen.outputs);
     given.give(std::move(lent_inputs));
     expected.give(std::move(lent_outputs));
   });
@@ -269,7 +152,7 @@ int exportkit_read_case(exportkit_model model, size_t index, DLManagedTensorVers
 
 int exportkit_replay(exportkit_model model, size_t index, exportkit_error** error) noexcept {
   return attempt(error, [&] {
-    const std::shared_ptr<OpenModel> open = find(model);
+    const std::shared_ptr<OpenModel> open = find_model(model);
     check_case(open->model, index);
     const CaseReport report = open->model.replay(index);
     if (report.ok()) return;

@@ -13,36 +13,68 @@ Description::Tensors::Tensors(const std::vector<TensorInfo>& tensors) : shapes(t
     }
     shapes[i].point();
     infos.items.push_back({tensor.name.c_str(), tensor.dtype.c_str(), dl_dtype(dtype_of(tensor.dtype)),
-                           static_cast<int32_t>(tensor.shape.size()), shapes[i].pointers.data()});
+                           static_cast<int32_t>(tensor.shape.size()), shapes[i].pointers.data(), tensor.written});
   }
   infos.point();
 }
 
-Description::Cases::Cases(const Model& model) : dimensions(model.case_count()) {
-  for (size_t i = 0; i < dimensions.size(); ++i) {
-    const std::map<std::string, int64_t> sizes = model.case_sizes(i);
-    for (const DimensionRange& dimension : model.dimensions()) {
-      const auto found = sizes.find(dimension.name);
-      dimensions[i].push_back(found == sizes.end() ? -1 : found->second);
-    }
-    infos.items.push_back({dimensions[i].data()});
+Description::Dimensions::Dimensions(const std::vector<DimensionRange>& dimensions) {
+  for (const DimensionRange& dimension : dimensions) {
+    infos.items.push_back({dimension.name.c_str(), dimension.min, dimension.max});
   }
   infos.point();
+}
+
+Description::Method::Method(const MethodInfo& method)
+    : inputs(method.inputs), outputs(method.outputs), dimensions(method.dimensions) {}
+
+Description::Case::Case(const Model& model, size_t index) {
+  const auto recorded = model.case_calls(index);
+  dimensions.resize(recorded.size());
+  for (size_t i = 0; i < recorded.size(); ++i) {
+    const MethodInfo& method = model.method(recorded[i].first);
+    for (const DimensionRange& dimension : method.dimensions) {
+      const auto found = recorded[i].second.find(dimension.name);
+      dimensions[i].push_back(found == recorded[i].second.end() ? -1 : found->second);
+    }
+    calls.items.push_back({static_cast<size_t>(&method - model.methods().data()), dimensions[i].data()});
+  }
+  calls.point();
 }
 
 Description::Description(const Model& model)
-    : device_(model.device().str()), inputs_(model.inputs()), outputs_(model.outputs()), cases_(model) {
-  for (const DimensionRange& dimension : model.dimensions()) {
-    dimensions_.items.push_back({dimension.name.c_str(), dimension.min, dimension.max});
+    : device_(model.device().str()), state_(model.state()), state_dimensions_(model.state_dimensions()) {
+  for (const MethodInfo& method : model.methods()) methods_.emplace_back(method);
+  for (size_t i = 0; i < methods_.size(); ++i) {
+    const MethodInfo& info = model.methods()[i];
+    const auto& [inputs, outputs, dimensions] = methods_[i];
+    method_infos_.items.push_back({info.name.c_str(), info.stateful, inputs.infos.items.size(),
+                                   inputs.infos.pointers.data(), outputs.infos.items.size(),
+                                   outputs.infos.pointers.data(), dimensions.infos.items.size(),
+                                   dimensions.infos.pointers.data()});
   }
-  dimensions_.point();
-  description_ = {model.name().c_str(),           model.version().c_str(),
-                  model.target().c_str(),         device_.c_str(),
-                  dl_device(model.device()),      inputs_.infos.items.size(),
-                  inputs_.infos.pointers.data(),  outputs_.infos.items.size(),
-                  outputs_.infos.pointers.data(), dimensions_.items.size(),
-                  dimensions_.pointers.data(),    cases_.infos.items.size(),
-                  cases_.infos.pointers.data()};
+  method_infos_.point();
+  for (size_t i = 0; i < model.case_count(); ++i) cases_.emplace_back(model, i);
+  for (const Case& recorded : cases_) {
+    const auto& calls = recorded.calls;
+    const int64_t* const first = calls.items.empty() ? nullptr : calls.items.front().dimensions;
+    case_infos_.items.push_back({first, calls.items.size(), calls.pointers.data()});
+  }
+  case_infos_.point();
+  description_.name = model.name().c_str(), description_.version = model.version().c_str();
+  description_.target = model.target().c_str(), description_.device = device_.c_str();
+  description_.dl_device = dl_device(model.device());
+  if (const std::optional<size_t> method = model.default_index()) {
+    const exportkit_method_info& usual = method_infos_.items[*method];
+    description_.input_count = usual.input_count, description_.inputs = usual.inputs;
+    description_.output_count = usual.output_count, description_.outputs = usual.outputs;
+    description_.dimension_count = usual.dimension_count, description_.dimensions = usual.dimensions;
+  }
+  description_.case_count = case_infos_.items.size(), description_.cases = case_infos_.pointers.data();
+  description_.method_count = method_infos_.items.size(), description_.methods = method_infos_.pointers.data();
+  description_.state_count = state_.infos.items.size(), description_.state = state_.infos.pointers.data();
+  description_.state_dimension_count = state_dimensions_.infos.items.size();
+  description_.state_dimensions = state_dimensions_.infos.pointers.data();
 }
 
 }  // namespace exportkit

@@ -36,18 +36,32 @@ class Description {
 
     explicit Tensors(const std::vector<TensorInfo>& tensors);
   };
-  struct Cases {
-    std::vector<std::vector<int64_t>> dimensions;
-    List<exportkit_case_info> infos;
+  struct Dimensions {
+    List<exportkit_dimension> infos;
 
-    explicit Cases(const Model& model);
+    explicit Dimensions(const std::vector<DimensionRange>& dimensions);
+  };
+  struct Method {
+    Tensors inputs, outputs;
+    Dimensions dimensions;
+
+    explicit Method(const MethodInfo& method);
+  };
+  struct Case {
+    std::vector<std::vector<int64_t>> dimensions;  // of each call
+    List<exportkit_call_info> calls;
+
+    Case(const Model& model, size_t index);
   };
 
   std::string device_;
-  Tensors inputs_, outputs_;
-  List<exportkit_dimension> dimensions_;
-  Cases cases_;
-  exportkit_description description_;
+  std::vector<Method> methods_;
+  List<exportkit_method_info> method_infos_;
+  Tensors state_;
+  Dimensions state_dimensions_;
+  std::vector<Case> cases_;
+  List<exportkit_case_info> case_infos_;
+  exportkit_description description_{};
 };
 
 }  // namespace exportkit

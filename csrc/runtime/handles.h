@@ -6,6 +6,7 @@
 #include <memory>
 #include <mutex>
 #include <shared_mutex>
+#include <vector>
 
 namespace exportkit {
 
@@ -25,6 +26,21 @@ class Handles {
     const std::shared_lock lock(mutex_);
     const auto found = objects_.find(handle);
     return found == objects_.end() ? nullptr : found->second;
+  }
+
+  // Removes the objects that fit, and destroys them outside of the lock.
+  template <class Fits>
+  void remove_if(const Fits& fits) {
+    std::vector<std::shared_ptr<Object>> removed;
+    const std::unique_lock lock(mutex_);
+    for (auto place = objects_.begin(); place != objects_.end();) {
+      if (!fits(*place->second)) {
+        ++place;
+        continue;
+      }
+      removed.push_back(std::move(place->second));
+      place = objects_.erase(place);
+    }
   }
 
   // Returns the object, which the caller destroys outside of the lock: unloading is slow. Null as above.

@@ -33,9 +33,6 @@ constexpr std::pair<const char*, at::ScalarType> kDtypes[] = {
     {"float8_e5m2fnuz", at::ScalarType::Float8_e5m2fnuz},
 };
 
-// The number of each dimension, and the input that gave it.
-using Bound = std::map<std::string, std::pair<int64_t, std::string>>;
-
 [[noreturn]] void refuse(const std::string& name, const std::string& what, const std::string& hint = {}) {
   throw Error(errors::kInput, "`" + name + "` " + what, hint);
 }
@@ -71,23 +68,73 @@ void check_kind(const at::Tensor& value, const std::string& name, at::ScalarType
   }
 }
 
-at::Tensor plain(const at::Tensor& value) {
-  // Such views flip a sign when they are read; compiled code would ignore that.
-  at::Tensor tensor = value.is_neg() || value.is_conj() ? value.resolve_neg().resolve_conj() : value;
-  if (!tensor.is_contiguous()) return tensor.contiguous();
-  const auto address = reinterpret_cast<uintptr_t>(tensor.const_data_ptr());
-  return tensor.is_cuda() && address % kCudaAlignment != 0 ? tensor.clone() : tensor;
+bool is_flipped(const at::Tensor& value) { return value.is_neg() || value.is_conj(); }
+
+bool is_unaligned(const at::Tensor& value) {
+  return value.is_cuda() && reinterpret_cast<uintptr_t>(value.const_data_ptr()) % kCudaAlignment != 0;
 }
 
-const Dimension& dimension_of(const Call& call, const std::string& name) {
-  return *std::find_if(call.dimensions.begin(), call.dimensions.end(),
-                       [&](const Dimension& dimension) { return dimension.name == name; });
+at::Tensor plain(const at::Tensor& value) {
+  // Such views flip a sign when they are read; compiled code would ignore that.
+  at::Tensor tensor = is_flipped(value) ? value.resolve_neg().resolve_conj() : value;
+  if (!tensor.is_contiguous()) return tensor.contiguous();
+  return is_unaligned(tensor) ? tensor.clone() : tensor;
+}
+
+// What the call writes must reach the caller, so there can be no copy.
+void check_writable(const at::Tensor& value, const std::string& name) {
+  const std::string hint = "The call writes into it. Give a tensor that torch.empty or torch.zeros made.";
+  if (!value.is_contiguous() || is_flipped(value)) {
+    refuse(
+        name,
+        "must be contiguous, got shape " + shape_text(value.sizes()) + " with strides " + shape_text(value.strides()),
+        hint);
+  }
+  if (is_unaligned(value)) {
+    refuse(name, "must begin at a multiple of " + std::to_string(kCudaAlignment) + " bytes", hint);
+  }
+  if (value.requires_grad()) refuse(name, "must not require gradients", hint);
+}
+
+}  // namespace
+
+Memory memory_of(const at::Tensor& tensor, bool written, std::string name) {
+  const auto begin = reinterpret_cast<uintptr_t>(tensor.const_data_ptr());
+  const auto offset = static_cast<size_t>(tensor.storage_offset()) * tensor.itemsize();
+  return {begin, tensor.numel() == 0 ? begin : begin + bytes_needed(tensor) - offset, written, std::move(name)};
+}
+
+InputPlan::InputPlan(const Call& call, c10::Device device) : call_(call), device_(device) {
+  for (const TensorInput& input : call.inputs) {
+    dtypes_.push_back(dtype_of(input.dtype));
+    writes_ |= input.written.has_value();
+  }
+  for (const Dimension& dimension : call.dimensions) dimensions_.emplace(dimension.name, &dimension);
+}
+
+std::vector<at::Tensor> InputPlan::prepare(const std::vector<at::Tensor>& inputs, const StateInUse* state) const {
+  check_count(call_.inputs, inputs.size());
+  std::vector<at::Tensor> prepared;
+  prepared.reserve(inputs.size());
+  Bound bound;
+  if (state != nullptr) {
+    for (const auto& [dimension, size] : state->sizes) bound.emplace(dimension, std::pair(size, "the session"));
+  }
+  for (size_t i = 0; i < inputs.size(); ++i) {
+    const TensorInput& expected = call_.inputs[i];
+    check_kind(inputs[i], expected.name, dtypes_[i], device_);
+    check_shape(inputs[i], expected, bound);
+    if (expected.written) check_writable(inputs[i], expected.name);
+    prepared.push_back(expected.written ? inputs[i] : plain(inputs[i]));
+  }
+  if (writes_ || state != nullptr) check_memory(inputs, state);
+  return prepared;
 }
 
 // Checks a dynamic size against its range and against earlier inputs with the same dimension.
-void bind_size(const Call& call, const at::Tensor& value, const std::string& name, size_t axis, const Size& size,
-               Bound& bound) {
-  const Dimension& dimension = dimension_of(call, size.dimension);
+void InputPlan::bind_size(const at::Tensor& value, const std::string& name, size_t axis, const Size& size,
+                          Bound& bound) const {
+  const Dimension& dimension = *dimensions_.at(size.dimension);
   const __int128 scaled = static_cast<__int128>(value.size(static_cast<int64_t>(axis))) - size.offset;
   const auto number =
       static_cast<int64_t>(scaled / size.scale);  // if a huge offset overflows, this is not a multiple or out of range
@@ -99,22 +146,22 @@ void bind_size(const Call& call, const at::Tensor& value, const std::string& nam
                std::to_string(axis) + " (" + expression(size) + "), got shape " + shape_text(value.sizes()),
            "Export with another range (--dynamic) where the model should take it.");
   }
-  const auto& [known, source] = bound.try_emplace(size.dimension, number, name).first->second;
+  const auto& [known, source] = bound.try_emplace(size.dimension, number, "`" + name + "`").first->second;
   if (known != number) {
     refuse(name, "has " + size.dimension + " = " + std::to_string(number) + " by dimension " + std::to_string(axis) +
-                     " of shape " + shape_text(value.sizes()) + ", but `" + source + "` has " + size.dimension + " = " +
+                     " of shape " + shape_text(value.sizes()) + ", but " + source + " has " + size.dimension + " = " +
                      std::to_string(known) + ": they must agree");
   }
 }
 
-void check_shape(const Call& call, const at::Tensor& value, const TensorInput& expected, Bound& bound) {
+void InputPlan::check_shape(const at::Tensor& value, const TensorInput& expected, Bound& bound) const {
   if (static_cast<size_t>(value.dim()) != expected.shape.size()) {
     refuse(expected.name, "must have " + std::to_string(expected.shape.size()) + " dimensions, got shape " +
                               shape_text(value.sizes()));
   }
   for (size_t axis = 0; axis < expected.shape.size(); ++axis) {
     if (const auto* size = std::get_if<Size>(&expected.shape[axis])) {
-      bind_size(call, value, expected.name, axis, *size, bound);
+      bind_size(value, expected.name, axis, *size, bound);
     } else if (const int64_t fixed = std::get<int64_t>(expected.shape[axis]);
                value.size(static_cast<int64_t>(axis)) != fixed) {
       refuse(expected.name, "must have size " + std::to_string(fixed) + " in dimension " + std::to_string(axis) +
@@ -123,23 +170,33 @@ void check_shape(const Call& call, const at::Tensor& value, const TensorInput& e
   }
 }
 
-}  // namespace
-
-InputPlan::InputPlan(const Call& call, c10::Device device) : call_(call), device_(device) {
-  for (const TensorInput& input : call.inputs) dtypes_.push_back(dtype_of(input.dtype));
-}
-
-std::vector<at::Tensor> InputPlan::prepare(const std::vector<at::Tensor>& inputs) const {
-  check_count(call_.inputs, inputs.size());
-  std::vector<at::Tensor> prepared;
-  prepared.reserve(inputs.size());
-  Bound bound;
+// Refuses memory that is written and used by another input, too.
+void InputPlan::check_memory(const std::vector<at::Tensor>& inputs, const StateInUse* state) const {
+  std::vector<Memory> given;
   for (size_t i = 0; i < inputs.size(); ++i) {
-    check_kind(inputs[i], call_.inputs[i].name, dtypes_[i], device_);
-    check_shape(call_, inputs[i], call_.inputs[i], bound);
-    prepared.push_back(plain(inputs[i]));
+    const TensorInput& input = call_.inputs[i];
+    given.push_back(memory_of(inputs[i], input.written.has_value(), "`" + input.name + "`"));
   }
-  return prepared;
+  std::vector<const Memory*> all;
+  const auto add = [&](const Memory& memory) {
+    if (memory.begin != memory.end) all.push_back(&memory);
+  };
+  std::for_each(given.begin(), given.end(), add);
+  if (state != nullptr) std::for_each(state->memory.begin(), state->memory.end(), add);
+  std::sort(all.begin(), all.end(), [](const Memory* one, const Memory* other) { return one->begin < other->begin; });
+  const Memory *furthest = nullptr, *furthest_written = nullptr;  // of those before, which reach the furthest
+  for (const Memory* const memory : all) {
+    const Memory* const other = memory->written ? furthest : furthest_written;
+    if (other != nullptr && memory->begin < other->end) {
+      const auto [written, used] = memory->written ? std::pair(memory, other) : std::pair(other, memory);
+      throw Error(errors::kInput, written->name + " is written by the call and shares memory with " + used->name,
+                  "Give each memory of its own: `.clone()`.");
+    }
+    if (furthest == nullptr || memory->end > furthest->end) furthest = memory;
+    if (memory->written && (furthest_written == nullptr || memory->end > furthest_written->end)) {
+      furthest_written = memory;
+    }
+  }
 }
 
 at::ScalarType dtype_of(const std::string& name) {

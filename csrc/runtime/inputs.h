@@ -1,11 +1,13 @@
-// Checks the inputs of one package on one device. exportkit/runtime/inputs.py has the same messages, for calls with the
+// Checks the inputs of one method on one device. exportkit/runtime/inputs.py has the same messages, for calls with the
 // module's signature.
 #pragma once
 
 #include <ATen/core/Tensor.h>
 #include <c10/core/Device.h>
 
+#include <map>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "package/errors.h"
@@ -13,19 +15,45 @@
 
 namespace exportkit {
 
+// Memory that a call uses: an input's, or that of a session's state.
+struct Memory {
+  uintptr_t begin, end;
+  bool written;
+  std::string name;  // such as "`cache`"
+};
+
+Memory memory_of(const at::Tensor& tensor, bool written, std::string name);
+
+// What a session adds to the calls of a method.
+struct StateInUse {
+  std::map<std::string, int64_t> sizes;  // of the state's dimensions
+  std::vector<at::Tensor> tensors;       // in the method's order
+  std::vector<Memory> memory;            // of these tensors
+};
+
 class InputPlan {
  public:
+  // `call` must outlive this object.
   InputPlan(const Call& call, c10::Device device);
 
   // Checks the inputs and makes them contiguous. Compiled code checks almost nothing: a wrong dtype makes it read
-  // beyond its tensors, a size outside the exported range gives wrong numbers. InputError names the input, its value
-  // and what is allowed.
-  std::vector<at::Tensor> prepare(const std::vector<at::Tensor>& inputs) const;
+  // beyond its tensors, a size outside the exported range gives wrong numbers, and memory that it writes must not be
+  // another input's. An input that is written must be contiguous already. InputError names the input, its value and
+  // what is allowed. `state` is null without a session.
+  std::vector<at::Tensor> prepare(const std::vector<at::Tensor>& inputs, const StateInUse* state = nullptr) const;
 
  private:
+  using Bound = std::map<std::string, std::pair<int64_t, std::string>>;  // each dimension's number, and what gave it
+
+  void bind_size(const at::Tensor& value, const std::string& name, size_t axis, const Size& size, Bound& bound) const;
+  void check_shape(const at::Tensor& value, const TensorInput& expected, Bound& bound) const;
+  void check_memory(const std::vector<at::Tensor>& inputs, const StateInUse* state) const;
+
   const Call& call_;
   c10::Device device_;
   std::vector<at::ScalarType> dtypes_;
+  std::map<std::string, const Dimension*> dimensions_;
+  bool writes_ = false;
 };
 
 // InputError if the number of tensors is not that of the inputs, which have names.

@@ -1,160 +1,140 @@
-#include <ATen/Context.h>
-#include <ATen/ops/empty.h>
-
 #include <algorithm>
-#include <mutex>
 
 #include "exportkit/runtime.h"
 #include "package/errors.h"
 #include "package/text.h"
 #include "runtime/cases.h"
+#include "runtime/compare.h"
+#include "runtime/device_weights.h"
 #include "runtime/host.h"
-#include "runtime/inputs.h"
-#include "runtime/opened_package.h"
-#include "runtime/weights.h"
+#include "runtime/model_impl.h"
+#include "runtime/precision.h"
 
 namespace exportkit {
 namespace {
 
-SizeRange range_of(const Call& call, const Extent& extent) {
-  if (const auto* fixed = std::get_if<int64_t>(&extent)) return {*fixed, *fixed, 1, std::to_string(*fixed)};
-  const auto& size = std::get<Size>(extent);
-  for (const Dimension& dimension : call.dimensions) {
-    if (dimension.name != size.dimension) continue;
-    return {size_at(size, dimension.min), size_at(size, dimension.max), size.scale, expression(size)};
-  }
-  return {0, INT64_MAX, 1, "?"};
+std::map<std::string_view, size_t> places_of(const std::vector<MethodInfo>& methods) {
+  std::map<std::string_view, size_t> places;
+  for (size_t i = 0; i < methods.size(); ++i) places.emplace(methods[i].name, i);
+  return places;
 }
 
-std::vector<TensorInfo> describe_inputs(const Call& call) {
-  std::vector<TensorInfo> described;
-  for (const TensorInput& input : call.inputs) {
-    TensorInfo& info = described.emplace_back(TensorInfo{input.name, input.dtype, {}});
-    for (const Extent& extent : input.shape) info.shape.push_back(range_of(call, extent));
-  }
-  return described;
+std::vector<InputPlan> plans_of(const Manifest& manifest, c10::Device device) {
+  std::vector<InputPlan> plans;
+  for (const Method& method : manifest.methods) plans.emplace_back(method.call, device);
+  return plans;
 }
 
-std::vector<TensorInfo> describe_outputs(const Call& call) {
-  std::vector<TensorInfo> described;
-  for (const TensorOutput& output : call.outputs) {
-    TensorInfo& info = described.emplace_back(TensorInfo{output.name, output.dtype, {}});
-    for (const auto& extent : output.shape) {
-      info.shape.push_back(extent ? range_of(call, *extent) : SizeRange{0, INT64_MAX, 1, "?"});
-    }
-  }
-  return described;
+// Loads the operators, then unpacks the code of every method.
+std::vector<CacheEntry> unpack_all(const OpenedPackage& package) {
+  package.load_operators();
+  std::vector<CacheEntry> files;
+  for (const Method& method : package.reader().manifest().methods) files.push_back(package.unpack_code(method));
+  return files;
 }
 
-// Inputs with the given sizes, and any values. UsageError if a dimension is not given, unknown, or out of its range.
-std::vector<at::Tensor> inputs_of(const Call& call, const std::map<std::string, int64_t>& sizes, at::Device device) {
-  for (const auto& [name, size] : sizes) {
-    const auto is_it = [&name = name](const Dimension& dimension) { return dimension.name == name; };
-    if (std::any_of(call.dimensions.begin(), call.dimensions.end(), is_it)) continue;
-    throw Error(errors::kUsage, "the package has no dimension " + name);
-  }
-  for (const Dimension& dimension : call.dimensions) {
-    const auto given = sizes.find(dimension.name);
-    if (given != sizes.end() && dimension.min <= given->second && given->second <= dimension.max) continue;
-    throw Error(errors::kUsage, dimension.name + " must be from " + std::to_string(dimension.min) + " to " +
-                                    std::to_string(dimension.max) + ", got " +
-                                    (given == sizes.end() ? "nothing" : std::to_string(given->second)));
-  }
-  std::vector<at::Tensor> inputs;
-  for (const TensorInput& input : call.inputs) {
-    std::vector<int64_t> shape;
-    for (const Extent& extent : input.shape) {
-      const auto* size = std::get_if<Size>(&extent);
-      shape.push_back(size == nullptr ? std::get<int64_t>(extent) : size_at(*size, sizes.at(size->dimension)));
-    }
-    inputs.push_back(at::empty(shape, at::TensorOptions(dtype_of(input.dtype)).device(device)));
-  }
-  return inputs;
-}
-
-// The process's TF32 switches as they were when a CUDA model's cases were recorded, while this object lives.
-class RecordedPrecision {
- public:
-  explicit RecordedPrecision(const Model& model) {
-    if (!model.device().is_cuda()) return;
-    lock_ = std::unique_lock(one_at_a_time());
-    before_ = {context().allowTF32CuBLAS(), context().allowTF32CuDNN()};
-    allow(model.tf32(), model.tf32());
-  }
-  ~RecordedPrecision() {
-    if (lock_) allow(before_.first, before_.second);
-  }
-  RecordedPrecision(const RecordedPrecision&) = delete;
-  RecordedPrecision& operator=(const RecordedPrecision&) = delete;
-
- private:
-  static std::mutex& one_at_a_time() {
-    static std::mutex mutex;
-    return mutex;
-  }
-  static at::Context& context() { return at::globalContext(); }
-  static void allow(bool products, bool convolutions) {
-    context().setAllowTF32CuBLAS(products);
-    context().setAllowTF32CuDNN(convolutions);
-  }
-
-  std::unique_lock<std::mutex> lock_;
-  std::pair<bool, bool> before_;
-};
-
-}  // namespace
-
-// Members are in construction order: the sessions are destroyed before the files that they map.
-struct Model::Impl {
-  OpenedPackage package;
-  InputPlan plan;
-  CacheEntry files;
-  MappedWeights weights;
-  CurrentCode session;
-  std::vector<TensorInfo> inputs, outputs;
-  std::vector<DimensionRange> dimensions;
-
-  Impl(const std::string& path, const OpenOptions& options)
-      : package(path, options),
-        plan(manifest().call, package.device()),
-        files(with_operators(package).unpack_target()),
-        weights(package.reader()),
-        session(package.load_target(files, weights.tensors())),
-        inputs(describe_inputs(manifest().call)),
-        outputs(describe_outputs(manifest().call)) {
-    for (const Dimension& dimension : manifest().call.dimensions) {
-      dimensions.push_back({dimension.name, dimension.min, dimension.max});
-    }
-  }
-
-  const Manifest& manifest() const { return package.reader().manifest(); }
-
-  void need_graphs() const {
-    if (package.cuda_graphs()) return;
-    throw Error(errors::kUsage, manifest().name + " was opened without CUDA graphs",
-                "Set OpenOptions::cuda_graphs when it is opened.");
-  }
-
- private:
-  static const OpenedPackage& with_operators(const OpenedPackage& package) {
-    package.load_operators();
-    return package;
-  }
-};
-
-namespace {
-
-// Makes the CUDA graphs of the session that `session` takes the place of: ModelRunError.
-void capture_as(const Code& session, const Code& old) {
+// Makes the CUDA graphs of the code that `code` takes the place of: ModelRunError.
+void capture_as(const Code& code, const Code& old) {
   try {
-    session.capture_as(old);
+    code.capture_as(old);
   } catch (const std::exception& error) {
     throw Error(errors::kModelRun, "the CUDA graphs cannot be made with the new weights: " + first_line(error.what()),
                 "The old weights stay. Free some GPU memory and swap again: both need memory meanwhile.");
   }
 }
 
+// The sizes of a session in which a recorded case can run. All its calls agree on them.
+Sizes session_sizes(const Model& model, const RecordedCase& recorded) {
+  Sizes sizes;
+  for (const DimensionRange& dimension : model.state_dimensions()) {
+    for (const RecordedCall& call : recorded.calls) {
+      const auto size = call.sizes.find(dimension.name);
+      if (size != call.sizes.end() && model.method(call.method).stateful) sizes.emplace(*size);
+    }
+    sizes.try_emplace(dimension.name, dimension.min);  // of state that the case does not use
+  }
+  return sizes;
+}
+
 }  // namespace
+
+Model::Impl::Impl(const std::string& path, const OpenOptions& options)
+    : package(path, options),
+      methods(describe_methods(manifest())),
+      places(places_of(methods)),
+      state(describe_state(manifest())),
+      state_dimensions(exportkit::state_dimensions(manifest())),
+      plans(plans_of(manifest(), package.device())),
+      files(unpack_all(package)),
+      weights(package.reader()),
+      code(load(weights.tensors())),
+      initial(package.reader(), package.device()) {}
+
+size_t Model::Impl::index_of(const std::string& name) const {
+  if (const auto place = places.find(name); place != places.end()) return place->second;
+  throw Error(errors::kUsage, manifest().name + " has no method " + shown(name), "It has " + names_of(methods) + ".");
+}
+
+std::optional<size_t> Model::default_index() const {
+  const Method* const method = exportkit::default_method(impl_->manifest());
+  if (method == nullptr) return std::nullopt;
+  return static_cast<size_t>(method - impl_->manifest().methods.data());
+}
+
+size_t Model::Impl::default_index() const {
+  const Method* const method = exportkit::default_method(manifest());
+  if (method != nullptr) return static_cast<size_t>(method - manifest().methods.data());
+  throw Error(errors::kUsage, manifest().name + " has several methods and none is forward: name one",
+              "It has " + names_of(methods) + ".");
+}
+
+size_t Model::Impl::without_session(size_t method) const {
+  if (!methods[method].stateful) return method;
+  throw Error(errors::kUsage, "the method " + methods[method].name + " of " + manifest().name + " has state",
+              "Make a session of the model, and call the session's method.");
+}
+
+CurrentCode::Methods Model::Impl::load(const Weights& from) const {
+  const Weights placed = on_device(package.target(), from, package.device());
+  CurrentCode::Methods loaded;
+  for (size_t i = 0; i < methods.size(); ++i) {
+    loaded.push_back(package.load_code(manifest().methods[i], files[i], placed));
+  }
+  return loaded;
+}
+
+std::vector<at::Tensor> Model::Impl::run(size_t method, const std::vector<at::Tensor>& prepared,
+                                         const StateInUse* in_use) const {
+  try {
+    if (in_use == nullptr || in_use->tensors.empty()) return code.get(method)->run(prepared);
+    std::vector<at::Tensor> arguments = prepared;
+    arguments.insert(arguments.end(), in_use->tensors.begin(), in_use->tensors.end());
+    return code.get(method)->run(arguments);
+  } catch (const std::exception& error) {
+    std::string given;
+    for (const at::Tensor& tensor : prepared) given += (given.empty() ? "" : ", ") + describe(tensor);
+    throw Error(errors::kModelRun, "the compiled model failed on (" + given + "): " + first_line(error.what()),
+                "The operator's own message may be on stderr: torch's C interface drops it.");
+  }
+}
+
+void Model::Impl::add_state(size_t method, const Sizes& sizes, std::vector<at::Tensor>& arguments) const {
+  Sizes of_state;
+  for (const DimensionRange& dimension : state_dimensions) {
+    const auto size = sizes.find(dimension.name);
+    of_state.emplace(dimension.name, size == sizes.end() ? dimension.min : size->second);
+  }
+  const std::vector<at::Tensor> state = initial.make(of_state);
+  for (const StateUse& use : manifest().methods[method].state) {
+    arguments.push_back(state.at(static_cast<size_t>(use.index)));
+  }
+}
+
+void Model::Impl::need_graphs() const {
+  if (package.cuda_graphs()) return;
+  throw Error(errors::kUsage, manifest().name + " was opened without CUDA graphs",
+              "Set OpenOptions::cuda_graphs when it is opened.");
+}
 
 Model::Model(std::shared_ptr<Impl> impl) : impl_(std::move(impl)) {}
 
@@ -169,65 +149,90 @@ void Model::swap_weights(const std::string& path) {
     throw Error(errors::kWeights, manifest.name + " has no weights outside its compiled code",
                 "To swap weights, export the model without --embed-weights.");
   }
-  impl_->session.replace([&] {
-    const Weights weights = replaced_weights(manifest, impl_->package.target(), impl_->weights.tensors(), path);
-    auto session = impl_->package.load_target(impl_->files, weights);
-    if (impl_->package.cuda_graphs()) capture_as(*session, *impl_->session.get());
-    return session;
+  impl_->code.replace([&] {
+    auto loaded = impl_->load(replaced_weights(manifest, impl_->package.target(), impl_->weights.tensors(), path));
+    for (size_t i = 0; impl_->package.cuda_graphs() && i < loaded.size(); ++i) {
+      capture_as(*loaded[i], *impl_->code.get(i));
+    }
+    return loaded;
   });
 }
 
 std::vector<at::Tensor> Model::run(const std::vector<at::Tensor>& inputs) const {
-  const std::vector<at::Tensor> prepared = impl_->plan.prepare(inputs);
-  try {
-    return impl_->session.get()->run(prepared);
-  } catch (const std::exception& error) {
-    std::string given;
-    for (const at::Tensor& tensor : prepared) given += (given.empty() ? "" : ", ") + describe(tensor);
-    throw Error(errors::kModelRun, "the compiled model failed on (" + given + "): " + first_line(error.what()),
-                "The operator's own message may be on stderr: torch's C interface drops it.");
-  }
+  const size_t method = impl_->without_session(impl_->default_index());
+  return impl_->run(method, impl_->plans[method].prepare(inputs), nullptr);
+}
+
+std::vector<at::Tensor> Model::run(const std::string& name, const std::vector<at::Tensor>& inputs) const {
+  const size_t method = impl_->without_session(impl_->index_of(name));
+  return impl_->run(method, impl_->plans[method].prepare(inputs), nullptr);
 }
 
 std::vector<at::Tensor> Model::capture(const std::map<std::string, int64_t>& sizes) const {
+  return capture(default_method().name, sizes);
+}
+
+std::vector<at::Tensor> Model::capture(const std::string& name, const std::map<std::string, int64_t>& sizes) const {
   impl_->need_graphs();
-  const std::vector<at::Tensor> inputs = inputs_of(impl_->manifest().call, sizes, device());
+  const size_t method = impl_->index_of(name);
+  check_sizes(impl_->methods[method].dimensions, sizes, "the package");
+  std::vector<at::Tensor> inputs = inputs_of(impl_->manifest().methods[method].call, sizes, device());
+  const size_t own = inputs.size();
+  if (impl_->methods[method].stateful) impl_->add_state(method, sizes, inputs);
   try {
-    return impl_->session.get()->capture(inputs);
+    return impl_->code.get(method)->capture(inputs, own);
   } catch (const std::exception& error) {
     throw Error(errors::kModelRun, "these sizes cannot be a CUDA graph: " + first_line(error.what()),
                 "Calls with these sizes run without one.");
   }
 }
 
-std::string Model::cuda_graphs() const {
+std::string Model::cuda_graphs() const { return cuda_graphs(default_method().name); }
+
+std::string Model::cuda_graphs(const std::string& method) const {
   impl_->need_graphs();
-  return impl_->session.get()->graph_report();
+  return impl_->code.get(impl_->index_of(method))->graph_report();
 }
 
 const std::string& Model::name() const { return impl_->manifest().name; }
 const std::string& Model::version() const { return impl_->manifest().version; }
 const std::string& Model::target() const { return impl_->package.target().name; }
 at::Device Model::device() const { return impl_->package.device(); }
-const std::vector<TensorInfo>& Model::inputs() const { return impl_->inputs; }
-const std::vector<TensorInfo>& Model::outputs() const { return impl_->outputs; }
 bool Model::tf32() const { return impl_->manifest().provenance.tf32; }
-const std::vector<DimensionRange>& Model::dimensions() const { return impl_->dimensions; }
+const std::vector<MethodInfo>& Model::methods() const { return impl_->methods; }
+const MethodInfo& Model::method(const std::string& name) const { return impl_->methods[impl_->index_of(name)]; }
+const MethodInfo& Model::default_method() const { return impl_->methods[impl_->default_index()]; }
+const std::vector<TensorInfo>& Model::state() const { return impl_->state; }
+const std::vector<DimensionRange>& Model::state_dimensions() const { return impl_->state_dimensions; }
 size_t Model::case_count() const { return impl_->manifest().cases.size(); }
+
+std::vector<std::pair<std::string, std::map<std::string, int64_t>>> Model::case_calls(size_t index) const {
+  std::vector<std::pair<std::string, std::map<std::string, int64_t>>> calls;
+  for (const CaseCall& call : impl_->manifest().cases.at(index).calls) {
+    calls.emplace_back(call.method, Sizes(call.sizes.begin(), call.sizes.end()));
+  }
+  return calls;
+}
 
 RecordedCase Model::recorded_case(size_t index) const { return read_case(impl_->package.reader(), index, device()); }
 
 CaseReport Model::replay(size_t index) const {
   const RecordedCase recorded = recorded_case(index);
-  const RecordedPrecision as_recorded(*this);
-  CaseReport report = compare(impl_->manifest(), recorded, run(recorded.inputs));
-  report.sizes = recorded.sizes;
+  const RecordedPrecision as_recorded(device(), tf32());
+  const Comparison comparison(impl_->manifest());
+  std::optional<Session> session;
+  const auto needs_session = [&](const RecordedCall& call) { return method(call.method).stateful; };
+  if (std::any_of(recorded.calls.begin(), recorded.calls.end(), needs_session)) {
+    session = this->session(session_sizes(*this, recorded));
+  }
+  CaseReport report;
+  for (const RecordedCall& call : recorded.calls) {
+    const auto outputs = session ? session->run(call.method, call.inputs) : run(call.method, call.inputs);
+    report.calls.push_back(comparison.compare(call, outputs));
+    if (!report.calls.back().problem.empty()) return report;
+  }
+  if (session) report.state = comparison.compare_state(recorded, session->state());
   return report;
-}
-
-std::map<std::string, int64_t> Model::case_sizes(size_t index) const {
-  const Case& recorded = impl_->manifest().cases.at(index);
-  return {recorded.sizes.begin(), recorded.sizes.end()};
 }
 
 std::string torch_version() { return running_torch(); }

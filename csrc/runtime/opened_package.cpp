@@ -43,6 +43,18 @@ Choice choose(const Manifest& manifest, const OpenOptions& options) {
   return pick(manifest.targets, manifest.libraries, options.device, host, options.target);
 }
 
+// Which arguments the code writes: the inputs of the call come first, then the state.
+std::vector<int64_t> written_arguments(const Method& method) {
+  std::vector<int64_t> written;
+  for (size_t i = 0; i < method.call.inputs.size(); ++i) {
+    if (method.call.inputs[i].written) written.push_back(static_cast<int64_t>(i));
+  }
+  for (size_t i = 0; i < method.state.size(); ++i) {
+    if (method.state[i].written) written.push_back(static_cast<int64_t>(method.call.inputs.size() + i));
+  }
+  return written;
+}
+
 }  // namespace
 
 OpenedPackage::OpenedPackage(const std::string& path, OpenOptions options)
@@ -78,13 +90,16 @@ void OpenedPackage::load_operators() const {
   exportkit::load_operators(reader_, target(), running_torch(), unpacking());
 }
 
-CacheEntry OpenedPackage::unpack_target() const { return unpack(reader_, target(), unpacking()); }
+CacheEntry OpenedPackage::unpack_code(const Method& method) const {
+  return exportkit::unpack_code(reader_, code_folder(target().name, method.name), unpacking());
+}
 
-std::shared_ptr<const Code> OpenedPackage::load_target(const CacheEntry& files, const Weights& weights) const {
-  std::shared_ptr<const Code> session;
+std::shared_ptr<const Code> OpenedPackage::load_code(const Method& method, const CacheEntry& files,
+                                                     const Weights& weights) const {
+  std::shared_ptr<const Code> code;
   try {
-    const CodeOptions options{device(), options_.runners, options_.cuda_graphs};
-    session = std::make_shared<const Code>(files.library(), options, constants_of(target(), weights));
+    const CodeOptions options{device(), options_.runners, options_.cuda_graphs, written_arguments(method)};
+    code = std::make_shared<const Code>(files.library(), options, constants_of(target(), method.name, weights));
   } catch (const std::exception& error) {
     throw Error(errors::kModelLoad,
                 "torch " + running_torch() + " cannot load target " + target().name + " of " +
@@ -92,7 +107,7 @@ std::shared_ptr<const Code> OpenedPackage::load_target(const CacheEntry& files, 
                 "If the cache is mounted noexec, set EXPORTKIT_CACHE to a directory that allows executable code.");
   }
   reader_.check_unchanged();  // unpacking read the package again
-  return session;
+  return code;
 }
 
 }  // namespace exportkit

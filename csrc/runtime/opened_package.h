@@ -28,11 +28,11 @@ class OpenedPackage {
 
   // Loads the target's operator libraries and compares every operator of the graph with the manifest.
   void load_operators() const;
-  // Unpacks the target's files.
-  CacheEntry unpack_target() const;
-  // Loads the compiled code, after the operators: ModelLoadError. The weights and the files must outlive the session.
-  // DigestMismatchError: the package was written to since it was opened.
-  std::shared_ptr<const Code> load_target(const CacheEntry& files, const Weights& weights) const;
+  // Unpacks the files of a method of the target.
+  CacheEntry unpack_code(const Method& method) const;
+  // Loads the compiled code of a method, after the operators: ModelLoadError. `weights` are on the model's device; they
+  // and the files must outlive the code. DigestMismatchError: the package was written to since it was opened.
+  std::shared_ptr<const Code> load_code(const Method& method, const CacheEntry& files, const Weights& weights) const;
 
  private:
   Unpacking unpacking() const;

@@ -1,70 +1,24 @@
 #include "runtime/weights.h"
 
-#include <ATen/ops/empty.h>
 #include <ATen/ops/empty_strided.h>
 #include <ATen/ops/from_blob.h>
-#include <fcntl.h>
-#include <sys/stat.h>
-#include <unistd.h>
 
 #include <algorithm>
-#include <cerrno>
 #include <cstring>
+#include <set>
 #include <stdexcept>
 #include <system_error>
 
-#include "package/container.h"
 #include "package/errors.h"
 #include "package/safetensors.h"
 #include "package/state_matching.h"
 #include "runtime/inputs.h"
+#include "runtime/safetensors_file.h"
 
 namespace exportkit {
 namespace {
 
 using safetensors::Place;
-
-[[noreturn]] void cannot(const std::string& path) { throw std::system_error(errno, std::generic_category(), path); }
-
-// A safetensors file. Data are read on demand, not mapped: if the file is cut short meanwhile, that is an error and not
-// a crash.
-class StateFile {
- public:
-  // std::system_error, std::invalid_argument.
-  explicit StateFile(const std::string& path) : fd_(open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK)) {
-    if (fd_ < 0) cannot(path);
-    try {
-      struct stat status{};
-      if (fstat(fd_, &status) != 0) cannot(path);
-      if (!S_ISREG(status.st_mode)) throw std::invalid_argument("it is not a plain file");
-      const auto size = static_cast<uint64_t>(status.st_size);
-      const uint64_t header = safetensors::header_size(read_at(fd_, 0, 8));
-      places_ = safetensors::parse_header(read_at(fd_, 0, std::min(header, size)), size);
-    } catch (...) {
-      close(fd_);
-      throw;
-    }
-  }
-  ~StateFile() { close(fd_); }
-  StateFile(const StateFile&) = delete;
-  StateFile& operator=(const StateFile&) = delete;
-
-  const std::vector<Place>& places() const { return places_; }
-
-  // A contiguous copy.
-  at::Tensor read(const Place& place) const {
-    at::Tensor tensor = at::empty(place.shape, dtype_of(place.dtype));
-    auto* data = static_cast<char*>(tensor.mutable_data_ptr());
-    if (read_at(fd_, place.begin, data, tensor.nbytes()) < tensor.nbytes()) {
-      throw std::invalid_argument("it became shorter while it was read");
-    }
-    return tensor;
-  }
-
- private:
-  int fd_;
-  std::vector<Place> places_;
-};
 
 // Whether two tensors of one dtype and shape have the same bytes.
 bool same_content(const at::Tensor& one, const at::Tensor& other) {
@@ -79,7 +33,7 @@ at::Tensor laid_out(const at::Tensor& tensor, const Weight& weight) {
 }
 
 // Reads a tied weight, whose given tensors must be equal.
-at::Tensor read_tied(const StateFile& file, const std::vector<const Place*>& places) {
+at::Tensor read_tied(const SafetensorsFile& file, const std::vector<const Place*>& places) {
   at::Tensor first = file.read(*places.front());
   for (const Place* other : places) {
     if (other == places.front() || same_content(first, file.read(*other))) continue;
@@ -90,21 +44,27 @@ at::Tensor read_tied(const StateFile& file, const std::vector<const Place*>& pla
   return first;
 }
 
-bool is_inside(const Target& target, const Weight& weight) {
-  return std::none_of(target.constants.begin(), target.constants.end(),
-                      [&](const auto& constant) { return constant.second == weight.name; });
+// The weights that a target's code takes from outside.
+std::set<std::string> taken(const Target& target) {
+  std::set<std::string> names;
+  for (const auto& [method, constants] : target.constants) {
+    for (const auto& [constant, weight] : constants) names.insert(weight);
+  }
+  return names;
 }
 
-Weights replaced_by(const StateFile& file, const Manifest& manifest, const Target& target, const Weights& packaged) {
+Weights replaced_by(const SafetensorsFile& file, const Manifest& manifest, const Target& target,
+                    const Weights& packaged) {
   const auto places = match_state(manifest.weights, manifest.state, file.places());
+  const std::set<std::string> outside = taken(target);
   Weights weights = packaged;
   for (const Weight& weight : manifest.weights) {
     if (!weight.state) continue;
-    const std::vector<const Place*>& given = places.at(weight.name);
-    if (!weight.record && given.size() == 1) continue;
-    const at::Tensor tensor = read_tied(file, given);
+    const std::vector<const Place*>& names = places.at(weight.name);
+    if (!weight.record && names.size() == 1) continue;
+    const at::Tensor tensor = read_tied(file, names);
     if (!weight.record) continue;
-    if (is_inside(target, weight) && !same_content(tensor, packaged.at(weight.name))) {
+    if (!outside.contains(weight.name) && !same_content(tensor, packaged.at(weight.name))) {
       throw Error(errors::kWeights,
                   weight.name + " differs from the package's, which is built into the code of target " + target.name,
                   "Export the model with these weights.");
@@ -124,17 +84,19 @@ MappedWeights::MappedWeights(const PackageReader& reader) : mapping_(reader) {
   }
 }
 
-Constants constants_of(const Target& target, const Weights& weights) {
+Constants constants_of(const Target& target, const std::string& method, const Weights& weights) {
   Constants constants;
-  // The manifest was checked: the weight exists and has a record.
-  for (const auto& [constant, name] : target.constants) constants.emplace(constant, weights.at(name));
+  for (const auto& [of, taken] : target.constants) {
+    if (of != method) continue;
+    for (const auto& [constant, name] : taken) constants.emplace(constant, weights.at(name));
+  }
   return constants;
 }
 
 Weights replaced_weights(const Manifest& manifest, const Target& target, const Weights& packaged,
                          const std::string& path) {
   try {
-    return replaced_by(StateFile(path), manifest, target, packaged);
+    return replaced_by(SafetensorsFile(path), manifest, target, packaged);
   } catch (const std::system_error& error) {
     throw Error(errors::kWeights, "cannot read the weights " + path + ": " + error.code().message());
   } catch (const std::invalid_argument& error) {

@@ -27,8 +27,8 @@ class MappedWeights {
   Weights tensors_;
 };
 
-// The tensors that a target's code takes from outside.
-Constants constants_of(const Target& target, const Weights& weights);
+// The tensors that the code of a method takes from outside.
+Constants constants_of(const Target& target, const std::string& method, const Weights& weights);
 
 // Copies the weights of another fine-tune from `path`, a safetensors file with the model's whole state. `packaged` are
 // the package's weights, used for constants of the code and compared with weights that are built into it. WeightsError:

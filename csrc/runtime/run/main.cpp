@@ -1,10 +1,11 @@
 // exportkit-run: checks a package, loads it without Python, replays its recorded cases, runs inputs, times calls. Runs
 // models through the public header only.
+#include <algorithm>
 #include <chrono>
-#include <cmath>
 #include <cstdio>
 #include <exception>
 #include <iostream>
+#include <optional>
 #include <sstream>
 #include <system_error>
 
@@ -13,6 +14,7 @@
 #include "runtime/run/bench.h"
 #include "runtime/run/options.h"
 #include "runtime/run/printable.h"
+#include "runtime/run/shown.h"
 
 namespace exportkit::run {
 namespace {
@@ -28,56 +30,6 @@ void say(const std::string& line) { std::cout << printable(line) << "\n"; }
 void say_json(const JsonMembers& document) { std::cout << json_ascii(json_object(document)) << "\n"; }
 
 double seconds_since(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
-
-// JSON has no infinity.
-std::string number(const std::optional<double>& value) {
-  if (!value) return "null";
-  return std::isfinite(*value) ? json_number(*value) : json_text(std::to_string(*value));
-}
-
-std::string text_or_null(const std::string& text) { return text.empty() ? "null" : json_text(text); }
-
-std::string shape_text(const std::vector<int64_t>& shape) {
-  return json_list(shape, [](int64_t size) { return std::to_string(size); });
-}
-
-std::string shown(const std::map<std::string, int64_t>& sizes) {
-  std::string text;
-  for (const auto& [dimension, size] : sizes)
-    text += (text.empty() ? "" : ", ") + dimension + "=" + std::to_string(size);
-  return text;
-}
-
-std::string shown(const TensorInfo& tensor) {
-  std::string text = tensor.name + ": " + tensor.dtype + "[";
-  for (const SizeRange& size : tensor.shape) text += (&size == &tensor.shape.front() ? "" : ", ") + size.text;
-  return text + "]";
-}
-
-std::string shown(const std::vector<TensorInfo>& tensors) {
-  std::string text;
-  for (const TensorInfo& tensor : tensors) text += (text.empty() ? "" : ", ") + shown(tensor);
-  return text;
-}
-
-std::string to_json(const OutputError& error) {
-  return json_object({{"rms", number(error.rms)},
-                      {"rms_allowed", number(error.rms_allowed)},
-                      {"greatest", number(error.greatest)},
-                      {"greatest_allowed", number(error.greatest_allowed)}});
-}
-
-std::string to_json(const OutputReport& output) {
-  return json_object({{"name", json_text(output.name)},
-                      {"compared", std::to_string(output.compared)},
-                      {"mismatched", std::to_string(output.mismatched)},
-                      {"max_abs", number(output.max_abs)},
-                      {"max_rel", number(output.max_rel)},
-                      {"rtol", number(output.rtol)},
-                      {"atol", number(output.atol)},
-                      {"error", output.error ? to_json(*output.error) : "null"},
-                      {"note", text_or_null(output.note)}});
-}
 
 // What `Model::cuda_graphs` says.
 struct GraphReport {
@@ -115,7 +67,27 @@ GraphReport read_graph_report(const std::string& text) {
   return report;
 }
 
-void print(const OutputReport& output) { say("    " + std::string(output.ok() ? "ok  " : "BAD ") + output.text()); }
+void print(const std::vector<OutputReport>& outputs, const std::string& indent) {
+  for (const OutputReport& output : outputs) say(indent + (output.ok() ? "ok  " : "BAD ") + output.text());
+}
+
+std::string verdict(bool ok) { return ok ? "ok" : "DIFFERS"; }
+
+// Prints a case of one call in one line, and of several in one line each.
+void print(size_t index, const CaseReport& report, size_t calls) {
+  std::string title = "  case " + std::to_string(index);
+  if (calls > 1) say(title + ": " + std::to_string(calls) + " calls in one session: " + verdict(report.ok()));
+  const std::string indent = calls > 1 ? "      " : "    ";
+  for (const CallReport& call : report.calls) {
+    if (calls > 1) title = "    " + call.method;
+    say(title + " (" + shown(call.sizes) + "): " + verdict(call.ok()) +
+        (call.problem.empty() ? "" : ", " + call.problem));
+    print(call.outputs, indent);
+  }
+  if (report.state.empty()) return;
+  say("    state after the last call");
+  print(report.state, "      ");
+}
 
 // The results, printed at once or collected for one JSON document.
 class Run {
@@ -127,13 +99,13 @@ class Run {
     Model model = Model::open(options_.package, options_.open);
     describe(model, seconds_since(start));
     if (!options_.weights.empty()) swap(model);
-    std::vector<at::Tensor> inputs;
+    std::optional<TimedCall> call;
     if (!options_.input.empty()) {
-      inputs = run_file(model);
+      call = run_file(model);
     } else if (options_.weights.empty()) {
       replay(model);
     }
-    if (ok_ && options_.bench_seconds > 0) time(model, std::move(inputs));
+    if (ok_ && options_.bench_seconds > 0) time(call ? *call : recorded_call(model));
     if (options_.open.cuda_graphs != CudaGraphs::kNone) describe_graphs(model);
     document_.front().second = json_bool(ok_);
     if (options_.json) say_json(document_);
@@ -151,20 +123,32 @@ class Run {
     if (options_.json) return;
     say(model.name() + " " + model.version() + ", target " + model.target() + " on " + model.device().str() +
         ", torch " + torch_version() + ": loaded in " + std::to_string(static_cast<int>(seconds * 1e3)) + " ms");
-    say("  takes " + shown(model.inputs()));
-    say("  gives " + shown(model.outputs()));
+    if (model.methods().size() == 1) {
+      say("  takes " + shown(model.inputs()));
+      say("  gives " + shown(model.outputs()));
+    } else {
+      for (const MethodInfo& method : model.methods()) {
+        say("  " + method.name + (method.stateful ? " takes, in a session, " : " takes ") + shown(method.inputs));
+        say("    and gives " + shown(method.outputs));
+      }
+    }
+    if (!model.state().empty()) say("  remembers " + shown(model.state()));
   }
 
   void describe_graphs(const Model& model) {
-    const std::string text = model.cuda_graphs();
-    document_.emplace_back("cuda_graphs", text);
-    if (options_.json) return;
-    const GraphReport report = read_graph_report(text);
-    say("  " + std::to_string(report.graphs) + " CUDA graphs, whose calls share " +
-        std::to_string(report.memory >> 20) + " MiB");
-    for (const auto& [shapes, reason] : report.refused) {
-      say("  no CUDA graph for inputs of the shapes " + shapes + ": " + reason);
+    JsonMembers methods;
+    for (const MethodInfo& method : model.methods()) {
+      const std::string text = model.cuda_graphs(method.name);
+      methods.emplace_back(method.name, text);
+      if (options_.json) continue;
+      const GraphReport report = read_graph_report(text);
+      say("  " + (model.methods().size() > 1 ? method.name + ": " : "") + std::to_string(report.graphs) +
+          " CUDA graphs, whose calls share " + std::to_string(report.memory >> 20) + " MiB");
+      for (const auto& [shapes, reason] : report.refused) {
+        say("  no CUDA graph for inputs of the shapes " + shapes + ": " + reason);
+      }
     }
+    document_.emplace_back("cuda_graphs", json_object(methods));
   }
 
   void swap(Model& model) {
@@ -181,58 +165,104 @@ class Run {
     std::vector<std::string> cases;
     if (model.case_count() == 0 && !options_.json) say("  no recorded case to compare");
     for (size_t i = 0; i < model.case_count(); ++i) {
+      const size_t calls = model.case_calls(i).size();
+      if (!has_call(model, i)) continue;
       const auto start = Clock::now();
       const CaseReport report = model.replay(i);
       ok_ &= report.ok();
-      JsonMembers sizes;
-      for (const auto& [dimension, size] : report.sizes) sizes.emplace_back(dimension, std::to_string(size));
-      const auto described = [](const OutputReport& output) { return to_json(output); };
-      cases.push_back(json_object({{"ok", json_bool(report.ok())},
-                                   {"sizes", json_object(sizes)},
-                                   {"seconds", number(seconds_since(start))},
-                                   {"problem", text_or_null(report.problem)},
-                                   {"outputs", json_list(report.outputs, described)}}));
-      if (options_.json) continue;
-      say("  case " + std::to_string(i) + " (" + shown(report.sizes) + "): " + (report.ok() ? "ok" : "DIFFERS") +
-          (report.problem.empty() ? "" : ", " + report.problem));
-      for (const OutputReport& output : report.outputs) print(output);
+      cases.push_back(json_object(
+          {{"ok", json_bool(report.ok())},
+           {"seconds", number(seconds_since(start))},
+           {"calls", json_list(report.calls, [](const CallReport& call) { return to_json(call); })},
+           {"state", json_list(report.state, [](const OutputReport& tensor) { return to_json(tensor); })}}));
+      if (!options_.json) print(i, report, calls);
     }
     document_.emplace_back("cases", json_list(cases, [](const std::string& one) { return one; }));
   }
 
-  std::vector<at::Tensor> run_file(const Model& model) {
+  // Whether a recorded case calls the method of --method; any case does without it.
+  bool has_call(const Model& model, size_t index) const {
+    const auto calls = model.case_calls(index);
+    return options_.method.empty() ||
+           std::any_of(calls.begin(), calls.end(), [&](const auto& call) { return call.first == options_.method; });
+  }
+
+  const MethodInfo& method(const Model& model) const {
+    return options_.method.empty() ? model.default_method() : model.method(options_.method);
+  }
+
+  TimedCall run_file(const Model& model) {
+    const MethodInfo& method = this->method(model);
     std::map<std::string, at::Tensor> given = read_safetensors(options_.input);
     std::vector<at::Tensor> inputs;
-    for (const TensorInfo& input : model.inputs()) {
+    for (const TensorInfo& input : method.inputs) {
       auto node = given.extract(input.name);
       if (node.empty()) throw Error(errors::kInput, options_.input + " has no `" + input.name + "`");
       inputs.push_back(node.mapped().to(model.device()));
     }
     if (!given.empty()) {
       throw Error(errors::kInput, options_.input + " has `" + given.begin()->first +
-                                      "`, which is not an input: the package takes " + shown(model.inputs()));
+                                      "`, which is not an input: the package takes " + shown(method.inputs));
     }
-    const std::vector<at::Tensor> outputs = model.run(inputs);
+    TimedCall call{model, method.name, std::move(inputs), {}};
+    if (method.stateful) call.session = model.session(options_.session_sizes);
+    show_outputs(method, call);
+    return call;
+  }
+
+  // Runs the call, in a copy of its session, and prints and writes what it gives.
+  void show_outputs(const MethodInfo& method, const TimedCall& call) {
+    const std::vector<at::Tensor> outputs =
+        call.session ? call.session->fork().run(method.name, call.inputs) : call.model.run(method.name, call.inputs);
     std::map<std::string, at::Tensor> named;
+    for (size_t i = 0; i < outputs.size(); ++i) named.emplace(method.outputs.at(i).name, outputs[i]);
+    for (size_t i = 0; i < call.inputs.size(); ++i) {
+      if (method.inputs[i].written) named.emplace("written." + method.inputs[i].name, call.inputs[i]);
+    }
     JsonMembers shapes;
-    for (size_t i = 0; i < outputs.size(); ++i) {
-      const std::string& name = model.outputs().at(i).name;
-      named.emplace(name, outputs[i]);
-      shapes.emplace_back(name, shape_text(outputs[i].sizes().vec()));
-      if (!options_.json) say("  " + name + ": " + c10::str(outputs[i].sizes()));
+    for (const auto& [name, tensor] : named) {
+      shapes.emplace_back(name, shape_text(tensor.sizes().vec()));
+      if (!options_.json) say("  " + name + ": " + c10::str(tensor.sizes()));
     }
     document_.emplace_back("outputs", json_object(shapes));
     if (!options_.output.empty()) write_safetensors(options_.output, named);
-    return inputs;
   }
 
-  void time(const Model& model, std::vector<at::Tensor> inputs) {
-    if (inputs.empty() && model.case_count() == 0) {
-      throw Error(errors::kUsage, "the package has no recorded case to time", "Give inputs with --input.");
+  // The first recorded call of the method, after the calls before it in its session.
+  TimedCall recorded_call(const Model& model) const {
+    for (size_t i = 0; i < model.case_count(); ++i) {
+      if (!has_call(model, i)) continue;
+      const RecordedCase recorded = model.recorded_case(i);
+      std::optional<Session> session;
+      for (const RecordedCall& call : recorded.calls) {
+        const bool stateful = model.method(call.method).stateful;
+        if (stateful && !session) session = model.session(state_sizes(model, call));
+        if (options_.method.empty() || call.method == options_.method) {
+          return {model, call.method, call.inputs, stateful ? session : std::nullopt};
+        }
+        if (stateful) session->run(call.method, call.inputs);
+      }
     }
-    if (inputs.empty()) inputs = model.recorded_case(0).inputs;
-    const Timing timing = bench(model, inputs, options_.bench_seconds, options_.threads);
-    document_.emplace_back("bench", json_object({{"threads", std::to_string(options_.threads)},
+    throw Error(errors::kUsage,
+                options_.method.empty() ? "the package has no recorded case to time"
+                                        : "the package has no recorded call of " + model.method(options_.method).name,
+                "Give inputs with --input.");
+  }
+
+  // The sizes of a session for a recorded call.
+  static std::map<std::string, int64_t> state_sizes(const Model& model, const RecordedCall& call) {
+    std::map<std::string, int64_t> sizes;
+    for (const DimensionRange& dimension : model.state_dimensions()) {
+      const auto size = call.sizes.find(dimension.name);
+      sizes.emplace(dimension.name, size == call.sizes.end() ? dimension.min : size->second);
+    }
+    return sizes;
+  }
+
+  void time(const TimedCall& call) {
+    const Timing timing = bench(call, options_.bench_seconds, options_.threads);
+    document_.emplace_back("bench", json_object({{"method", json_text(call.method)},
+                                                 {"threads", std::to_string(options_.threads)},
                                                  {"runners", std::to_string(options_.open.runners)},
                                                  {"calls", std::to_string(timing.calls)},
                                                  {"median_ms", number(timing.median_ms)},

@@ -2,6 +2,7 @@
 
 #include <getopt.h>
 
+#include <cerrno>
 #include <cmath>
 #include <cstdlib>
 
@@ -17,11 +18,15 @@ Options:
   --public-key PEM     A PEM file or PEM text. The package must be signed by one of the given keys. Repeatable.
   --signature FILE     The signature file  [PACKAGE.sig, or PACKAGE.sigstore.json for a key on an elliptic curve]
   --verify HOW         once: hash only what is new or may have changed; always: hash everything  [once]
+  --method NAME        The method of --input and --bench, and the only one whose recorded cases are replayed
+                       [forward, or the only method]
   --input FILE         A safetensors file with inputs by name. Runs them instead of the recorded cases.
   --output FILE        A safetensors file for the outputs of --input.
+  --session SIZE=N     A size of the session that --input runs in, such as batch=3, if the method has state. Repeatable.
   --weights FILE       A safetensors file with the model's whole state. Runs with these weights, not the package's. Does
                        not replay the recorded cases, which belong to the package's weights.
-  --bench SECONDS      Times calls with the inputs of --input, or of the first recorded case.
+  --bench SECONDS      Times calls with the inputs of --input, or of the first recorded case. With state, each call runs
+                       on a copy of the session.
   --threads N          The number of threads that call the model  [1]
   --runners N          The number of calls that can run at the same time; they share the weights  [--threads]
   --cuda-graphs        Run calls on a GPU as CUDA graphs: one launch each. Launches of several threads take turns.
@@ -47,6 +52,21 @@ int64_t whole_number(const std::string& option, const char* text) {
   return value;
 }
 
+// Adds NAME=N of --session.
+void add_size(const std::string& text, std::map<std::string, int64_t>& sizes) {
+  const size_t equals = text.find('=');
+  if (equals == std::string::npos || equals == 0)
+    usage("--session must be SIZE=N, such as batch=3, got '" + text + "'");
+  char* end = nullptr;
+  const char* const digits = text.c_str() + equals + 1;
+  errno = 0;
+  const long long number = std::strtoll(digits, &end, 10);
+  if (*digits == '\0' || *end != '\0' || errno != 0)
+    usage("--session must be SIZE=N with an integer, got '" + text + "'");
+  if (!sizes.emplace(text.substr(0, equals), number).second)
+    usage("--session gives " + text.substr(0, equals) + " twice");
+}
+
 double seconds(const char* text) {
   char* end = nullptr;
   const double value = std::strtod(text, &end);
@@ -70,6 +90,8 @@ Options parse(int argc, char** argv) {
     kPublicKey,
     kSignature,
     kVerify,
+    kMethod,
+    kSession,
     kInput,
     kOutput,
     kWeights,
@@ -84,6 +106,8 @@ Options parse(int argc, char** argv) {
                           {"public-key", required_argument, nullptr, kPublicKey},
                           {"signature", required_argument, nullptr, kSignature},
                           {"verify", required_argument, nullptr, kVerify},
+                          {"method", required_argument, nullptr, kMethod},
+                          {"session", required_argument, nullptr, kSession},
                           {"input", required_argument, nullptr, kInput},
                           {"output", required_argument, nullptr, kOutput},
                           {"weights", required_argument, nullptr, kWeights},
@@ -113,6 +137,12 @@ Options parse(int argc, char** argv) {
         break;
       case kVerify:
         options.open.verify = verify(optarg);
+        break;
+      case kMethod:
+        options.method = optarg;
+        break;
+      case kSession:
+        add_size(optarg, options.session_sizes);
         break;
       case kInput:
         options.input = optarg;
@@ -149,6 +179,7 @@ Options parse(int argc, char** argv) {
   options.package = argv[optind];
   if (!runners_given) options.open.runners = options.threads;
   if (!options.output.empty() && options.input.empty()) usage("--output needs --input");
+  if (!options.session_sizes.empty() && options.input.empty()) usage("--session needs --input");
   if (!options.weights.empty() && options.input.empty() && options.bench_seconds == 0) {
     usage("--weights needs --input or --bench: the recorded cases belong to the package's weights");
   }

@@ -18,6 +18,12 @@
  * Tensors are DLPack's (https://dmlc.github.io/dlpack). Inputs are views: the caller keeps the memory, and nothing
  * refers to it after the call. Outputs are the caller's: `tensor->deleter(tensor)` frees one, in any thread, also after
  * the model was closed. No data are copied, unless an input is not contiguous or an output shares memory with an input.
+ *
+ * A model with state has sessions:
+ *
+ *     exportkit_session session;
+ *     exportkit_open_session(model, NULL, 0, &session, &error);
+ *     exportkit_session_run(session, "decode", inputs, 1, outputs, 1, NULL, &error);
  */
 #ifndef EXPORTKIT_EXPORTKIT_H_
 #define EXPORTKIT_EXPORTKIT_H_
@@ -44,7 +50,7 @@ extern "C" {
 #endif
 
 /* Increases with each addition to this header. */
-#define EXPORTKIT_ABI_VERSION 1
+#define EXPORTKIT_ABI_VERSION 2
 
 /* --- versions ---------------------------------------------------------------------------------------------------- */
 
@@ -65,13 +71,17 @@ enum {
   EXPORTKIT_OK = 0,
 
   EXPORTKIT_ERROR = 100,
-  EXPORTKIT_WRONG_RESULT_ERROR = 101, /* a recorded case gives another result */
-  EXPORTKIT_MODEL_RUN_ERROR = 102,    /* the compiled code failed on valid inputs */
-  EXPORTKIT_MODEL_CLOSED_ERROR = 103, /* the handle belongs to no open model */
+  EXPORTKIT_WRONG_RESULT_ERROR = 101,   /* a recorded case gives another result */
+  EXPORTKIT_MODEL_RUN_ERROR = 102,      /* the compiled code failed on valid inputs */
+  EXPORTKIT_MODEL_CLOSED_ERROR = 103,   /* the handle belongs to no open model */
+  EXPORTKIT_SESSION_BUSY_ERROR = 104,   /* another caller uses the session */
+  EXPORTKIT_SESSION_BROKEN_ERROR = 105, /* a call failed: the state may be half written */
+  EXPORTKIT_SESSION_CLOSED_ERROR = 106, /* the handle belongs to no open session */
 
   EXPORTKIT_USAGE_ERROR = 200,   /* an argument is invalid, such as a null pointer */
   EXPORTKIT_INPUT_ERROR = 201,   /* the package does not allow these inputs */
   EXPORTKIT_WEIGHTS_ERROR = 202, /* the weights do not fit the model */
+  EXPORTKIT_STATE_ERROR = 203,   /* the state does not fit the session */
 
   EXPORTKIT_PACKAGE_ERROR = 300,
   EXPORTKIT_NOT_AN_ARCHIVE_ERROR = 301,
@@ -162,7 +172,8 @@ typedef struct exportkit_open_options {
 EXPORTKIT_API int exportkit_open(const char* path, const exportkit_open_options* options, exportkit_model* model,
                                  exportkit_error** error) EXPORTKIT_NOEXCEPT;
 
-/* Closes a model. Running calls finish first, in their threads; this function does not wait for them. */
+/* Closes a model and its sessions. Running calls finish first, in their threads; this function does not wait for them.
+ */
 EXPORTKIT_API int exportkit_close(exportkit_model model, exportkit_error** error) EXPORTKIT_NOEXCEPT;
 
 /* --- describing -------------------------------------------------------------------------------------------------- */
@@ -173,13 +184,14 @@ typedef struct exportkit_size_range {
   const char* text; /* such as "16*gh", where gh is the same number in all tensors; "?" if unknown */
 } exportkit_size_range;
 
-/* An input or output. */
+/* An input, an output, or a tensor of the state. */
 typedef struct exportkit_tensor_info {
   const char* name;  /* its place in the call or result, such as "image" or "batch.mask" */
   const char* dtype; /* such as "float32" */
   DLDataType dl_dtype;
   int32_t ndim;
   const exportkit_size_range* const* shape; /* ndim pointers */
+  int32_t written; /* not 0: the call writes into this input, whose memory must be row-major and no other input's */
 } exportkit_tensor_info;
 
 /* A number that sizes depend on. */
@@ -188,9 +200,29 @@ typedef struct exportkit_dimension {
   int64_t min, max;
 } exportkit_dimension;
 
+/* One entry of a model. Most models have only "forward". */
+typedef struct exportkit_method_info {
+  const char* name;
+  int32_t stateful; /* not 0: it needs a session */
+  size_t input_count;
+  const exportkit_tensor_info* const* inputs;
+  size_t output_count;
+  const exportkit_tensor_info* const* outputs;
+  size_t dimension_count;
+  const exportkit_dimension* const* dimensions;
+} exportkit_method_info;
+
 /* A call that was recorded at export. */
+typedef struct exportkit_call_info {
+  size_t method;             /* its index in the description's methods */
+  const int64_t* dimensions; /* the number of each of the method's dimensions; -1 if it has none */
+} exportkit_call_info;
+
+/* Recorded calls that follow one another in one session. A call without state is a case of its own. */
 typedef struct exportkit_case_info {
-  const int64_t* dimensions; /* the number of each dimension, in the order of the description; -1 if it has none */
+  const int64_t* dimensions; /* of the first call */
+  size_t call_count;
+  const exportkit_call_info* const* calls;
 } exportkit_case_info;
 
 typedef struct exportkit_description {
@@ -199,6 +231,7 @@ typedef struct exportkit_description {
   const char* target; /* the name of the chosen target */
   const char* device; /* such as "cuda:0" */
   DLDevice dl_device;
+  /* Of the method that exportkit_run runs; none if that is none of several methods. */
   size_t input_count;
   const exportkit_tensor_info* const* inputs;
   size_t output_count;
@@ -207,6 +240,13 @@ typedef struct exportkit_description {
   const exportkit_dimension* const* dimensions;
   size_t case_count;
   const exportkit_case_info* const* cases;
+  size_t method_count;
+  const exportkit_method_info* const* methods;
+  /* What a session has, and the dimensions of its sizes. */
+  size_t state_count;
+  const exportkit_tensor_info* const* state;
+  size_t state_dimension_count;
+  const exportkit_dimension* const* state_dimensions;
 } exportkit_description;
 
 /* What a model is, takes and gives. The description belongs to the model and is valid until it is closed. */
@@ -237,10 +277,18 @@ typedef struct exportkit_run_options {
  * the outputs on the same stream or after it, and free an output when no other stream needs it any longer.
  *
  * Strides may be null (row-major) and must not be negative. The elements must be aligned to their size. Pinned memory
- * is CPU memory. Of a DLManagedTensor or DLManagedTensorVersioned, pass &managed->dl_tensor; it is not freed. */
+ * is CPU memory. Of a DLManagedTensor or DLManagedTensorVersioned, pass &managed->dl_tensor; it is not freed. A tensor
+ * whose flags say that it is read-only must not be given for an input that is written: a DLTensor does not say so. */
 EXPORTKIT_API int exportkit_run(exportkit_model model, const DLTensor* const* inputs, size_t input_count,
                                 struct DLManagedTensorVersioned** outputs, size_t output_count,
                                 const exportkit_run_options* options, exportkit_error** error) EXPORTKIT_NOEXCEPT;
+
+/* The same for one of the model's methods. Null: `forward`, or the only method, as exportkit_run. A method with state
+ * needs a session. `outputs` has the method's output_count elements. */
+EXPORTKIT_API int exportkit_run_method(exportkit_model model, const char* method, const DLTensor* const* inputs,
+                                       size_t input_count, struct DLManagedTensorVersioned** outputs,
+                                       size_t output_count, const exportkit_run_options* options,
+                                       exportkit_error** error) EXPORTKIT_NOEXCEPT;
 
 /* Replaces the weights with another fine-tune's, while calls continue. `path` is a safetensors file with the model's
  * whole state and the same dtypes and shapes. Each call runs with only the old weights or only the new ones. A swap
@@ -248,17 +296,69 @@ EXPORTKIT_API int exportkit_run(exportkit_model model, const DLTensor* const* in
 EXPORTKIT_API int exportkit_swap_weights(exportkit_model model, const char* path,
                                          exportkit_error** error) EXPORTKIT_NOEXCEPT;
 
+/* --- sessions ---------------------------------------------------------------------------------------------------- */
+
+/* What a model remembers from call to call, a number like exportkit_model. A session has one caller at a time: a second
+ * one gets EXPORTKIT_SESSION_BUSY_ERROR. Sessions are independent of each other and run in any number of threads. */
+typedef uint64_t exportkit_session;
+
+/* The number of one of the state's dimensions. */
+typedef struct exportkit_size {
+  const char* dimension; /* such as "batch" */
+  int64_t size;
+} exportkit_size;
+
+/* Makes a session whose state begins as it was at export. `sizes` has each of the state's dimensions; null with the
+ * count 0 if there are none. */
+EXPORTKIT_API int exportkit_open_session(exportkit_model model, const exportkit_size* sizes, size_t size_count,
+                                         exportkit_session* session, exportkit_error** error) EXPORTKIT_NOEXCEPT;
+
+/* Runs a method in a session, like exportkit_run_method. Inputs that the package does not allow leave the state as it
+ * was. If the compiled code fails, the session is broken until it is reset or loads a state. */
+EXPORTKIT_API int exportkit_session_run(exportkit_session session, const char* method, const DLTensor* const* inputs,
+                                        size_t input_count, struct DLManagedTensorVersioned** outputs,
+                                        size_t output_count, const exportkit_run_options* options,
+                                        exportkit_error** error) EXPORTKIT_NOEXCEPT;
+
+/* Makes a session with a copy of the state. */
+EXPORTKIT_API int exportkit_session_fork(exportkit_session session, exportkit_session* copy,
+                                         exportkit_error** error) EXPORTKIT_NOEXCEPT;
+
+/* Makes the state what it was at export. */
+EXPORTKIT_API int exportkit_session_reset(exportkit_session session, exportkit_error** error) EXPORTKIT_NOEXCEPT;
+
+/* Writes the state to a safetensors file, which gets its name when it is complete; reads it, here or in another
+ * process. EXPORTKIT_STATE_ERROR: another model's file, or other names, dtypes or shapes; the state stays as it was. */
+EXPORTKIT_API int exportkit_session_save(exportkit_session session, const char* path,
+                                         exportkit_error** error) EXPORTKIT_NOEXCEPT;
+EXPORTKIT_API int exportkit_session_load_state(exportkit_session session, const char* path,
+                                               exportkit_error** error) EXPORTKIT_NOEXCEPT;
+
+/* The tensors of the state, in the order of the description. The caller frees them. Their memory is the session's: the
+ * next call changes it. */
+EXPORTKIT_API int exportkit_session_state(exportkit_session session, struct DLManagedTensorVersioned** tensors,
+                                          size_t count, exportkit_error** error) EXPORTKIT_NOEXCEPT;
+
+/* Closes a session. A running call finishes first, in its thread. */
+EXPORTKIT_API int exportkit_session_close(exportkit_session session, exportkit_error** error) EXPORTKIT_NOEXCEPT;
+
 /* --- recorded cases ---------------------------------------------------------------------------------------------- */
 
-/* Reads a recorded case: the inputs, and the outputs of the eager model, on the model's device. Either array may be
- * null, with the count 0, if it is not wanted. The tensors are the caller's. */
+/* Reads the first call of a recorded case: the inputs, and the outputs of the eager model, on the model's device.
+ * Either array may be null, with the count 0, if it is not wanted. The tensors are the caller's. */
 EXPORTKIT_API int exportkit_read_case(exportkit_model model, size_t index, struct DLManagedTensorVersioned** inputs,
                                       size_t input_count, struct DLManagedTensorVersioned** outputs,
                                       size_t output_count, exportkit_error** error) EXPORTKIT_NOEXCEPT;
 
-/* Runs a recorded case again and compares each output by the rule of FORMAT.md. EXPORTKIT_WRONG_RESULT_ERROR if one
- * differs; the message says which, and by how much. On CUDA, the process's TF32 switches are those of the export
- * meanwhile. */
+/* The same for any call of a case. */
+EXPORTKIT_API int exportkit_read_call(exportkit_model model, size_t index, size_t call,
+                                      struct DLManagedTensorVersioned** inputs, size_t input_count,
+                                      struct DLManagedTensorVersioned** outputs, size_t output_count,
+                                      exportkit_error** error) EXPORTKIT_NOEXCEPT;
+
+/* Runs a recorded case again, in a session of its own, and compares each output by the rule of FORMAT.md.
+ * EXPORTKIT_WRONG_RESULT_ERROR if one differs; the message says which, and by how much. On CUDA, the process's TF32
+ * switches are those of the export meanwhile. */
 EXPORTKIT_API int exportkit_replay(exportkit_model model, size_t index, exportkit_error** error) EXPORTKIT_NOEXCEPT;
 
 #ifdef __cplusplus

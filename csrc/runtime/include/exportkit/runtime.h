@@ -3,6 +3,9 @@
 //     exportkit::Model model = exportkit::Model::open("model.pt2");
 //     std::vector<at::Tensor> outputs = model.run({image, query});
 //
+//     exportkit::Session session = model.session();  // of a model with state
+//     session.run("prefill", {prompt});
+//
 // Use it with the minor version of torch that it was built with; find_package(exportkit) checks that.
 #pragma once
 
@@ -14,6 +17,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "exportkit/errors.h"
@@ -63,18 +67,35 @@ struct DimensionRange {
   int64_t min, max;
 };
 
-// An input or output.
+// An input, an output, or a tensor of the state.
 struct TensorInfo {
-  std::string name;   // its place in the call or result, such as "image" or "batch.mask"
+  std::string name;   // its place in the call or result, such as "image" or "batch.mask"; a state's name
   std::string dtype;  // such as "float32"
   std::vector<SizeRange> shape;
+  bool written = false;  // whether the call writes into this input
+};
+
+// One entry of a model. Most models have only `forward`.
+struct MethodInfo {
+  std::string name;
+  std::vector<TensorInfo> inputs, outputs;
+  std::vector<DimensionRange> dimensions;
+  bool stateful;  // it needs a session
 };
 
 // A call that was recorded at export, with the eager model's outputs, on the model's device.
-struct RecordedCase {
+struct RecordedCall {
+  std::string method;
   std::map<std::string, int64_t> sizes;  // of each dimension
   std::vector<at::Tensor> inputs, outputs;
-  std::map<std::string, at::Tensor> references;  // by output, in a wider dtype, on the CPU
+  std::map<std::string, at::Tensor> written;     // by input, what eager wrote into it
+  std::map<std::string, at::Tensor> references;  // by output or `written.<input>`, in a wider dtype, on the CPU
+};
+
+// Calls that follow one another in one session. A call of a method without state is a case of its own.
+struct RecordedCase {
+  std::vector<RecordedCall> calls;
+  std::map<std::string, at::Tensor> state, state_references;  // after the last call; empty if they were not recorded
 };
 
 // An error relative to the magnitude of the reference, and the greatest one that FORMAT.md allows.
@@ -96,69 +117,137 @@ struct EXPORTKIT_API OutputReport {
   std::string text() const;
 };
 
-struct EXPORTKIT_API CaseReport {
+struct EXPORTKIT_API CallReport {
+  std::string method;
   std::map<std::string, int64_t> sizes;
-  std::vector<OutputReport> outputs;
+  std::vector<OutputReport> outputs;  // and what the call wrote, as `written.<input>`
   std::string problem;  // a wrong number of outputs, dtype or shape, which prevents the comparison; else empty
 
   bool ok() const;
 };
 
-// An open package. Copies share one model, which is closed with the last copy. Any number of threads may use it.
+struct EXPORTKIT_API CaseReport {
+  std::vector<CallReport> calls;    // up to the first with a problem
+  std::vector<OutputReport> state;  // after the last call
+
+  bool ok() const;
+};
+
+class Session;
+
+// An open package. Copies and sessions share one model, which is closed with the last of them. Any number of threads
+// may use it.
 class EXPORTKIT_API Model {
  public:
   // Opens a package. Checks its required signatures and every digest before any of its code runs, and each library
   // before it is loaded. Throws Error, whose name is a class of exportkit/errors.py.
   static Model open(const std::string& path, const OpenOptions& options = {});
 
-  // Runs the model on inputs in the order of `inputs()`, on the current stream of its device. The inputs must be on
-  // that device. InputError: the package does not allow these inputs; nothing was run. ModelRunError: the compiled code
-  // failed.
+  // Runs a method on inputs in the order of its `inputs`, on the current stream of the model's device. The inputs must
+  // be on that device. Without a name, it is `forward`, or the only method. UsageError: there is no such method, or it
+  // has state and needs a session. InputError: the package does not allow these inputs; nothing was run. An input that
+  // the call writes must be contiguous and share no memory with another one. ModelRunError: the compiled code failed.
   std::vector<at::Tensor> run(const std::vector<at::Tensor>& inputs) const;
+  std::vector<at::Tensor> run(const std::string& method, const std::vector<at::Tensor>& inputs) const;
+
+  // A new session, with a state of its own that begins as it was at export. `sizes` has the number of each of the
+  // `state_dimensions`, such as {{"batch", 8}}. UsageError: the model has no state, or the sizes are not those that it
+  // takes. HostError: the device has no room for the state.
+  Session session(const std::map<std::string, int64_t>& sizes = {}) const;
 
   // Replaces the weights with another fine-tune's, while calls continue. `path` is a safetensors file with the model's
   // whole state_dict and the same dtypes and shapes; a tied weight may have any of its names. The tensors are copied.
-  // All copies of this Model get the new weights. Each call runs with only the old weights or only the new ones;
-  // running calls finish with the old ones. One swap runs at a time. A swap that fails leaves the old weights in place.
-  // During the swap, both need memory. Graphs that `capture` made are made again.
+  // All copies of this Model and its sessions get the new weights; state stays as it is. Each call runs with only the
+  // old weights or only the new ones; running calls finish with the old ones. One swap runs at a time. A swap that
+  // fails leaves the old weights in place. During the swap, both need memory. Graphs that `capture` made are made
+  // again.
   //
   // WeightsError: the weights do not fit, or the model's weights are inside the compiled code. ModelLoadError: the
   // loader refused the code that it loaded before. ModelRunError: the graphs cannot be made. DigestMismatchError: the
   // package was written to meanwhile.
   void swap_weights(const std::string& path);
 
-  // Makes a CUDA graph for the sizes of the model's dimensions, such as {{"batch", 1}, {"gh", 28}}, and keeps it.
+  // Makes a CUDA graph for the sizes of a method's dimensions, such as {{"batch", 1}, {"gh", 28}}, and keeps it.
   // Returns the graph's own inputs: a call with these copies none. (Most graphs read any call's inputs where they are.)
   // After a swap of weights there are new ones. UsageError: the package does not allow these sizes, or the model was
   // opened without graphs. ModelRunError: calls with these sizes cannot be a graph; the message says why.
   std::vector<at::Tensor> capture(const std::map<std::string, int64_t>& sizes) const;
+  std::vector<at::Tensor> capture(const std::string& method, const std::map<std::string, int64_t>& sizes) const;
   // The graphs of a model that was opened with graphs, as JSON: {"memory": bytes, "graphs": [{"shapes": of all inputs,
   // "uses": n, "copies_inputs": bool}], "refused": [{"shapes", "reason"}]}. Older uses count less. UsageError as above.
   std::string cuda_graphs() const;
+  std::string cuda_graphs(const std::string& method) const;
 
   const std::string& name() const;
   const std::string& version() const;
   const std::string& target() const;  // the name of the chosen target
   bool tf32() const;                  // whether eager was allowed TF32 when the cases were recorded
   at::Device device() const;
-  const std::vector<TensorInfo>& inputs() const;
-  const std::vector<TensorInfo>& outputs() const;
-  const std::vector<DimensionRange>& dimensions() const;
+
+  const std::vector<MethodInfo>& methods() const;
+  // UsageError, which lists the methods.
+  const MethodInfo& method(const std::string& name) const;
+  // What a call without a name means, as an index of `methods()`: `forward`, or the only method; unset if there are
+  // several others. `default_method` then throws UsageError.
+  std::optional<size_t> default_index() const;
+  const MethodInfo& default_method() const;
+  const std::vector<TensorInfo>& inputs() const { return default_method().inputs; }
+  const std::vector<TensorInfo>& outputs() const { return default_method().outputs; }
+  const std::vector<DimensionRange>& dimensions() const { return default_method().dimensions; }
+  // What a session has, and the dimensions of its sizes.
+  const std::vector<TensorInfo>& state() const;
+  const std::vector<DimensionRange>& state_dimensions() const;
 
   size_t case_count() const;
-  // The number of each dimension in a recorded case.
-  std::map<std::string, int64_t> case_sizes(size_t index) const;
+  // The calls of a recorded case: the method, and the number of each of its dimensions.
+  std::vector<std::pair<std::string, std::map<std::string, int64_t>>> case_calls(size_t index) const;
   // Reads a recorded case: CaseError, DigestMismatchError.
   RecordedCase recorded_case(size_t index) const;
-  // Runs a case again and compares each output by the rule of FORMAT.md. Meanwhile, CUDA rounds the factors of float32
-  // products to TF32 exactly if eager could when the case was recorded, in the whole process; so one replay of a CUDA
-  // model runs at a time.
+  // Runs a case again, in a session of its own, and compares each output by the rule of FORMAT.md. Meanwhile, CUDA
+  // rounds the factors of float32 products to TF32 exactly if eager could when the case was recorded, in the whole
+  // process; so one replay of a CUDA model runs at a time.
   CaseReport replay(size_t index) const;
 
   struct Impl;
 
  private:
   explicit Model(std::shared_ptr<Impl> impl);
+  std::shared_ptr<Impl> impl_;
+};
+
+// What a model remembers from call to call: tensors on its device, which its methods read and write in place. Copies
+// share one session; `fork` makes another one. A session has one caller at a time: SessionBusyError for a second one.
+// Sessions are independent of each other, and run in any number of threads. On CUDA, calls on different streams wait
+// for each other.
+class EXPORTKIT_API Session {
+ public:
+  // As Model::run, and methods with state as well. An InputError leaves the state as it was. If the compiled code
+  // fails in a method that writes state, that may be half written: SessionBrokenError from then on, until `reset` or
+  // `load_state`.
+  std::vector<at::Tensor> run(const std::vector<at::Tensor>& inputs);
+  std::vector<at::Tensor> run(const std::string& method, const std::vector<at::Tensor>& inputs);
+
+  // A new session with a copy of this one's state.
+  Session fork() const;
+  // The state becomes what it was at export.
+  void reset();
+
+  // Writes the state to a safetensors file, which gets its name when it is complete. StateError: it cannot be written.
+  void save(const std::string& path) const;
+  // Reads what `save` wrote, here or in another process. StateError: the file does not exist, is another model's, or
+  // has other names, dtypes or shapes; the state stays as it was.
+  void load_state(const std::string& path);
+
+  // The tensors of the state, by name, in the package's order. They are the session's own: the next call changes them.
+  std::vector<std::pair<std::string, at::Tensor>> state() const;
+  int64_t state_bytes() const;
+  bool broken() const;
+
+  struct Impl;
+
+ private:
+  friend class Model;
+  explicit Session(std::shared_ptr<Impl> impl);
   std::shared_ptr<Impl> impl_;
 };
 

@@ -1,0 +1,118 @@
+// What the functions of the C interface have in common: options, results, calls.
+#pragma once
+
+#include <c10/core/StreamGuard.h>
+
+#include <algorithm>
+#include <cstring>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "exportkit/exportkit.h"
+#include "exportkit/runtime.h"
+#include "package/errors.h"
+#include "runtime/c_api_description.h"
+#include "runtime/c_api_errors.h"
+#include "runtime/dlpack_tensors.h"
+
+namespace exportkit {
+
+// Strings of a model stay where they are: the description points to them.
+struct OpenModel {
+  Model model;
+  Description description{model};
+
+  explicit OpenModel(Model opened) : model(std::move(opened)) {}
+};
+
+// ModelClosedError if there is none.
+std::shared_ptr<OpenModel> find_model(exportkit_model handle);
+
+// The method of this name; the default one if the pointer is null. UsageError, which lists the methods.
+const MethodInfo& method_named(const Model& model, const char* name);
+
+constexpr size_t kMostBytes = 4096;  // of a structure; a size that was never set is probably greater
+
+// Options of a caller whose header is older or newer. Members that the caller does not have are zero, and those that
+// this library does not have must be.
+template <class Options>
+Options read(const Options* given, size_t least, uint64_t known_flags, const char* name) {
+  Options options{};
+  if (given == nullptr) return options;
+  if (given->size < least || given->size > kMostBytes) {
+    throw Error(errors::kUsage,
+                std::string(name) + ".size must be sizeof(" + name + "), got " + std::to_string(given->size));
+  }
+  const auto* bytes = reinterpret_cast<const unsigned char*>(given);
+  const size_t common = std::min(given->size, sizeof options);
+  if (std::any_of(bytes + common, bytes + given->size, [](unsigned char byte) { return byte != 0; })) {
+    throw Error(errors::kUsage,
+                std::string(name) + " has members that exportkit " + exportkit_version() + " does not know",
+                "Use the library of the header's version, or leave the new members zero.");
+  }
+  std::memcpy(&options, given, common);
+  if ((options.flags & ~known_flags) != 0) {
+    throw Error(errors::kUsage, std::string(name) + ".flags has flags that exportkit " + exportkit_version() +
+                                    " does not know: " + std::to_string(options.flags & ~known_flags));
+  }
+  return options;
+}
+
+// Where a caller gets tensors: zeros until all of them are there.
+class Results {
+ public:
+  Results(DLManagedTensorVersioned** places, size_t count) : places_(places), count_(places == nullptr ? 0 : count) {
+    std::fill_n(places_, count_, nullptr);
+  }
+
+  // UsageError if the caller gave another number of places.
+  void expect(size_t wanted, size_t count, const char* name) const {
+    if (count > 0) not_null(places_, name);
+    if (count == wanted) return;
+    throw Error(errors::kUsage, std::string(name) + " must have room for " + std::to_string(wanted) + " tensors, got " +
+                                    std::to_string(count));
+  }
+
+  // Nothing if the caller gave no places.
+  void give(std::vector<ManagedTensor> tensors) noexcept {
+    for (size_t i = 0; i < count_; ++i) places_[i] = tensors[i].release();
+  }
+
+ private:
+  DLManagedTensorVersioned** places_;
+  size_t count_;
+};
+
+std::vector<ManagedTensor> lend_all(const std::vector<at::Tensor>& tensors);
+
+// A call as its options say.
+class RequestedRun {
+ public:
+  // UsageError. The stream of the options is the current one while this object lives.
+  RequestedRun(const Model& model, const MethodInfo& method, const exportkit_run_options* options);
+
+  // Runs `call`, which takes and returns tensors on the model's device.
+  template <class Call>
+  std::vector<at::Tensor> operator()(const DLTensor* const* given, size_t count, const Call& call) const {
+    const std::vector<at::Tensor> inputs = borrowed(given, count), on_device = moved(inputs);
+    std::vector<at::Tensor> outputs = call(on_device);
+    check_outputs(outputs);
+    return for_caller(std::move(outputs), inputs, on_device);
+  }
+
+ private:
+  bool host_tensors() const { return (options_.flags & EXPORTKIT_HOST_TENSORS) != 0; }
+  std::vector<at::Tensor> borrowed(const DLTensor* const* given, size_t count) const;
+  std::vector<at::Tensor> moved(std::vector<at::Tensor> inputs) const;
+  void check_outputs(const std::vector<at::Tensor>& outputs) const;
+  std::vector<at::Tensor> for_caller(std::vector<at::Tensor> outputs, const std::vector<at::Tensor>& inputs,
+                                     const std::vector<at::Tensor>& on_device) const;
+
+  const Model& model_;
+  const MethodInfo& method_;
+  const exportkit_run_options options_;
+  std::optional<c10::StreamGuard> stream_;
+};
+
+}  // namespace exportkit

@@ -1,0 +1,121 @@
+#include "runtime/c_api_sessions.h"
+
+#include "package/errors.h"
+#include "runtime/c_api_calls.h"
+#include "runtime/c_api_errors.h"
+#include "runtime/handles.h"
+
+namespace exportkit {
+namespace {
+
+struct OpenSession {
+  exportkit_model model;
+  Model of;
+  Session session;
+};
+
+// SessionClosedError if there is none.
+std::shared_ptr<OpenSession> found(std::shared_ptr<OpenSession> open, exportkit_session handle) {
+  if (open != nullptr) return open;
+  throw Error(errors::kSessionClosed, "handle " + std::to_string(handle) + " does not belong to an open session",
+              "It, or its model, was closed.");
+}
+
+std::shared_ptr<OpenSession> find(exportkit_session handle) {
+  return found(handles<OpenSession>().get(static_cast<int64_t>(handle)), handle);
+}
+
+exportkit_session add(OpenSession opened) {
+  const exportkit_model model = opened.model;
+  const int64_t handle = handles<OpenSession>().add(std::make_shared<OpenSession>(std::move(opened)));
+  if (handles<OpenModel>().get(static_cast<int64_t>(model)) == nullptr) {  // it was closed meanwhile
+    handles<OpenSession>().remove(handle);
+    find_model(model);
+  }
+  return static_cast<exportkit_session>(handle);
+}
+
+std::map<std::string, int64_t> sizes_of(const exportkit_size* given, size_t count) {
+  std::map<std::string, int64_t> sizes;
+  if (count > 0) not_null(given, "sizes");
+  for (size_t i = 0; i < count; ++i) {
+    const std::string dimension = not_null(given[i].dimension, "a dimension of sizes");
+    if (!sizes.emplace(dimension, given[i].size).second) {
+      throw Error(errors::kUsage, "sizes must name each dimension once, got " + dimension + " twice");
+    }
+  }
+  return sizes;
+}
+
+}  // namespace
+
+void close_sessions(exportkit_model model) {
+  handles<OpenSession>().remove_if([&](const OpenSession& session) { return session.model == model; });
+}
+
+}  // namespace exportkit
+
+using namespace exportkit;
+
+int exportkit_open_session(exportkit_model model, const exportkit_size* sizes, size_t size_count,
+                           exportkit_session* session, exportkit_error** error) noexcept {
+  if (session != nullptr) *session = 0;
+  return attempt(error, [&] {
+    not_null(session, "session");
+    const std::shared_ptr<OpenModel> open = find_model(model);
+    *session = add({model, open->model, open->model.session(sizes_of(sizes, size_count))});
+  });
+}
+
+int exportkit_session_run(exportkit_session session, const char* method, const DLTensor* const* inputs,
+                          size_t input_count, DLManagedTensorVersioned** outputs, size_t output_count,
+                          const exportkit_run_options* options, exportkit_error** error) noexcept {
+  Results results(outputs, output_count);
+  return attempt(error, [&] {
+    const std::shared_ptr<OpenSession> open = find(session);
+    const MethodInfo& named = method_named(open->of, method);
+    results.expect(named.outputs.size(), output_count, "outputs");
+    const RequestedRun run(open->of, named, options);
+    results.give(lend_all(run(inputs, input_count, [&](const std::vector<at::Tensor>& on_device) {
+      return open->session.run(named.name, on_device);
+    })));
+  });
+}
+
+int exportkit_session_fork(exportkit_session session, exportkit_session* copy, exportkit_error** error) noexcept {
+  if (copy != nullptr) *copy = 0;
+  return attempt(error, [&] {
+    not_null(copy, "copy");
+    const std::shared_ptr<OpenSession> open = find(session);
+    *copy = add({open->model, open->of, open->session.fork()});
+  });
+}
+
+int exportkit_session_reset(exportkit_session session, exportkit_error** error) noexcept {
+  return attempt(error, [&] { find(session)->session.reset(); });
+}
+
+int exportkit_session_save(exportkit_session session, const char* path, exportkit_error** error) noexcept {
+  return attempt(error, [&] { find(session)->session.save(not_null(path, "path")); });
+}
+
+int exportkit_session_load_state(exportkit_session session, const char* path, exportkit_error** error) noexcept {
+  return attempt(error, [&] { find(session)->session.load_state(not_null(path, "path")); });
+}
+
+int exportkit_session_state(exportkit_session session, DLManagedTensorVersioned** tensors, size_t count,
+                            exportkit_error** error) noexcept {
+  Results results(tensors, count);
+  return attempt(error, [&] {
+    const std::shared_ptr<OpenSession> open = find(session);
+    const auto state = open->session.state();
+    results.expect(state.size(), count, "tensors");
+    std::vector<ManagedTensor> lent;
+    for (const auto& [name, tensor] : state) lent.push_back(lend(tensor));
+    results.give(std::move(lent));
+  });
+}
+
+int exportkit_session_close(exportkit_session session, exportkit_error** error) noexcept {
+  return attempt(error, [&] { found(handles<OpenSession>().remove(static_cast<int64_t>(session)), session); });
+}

@@ -1,0 +1,37 @@
+// The comparison of new results with recorded ones, by the rules of exportkit/verify/compare.py.
+#pragma once
+
+#include <map>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "exportkit/runtime.h"
+#include "package/manifest.h"
+
+namespace exportkit {
+
+// What a call gives: its outputs, then what it writes, as `written.<input>`. And a session's state as results.
+std::vector<TensorOutput> results_of(const Call& call);
+std::vector<TensorOutput> results_of(const std::vector<StateTensor>& state);
+
+// FORMAT.md has the rule, under "Verdicts".
+class Comparison {
+ public:
+  explicit Comparison(const Manifest& manifest);
+
+  // Compares a call's outputs, and the recorded inputs that it has written, with what was recorded.
+  CallReport compare(const RecordedCall& recorded, const std::vector<at::Tensor>& outputs) const;
+  // Compares the state after the last call. Nothing if it was not recorded.
+  std::vector<OutputReport> compare_state(const RecordedCase& recorded,
+                                          const std::vector<std::pair<std::string, at::Tensor>>& state) const;
+
+ private:
+  const std::map<std::string_view, const Method*> methods_;
+  const std::vector<TensorOutput> state_;
+  std::map<std::string, std::map<std::string, Accuracy>> accuracy_;  // eager's, by method and result
+  std::map<std::string, Accuracy> state_accuracy_;
+};
+
+}  // namespace exportkit

@@ -1,0 +1,145 @@
+#include "runtime/methods.h"
+
+#include <ATen/ops/empty.h>
+
+#include <algorithm>
+#include <set>
+
+#include "package/errors.h"
+#include "runtime/inputs.h"
+
+namespace exportkit {
+namespace {
+
+using Ranges = std::map<std::string, DimensionRange>;
+
+Ranges ranges_of(const Call& call) {
+  Ranges ranges;
+  for (const Dimension& dimension : call.dimensions) {
+    ranges.emplace(dimension.name, DimensionRange{dimension.name, dimension.min, dimension.max});
+  }
+  return ranges;
+}
+
+SizeRange range_of(const Ranges& ranges, const Extent& extent) {
+  if (const auto* fixed = std::get_if<int64_t>(&extent)) return {*fixed, *fixed, 1, std::to_string(*fixed)};
+  const auto& size = std::get<Size>(extent);
+  const auto known = ranges.find(size.dimension);
+  if (known == ranges.end()) return {0, INT64_MAX, 1, "?"};
+  return {size_at(size, known->second.min), size_at(size, known->second.max), size.scale, expression(size)};
+}
+
+MethodInfo describe(const Method& method) {
+  const Ranges ranges = ranges_of(method.call);
+  MethodInfo info{method.name, {}, {}, {}, !method.state.empty()};
+  for (const TensorInput& input : method.call.inputs) {
+    TensorInfo& tensor = info.inputs.emplace_back(TensorInfo{input.name, input.dtype, {}, input.written.has_value()});
+    for (const Extent& extent : input.shape) tensor.shape.push_back(range_of(ranges, extent));
+  }
+  for (const TensorOutput& output : method.call.outputs) {
+    TensorInfo& tensor = info.outputs.emplace_back(TensorInfo{output.name, output.dtype, {}});
+    for (const auto& extent : output.shape) {
+      tensor.shape.push_back(extent ? range_of(ranges, *extent) : SizeRange{0, INT64_MAX, 1, "?"});
+    }
+  }
+  for (const Dimension& dimension : method.call.dimensions) {
+    info.dimensions.push_back({dimension.name, dimension.min, dimension.max});
+  }
+  return info;
+}
+
+// By dimension of the state, the numbers that all methods take which use the state with it.
+Ranges state_ranges(const Manifest& manifest) {
+  Ranges ranges;
+  for (const Method& method : manifest.methods) {
+    const Ranges of_method = ranges_of(method.call);
+    for (const StateUse& use : method.state) {
+      for (const Extent& extent : manifest.state.at(static_cast<size_t>(use.index)).shape) {
+        const auto* size = std::get_if<Size>(&extent);
+        if (size == nullptr) continue;
+        const DimensionRange& range = of_method.at(size->dimension);
+        DimensionRange& known = ranges.try_emplace(size->dimension, range).first->second;
+        known.min = std::max(known.min, range.min), known.max = std::min(known.max, range.max);
+      }
+    }
+  }
+  return ranges;
+}
+
+}  // namespace
+
+std::map<std::string_view, const Method*> by_name(const std::vector<Method>& methods) {
+  std::map<std::string_view, const Method*> named;
+  for (const Method& method : methods) named.emplace(method.name, &method);
+  return named;
+}
+
+std::vector<MethodInfo> describe_methods(const Manifest& manifest) {
+  std::vector<MethodInfo> described;
+  for (const Method& method : manifest.methods) described.push_back(describe(method));
+  return described;
+}
+
+std::vector<TensorInfo> describe_state(const Manifest& manifest) {
+  const Ranges ranges = state_ranges(manifest);
+  std::vector<TensorInfo> described;
+  for (const StateTensor& state : manifest.state) {
+    TensorInfo& tensor = described.emplace_back(TensorInfo{state.name, state.dtype, {}});
+    for (const Extent& extent : state.shape) tensor.shape.push_back(range_of(ranges, extent));
+  }
+  return described;
+}
+
+std::vector<DimensionRange> state_dimensions(const Manifest& manifest) {
+  const Ranges ranges = state_ranges(manifest);
+  std::vector<DimensionRange> dimensions;
+  std::set<std::string> seen;
+  for (const StateTensor& state : manifest.state) {
+    for (const Extent& extent : state.shape) {
+      const auto* size = std::get_if<Size>(&extent);
+      if (size != nullptr && seen.insert(size->dimension).second) dimensions.push_back(ranges.at(size->dimension));
+    }
+  }
+  return dimensions;
+}
+
+std::string names_of(const std::vector<MethodInfo>& methods) {
+  std::string names;
+  for (const MethodInfo& method : methods) names += (names.empty() ? "" : ", ") + method.name;
+  return names;
+}
+
+void check_sizes(const std::vector<DimensionRange>& dimensions, const Sizes& given, const std::string& whose) {
+  std::set<std::string> known;
+  for (const DimensionRange& dimension : dimensions) {
+    known.insert(dimension.name);
+    const auto size = given.find(dimension.name);
+    if (size != given.end() && dimension.min <= size->second && size->second <= dimension.max) continue;
+    throw Error(errors::kUsage, dimension.name + " must be from " + std::to_string(dimension.min) + " to " +
+                                    std::to_string(dimension.max) + ", got " +
+                                    (size == given.end() ? "nothing" : std::to_string(size->second)));
+  }
+  for (const auto& [name, size] : given) {
+    if (!known.contains(name)) throw Error(errors::kUsage, whose + " has no dimension " + name);
+  }
+}
+
+std::vector<int64_t> shape_at(const std::vector<Extent>& shape, const Sizes& sizes) {
+  std::vector<int64_t> found;
+  for (const Extent& extent : shape) {
+    const auto* size = std::get_if<Size>(&extent);
+    found.push_back(size == nullptr ? std::get<int64_t>(extent) : size_at(*size, sizes.at(size->dimension)));
+  }
+  return found;
+}
+
+std::vector<at::Tensor> inputs_of(const Call& call, const Sizes& sizes, at::Device device) {
+  std::vector<at::Tensor> inputs;
+  for (const TensorInput& input : call.inputs) {
+    const auto options = at::TensorOptions(dtype_of(input.dtype)).device(device);
+    inputs.push_back(at::empty(shape_at(input.shape, sizes), options));
+  }
+  return inputs;
+}
+
+}  // namespace exportkit

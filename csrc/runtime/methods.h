@@ -1,0 +1,39 @@
+// Describes the methods of a model and its state, as the manifest says.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <map>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "exportkit/runtime.h"
+#include "package/manifest.h"
+
+namespace exportkit {
+
+using Sizes = std::map<std::string, int64_t>;  // the number of each dimension
+
+// The manifest's methods by name.
+std::map<std::string_view, const Method*> by_name(const std::vector<Method>& methods);
+
+std::vector<MethodInfo> describe_methods(const Manifest& manifest);
+std::vector<TensorInfo> describe_state(const Manifest& manifest);
+// The dimensions of the state's sizes, in the order in which they appear there.
+std::vector<DimensionRange> state_dimensions(const Manifest& manifest);
+
+// The names, such as "add, ask, embed".
+std::string names_of(const std::vector<MethodInfo>& methods);
+
+// UsageError if one of the dimensions is not given or is out of its range, or another one is given. `whose` says who
+// has these dimensions, such as "the method decode".
+void check_sizes(const std::vector<DimensionRange>& dimensions, const Sizes& given, const std::string& whose);
+
+// A tensor's sizes where the dimensions have these numbers.
+std::vector<int64_t> shape_at(const std::vector<Extent>& shape, const Sizes& sizes);
+
+// Inputs with checked sizes, and any values.
+std::vector<at::Tensor> inputs_of(const Call& call, const Sizes& sizes, at::Device device);
+
+}  // namespace exportkit

@@ -1,0 +1,52 @@
+// What the copies of a Model and its sessions share.
+#pragma once
+
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "exportkit/runtime.h"
+#include "runtime/inputs.h"
+#include "runtime/methods.h"
+#include "runtime/opened_package.h"
+#include "runtime/state.h"
+#include "runtime/weights.h"
+
+namespace exportkit {
+
+// Members are in construction order: the code is destroyed before the files and weights that it uses.
+struct Model::Impl {
+  OpenedPackage package;
+  std::vector<MethodInfo> methods;
+  std::map<std::string_view, size_t> places;  // of the methods, by name
+  std::vector<TensorInfo> state;
+  std::vector<DimensionRange> state_dimensions;
+  std::vector<InputPlan> plans;   // of each method
+  std::vector<CacheEntry> files;  // of each method's code
+  MappedWeights weights;
+  CurrentCode code;
+  InitialState initial;
+
+  Impl(const std::string& path, const OpenOptions& options);
+
+  const Manifest& manifest() const { return package.reader().manifest(); }
+
+  // The place of a method, or of the default one: UsageError, which lists the methods.
+  size_t index_of(const std::string& name) const;
+  size_t default_index() const;
+  // As above, for a call without a session: UsageError if the method has state.
+  size_t without_session(size_t method) const;
+
+  // Loads the code of all methods with these weights, which are on the CPU. The device gets one copy.
+  CurrentCode::Methods load(const Weights& weights) const;
+
+  // Runs a method on prepared inputs: ModelRunError.
+  std::vector<at::Tensor> run(size_t method, const std::vector<at::Tensor>& prepared, const StateInUse* state) const;
+
+  // Adds a new state, of which the method's dimensions have these sizes, to the arguments of its code.
+  void add_state(size_t method, const Sizes& sizes, std::vector<at::Tensor>& arguments) const;
+
+  void need_graphs() const;
+};
+
+}  // namespace exportkit

@@ -1,0 +1,27 @@
+// Texts and JSON of what exportkit-run prints.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "exportkit/runtime.h"
+
+namespace exportkit::run {
+
+// JSON has no infinity.
+std::string number(const std::optional<double>& value);
+std::string text_or_null(const std::string& text);
+std::string shape_text(const std::vector<int64_t>& shape);
+
+// Such as "batch=2, gh=28".
+std::string shown(const std::map<std::string, int64_t>& sizes);
+// Such as "image: float32[batch, 3, 16*gh], query: float32[batch]".
+std::string shown(const std::vector<TensorInfo>& tensors);
+
+std::string to_json(const OutputReport& output);
+std::string to_json(const CallReport& call);
+
+}  // namespace exportkit::run

@@ -1,0 +1,198 @@
+#include <c10/core/Event.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
+
+#include <atomic>
+#include <set>
+
+#include "exportkit/runtime.h"
+#include "package/errors.h"
+#include "runtime/model_impl.h"
+
+namespace exportkit {
+namespace {
+
+// Calls on different streams wait for each other, and no memory is used again while one of them needs it.
+class StreamOrder {
+ public:
+  explicit StreamOrder(c10::Device device) : device_(device) {
+    if (device_.is_cuda()) last_.emplace(device_.type());
+  }
+
+  void begin(const std::vector<at::Tensor>& state) {
+    if (!last_) return;
+    const c10::Stream stream = current();
+    if (last_->was_marked_for_recording()) last_->block(stream);
+    if (!seen_.insert(stream.id()).second) return;
+    for (const at::Tensor& tensor : state) tensor.record_stream(stream);
+  }
+  void end() {
+    if (last_) last_->record(current());
+  }
+
+ private:
+  c10::Stream current() const { return c10::impl::VirtualGuardImpl(device_.type()).getStream(device_); }
+
+  c10::Device device_;
+  std::optional<c10::Event> last_;
+  std::set<c10::StreamId> seen_;
+};
+
+// By method, the state that its calls use.
+std::vector<StateInUse> in_use(const Manifest& manifest, const std::vector<at::Tensor>& state, const Sizes& sizes) {
+  std::vector<StateInUse> methods;
+  for (const Method& method : manifest.methods) {
+    StateInUse& used = methods.emplace_back();
+    for (const StateUse& use : method.state) {
+      const auto index = static_cast<size_t>(use.index);
+      const StateTensor& described = manifest.state.at(index);
+      used.tensors.push_back(state[index]);
+      used.memory.push_back(memory_of(state[index], use.written, "the state `" + described.name + "`"));
+      for (const Extent& extent : described.shape) {
+        const auto* size = std::get_if<Size>(&extent);
+        if (size != nullptr) used.sizes.insert(*sizes.find(size->dimension));
+      }
+    }
+  }
+  return methods;
+}
+
+}  // namespace
+
+struct Session::Impl {
+  std::shared_ptr<Model::Impl> model;
+  Sizes sizes;
+  std::vector<at::Tensor> state;
+  std::vector<StateInUse> methods;
+  StreamOrder order;
+  std::atomic<bool> busy = false, broken = false;
+
+  Impl(std::shared_ptr<Model::Impl> of, Sizes given, std::vector<at::Tensor> tensors)
+      : model(std::move(of)),
+        sizes(std::move(given)),
+        state(std::move(tensors)),
+        methods(in_use(model->manifest(), state, sizes)),
+        order(model->package.device()) {
+    order.end();  // the tensors are filled on the current stream
+  }
+
+  const std::string& name() const { return model->manifest().name; }
+
+  void need_whole() const {
+    if (!broken) return;
+    throw Error(errors::kSessionBroken,
+                "a call of this session of " + name() + " failed, and its state may be half written",
+                "Reset the session, or load a state.");
+  }
+
+  std::vector<at::Tensor> run(size_t method, const std::vector<at::Tensor>& inputs);
+};
+
+namespace {
+
+// The only use of a session while this object lives: SessionBusyError.
+class Turn {
+ public:
+  explicit Turn(Session::Impl& session) : session_(session) {
+    if (session_.busy.exchange(true, std::memory_order_acquire)) {
+      throw Error(errors::kSessionBusy, "another caller uses this session of " + session_.name(),
+                  "Let one caller at a time use it, or give each a session of its own (fork copies one).");
+    }
+    try {
+      session_.order.begin(session_.state);
+    } catch (...) {
+      session_.busy.store(false, std::memory_order_release);
+      throw;
+    }
+  }
+  ~Turn() {
+    try {
+      session_.order.end();
+    } catch (...) {  // the stream itself has failed; the next use of it says so
+    }
+    session_.busy.store(false, std::memory_order_release);
+  }
+  Turn(const Turn&) = delete;
+  Turn& operator=(const Turn&) = delete;
+
+ private:
+  Session::Impl& session_;
+};
+
+bool writes_state(const Method& method) {
+  return std::any_of(method.state.begin(), method.state.end(), [](const StateUse& use) { return use.written; });
+}
+
+}  // namespace
+
+std::vector<at::Tensor> Session::Impl::run(size_t method, const std::vector<at::Tensor>& inputs) {
+  const Turn turn(*this);
+  need_whole();
+  const std::vector<at::Tensor> prepared = model->plans[method].prepare(inputs, &methods[method]);
+  try {
+    return model->run(method, prepared, &methods[method]);
+  } catch (...) {
+    if (writes_state(model->manifest().methods[method])) broken = true;
+    throw;
+  }
+}
+
+Session::Session(std::shared_ptr<Impl> impl) : impl_(std::move(impl)) {}
+
+Session Model::session(const std::map<std::string, int64_t>& sizes) const {
+  if (impl_->state.empty()) {
+    throw Error(errors::kUsage, name() + " has no state", "Call the model's methods: they need no session.");
+  }
+  check_sizes(impl_->state_dimensions, sizes, "the state of " + name());
+  return Session(std::make_shared<Session::Impl>(impl_, sizes, impl_->initial.make(sizes)));
+}
+
+std::vector<at::Tensor> Session::run(const std::vector<at::Tensor>& inputs) {
+  return impl_->run(impl_->model->default_index(), inputs);
+}
+
+std::vector<at::Tensor> Session::run(const std::string& method, const std::vector<at::Tensor>& inputs) {
+  return impl_->run(impl_->model->index_of(method), inputs);
+}
+
+Session Session::fork() const {
+  const Turn turn(*impl_);
+  impl_->need_whole();
+  return Session(std::make_shared<Impl>(impl_->model, impl_->sizes, copies_of(impl_->state)));
+}
+
+void Session::reset() {
+  const Turn turn(*impl_);
+  impl_->broken = true;  // until all of it is written
+  impl_->model->initial.restore(impl_->state);
+  impl_->broken = false;
+}
+
+void Session::save(const std::string& path) const {
+  const Turn turn(*impl_);
+  impl_->need_whole();
+  save_state(impl_->model->manifest(), impl_->state, path);
+}
+
+void Session::load_state(const std::string& path) {
+  const Turn turn(*impl_);
+  const std::vector<at::Tensor> read = read_state(impl_->model->manifest(), impl_->state, path);
+  impl_->broken = true;
+  for (size_t i = 0; i < read.size(); ++i) impl_->state[i].copy_(read[i]);
+  impl_->broken = false;
+}
+
+std::vector<std::pair<std::string, at::Tensor>> Session::state() const {
+  std::vector<std::pair<std::string, at::Tensor>> named;
+  for (size_t i = 0; i < impl_->state.size(); ++i) named.emplace_back(impl_->model->state[i].name, impl_->state[i]);
+  return named;
+}
+
+int64_t Session::state_bytes() const {
+  int64_t bytes = 0;
+  for (const at::Tensor& tensor : impl_->state) bytes += static_cast<int64_t>(tensor.nbytes());
+  return bytes;
+}
+
+bool Session::broken() const { return impl_->broken; }
+
+}  // namespace exportkit

@@ -1,0 +1,89 @@
+#include "runtime/state.h"
+
+#include <ATen/ops/empty.h>
+#include <ATen/ops/empty_like.h>
+#include <c10/util/Exception.h>
+
+#include <algorithm>
+#include <limits>
+
+#include "package/errors.h"
+#include "package/text.h"
+#include "runtime/inputs.h"
+
+namespace exportkit {
+namespace {
+
+// The shape of the elements in the package: one row where a size is a dimension.
+std::vector<int64_t> recorded_shape(const StateTensor& state) {
+  std::vector<int64_t> shape;
+  for (const Extent& extent : state.shape) {
+    const auto* fixed = std::get_if<int64_t>(&extent);
+    shape.push_back(fixed == nullptr ? 1 : *fixed);
+  }
+  return shape;
+}
+
+at::Tensor read_first(const PackageReader& reader, const StateTensor& state) {
+  at::Tensor first = at::empty(recorded_shape(state), dtype_of(state.dtype));
+  if (const int64_t size = reader.record(*state.initial).size; static_cast<uint64_t>(size) != first.nbytes()) {
+    throw Error(errors::kManifestConsistency, *state.initial + " has " + std::to_string(size) + " bytes; the state " +
+                                                  state.name + " needs " + std::to_string(first.nbytes()));
+  }
+  reader.read(*state.initial, static_cast<char*>(first.mutable_data_ptr()));
+  return first;
+}
+
+// Runs `make`, which allocates a state.
+template <class Make>
+auto with_room(c10::Device device, const Make& make) {
+  try {
+    return make();
+  } catch (const c10::Error& error) {
+    throw Error(
+        errors::kHost,
+        "there is no room on " + device.str() + " for a session's state: " + first_line(error.what_without_backtrace()),
+        "End other sessions, or make one with smaller sizes.");
+  }
+}
+
+}  // namespace
+
+InitialState::InitialState(const PackageReader& reader, c10::Device device)
+    : described_(reader.manifest().state), device_(device) {
+  for (const StateTensor& state : described_) {
+    first_.push_back(state.initial ? std::optional(read_first(reader, state).to(device)) : std::nullopt);
+  }
+}
+
+std::vector<at::Tensor> InitialState::make(const Sizes& sizes) const {
+  return with_room(device_, [&] {
+    std::vector<at::Tensor> state;
+    for (const StateTensor& described : described_) {
+      const auto options = at::TensorOptions(dtype_of(described.dtype)).device(device_);
+      state.push_back(at::empty(shape_at(described.shape, sizes), options));
+    }
+    restore(state);
+    return state;
+  });
+}
+
+void InitialState::restore(const std::vector<at::Tensor>& state) const {
+  for (size_t i = 0; i < state.size(); ++i) {
+    if (first_[i]) {
+      state[i].copy_(first_[i]->expand(state[i].sizes()));
+    } else {
+      state[i].zero_();
+    }
+  }
+}
+
+std::vector<at::Tensor> copies_of(const std::vector<at::Tensor>& state) {
+  return with_room(state.front().device(), [&] {
+    std::vector<at::Tensor> copies;
+    for (const at::Tensor& tensor : state) copies.push_back(at::empty_like(tensor).copy_(tensor));
+    return copies;
+  });
+}
+
+}  // namespace exportkit

@@ -1,0 +1,42 @@
+// The tensors of a session's state: what they begin with, and their files.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "package/reader.h"
+#include "runtime/methods.h"
+
+namespace exportkit {
+
+// What every session's state begins with, on the model's device.
+class InitialState {
+ public:
+  // Reads the records: DigestMismatchError.
+  InitialState(const PackageReader& reader, c10::Device device);
+
+  // New tensors with these sizes, which must have been checked: HostError if there is no room for them.
+  std::vector<at::Tensor> make(const Sizes& sizes) const;
+  // Writes the first values over a state's.
+  void restore(const std::vector<at::Tensor>& state) const;
+
+ private:
+  const std::vector<StateTensor>& described_;
+  c10::Device device_;
+  std::vector<std::optional<at::Tensor>> first_;  // with one row where rows are alike; nothing for zeros
+};
+
+// Copies of a state's tensors: HostError as above.
+std::vector<at::Tensor> copies_of(const std::vector<at::Tensor>& state);
+
+// Writes a state to a safetensors file, which gets its name when it is complete: StateError.
+void save_state(const Manifest& manifest, const std::vector<at::Tensor>& state, const std::string& path);
+// Reads a state of the same sizes as `like`, on the CPU. StateError: the file does not exist, is no state of this
+// model, or does not fit.
+std::vector<at::Tensor> read_state(const Manifest& manifest, const std::vector<at::Tensor>& like,
+                                   const std::string& path);
+
+}  // namespace exportkit
