@@ -122,6 +122,10 @@ RECIPES: Mapping[str, Recipe] = {
     "decoder-cuda": _STATE_GRAPHS,
     "selects-state-cuda": replace(_STATE_GRAPHS, model="tests/export/state_graph_models.py:selects"),
     "writes-cuda": replace(_STATE_GRAPHS, model="tests/export/state_graph_models.py:writes"),
+    # Methods with state, and one with all of its buffers as state.
+    "decoder": Recipe("tests/verify/state_models.py:decoder", ["tests/verify/state_models.py"]),
+    "decoder-program": Recipe("tests/verify/state_models.py:decoder", ["tests/verify/state_models.py"], program=True),
+    "counter": Recipe("tests/verify/state_models.py:counter", ["tests/verify/state_models.py"]),
     "given-cuda": Recipe(
         "exportkit.arr_coc.model:features_spec",
         ["exportkit/arr_coc", "csrc"],

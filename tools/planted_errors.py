@@ -164,6 +164,35 @@ PLANTED = (
 )
 
 
+@dataclass(frozen=True)
+class PlantedState:
+    """An error of state, which tests/verify/test_planted_state.py plants in a package or in what runs it.
+
+    Attributes:
+        what: Its row in the table.
+        where: What has the error.
+        seen_as: The kind of the verdict on it.
+    """
+
+    what: str
+    where: str
+    seen_as: str
+
+
+PLANTED_STATE = (
+    PlantedState("one write to a cache dropped", "compiled code", "mismatch"),
+    PlantedState("a position advanced by one too many", "compiled code", "mismatch"),
+    PlantedState("an input that is not written", "compiled code", "mismatch"),
+    PlantedState("the caches of two layers exchanged", "manifest", "mismatch"),
+    PlantedState("another initial value", "record of the state", "mismatch"),
+    PlantedState("state shared by two sessions", "runtime", "shared_state"),
+    PlantedState("a fork that does not copy", "runtime", "fork_shares_state"),
+    PlantedState("a fork that begins again", "runtime", "fork_without_state"),
+    PlantedState("a reset that forgets one tensor", "runtime", "reset_incomplete"),
+    PlantedState("a loaded state that lacks one tensor", "runtime", "saved_state_differs"),
+)
+
+
 def judged(planted: Planted, dtype: torch.dtype) -> OutputComparison:
     """Judges a wrong model like a package that was recorded from the right one."""
     right = Model().to(dtype).eval()
@@ -197,6 +226,12 @@ def table(verdicts: Mapping[tuple[str, torch.dtype], OutputComparison]) -> str:
     return "\n".join(lines) + "\n"
 
 
+def state_table() -> str:
+    """Returns the Markdown table of the errors of state."""
+    rows = [f"| {each.what} | {each.where} | {each.seen_as} |" for each in PLANTED_STATE]
+    return "\n".join(["| planted | in the | seen as |", "| --- | --- | --- |", *rows]) + "\n"
+
+
 def _cell(result: OutputComparison) -> str:
     assert isinstance(result.error, OutputError)
     error = result.error
@@ -214,13 +249,20 @@ error and its greatest error, each as a multiple of what is allowed. `make docs`
 {table}
 The first two rows are right: they compute the same in another order, and must pass. An error that is smaller than
 eager's own rounding cannot be seen in that precision: export the model in float32 and verify it there, too.
-"""
+
+## State
+
+A case of a model with state is a sequence of calls. All results of all calls and the state after the last one are
+judged. Sessions are then compared with one another, bit for bit. Each error is planted in a real package, or in what
+runs it:
+
+{state}"""
 
 
 def main() -> None:
     """Writes the document."""
     verdicts = {(planted.what, dtype): judged(planted, dtype) for planted in PLANTED for dtype in DTYPES}
-    DOCUMENT.write_text(TEXT.format(table=table(verdicts)))
+    DOCUMENT.write_text(TEXT.format(table=table(verdicts), state=state_table()))
 
 
 if __name__ == "__main__":

@@ -254,10 +254,9 @@ class NotRun(_Outcome, kind="not_run", message="not run: {reason}"):
 
 
 @dataclass(frozen=True)
-class SessionsAgree(_Outcome, kind="sessions_agree", message="{what}: {calls} calls, {how}"):
+class SessionsAgree(_Outcome, kind="sessions_agree", message="{calls} calls, {how}"):
     """Sessions answer as one that has all calls to itself."""
 
-    what: str
     calls: int
     how: str
 

@@ -191,10 +191,9 @@ def _opened(command: LoadArtifact) -> PackageReader:
     return reader
 
 
-def main(connection: socket.socket) -> None:
-    """Serves the commands of the parent."""
-    replay = Replay()
-    handlers: dict[type[Message], Callable[[Any], Message]] = {
+def handlers(replay: Replay) -> dict[type[Message], Callable[[Any], Message]]:
+    """Returns by the class of a command what answers it."""
+    return {
         LoadArtifact: replay.load,
         CallModel: replay.run,
         OpenSession: replay.open,
@@ -205,4 +204,8 @@ def main(connection: socket.socket) -> None:
         ReadState: replay.read,
         CloseSession: replay.close,
     }
-    serve(connection, handlers)
+
+
+def main(connection: socket.socket) -> None:
+    """Serves the commands of the parent."""
+    serve(connection, handlers(Replay()))

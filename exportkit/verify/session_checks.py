@@ -78,7 +78,7 @@ class SessionChecks:
                 verdict = ended.verdict
             if isinstance(verdict, SessionsAgree):
                 how = "equal bits" if self._repeatable else "right, in bits that the code does not repeat"
-                verdict = replace(verdict, what=what, calls=self._calls, how=how)
+                verdict = replace(verdict, calls=self._calls, how=how)
             yield Check("sessions", what, {}, verdict, target=self.target, calls=self._calls)
             if check == self._repeated and not isinstance(verdict, SessionsAgree):
                 return  # there is nothing to compare the others with
@@ -110,7 +110,9 @@ class SessionChecks:
                     one.call(mine)
                 if his is not None:
                     other.call(his)
-            self._finished(one, start=len(self._all)), self._finished(other, start=len(self.other.case.calls))
+                self._calls += (mine is not None) + (his is not None)
+            for player in (one, other):
+                self._finished(player, len(player.script.case.calls))
             for player, expected in ((one, self._straight), (other, self._other)):
                 calls = range(len(player.script.case.calls))
                 if (difference := self._difference(player, expected, calls)) is not None:
@@ -219,4 +221,4 @@ class SessionChecks:
         return isinstance(judge.verdict(player.script, expected, player.tensors, player.structures, calls), Match)
 
 
-_AGREE = SessionsAgree("", 0, "")
+_AGREE = SessionsAgree(0, "")

@@ -46,7 +46,7 @@ EXAMPLES = [
     CallFailed("RuntimeError", "boom"),
     Crashed(11, None, "running case 0", "last words"),
     TimedOut(3.0, "running case 0"),
-    SessionsAgree("fork", 8, "equal bits"),
+    SessionsAgree(8, "equal bits"),
     SharedState("First difference: call 3 (decode): logits, 5 of 8 elements."),
     ForkWithoutState("First difference: state cache, 1 of 8 elements."),
     ForkSharesState("First difference: state cache, 1 of 8 elements."),
