@@ -72,7 +72,12 @@ struct Graphs::Known {
 };
 
 Graphs::Graphs(Options options, Call call, std::unique_ptr<Recorder> recorder)
-    : options_(std::move(options)), call_(std::move(call)), recorder_(std::move(recorder)) {}
+    : options_(std::move(options)), call_(std::move(call)), recorder_(std::move(recorder)) {
+  for (size_t i : options_.written) {
+    if (i >= is_written_.size()) is_written_.resize(i + 1);
+    is_written_[i] = true;
+  }
+}
 
 Graphs::~Graphs() {
   try {
@@ -180,25 +185,23 @@ void Graphs::refuse_overlaps(const Tensors& arguments, Known* known) const {
   struct Part {
     uintptr_t begin, end;
     size_t index;
-    bool written;
   };
   std::vector<Part> parts;
+  parts.reserve(arguments.size());
   for (size_t i = 0; i < arguments.size(); ++i) {
     const auto begin = reinterpret_cast<uintptr_t>(addresses[i]);
-    if (arguments[i].nbytes() > 0) parts.push_back({begin, begin + arguments[i].nbytes(), i, false});
-  }
-  for (Part& part : parts) {
-    part.written = std::find(options_.written.begin(), options_.written.end(), part.index) != options_.written.end();
+    if (const size_t bytes = arguments[i].nbytes(); bytes > 0) parts.push_back({begin, begin + bytes, i});
   }
   std::sort(parts.begin(), parts.end(), [](const Part& one, const Part& other) { return one.begin < other.begin; });
   const Part* furthest = nullptr;          // of those that begin before
   const Part* furthest_written = nullptr;  // of those that are written
   for (const Part& part : parts) {
-    const Part* const before = part.written ? furthest : furthest_written;
+    const bool written = is_written(part.index);
+    const Part* const before = written ? furthest : furthest_written;
     TORCH_CHECK(before == nullptr || before->end <= part.begin, "arguments ", before->index, " and ", part.index,
                 " share memory, and the code writes to one of them");
     if (furthest == nullptr || part.end > furthest->end) furthest = &part;
-    if (part.written && (furthest_written == nullptr || part.end > furthest_written->end)) furthest_written = &part;
+    if (written && (furthest_written == nullptr || part.end > furthest_written->end)) furthest_written = &part;
   }
   if (known != nullptr) known->apart = std::move(addresses);
 }
@@ -310,8 +313,7 @@ void Graphs::launch(Graph& graph, const Tensors& arguments, const Tensors& outpu
   graph.recording->launch(stream, addresses, addresses_of(outputs));
   recorder_->release(stream);
   for (const auto& [i, copy] : misplaced) {
-    const bool written = std::find(options_.written.begin(), options_.written.end(), i) != options_.written.end();
-    if (written) arguments[i].copy_(copy);
+    if (is_written(i)) arguments[i].copy_(copy);
   }
 }
 

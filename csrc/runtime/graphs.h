@@ -84,9 +84,11 @@ class Graphs {
   static std::string shapes_of(const Signature& signature);
   void count(Known& known);
   size_t graph_count() const;
+  bool is_written(size_t argument) const { return argument < is_written_.size() && is_written_[argument]; }
   c10::Stream current_stream() const;
 
   const Options options_;
+  std::vector<bool> is_written_;  // of each argument
   const Call call_;
   const std::unique_ptr<Recorder> recorder_;
   mutable std::mutex mutex_;  // guards what follows, `call_` and the recorder
