@@ -19,7 +19,7 @@ import torch
 from torch.utils._pytree import tree_leaves
 
 import exportkit
-from exportkit.bench.packages import parse_sizes
+from exportkit.bench.package_sizes import parse_sizes
 from exportkit.runtime.graphs import empty_inputs
 from exportkit.serve.engine.checked_request import arguments_of
 

@@ -35,12 +35,14 @@ class Alternative:
         what: A description of the call.
         calls: One call for each set of inputs, all equal in cost.
         within: A context that the calls need. Entering it is not timed.
+        before: What each call needs before it, such as the state that it begins with. It is not timed.
     """
 
     name: str
     what: str
     calls: Sequence[Call]
     within: Within = nullcontext
+    before: Call | None = None
 
 
 def measure(
@@ -107,7 +109,13 @@ def _warm_up(alternatives: Sequence[Alternative]) -> None:
     for alternative in alternatives:
         with alternative.within():
             for call in alternative.calls:
+                _prepare(alternative)
                 call()
+
+
+def _prepare(alternative: Alternative) -> None:
+    if alternative.before is not None:
+        alternative.before()
 
 
 # --- CPU --------------------------------------------------------------------------------------------------------------
@@ -122,6 +130,7 @@ def _cpu_samplers(alternatives: Sequence[Alternative]) -> list[Callable[[], floa
 def _cpu_estimate(alternative: Alternative) -> float:
     """Returns the approximate seconds of a call."""
     with alternative.within():
+        _prepare(alternative)
         start = time.perf_counter()
         alternative.calls[0]()
         return time.perf_counter() - start
@@ -135,6 +144,8 @@ def _cpu_sampler(alternative: Alternative, repeats: int) -> Callable[[], float]:
         calls = [alternative.calls[(turn + i) % len(alternative.calls)] for i in range(repeats)]
         turn += repeats
         with alternative.within():
+            if alternative.before is not None:
+                return sum(_prepared_seconds(alternative.before, call) for call in calls) / repeats * 1e3
             begin = time.perf_counter()
             for call in calls:
                 call()
@@ -143,13 +154,22 @@ def _cpu_sampler(alternative: Alternative, repeats: int) -> Callable[[], float]:
     return sample
 
 
+def _prepared_seconds(before: Call, call: Call) -> float:
+    before()
+    begin = time.perf_counter()
+    call()
+    return time.perf_counter() - begin
+
+
 def _cpu_peak(alternative: Alternative) -> int:
     """Returns the peak of the bytes allocated by torch's CPU allocator during a call."""
     profiler = torch.profiler.profile(
         activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True, acc_events=True
     )
-    with alternative.within(), profiler as profile:
-        output = alternative.calls[0]()
+    with alternative.within():
+        _prepare(alternative)
+        with profiler as profile:
+            output = alternative.calls[0]()
     assert profile.profiler is not None
     allocated = greatest = 0
     for event in profile.profiler.kineto_results.events():
@@ -198,6 +218,7 @@ def _event_sampler(alternative: Alternative) -> Callable[[], float]:
         call = alternative.calls[turn % len(alternative.calls)]
         turn += 1
         with alternative.within():
+            _prepare(alternative)
             return _event_ms(call)
 
     return sample
@@ -243,10 +264,11 @@ def _replay_sampler(graph: torch.cuda.CUDAGraph, count: int) -> Callable[[], flo
 
 
 def _cuda_peak(alternative: Alternative) -> int:
-    torch.cuda.synchronize()
-    before = torch.cuda.memory_allocated()
-    torch.cuda.reset_peak_memory_stats()
     with alternative.within():
+        _prepare(alternative)
+        torch.cuda.synchronize()
+        before = torch.cuda.memory_allocated()
+        torch.cuda.reset_peak_memory_stats()
         output = alternative.calls[0]()
     torch.cuda.synchronize()
     del output

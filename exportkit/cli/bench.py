@@ -52,8 +52,14 @@ _DTYPES = ["float32", "float64", "float16", "bfloat16"]
     "sizes",
     multiple=True,
     metavar="SIZE",
-    help="For a package: a size such as batch=8,gh=28,gw=28. Default: the sizes of its recorded cases. For operators: "
+    help="For a package: a size such as batch=8,gh=28,gw=28. Default: the sizes of its recorded calls. For operators: "
     "time only sizes that contain this text. Repeatable.",
+)
+@click.option("--method", metavar="NAME", help="For packages: the method to time. Default: `forward`, or the only one.")
+@click.option(
+    "--sequence",
+    is_flag=True,
+    help="For packages with state: time whole sequences of calls, as they were recorded, each in a session.",
 )
 @device_option("Where to run; auto: CUDA if there is a device, else the CPU.", default="auto")
 @click.option(
@@ -106,6 +112,9 @@ def command(
     with the first. All results are compared before anything is timed; a different result is an error. The eager
     model is made if --model names it, or if an installed package has registered the name that the package recorded.
 
+    Of a method with state, the last call in each recorded sequence is timed. Before each call, the session gets the
+    state that it had there, which is not timed. --sequence times all calls of a sequence, from a new session's state on.
+
     The alternatives take turns. Inputs rotate, so that caches do not hold them. On CUDA an operator has two times: of
     a call with its launches, and of the kernels alone, replayed from a CUDA graph. The table shows the kernels' time
     where there is one. The limit is the time to move the necessary bytes at the rate of a large copy, measured in the
@@ -116,6 +125,7 @@ def command(
     exportkit bench fused_texture top_k_patches --direction forward --against eager
     exportkit bench arr_coc.pt2 --size batch=8,gh=28,gw=28 --plot arr_coc.svg
     exportkit bench arr_coc.pt2 --onnx arr_coc.onnx --device cpu --threads 2
+    exportkit bench llama.pt2 --method decode --model llama.py:spec
     exportkit bench arr_coc_program.pt2 --profile profile.json
     """  # noqa: D301 (click wants the control character, to keep the lines below it)
     _check_files(output, plot)
@@ -184,7 +194,7 @@ def _profile(
     **options: Any,
 ) -> None:
     """Times the nodes of one program."""
-    of_alternatives = ("against", "dtype", "onnx", "cuda_graphs")
+    of_alternatives = ("against", "dtype", "onnx", "cuda_graphs", "sequence")
     given = [f"--{name.replace('_', '-')}" for name in of_alternatives if options[name]]
     eager: EagerSource = options["eager"]
     given += [option for option, value in (("--model", eager.model), ("--weights", eager.weights)) if value]
@@ -194,7 +204,7 @@ def _profile(
     if len(what) != 1 or not Path(what[0]).is_file():
         raise click.UsageError("--profile times the nodes of one program: give one .pt2 with a program.")
     if len(sizes) > 1:
-        raise click.UsageError("--profile takes one --size: that of a recorded case.")
+        raise click.UsageError("--profile takes one --size: that of a recorded call.")
     from exportkit.package.atomic import check_writable, write_whole
 
     check_writable(profile)
@@ -203,7 +213,7 @@ def _profile(
         from exportkit.bench.profile_nodes import ProfileOptions, profile_program
         from exportkit.package.node_times import encode_profile
 
-        wanted = {name: options[name] for name in ("device", "threads", "seconds", "trust", "trusted")}
+        wanted = {name: options[name] for name in ("device", "threads", "seconds", "trust", "trusted", "method")}
         size = sizes[0] if sizes else None
         chosen = ProfileOptions(size=size, op_libraries=eager.op_libraries, **wanted)
         found = profile_program(Path(what[0]), chosen, step)
@@ -237,6 +247,8 @@ def _of_operators(what: tuple[str, ...], step: Any, **options: Any) -> Any:
         "--weights": eager.weights,
         "--op-library": eager.op_libraries,
         "--onnx": options["onnx"],
+        "--method": options["method"],
+        "--sequence": options["sequence"],
         "--public-key": trust.keys,
         "--signature": trust.signature,
     }
@@ -271,8 +283,12 @@ def _of_packages(packages: list[Path], step: Any, **options: Any) -> Any:
         )
     if options["trust"].signature and len(packages) > 1:
         raise click.UsageError("--signature works with one package only; put each signature beside its package.")
+    if options["sequence"] and options["method"]:
+        raise click.UsageError("--method and --sequence exclude each other: a sequence has calls of several methods.")
     chosen = PackageOptions(
         against=options["against"] or None,
+        method=options["method"],
+        sequence=options["sequence"],
         sizes=options["sizes"],
         seconds=options["seconds"],
         seed=options["seed"],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import msgspec
 
 from exportkit.errors import UsageError
 from exportkit.package.archive import PackageReader
+from exportkit.package.manifest import Manifest
 from exportkit.report.untrusted import LeftOut
 
 _MAX_BYTES = 64 << 20
@@ -30,6 +32,7 @@ class _Output(msgspec.Struct, frozen=True):
     max_abs: Number = None
     error: _Error | None = None
     note: str | None = None
+    call: int | None = None  # the number of the call in its sequence; None for state
 
 
 class _Verdict(msgspec.Struct, frozen=True):
@@ -99,5 +102,18 @@ def read_verification(path: Path, reader: PackageReader, left_out: LeftOut) -> d
         "torch": found.torch,
         "onnxruntime": found.onnxruntime,
         "targets": msgspec.to_builtins(found.targets),
-        "checks": msgspec.to_builtins(list(checks)),
+        "checks": [_shown(check, reader.manifest) for check in checks],
     }
+
+
+def _shown(check: _Check, manifest: Manifest) -> dict[str, Any]:
+    """Returns a check, whose outputs have the names that the page gives them: such as "decode: scores"."""
+    case = re.match(r"case (\d+) ", check.label) if check.against == "cases" else None
+    number = int(case[1]) if case else len(manifest.cases)
+    calls = manifest.cases[number].calls if number < len(manifest.cases) else ()
+    shown: dict[str, Any] = msgspec.to_builtins(check)
+    for output in shown["verdict"]["outputs"]:
+        place, name = output.pop("call"), re.sub(r"^call \d+: ", "", output["name"])
+        known = len(manifest.methods) > 1 and place is not None and 0 <= place < len(calls)
+        output["name"] = f"{calls[place].method}: {name}" if known else name
+    return shown

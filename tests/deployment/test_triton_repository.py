@@ -25,8 +25,8 @@ from exportkit.package.signing import sign_package
 from exportkit.package.structure import names
 from tests.artifacts import ROOT, artifact
 from tests.package import samples
-from tests.runtime import tiny
 from tests.package.signers import signer
+from tests.runtime import tiny
 
 # What the backend does, in Python: src/pt2/model_state.cc and call_spec.cc make the names from torch's call
 # specification, and refuse what is not a dict, a list, a tuple or a tensor.

@@ -155,7 +155,7 @@ export function caseSection(data) {
   const compiled = compiledErrors(data.verification);
   const cases = data.cases.map(([calls, size, reference], index) => [`case ${index}`, calls, bytesText(size), reference ? `references in ${reference}` : "no references"]);
   const figures = data.numbers.map((output) => {
-    const worst = compiled.get(output.name);
+    const worst = compiled.get(titleOf(data, output));
     const marks = output.errors ? [
       { kind: "eager", name: "eager, greatest", value: output.errors.greatest },
       { kind: "allowed", name: "allowed, greatest", value: output.errors.greatest_allowed },

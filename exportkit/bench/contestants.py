@@ -1,0 +1,225 @@
+"""What is timed: packages, which are loaded, and the eager model in several ways."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack, nullcontext
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from exportkit.bench.references import WithReferences
+from exportkit.bench.results import OURS, OURS_EAGER, OURS_GRAPHS
+from exportkit.bench.timing import Within
+from exportkit.eager_source import EagerSource, unnamed
+from exportkit.errors import UsageError
+from exportkit.export.cases import state_sha256
+from exportkit.export.eager_methods import EagerMethods
+from exportkit.export.eager_model import rebuild_eager
+from exportkit.installed import DescribedOperator, described_operators
+from exportkit.package.manifest import Call, Manifest, PackagedMethod
+from exportkit.package.trust import Trust
+from exportkit.progress import Progress
+from exportkit.runtime.loader import load
+from exportkit.runtime.model import Model
+
+EAGER, COMPILE, REDUCE_OVERHEAD = "eager", "compile", "reduce-overhead"
+ALTERNATIVES = (EAGER, COMPILE)
+
+COMPILERS: Mapping[str, Mapping[str, Any]] = {
+    COMPILE: {},
+    "max-autotune": {"mode": "max-autotune"},
+    REDUCE_OVERHEAD: {"mode": "reduce-overhead"},
+    "freezing": {"options": {"freezing": True}},
+}
+"""Ways to compile the eager model, with the arguments of torch.compile."""
+
+
+@dataclass(frozen=True)
+class PackageOptions:
+    """The alternatives and the sizes to time.
+
+    Attributes:
+        against: "eager" and names of COMPILERS. None takes eager and "compile" if the eager model can be made, and
+            "reduce-overhead" with `cuda_graphs`.
+        method: The method to time; None: the default one.
+        sequence: Times the recorded sequences of calls, each in a session, instead of one method.
+        sizes: Sizes such as "batch=8,gh=28,gw=28". Empty: the sizes of the recorded calls.
+        seconds: The time for each alternative at each size.
+        seed: The seed of the inputs.
+        eager: The eager model, and operator libraries for packages that do not contain them.
+        onnx: An ONNX model with the package's inputs and outputs, which ONNX Runtime runs on the CPU. Its signature is
+            beside it.
+        trust: Who must have signed each package.
+        cuda_graphs: Time the first package with CUDA graphs, too.
+    """
+
+    against: Sequence[str] | None = None
+    method: str | None = None
+    sequence: bool = False
+    sizes: Sequence[str] = ()
+    seconds: float = 1.0
+    seed: int = 0
+    eager: EagerSource = EagerSource()
+    onnx: Path | None = None
+    trust: Trust = Trust()
+    cuda_graphs: bool = False
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A loaded package.
+
+    Attributes:
+        name: The measurement's name.
+        model: The package.
+        what: How it was loaded.
+        load_ms: How long that took; None if it was loaded before.
+    """
+
+    name: str
+    model: Model
+    what: str
+    load_ms: float | None = None
+
+
+def load_packages(
+    paths: Sequence[Path], device: torch.device, options: PackageOptions, stack: ExitStack, progress: Progress
+) -> list[Loaded]:
+    """Loads packages that have equal methods. The first one is loaded with CUDA graphs too, if the options say so.
+
+    Raises:
+        UsageError: A method has other inputs or outputs than in the first package.
+        PackageError: A package is bad.
+    """
+    trust: dict[str, Any] = {"public_key": options.trust.keys or None, "signature": options.trust.signature}
+    found: list[Loaded] = []
+    for path in paths:
+        progress(f"loading {path.name}")
+        start = time.perf_counter()
+        model = stack.enter_context(load(path, device=str(device), **trust))
+        took = (time.perf_counter() - start) * 1e3
+        if found:
+            check_interface(path, model.manifest.methods, paths[0], found[0].model.manifest.methods)
+        what = f"exportkit.load, target {model.target.name}"
+        found.append(Loaded(str(path) if found else OURS, model, what, took))
+    if options.cuda_graphs:
+        graphs = stack.enter_context(load(paths[0], device=str(device), cuda_graphs=True, **trust))
+        found.append(Loaded(OURS_GRAPHS, graphs, "exportkit.load(..., cuda_graphs=True)"))
+    return found
+
+
+def check_interface(
+    path: Path, methods: Sequence[PackagedMethod], first: Path, expected: Sequence[PackagedMethod]
+) -> None:
+    """Refuses what is called differently from the first package."""
+    if _interfaces(methods) != _interfaces(expected):
+        raise UsageError(f"{path} and {first.name} have different inputs or outputs")
+
+
+def _interfaces(methods: Sequence[PackagedMethod]) -> Any:
+    """Returns the parts of methods that packages must have in common to be compared."""
+    return {
+        method.name: (
+            method.call.parameters,
+            [(tensor.name, tensor.dtype, tensor.shape, tensor.written is None) for tensor in method.call.inputs],
+            [(output.name, output.dtype) for output in method.call.outputs],
+            bool(method.state),
+        )
+        for method in methods
+    }
+
+
+def eager_model(
+    manifest: Manifest, device: torch.device, options: PackageOptions, stack: ExitStack, progress: Progress
+) -> tuple[EagerMethods | None, str | None]:
+    """Returns the eager model on the device, or why there is none.
+
+    Raises:
+        UsageError: It is asked for and there is none, or it is not the one that was exported.
+    """
+    if options.against is not None and not options.against:
+        return None, None
+    by, source = options.trust.demanded_by(), manifest.source
+    model = options.eager.model_of(source.model, by)
+    if model is None:
+        reason = unnamed(source.model, by)
+        if options.against is not None:
+            raise UsageError(f"cannot compare with eager: {reason}")
+        return None, reason
+    progress(f"making the eager model {model}")
+    eager = replace(options.eager, model=model)
+    spec = stack.enter_context(rebuild_eager(eager, source, manifest.methods, manifest.state, device))
+    if state_sha256(spec.model, spec.state) != source.state_sha256:
+        raise UsageError(
+            f"the weights of {model} have changed since it was exported",
+            hint="Export it again, or give the weights of the export (--weights).",
+        )
+    return EagerMethods(spec), None
+
+
+def alternatives(options: PackageOptions) -> Sequence[str]:
+    """Returns the names of the ways to run the eager model."""
+    if options.against is not None:
+        return options.against
+    return (*ALTERNATIVES, REDUCE_OVERHEAD) if options.cuda_graphs else ALTERNATIVES
+
+
+def described_of(manifest: Manifest) -> dict[str, DescribedOperator]:
+    """Returns the operators of the package's namespaces that installed packages describe with references."""
+    return described_operators(operator.name for operator in manifest.operators)
+
+
+@dataclass(frozen=True)
+class EagerWay:
+    """A way to run the eager model.
+
+    Attributes:
+        name: The measurement's name.
+        what: A description.
+        compiler: The arguments of torch.compile; None to run it as it is.
+        within: A context that its calls need.
+    """
+
+    name: str
+    what: str
+    compiler: Mapping[str, Any] | None = None
+    within: Within = nullcontext
+
+    def of(self, model: torch.nn.Module) -> Callable[..., Any]:
+        """Returns what to call."""
+        return model if self.compiler is None else torch.compile(model, dynamic=False, **self.compiler)
+
+
+def eager_ways(manifest: Manifest, replaced: bool, options: PackageOptions) -> list[EagerWay]:
+    """Returns the ways to run the eager model that are timed.
+
+    Args:
+        manifest: The package's manifest.
+        replaced: Whether references can replace the model's operators.
+        options: The alternatives.
+    """
+    forms = described_of(manifest)
+    what = "the eager model"
+    if forms:
+        what += ", references for operators" if replaced else ", with its operators: it calls them through torch.ops"
+    plain = WithReferences(forms.values()) if replaced else nullcontext()
+    ways = []
+    if EAGER in alternatives(options):
+        ways.append(EagerWay(EAGER, what, within=lambda: plain))
+        if replaced:
+            ways.append(EagerWay(OURS_EAGER, "the eager model"))
+    for name in alternatives(options):
+        if name in COMPILERS:
+            how = "torch.compile" if name == COMPILE else f"torch.compile with {name}"
+            ways.append(EagerWay(name, f"{how} of {what}", COMPILERS[name], lambda: plain))
+    return ways
+
+
+def dtype_of(call: Call) -> str:
+    """Returns the dtype of the floating inputs of a call; of the first input if there is none."""
+    dtypes = [each.dtype for each in call.inputs]
+    return next((dtype for dtype in dtypes if "float" in dtype), dtypes[0] if dtypes else "none")
