@@ -30,7 +30,9 @@ def main(folder: Path) -> None:
     named = forge.changed("call.result", pair)
     named["methods"][0]["call"]["outputs"][0]["name"] = "0.x"
     manifests += [named, forge.companion()]
-    texts = [json.dumps(one, indent=1).encode() for one in (*manifests, stateful)]
+    stateful = forge.stateful()
+    every = [*manifests, stateful]
+    texts = [json.dumps(one, indent=1).encode() for one in every]
     for path in golden:
         with PackageReader(path) as reader:
             texts.append(core.library().ek_package_manifest(reader.handle).bytes())
@@ -41,7 +43,6 @@ def main(folder: Path) -> None:
     packages += [forge.package(stateful, forge.stateful_records()), forge.package(b"{}"), forge.archive([])]
     _write(folder / "package", packages + [path.read_bytes() for path in golden])
     tensors = [
-        stateful_samples.sequence(),
         {},
         {"a": np.zeros((2, 3), np.float32)},
         {"a": np.array(1), "b": np.zeros((0, 2), np.uint8)},

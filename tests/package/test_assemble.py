@@ -293,7 +293,7 @@ KEYS, STEP = stateful_samples.state()
         ({"methods": (DECODE, FORWARD)}, "different methods: forward, decode and decode, forward"),
         (
             {"methods": (FORWARD, msgspec.structs.replace(DECODE, state=DECODE.state[::-1]))},
-            "different state in decode",
+            "state in decode",
         ),
         ({"state": (KEYS, msgspec.structs.replace(STEP, name="steps"))}, 'different state: .*"step".*"steps"'),
         ({"state": (msgspec.structs.replace(KEYS, initial=None), STEP)}, "different state: .*exportkit/state"),
