@@ -26,7 +26,7 @@ def tensor(dtype: str, shape: list[int], start: int, end: int) -> dict[str, Any]
 
 
 def both(first: dict[str, Any], second: dict[str, Any]) -> dict[str, Any]:
-    return {"input.0": first, "output.0": second}
+    return {"0.input.0": first, "0.output.0": second}
 
 
 IMAGE, SCORES = tensor("F32", [2, 3], 0, 24), tensor("F32", [2, 1], 24, 32)
@@ -56,7 +56,7 @@ def test_control_a_plain_file_is_a_case(tmp_path: Path) -> None:
         file(b"{}", length=2**64 - 1),
         file(b"{}", length=200 << 20),
         file(b"[" * 100_000),
-        file(b'{"input.0":' * 10_000),
+        file(b'{"0.input.0":' * 10_000),
         file(b"\xff\xfe"),
         file(WHOLE, DATA[:-1]),
         file(WHOLE, DATA + b"\0"),
@@ -73,10 +73,10 @@ def test_control_a_plain_file_is_a_case(tmp_path: Path) -> None:
         file(both(tensor("I64", [3], 0, 24), SCORES), DATA),
         file(both(tensor("F32", [1, 6], 0, 24), SCORES), DATA),
         file(both(tensor("F32", [1] * 5000 + [6], 0, 24), SCORES), DATA),
-        file({"input.0": IMAGE, "output.1": SCORES}, DATA),
+        file({"0.input.0": IMAGE, "0.output.1": SCORES}, DATA),
         file({**WHOLE, "extra": tensor("F32", [0], 32, 32)}, DATA),
-        file({**WHOLE, "input.0\0": tensor("F32", [0], 32, 32)}, DATA),
-        file(json.dumps(WHOLE).replace('"output.0"', '"input.0"').encode(), DATA),
+        file({**WHOLE, "0.input.0\0": tensor("F32", [0], 32, 32)}, DATA),
+        file(json.dumps(WHOLE).replace('"0.output.0"', '"0.input.0"').encode(), DATA),
         file({**WHOLE, "__metadata__": {"a": {"b": "c"}}}, DATA),
         b"\x80\x04cos\nsystem\n(S'false'\ntR.",
         b"PK\x03\x04" + bytes(100),

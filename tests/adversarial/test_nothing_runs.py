@@ -125,7 +125,7 @@ def program(path: Path) -> Path:
         weights=(),
         libraries=(),
         operators=(),
-        program=Program(record=PROGRAM, device="cpu", built_with_torch=str(torch.__version__)),
+        program=Program(records={"forward": PROGRAM}, device="cpu", built_with_torch=str(torch.__version__)),
     )
     write_package(path, whole, {samples.CASE: samples.RECORDS[samples.CASE], PROGRAM: forged.getvalue()})
     return path

@@ -264,11 +264,12 @@ def test_nothing_of_a_packaged_program_runs(
 ) -> None:
     records = dict(saved)
     attack(records, f"touch {mark}", tmp_path)
-    program = Program(record="exportkit/program.pt2", device="cpu", built_with_torch=str(torch.__version__))
+    record = "exportkit/program.pt2"
+    program = Program(records={"forward": record}, device="cpu", built_with_torch=str(torch.__version__))
     described = samples.manifest(targets=(), weights=(), libraries=(), operators=(), program=program)
     content = write(tmp_path / "evil.zip", records).read_bytes()
     path = tmp_path / "evil.pt2"
-    write_package(path, described, {samples.CASE: samples.RECORDS[samples.CASE], program.record: content})
+    write_package(path, described, {samples.CASE: samples.RECORDS[samples.CASE], record: content})
     for command in (["verify", str(path)], ["export", str(path), "-o", str(tmp_path / "out.pt2"), "--trust"]):
         assert main(command) == 3
         said = "".join(capsys.readouterr())
