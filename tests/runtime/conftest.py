@@ -15,7 +15,7 @@ from exportkit.package.describe_library import describe_library
 from exportkit.runtime.native import library_path
 from tests.artifacts import artifact
 from tests.fixtures import softpool_library
-from tests.runtime import c_interface, exportkit_run, meeting, tiny
+from tests.runtime import c_interface, exportkit_run, meeting, stateful, tiny
 from tests.runtime.caches import Cache
 
 
@@ -54,6 +54,12 @@ def c_model(
         opened = c_library.open(tiny_package)
     with opened:
         yield opened
+
+
+@pytest.fixture(scope="session")
+def recorder_package(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A package with methods that read and write state."""
+    return stateful.write(tmp_path_factory.mktemp("recorder") / "recorder.pt2")
 
 
 @pytest.fixture

@@ -6,6 +6,8 @@ It keeps the last rows that it was given, and counts them. The exporter has no p
 from __future__ import annotations
 
 import hashlib
+import inspect
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -42,9 +44,7 @@ class Recorder(torch.nn.Module):
 
 
 class Push(torch.nn.Module):
-    def forward(
-        self, x: torch.Tensor, cache: torch.Tensor, position: torch.Tensor, gain: torch.Tensor
-    ) -> torch.Tensor:
+    def forward(self, x: torch.Tensor, cache: torch.Tensor, position: torch.Tensor, gain: torch.Tensor) -> torch.Tensor:
         gain.mul_(1.125)
         cache.index_put_((torch.arange(x.shape[0]), position.expand(x.shape[0])), x)
         position.add_(1)
@@ -144,6 +144,9 @@ def write(path: Path, **changes: Any) -> Path:
 
 
 def _parameters(kind: type[torch.nn.Module]) -> list[str]:
-    import inspect
-
     return list(inspect.signature(kind.forward).parameters)[1:]
+
+
+def bits(state: Mapping[str, torch.Tensor]) -> dict[str, bytes]:
+    """The bytes of a state, by name."""
+    return {name: tensor.cpu().reshape(-1).view(torch.uint8).numpy().tobytes() for name, tensor in state.items()}

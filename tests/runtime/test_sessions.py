@@ -1,0 +1,463 @@
+"""Sessions answer as the eager module with buffers of its own, and refuse what would spoil their state."""
+
+from __future__ import annotations
+
+import gc
+import inspect
+import threading
+import weakref
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import exportkit
+from exportkit.errors import (
+    ExportkitError,
+    InputError,
+    ModelClosedError,
+    ModelRunError,
+    SessionBrokenError,
+    SessionBusyError,
+    SessionClosedError,
+    UsageError,
+)
+from tests.runtime.stateful import ROWS, WIDTH, Recorder, bits
+
+
+@pytest.fixture(scope="module", params=["here", "isolated"])
+def where(request: pytest.FixtureRequest) -> str:
+    """Whether sessions are in this process, or in a worker's."""
+    return request.param
+
+
+@pytest.fixture(scope="module")
+def model(recorder_package: Path, runtime: str, where: str) -> Iterator[exportkit.Model]:
+    with exportkit.load(recorder_package, isolate=where == "isolated", runners=2) as model:
+        yield model
+
+
+def x(batch: int = 2) -> torch.Tensor:
+    return torch.randn(batch, WIDTH)
+
+
+def agree(session: exportkit.Session, eager: Recorder) -> None:
+    for name, tensor in session.state.items():
+        torch.testing.assert_close(tensor, getattr(eager, name), rtol=1e-5, atol=1e-5)
+
+
+# --- answers ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_session_goes_on_from_call_to_call_as_the_eager_module_does(model):
+    eager = Recorder(3)
+    with model.session(batch=3) as session:
+        agree(session, eager)
+        for _ in range(ROWS):
+            row = x(3)
+            torch.testing.assert_close(session.push(row), eager.push(row))
+            scale = torch.rand(3, 1)
+            torch.testing.assert_close(session.peek(scale), eager.peek(scale))
+            torch.testing.assert_close(session.embed(row), eager.embed(row))
+            agree(session, eager)
+
+
+@given(st.lists(st.tuples(st.integers(0, 2), st.sampled_from(["push", "peek", "fork", "reset"])), max_size=24))
+@settings(max_examples=12, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_interleaved_sessions_are_each_as_an_eager_module_of_its_own(model, steps):
+    made = [(model.session(batch=1 + n), Recorder(1 + n)) for n in range(3)]
+    for number, step in steps:
+        session, eager = made[number]
+        batch = session.sizes["batch"]
+        if step == "push" and int(eager.position) < ROWS:
+            row = x(batch)
+            torch.testing.assert_close(session.push(row), eager.push(row))
+        elif step == "peek":
+            torch.testing.assert_close(session.peek(torch.ones(batch, 1)), eager.peek(torch.ones(batch, 1)))
+        elif step == "fork":  # the copy goes on in its place, and what becomes of the first one is nothing to it
+            copied = Recorder(batch)
+            copied.load_state_dict(eager.state_dict())
+            made[number] = (session.fork(), copied)
+            if int(eager.position) < ROWS:
+                session.push(x(batch))
+            session.close()
+        elif step == "reset":
+            session.reset()
+            made[number] = (session, Recorder(batch))
+    for session, eager in made:
+        agree(session, eager)
+        session.close()
+
+
+def test_a_fork_and_its_origin_diverge_and_a_reset_session_has_the_bits_of_a_fresh_one(model):
+    first, second, rows = x(), x(), [x() for _ in range(3)]
+    with model.session(batch=2) as one, model.session(batch=2) as fresh:
+        one.push(first)
+        other = one.fork()
+        assert bits(one.state) == bits(other.state)
+        one.push(first)
+        other.push(second)
+        assert bits(one.state) != bits(other.state)
+        other.close()
+        one.reset()
+        assert bits(one.state) == bits(fresh.state)
+        for row in rows:
+            assert torch.equal(one.push(row), fresh.push(row))
+        assert bits(one.state) == bits(fresh.state)
+
+
+def test_the_rows_of_a_session_do_not_depend_on_its_batch(model):
+    rows = x(4)
+    with model.session(batch=4) as together, model.session(batch=1) as alone:
+        for _ in range(3):
+            assert torch.equal(together.push(rows)[2:3], alone.push(rows[2:3]))
+
+
+def test_threads_have_a_session_each(model):
+    rows = [x() for _ in range(ROWS)]
+    with model.session(batch=2) as session:
+        expected = [session.push(row) for row in rows]
+    failures: list[object] = []
+
+    def work() -> None:
+        with model.session(batch=2) as session:
+            for _ in range(5):
+                session.reset()
+                if not all(torch.equal(session.push(row), answer) for row, answer in zip(rows, expected)):
+                    failures.append("differs")
+
+    threads = [threading.Thread(target=work) for _ in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert failures == []
+
+
+# --- methods ----------------------------------------------------------------------------------------------------------
+
+
+def test_methods_are_attributes_of_the_model_and_those_with_state_ask_for_a_session(model):
+    assert list(model.methods) == ["push", "peek", "embed", "fill"]
+    assert [name for name, method in model.methods.items() if method.stateful] == ["push", "peek"]
+    assert str(inspect.signature(model.fill)) == "(x, out)"
+    assert {"push", "embed", "session"} <= set(dir(model))
+    row = x()
+    torch.testing.assert_close(model.embed(row), Recorder().embed(row))
+    assert torch.equal(model.methods["embed"](x=row), model.embed(row))
+    with pytest.raises(
+        UsageError, match=r"push of recorder has state \(cache, position, gain\)(?s:.*)model.session"
+    ):
+        model.push(row)
+    for call in (model, model.session(batch=2)):
+        with pytest.raises(UsageError, match=r"several methods\n  Name one of its methods: push, peek, embed, fill"):
+            call(row)
+        with pytest.raises(AttributeError, match="methods are push, peek, embed, fill"):
+            call.pull  # noqa: B018
+    assert "push(x: float32[batch, 4]), peek(" in repr(model)
+
+
+def test_requests_are_joined_for_a_method_without_state_and_for_no_other(model):
+    one, other = x(1), x(2)
+    (together,) = model.run_requests([[one], [other]], [0], "embed").outputs
+    assert torch.equal(together, model.embed(torch.cat([one, other])))
+    for method, why in (("push", "has state"), ("fill", "writes into its inputs")):
+        with pytest.raises(UsageError, match=f"{method} of recorder {why}"):
+            model.run_requests([[one]], [0], method)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "message"),
+    [
+        ({}, r"the session's batch was not given\n  A session of recorder needs batch \(from 1 to 8\)\."),
+        ({"batch": 9}, r"batch must be an integer from 1 to 8, got 9"),
+        ({"batch": True}, r"batch must be an integer from 1 to 8, got True"),
+        ({"batch": 2, "rows": 3}, r"the state of recorder has no dimension rows"),
+    ],
+)
+def test_a_session_of_other_sizes_is_refused(model, sizes, message):
+    with pytest.raises(UsageError, match=message):
+        model.session(**sizes)
+
+
+# --- what is refused leaves the state as it was -----------------------------------------------------------------------
+
+
+def test_refused_inputs_leave_the_bits_of_the_state(model):
+    with model.session(batch=2) as session:
+        session.push(x())
+        before = bits(session.state)
+        for wrong in (x(3), x().double(), x()[:, :3], x().to("meta"), None, torch.zeros(2, WIDTH, 1)):
+            with pytest.raises(InputError):
+                session.push(wrong)
+        with pytest.raises(InputError, match=r"`x` has batch = 3 .*, but the session has batch = 2"):
+            session.push(x(3))
+        assert bits(session.state) == before
+        assert not session.broken
+        session.embed(x(3))  # has no state, so any batch
+
+
+def test_a_call_that_fails_breaks_the_session_until_it_is_reset_or_loaded(model, tmp_path):
+    with model.session(batch=2) as session, model.session(batch=2) as beside:
+        session.save(tmp_path / "good.safetensors")
+        for repair in (session.reset, lambda: session.load_state(tmp_path / "good.safetensors")):
+            for _ in range(ROWS):
+                session.push(x())
+            with pytest.raises(ModelRunError, match=r"the compiled method push failed on \(float32\[2, 4\]\)"):
+                session.push(x())  # there is no room: an index is out of bounds
+            assert session.broken
+            assert "broken" in repr(session)
+            for call in (
+                lambda: session.push(x()),
+                lambda: session.peek(torch.ones(2, 1)),
+                session.fork,
+                lambda: session.save(tmp_path / "bad.safetensors"),
+            ):
+                with pytest.raises(SessionBrokenError, match=r"half written: a call of push failed: (?s:.*)reset\(\)"):
+                    call()
+            assert not (tmp_path / "bad.safetensors").exists()
+            assert set(session.state) == {"cache", "position", "gain"}  # may be looked at
+            repair()
+            assert not session.broken
+            assert bits(session.state) == bits(beside.state)
+        beside.push(x())
+
+
+def test_a_method_that_writes_no_state_breaks_nothing(model, monkeypatch):
+    with model.session(batch=2) as session:
+        session.push(x())
+        with monkeypatch.context() as patch:
+            patch.setattr(model._code, "runners", dict.fromkeys(model.methods, Failing()))
+            patch.setattr(session._state, "run", lambda plan, inputs: model._code.run(plan, Failing().run, inputs))
+            with pytest.raises(ModelRunError):
+                session.peek(torch.ones(2, 1))
+            with pytest.raises(ModelRunError):
+                session.embed(x())
+            assert not session.broken
+            with pytest.raises(ModelRunError):
+                session.push(x())
+        assert session.broken
+
+
+class Failing:
+    def run(self, inputs):
+        raise RuntimeError("run_func_(...) API call failed")
+
+
+def test_a_session_has_one_caller_at_a_time(model, monkeypatch, tmp_path):
+    with model.session(batch=2) as session:
+        inside, go_on = threading.Event(), threading.Event()
+        run = session._state.run
+
+        def waiting(plan, inputs):
+            inside.set()
+            go_on.wait(30)
+            return run(plan, inputs)
+
+        monkeypatch.setattr(session._state, "run", waiting)
+        caller = threading.Thread(target=session.push, args=(x(),))
+        caller.start()
+        inside.wait(30)
+        session.save, row = session.save, x()
+        for call in (
+            lambda: session.push(row),
+            lambda: session.embed(row),
+            session.fork,
+            session.reset,
+            lambda: session.save(tmp_path / "busy.safetensors"),
+            lambda: session.load_state(tmp_path / "busy.safetensors"),
+        ):
+            with pytest.raises(SessionBusyError, match=r"running another call\n  A session has one caller at a time"):
+                call()
+        go_on.set()
+        caller.join()
+        assert int(session.state["position"]) == 1
+
+
+# --- closing ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_closed_session_says_so(model, tmp_path):
+    session = model.session(batch=2)
+    session.push(x())
+    session.close()
+    session.close()  # once more does no harm
+    assert "closed" in repr(session)
+    assert not session.broken
+    for call in (
+        lambda: session.push(x()),
+        lambda: session.state,
+        session.fork,
+        session.reset,
+        lambda: session.save(tmp_path / "closed.safetensors"),
+    ):
+        with pytest.raises(SessionClosedError, match="the session of recorder was closed"):
+            call()
+
+
+def test_sessions_of_a_closed_model_say_that_the_model_was_closed(recorder_package, where, runtime, tmp_path):
+    model = exportkit.load(recorder_package, isolate=where == "isolated")
+    session = model.session(batch=2)
+    session.push(x())
+    session.save(tmp_path / "state.safetensors")
+    model.close()
+    for call in (
+        lambda: session.push(x()),
+        lambda: session.embed(x()),
+        session.fork,
+        session.reset,
+        lambda: session.load_state(tmp_path / "state.safetensors"),
+        lambda: model.session(batch=2),
+    ):
+        with pytest.raises(ModelClosedError, match="the model recorder was closed"):
+            call()
+    if where == "here":  # the tensors outlive the code
+        assert int(session.state["position"]) == 1
+    session.close()
+
+
+def test_nothing_keeps_a_model_or_a_session_that_is_no_more_used(recorder_package, runtime):
+    model = exportkit.load(recorder_package)
+    session = model.session(batch=2)
+    session.push(x())
+    gone = [weakref.ref(each) for each in (session, session.state["cache"], model, model._code.runner("push"))]
+    gc.disable()
+    try:
+        del session
+        assert gone[0]() is None
+        assert gone[1]() is None
+        del model
+        assert gone[2]() is None
+        assert gone[3]() is None
+    finally:
+        gc.enable()
+
+
+def test_a_worker_frees_the_sessions_that_ended_here(recorder_package, runtime):
+    with exportkit.load(recorder_package, isolate=True) as model:
+        kept = [model.session(batch=1) for _ in range(3)]
+        numbers = [session._state._number for session in kept]
+        kept[0].close()
+        del kept[1]
+        gc.collect()
+        kept[-1].push(x(1))  # tells the worker
+        for number in numbers[:2]:
+            with pytest.raises(RuntimeError, match="KeyError"):
+                model._worker.ask(stateful_message(number), [])
+
+
+def stateful_message(number: int) -> object:
+    from exportkit.runtime.isolated_messages import ReadState
+
+    return ReadState(number)
+
+
+def test_a_worker_that_dies_breaks_its_sessions_and_they_say_so(recorder_package, runtime):
+    import os
+    import signal
+
+    with exportkit.load(recorder_package, isolate=True) as model:
+        session = model.session(batch=2)
+        session.push(x())
+        os.kill(model.pid, signal.SIGKILL)
+        calls: list[Callable[[], object]] = [lambda: session.push(x()), session.reset, lambda: session.state]
+        for call in calls:
+            with pytest.raises((ModelRunError, ModelClosedError), match="lost its worker process, which was killed"):
+                call()
+        assert session.broken
+        session.close()
+
+
+# --- memory -----------------------------------------------------------------------------------------------------------
+
+
+def test_the_state_is_live_where_the_session_is_and_its_bytes_are_known(recorder_package, runtime):
+    with exportkit.load(recorder_package) as model, model.session(batch=2) as session:
+        assert session.state_bytes == sum(tensor.nbytes for tensor in session.state.values())
+        assert "batch=2" in repr(session)
+        cache = session.state["cache"]
+        session.push(torch.ones(2, WIDTH))
+        assert torch.equal(cache[:, 0], torch.ones(2, WIDTH))
+        assert session.state["cache"].data_ptr() == cache.data_ptr()
+        with pytest.raises(TypeError):
+            session.state["cache"] = torch.zeros(1)
+        session.reset()
+        assert not cache.any()
+
+
+def test_an_input_that_is_part_of_the_state_is_refused(recorder_package, runtime):
+    with exportkit.load(recorder_package) as model, model.session(batch=2) as session:
+        for part in (session.state["cache"][:, 0].contiguous(), session.state["gain"]):
+            shared = part.data_ptr() == session.state["gain"].data_ptr()
+            if not shared:
+                session.push(part)
+                continue
+            with pytest.raises(InputError, match=r"`x` shares memory with the session's gain\n  `.clone\(\)` it"):
+                session.push(part)
+
+
+def test_sessions_work_in_inference_mode_and_beside_autograd(recorder_package, runtime):
+    with exportkit.load(recorder_package) as model:
+        with torch.inference_mode():
+            session = model.session(batch=2)
+            session.push(x())
+            other = session.fork()
+        session.reset()
+        other.push(x())
+        weight = torch.ones(WIDTH, requires_grad=True)
+        loss = (session.state["gain"] * weight).sum()
+        session.push(x())
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            loss.backward()  # the gain that it saved is gone
+
+
+# --- inputs that are written ------------------------------------------------------------------------------------------
+
+
+def test_an_input_that_is_declared_as_written_is_written_in_place(model):
+    row, out = x(), x()
+    eager_out = out.clone()
+    expected = Recorder().fill(row, eager_out)
+    address = out.data_ptr()
+    torch.testing.assert_close(model.fill(row, out), expected)
+    torch.testing.assert_close(out, eager_out)
+    assert out.data_ptr() == address
+    with model.session(batch=5) as session:
+        torch.testing.assert_close(session.fill(row, out), Recorder().fill(row, eager_out))
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: torch.zeros(WIDTH, 2).T, r"`out` must be contiguous, got strides \[1, 2\], because the call writes"),
+        (lambda: torch.zeros(1, WIDTH).expand(2, WIDTH), r"`out` must be contiguous, got strides \[0, 1\]"),
+        (lambda: torch.zeros(2, WIDTH, requires_grad=True), r"`out` requires gradients(?s:.*)\.detach\(\)"),
+        (lambda: torch.nn.Parameter(torch.zeros(2, WIDTH)), r"`out` requires gradients"),
+        (lambda: torch._neg_view(torch.zeros(2, WIDTH)), r"`out` must .* be no lazy conjugate or negative"),
+        (lambda: torch.zeros(2, WIDTH).double(), r"`out` must be float32, got float64"),
+        (lambda: torch.zeros(3, WIDTH), r"`out` has batch = 3"),
+    ],
+)
+def test_an_input_that_cannot_be_written_is_refused(model, make, message):
+    out = make()
+    before = out.detach().clone()
+    with pytest.raises(InputError, match=message):
+        model.fill(x(), out)
+    assert torch.equal(out.detach(), before)
+
+
+def test_an_input_that_is_written_and_overlaps_another_is_refused(model):
+    base = torch.zeros(4, WIDTH)
+    for row, out in ((base[:2], base[:2]), (base[1:3], base[:2]), (base[:2], base[1:3])):
+        with pytest.raises(InputError, match=r"`out` shares memory with `x`, and the call writes into `out`"):
+            model.fill(row, out)
+    assert not base.any()
+    model.fill(base[:2], base[2:])  # they are beside one another
+
+
+def test_errors_are_exportkits_own(model):
+    assert issubclass(SessionBusyError, ExportkitError)
+    assert SessionBrokenError.exit_code == SessionClosedError.exit_code == 1
