@@ -16,7 +16,7 @@ import torch
 from exportkit.package import manifest as m
 from tests.runtime import tiny
 
-ROWS = 6  # that it can keep; one more is an index that is out of bounds
+ROWS = 6  # that it can keep; the compiled code refuses one more
 WIDTH = 4
 GAIN = torch.tensor([1.0, -0.5, 2.0, 0.25])  # the initial value of a state
 
@@ -46,6 +46,7 @@ class Recorder(torch.nn.Module):
 class Push(torch.nn.Module):
     def forward(self, x: torch.Tensor, cache: torch.Tensor, position: torch.Tensor, gain: torch.Tensor) -> torch.Tensor:
         gain.mul_(1.125)
+        torch._check(position.item() < ROWS)  # compiled code has this check, and raises
         cache.index_put_((torch.arange(x.shape[0]), position.expand(x.shape[0])), x)
         position.add_(1)
         return (cache.sum(1) * gain).sin()
