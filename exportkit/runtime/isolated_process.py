@@ -84,13 +84,18 @@ class Worker:
             return self._ask(message, inputs, self._device)
 
     def close_sessions(self) -> None:
-        """Frees the sessions in `ended_sessions` now, and not with the next call."""
+        """Frees the sessions in `ended_sessions` now; with the next call, if all runners are busy."""
         with contextlib.suppress(ModelClosedError, ModelRunError):  # they ended with the worker
             self._run_off_main_thread(self._close_sessions_alone)
 
-    def _close_sessions_alone(self) -> None:
-        with self._in_flight(), self._free:
-            self._close_sessions()
+    def _close_sessions_alone(self) -> bool:
+        if free := self._free.acquire(blocking=False):
+            try:
+                with self._in_flight():
+                    self._close_sessions()
+            finally:
+                self._free.release()
+        return free
 
     def _close_sessions(self) -> None:
         ended = []

@@ -150,7 +150,7 @@ class Session:
             self._check_whole()
             if not plan.state:
                 runner = self._code.runner(plan.name)
-                outputs = self._code.run(plan, runner.run, plan.inputs.prepare(args, kwargs, self._fixed))
+                outputs = self._code.run(plan, runner.run, plan.inputs.prepare(args, kwargs))
                 return plan.inputs.build_result(outputs)
             self._code.open_runners()
             inputs = plan.inputs.prepare(args, kwargs, self._fixed)

@@ -148,9 +148,7 @@ def test_methods_are_attributes_of_the_model_and_those_with_state_ask_for_a_sess
     row = x()
     torch.testing.assert_close(model.embed(row), Recorder().embed(row))
     assert torch.equal(model.methods["embed"](x=row), model.embed(row))
-    with pytest.raises(
-        UsageError, match=r"push of recorder has state \(cache, position, gain\)(?s:.*)model.session"
-    ):
+    with pytest.raises(UsageError, match=r"push of recorder has state \(cache, position, gain\)(?s:.*)model.session"):
         model.push(row)
     for call in (model, model.session(batch=2)):
         with pytest.raises(UsageError, match=r"several methods\n  Name one of its methods: push, peek, embed, fill"):
