@@ -13,6 +13,7 @@ import torch
 
 from exportkit.errors import ModelNotFoundError, UsageError, WeightsError
 from exportkit.export.call_signature import NAMED, bind_call, parameter_names, rebind
+from exportkit.export.cases import matches
 from exportkit.export.importing import import_code, named_attribute
 from exportkit.export.program_file import load_program
 from exportkit.export.resolved import EagerModel, ResolvedModel
@@ -84,7 +85,7 @@ def resolve(
         spec = _with_inputs(model, spec, inputs)
     load_operator_libraries(Path(library) for library in spec.operator_libraries)
     if weights is not None:
-        _load_weights(spec.model, Path(weights))
+        _load_weights(spec, Path(weights))
     return EagerModel(spec=spec, name=model, model_kwargs=kwargs, seed=seed)
 
 
@@ -266,8 +267,8 @@ def parse_dtype(name: str) -> torch.dtype:
     return dtype
 
 
-def _load_weights(model: torch.nn.Module, path: Path) -> None:
-    """Fills every parameter and buffer from a safetensors file.
+def _load_weights(spec: ExportSpec, path: Path) -> None:
+    """Fills every parameter and buffer from a safetensors file, which may lack what is declared as state.
 
     safetensors' load_model cannot do this, because it refuses tensors that are not contiguous.
     """
@@ -280,10 +281,11 @@ def _load_weights(model: torch.nn.Module, path: Path) -> None:
         given = load_file(path)
     except SafetensorError as error:
         raise WeightsError(f"{path} is not a safetensors file: {error}") from error
+    model = spec.model
     state = {n: t for n, t in model.state_dict(keep_vars=True).items() if isinstance(t, torch.Tensor)}
     filled = {id(state[name]) for name in given if name in state}  # one name of a tied tensor is enough
     faults = {
-        "missing": [name for name, tensor in state.items() if id(tensor) not in filled],
+        "missing": [n for n, t in state.items() if id(t) not in filled and not matches(n, spec.state)],
         "not in the model": [name for name in given if name not in state],
         "wrong shape": [n for n, t in given.items() if n in state and state[n].shape != t.shape],
     }
