@@ -24,11 +24,13 @@ _FOLDER = click.Path(file_okay=False, path_type=Path)
     metavar="REPOSITORY",
     help="The model repository; the model's folder in it must not exist yet.",
 )
+@click.option("--method", metavar="NAME", help="The method to write: one without state. Default: the default method.")
 @click.option("--target", metavar="NAME", help="The target that Triton shall run. Default: the only one.")
 @public_key_options("PACKAGE")
 def command(
     package: Path,
     output: Path,
+    method: str | None,
     target: str | None,
     trust: Trust,
     as_json: bool,
@@ -36,7 +38,8 @@ def command(
     """Write PACKAGE as a model of Triton's PyTorch backend (platform torch_aoti), and print how to start Triton.
 
     Checks every digest first, and the signatures that --public-key or this machine's policy requires. Runs nothing and
-    does not import torch. The folder REPOSITORY/<name> gets config.pbtxt, the package with one target, the operator
+    does not import torch. The folder REPOSITORY/<name>, for another method than the default
+    one REPOSITORY/<name>.<method>, gets config.pbtxt, the package with one target, the operator
     libraries to preload, and a README.md. The weights must be inside of the code: export with --embed-weights.
 
     \b
@@ -46,7 +49,7 @@ def command(
     """  # noqa: D301 (click wants the control character, to keep the lines below it)
     from exportkit.deployment.triton_repository import write_triton_model
 
-    model = write_triton_model(package, output, target=target, demand=trust.demand())
+    model = write_triton_model(package, output, method=method, target=target, demand=trust.demand())
     if as_json:
         print_json(
             {

@@ -32,7 +32,9 @@ from exportkit.package.manifest import (
     TensorInput,
     TensorNode,
     TensorOutput,
+    code_folder,
 )
+from exportkit.spec import FORWARD
 
 TARGET_NAME = "model"  # the only target that the backend looks for (INDUCTOR_MODEL_NAME_DEFAULT)
 LIBRARIES_DIR = "operators"  # Triton ignores folders of a model whose names are not numbers
@@ -76,15 +78,23 @@ class TritonModel:
 
 
 def write_triton_model(
-    package: Path, repository: Path, *, target: str | None = None, demand: core.Demand | None = None
+    package: Path,
+    repository: Path,
+    *,
+    method: str | None = None,
+    target: str | None = None,
+    demand: core.Demand | None = None,
 ) -> TritonModel:
-    """Adds a package to a model repository of Triton. Every digest of the package is checked before.
+    """Adds a method of a package to a model repository of Triton. Every digest of the package is checked before.
+
+    The default method's model has the package's name. The name of another one is `<package>.<method>`.
 
     The model's folder appears when it is complete.
 
     Args:
         package: The package. Its weights must be inside of the code.
         repository: The repository; it is made if its parent exists.
+        method: The method's name; None for the default one. It has no state and writes into no input.
         target: The name of the target that Triton shall run. Default: the only one.
         demand: The required signatures, as for `PackageReader`.
 
@@ -95,8 +105,8 @@ def write_triton_model(
     """
     with PackageReader(package, demand=demand) as reader:
         reader.verify()
-        manifest = reader.manifest
-        chosen = _choose(reader, target)
+        manifest = _alone(reader.manifest, method)
+        chosen = _choose(reader, target, reader.manifest.method(method).name)
         inputs, outputs = _input_names(manifest.call), _output_names(manifest.call)
         config = _config(manifest, chosen, inputs, outputs)
         libraries = libraries_for(manifest, chosen)
@@ -110,7 +120,8 @@ def write_triton_model(
         with temporary_folder(repository, ".exportkit-triton-") as temporary:
             made = temporary / manifest.name
             (made / "1").mkdir(parents=True)
-            _write_target(reader, chosen, made / "1" / "model.pt2")
+            code = code_folder(chosen.name, reader.manifest.method(method).name)
+            _write_target(reader, manifest, chosen, code, made / "1" / "model.pt2")
             for library, file in zip(libraries, files):
                 (made / LIBRARIES_DIR).mkdir(exist_ok=True)
                 reader.extract(library.record, made / LIBRARIES_DIR / file.name)
@@ -130,7 +141,40 @@ def _refuse_existing(folder: Path) -> None:
         )
 
 
-def _choose(reader: PackageReader, name: str | None) -> Target:
+def _alone(manifest: Manifest, name: str | None) -> Manifest:
+    """Returns the manifest of a package that has one of the methods only, as `forward`.
+
+    Raises:
+        UsageError: There is no such method, or Triton cannot call it.
+    """
+    method = manifest.method(name)
+    if method.state:
+        state = ", ".join(manifest.state[use.index].name for use in method.state[:3])
+        raise UsageError(
+            f"{method.name} of {manifest.name} has state ({state}), and Triton has no sessions for it",
+            hint=f"--method names a method without state. In a process, `model.session().{method.name}` calls it.",
+        )
+    if written := [tensor.name for tensor in method.call.inputs if tensor.written is not None]:
+        raise UsageError(
+            f"{method.name} of {manifest.name} writes into its input {written[0]}, which Triton does not give back",
+            hint="--method names a method that writes nothing.",
+        )
+    cases = tuple(
+        msgspec.structs.replace(case, calls=(msgspec.structs.replace(case.calls[0], method=FORWARD),))
+        for case in manifest.cases
+        if [call.method for call in case.calls] == [method.name]
+    )
+    own = manifest.default is method
+    return msgspec.structs.replace(
+        manifest,
+        name=manifest.name if own else f"{manifest.name}.{method.name}",
+        methods=(msgspec.structs.replace(method, name=FORWARD),),
+        state=(),
+        cases=cases,
+    )
+
+
+def _choose(reader: PackageReader, name: str | None, method: str) -> Target:
     """Returns the target that Triton shall run."""
     manifest, path = reader.manifest, reader.path.name
     targets = {target.name: target for target in manifest.targets}
@@ -150,7 +194,7 @@ def _choose(reader: PackageReader, name: str | None) -> Target:
     chosen = next(iter(targets.values())) if name is None else targets.get(name)
     if chosen is None:
         raise UsageError(f"{path} has no target {name!r}; it has {', '.join(targets)}")
-    if chosen.constants:
+    if chosen.constants.get(method):
         raise UsageError(
             f"the weights of {path} are beside its code, where Triton does not look for them",
             hint="Export the model with `exportkit export --embed-weights`, and package it again.",
@@ -158,10 +202,17 @@ def _choose(reader: PackageReader, name: str | None) -> Target:
     return chosen
 
 
-def _write_target(reader: PackageReader, target: Target, path: Path) -> None:
-    """Writes a package with this target only, under the name that Triton looks for."""
-    manifest = reader.manifest
-    old, new = f"{AOTINDUCTOR_DIR}/{target.name}/", f"{AOTINDUCTOR_DIR}/{TARGET_NAME}/"
+def _write_target(reader: PackageReader, manifest: Manifest, target: Target, code: str, path: Path) -> None:
+    """Writes a package with this target only, under the name that Triton looks for.
+
+    Args:
+        reader: The whole package.
+        manifest: The manifest of the package with one method.
+        target: The target.
+        code: The folder of the method's code.
+        path: The file to write.
+    """
+    old, new = f"{AOTINDUCTOR_DIR}/{code}/", f"{AOTINDUCTOR_DIR}/{TARGET_NAME}/"
     kept = {name: new + name.removeprefix(old) for name in reader.names if name.startswith(old)}
     libraries = libraries_for(manifest, target)
     kept |= {library.record: library.record for library in libraries}
@@ -169,7 +220,7 @@ def _write_target(reader: PackageReader, target: Target, path: Path) -> None:
     records: dict[str, Content] = {named: StoredRecord(reader, name) for name, named in kept.items()}
     alone = msgspec.structs.replace(
         manifest,
-        targets=(msgspec.structs.replace(target, name=TARGET_NAME),),
+        targets=(msgspec.structs.replace(target, name=TARGET_NAME, constants={FORWARD: {}}),),
         weights=(),
         program=None,
         libraries=tuple(library for library in manifest.libraries if library in libraries),

@@ -30,6 +30,7 @@ from exportkit.package.archive import PackageReader
 from exportkit.package.trust import Trust
 from exportkit.runtime.targets import parse_device
 from exportkit.serve.engine.repository import Repository
+from exportkit.serve.engine.servable import servable
 from exportkit.serve.http.asgi import Middleware, make_app
 from exportkit.serve.http.exchange import HttpOptions
 from exportkit.serve.operations.access_log import observers_of
@@ -121,7 +122,8 @@ def _checked(options: ServeOptions) -> tuple[Tls | None, ApiKeys | None]:
     tls = read_tls(listen)
     keys = None if listen.api_keys is None else ApiKeys(listen.api_keys)
     for path in options.packages:
-        PackageReader(path, demand=Trust(options.load.public_keys).demand()).close()
+        with PackageReader(path, demand=Trust(options.load.public_keys).demand()) as reader:
+            servable(path.name.removesuffix(".pt2"), reader.manifest)
     return tls, keys
 
 
@@ -245,6 +247,8 @@ class _Server:
         address = None if grpc is None else f"{url_host(self._options.listen.host)}:{grpc.port}"
         for model in models:
             self._report(f"model {model['name']}, version {model['version']}, on {', '.join(model['devices'])}")
+        for name, reason in self._repository.left_out().items():
+            self._report(f"not served: {name}, which {reason}")
         self._report(f"ready: HTTP on {url}" + (f", gRPC on {address}" if address else ""))
         self._started(Started(pid=os.getpid(), http=url, grpc=address, models=models))
 

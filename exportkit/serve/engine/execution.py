@@ -52,8 +52,8 @@ class BatchRunner:
         self._counted = counted
         self.waited = 0.0
         copy.model.use_own_stream()
-        if warm_up and copy.model.cases:
-            inputs = [tensor.cpu().contiguous() for tensor in flat_inputs(copy.model.manifest, copy.model.cases[0])]
+        if warm_up and (recorded := next(copy.recorded(), None)) is not None:
+            inputs = [tensor.cpu().contiguous() for tensor in flat_inputs(copy.method.call, recorded)]
             with copy.slot():
                 copy.run_requests([inputs], range(len(outputs)))
 

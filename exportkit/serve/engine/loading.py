@@ -17,15 +17,16 @@ from exportkit.runtime.model import Model
 from exportkit.serve.batching.tickets import BatchLimits
 from exportkit.serve.engine.batchable import Batching, batch_dimension
 from exportkit.serve.engine.folder import PackageFile
-from exportkit.serve.engine.model_copy import ModelCopy
+from exportkit.serve.engine.model_copy import ModelCopy, SharedModel
 from exportkit.serve.engine.model_description import ModelDescription
-from exportkit.serve.engine.served import LoadedCopies
+from exportkit.serve.engine.servable import servable
+from exportkit.serve.engine.served import LoadedCopies, LoadedPackage
 from exportkit.serve.engine.warm_up import answer_cases, try_batches
 from exportkit.serve.serve_options import LoadOptions
 
 
-def load_copies(package: PackageFile, options: LoadOptions, limits: BatchLimits, weights: Path | None) -> LoadedCopies:
-    """Loads a package, warms it up, and finds out whether its requests may run together.
+def load_copies(package: PackageFile, options: LoadOptions, limits: BatchLimits, weights: Path | None) -> LoadedPackage:
+    """Loads a package, warms it up, and finds out whether its requests may run together, method by method.
 
     Args:
         package: The package.
@@ -34,30 +35,40 @@ def load_copies(package: PackageFile, options: LoadOptions, limits: BatchLimits,
         weights: A safetensors file that replaces the package's weights.
 
     Raises:
-        ExportkitError: The package cannot be loaded, the weights do not fit, or it answers a recorded case wrongly.
+        ExportkitError: The package cannot be loaded, the weights do not fit, no method can be served, or one answers a
+            recorded call wrongly.
     """
     devices = [_resolved(device, package.path) for device in options.devices]
     with contextlib.ExitStack() as undo:
-        copies = []
+        models: list[SharedModel] = []
         for device in devices:
-            copies.append(ModelCopy(partial(_load, package.path, device, options, weights)))
-            undo.callback(copies[-1].close)
-        manifest = copies[0].model.manifest
-        batching = _by_manifest(manifest.call, limits)
-        for copy in copies:
-            batching = _warmed_up(copy, batching, options, weights)
-        described = ModelDescription(
-            name=package.name,
-            version=package.version or manifest.version,
-            manifest=manifest,
-            batching=batching,
-            limits=limits,
-            devices=tuple(str(copy.device) for copy in copies),
-            runners=options.runners or max(map(_default_runners, devices)),
-            weights=weights.name if weights else None,
-        )
+            models.append(SharedModel(partial(_load, package.path, device, options, weights)))
+            undo.callback(models[-1].leave)
+        manifest = models[0].model.manifest
+        offered = servable(package.name, manifest)
+        loaded = []
+        for method, name in offered.names.items():
+            copies = [ModelCopy(model, method) for model in models]
+            for copy in copies:
+                undo.callback(copy.close)
+            batching = _by_manifest(copies[0].method.call, limits)
+            for copy in copies:
+                batching = _warmed_up(copy, batching, options, weights)
+            described = ModelDescription(
+                name=name,
+                version=package.version or manifest.version,
+                manifest=manifest,
+                batching=batching,
+                limits=limits,
+                devices=tuple(str(copy.device) for copy in copies),
+                runners=options.runners or max(map(_default_runners, devices)),
+                weights=weights.name if weights else None,
+                method=method,
+                offered=offered,
+            )
+            loaded.append(LoadedCopies(tuple(copies), described, options.warm_up))
         undo.pop_all()
-        return LoadedCopies(tuple(copies), described, options.warm_up)
+        return LoadedPackage(tuple(loaded), offered)
 
 
 def _resolved(device: str, path: Path) -> str:

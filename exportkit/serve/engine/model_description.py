@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from exportkit.package.manifest import Manifest, TensorInput, TensorOutput
+from exportkit.package.manifest import Call, Manifest, TensorInput, TensorOutput
 from exportkit.serve.batching.tickets import BatchLimits
 from exportkit.serve.engine.batchable import Batching
+from exportkit.serve.engine.servable import Servable
 from exportkit.serve.protocol.datatypes import datatype_of
 from exportkit.sizes import input_bytes
 
@@ -28,6 +29,8 @@ class ModelDescription:
         devices: The device of each copy.
         runners: The number of runners of each copy.
         weights: The file of weights that replaced the package's; None: it did not.
+        method: The method that is served; None: the default one.
+        offered: What is served of the package, and what is not; None where nothing is left to say.
     """
 
     name: str
@@ -38,10 +41,20 @@ class ModelDescription:
     devices: tuple[str, ...]
     runners: int
     weights: str | None
+    method: str | None = None
+    offered: Servable | None = None
+
+    @property
+    def call(self) -> Call:
+        """How it is called."""
+        return self.manifest.method(self.method).call
 
     def metadata(self) -> dict[str, Any]:
-        """Returns the protocol's model metadata; `batching` and `dimensions` are additions to it."""
-        call = self.manifest.call
+        """Returns the protocol's model metadata; `batching`, `dimensions` and `methods` are additions to it.
+
+        `methods` is there if the package has several: by name, what it is served as (null: it is not) and why not.
+        """
+        call = self.call
         batch = self.batching.dimension
         return {
             "name": self.name,
@@ -57,11 +70,18 @@ class ModelDescription:
                 "bit_equal": self.batching.bit_equal,
             },
             "dimensions": {each.name: {"min": each.min, "max": each.max} for each in call.dimensions},
+            **({"methods": self._methods(self.offered)} if self.offered and len(self.manifest.methods) > 1 else {}),
+        }
+
+    def _methods(self, offered: Servable) -> dict[str, Any]:
+        return {
+            each.name: {"served_as": offered.names.get(each.name), "reason": offered.left_out.get(each.name)}
+            for each in self.manifest.methods
         }
 
     def largest_inputs(self) -> int:
         """Returns the most bytes that the inputs of one request can have: more than any machine holds, perhaps."""
-        call = self.manifest.call
+        call = self.call
         sizes = {dimension.name: dimension.max for dimension in call.dimensions}
         if self.batching.dimension is not None:
             sizes[self.batching.dimension.name] = self.batching.max_rows
@@ -69,7 +89,7 @@ class ModelDescription:
 
     def config(self) -> dict[str, Any]:
         """Returns Triton's ModelConfig in JSON."""
-        call = self.manifest.call
+        call = self.call
         batched = self.batching.enabled
         config: dict[str, Any] = {
             "name": self.name,

@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -15,7 +16,8 @@ import msgspec
 from exportkit.errors import ExportkitError, UsageError
 from exportkit.serve.engine.folder import PackageFile, check_names, newest_last, packages_in, single_package
 from exportkit.serve.engine.loading import load_copies
-from exportkit.serve.engine.served import ServedModel
+from exportkit.serve.engine.servable import Servable
+from exportkit.serve.engine.served import LoadedPackage, ServedModel
 from exportkit.serve.engine.statistics import Statistics
 from exportkit.serve.serve_options import ServeOptions
 from exportkit.serve.statuses import BackendError, BadRequestError, NotReadyError, NotServedError
@@ -35,15 +37,36 @@ class IndexEntry:
 
 @dataclass
 class _Entry:
-    """A version of a model. `loaded` is what the file and the weights were when it was loaded."""
+    """A version of a package, whose methods are served.
+
+    Attributes:
+        package: The file.
+        version: The version; empty until the package is loaded, unless the folder says it.
+        state: The state of all methods.
+        reason: Why they are not ready.
+        served: The methods that are served, by the name by which they are.
+        offered: What is served and what is not, when the package was loaded.
+        loaded: What the file and the weights were when it was loaded.
+        counted: What was counted, by name.
+    """
 
     package: PackageFile
-    version: str  # empty until the package is loaded, unless the folder says it
+    version: str
     state: State = "LOADING"
     reason: str = ""
-    served: ServedModel | None = None
+    served: dict[str, ServedModel] = field(default_factory=dict)
+    offered: Servable | None = None
     loaded: tuple[Any, ...] | None = None
-    counted: Statistics = field(default_factory=Statistics)
+    counted: dict[str, Statistics] = field(default_factory=dict)
+
+    def has(self, name: str) -> bool:
+        """Whether a name means this package or a method that it serves."""
+        return name in self.served or (name == self.package.name and not self.served)
+
+    @property
+    def ready(self) -> bool:
+        """Whether it is loaded, and every method ready."""
+        return bool(self.served) and all(model.ready for model in self.served.values())
 
 
 class Repository:
@@ -102,17 +125,19 @@ class Repository:
             NotServedError: No such model or version.
             NotReadyError: It is not loaded.
         """
-        named = [entry for entry in self._entries if entry.package.name == name]
+        named = [entry for entry in self._entries if entry.has(name)]
         found = [entry for entry in named if not version or entry.version in ("", version)]
         if not found:
-            known = ", ".join(sorted({entry.package.name for entry in self._entries})) or "none"
+            if not named and (reason := self._why_left_out(name)) is not None:
+                raise NotServedError(reason[0], hint=reason[1])
+            known = ", ".join(sorted({name for entry in self._entries for name in _names(entry)})) or "none"
             raise NotServedError(
                 f"the model {name} has no version {version}" if named else f"no model is named {name}",
                 hint=f"Its versions are {', '.join(entry.version for entry in named)}."
                 if named
                 else f"The models are {known}.",
             )
-        served = [entry.served for entry in found if entry.served is not None]
+        served = [entry.served[name] for entry in found if name in entry.served]
         if not served:
             entry = found[0]
             raise NotReadyError(f"the model {name} is not ready: {entry.reason or entry.state.lower()}")
@@ -120,12 +145,34 @@ class Repository:
 
     def models(self) -> Sequence[ServedModel]:
         """Returns every version that is loaded, by name and version."""
-        served = [entry.served for entry in self._entries if entry.served is not None]
+        served = [model for entry in self._entries for model in entry.served.values()]
         return sorted(served, key=lambda model: (model.name, newest_last(model.version)))
+
+    def left_out(self) -> Mapping[str, str]:
+        """Returns why methods are not served, by the name by which they would be."""
+        return {
+            f"{entry.package.name}.{method}": reason
+            for entry in self._entries
+            if entry.offered is not None
+            for method, reason in entry.offered.left_out.items()
+        }
+
+    def _why_left_out(self, name: str) -> tuple[str, str] | None:
+        """Returns why a name of a package or a method is not served, and what is; None if it names neither."""
+        for entry in self._entries:
+            served = f"{entry.package.name} is served as {', '.join(entry.served)}."
+            if entry.offered is not None and entry.package.name == name:
+                reasons = entry.offered.left_out
+                why = f": forward {reasons['forward']}" if "forward" in reasons else ""
+                return f"the model {name} has no default method that is served{why}", served
+            if (reason := self.left_out().get(name)) and name.startswith(f"{entry.package.name}."):
+                method = name.removeprefix(f"{entry.package.name}.")
+                return f"the method {method} of {entry.package.name} is not served: it {reason}", served
+        return None
 
     def index(self) -> Sequence[IndexEntry]:
         """Returns what there is, loaded or not. It looks into the model repository again."""
-        found = [_indexed(entry) for entry in self._entries]
+        found = [indexed for entry in self._entries for indexed in _indexed(entry)]
         known = {entry.package.path for entry in self._entries}
         with contextlib.suppress(UsageError):  # the folder cannot be read now
             found += [
@@ -156,6 +203,7 @@ class Repository:
                 raise BackendError(error.message, hint=error.hint) from error
             named = [package for package in packages if package.name == name]
             if not named:
+                self._refuse_method(name)
                 raise NotServedError(f"the repository has no model {name}")
             named.sort(key=lambda package: newest_last(package.version or ""))
             source = None if weights is None else _weights_file(named[-1], weights)
@@ -179,10 +227,20 @@ class Repository:
             NotServedError: No such model is loaded.
         """
         async with self._changing:
-            loaded = [e for e in self._entries if e.package.name == name and e.served is not None]
+            loaded = [e for e in self._entries if e.package.name == name and e.served]
             if not loaded:
+                self._refuse_method(name)
                 raise NotServedError(f"no model {name} is loaded")
             await asyncio.gather(*(self._close(entry, "it is unloaded") for entry in loaded))
+
+    def _refuse_method(self, name: str) -> None:
+        """Refuses to load or unload a method by itself."""
+        for entry in self._entries:
+            if name in entry.served:
+                raise BadRequestError(
+                    f"{name} is a method of the package {entry.package.name}, which is loaded and unloaded as a whole",
+                    hint=f"Name {entry.package.name}.",
+                )
 
     def _entry_of(self, package: PackageFile) -> _Entry:
         """Returns the entry of a package, which may be new."""
@@ -195,58 +253,92 @@ class Repository:
 
     async def _load(self, entry: _Entry, weights: Path | None) -> None:
         """Loads an entry, unless it is loaded already, and exchanges it with what was served."""
-        old, package = entry.served, entry.package
+        old, package = dict(entry.served), entry.package
         loaded = (package.identity(), weights, weights and weights.stat().st_mtime_ns)
-        if old is not None and old.ready and entry.loaded == loaded:
+        if entry.ready and entry.loaded == loaded:
             return
         began = time.perf_counter()
-        if old is None:
+        if not old:
             entry.state, entry.reason = "LOADING", ""
         try:
             copies = await asyncio.to_thread(load_copies, package, self._options.load, self._options.batch, weights)
-            same = old is None or old.version == copies.described.version
-            model = ServedModel(copies, entry.counted if same else Statistics())
-            await model.prepared()
-            if self._draining:
-                await model.close()
-                raise NotReadyError("the server drains")
+            models = await self._prepared(entry, copies)
         except BaseException as error:
-            if old is None:
+            if not old:
                 entry.state = "UNAVAILABLE"
                 entry.reason = error.message if isinstance(error, ExportkitError) else type(error).__name__
             raise
-        name = model.name  # the model itself would keep what it has in memory, by a circle
-        model.versions = lambda: [each.version for each in self.models() if each.name == name]
-        entry.counted = model.counted
-        entry.counted.load_seconds = time.perf_counter() - began
-        entry.served, entry.state, entry.reason, entry.loaded = model, "READY", "", loaded
-        entry.version = model.version
-        if old is not None:
+        for model in models:
+            # The model itself would keep what it has in memory, by a circle.
+            model.versions = partial(self._versions, model.name)
+            model.counted.load_seconds = time.perf_counter() - began
+        entry.counted = {model.name: model.counted for model in models}
+        entry.served = {model.name: model for model in models}
+        entry.offered, entry.state, entry.reason, entry.loaded = copies.offered, "READY", "", loaded
+        entry.version = models[0].version
+        for name, each in old.items():
             # Nobody waits for it: a slow client may still send it a body.
-            closing = asyncio.ensure_future(old.close(successor=model))
+            closing = asyncio.ensure_future(each.close(successor=entry.served.get(name)))
             self._closing.add(closing)
             closing.add_done_callback(self._closing.discard)
 
+    async def _prepared(self, entry: _Entry, loaded: LoadedPackage) -> list[ServedModel]:
+        """Starts the runners of all methods, and waits until they are warmed up."""
+        models: list[ServedModel] = []
+        try:
+            if taken := self._taken(entry, [method.described.name for method in loaded.methods]):
+                raise UsageError(f"two packages would be served as {taken}", hint="Rename one of them.")
+            for method in loaded.methods:
+                before = entry.served.get(method.described.name)
+                same = before is None or before.version == method.described.version
+                counted = entry.counted.get(method.described.name) if same else None
+                models.append(ServedModel(method, counted or Statistics()))
+            for model in models:
+                await model.prepared()
+            if self._draining:
+                raise NotReadyError("the server drains")
+        except BaseException:
+            await asyncio.gather(*(model.close() for model in models))
+            await asyncio.to_thread(loaded.close)
+            raise
+        return models
+
+    def _taken(self, entry: _Entry, names: Sequence[str]) -> str | None:
+        """Returns a name that a method of another package has."""
+        others = [each for each in self._entries if each.package.name != entry.package.name]
+        return next((name for name in names for each in others if name in _names(each)), None)
+
+    def _versions(self, name: str) -> list[str]:
+        return [each.version for each in self.models() if each.name == name]
+
     async def _close(self, entry: _Entry, reason: str) -> None:
         """Unloads an entry after its accepted requests."""
-        model = entry.served
-        if model is None:
+        models = list(entry.served.values())
+        if not models:
             return
         entry.state, entry.reason = "UNLOADING", ""
-        model.refuse_new(reason)
-        await model.close()
-        entry.served, entry.state, entry.reason, entry.loaded = None, "UNAVAILABLE", "unloaded", None
+        for model in models:
+            model.refuse_new(reason)
+        await asyncio.gather(*(model.close() for model in models))
+        entry.served, entry.state, entry.reason, entry.loaded = {}, "UNAVAILABLE", "unloaded", None
 
 
 def _paths(packages: Sequence[PackageFile]) -> set[Path]:
     return {package.path for package in packages}
 
 
-def _indexed(entry: _Entry) -> IndexEntry:
-    state, reason = entry.state, entry.reason
-    if entry.served is not None and state == "READY" and not entry.served.ready:
-        state, reason = "UNAVAILABLE", entry.served.failure or "not ready"
-    return IndexEntry(entry.package.name, entry.version, state, reason)
+def _names(entry: _Entry) -> Collection[str]:
+    """Returns the names that an entry has, or will have when it is loaded."""
+    return entry.served or {entry.package.name}
+
+
+def _indexed(entry: _Entry) -> Iterator[IndexEntry]:
+    """Yields the methods that are served, or the package."""
+    for name in _names(entry):
+        state, reason, model = entry.state, entry.reason, entry.served.get(name)
+        if model is not None and state == "READY" and not model.ready:
+            state, reason = "UNAVAILABLE", model.failure or "not ready"
+        yield IndexEntry(name, entry.version, state, reason)
 
 
 def _weights_file(package: PackageFile, name: str) -> Path:

@@ -11,13 +11,14 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from exportkit.package.manifest import Manifest
+from exportkit.package.manifest import Call, Manifest
 from exportkit.serve.batching.batcher import Batcher
 from exportkit.serve.engine.checked_request import RequestPlan
 from exportkit.serve.engine.dispatcher import Dispatcher, QueuedRequest
 from exportkit.serve.engine.execution import BatchResult, BatchRunner
 from exportkit.serve.engine.model_copy import ModelCopy
 from exportkit.serve.engine.model_description import DEFAULT_PRIORITY, ModelDescription
+from exportkit.serve.engine.servable import Servable
 from exportkit.serve.engine.statistics import Statistics
 from exportkit.serve.process_settings import cores
 from exportkit.serve.protocol.http_request import BodyRules
@@ -50,13 +51,27 @@ class LoadedCopies:
             copy.close()
 
 
+@dataclass(frozen=True, eq=False)
+class LoadedPackage:
+    """The methods of a package that a thread has loaded and warmed up."""
+
+    methods: tuple[LoadedCopies, ...]
+    offered: Servable
+
+    def close(self) -> None:
+        """Frees the copies. Blocks."""
+        for method in self.methods:
+            method.close()
+
+
 class ServedModel:
-    """A loaded package with its queue and its runners. All methods are for the event loop's thread.
+    """A method of a loaded package with its queue and its runners. All methods are for the event loop's thread.
 
     Attributes:
         name: The name by which it is served.
         version: Its version, as text.
         manifest: The package's manifest.
+        call: How the method is called.
         devices: The device of each copy.
         max_body: The most bytes that a request's tensors can have, by the manifest's ranges and by what may wait.
         body_rules: What the body of a request over HTTP may hold.
@@ -67,6 +82,7 @@ class ServedModel:
     name: str
     version: str
     manifest: Manifest
+    call: Call
     devices: tuple[str, ...]
     max_body: int
     body_rules: BodyRules
@@ -82,6 +98,7 @@ class ServedModel:
         """
         self._described = described = loaded.described
         self.name, self.version, self.manifest = described.name, described.version, described.manifest
+        self.call = described.call
         self.devices = described.devices
         self.counted = counted
         counted.runners = len(loaded.copies) * described.runners
@@ -92,11 +109,11 @@ class ServedModel:
         self.body_rules = BodyRules.of(self._metadata, self.max_body)
         self.serial = next(_SERIALS)
         self._copies = loaded.copies
-        self._plan = RequestPlan(self.manifest.call, batched=described.batching.enabled)
+        self._plan = RequestPlan(self.call, batched=described.batching.enabled)
         batcher: Batcher[QueuedRequest] = Batcher(described.limits, described.batching.max_rows)
         self._dispatcher = Dispatcher(batcher, counted)
         for copy in loaded.copies:
-            make_runner = partial(BatchRunner, copy, self.manifest.call.outputs, counted, warm_up=loaded.warm_up)
+            make_runner = partial(BatchRunner, copy, self.call.outputs, counted, warm_up=loaded.warm_up)
             self._dispatcher.start(copy, make_runner, described.runners, ahead=_ahead(loaded.copies))
         self._accepted = _Accepted()
         self._leaving: str | None = None  # why no new request is accepted

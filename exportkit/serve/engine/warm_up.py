@@ -10,8 +10,8 @@ import torch
 
 from exportkit.errors import ExportkitError, ModelRunError
 from exportkit.package.case_files import recorded_errors
-from exportkit.package.manifest import ANY_VALUE, Dimension, Manifest, TensorOutput
-from exportkit.runtime.cases import LoadedCase
+from exportkit.package.manifest import ANY_VALUE, Call, Dimension, TensorOutput
+from exportkit.runtime.cases import LoadedCall
 from exportkit.runtime.requests import joined
 from exportkit.serve.engine.batchable import Batching
 from exportkit.serve.engine.model_copy import ModelCopy, WorkerLostError, tensors_in
@@ -37,21 +37,26 @@ def answer_cases(copy: ModelCopy, *, compared: bool) -> None:
     Raises:
         BackendError: The model fails, or an answer is beyond its tolerance.
     """
-    manifest = copy.model.manifest
-    for index, case in enumerate(copy.model.cases):
+    manifest, method = copy.model.manifest, copy.method
+    errors = recorded_errors(manifest.cases, method.name)
+    what = "case" if len(manifest.methods) == 1 else f"call of {method.name}, number"
+    for index, recorded in enumerate(copy.recorded()):
         try:
-            answers = copy.call(flat_inputs(manifest, case))
+            answers = copy.call(flat_inputs(method.call, recorded))
         except ExportkitError as error:
-            raise BackendError(f"the model fails on its recorded case {index}: {error.message}") from error
+            raise BackendError(f"the model fails on its recorded {what} {index}: {error.message}") from error
         if not compared:
             continue
-        reference = Reference(case.references, recorded_errors(manifest.cases, manifest.method().name))
         verdict = compare_outputs(
-            manifest.call.outputs, tensors_in(case.outputs), answers, reference=reference, sizes=case.sizes
+            method.call.outputs,
+            tensors_in(recorded.outputs),
+            answers,
+            reference=Reference(recorded.references, errors),
+            sizes=recorded.sizes,
         )
         if not isinstance(verdict, Match):
             raise BackendError(
-                f"the model answers its recorded case {index} wrongly on {copy.device}: {verdict.message}",
+                f"the model answers its recorded {what} {index} wrongly on {copy.device}: {verdict.message}",
                 hint="`exportkit verify` says more about it.",
             )
 
@@ -71,8 +76,7 @@ def try_batches(copy: ModelCopy, dimension: Dimension, max_rows: int) -> Batchin
     Raises:
         WorkerLostError: The worker process died.
     """
-    manifest = copy.model.manifest
-    outputs = manifest.call.outputs
+    outputs = copy.method.call.outputs
     if vague := [output.name for output in outputs if output.tolerance.atol >= ANY_VALUE]:
         return Batching.impossible(f"the values of `{vague[0]}` need not repeat, so its rows cannot be compared")
     fewest = max(dimension.min, 1)
@@ -90,7 +94,9 @@ def try_batches(copy: ModelCopy, dimension: Dimension, max_rows: int) -> Batchin
             except WorkerLostError:
                 raise
             except ModelRunError as error:  # perhaps there is no memory for so many
-                _log.warning("%s: batches have fewer than %d rows: %s", manifest.name, count * fewest, error.message)
+                _log.warning(
+                    "%s: batches have fewer than %d rows: %s", copy.model.manifest.name, count * fewest, error.message
+                )
                 if count == 2:
                     return Batching.impossible(f"the model fails on two requests together: {error.message}")
                 max_rows = count // 2 * fewest
@@ -116,8 +122,8 @@ def _counts(answered: Sequence[tuple[_Flat, _Flat]], most: int) -> list[int]:
 def _requests(copy: ModelCopy, fewest: int) -> Iterator[list[_Flat]]:
     """Yields small requests from the recorded cases: lists of those that fit together."""
     found: dict[object, list[_Flat]] = {}
-    for case in copy.model.cases:
-        inputs = flat_inputs(copy.model.manifest, case)
+    for recorded in copy.recorded():
+        inputs = flat_inputs(copy.method.call, recorded)
         pieces = found.setdefault(tuple(tensor.shape[1:] for tensor in inputs), [])
         for start in range(0, inputs[0].shape[0] - fewest + 1, fewest):
             pieces.append([tensor[start : start + fewest] for tensor in inputs])
@@ -155,10 +161,10 @@ def _repeated(parts: Sequence[_Flat], count: int) -> _Flat:
     return joined([[tensor.contiguous() for tensor in part] for part in chosen])
 
 
-def flat_inputs(manifest: Manifest, case: LoadedCase) -> list[torch.Tensor]:
-    """Returns the flat inputs of a recorded case."""
-    positional = iter(case.args)
-    values = [next(positional) if p.kind == "positional" else case.kwargs[p.name] for p in manifest.call.parameters]
+def flat_inputs(call: Call, recorded: LoadedCall) -> list[torch.Tensor]:
+    """Returns the flat inputs of a recorded call."""
+    positional = iter(recorded.args)
+    values = [next(positional) if p.kind == "positional" else recorded.kwargs[p.name] for p in call.parameters]
     return tensors_in(values)
 
 

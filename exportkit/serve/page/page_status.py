@@ -35,7 +35,7 @@ def page_status(repository: Repository, options: ServeOptions) -> dict[str, Any]
 
 
 def _model(model: ServedModel, options: ServeOptions) -> dict[str, Any]:
-    call, metadata = model.manifest.call, model.metadata()
+    call, metadata = model.call, model.metadata()
     return {
         "name": model.name,
         "version": model.version,

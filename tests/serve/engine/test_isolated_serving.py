@@ -114,12 +114,12 @@ def test_a_model_that_cannot_be_loaded_again_is_not_ready_and_keeps_nobody_waiti
         async with serving(misbehaving_package, isolate=True, warm_up=False) as repository:
             model = only(repository)
             (copy,) = model._copies
-            load = copy._load
+            load = copy.shared._load
 
             def fail():
                 raise ModelLoadError("no memory")
 
-            monkeypatch.setattr(copy, "_load", fail)
+            monkeypatch.setattr(copy.shared, "_load", fail)
             crashed = asyncio.ensure_future(model.infer(request(call(ABORT))))
             with pytest.raises(NotReadyError, match="cannot be loaded again: no memory"):
                 await crashed
@@ -131,7 +131,7 @@ def test_a_model_that_cannot_be_loaded_again_is_not_ready_and_keeps_nobody_waiti
                 pytest.fail("it was admitted")
             with pytest.raises(NotReadyError, match="no memory"):
                 await model.infer(request(call()))
-            monkeypatch.setattr(copy, "_load", load)
+            monkeypatch.setattr(copy.shared, "_load", load)
             await until(lambda: repository.ready)
             await model.infer(request(call()))
 
@@ -176,7 +176,7 @@ def test_a_broken_device_counts_as_a_dead_model(rows_package, monkeypatch):
     monkeypatch.setattr(torch.cuda, "synchronize", broken)
     copy.check_health()
     assert copy.alive
-    copy.device = torch.device("cuda", 0)
+    copy.shared.device = torch.device("cuda", 0)
     copy.check_health()
     assert not copy.alive
     assert copy.restore()

@@ -434,7 +434,7 @@ def test_draining_does_not_wait_for_a_load_and_drops_what_it_brings(rows_package
             assert repository.models() == []
 
     run(ask())
-    assert not loaded[0].copies[0].alive
+    assert not loaded[0].methods[0].copies[0].alive
 
 
 def test_a_drained_repository_loads_nothing(rows_package):

@@ -65,6 +65,10 @@ class Model:
             weights=None,
         )
 
+    @property
+    def call(self) -> m.Call:
+        return self.manifest.call
+
     def metadata(self) -> dict[str, Any]:
         return self.described.metadata()
 

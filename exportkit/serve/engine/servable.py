@@ -1,0 +1,60 @@
+"""Which methods of a package a server can answer, under which names, and why not the others."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from exportkit.errors import UsageError
+from exportkit.package.manifest import Manifest, PackagedMethod
+
+_SHOWN = 3  # names of state in a message
+
+
+@dataclass(frozen=True)
+class Servable:
+    """What a server makes of a package.
+
+    Attributes:
+        names: By method, the name by which it is served.
+        left_out: By method, why it is not served.
+    """
+
+    names: Mapping[str, str]
+    left_out: Mapping[str, str]
+
+
+def servable(name: str, manifest: Manifest) -> Servable:
+    """Finds the methods that requests of anybody can call, in any order.
+
+    The default method has the package's name; the name of another one comes after a dot.
+
+    Args:
+        name: The name by which the package is served.
+        manifest: Its manifest.
+
+    Raises:
+        UsageError: There is none.
+    """
+    reasons = {method.name: why_not(manifest, method) for method in manifest.methods}
+    left_out = {method: reason for method, reason in reasons.items() if reason is not None}
+    if len(left_out) == len(reasons):
+        raise UsageError(
+            f"{name} cannot be served: " + "; ".join(f"{method} {reason}" for method, reason in left_out.items()),
+            hint="A server answers methods without state. In a process, `model.session()` calls the others.",
+        )
+    default = manifest.default
+    own = default.name if default is not None else None
+    names = {method: name if method == own else f"{name}.{method}" for method in reasons if method not in left_out}
+    return Servable(names, left_out)
+
+
+def why_not(manifest: Manifest, method: PackagedMethod) -> str | None:
+    """Returns why requests cannot call a method, as what follows its name; None if they can."""
+    if method.state:
+        names = [manifest.state[use.index].name for use in method.state]
+        more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+        return f"has state ({', '.join(names[:_SHOWN])}{more}), which belongs to a session"
+    if written := [tensor.name for tensor in method.call.inputs if tensor.written is not None]:
+        return f"writes into its input {written[0]}, which a request does not get back"
+    return None
