@@ -1,4 +1,4 @@
-"""Makes the golden package of the current format version, once: see README.md."""
+"""Makes the golden packages of the current format version, once: see README.md."""
 
 from __future__ import annotations
 
@@ -20,20 +20,25 @@ MAX_BYTES = 1_500_000  # git keeps every one of them forever
 
 
 def main() -> None:
-    out = FOLDER / f"format-{FORMAT_VERSION}-cpu.pt2"
-    if out.exists():
-        sys.exit(f"{out} is there; packages of a format that was released are not made again")
+    plain, state = (FOLDER / f"{kind}-{FORMAT_VERSION}-cpu.pt2" for kind in ("format", "state"))
+    if found := [path for path in (plain, state) if path.exists()]:
+        sys.exit(f"{found[0]} is there; packages of a format that was released are not made again")
+    make(plain, "golden_model.py", "--op-library", str(build(FOLDER / "golden_ops.cpp", None, "-s")))
+    make(state, "golden_state.py")
+    sign(plain, FOLDER / f"signature-{FORMAT_VERSION}.pem")
+
+
+def make(out: Path, model: str, *library: str) -> None:
+    """Exports and packages the model of a file in this folder."""
     with tempfile.TemporaryDirectory() as folder:
         artifact, package = Path(folder, "artifact.pt2"), Path(folder, "package.pt2")
-        model = f"{(FOLDER / 'golden_model.py').relative_to(Path.cwd())}:spec"
-        library = ["--op-library", str(build(FOLDER / "golden_ops.cpp", None, "-s"))]
-        subprocess.run(["exportkit", "export", model, "--device", "cpu", *library, "-o", str(artifact)], check=True)
+        spec = f"{(FOLDER / model).relative_to(Path.cwd())}:spec"
+        subprocess.run(["exportkit", "export", spec, "--device", "cpu", *library, "-o", str(artifact)], check=True)
         subprocess.run(["exportkit", "package", str(artifact), *library, "-o", str(package)], check=True)
         content = package.read_bytes()
     if len(content) > MAX_BYTES:
-        sys.exit(f"it would have {len(content)} bytes; at most {MAX_BYTES} go into git")
+        sys.exit(f"{out.name} would have {len(content)} bytes; at most {MAX_BYTES} go into git")
     out.write_bytes(content)
-    sign(out, FOLDER / f"signature-{FORMAT_VERSION}.pem")
     print(f"wrote {out}, {len(content)} bytes")
 
 
