@@ -1,4 +1,4 @@
-"""The model of the golden package with state: two methods, rows of state for each sample, a counter, a written input."""
+"""The model of the golden package with state: two methods, rows for each sample, a counter, a written input."""
 
 from __future__ import annotations
 
