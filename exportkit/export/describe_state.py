@@ -109,6 +109,6 @@ def check_shapes(method: str, used: Mapping[int, Sequence[int | Size]], buffers:
             raise UsageError(
                 f"the method {method} takes the state {buffers[index].name} with a first axis of {shape[0]}, not of "
                 f"any `{dimension}`",
-                hint=f"Give an input of {method} that size, such as {{0: '{dimension}[1:64]'}} in dynamic_shapes, or leave "
-                "out the dimension of the state.",
+                hint=f"Give an input of {method} that size, such as {{0: '{dimension}[1:64]'}} in dynamic_shapes, or "
+                "leave out the dimension of the state.",
             )

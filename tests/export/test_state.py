@@ -188,9 +188,10 @@ def test_sequences_are_drawn_by_the_spec(tmp_path: Path) -> None:
 
     with pytest.raises(UsageError, match=r"call 1 \(decode\), returned another structure"):  # `token` was positional
         exported(replace(models.decoder(), draw_sequence=draw), tmp_path)
-    by_place = lambda sizes, generator: [
-        (name, (*args, *kwargs.values()), {}) for name, args, kwargs in draw(sizes, generator)
-    ]
+
+    def by_place(sizes: dict[str, int], generator: torch.Generator) -> list[Any]:
+        return [(name, (*args, *kwargs.values()), {}) for name, args, kwargs in draw(sizes, generator)]
+
     manifest = exported(replace(models.decoder(), draw_sequence=by_place), tmp_path)
     (first, *_) = [case for case in manifest.cases if len(case.calls) > 1]
     assert [(call.method, call.sizes) for call in first.calls] == [
@@ -299,7 +300,7 @@ def test_a_view_of_a_weight_or_of_other_state_is_no_state(tmp_path: Path) -> Non
     for view in (lambda m: m.linear.weight.data[:2], lambda m: m.h[:1]):
         model = Writes(lambda m, x: x + m.part.add_(1).sum())
         model.register_buffer("part", view(model))
-        with pytest.raises(UsageError, match="the state of buffer part shares memory with the (parameter|buffer)"):
+        with pytest.raises(UsageError, match=r"the state of buffer part shares memory with the (parameter|buffer)"):
             exported(ExportSpec(model=model, example_inputs=(torch.rand(2, 3),), state=("part",)), tmp_path)
 
 
