@@ -59,9 +59,7 @@ def replace_weights(reader: PackageReader, manifest: Manifest, records: dict[str
             f"{reader.path.name} has no weights outside its compiled code",
             hint="Export the model with these weights and without --embed-weights.",
         )
-    ours = {name for each in manifest.state for name in (each.name, *each.aliases)}
-    # A state_dict has the buffers that are the state of a session, too. They stay what they are.
-    state = {name: tensor for name, tensor in read_state(weights).items() if name not in ours}
+    state = read_state(weights)
     replaced = replaced_weights(manifest, manifest.targets, mapped_weights(reader), state)
     old = {weight.record for weight in manifest.weights} | {case.record for case in manifest.cases}
     old |= set(manifest.program.records.values()) if manifest.program else set()

@@ -109,27 +109,39 @@ def taken(program: ExportedProgram) -> list[str]:
     return [s.arg.name for s in specs if s.kind is InputKind.USER_INPUT and isinstance(s.arg, TensorArgument)]
 
 
-def written_tensors(program: ExportedProgram) -> tuple[list[int], list[str]]:
-    """Finds what a program writes: the tensors that it takes, by their places, and the buffers of its own."""
-    if not _may_mutate(program):
-        return [], []
-    with quiet_torch():
-        signature = program.run_decompositions({}).graph_signature
-    inputs, buffers = set(signature.user_inputs_to_mutate.values()), set(signature.buffers_to_mutate.values())
-    return [place for place, name in enumerate(taken(program)) if name in inputs], sorted(buffers)
+def written_tensors(program: ExportedProgram, *, traced: bool) -> tuple[list[int], list[str]]:
+    """Finds what a program writes: the tensors that it takes, by their places, and the buffers of its own.
 
-
-def _may_mutate(program: ExportedProgram) -> bool:
-    """Returns whether an operator of the graph writes into an argument. Only decomposition shows which argument."""
+    Args:
+        program: The program.
+        traced: Whether it was traced in this process. Its fake tensors share memory then where the real ones do, and
+            it need not be decomposed, which takes as long as tracing.
+    """
+    parts = [part for part in program.graph_module.modules() if isinstance(part, torch.fx.GraphModule)]
+    writing = [(part, node) for part in parts for node in part.graph.nodes if _written_by(node)]
     signature = program.graph_signature
-    if signature.user_inputs_to_mutate or signature.buffers_to_mutate:
-        return True
-    for part in program.graph_module.modules():
-        for node in part.graph.nodes if isinstance(part, torch.fx.GraphModule) else ():
-            target = node.target
-            if isinstance(target, torch._ops.OpOverload) and target._schema.is_mutable:
-                return True
-    return False
+    if traced and all(part is program.graph_module for part, _ in writing):
+        written = [leaf.meta["val"] for _, node in writing for leaf in _written_by(node)]
+        holders = {n.name: n.meta["val"] for n in program.graph.nodes if n.op == "placeholder"}
+        found = {n for n, v in holders.items() if isinstance(v, torch.Tensor) and _shares(v, written)}
+        buffers = {signature.inputs_to_buffers[name] for name in found if name in signature.inputs_to_buffers}
+    elif writing or signature.user_inputs_to_mutate or signature.buffers_to_mutate:
+        with quiet_torch():
+            signature = program.run_decompositions({}).graph_signature
+        found, buffers = set(signature.user_inputs_to_mutate.values()), set(signature.buffers_to_mutate.values())
+    else:
+        return [], []
+    return [place for place, name in enumerate(taken(program)) if name in found], sorted(buffers)
+
+
+def _written_by(node: torch.fx.Node) -> list[torch.fx.Node]:
+    """Returns the arguments that a node writes into."""
+    target = node.target
+    if not isinstance(target, torch._ops.OpOverload) or not target._schema.is_mutable:
+        return []
+    given = dict(zip((argument.name for argument in target._schema.arguments), node.args)) | node.kwargs
+    written = [a.name for a in target._schema.arguments if a.alias_info is not None and a.alias_info.is_write]
+    return [leaf for name in written for leaf in tree_leaves(given.get(name)) if isinstance(leaf, torch.fx.Node)]
 
 
 def used_state(program: ExportedProgram, count: int) -> list[int]:

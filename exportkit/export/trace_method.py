@@ -128,9 +128,21 @@ def trace_with_torch_export(
 
 
 def check_writes(
-    program: torch.export.ExportedProgram, bound: BoundCall, spec: ExportSpec, state: Sequence[StateBuffer]
+    program: torch.export.ExportedProgram,
+    bound: BoundCall,
+    spec: ExportSpec,
+    state: Sequence[StateBuffer],
+    *,
+    traced: bool = True,
 ) -> list[int]:
     """Checks that a program writes into what is declared, and into nothing else.
+
+    Args:
+        program: The program, which takes the tensors of the call and the state.
+        bound: The call.
+        spec: The spec of the method, which declares the written inputs.
+        state: The state.
+        traced: Whether the program was traced in this process.
 
     Returns:
         The places of the state that it writes.
@@ -138,7 +150,7 @@ def check_writes(
     Raises:
         ExportError: It does not.
     """
-    places, buffers = written_tensors(program)
+    places, buffers = written_tensors(program, traced=traced)
     if buffers:
         raise ExportError(
             f"the model changes its buffers {', '.join(buffers)} while it runs: results would depend on earlier calls "
