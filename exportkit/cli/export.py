@@ -274,7 +274,7 @@ def command(
 
 
 def _print_manifest(output: Path, manifest: Manifest) -> None:
-    from exportkit.cli.describe import dimension_text, input_rows, output_rows, target_text
+    from exportkit.cli.describe import dimension_text, input_rows, output_rows, state_rows, target_text
 
     click.echo(f"{output}  {bytes_text(output.stat().st_size)}")
     for method in manifest.methods:
@@ -284,6 +284,7 @@ def _print_manifest(output: Path, manifest: Manifest) -> None:
         if ranges := dimension_text(method.call):
             click.echo(f"  where {ranges}")
         print_table([("returns", *row) for row in output_rows(method, manifest.cases)])
+    print_table([("state", *row) for row in state_rows(manifest)])
     print_table([("target", target.name, target_text(target)) for target in manifest.targets])
     if operators := [operator.name for operator in manifest.operators]:
         click.echo(f"  calls {', '.join(operators)}")
