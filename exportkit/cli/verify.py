@@ -22,7 +22,7 @@ from exportkit.cli.shared_options import (
 from exportkit.errors import ExportkitError
 from exportkit.progress import Progress
 from exportkit.verify import outcomes
-from exportkit.verify.options import Against, VerifyOptions
+from exportkit.verify.options import Against, RunBy, VerifyOptions
 
 if TYPE_CHECKING:
     from exportkit.verify.outcomes import Verdict
@@ -50,6 +50,13 @@ _DEFAULTS = VerifyOptions()
 @tolerance_options
 @device_option("Run the targets of this device; auto: every target that runs here.", default=_DEFAULTS.device)
 @click.option("--target", metavar="NAME", help="Run only this target. `exportkit inspect` lists the names.")
+@click.option(
+    "--runner",
+    type=click.Choice(get_args(RunBy)),
+    default=_DEFAULTS.runner,
+    show_default=True,
+    help="What replays the cases: exportkit's runtime, or exportkit-run, all in C++, which compares nothing else.",
+)
 @eager_options("the artifact")
 @public_key_options("ARTIFACT")
 @click.option(
@@ -83,10 +90,11 @@ def command(
     """Run every target of ARTIFACT that this machine can run, each in a fresh process, and compare the outputs.
 
     The process has only the package and torch. It cannot import the exporter, or the source of the model or operators.
-    It first replays the recorded cases. Then the outputs are compared with eager's at sizes from the dynamic ranges,
-    including their ends, if --model names MODEL or an installed package has registered the name that ARTIFACT recorded:
-    nothing else that a file names is imported. Targets that cannot run here are listed with the reason; if
-    no target can run, verification fails. The first failed check gives the exit code.
+    It first replays the recorded cases: sequences of calls, if the model has state. Sessions are then compared with one
+    another: two in turns, a fork, a reset, and a saved state. Then the outputs are compared with eager's at sizes from
+    the dynamic ranges, including their ends, if --model names MODEL or an installed package has registered the name
+    that ARTIFACT recorded: nothing else that a file names is imported. Targets that cannot run here are listed with the
+    reason; if no target can run, verification fails. The first failed check gives the exit code.
 
     ARTIFACT may be an ONNX model of `exportkit export --format onnx`. ONNX Runtime then runs it on the CPU, in a
     process that has neither torch nor the exporter, and its outputs are compared in the same way.

@@ -9,6 +9,7 @@ from exportkit.eager_source import EagerSource
 from exportkit.package.trust import Trust
 
 Against = Literal["cases", "eager", "both"]
+RunBy = Literal["python", "cpp"]
 
 
 @dataclass(frozen=True)
@@ -27,6 +28,8 @@ class VerifyOptions:
         timeout: Seconds a call may take. Loading, which imports torch, always gets at least 600.
         max_input_bytes: The limit on the inputs of one call. Larger sizes are skipped and reported.
         trust: Who must have signed the artifact.
+        runner: What replays the recorded cases: exportkit's runtime, or exportkit-run, which is all in C++ and makes no
+            comparison with eager or between sessions.
     """
 
     against: Against = "both"
@@ -40,3 +43,4 @@ class VerifyOptions:
     timeout: float = 600.0
     max_input_bytes: int = 32 * 10**6
     trust: Trust = Trust()
+    runner: RunBy = "python"

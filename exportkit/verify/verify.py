@@ -16,6 +16,7 @@ from exportkit.package.manifest import Manifest
 from exportkit.progress import Progress, silent
 from exportkit.verify.calls import TargetCalls
 from exportkit.verify.commands import ArtifactLoaded
+from exportkit.verify.cpp_replay import CppReplay, replay_in_cpp
 from exportkit.verify.eager import EagerProcess
 from exportkit.verify.eager_plan import EagerPlan, plan_eager
 from exportkit.verify.options import VerifyOptions
@@ -66,6 +67,7 @@ def verify(
             signed = [Check("package", "signature", {}, Signed(keys))] if keys else []
             reader.verify()
             _check_comparable(artifact, reader.manifest, options, by)
+            _check_runner(artifact, reader.manifest, options)
             runs, left_out = onnx_run(model, options) if model is not None else target_runs(reader, options)
             libraries = needed_libraries(reader.manifest, options, runs, progress)
             if isinstance(libraries, MissingOperator):
@@ -99,6 +101,20 @@ def _check_comparable(artifact: Path, manifest: Manifest, options: VerifyOptions
         )
 
 
+def _check_runner(artifact: Path, manifest: Manifest, options: VerifyOptions) -> None:
+    """Raises UsageError if the options ask exportkit-run for what it does not do."""
+    if options.runner == "python":
+        return
+    if not manifest.targets or not manifest.cases:
+        missing = "compiled target" if not manifest.targets else "recorded case"
+        raise UsageError(f"{artifact.name} has no {missing}, which --runner cpp replays", hint="Use --runner python.")
+    if options.against == "eager" or options.rtol is not None or options.eager.op_libraries:
+        raise UsageError(
+            "--runner cpp replays the recorded cases, with the package's own libraries and tolerances",
+            hint="Leave out --against eager, --rtol, --atol and --op-library, or use --runner python.",
+        )
+
+
 @dataclass
 class _Verification:
     artifact: Path
@@ -119,7 +135,8 @@ class _Verification:
     def report(self, runs: Iterable[TargetRun], left_out: Iterable[TargetReport]) -> Report:
         """Runs all targets. Targets on the same device share one eager model."""
         options = self.options
-        plans = plan_eager(self.manifest, options) if options.against != "cases" else ()
+        compared = options.against != "cases" and options.runner == "python"
+        plans = plan_eager(self.manifest, options) if compared else ()
         # Without cases, a verification that skips eager would compare nothing.
         required = options.against == "eager" or not self.manifest.cases
         reports = []
@@ -153,6 +170,8 @@ class _Verification:
         )
 
     def _run(self, run: TargetRun, eager: EagerProcess, plans: Sequence[EagerPlan]) -> TargetReport:
+        if self.options.runner == "cpp":
+            return self._run_in_cpp(run)
         self.progress(f"loading {run.name} in a fresh process")
         with self._process(run) as replay:
             loaded = replay.load()
@@ -168,3 +187,14 @@ class _Verification:
             if self.options.against != "cases":
                 self.checks += calls.with_eager(eager, plans)
         return TargetReport(run.name, loaded.device, loaded.seconds)
+
+    def _run_in_cpp(self, run: TargetRun) -> TargetReport:
+        assert run.target is not None
+        self.progress(f"replaying the cases of {run.name} in C++")
+        found = replay_in_cpp(self.artifact, self.reader, self.options, target=run.target, device=run.device)
+        if not isinstance(found, CppReplay):
+            self.checks.append(Check("package", "load", {}, found, target=run.name))
+            return TargetReport(run.name, run.device)
+        self.version = found.version
+        self.checks += found.checks
+        return TargetReport(run.name, found.device, found.seconds)

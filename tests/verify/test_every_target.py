@@ -13,6 +13,7 @@ import pytest
 from exportkit.cli import main
 from exportkit.package.archive import PackageReader, write_package
 from exportkit.package.manifest import Target
+from exportkit.spec import FORWARD
 from tests.artifacts import ROOT, artifact
 
 # Of the same shape, and added at different places: exchanged, they give another answer.
@@ -39,7 +40,7 @@ def rebuilt(path: Path, change: Callable[[Target], Target]) -> Path:
 def broken(target: Target) -> Target:
     if "v3" not in target.name:
         return target
-    return msgspec.structs.replace(target, constants={**target.constants, **EXCHANGED})
+    return msgspec.structs.replace(target, constants={FORWARD: {**target.constants[FORWARD], **EXCHANGED}})
 
 
 class Said(NamedTuple):

@@ -23,7 +23,6 @@ from exportkit.verify.outcomes import (
     Mismatch,
     MissingOperator,
     NotRun,
-    OutputComparison,
     ResetIncomplete,
     SavedStateDiffers,
     SessionsAgree,
@@ -35,6 +34,7 @@ from exportkit.verify.outcomes import (
     WrongStructure,
 )
 from exportkit.verify.report import Check, Report, TargetReport
+from exportkit.verify.results import OutputComparison
 
 COMPARED = OutputComparison("y", "float32", (2, 3), 6, 1, 0.5, (1, 2), 0.25, (0, 1), 1e-3, 1e-5)
 EXAMPLES = [

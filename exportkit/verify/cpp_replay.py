@@ -1,0 +1,196 @@
+"""Replays the recorded cases in C++: exportkit-run, a process without Python, makes the calls and judges them."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import msgspec
+
+from exportkit.errors import HostError
+from exportkit.package.archive import PackageReader
+from exportkit.package.manifest import PackagedMethod
+from exportkit.sizes import shape_at
+from exportkit.verify.calls import case_label, case_sizes
+from exportkit.verify.options import VerifyOptions
+from exportkit.verify.outcomes import CallFailed, Crashed, LoadFailed, Match, Mismatch, TimedOut, Verdict
+from exportkit.verify.player import Script, state_sizes
+from exportkit.verify.report import Check
+from exportkit.verify.results import OutputComparison, OutputError
+from exportkit.verify.verify_worker import LOAD_TIMEOUT
+
+PROGRAM = Path(__file__).parents[1] / "bin" / "exportkit-run"
+_DOING = "replaying the cases in exportkit-run"
+
+Number = float | str | None  # infinities and NaN are text
+
+
+class _Error(msgspec.Struct, frozen=True):
+    rms: Number
+    rms_allowed: Number
+    greatest: Number
+    greatest_allowed: Number
+
+
+class _Output(msgspec.Struct, frozen=True):
+    name: str
+    compared: int
+    mismatched: int
+    max_abs: Number
+    max_rel: Number
+    rtol: float
+    atol: float
+    error: _Error | None
+    note: str | None
+
+
+class _Call(msgspec.Struct, frozen=True):
+    problem: str | None
+    outputs: tuple[_Output, ...]
+
+
+class _Case(msgspec.Struct, frozen=True):
+    ok: bool
+    seconds: float
+    calls: tuple[_Call, ...]
+    state: tuple[_Output, ...]
+
+
+class _Document(msgspec.Struct, frozen=True):
+    device: str
+    torch: str
+    seconds: float
+    cases: tuple[_Case, ...]
+
+
+class _Refusal(msgspec.Struct, frozen=True):
+    kind: str
+    message: str
+    hint: str | None = None
+
+
+class _Refused(msgspec.Struct, frozen=True):
+    error: _Refusal
+
+
+class CppReplay(msgspec.Struct, frozen=True):
+    """What exportkit-run said: the device, the version of torch, the seconds of loading, and its checks."""
+
+    device: str
+    version: str
+    seconds: float
+    checks: tuple[Check, ...]
+
+
+def replay_in_cpp(
+    artifact: Path, reader: PackageReader, options: VerifyOptions, *, target: str, device: str
+) -> CppReplay | Verdict:
+    """Replays the recorded cases of a target in C++, or returns the verdict if it cannot be loaded.
+
+    Args:
+        artifact: The artifact's file.
+        reader: The artifact.
+        options: The verification's options.
+        target: The name of the target.
+        device: Its device.
+    """
+    if not PROGRAM.exists():
+        return LoadFailed.of(
+            HostError(
+                f"there is no {PROGRAM.name} here", hint="`make build` builds it, for the torch that is installed."
+            )
+        )
+    command = [str(PROGRAM), str(artifact.absolute()), "--json", "--target", target, "--device", device]
+    for key in options.trust.keys:
+        command += ["--public-key", str(Path(key).absolute())]
+    if options.trust.signature is not None:
+        command += ["--signature", str(options.trust.signature.absolute())]
+    # It has one limit for loading and all calls.
+    timeout = max(options.timeout, LOAD_TIMEOUT)
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=timeout, check=False)
+    except subprocess.TimeoutExpired:
+        return TimedOut(timeout, _DOING)
+    if done.returncode < 0:
+        return Crashed(-done.returncode, None, _DOING, done.stderr[-2000:])
+    try:
+        document = msgspec.json.decode(done.stdout, type=_Document)
+    except msgspec.DecodeError:
+        return _refused(done.stdout, done.stderr, done.returncode)
+    checks = tuple(_checks(reader, document, target))
+    return CppReplay(document.device, document.torch, document.seconds, checks)
+
+
+def _refused(said: str, printed: str, code: int) -> LoadFailed:
+    try:
+        error = msgspec.json.decode(said, type=_Refused).error
+    except msgspec.DecodeError:
+        return LoadFailed(PROGRAM.name, printed.strip() or said, code or 3)
+    return LoadFailed(error.kind, error.message + (f"\n  {error.hint}" if error.hint else ""), code or 3)
+
+
+def _checks(reader: PackageReader, document: _Document, target: str) -> Iterator[Check]:
+    for index, (case, found) in enumerate(zip(reader.manifest.cases, document.cases)):
+        script = Script(f"case {index} ({case_label(case)})", case, reader.path)
+        verdict = _verdict(reader, script, found)
+        yield Check("cases", script.label, case_sizes(case), verdict, found.seconds, target, len(found.calls))
+
+
+def _verdict(reader: PackageReader, script: Script, found: _Case) -> Verdict:
+    case, manifest = script.case, reader.manifest
+    results: list[OutputComparison] = []
+    for number, call in enumerate(found.calls):
+        if call.problem is not None:
+            return CallFailed("WrongResult", call.problem, script.call_name(number))
+        method = manifest.method(case.calls[number].method)
+        prefix = f"call {number}: " if len(case.calls) > 1 else ""
+        described = _described(method, case.calls[number].sizes)
+        results += (_comparison(each, prefix, described, number) for each in call.outputs)
+    if found.state:
+        sizes = state_sizes(manifest, case)
+        state = {each.name: (each.dtype, tuple(shape_at(each, sizes))) for each in manifest.state}
+        results += (_comparison(each, "state ", state, None) for each in found.state)
+    return Match(tuple(results)) if found.ok else Mismatch(tuple(results))
+
+
+_Described = Mapping[str, tuple[str, tuple[int | None, ...]]]  # by result, its dtype and its shape
+
+
+def _described(method: PackagedMethod, sizes: Mapping[str, int]) -> _Described:
+    from exportkit.package.case_files import results_of
+
+    return {each.name: (each.dtype, tuple(shape_at(each, sizes))) for each in results_of(method.call)}
+
+
+def _comparison(output: _Output, prefix: str, described: _Described, call: int | None) -> OutputComparison:
+    dtype, shape = described[output.name]
+    error = output.error
+    return OutputComparison(
+        name=prefix + output.name,
+        dtype=dtype,
+        shape=tuple(-1 if size is None else size for size in shape),
+        compared=output.compared,
+        mismatched=output.mismatched,
+        max_abs=_number(output.max_abs),
+        max_abs_at=None,
+        max_rel=_number(output.max_rel),
+        max_rel_at=None,
+        rtol=output.rtol,
+        atol=output.atol,
+        note=output.note,
+        error=OutputError(
+            rms=float(error.rms or 0),
+            rms_allowed=float(error.rms_allowed or 0),
+            greatest=float(error.greatest or 0),
+            greatest_allowed=float(error.greatest_allowed or 0),
+            greatest_at=None,
+        )
+        if error is not None
+        else None,
+        call=call,
+    )
+
+
+def _number(value: Number) -> float | None:
+    return None if value is None else float(value)

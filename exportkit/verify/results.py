@@ -1,0 +1,97 @@
+"""How one result of a call compares with what was expected. Nothing here prints or imports torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class OutputError:
+    """The error of one output against its reference, and the greatest that is allowed.
+
+    Errors are relative to the reference's magnitude, or to its typical magnitude where that is greater.
+
+    Attributes:
+        rms: The root of the mean square.
+        rms_allowed: The greatest allowed `rms`.
+        greatest: The greatest error of an element.
+        greatest_allowed: The greatest allowed `greatest`.
+        greatest_at: The index of `greatest`; None if it is not known.
+    """
+
+    rms: float
+    rms_allowed: float
+    greatest: float
+    greatest_allowed: float
+    greatest_at: tuple[int, ...] | None
+
+    @property
+    def allowed(self) -> bool:
+        """Whether the output is as accurate as eager."""
+        return self.rms <= self.rms_allowed and self.greatest <= self.greatest_allowed
+
+    def __str__(self) -> str:
+        rms = f"rms error {self.rms:.3g} ({self.rms_allowed:.3g} allowed)"
+        greatest = f"greatest error {self.greatest:.3g}{_at(self.greatest_at)} ({self.greatest_allowed:.3g} allowed)"
+        return f"{rms}, {greatest}"
+
+
+@dataclass(frozen=True)
+class OutputComparison:
+    """The comparison of one output with its expected value.
+
+    Attributes:
+        name: The output's name in the manifest.
+        dtype: The dtype of both tensors, such as "float32".
+        shape: The shape of both tensors.
+        compared: The number of compared elements. Rows whose indices differ are not compared.
+        mismatched: The number of elements outside the tolerance, or with a greater error than allowed.
+        max_abs: Greatest absolute difference from eager; inf if only one side is NaN or infinite; None if nothing was
+            compared.
+        max_abs_at: The index of `max_abs`.
+        max_rel: Greatest difference relative to the expected value; inf if the expected value is 0.
+        max_rel_at: The index of `max_rel`.
+        rtol: The allowed relative tolerance: |actual - expected| <= atol + rtol * |expected|.
+        atol: The allowed absolute tolerance.
+        note: A remark, such as how many indices differ within a tie.
+        error: The error, for an output with a reference; `rtol` and `atol` are then not used.
+        call: The number of its call in a sequence; None for the state after it.
+    """
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    compared: int
+    mismatched: int
+    max_abs: float | None
+    max_abs_at: tuple[int, ...] | None
+    max_rel: float | None
+    max_rel_at: tuple[int, ...] | None
+    rtol: float
+    atol: float
+    note: str | None = None
+    error: OutputError | None = None
+    call: int | None = 0
+
+    @property
+    def agrees(self) -> bool:
+        """Whether the output is within its tolerance, or as accurate as eager."""
+        return not self.mismatched and (self.error is None or self.error.allowed)
+
+    def __str__(self) -> str:
+        if self.compared == 0:
+            text = "nothing to compare"
+        elif self.error is not None:
+            text = f"{'as accurate as eager' if self.agrees else 'less accurate than eager'}: {self.error}"
+        elif self.mismatched:
+            text = f"{self.mismatched} of {self.compared} elements differ ({self.mismatched / self.compared:.2%})"
+        else:
+            text = f"{self.compared} elements agree"
+        if self.max_abs and self.error is None:
+            text += f"; greatest absolute difference {self.max_abs:.3g}{_at(self.max_abs_at)} ({self.atol:.3g} allowed)"
+            text += f", greatest relative difference {self.max_rel:.3g}{_at(self.max_rel_at)} ({self.rtol:.3g} allowed)"
+        return f"{self.name}: {text}" + (f"; {self.note}" if self.note else "")
+
+
+def _at(place: tuple[int, ...] | None) -> str:
+    return "" if place is None else f" at {place}"
