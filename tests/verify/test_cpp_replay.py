@@ -15,6 +15,7 @@ from exportkit.verify.options import VerifyOptions
 from exportkit.verify.outcomes import Crashed, LoadFailed, Match, Mismatch, TimedOut
 from exportkit.verify.verify import verify
 from tests.artifacts import artifact
+from tests.runtime import exportkit_run
 from tests.verify.test_planted_state import rewritten, swapped
 
 IN_CPP = VerifyOptions(against="cases", runner="cpp")
@@ -27,8 +28,7 @@ def decoder() -> Path:
 
 @pytest.fixture
 def _built() -> None:
-    if not cpp_replay.PROGRAM.exists():
-        pytest.skip("exportkit-run is not built")
+    exportkit_run.require_built()
 
 
 @pytest.mark.usefixtures("_built")
