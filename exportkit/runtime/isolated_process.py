@@ -85,6 +85,8 @@ class Worker:
 
     def close_sessions(self) -> None:
         """Frees the sessions in `ended_sessions` now; with the next call, if all runners are busy."""
+        if not self._process.is_ours:  # a fork has no part in them
+            return
         with contextlib.suppress(ModelClosedError, ModelRunError):  # they ended with the worker
             self._run_off_main_thread(self._close_sessions_alone)
 

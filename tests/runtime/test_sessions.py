@@ -25,6 +25,7 @@ from exportkit.errors import (
     SessionClosedError,
     UsageError,
 )
+from tests.fresh import run_python
 from tests.runtime.stateful import ROWS, WIDTH, Recorder, bits
 
 
@@ -367,6 +368,33 @@ def test_a_worker_that_dies_breaks_its_sessions_and_they_say_so(recorder_package
                 call()
         assert session.broken
         session.close()
+
+
+def test_a_session_of_another_process_is_refused_where_the_state_is_not_in_this_one(recorder_package, tmp_path):
+    code = """
+import os, sys, torch, exportkit
+from exportkit.errors import UsageError
+for isolate in (True, False):
+    model = exportkit.load(sys.argv[1], isolate=isolate)
+    session = model.session(batch=2)
+    session.push(torch.ones(2, 4))
+    if os.fork() == 0:
+        try:
+            session.push(torch.ones(2, 4))
+            print(isolate, "goes on with a copy", int(session.state["position"]), flush=True)
+        except UsageError as error:
+            print(isolate, error.message, flush=True)
+        session.close()
+        os._exit(0)
+    os.wait()
+    print(isolate, "here", int(session.state["position"]), flush=True)
+"""
+    assert run_python(code, recorder_package, cwd=tmp_path).splitlines() == [
+        "True the model recorder belongs to the process that loaded it; this process is a fork of it",
+        "True here 1",
+        "False goes on with a copy 2",
+        "False here 1",
+    ]
 
 
 # --- memory -----------------------------------------------------------------------------------------------------------

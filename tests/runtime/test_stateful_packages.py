@@ -1,0 +1,111 @@
+"""A package that `export` made of a model with state: its recorded sequences, its weights, and several sessions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+import exportkit
+from tests.artifacts import artifact
+from tests.runtime.stateful import bits
+from tests.verify.state_models import WIDTH, Decoder
+
+
+@pytest.fixture(scope="module", params=["here", "isolated"])
+def model(request: pytest.FixtureRequest, runtime: str) -> Iterator[exportkit.Model]:
+    with exportkit.load(artifact("decoder"), isolate=request.param == "isolated") as model:
+        yield model
+
+
+def greedy(session: exportkit.Session | Decoder, tokens: int) -> list[torch.Tensor]:
+    """A text from its first tokens on: scores, and what is written into an input."""
+    scores = session.prefill(torch.tensor([[1, 2, 3], [4, 5, 6]]))
+    found = [scores]
+    for _ in range(tokens):
+        heard = torch.zeros(2, WIDTH)
+        scores = session.decode(scores.argmax(-1, keepdim=True), heard)
+        found += [scores, heard]
+    return found
+
+
+def close(got: list[torch.Tensor], expected: list[torch.Tensor]) -> None:
+    for one, other in zip(got, expected, strict=True):
+        torch.testing.assert_close(one, other.detach(), rtol=1e-4, atol=1e-4)
+
+
+def test_recorded_sequences_are_replayed_to_the_recorded_answers_and_state(model):
+    lengths = []
+    for case in model.cases:
+        lengths.append(len(case.calls))
+        with model.session(**case.state_sizes) as session:
+            for call in case.calls:
+                named = dict(zip((p.name for p in model.methods[call.method].call.parameters), call.args))
+                output = session.methods[call.method](*call.args, **call.kwargs)
+                torch.testing.assert_close(output, call.outputs, rtol=1e-4, atol=1e-4)
+                for name, written in call.written.items():
+                    torch.testing.assert_close(named[name], written, rtol=1e-4, atol=1e-4)
+            for name, tensor in case.state.items():
+                torch.testing.assert_close(session.state[name], tensor, rtol=1e-4, atol=1e-4)
+        assert case.args[0].equal(case.args[0])
+        assert set(case.sizes) == set(case.calls[0].sizes)
+    assert max(lengths) > 2
+    assert any(case.state for case in model.cases)
+
+
+def test_sessions_go_on_with_swapped_weights_and_all_methods_have_them(model):
+    torch.manual_seed(7)
+    first, second = Decoder().eval(), Decoder().eval()
+    x, y = torch.randn(2, 3, WIDTH)
+    with torch.no_grad(), model.session() as session:
+        for eager in (first, second):
+            model.swap_weights(eager.state_dict())  # which has the state as well
+            assert not session.state["position"]
+            close(greedy(session, 4), greedy(eager, 4))
+            torch.testing.assert_close(model.similar(x, y), eager.similar(x, y), rtol=1e-4, atol=1e-4)
+            session.reset()
+        # In the middle of a text: the state of the old weights, read by the code with the new ones.
+        model.swap_weights(first.state_dict())
+        close(greedy(session, 2), greedy(fresh := with_weights(first), 2))
+        before = bits(session.state)
+        model.swap_weights(second.state_dict())
+        assert bits(session.state) == before
+        mixed = with_weights(second)
+        for name, tensor in fresh.named_buffers():
+            mixed.get_buffer(name).copy_(tensor)
+        for _ in range(3):
+            token, heard = torch.tensor([[1], [2]]), torch.zeros(2, WIDTH)
+            expected = mixed.decode(token, heard.clone())
+            torch.testing.assert_close(session.decode(token, heard), expected, rtol=1e-4, atol=1e-4)
+
+
+def with_weights(eager: Decoder) -> Decoder:
+    """The same weights, and the state of a new session."""
+    new = Decoder().eval()
+    for name, parameter in eager.named_parameters():
+        new.get_parameter(name).data.copy_(parameter)
+    return new
+
+
+def test_what_a_call_answered_is_not_changed_by_the_next(model):
+    with model.session() as session:
+        kept = greedy(session, 1)
+        copies = [tensor.clone() for tensor in kept]
+        token, heard = torch.tensor([[3], [3]]), torch.zeros(2, WIDTH)
+        session.decode(token, heard)
+        assert all(map(torch.equal, kept, copies))
+
+
+def test_two_texts_in_turns_are_each_as_alone(model):
+    with model.session() as alone:
+        expected = greedy(alone, 5)
+    with model.session() as one, model.session() as other:
+        ids = torch.tensor([[1, 2, 3], [4, 5, 6]])
+        got = [one.prefill(ids)]
+        other.prefill(ids.flip(1))
+        for _ in range(5):
+            heard = torch.zeros(2, WIDTH)
+            got += [one.decode(got[-1 if len(got) == 1 else -2].argmax(-1, keepdim=True), heard), heard]
+            other.decode(torch.tensor([[7], [8]]), torch.zeros(2, WIDTH))
+        assert all(map(torch.equal, got, expected))
