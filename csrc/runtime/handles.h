@@ -2,11 +2,11 @@
 #pragma once
 
 #include <cstdint>
+#include <iterator>
 #include <map>
 #include <memory>
 #include <mutex>
 #include <shared_mutex>
-#include <vector>
 
 namespace exportkit {
 
@@ -31,15 +31,12 @@ class Handles {
   // Removes the objects that fit, and destroys them outside of the lock.
   template <class Fits>
   void remove_if(const Fits& fits) {
-    std::vector<std::shared_ptr<Object>> removed;
+    std::map<int64_t, std::shared_ptr<Object>> removed;
     const std::unique_lock lock(mutex_);
     for (auto place = objects_.begin(); place != objects_.end();) {
-      if (!fits(*place->second)) {
-        ++place;
-        continue;
-      }
-      removed.push_back(std::move(place->second));
-      place = objects_.erase(place);
+      const auto next = std::next(place);
+      if (fits(*place->second)) removed.insert(objects_.extract(place));  // which allocates nothing
+      place = next;
     }
   }
 

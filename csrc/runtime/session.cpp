@@ -42,15 +42,12 @@ std::vector<StateInUse> in_use(const Manifest& manifest, const std::vector<at::T
   std::vector<StateInUse> methods;
   for (const Method& method : manifest.methods) {
     StateInUse& used = methods.emplace_back();
+    used.sizes = sizes;
     for (const StateUse& use : method.state) {
       const auto index = static_cast<size_t>(use.index);
       const StateTensor& described = manifest.state.at(index);
       used.tensors.push_back(state[index]);
       used.memory.push_back(memory_of(state[index], use.written, "the state `" + described.name + "`"));
-      for (const Extent& extent : described.shape) {
-        const auto* size = std::get_if<Size>(&extent);
-        if (size != nullptr) used.sizes.insert(*sizes.find(size->dimension));
-      }
     }
   }
   return methods;

@@ -29,7 +29,7 @@ int main(int argc, char** argv) {
       std::cout << "case " << i << ": " << (model.replay(i).ok() ? "ok" : "differs") << "\n";
     }
     if (argc == 3) model.swap_weights(argv[2]);  // calls of other threads could go on meanwhile
-    const std::vector<at::Tensor> inputs = model.recorded_case(0).inputs;
+    const std::vector<at::Tensor> inputs = model.recorded_case(0).calls[0].inputs;
     for (const at::Tensor& output : model.run(inputs)) std::cout << "got " << output.sizes() << "\n";
   } catch (const exportkit::Error& error) {
     std::cerr << error.name() << ": " << error.what() << "\n";

@@ -10,6 +10,7 @@ import numpy as np
 
 CPU, CUDA, CUDA_HOST, CUDA_MANAGED = 1, 2, 3, 13  # DLDeviceType
 CODES = {"i": 0, "u": 1, "f": 2, "c": 5, "b": 6}  # DLDataTypeCode by numpy's kind
+ABI_VERSION = 2
 VERIFY_ALWAYS = 1
 CUDA_GRAPHS = 2
 HOST_TENSORS, CONTIGUOUS_OUTPUTS = 1, 2
@@ -92,6 +93,7 @@ class TensorInfo(c.Structure):
         ("dl_dtype", DataType),
         ("ndim", c.c_int32),
         ("shape", c.POINTER(c.POINTER(SizeRange))),
+        ("written", c.c_int32),
     )
 
 
@@ -101,10 +103,35 @@ class Dimension(c.Structure):
     _fields_ = (("name", c.c_char_p), ("min", c.c_int64), ("max", c.c_int64))
 
 
+class MethodInfo(c.Structure):
+    """exportkit_method_info."""
+
+    _fields_ = (
+        ("name", c.c_char_p),
+        ("stateful", c.c_int32),
+        ("input_count", c.c_size_t),
+        ("inputs", c.POINTER(c.POINTER(TensorInfo))),
+        ("output_count", c.c_size_t),
+        ("outputs", c.POINTER(c.POINTER(TensorInfo))),
+        ("dimension_count", c.c_size_t),
+        ("dimensions", c.POINTER(c.POINTER(Dimension))),
+    )
+
+
+class CallInfo(c.Structure):
+    """exportkit_call_info."""
+
+    _fields_ = (("method", c.c_size_t), ("dimensions", c.POINTER(c.c_int64)))
+
+
 class CaseInfo(c.Structure):
     """exportkit_case_info."""
 
-    _fields_ = (("dimensions", c.POINTER(c.c_int64)),)
+    _fields_ = (
+        ("dimensions", c.POINTER(c.c_int64)),
+        ("call_count", c.c_size_t),
+        ("calls", c.POINTER(c.POINTER(CallInfo))),
+    )
 
 
 class Description(c.Structure):
@@ -124,7 +151,19 @@ class Description(c.Structure):
         ("dimensions", c.POINTER(c.POINTER(Dimension))),
         ("case_count", c.c_size_t),
         ("cases", c.POINTER(c.POINTER(CaseInfo))),
+        ("method_count", c.c_size_t),
+        ("methods", c.POINTER(c.POINTER(MethodInfo))),
+        ("state_count", c.c_size_t),
+        ("state", c.POINTER(c.POINTER(TensorInfo))),
+        ("state_dimension_count", c.c_size_t),
+        ("state_dimensions", c.POINTER(c.POINTER(Dimension))),
     )
+
+
+class Size(c.Structure):
+    """exportkit_size."""
+
+    _fields_ = (("dimension", c.c_char_p), ("size", c.c_int64))
 
 
 class Refused(Exception):
@@ -147,8 +186,36 @@ class Library:
             "close": (c.c_uint64, error),
             "describe": (c.c_uint64, c.POINTER(c.POINTER(Description)), error),
             "run": (c.c_uint64, views, c.c_size_t, outputs, c.c_size_t, c.POINTER(RunOptions), error),
+            "run_method": (
+                c.c_uint64,
+                c.c_char_p,
+                views,
+                c.c_size_t,
+                outputs,
+                c.c_size_t,
+                c.POINTER(RunOptions),
+                error,
+            ),
             "swap_weights": (c.c_uint64, c.c_char_p, error),
             "read_case": (c.c_uint64, c.c_size_t, outputs, c.c_size_t, outputs, c.c_size_t, error),
+            "read_call": (c.c_uint64, c.c_size_t, c.c_size_t, outputs, c.c_size_t, outputs, c.c_size_t, error),
+            "open_session": (c.c_uint64, c.POINTER(Size), c.c_size_t, c.POINTER(c.c_uint64), error),
+            "session_run": (
+                c.c_uint64,
+                c.c_char_p,
+                views,
+                c.c_size_t,
+                outputs,
+                c.c_size_t,
+                c.POINTER(RunOptions),
+                error,
+            ),
+            "session_fork": (c.c_uint64, c.POINTER(c.c_uint64), error),
+            "session_reset": (c.c_uint64, error),
+            "session_save": (c.c_uint64, c.c_char_p, error),
+            "session_load_state": (c.c_uint64, c.c_char_p, error),
+            "session_state": (c.c_uint64, outputs, c.c_size_t, error),
+            "session_close": (c.c_uint64, error),
             "replay": (c.c_uint64, c.c_size_t, error),
             "error_code": (c.c_void_p,),
             "error_free": (c.c_void_p,),
@@ -213,19 +280,32 @@ class Model:
 
     def run(self, *views: Tensor, **options: Any) -> list[Lent]:
         """Runs these inputs with these members of exportkit_run_options."""
-        outputs = self.places(self.about.output_count)
-        inputs = (c.POINTER(Tensor) * max(len(views), 1))(*(c.pointer(view) for view in views))
-        given = RunOptions(size=c.sizeof(RunOptions), **options)
+        return run(self.library, ("run", self.handle), self.about.output_count, views, options)
+
+    def method(self, name: str) -> MethodInfo:
+        """What the library says of a method."""
+        methods = [self.about.methods[i].contents for i in range(self.about.method_count)]
+        return next(method for method in methods if method.name.decode() == name)
+
+    def run_method(self, name: str, *views: Tensor, **options: Any) -> list[Lent]:
+        """Runs a method."""
+        start = ("run_method", self.handle, name.encode())
+        return run(self.library, start, self.method(name).output_count, views, options)
+
+    def session(self, **sizes: int) -> Session:
+        """Opens a session."""
+        given = (Size * max(len(sizes), 1))(*(Size(name.encode(), size) for name, size in sizes.items()))
+        handle = c.c_uint64(1)
         try:
-            self.library.call("run", self.handle, inputs, len(views), outputs, len(outputs), c.byref(given))
+            self.library.call("open_session", self.handle, given, len(sizes), c.byref(handle))
         except Refused:
-            assert not any(outputs)
+            assert handle.value == 0
             raise
-        return [Lent(place) for place in outputs]
+        return Session(self, handle.value)
 
     def read_case(self, index: int) -> tuple[list[Lent], list[Lent]]:
         """A recorded case."""
-        inputs, outputs = self.places(self.about.input_count), self.places(self.about.output_count)
+        inputs, outputs = places(self.about.input_count), places(self.about.output_count)
         self.library.call("read_case", self.handle, index, inputs, len(inputs), outputs, len(outputs))
         return [Lent(place) for place in inputs], [Lent(place) for place in outputs]
 
@@ -237,10 +317,71 @@ class Model:
         """Takes other weights."""
         self.library.call("swap_weights", self.handle, str(path).encode())
 
-    @staticmethod
-    def places(count: int) -> Any:
-        """Where outputs are written; they hold what is no pointer."""
-        return (c.POINTER(Managed) * count)(*[c.cast(8, c.POINTER(Managed))] * count)
+
+class Session:
+    """An open session."""
+
+    def __init__(self, model: Model, handle: int) -> None:
+        self.model, self.library, self.handle = model, model.library, handle
+
+    def run(self, method: str, *views: Tensor, **options: Any) -> list[Lent]:
+        """Runs a method of the model."""
+        start = ("session_run", self.handle, method.encode())
+        return run(self.library, start, self.model.method(method).output_count, views, options)
+
+    def fork(self) -> Session:
+        """Another one with a copy of the state."""
+        handle = c.c_uint64(1)
+        try:
+            self.library.call("session_fork", self.handle, c.byref(handle))
+        except Refused:
+            assert handle.value == 0
+            raise
+        return Session(self.model, handle.value)
+
+    def reset(self) -> None:
+        """Begins again."""
+        self.library.call("session_reset", self.handle)
+
+    def save(self, path: Any) -> None:
+        """Writes the state."""
+        self.library.call("session_save", self.handle, str(path).encode())
+
+    def load_state(self, path: Any) -> None:
+        """Reads the state."""
+        self.library.call("session_load_state", self.handle, str(path).encode())
+
+    def state(self) -> dict[str, np.ndarray]:
+        """The live state, by name, without a copy."""
+        about = self.model.about
+        tensors = places(about.state_count)
+        self.library.call("session_state", self.handle, tensors, len(tensors))
+        names = [about.state[i].contents.name.decode() for i in range(about.state_count)]
+        return {name: np.from_dlpack(Lent(tensor)) for name, tensor in zip(names, tensors, strict=True)}
+
+    def close(self) -> None:
+        """Closes it."""
+        self.library.call("session_close", self.handle)
+
+
+def run(
+    library: Library, start: tuple[Any, ...], count: int, views: Sequence[Tensor], options: dict[str, Any]
+) -> list[Lent]:
+    """Calls a function that begins with these arguments and runs inputs."""
+    outputs = places(count)
+    inputs = (c.POINTER(Tensor) * max(len(views), 1))(*(c.pointer(view) for view in views))
+    given = RunOptions(size=c.sizeof(RunOptions), **options)
+    try:
+        library.call(*start, inputs, len(views), outputs, len(outputs), c.byref(given))
+    except Refused:
+        assert not any(outputs)
+        raise
+    return [Lent(place) for place in outputs]
+
+
+def places(count: int) -> Any:
+    """Where outputs are written; they hold what is no pointer."""
+    return (c.POINTER(Managed) * count)(*[c.cast(8, c.POINTER(Managed))] * count)
 
 
 class Lent:

@@ -94,7 +94,7 @@ int main(int argc, char** argv) {
   options.runners = kCallers;
   try {
     exportkit::Model model = exportkit::Model::open(argv[1], options);
-    Fixture fixture{model, model.recorded_case(0).inputs, {}, {}, argv[3], argv[4]};
+    Fixture fixture{model, model.recorded_case(0).calls[0].inputs, {}, {}, argv[3], argv[4]};
     const auto packaged = model.run(fixture.inputs);
     refuse_cut_storage(fixture);
     model.swap_weights(fixture.new_file);

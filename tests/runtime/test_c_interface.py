@@ -56,14 +56,22 @@ def test_a_model_is_described_as_its_manifest_does(c_model):
     }
     dimensions = [about.dimensions[i].contents for i in range(about.dimension_count)]
     assert [(d.name, d.min, d.max) for d in dimensions] == [(b"batch", 1, 4), (b"gh", 1, 6)]
-    cases = [about.cases[i].contents.dimensions[:2] for i in range(about.case_count)]
-    assert cases == [[1, 1], [4, 6]]
+    cases = [about.cases[i].contents for i in range(about.case_count)]
+    assert [case.dimensions[:2] for case in cases] == [[1, 1], [4, 6]]
+    assert [case.call_count for case in cases] == [1, 1]
+    assert [(case.calls[0].contents.method, case.calls[0].contents.dimensions[:2]) for case in cases] == [
+        (0, [1, 1]), (0, [4, 6]),
+    ]  # fmt: skip
+    (forward,) = (about.methods[i].contents for i in range(about.method_count))
+    assert (forward.name, forward.stateful, about.state_count, about.state_dimension_count) == (b"forward", 0, 0, 0)
+    assert dict(described(forward.inputs, forward.input_count)) == dict(described(about.inputs, about.input_count))
+    assert not any(forward.inputs[i].contents.written for i in range(forward.input_count))
 
 
 def test_versions_are_those_of_the_package_and_of_torch(c_library):
     assert c_library.raw.exportkit_version().decode() == exportkit.__version__
     assert c_library.raw.exportkit_torch_version().decode() == torch.__version__.partition("+")[0]
-    assert c_library.raw.exportkit_abi_version() == 1
+    assert c_library.raw.exportkit_abi_version() == c_interface.ABI_VERSION
 
 
 # --- tensors ----------------------------------------------------------------------------------------------------------
@@ -178,7 +186,7 @@ def test_a_wrong_number_of_tensors_is_refused(c_model, arrays):
     )
     assert "4 tensors were given" in c_interface.refused(c_model, *views, views[0]).message
     assert "0 tensors were given" in c_interface.refused(c_model).message
-    places, none = c_model.places(3), (c.POINTER(c_interface.Tensor) * 1)()
+    places, none = c_interface.places(3), (c.POINTER(c_interface.Tensor) * 1)()
     with pytest.raises(c_interface.Refused, match=f"{2**64 - 1} tensors were given"):  # and none of them is looked at
         c_model.library.call("run", c_model.handle, none, 2**64 - 1, places, 3, None)
 

@@ -38,8 +38,12 @@ def test_every_function_is_declared_in_one_way_and_throws_nothing():
 
 def test_the_library_exports_with_a_version_what_the_header_declares():
     exportkit_run.require_built()
-    listed = re.findall(r"^ +(exportkit_\w+);$", (RUNTIME / "exports.map").read_text(), re.MULTILINE)
-    assert listed == c_abi.functions()
+    nodes = re.findall(
+        r"^(EXPORTKIT_\d+) \{\n(.*?)^\}", (RUNTIME / "exports.map").read_text(), re.MULTILINE | re.DOTALL
+    )
+    listed = {name: node for node, names in nodes for name in re.findall(r"^ +(exportkit_\w+);$", names, re.MULTILINE)}
+    assert sorted(listed) == c_abi.functions()
+    assert nodes[-1][0] == f"EXPORTKIT_{c_interface.ABI_VERSION}"
     with library_path().open("rb") as file:
         shared = ELFFile(file)
         versions = shared.get_section_by_name(".gnu.version")
@@ -51,7 +55,7 @@ def test_the_library_exports_with_a_version_what_the_header_declares():
         for index, symbol in enumerate(shared.get_section_by_name(".dynsym").iter_symbols()):
             if symbol["st_shndx"] != "SHN_UNDEF" and symbol.name.startswith("exportkit_"):
                 exported[symbol.name] = names[versions.get_symbol(index)["ndx"]]
-    assert exported == dict.fromkeys(listed, "EXPORTKIT_1")
+    assert exported == listed
 
 
 def test_every_class_of_errors_has_a_code_in_the_hundred_of_its_exit_code():
@@ -108,7 +112,7 @@ def test_the_structures_that_ctypes_uses_are_laid_out_as_the_headers():
         name, size = re.match(r"struct (\w+): (\d+) bytes", block).groups()
         listed[name] = (int(size), [(n, int(at)) for at, n in re.findall(r"^  (\d+): (\w+):", block, re.MULTILINE)])
     structures = [s for s in vars(c_interface).values() if isinstance(s, type) and issubclass(s, ctypes.Structure)]
-    assert len(structures) == 11
+    assert len(structures) == 14
     for structure in structures:
         (name,) = re.findall(r"^\w+", structure.__doc__)
         members = [(member, getattr(structure, member).offset) for member, _ in structure._fields_]

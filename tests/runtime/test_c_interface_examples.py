@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from exportkit.runtime.native import library_path
-from tests.runtime import exportkit_run
+from tests.runtime import exportkit_run, sequences
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 INCLUDE = library_path().parents[2] / "include"
@@ -59,25 +59,38 @@ def c_example(tmp_path_factory) -> Path:
         f"-DPython3_EXECUTABLE={sys.executable}",
     )  # fmt: skip
     build("cmake", "--build", folder)
-    return folder / "predict"
+    return folder
 
 
 def test_the_c_example_runs_a_package_and_loses_no_memory(c_example, tiny_package):
-    done = run(c_example, tiny_package)
+    done = run(c_example / "predict", tiny_package)
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.startswith("tiny 1 on cpu\ntakes:\n  image float32 batch 3 16*gh 8\n")
     assert done.stdout.endswith("case 0: ok\ncase 1: ok\ngot [1, 3]\ngot [1, 3, 16, 8]\ngot [1, 5]\n")
 
 
 def test_the_c_example_ends_with_the_error_and_its_exit_code(c_example, tiny_package, tmp_path):
-    done = run(c_example, tiny_package, "new.safetensors")
+    done = run(c_example / "predict", tiny_package, "new.safetensors")
     # Where the program ends in the middle, what it still has is no loss.
     assert done.returncode == 2
     assert done.stderr.startswith("WeightsError: tiny has no weights outside its compiled code")
     assert "\n  To swap weights, export the model without --embed-weights" in done.stderr
-    done = run(c_example, damaged(tiny_package, tmp_path))
+    done = run(c_example / "predict", damaged(tiny_package, tmp_path))
     assert done.returncode == 3
     assert done.stderr.startswith("NotAnArchiveError: ")
+
+
+def test_the_c_example_of_sessions_runs_a_sequence_and_loses_no_memory(c_example, tiny_package, tmp_path):
+    package = sequences.write(tmp_path / "recorder.pt2", sequences.tensors())
+    done = run(c_example / "session", package, tmp_path / "state.safetensors")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.splitlines() == [
+        "push needs a session", "peek needs a session", "embed needs no session", "fill needs no session",
+        "ran push", "ran peek", "ran embed", "ran fill", "ran push",
+        "after reset: another state", "after load_state: the same state",
+    ]  # fmt: skip
+    done = run(c_example / "session", tiny_package, tmp_path / "state.safetensors")
+    assert (done.returncode, done.stderr) == (2, "the package has no recorded case with state\n")
 
 
 def test_where_memory_ends_every_function_returns_an_error(tiny_package, tmp_path):

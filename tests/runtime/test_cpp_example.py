@@ -10,30 +10,49 @@ from pathlib import Path
 import pytest
 
 from exportkit.runtime.native import library_path
-from tests.runtime import exportkit_run
+from tests.runtime import exportkit_run, sequences
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "cpp"
 
 
-def test_the_example_is_built_and_runs_a_package(tiny_package, tmp_path):
+@pytest.fixture(scope="module")
+def built(tmp_path_factory) -> Path:
+    """The folder with the programs."""
     exportkit_run.require_built()
     if shutil.which("cmake") is None:
         pytest.skip("no cmake")
-    prefix = library_path().parents[2]
-    configure = ["cmake", "-S", EXAMPLE, "-B", tmp_path, f"-DCMAKE_PREFIX_PATH={prefix}"]
-    for command in ([*configure, f"-DPython3_EXECUTABLE={sys.executable}"], ["cmake", "--build", tmp_path]):
+    folder, prefix = tmp_path_factory.mktemp("cpp"), library_path().parents[2]
+    configure = ["cmake", "-S", EXAMPLE, "-B", folder, f"-DCMAKE_PREFIX_PATH={prefix}"]
+    for command in ([*configure, f"-DPython3_EXECUTABLE={sys.executable}"], ["cmake", "--build", folder]):
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stdout + done.stderr
+    return folder
+
+
+def test_the_example_of_sessions_runs_a_sequence(built, tmp_path):
+    package = sequences.write(tmp_path / "recorder.pt2", sequences.tensors())
+    command = [built / "session", package, tmp_path / "state.safetensors"]
+    environment = {"EXPORTKIT_CACHE": str(tmp_path / "cache")}
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.splitlines() == [
+        "push needs a session", "peek needs a session", "embed needs no session", "fill needs no session",
+        "ran push: [2, 4]", "ran peek: [2, 4]", "ran embed: [2, 4]", "ran fill: [2]", "ran push: [2, 4]",
+        "after reset: another state", "after load_state: the same state, 232 bytes",
+    ]  # fmt: skip
+
+
+def test_the_example_is_built_and_runs_a_package(built, tiny_package, tmp_path):
     environment = {"EXPORTKIT_CACHE": str(tmp_path / "cache")}
     done = subprocess.run(
-        [tmp_path / "predict", tiny_package], capture_output=True, text=True, env=environment, check=False
+        [built / "predict", tiny_package], capture_output=True, text=True, env=environment, check=False
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("tiny 1 on cpu\ntakes:\n  image float32 batch 3 16*gh 8\n")
     assert "case 0: ok\ncase 1: ok\ngot [1, 3]\n" in done.stdout
 
     done = subprocess.run(
-        [tmp_path / "predict", tiny_package, "new.safetensors"],
+        [built / "predict", tiny_package, "new.safetensors"],
         capture_output=True,
         text=True,
         env=environment,
@@ -44,6 +63,6 @@ def test_the_example_is_built_and_runs_a_package(tiny_package, tmp_path):
 
     damaged = tmp_path / "damaged.pt2"
     damaged.write_bytes(tiny_package.read_bytes()[:-1])
-    done = subprocess.run([tmp_path / "predict", damaged], capture_output=True, text=True, env=environment, check=False)
+    done = subprocess.run([built / "predict", damaged], capture_output=True, text=True, env=environment, check=False)
     assert done.returncode == 3
     assert done.stderr.startswith("NotAnArchiveError: ")

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load as load_safetensors
 from safetensors.torch import load_file, save_file
 
 import exportkit
@@ -20,7 +19,7 @@ from exportkit.errors import (
     UsageError,
 )
 from exportkit.package import manifest as m
-from exportkit.package.case_files import recorded_errors, references_in
+from exportkit.package.case_files import recorded_errors
 from exportkit.runtime.native import library_path
 from exportkit.verify.compare import Reference, compare_outputs
 from exportkit.verify.outcomes import Match, Mismatch
@@ -81,8 +80,10 @@ def test_it_replays_the_recorded_cases(tiny_package):
     assert document["package"] == {"name": "tiny", "version": "1"}
     assert (document["target"], document["device"]) == ("cpu", "cpu")
     assert torch.__version__.startswith(document["torch"])
-    assert [case["sizes"] for case in document["cases"]] == [{"batch": 1, "gh": 1}, {"batch": 4, "gh": 6}]
-    assert [output["name"] for output in document["cases"][0]["outputs"]] == [
+    assert [[call["sizes"] for call in case["calls"]] for case in document["cases"]] == [
+        [{"batch": 1, "gh": 1}], [{"batch": 4, "gh": 6}],
+    ]  # fmt: skip
+    assert [output["name"] for output in document["cases"][0]["calls"][0]["outputs"]] == [
         "regions.mean", "regions.doubled", "rest.0",
     ]  # fmt: skip
 
@@ -168,12 +169,12 @@ def check_judged_alike(package: Path, cases: Sequence[tuple[list[torch.Tensor], 
         manifest = model.manifest
         outputs = manifest.call.outputs
         for index, ((inputs, recorded), judged) in enumerate(zip(cases, answer.document["cases"], strict=True)):
-            tensors = load_safetensors(model._reader.read(manifest.cases[index].record))
-            reference = Reference(references_in(outputs, tensors), recorded_errors(manifest.cases))
+            reference = Reference(model.cases[index].references, recorded_errors(manifest.cases, "forward"))
             expected = compare_outputs(outputs, recorded, list(model(*inputs).values()), reference=reference)
             assert isinstance(expected, (Match, Mismatch))
             assert judged["ok"] is isinstance(expected, Match)
-            for one, other in zip(judged["outputs"], expected.outputs, strict=True):
+            (call,) = judged["calls"]
+            for one, other in zip(call["outputs"], expected.outputs, strict=True):
                 assert (one["name"], one["compared"], one["mismatched"]) == (
                     other.name,
                     other.compared,

@@ -98,6 +98,7 @@ class Run {
     const auto start = Clock::now();
     Model model = Model::open(options_.package, options_.open);
     describe(model, seconds_since(start));
+    if (!options_.method.empty()) model.method(options_.method);  // UsageError if there is none
     if (!options_.weights.empty()) swap(model);
     std::optional<TimedCall> call;
     if (!options_.input.empty()) {
