@@ -83,17 +83,17 @@ at::Tensor plain(const at::Tensor& value) {
 
 // What the call writes must reach the caller, so there can be no copy.
 void check_writable(const at::Tensor& value, const std::string& name) {
-  const std::string hint = "The call writes into it. Give a tensor that torch.empty or torch.zeros made.";
-  if (!value.is_contiguous() || is_flipped(value)) {
-    refuse(
-        name,
-        "must be contiguous, got shape " + shape_text(value.sizes()) + " with strides " + shape_text(value.strides()),
-        hint);
+  constexpr const char* kWhy = ", because the call writes into it";
+  constexpr const char* kHint = "Give a contiguous copy, and take what is written from it.";
+  if (!value.is_contiguous())
+    refuse(name, "must be contiguous, got strides " + shape_text(value.strides()) + kWhy, kHint);
+  if (is_flipped(value) || is_unaligned(value)) {
+    refuse(name,
+           "must begin at a multiple of " + std::to_string(kCudaAlignment) +
+               " bytes and be no lazy conjugate or negative" + kWhy,
+           kHint);
   }
-  if (is_unaligned(value)) {
-    refuse(name, "must begin at a multiple of " + std::to_string(kCudaAlignment) + " bytes", hint);
-  }
-  if (value.requires_grad()) refuse(name, "must not require gradients", hint);
+  if (value.requires_grad()) refuse(name, "requires gradients, and the call writes into it", "Give its `.detach()`.");
 }
 
 }  // namespace
@@ -189,8 +189,12 @@ void InputPlan::check_memory(const std::vector<at::Tensor>& inputs, const StateI
     const Memory* const other = memory->written ? furthest : furthest_written;
     if (other != nullptr && memory->begin < other->end) {
       const auto [written, used] = memory->written ? std::pair(memory, other) : std::pair(other, memory);
-      throw Error(errors::kInput, written->name + " is written by the call and shares memory with " + used->name,
-                  "Give each memory of its own: `.clone()`.");
+      const bool is_state = written->name.front() != '`';
+      throw Error(errors::kInput,
+                  is_state ? used->name + " shares memory with " + written->name
+                           : written->name + " shares memory with " + used->name + ", and the call writes into " +
+                                 written->name,
+                  "`.clone()` one of them.");
     }
     if (furthest == nullptr || memory->end > furthest->end) furthest = memory;
     if (memory->written && (furthest_written == nullptr || memory->end > furthest_written->end)) {

@@ -90,8 +90,9 @@ size_t Model::Impl::default_index() const {
 
 size_t Model::Impl::without_session(size_t method) const {
   if (!methods[method].stateful) return method;
-  throw Error(errors::kUsage, "the method " + methods[method].name + " of " + manifest().name + " has state",
-              "Make a session of the model, and call the session's method.");
+  throw Error(errors::kUsage,
+              methods[method].name + " of " + manifest().name + " has state, which belongs to a session",
+              "Make a session of the model, and call its method.");
 }
 
 CurrentCode::Methods Model::Impl::load(const Weights& from) const {
@@ -113,7 +114,8 @@ std::vector<at::Tensor> Model::Impl::run(size_t method, const std::vector<at::Te
   } catch (const std::exception& error) {
     std::string given;
     for (const at::Tensor& tensor : prepared) given += (given.empty() ? "" : ", ") + describe(tensor);
-    throw Error(errors::kModelRun, "the compiled model failed on (" + given + "): " + first_line(error.what()),
+    const std::string what = methods.size() == 1 ? "the compiled model" : "the compiled method " + methods[method].name;
+    throw Error(errors::kModelRun, what + " failed on (" + given + "): " + first_line(error.what()),
                 "The operator's own message may be on stderr: torch's C interface drops it.");
   }
 }

@@ -1,11 +1,14 @@
 #include <c10/core/Event.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 
+#include <algorithm>
 #include <atomic>
+#include <optional>
 #include <set>
 
 #include "exportkit/runtime.h"
 #include "package/errors.h"
+#include "package/text.h"
 #include "runtime/model_impl.h"
 
 namespace exportkit {
@@ -39,16 +42,16 @@ class StreamOrder {
 
 // By method, the state that its calls use.
 std::vector<StateInUse> in_use(const Manifest& manifest, const std::vector<at::Tensor>& state, const Sizes& sizes) {
+  std::vector<Memory> memory;
+  for (size_t i = 0; i < state.size(); ++i) {
+    memory.push_back(memory_of(state[i], /*written=*/true, "the session's " + manifest.state[i].name));
+  }
   std::vector<StateInUse> methods;
   for (const Method& method : manifest.methods) {
     StateInUse& used = methods.emplace_back();
     used.sizes = sizes;
-    for (const StateUse& use : method.state) {
-      const auto index = static_cast<size_t>(use.index);
-      const StateTensor& described = manifest.state.at(index);
-      used.tensors.push_back(state[index]);
-      used.memory.push_back(memory_of(state[index], use.written, "the state `" + described.name + "`"));
-    }
+    for (const StateUse& use : method.state) used.tensors.push_back(state[static_cast<size_t>(use.index)]);
+    if (!method.state.empty()) used.memory = memory;
   }
   return methods;
 }
@@ -62,6 +65,7 @@ struct Session::Impl {
   std::vector<StateInUse> methods;
   StreamOrder order;
   std::atomic<bool> busy = false, broken = false;
+  std::string problem;  // why it is broken
 
   Impl(std::shared_ptr<Model::Impl> of, Sizes given, std::vector<at::Tensor> tensors)
       : model(std::move(of)),
@@ -76,9 +80,24 @@ struct Session::Impl {
 
   void need_whole() const {
     if (!broken) return;
-    throw Error(errors::kSessionBroken,
-                "a call of this session of " + name() + " failed, and its state may be half written",
-                "Reset the session, or load a state.");
+    throw Error(errors::kSessionBroken, "the session's state may be half written: " + problem,
+                "Reset the session, or load a state: that makes it whole again.");
+  }
+
+  void break_for(const std::string& why) noexcept {
+    broken = true;
+    try {
+      problem = why;
+    } catch (...) {  // there is no memory to say why
+    }
+  }
+
+  // Replaces the whole state: broken if that fails midway.
+  template <class Write>
+  void replace(const char* what, const Write& write) {
+    break_for(what + std::string(" failed"));
+    write();
+    broken = false;
   }
 
   std::vector<at::Tensor> run(size_t method, const std::vector<at::Tensor>& inputs);
@@ -91,8 +110,9 @@ class Turn {
  public:
   explicit Turn(Session::Impl& session) : session_(session) {
     if (session_.busy.exchange(true, std::memory_order_acquire)) {
-      throw Error(errors::kSessionBusy, "another caller uses this session of " + session_.name(),
-                  "Let one caller at a time use it, or give each a session of its own (fork copies one).");
+      throw Error(
+          errors::kSessionBusy, "the session of " + session_.name() + " is running another call",
+          "A session has one caller at a time. A fork, or another session of the model, serves another caller.");
     }
     try {
       session_.order.begin(session_.state);
@@ -127,8 +147,9 @@ std::vector<at::Tensor> Session::Impl::run(size_t method, const std::vector<at::
   const std::vector<at::Tensor> prepared = model->plans[method].prepare(inputs, &methods[method]);
   try {
     return model->run(method, prepared, &methods[method]);
-  } catch (...) {
-    if (writes_state(model->manifest().methods[method])) broken = true;
+  } catch (const std::exception& error) {
+    const Method& failed = model->manifest().methods[method];
+    if (writes_state(failed)) break_for("a call of " + failed.name + " failed: " + first_line(error.what()));
     throw;
   }
 }
@@ -159,9 +180,7 @@ Session Session::fork() const {
 
 void Session::reset() {
   const Turn turn(*impl_);
-  impl_->broken = true;  // until all of it is written
-  impl_->model->initial.restore(impl_->state);
-  impl_->broken = false;
+  impl_->replace("reset", [&] { impl_->model->initial.restore(impl_->state); });
 }
 
 void Session::save(const std::string& path) const {
@@ -173,9 +192,9 @@ void Session::save(const std::string& path) const {
 void Session::load_state(const std::string& path) {
   const Turn turn(*impl_);
   const std::vector<at::Tensor> read = read_state(impl_->model->manifest(), impl_->state, path);
-  impl_->broken = true;
-  for (size_t i = 0; i < read.size(); ++i) impl_->state[i].copy_(read[i]);
-  impl_->broken = false;
+  impl_->replace("load_state", [&] {
+    for (size_t i = 0; i < read.size(); ++i) impl_->state[i].copy_(read[i]);
+  });
 }
 
 std::vector<std::pair<std::string, at::Tensor>> Session::state() const {

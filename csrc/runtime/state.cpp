@@ -36,14 +36,13 @@ at::Tensor read_first(const PackageReader& reader, const StateTensor& state) {
 
 // Runs `make`, which allocates a state.
 template <class Make>
-auto with_room(c10::Device device, const Make& make) {
+auto with_room(const Make& make) {
   try {
     return make();
   } catch (const c10::Error& error) {
-    throw Error(
-        errors::kHost,
-        "there is no room on " + device.str() + " for a session's state: " + first_line(error.what_without_backtrace()),
-        "End other sessions, or make one with smaller sizes.");
+    throw Error(errors::kModelRun,
+                "the state of a session cannot be made: " + first_line(error.what_without_backtrace()),
+                "Close other sessions, or make one of smaller sizes.");
   }
 }
 
@@ -57,7 +56,7 @@ InitialState::InitialState(const PackageReader& reader, c10::Device device)
 }
 
 std::vector<at::Tensor> InitialState::make(const Sizes& sizes) const {
-  return with_room(device_, [&] {
+  return with_room([&] {
     std::vector<at::Tensor> state;
     for (const StateTensor& described : described_) {
       const auto options = at::TensorOptions(dtype_of(described.dtype)).device(device_);
@@ -79,7 +78,7 @@ void InitialState::restore(const std::vector<at::Tensor>& state) const {
 }
 
 std::vector<at::Tensor> copies_of(const std::vector<at::Tensor>& state) {
-  return with_room(state.front().device(), [&] {
+  return with_room([&] {
     std::vector<at::Tensor> copies;
     for (const at::Tensor& tensor : state) copies.push_back(at::empty_like(tensor).copy_(tensor));
     return copies;

@@ -18,7 +18,7 @@ class InitialState {
   // Reads the records: DigestMismatchError.
   InitialState(const PackageReader& reader, c10::Device device);
 
-  // New tensors with these sizes, which must have been checked: HostError if there is no room for them.
+  // New tensors with these sizes, which must have been checked: ModelRunError if there is no room for them.
   std::vector<at::Tensor> make(const Sizes& sizes) const;
   // Writes the first values over a state's.
   void restore(const std::vector<at::Tensor>& state) const;
@@ -29,7 +29,7 @@ class InitialState {
   std::vector<std::optional<at::Tensor>> first_;  // with one row where rows are alike; nothing for zeros
 };
 
-// Copies of a state's tensors: HostError as above.
+// Copies of a state's tensors: ModelRunError as above.
 std::vector<at::Tensor> copies_of(const std::vector<at::Tensor>& state);
 
 // Writes a state to a safetensors file, which gets its name when it is complete: StateError.

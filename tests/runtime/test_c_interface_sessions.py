@@ -93,7 +93,7 @@ def test_a_method_is_named_and_one_with_state_needs_a_session(model):
     (embedded,) = model.run_method("embed", view(row))
     torch.testing.assert_close(torch.from_dlpack(embedded), Recorder().embed(torch.from_numpy(row)))
     error = refused(model.run_method, "push", view(row))
-    assert (error.code, error.message) == (USAGE, "the method push of recorder has state")
+    assert (error.code, error.message) == (USAGE, "push of recorder has state, which belongs to a session")
     assert "session" in error.hint
     for name in ("forward", "", "PUSH"):
         error = refused(model.library.call, "run_method", model.handle, name.encode(), None, 0, None, 0, None)
@@ -237,8 +237,8 @@ def test_a_written_input_is_written_where_it_is(model):
 def test_a_written_input_must_be_dense_and_share_no_memory(model):
     memory = np.zeros((4, 2 * WIDTH), np.float32)
     for given, message in (
-        ((x(), memory[:2, :WIDTH]), "`out` must be contiguous, got shape [2, 4] with strides [8, 1]"),
-        ((x(), np.zeros((WIDTH, 2), np.float32).T), "`out` must be contiguous, got shape [2, 4] with strides [1, 2]"),
+        ((x(), memory[:2, :WIDTH]), "`out` must be contiguous, got strides [8, 1], because the call writes into it"),
+        ((x(), np.zeros((WIDTH, 2), np.float32).T), "`out` must be contiguous, got strides [1, 2], because the call writes into it"),
     ):
         error = refused(model.run_method, "fill", *map(view, given))
         assert (error.code, error.message) == (INPUT, message)
@@ -246,7 +246,7 @@ def test_a_written_input_must_be_dense_and_share_no_memory(model):
     for start in range(-2, 3):
         row, out = flat[4 : 4 + 2 * WIDTH], flat[4 + start : 4 + start + 2 * WIDTH]
         error = refused(model.run_method, "fill", view(row.reshape(2, WIDTH)), view(out.reshape(2, WIDTH)))
-        assert (error.code, error.message) == (INPUT, "`out` is written by the call and shares memory with `x`")
+        assert (error.code, error.message) == (INPUT, "`out` shares memory with `x`, and the call writes into `out`")
     assert not flat.any()
     halves = flat.reshape(2, 2, WIDTH)  # beside one another is not shared
     model.run_method("fill", view(halves[0]), view(halves[1]))
@@ -257,7 +257,7 @@ def test_an_input_of_a_session_is_not_its_state(model):
     push(session, x())
     before = contents(session)
     error = refused(session.run, "push", view(session.state()["gain"]))
-    assert (error.code, error.message) == (INPUT, "the state `gain` is written by the call and shares memory with `x`")
+    assert (error.code, error.message) == (INPUT, "`x` shares memory with the session's gain")
     assert contents(session) == before
 
 
@@ -287,7 +287,9 @@ def test_a_call_that_fails_breaks_the_session_until_it_is_reset_or_loads_a_state
         error = refused(push, session, x())  # there is no row any longer
         assert (error.code, error.name) == (102, "ModelRunError")
         for use in (lambda: push(session, x()), session.fork, lambda: session.save(tmp_path / "no")):
-            assert refused(use).code == BROKEN
+            broken = refused(use)
+            assert broken.code == BROKEN
+            assert "state may be half written: a call of push failed: the compiled method push" in broken.message
         assert not (tmp_path / "no").exists()
         repair()
         assert contents(session) == contents(model.session(batch=2))
@@ -309,7 +311,7 @@ def test_a_second_caller_is_told_that_the_session_is_busy(model, tmp_path):
     for call in (lambda: session.run("peek", view(one)), session.reset, session.fork):
         found = next(error for error in (attempt(call) for _ in range(100_000)) if error)
         assert (found.code, found.name) == (BUSY, "SessionBusyError")
-        assert found.message == "another caller uses this session of recorder"
+        assert found.message == "the session of recorder is running another call"
     stop.set()
     saver.join()
     assert codes <= {BUSY}

@@ -29,7 +29,7 @@ namespace {
 std::string shown(const TensorInfo& tensor) {
   std::string text = tensor.name + ": " + tensor.dtype + "[";
   for (const SizeRange& size : tensor.shape) text += (&size == &tensor.shape.front() ? "" : ", ") + size.text;
-  return text + "]";
+  return text + (tensor.written ? "], written" : "]");
 }
 
 }  // namespace

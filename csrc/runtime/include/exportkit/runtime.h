@@ -152,7 +152,7 @@ class EXPORTKIT_API Model {
 
   // A new session, with a state of its own that begins as it was at export. `sizes` has the number of each of the
   // `state_dimensions`, such as {{"batch", 8}}. UsageError: the model has no state, or the sizes are not those that it
-  // takes. HostError: the device has no room for the state.
+  // takes. ModelRunError: the device has no room for the state.
   Session session(const std::map<std::string, int64_t>& sizes = {}) const;
 
   // Replaces the weights with another fine-tune's, while calls continue. `path` is a safetensors file with the model's
