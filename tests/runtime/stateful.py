@@ -113,8 +113,8 @@ def state() -> tuple[tuple[m.StateTensor, ...], dict[str, bytes]]:
     return described, {record: content}
 
 
-def write(path: Path, **changes: Any) -> Path:
-    """Writes the package."""
+def write(path: Path, *, extra: Mapping[str, bytes] | None = None, **changes: Any) -> Path:
+    """Writes the package, with further records."""
     batch = torch.export.Dim("batch", min=1, max=8)
     eager = Recorder(3)
     records: dict[str, bytes | Path] = {}
@@ -139,7 +139,7 @@ def write(path: Path, **changes: Any) -> Path:
     return tiny.write(
         path,
         {},
-        extra={**records, **initial},
+        extra={**records, **initial, **(extra or {})},
         **{"targets": (target,), "methods": methods, "state": described, "name": "recorder", **changes},
     )
 
