@@ -38,9 +38,9 @@ def command(
     """Write PACKAGE as a model of Triton's PyTorch backend (platform torch_aoti), and print how to start Triton.
 
     Checks every digest first, and the signatures that --public-key or this machine's policy requires. Runs nothing and
-    does not import torch. The folder REPOSITORY/<name>, for another method than the default
-    one REPOSITORY/<name>.<method>, gets config.pbtxt, the package with one target, the operator
+    does not import torch. The folder REPOSITORY/<name> gets config.pbtxt, the package with one target, the operator
     libraries to preload, and a README.md. The weights must be inside of the code: export with --embed-weights.
+    Another method than the default one goes to REPOSITORY/<name>.<method>. Methods with state are refused.
 
     \b
     exportkit export arr-coc --embed-weights -o arr_coc_aoti.pt2

@@ -57,7 +57,7 @@ def test_the_time_is_the_node_s(patches: Path, monkeypatch: pytest.MonkeyPatch):
 
 def test_a_recorded_case_is_chosen_by_its_size(patches: Path):
     with PackageReader(patches) as reader:
-        last = reader.manifest.cases[-1].sizes
+        last = reader.manifest.cases[-1].calls[0].sizes
     size = ",".join(f"{name}={number}" for name, number in last.items())
     options = ProfileOptions(device="cpu", seconds=0.001, size=size)
     assert profile_program(patches, options, quiet).sizes == size.replace(",", ", ")
@@ -77,7 +77,7 @@ def test_a_program_of_torch_is_timed_with_its_example(tmp_path: Path):
     torch.export.save(torch.export.export(Two(), (torch.ones(4),), {"y": torch.ones(4)}), path)
     profile = profile_program(path, QUICK, quiet)
     assert len(profile.nodes) == len(graph_in(path).graph.nodes)
-    with pytest.raises(UsageError, match="has no recorded cases"):
+    with pytest.raises(UsageError, match="has no recorded call of forward"):
         profile_program(path, ProfileOptions(device="cpu", size="batch=2"), quiet)
 
 

@@ -1,0 +1,126 @@
+"""Steps of a session and whole sequences are timed, from the same state each time."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from exportkit.bench import sessions
+from exportkit.bench.packages import PackageOptions, bench_packages
+from exportkit.bench.profile_nodes import ProfileOptions, profile_program
+from exportkit.bench.timing import Alternative, measure
+from exportkit.cli import main
+from exportkit.eager_source import EagerSource
+from exportkit.errors import UsageError, WrongResultError
+from exportkit.package.exported_graph import graph_in
+from tests.artifacts import artifact
+
+CPU = torch.device("cpu")
+DECODER = EagerSource("tests/verify/state_models.py:decoder")
+
+
+@pytest.fixture(scope="module")
+def decoder() -> Path:
+    return artifact("decoder")
+
+
+def bench(path: Path, **options):
+    chosen = PackageOptions(**{"against": ["eager"], "seconds": 1e-3, "eager": DECODER, **options})
+    return list(bench_packages([path], CPU, chosen, lambda step: None))
+
+
+def test_a_sequence_is_timed_beside_eagers_session(decoder):
+    rows = bench(decoder, sequence=True)
+    assert {row.subject for row in rows} == {"Decoder: prefill, 4 times decode"}
+    assert len(rows) == 4
+    for row in rows:
+        assert [m.name for m in row.measurements] == ["exportkit", "eager"]
+        assert all(m.call.median > 0 and m.error < 1e-5 for m in row.measurements)
+
+
+def test_a_step_is_timed_at_a_size_that_is_given(decoder):
+    (row,) = bench(decoder, method="decode", sizes=["batch=3,n=4"], against=["eager", "compile"])
+    assert (row.subject, row.size) == ("Decoder decode", "batch=3")
+    assert [m.name for m in row.measurements] == ["exportkit", "eager", "compile"]
+    assert row.get("compile").call is not None, row.get("compile").note
+
+
+def test_a_method_without_state_is_timed_as_before(decoder):
+    rows = bench(decoder, method="similar", against=[])
+    assert {row.subject for row in rows} == {"Decoder similar"}
+    assert [row.size for row in rows] == ["count=3", "count=1", "count=8", "count=6"]
+
+
+def test_every_timed_call_begins_with_the_same_state(decoder, monkeypatch):
+    """Twelve tokens fit into the cache; more calls than that would fail, or overwrite one another."""
+    positions = []
+
+    def watched(alternatives, *args, **options):
+        for alternative in alternatives:
+            with alternative.within():
+                for _ in range(20):
+                    alternative.before()
+                    positions.append(alternative.calls[0]())
+        return []
+
+    monkeypatch.setattr(sessions, "measure", watched)
+    bench(decoder, method="decode", sizes=["batch=2,n=5"])
+    ours, eagers = positions[:20], positions[20:]
+    assert all(torch.equal(each, ours[0]) for each in ours)
+    assert all(torch.equal(each, eagers[0]) for each in eagers)
+
+
+def test_a_session_that_answers_something_else_is_refused(decoder, monkeypatch):
+    monkeypatch.setattr(sessions, "measure", lambda *args, **options: pytest.fail("timed"))
+    right = sessions._Calls.answers
+
+    def wrong(self):
+        found, structures = right(self)
+        return found | {"state.5": found["state.5"] + 1}, structures
+
+    monkeypatch.setattr(sessions._Calls, "answers", wrong)
+    with pytest.raises(WrongResultError, match=r"state position"):
+        bench(decoder, sequence=True)
+
+
+def test_what_comes_before_a_call_is_not_timed_and_precedes_each():
+    done = []
+    step = Alternative("a", "a", [lambda: done.append("call")], before=lambda: done.append("before"))
+    (measured,) = measure([step], CPU, 1e-3)
+    assert measured.call.count >= 5
+    assert done == ["before", "call"] * (len(done) // 2)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({}, "has several methods"),
+        ({"method": "encode"}, "has no method encode"),
+        ({"sequence": True, "onnx": Path("m.onnx")}, "--onnx times models without state"),
+        ({"sequence": True, "sizes": ["batch=9,n=1"]}, "out of its range"),
+    ],
+)
+def test_what_cannot_be_timed_is_refused(decoder, options, message):
+    with pytest.raises(UsageError, match=message):
+        bench(decoder, **options)
+
+
+def test_a_package_without_state_has_no_sequence():
+    with pytest.raises(UsageError, match="has no state"):
+        bench(artifact("weighted"), sequence=True, against=[])
+
+
+def test_method_and_sequence_exclude_each_other(decoder, capsys):
+    assert main(["bench", str(decoder), "--method", "decode", "--sequence"]) == 2
+    assert "exclude each other" in capsys.readouterr().err
+
+
+def test_the_nodes_of_a_method_are_timed_with_a_new_sessions_state():
+    path = artifact("decoder-program")
+    profile = profile_program(path, ProfileOptions(device="cpu", seconds=1e-3, method="decode"), lambda step: None)
+    assert len(profile.nodes) == len(graph_in(path, "decode").graph.nodes)
+    assert profile.sizes == "batch=2"
+    with pytest.raises(UsageError, match="several methods"):
+        profile_program(path, ProfileOptions(device="cpu"), lambda step: None)

@@ -1,0 +1,131 @@
+"""Of several methods, those without state are served, each as a model; the others are refused by name."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import msgspec
+import pytest
+import torch
+
+from exportkit.errors import UsageError
+from exportkit.package import manifest as m
+from exportkit.package.archive import PackageReader
+from exportkit.serve.engine.servable import servable
+from exportkit.serve.statuses import BadRequestError, NotServedError
+from tests.package import samples, stateful_samples
+from tests.runtime import stateful, tiny
+from tests.serve.engine.asking import GATHERING, only, request, serving, tensors
+
+
+@pytest.fixture(scope="module")
+def recorder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """push and peek have state, fill writes into an input, embed does neither."""
+    return stateful.write(tmp_path_factory.mktemp("methods") / "recorder.pt2")
+
+
+def run(coroutine):
+    return asyncio.run(asyncio.wait_for(coroutine, 120))
+
+
+def rows(count: int = 2) -> dict[str, torch.Tensor]:
+    return {"x": torch.randn(count, stateful.WIDTH)}
+
+
+@pytest.mark.parametrize("isolate", [False, True])
+@pytest.mark.process
+def test_a_method_without_state_answers_under_its_name(recorder, isolate):
+    async def ask():
+        async with serving(recorder, isolate=isolate, batch=GATHERING) as repository:
+            model = only(repository)
+            asked = [rows(), rows(), rows(3)]
+            answers = await asyncio.gather(*(model.infer(request(each)) for each in asked))
+            for inputs, answer in zip(asked, answers):
+                assert (answer.model, answer.version) == ("recorder.embed", "1")
+                torch.testing.assert_close(tensors(answer)["0"], torch.tanh(inputs["x"]) * 2)
+            return model.metadata(), [entry.name for entry in repository.index()]
+
+    metadata, names = run(ask())
+    assert names == ["recorder.embed"]
+    assert metadata["methods"]["embed"] == {"served_as": "recorder.embed", "reason": None}
+    assert metadata["methods"]["peek"]["reason"] == "has state (cache), which belongs to a session"
+    assert metadata["methods"]["fill"]["served_as"] is None
+
+
+def test_what_is_not_served_is_refused_by_its_name_and_says_why(recorder):
+    async def ask():
+        async with serving(recorder) as repository:
+            said = repository.left_out()
+            assert said["recorder.push"] == "has state (cache, position, gain), which belongs to a session"
+            assert "writes into its input out" in said["recorder.fill"]
+            assert set(said) == {"recorder.push", "recorder.peek", "recorder.fill"}
+            with pytest.raises(
+                NotServedError, match=r"the method push of recorder is not served: it has state"
+            ) as push:
+                repository.model("recorder.push")
+            assert push.value.hint == "recorder is served as recorder.embed."
+            with pytest.raises(NotServedError, match="no default method"):
+                repository.model("recorder")
+            with pytest.raises(NotServedError, match=r"no model is named recorder\.none"):
+                repository.model("recorder.none")
+
+    run(ask())
+
+
+def test_a_package_is_loaded_and_unloaded_as_a_whole(recorder, tmp_path):
+    (tmp_path / "recorder.pt2").write_bytes(recorder.read_bytes())
+
+    async def ask():
+        async with serving(repository=tmp_path) as repository:
+            before = only(repository)
+            for change in (repository.load("recorder.embed", {}), repository.unload("recorder.embed")):
+                with pytest.raises(BadRequestError, match="loaded and unloaded as a whole"):
+                    await change
+            await repository.unload("recorder")
+            assert not repository.models()
+            assert [(entry.name, entry.state) for entry in repository.index()] == [("recorder", "UNAVAILABLE")]
+            await repository.load("recorder", {})
+            assert only(repository) is not before
+            assert only(repository).counted is before.counted
+
+    run(ask())
+
+
+def test_a_package_whose_methods_all_have_state_is_refused(tmp_path, recorder):
+    with PackageReader(recorder) as reader:
+        manifest = reader.manifest
+    stateless = manifest.method("embed")
+    known = msgspec.structs.replace(manifest, methods=tuple(each for each in manifest.methods if each is not stateless))
+    with pytest.raises(
+        UsageError, match=r"recorder cannot be served: push has state .*; peek has state .*; fill writes"
+    ):
+        servable("recorder", known)
+
+
+def test_the_default_method_has_the_packages_name():
+    offered = servable("toy", stateful_samples.manifest())
+    assert offered.names == {"forward": "toy"}
+    assert set(offered.left_out) == {"decode"}
+    alone = samples.manifest(methods=(m.PackagedMethod(name="score", call=samples.manifest().call, state=()),))
+    assert servable("toy", alone).names == {"score": "toy"}
+
+
+def test_two_packages_with_the_same_name_for_a_method_are_refused(recorder, tiny_package, tmp_path):
+    (tmp_path / "recorder.embed.pt2").write_bytes(tiny_package.read_bytes())
+
+    async def ask():
+        async with serving(recorder, tmp_path / "recorder.embed.pt2"):
+            pass
+
+    with pytest.raises(UsageError, match=r"would be served as recorder\.embed"):
+        run(ask())
+
+
+def test_the_metadata_of_a_package_with_one_method_stays_as_it_was(tiny_package):
+    async def ask():
+        async with serving(tiny_package) as repository:
+            return only(repository).metadata()
+
+    assert "methods" not in run(ask())
+    assert tiny.call().outputs  # the package has some
