@@ -36,19 +36,6 @@ const go = (id) => {
 const file = page.graphs[0]?.file;
 const from = file ? [el("p", { class: "about" }, `From ${file}, which was given beside the artifact.`)] : [];
 
-setUpTheme } from "../../web/static/theme.js";
-import { GraphView } from "./graph_view.js";
-import { callSection, card, caseSection, headSection, operatorSection, originSection, sizeSection, slowestSection, stateSection, targetSection, verificationSection, weightSection } from "./sections.js";
-
-const page = JSON.parse(document.getElementById("data").textContent);
-const { section: operators, rows } = operatorSection(page);
-const view = page.graph && new GraphView(page.graph, rows);
-const go = (id) => {
-  document.getElementById("graph").scrollIntoView({ block: "start" });
-  view.go(view.model.nodes[id]);
-};
-const from = page.graph?.file ? [el("p", { class: "about" }, `From ${page.graph.file}, which was given beside the artifact.`)] : [];
-
 setUpTheme(document.getElementById("theme"));
 fill(
   document.getElementById("report"),
