@@ -1,0 +1,125 @@
+"""Packages with state are verified in sequences of calls, in a fresh process and against eager."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from exportkit.cli import main
+from exportkit.eager_source import EagerSource
+from exportkit.errors import UsageError
+from exportkit.package.archive import PackageReader
+from exportkit.verify.bisecting import bisect_artifact
+from exportkit.verify.eager_plan import plan_eager
+from exportkit.verify.options import VerifyOptions
+from exportkit.verify.outcomes import CallFailed, Crashed, Match, Mismatch
+from exportkit.verify.verify import verify
+from tests.artifacts import artifact
+from tests.verify.test_planted_state import rewritten, swapped
+
+MODEL = f"{Path(__file__).parent / 'state_models.py'}:decoder"
+BOTH = VerifyOptions(shapes=3, eager=EagerSource(model=MODEL))
+
+
+@pytest.fixture(scope="module")
+def decoder() -> Path:
+    return artifact("decoder")
+
+
+@pytest.fixture(scope="module")
+def program() -> Path:
+    return artifact("decoder-program")
+
+
+def test_a_fresh_process_replays_sequences_and_compares_sessions(
+    decoder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["verify", str(decoder), "--against", "cases", "--json"]) == 0
+    checks = json.loads(capsys.readouterr().out)["checks"]
+    labels = [check["label"] for check in checks if check["against"] == "cases"]
+    assert any("prefill, 4 times decode; batch=2, n=5" in label for label in labels)
+    promises = [check["label"] for check in checks if check["against"] == "sessions"]
+    assert promises == ["a second session", "two sessions in turns", "fork", "reset", "save and load_state"]
+    assert {check["verdict"]["message"].partition(", ")[2] for check in checks if check["against"] == "sessions"} == {
+        "equal bits"
+    }
+
+
+def test_eager_is_compared_in_sequences_and_each_other_method_in_calls(program: Path) -> None:
+    report = verify(program, BOTH)
+    assert report.exit_code == 0
+    eager = {check.label: check.verdict for check in report.checks if check.against == "eager"}
+    assert list(eager) == [
+        "a session: batch=1, n=1",
+        "a session: batch=4, n=1",
+        "a session: batch=1, n=6",
+        "similar: count=1",
+        "similar: count=8",
+        *[label for label in eager if label.startswith("similar")][2:],
+    ]
+    session = eager["a session: batch=4, n=1"]
+    assert isinstance(session, Match)
+    names = [output.name for output in session.outputs]
+    assert names[:3] == ["call 0: 0", "call 1: 0", "call 1: written.heard"]
+    assert [name for name in names if name.startswith("state")] == [
+        f"state {each}" for each in ("keys_0", "values_0", "keys_1", "values_1", "bias", "position")
+    ]
+    assert all(output.error is not None for output in session.outputs if output.dtype == "float32")
+
+
+def test_a_wrong_package_differs_from_eager_in_sequences_only(program: Path, tmp_path: Path) -> None:
+    path = rewritten(program, tmp_path / "swapped.pt2", swapped)
+    report = verify(path, replace(BOTH, against="eager"))
+    kinds = {check.label: type(check.verdict) for check in report.checks}
+    assert all(kind is (Mismatch if label.startswith("a session") else Match) for label, kind in kinds.items())
+
+
+def test_the_first_call_that_differs_is_named_where_its_graph_is_not_searched(program: Path, tmp_path: Path) -> None:
+    path = rewritten(program, tmp_path / "swapped.pt2", swapped)
+    options = VerifyOptions(against="cases")
+    with pytest.raises(UsageError, match="is in call 1: 0: less accurate") as error:
+        bisect_artifact(path, verify(path, options), options)
+    assert "The graph of decode is not searched, because it has state" in str(error.value)
+
+
+def test_plans_have_a_name_where_there_is_more_than_one(program: Path) -> None:
+    with PackageReader(program) as reader:
+        plans = plan_eager(reader.manifest, VerifyOptions(shapes=2))
+    assert [(plan.method, plan.name, len(plan.sizes.sizes)) for plan in plans] == [
+        (None, "a session", 2),
+        ("similar", "similar", 2),
+    ]
+
+
+def test_a_call_that_fails_or_crashes_says_which_one_of_the_sequence(
+    program: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from exportkit.child.messages import Failed
+    from exportkit.verify import replay
+    from exportkit.verify.commands import CallModel
+    from tests.verify.test_planted_state import HereWorker
+
+    answers = [Failed("RuntimeError", "no memory"), None]
+
+    class Failing(HereWorker):
+        def ask(self, command, answer, *, doing, timeout):  # type: ignore[no-untyped-def]
+            if isinstance(command, CallModel) and command.number == 2:
+                if isinstance(answers[0], Failed):
+                    return answers[0]
+                self.alive = False
+                return Crashed(11, None, doing, "")
+            return super().ask(command, answer, doing=doing, timeout=timeout)
+
+    monkeypatch.setattr("sys.meta_path", [*__import__("sys").meta_path])
+    monkeypatch.setattr(replay, "VerifyWorker", Failing)
+    failure = verify(program, VerifyOptions(against="cases")).failure
+    assert failure is not None
+    assert failure.verdict == CallFailed("RuntimeError", "no memory", "call 2 (decode)")
+    answers[0] = None  # type: ignore[call-overload]
+    failure = verify(program, VerifyOptions(against="cases")).failure
+    assert failure is not None
+    assert isinstance(failure.verdict, Crashed)
+    assert failure.verdict.doing.endswith("of program, call 2 (decode)")
