@@ -72,13 +72,6 @@ def results_in(keys: Mapping[str, str], tensors: Mapping[str, torch.Tensor]) -> 
     return {name: tensors[key] for name, key in keys.items() if key in tensors}
 
 
-def named_references(
-    outputs: Sequence[TensorOutput], references: Mapping[str, torch.Tensor]
-) -> dict[str, torch.Tensor]:
-    """Returns references, given by output, by their names in a file."""
-    return {f"reference.{i}": references[output.name] for i, output in enumerate(outputs) if output.name in references}
-
-
 def worst(errors: Iterable[Accuracy]) -> Accuracy:
     """Returns the greatest of several errors; 0 for none."""
     found = list(errors)
