@@ -35,6 +35,8 @@ def _writes(device: torch.device, dtype: torch.dtype) -> Iterable[Sample]:
     on = {"device": device, "dtype": dtype}
     yield Sample("3 of 4 tokens", write_call(4, 3, 5, 2, 8, skipped=1, **on))
     yield Sample("one token", write_call(1, 2, 2, 1, 16, **on))
+    yield Sample("two tokens", write_call(2, 2, 3, 2, 8, **on))
+    yield Sample("five tokens", write_call(5, 3, 2, 1, 4, skipped=1, **on))
     yield Sample("odd sizes", write_call(7, 4, 3, 3, 5, skipped=2, **on))
     yield Sample("no token", write_call(0, 2, 4, 2, 8, **on))
     yield Sample("all left out", write_call(3, 2, 4, 2, 8, skipped=3, **on))
@@ -45,7 +47,7 @@ def _write_refusals(device: torch.device) -> Iterable[Refusal]:
     k, v, kc, vc, slots = write_call(4, 3, 5, 2, 8, device=device)
     shared = kc[:1].expand(3, 5, 2, 8)
     yield Refusal("kc expanded", (k, v, shared, vc, slots), r"elements of kc must not share memory, got shape \[3, 5")
-    yield Refusal("vc expanded", (k, v, kc, shared, slots), r"elements of vc must not share memory.* strides \[0, 80")
+    yield Refusal("vc expanded", (k, v, kc, shared, slots), r"elements of vc must not share memory.* strides \[0, 16")
 
 
 def _distinct(op, kc, vc, **_):

@@ -4,13 +4,14 @@
 namespace paged_cache {
 namespace {
 
-constexpr int kThreads = 256;
+constexpr int kCopyThreads = 256;
 
 // A thread copies a word of a token's keys, and the same one of its values. `width` and the strides count words.
 template <class Word>
-__global__ void __launch_bounds__(kThreads) copy_kernel(ReshapeAndCache call) {
+__global__ void __launch_bounds__(kCopyThreads) copy_kernel(ReshapeAndCache call) {
   const int64_t token = call.heads * call.width, words = call.tokens * token, all = call.blocks * call.size;
-  for (int64_t i = int64_t(blockIdx.x) * kThreads + threadIdx.x; i < words; i += int64_t(gridDim.x) * kThreads) {
+  for (int64_t i = int64_t(blockIdx.x) * kCopyThreads + threadIdx.x; i < words;
+       i += int64_t(gridDim.x) * kCopyThreads) {
     const int64_t t = i / token, within = i - t * token, head = within / call.width, d = within - head * call.width;
     const int64_t slot = call.slots[t];
     assert(slot < all && "reshape_and_cache: a slot is not in the caches");
@@ -27,7 +28,7 @@ __global__ void __launch_bounds__(kThreads) copy_kernel(ReshapeAndCache call) {
 template <class Word>
 void launch(const Cuda& device, const ReshapeAndCache& call) {
   const int64_t words = call.tokens * call.heads * call.width;
-  copy_kernel<Word><<<blocks_for(words, kThreads), kThreads, 0, device.stream()>>>(call);
+  copy_kernel<Word><<<blocks_for(words, kCopyThreads), kCopyThreads, 0, device.stream()>>>(call);
   STD_CUDA_KERNEL_LAUNCH_CHECK();
 }
 
