@@ -1,0 +1,88 @@
+"""The packages of the examples, made once by the commands that their READMEs show."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.artifacts import ROOT
+from tests.examples.paged_package import built_package
+from tests.fresh import run_python
+from tests.made_once import one_maker
+
+EXAMPLES = ROOT / "examples"
+VOICE = Path("/usr/share/sounds/alsa/Front_Center.wav")  # of Debian's alsa-utils
+_CACHE = (ROOT / ".cache").resolve() / "examples"
+_SCRIPT = """
+import sys
+from exportkit.cli import main
+model, device, exported, packaged = sys.argv[1:]
+sys.exit(
+    main(["export", model, "--device", device, "-o", exported])
+    or main(["package", exported, "--model", model, "-o", packaged])
+)
+"""
+
+
+@dataclass(frozen=True)
+class Example:
+    """A folder of examples/, a model in it, and whether it calls the operators of the paged cache."""
+
+    folder: str
+    spec: str
+    paged: bool = False
+
+    def model(self) -> str:
+        """MODEL, for the command line."""
+        folder = built_package() if self.paged else EXAMPLES / self.folder
+        return f"{folder / self.spec}"
+
+
+NAMED = {
+    "speech": Example("speech", "detector.py:spec"),
+    "llama": Example("llama", "llama.py:spec"),
+    "paged": Example("paged_cache", "paged_model.py:spec", paged=True),
+    "paged-written": Example("paged_cache", "paged_model.py:written", paged=True),
+}
+
+
+def made(name: str, device: str = "cpu") -> Path:
+    """The package of an example; made if it is not in the cache."""
+    example = NAMED[name]
+    if example.folder == "speech":
+        require_weights()
+    path = _CACHE / _key(example, device) / f"{name}.pt2"
+    with one_maker(path) as ours:
+        if ours:
+            exported, packaged = path.with_name("exported.pt2"), path.with_name("packaged.pt2")
+            search = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
+            if example.paged:
+                search.insert(0, str(built_package()))
+            environment = {"PYTHONPATH": os.pathsep.join(search)}
+            run_python(_SCRIPT, example.model(), device, exported, packaged, cwd=ROOT, compiler=True, **environment)
+            exported.unlink()
+            packaged.replace(path)
+    return path
+
+
+def require_weights() -> None:
+    """Skips the test where silero-vad is not installed. Importing it would need torchaudio."""
+    if importlib.util.find_spec("silero_vad") is None:
+        pytest.skip("silero-vad is not installed: pip install --no-deps silero-vad")
+
+
+def _key(example: Example, device: str) -> str:
+    digest = hashlib.sha256(repr((example, device, torch.__version__)).encode())
+    folders = [ROOT / "exportkit" / "export", ROOT / "exportkit" / "package", EXAMPLES / example.folder]
+    for file in sorted(path for folder in folders for path in folder.rglob("*") if path.suffix in _SOURCES):
+        digest.update(f"{file.relative_to(ROOT)}\n".encode() + file.read_bytes())
+    return digest.hexdigest()[:16]
+
+
+_SOURCES = {".py", ".h", ".cpp", ".cu", ".cuh"}
