@@ -293,7 +293,7 @@ def _is_made(name: str, folder: Path) -> bool:
 def table(document: Mapping[str, Any]) -> str:
     lines = [
         f"{document['machine']}, torch {document['torch']}: {document['parameters'] / 1e6:.1f} million parameters, "
-        f"{document['weights_mb']} MB of weights; a cache of {document['cache_length']} tokens, {document['cache_mb']} MB",
+        f"{document['weights_mb']} MB of weights, {document['cache_mb']} MB of cache",
         "",
         "| what | ms a token | lowest to highest | memory, MB | beside the weights |",
         "| --- | ---: | ---: | ---: | ---: |",
