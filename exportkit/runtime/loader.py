@@ -64,8 +64,8 @@ def load(
         cuda_graphs: Runs calls on a GPU as CUDA graphs: as one launch instead of one per kernel. True: calls of any
             sizes, up to 64 of each method, of which the first takes longer. A list of sizes, such as
             `[{"batch": 1, "gh": 28, "gw": 28}]`: these, of all methods that have just these dimensions, while the
-            package is loaded, and those that `Model.capture` gets later. Answers have the same bits. What cannot be a graph runs without one; `Model.cuda_graphs` has the
-            reason. Launches take turns, whatever `runners` is.
+            package is loaded, and those that `Model.capture` gets later. Answers have the same bits. What cannot be a
+            graph runs without one; `Model.cuda_graphs` has the reason. Launches take turns, whatever `runners` is.
 
     Returns:
         The model. Close it, or leave its `with` block, to free its memory and the file.

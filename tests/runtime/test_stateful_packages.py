@@ -36,9 +36,12 @@ def close(got: list[torch.Tensor], expected: list[torch.Tensor]) -> None:
 
 
 def test_recorded_sequences_are_replayed_to_the_recorded_answers_and_state(model):
-    lengths = []
     for case in model.cases:
-        lengths.append(len(case.calls))
+        if not any(model.methods[call.method].stateful for call in case.calls):
+            (call,) = case.calls
+            output = model.methods[call.method](*case.args, **case.kwargs)
+            torch.testing.assert_close(output, case.outputs, rtol=1e-4, atol=1e-4)
+            continue
         with model.session(**case.state_sizes) as session:
             for call in case.calls:
                 named = dict(zip((p.name for p in model.methods[call.method].call.parameters), call.args))
@@ -48,9 +51,7 @@ def test_recorded_sequences_are_replayed_to_the_recorded_answers_and_state(model
                     torch.testing.assert_close(named[name], written, rtol=1e-4, atol=1e-4)
             for name, tensor in case.state.items():
                 torch.testing.assert_close(session.state[name], tensor, rtol=1e-4, atol=1e-4)
-        assert case.args[0].equal(case.args[0])
-        assert set(case.sizes) == set(case.calls[0].sizes)
-    assert max(lengths) > 2
+    assert {len(case.calls) > 1 for case in model.cases} == {True, False}
     assert any(case.state for case in model.cases)
 
 
@@ -58,7 +59,7 @@ def test_sessions_go_on_with_swapped_weights_and_all_methods_have_them(model):
     torch.manual_seed(7)
     first, second = Decoder().eval(), Decoder().eval()
     x, y = torch.randn(2, 3, WIDTH)
-    with torch.no_grad(), model.session() as session:
+    with torch.no_grad(), model.session(batch=2) as session:
         for eager in (first, second):
             model.swap_weights(eager.state_dict())  # which has the state as well
             assert not session.state["position"]
@@ -89,7 +90,7 @@ def with_weights(eager: Decoder) -> Decoder:
 
 
 def test_what_a_call_answered_is_not_changed_by_the_next(model):
-    with model.session() as session:
+    with model.session(batch=2) as session:
         kept = greedy(session, 1)
         copies = [tensor.clone() for tensor in kept]
         token, heard = torch.tensor([[3], [3]]), torch.zeros(2, WIDTH)
@@ -98,9 +99,9 @@ def test_what_a_call_answered_is_not_changed_by_the_next(model):
 
 
 def test_two_texts_in_turns_are_each_as_alone(model):
-    with model.session() as alone:
+    with model.session(batch=2) as alone:
         expected = greedy(alone, 5)
-    with model.session() as one, model.session() as other:
+    with model.session(batch=2) as one, model.session(batch=2) as other:
         ids = torch.tensor([[1, 2, 3], [4, 5, 6]])
         got = [one.prefill(ids)]
         other.prefill(ids.flip(1))
