@@ -9,7 +9,7 @@ what nvidia-smi says after the calls, less what it says of a CUDA context. The c
 start, so that every token costs the same.
 
 Packages are made in --folder, unless they are there. --make NAME makes one and measures nothing, so that a machine that
-is lent for minutes can do the work in parts.
+is lent for minutes can do the work in parts; --measure then makes none.
 """
 
 from __future__ import annotations
@@ -311,6 +311,7 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, required=True, help="of the packages")
     parser.add_argument("--small", action="store_true", help="a few thousand parameters, on the CPU")
     parser.add_argument("--make", choices=PACKAGES, help="make this package and measure nothing")
+    parser.add_argument("--measure", action="store_true", help="make nothing; leave out rows whose package is missing")
     parser.add_argument("--row", choices=ROWS, help="measure this row alone, and print it as JSON")
     parser.add_argument("-o", "--output", type=Path, help="default: benchmarks/state_results/<GPU>.json")
     options = parser.parse_args()
@@ -318,7 +319,7 @@ def main() -> None:
     if options.row:
         print(json.dumps(measure(options.row, options.folder, options.small)))
         return
-    for name in [options.make] if options.make else PACKAGES:
+    for name in [options.make] if options.make else () if options.measure else PACKAGES:
         if not _is_made(name, options.folder):
             make_package(name, options.folder, options.small)
     if not options.make:
@@ -327,7 +328,8 @@ def main() -> None:
 
 def _measure_all(options: argparse.Namespace) -> None:
     rows = []
-    for name in [name for name, row in ROWS.items() if not (options.small and row.gpu)]:
+    made = {None, *(name for name in PACKAGES if _is_made(name, options.folder))}
+    for name in [name for name, row in ROWS.items() if row.package in made and not (options.small and row.gpu)]:
         command = [sys.executable, "-m", "benchmarks.state", "--folder", str(options.folder), "--row", name]
         command += ["--small"] if options.small else []
         done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False, cwd=ROOT)
