@@ -89,6 +89,7 @@ _STATE_GRAPHS = Recipe(
     ["tests/export/state_graph_models.py"],
     trace={"device": "cuda", "cases": 1},
 )
+_STATE = Recipe("tests/export/state_models.py:decoder", ["tests/export/state_models.py"])
 RECIPES: Mapping[str, Recipe] = {
     # Our operators, dimensions that are multiples, a dict of outputs.
     "patches": _PATCHES,
@@ -122,6 +123,10 @@ RECIPES: Mapping[str, Recipe] = {
     "decoder-cuda": _STATE_GRAPHS,
     "selects-state-cuda": replace(_STATE_GRAPHS, model="tests/export/state_graph_models.py:selects"),
     "writes-cuda": replace(_STATE_GRAPHS, model="tests/export/state_graph_models.py:writes"),
+    # Methods over one nested cache, inputs that are written, and buffers that are assigned.
+    "cached-decoder": _STATE,
+    "in-place": replace(_STATE, model="tests/export/state_models.py:in_place"),
+    "assigned": replace(_STATE, model="tests/export/state_models.py:assigned"),
     # Methods with state, and one with all of its buffers as state.
     "decoder": Recipe("tests/verify/state_models.py:decoder", ["tests/verify/state_models.py"]),
     "decoder-program": Recipe("tests/verify/state_models.py:decoder", ["tests/verify/state_models.py"], program=True),

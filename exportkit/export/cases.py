@@ -63,7 +63,7 @@ def draw_inputs(
         )
     args, kwargs = answer
     drawn = describe_call(spec.model, args, kwargs)
-    check_drawn(drawn, call, sizes, f"the spec's draw_inputs for {label_of(sizes)}")
+    check_drawn(drawn, call, sizes, "the spec's draw_inputs")
     tensors = [t.detach().cpu().to(dtype_of(wanted)) for t, wanted in zip(drawn.tensors, call.inputs)]
     return drawn.with_tensors(tuple(t.contiguous() for t in tensors))
 
@@ -161,7 +161,7 @@ def check_drawn(drawn: BoundCall, call: Call, sizes: Mapping[str, int], what: st
     wanted = {tensor.name: shape_at(tensor, sizes) for tensor in call.inputs}
     if found != wanted:
         raise UsageError(
-            f"{what} returned {found}; the model was traced for {wanted}",
+            f"{what} returned {found} for {label_of(sizes)}; the model was traced for {wanted}",
             hint="It must return the same tensors as the example inputs, of the sizes it is asked for.",
         )
     if drawn.parameters != call.parameters:

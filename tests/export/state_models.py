@@ -128,6 +128,10 @@ class Assigned(nn.Module):
         return self.new[:2], self.old
 
 
+def assigned() -> ExportSpec:
+    return ExportSpec(model=Assigned(), example_inputs=(torch.ones(3),), state=("old", "new"))
+
+
 class Tied(nn.Module):
     """Two modules over one buffer; each counts in it."""
 

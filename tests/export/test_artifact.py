@@ -90,7 +90,7 @@ def stock_loader(path: Path) -> torch._C._aoti.AOTIModelPackageLoader:
     """torch's own, which has to be given the weights, since it does not look for them beside the code."""
     loader = torch._C._aoti.AOTIModelPackageLoader(str(path), "cpu_x86_64_v3", False, 1, -1)
     with PackageReader(path) as reader:
-        constants = constants_of(reader.manifest.targets[0], mapped_weights(reader))
+        constants = constants_of(reader.manifest.targets[0], "forward", mapped_weights(reader))
     loader.load_constants({name: tensor.clone() for name, tensor in constants.items()}, False, True)
     return loader
 
@@ -122,7 +122,7 @@ def test_each_case_is_what_eager_answered(patches: Path) -> None:
         with torch.no_grad():
             answer = model(tensors["0.input.0"], tensors["0.input.1"])
         for number, expected in enumerate(answer[name] for name in ("best", "scores", "thirds")):
-            torch.testing.assert_close(tensors[f"output.{number}"], expected)
+            torch.testing.assert_close(tensors[f"0.output.{number}"], expected)
 
 
 def test_constants_among_the_outputs_are_the_manifests_not_the_codes(patches: Path) -> None:

@@ -24,7 +24,7 @@ from exportkit.export.program_model import state_of
 from exportkit.package.archive import PackageReader
 from exportkit.package.manifest import Manifest, Size, StateUse
 from tests.export import state_models as models
-from tests.export.state_models import Assigned, Decoder, Detector, Tied, Writes
+from tests.export.state_models import Decoder, Detector, Tied, Writes
 
 
 def exported(spec: ExportSpec, folder: Path, **options: Any) -> Manifest:
@@ -107,7 +107,7 @@ def test_methods_share_nested_state_and_take_only_what_they_use(tmp_path: Path) 
 
 
 def test_assigned_buffers_are_written_and_results_are_not_the_state_itself(tmp_path: Path) -> None:
-    exported(ExportSpec(model=Assigned(), example_inputs=(torch.ones(3),), state=("old", "new")), tmp_path)
+    exported(models.assigned(), tmp_path)
     saved = load_program(tmp_path / "x.pt2")
     module = saved.programs["forward"].module()
     new, old = torch.full((3,), 2.0), torch.zeros(3)
@@ -241,7 +241,7 @@ def test_eager_sessions_are_independent_fork_and_reset() -> None:
 
 
 def test_what_a_session_answered_does_not_change_with_the_next_call() -> None:
-    eager = EagerMethods(ExportSpec(model=Assigned(), example_inputs=(torch.ones(3),), state=("old", "new")))
+    eager = EagerMethods(models.assigned())
     session, call = eager.session(), eager.bind("forward", (torch.ones(3),), {})
     part, before = session.call("forward", call).outputs
     session.state["old"].fill_(7)
