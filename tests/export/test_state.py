@@ -16,11 +16,14 @@ from exportkit import ExportSpec, Method
 from exportkit.cli import main
 from exportkit.errors import ExportError, UsageError
 from exportkit.export.artifact import export_program
+from exportkit.export.draft import draft_of
 from exportkit.export.eager_methods import EagerMethods
 from exportkit.export.export_options import TraceOptions
 from exportkit.export.lifted import run_program
 from exportkit.export.program_file import load_program
 from exportkit.export.program_model import state_of
+from exportkit.export.resolve import resolve
+from exportkit.export.resolved import EagerModel
 from exportkit.package.archive import PackageReader
 from exportkit.package.manifest import Manifest, Size, StateUse
 from tests.export import state_models as models
@@ -330,3 +333,76 @@ def test_a_method_that_the_model_does_not_have_is_refused(tmp_path: Path) -> Non
     spec = ExportSpec(model=Decoder(), methods={"speak": Method(example_inputs=(torch.ones(1),))})
     with pytest.raises(UsageError, match=r"the method speak calls Decoder.speak, which does not exist"):
         exported(spec, tmp_path)
+
+
+def foreign(model: torch.nn.Module, inputs: tuple[Tensor, ...], folder: Path) -> Path:
+    """A program of torch.export.save."""
+    path = folder / "foreign.pt2"
+    torch.export.save(torch.export.export(model, inputs, strict=False), path)
+    return path
+
+
+def test_a_program_of_torch_may_write_inputs_but_its_buffers_are_no_state(tmp_path: Path) -> None:
+    writes = foreign(Writes(lambda m, x: x.add_(1).sum()), (torch.rand(2, 3),), tmp_path)
+    with pytest.raises(ExportError, match=r"writes into its inputs x(?s:.*)--writes NAME"):
+        export_program(resolve(str(writes)), tmp_path / "x.pt2")
+    manifest = export_program(resolve(str(writes)), tmp_path / "x.pt2", TraceOptions(writes=["x"]))
+    assert manifest.call.inputs[0].written is not None
+    assert replayed(tmp_path / "x.pt2") == 1
+    state = foreign(Writes(lambda m, x: x + m.h.add_(x)), (torch.rand(2, 3),), tmp_path)
+    with pytest.raises(ExportError, match="changes its buffers h"):
+        export_program(resolve(str(state)), tmp_path / "y.pt2")
+    with pytest.raises(UsageError, match="already traced, so that its buffers cannot become state"):
+        export_program(resolve(str(state)), tmp_path / "y.pt2", TraceOptions(state=["h"]))
+
+
+def test_a_saved_program_keeps_its_state_and_cannot_get_other_state(tmp_path: Path) -> None:
+    exported(models.decoder(), tmp_path)
+    again = export_program(resolve(str(tmp_path / "x.pt2")), tmp_path / "y.pt2")
+    with PackageReader(tmp_path / "x.pt2") as reader:
+        assert (again.methods, again.state, again.cases) == (
+            reader.manifest.methods,
+            reader.manifest.state,
+            reader.manifest.cases,
+        )
+    assert replayed(tmp_path / "y.pt2") == 24
+    with pytest.raises(UsageError, match="its state and what it writes cannot change"):
+        export_program(resolve(str(tmp_path / "x.pt2")), tmp_path / "y.pt2", TraceOptions(state=["position"]))
+
+
+def test_programs_answer_as_one_model_over_the_weights_that_it_has(tmp_path: Path) -> None:
+    spec = models.decoder()
+    exported(spec, tmp_path)
+    saved = load_program(tmp_path / "x.pt2").spec
+    with torch.no_grad():
+        for model in (spec.model, saved.model):
+            model.get_parameter("embedding.weight").mul_(2)
+        sessions = [EagerMethods(each).session({"batch": 2}) for each in (spec, saved)]
+        answers = []
+        for session, eager in zip(sessions, map(EagerMethods, (spec, saved))):
+            ids = torch.arange(6).reshape(2, 3)
+            calls = [("prefill", ids), ("decode", ids[:, :1]), ("embed", ids)]
+            answers.append([session.call(name, eager.bind(name, (x,), {})).outputs[0] for name, x in calls])
+    for one, other in zip(*answers):
+        torch.testing.assert_close(one, other)
+    torch.testing.assert_close(dict(sessions[0].state), dict(sessions[1].state))
+
+
+def test_a_draft_says_what_a_method_writes_without_declaring_it(tmp_path: Path) -> None:
+    assert not draft_of(EagerModel(models.decoder()), TraceOptions()).findings
+    spec = replace(models.decoder(), state={"cache.*": "batch"})
+    found = [finding.message for finding in draft_of(EagerModel(spec), TraceOptions()).findings]
+    assert [text.partition(" while")[0] for text in found] == [
+        "prefill: the model changes its buffers position",
+        "decode: the model changes its buffers position",
+    ]
+
+
+def test_an_option_for_a_size_is_for_each_method_that_has_the_input(tmp_path: Path) -> None:
+    manifest = exported(models.decoder(), tmp_path, dynamic=["ids:1=length[1:4]"], cases=1)
+    ranges = {method.name: {d.name: d.max for d in method.call.dimensions} for method in manifest.methods}
+    assert ranges == {"prefill": {"batch": 4, "length": 4}, "decode": {"batch": 4}, "embed": {"batch": 4, "length": 4}}
+    with pytest.raises(UsageError, match=r"--dynamic image:...: no method has a tensor input 'image'"):
+        exported(models.decoder(), tmp_path, dynamic=["image:1=length[1:4]"])
+    with pytest.raises(UsageError, match="--writes image: no method has an input of that name"):
+        exported(models.decoder(), tmp_path, writes=["image"])
