@@ -44,8 +44,9 @@ std::string unpack(const Words& words) {
   std::string warned;
   const Unpacking how{always(words.at(4)),
                       [&](const std::string& text) { warned += (warned.empty() ? "" : ", ") + json_text(text); }};
-  const CacheEntry entry = words.at(2) == "library" ? unpack(reader, reader.manifest().libraries.at(index), how)
-                                                    : unpack_code(reader, reader.manifest().targets.at(index).name, how);
+  const CacheEntry entry = words.at(2) == "library"
+                               ? unpack(reader, reader.manifest().libraries.at(index), how)
+                               : unpack_code(reader, reader.manifest().targets.at(index).name, how);
   return answer("[" + json_text(entry.folder().string()) + ", [" + warned + "]]");
 }
 
