@@ -18,7 +18,7 @@ from exportkit import package
 from exportkit.onnx.files import COMPANION_SUFFIX
 from exportkit.package import core, manifest, openssf, signature
 from exportkit.package.archive import ROOT, PackageReader, write_package
-from exportkit.package.consistency import AOTINDUCTOR_DIR, CASES_DIR, OPERATORS_DIR, is_complete
+from exportkit.package.consistency import AOTINDUCTOR_DIR, CASES_DIR, OPERATORS_DIR, STATE_DIR, is_complete
 from exportkit.package.manifest import FORMAT_VERSION, MANIFEST_NAME, Strict, decode_manifest, encode_manifest
 from exportkit.package.signing import sign_package
 from exportkit.package.structure import MAX_DEPTH
@@ -122,7 +122,9 @@ def test_numbers_and_names_in_the_text_are_those_of_the_code() -> None:
         f"{constant('accuracy.h', 'kOutputUlps')} unit in the last place of its dtype, plus "
         f"{constant('accuracy.h', 'kFloat32Ulps')} of float32",
         "`/etc/exportkit/policy.json`",
-        *(MANIFEST_NAME, AOTINDUCTOR_DIR, OPERATORS_DIR, CASES_DIR),
+        f"with which it is called. At most {constant('state_checks.cpp', 'kMaxMethodName')} characters.",
+        f"At most {constant('state_checks.cpp', 'kMaxRank')}. Only the first may be a Size",
+        *(MANIFEST_NAME, AOTINDUCTOR_DIR, OPERATORS_DIR, CASES_DIR, STATE_DIR),
     ):
         assert said in prose, said
     for name, content in STOCK_RECORDS.items():
