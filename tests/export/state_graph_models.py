@@ -67,9 +67,9 @@ class Writes(nn.Module):
         return total * 2 + x
 
 
-def decoder() -> ExportSpec:
+def decoder(layers: int = 32) -> ExportSpec:
     return ExportSpec(
-        model=Decoder().eval(),
+        model=Decoder(layers).eval(),
         methods={
             "prefill": Method(
                 (torch.randint(0, WORDS, (2, 5)),), dynamic_shapes={"tokens": {0: "batch[1:16]", 1: "length[2:32]"}}
