@@ -60,13 +60,11 @@ def test_sizes_must_be_those_of_the_package():
     with exportkit.load(artifact("weighted"), "cpu") as model:
         call = model.manifest.call
     sizes = {dimension.name: dimension.max for dimension in call.dimensions}
-    made = empty_inputs(call, sizes, torch.device("meta"))
-    assert list(made) == [tensor.name for tensor in call.inputs]
-    shapes = [list(tensor.shape) for tensor in made.values()]
-    report = graph_report(
-        f'{{"memory": 7, "graphs": [{{"shapes": {shapes}, "uses": 3, "copies_inputs": false}}], "refused": []}}', call
-    )
-    assert (report.memory, report.graphs, report.refused) == (7, (CudaGraph(sizes, 3, False),), ())
+    shapes = [list(tensor.shape) for tensor in empty_inputs(call, sizes, torch.device("meta"))]
+    said = f'{{"memory": 7, "graphs": [{{"shapes": {shapes}, "uses": 3, "copies_inputs": false}}], "refused": []}}'
+    report = graph_report({"forward": said, "other": said}, {"forward": call.inputs, "other": call.inputs})
+    graphs = tuple(CudaGraph(method, sizes, 3, False) for method in ("forward", "other"))
+    assert (report.memory, report.graphs, report.refused) == (14, graphs, ())
     name = call.dimensions[0].name
     for wrong in ({name: 10**9}, {name: 1.0}, {name: True}, {name: None}):
         with pytest.raises(UsageError, match=f"{name} must be an integer from"):
@@ -412,8 +410,8 @@ def test_exportkit_run_has_graphs_in_threads_that_never_used_cuda():
         artifact("triton-cuda"), "--device", "cuda", "--cuda-graphs", "--bench", "0.2", "--threads", "2"
     )
     assert document["ok"] is True
-    assert len(document["cuda_graphs"]["graphs"]) >= 1
-    assert document["cuda_graphs"]["refused"] == []
+    assert len(document["cuda_graphs"]["forward"]["graphs"]) >= 1
+    assert document["cuda_graphs"]["forward"]["refused"] == []
 
 
 @pytest.mark.cuda
