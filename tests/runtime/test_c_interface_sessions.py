@@ -14,12 +14,12 @@ import pytest
 import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
-from tests.runtime.stateful import ROWS, WIDTH, Recorder
 
 import exportkit
 from exportkit.runtime.native import library_path
 from tests.runtime import c_interface, stateful
 from tests.runtime.c_interface import Refused, view
+from tests.runtime.stateful import ROWS, WIDTH, Recorder
 
 BUSY, BROKEN, CLOSED = 104, 105, 106
 USAGE, INPUT, STATE = 200, 201, 203

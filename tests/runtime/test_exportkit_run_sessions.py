@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from tests.runtime.stateful import WIDTH, Recorder
 
 from exportkit.errors import CaseError, InputError, UsageError
 from tests.runtime import exportkit_run, sequences
+from tests.runtime.stateful import WIDTH, Recorder
 
 
 @pytest.fixture(scope="module")
