@@ -4,7 +4,7 @@
 
 "the graph alone" is a replay on one session's state, without new inputs and outputs; "in turn" are two sessions that
 one graph serves alternately. Microseconds of a call that follows another, by CUDA events: the median of seven rounds.
-The method must bear any number of calls with inputs of zeros. Prints a Markdown table, whether all bits are equal, and
+"host" is what the calling thread takes for a call with CUDA graphs, and for the graph alone. The method must bear any number of calls with inputs of zeros. Prints a Markdown table, whether all bits are equal, and
 the memory that loading takes.
 """
 
@@ -12,6 +12,9 @@ from __future__ import annotations
 
 import argparse
 import itertools
+import statistics
+import time
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -33,6 +36,7 @@ def main() -> None:
     parser.add_argument("--size", dest="sizes", action="append", required=True, help="such as batch=8")
     options = parser.parse_args()
     exportkit.load(options.package, "cuda").close()  # what CUDA and kernels take stays
+    torch.cuda.empty_cache()
     before = torch.cuda.mem_get_info()[0]
     with exportkit.load(options.package, "cuda", runners=2) as plain:
         loaded = before - torch.cuda.mem_get_info()[0]
@@ -40,8 +44,8 @@ def main() -> None:
             exportkit.load(options.package, "cuda", cuda_graphs=True) as graphs,
             exportkit.load(options.package, "cuda", cuda_graphs=[]) as captured,
         ):
-            print("| size | a call | with CUDA graphs | in turn | the graph alone | of that | equal bits |")
-            print("| --- | ---: | ---: | ---: | ---: | ---: | --- |")
+            print("| size | a call | with CUDA graphs | in turn | the graph alone | of that | host | equal bits |")
+            print("| --- | ---: | ---: | ---: | ---: | ---: | ---: | --- |")
             for size in options.sizes:
                 print(_row(plain, graphs, captured, options.method, size))
             for refused in graphs.cuda_graphs.refused:
@@ -70,7 +74,21 @@ def _row(plain: exportkit.Model, graphs: exportkit.Model, captured: exportkit.Mo
     turns = itertools.cycle(calls[1:3])
     called, replayed, bare = (microseconds(each) for each in (calls[0], calls[1], alone.replay))
     in_turn = microseconds(lambda: next(turns)())
-    return f"| {size} | {called:.1f} | {replayed:.1f} | {in_turn:.1f} | {bare:.1f} | {replayed / bare:.2f} | {equal} |"
+    host = f"{_host_microseconds(calls[1]):.1f}, {_host_microseconds(alone.replay):.1f}"
+    times = f"{called:.1f} | {replayed:.1f} | {in_turn:.1f} | {bare:.1f} | {replayed / bare:.2f} | {host}"
+    return f"| {size} | {times} | {equal} |"
+
+
+def _host_microseconds(call: Callable[[], object], count: int = 50) -> float:
+    """Returns the time that the host takes for a call, while the GPU's queue has room."""
+    rounds = []
+    for _ in range(7):
+        torch.cuda.synchronize()
+        begin = time.perf_counter()
+        for _ in range(count):
+            call()
+        rounds.append((time.perf_counter() - begin) / count * 1e6)
+    return statistics.median(rounds)
 
 
 def _captured(call: Any) -> torch.cuda.CUDAGraph:
