@@ -6,14 +6,24 @@ import msgspec
 import pytest
 import torch
 
+from exportkit import ExportSpec
 from exportkit.errors import UsageError
 from exportkit.export.artifact import export_program
-from exportkit.export.call_signature import describe_call
-from exportkit.export.cases import eager_mode, record_case
+from exportkit.export.cases import eager_mode
+from exportkit.export.eager_methods import EagerMethods
 from exportkit.export.export_options import TraceOptions
+from exportkit.export.record import record_case
 from exportkit.export.resolve import resolve
+from exportkit.export.sequences import DrawnCall
 from exportkit.package.archive import PackageReader
-from exportkit.package.manifest import OutputTolerance, TensorOutput
+from exportkit.package.manifest import (
+    Call,
+    OutputTolerance,
+    PackagedMethod,
+    TensorInput,
+    TensorNode,
+    TensorOutput,
+)
 from exportkit.precision import Float32Precision, allow_tf32, with_tf32
 from exportkit.runtime.isolated_messages import TorchSettings
 
@@ -86,12 +96,22 @@ class Watched(torch.nn.Module):
 
 def test_a_reference_never_uses_tf32():
     model = Watched().eval()
-    bound = describe_call(model, (torch.rand(3, 2),), {})
-    output = TensorOutput("y", "float32", (3, 2), OutputTolerance(0.0, 0.0))
+    eager = EagerMethods(ExportSpec(model=model, example_inputs=(torch.rand(3, 2),)))
+    bound = eager.bind("forward", (torch.rand(3, 2),), {})
+    exact = OutputTolerance(rtol=0.0, atol=0.0)
+    call = Call(
+        parameters=bound.parameters,
+        inputs=(TensorInput(name="x", dtype="float32", shape=(3, 2), written=None),),
+        result=TensorNode(index=0),
+        outputs=(TensorOutput(name="0", dtype="float32", shape=(3, 2), tolerance=exact),),
+        dimensions=(),
+    )
+    method = PackagedMethod(name="forward", call=call, state=())
     with with_tf32(True):
         for tf32 in (False, True):
             model.seen.clear()
-            assert record_case(model, bound, {}, [output], ["y"], tf32=tf32).accuracy.keys() == {"y"}
+            case = record_case(eager, [method], (), [DrawnCall("forward", bound, {})], tf32=tf32)
+            assert case.calls[0].accuracy.keys() == {"0"}
             assert model.seen == [tf32, False]
 
 
