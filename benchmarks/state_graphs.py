@@ -4,8 +4,9 @@
 
 "the graph alone" is a replay on one session's state, without new inputs and outputs; "in turn" are two sessions that
 one graph serves alternately. Microseconds of a call that follows another, by CUDA events: the median of seven rounds.
-"host" is what the calling thread takes for a call with CUDA graphs, and for the graph alone. The method must bear any number of calls with inputs of zeros. Prints a Markdown table, whether all bits are equal, and
-the memory that loading takes.
+"host" is what the calling thread takes for a call with CUDA graphs, and for the graph alone. The method must bear any
+number of calls with inputs of zeros. Prints a Markdown table, whether all bits are equal, and the memory that loading
+takes.
 """
 
 from __future__ import annotations
