@@ -103,7 +103,7 @@ def test_a_method_with_state_is_run_in_a_session_of_the_given_size(package, tmp_
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--method", "decode"], 'recorder has no method "decode"'),
+        (["--method", "decode"], "recorder has no method 'decode'"),
         (["--session", "batch=2"], "--session needs --input"),
         (["--session", "batch", "--input", "x"], "--session must be SIZE=N, such as batch=3, got 'batch'"),
         (["--session", "batch=two", "--input", "x"], "--session must be SIZE=N with an integer, got 'batch=two'"),
