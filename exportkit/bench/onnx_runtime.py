@@ -12,6 +12,7 @@ from torch.utils._pytree import tree_leaves
 
 from exportkit.errors import UsageError
 from exportkit.onnx.files import described, model_path, named_model, open_onnx
+from exportkit.onnx.interface import Interface
 from exportkit.onnx.session import Bits, OnnxSession, bits_type
 from exportkit.package.core import Demand
 from exportkit.package.manifest import Call, PackagedMethod
@@ -63,7 +64,7 @@ def load_onnx(path: Path, device: torch.device, demand: Demand, method: str | No
             raise UsageError(f"{chosen.name} of {path} has state, and --onnx times models without")
         onnx = described(companion, chosen.name)
         file = model if len(companion.manifest.onnx) == 1 else model_path(companion, chosen.name)
-        session = OnnxSession(file, onnx, chosen.call, threads=torch.get_num_threads())
+        session = OnnxSession(file, onnx, Interface.of(chosen, ()), threads=torch.get_num_threads())
     return OnnxModel(session, chosen, f"ONNX Runtime {session.version}, opset {onnx.opset}")
 
 

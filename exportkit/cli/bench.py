@@ -113,7 +113,7 @@ def command(
     model is made if --model names it, or if an installed package has registered the name that the package recorded.
 
     Of a method with state, the last call in each recorded sequence is timed. Before each call, the session gets the
-    state that it had there, which is not timed. --sequence times all calls of a sequence, from a new session's state on.
+    state that it had there, which is not timed. --sequence times all calls of a sequence, in a new session.
 
     The alternatives take turns. Inputs rotate, so that caches do not hold them. On CUDA an operator has two times: of
     a call with its launches, and of the kernels alone, replayed from a CUDA graph. The table shows the kernels' time

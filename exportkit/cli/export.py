@@ -23,6 +23,7 @@ from exportkit.cli.shared_options import (
     weights_option,
 )
 from exportkit.export.export_options import CompileOptions, CpuIsa, CudaArch, TraceOptions
+from exportkit.onnx.files import companion_path, method_path
 from exportkit.onnx.onnx_options import OnnxOptions
 from exportkit.package.trust import Trust
 from exportkit.sizes import bytes_text
@@ -261,22 +262,26 @@ def command(
             manifest = export_aoti(resolved, output, options, compile_options, progress=step)
     if output is None:
         return print_draft(report, as_json)
+    # ONNX models of several methods are files beside one companion, which stands for them.
+    written = output if len(manifest.onnx) < 2 else companion_path(output)
     if as_json:
         import msgspec
 
-        file = {"path": str(output), "size": output.stat().st_size}
+        file = {"path": str(written), "size": written.stat().st_size}
         document = {"file": file, "manifest": msgspec.to_builtins(manifest)}
         print_json(document | ({"changes": [asdict(change) for change in changes]} if apply_suggested_fixes else {}))
         return 0
     _print_manifest(output, manifest)
-    click.echo(f"Next: exportkit {_FOLLOWING[output_format].format(output)}")
+    click.echo(f"Next: exportkit {_FOLLOWING[output_format].format(written)}")
     return 0
 
 
 def _print_manifest(output: Path, manifest: Manifest) -> None:
     from exportkit.cli.describe import dimension_text, input_rows, output_rows, state_rows, target_text
 
-    click.echo(f"{output}  {bytes_text(output.stat().st_size)}")
+    files = [method_path(output, manifest.methods, each.method) for each in manifest.onnx] or [output]
+    for file in files:
+        click.echo(f"{file}  {bytes_text(file.stat().st_size)}")
     for method in manifest.methods:
         if len(manifest.methods) > 1 or method.state:
             click.echo(f"method {method.name}" + ("" if method.state else ", without state"))

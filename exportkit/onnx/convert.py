@@ -22,12 +22,14 @@ from exportkit.onnx.bodies import traced_body
 from exportkit.onnx.branches import refusing_decompositions
 from exportkit.onnx.decompositions import Decomposition, decomposition_of
 from exportkit.onnx.functions import Functions, attributes_of
+from exportkit.onnx.interface import Interface
 from exportkit.onnx.lowering import STAND_IN_DOMAIN, onnx_dtype, translations
 from exportkit.onnx.names import cleaned, describe
 from exportkit.onnx.refusals import refused_body, refused_model
 from exportkit.onnx.repairs import restore_initializers, widen_scatters
 from exportkit.onnx.stand_ins import CustomCall, with_stand_ins
-from exportkit.package.manifest import Call, OnnxFunction, TensorInput, TensorOutput
+from exportkit.onnx.written import returning_written, written_places
+from exportkit.package.manifest import OnnxFunction, PackagedMethod, StateTensor
 from exportkit.progress import Progress
 
 
@@ -48,7 +50,8 @@ class Converted:
 
 def convert(
     program: torch.export.ExportedProgram,
-    call: Call,
+    method: PackagedMethod,
+    state: Sequence[StateTensor] = (),
     *,
     opset: int,
     inline: bool,
@@ -59,7 +62,8 @@ def convert(
 
     Args:
         program: The traced program. It does not change.
-        call: Its description.
+        method: Its description.
+        state: The whole model's state.
         opset: The version of ONNX's operators.
         inline: Puts the operators of each function where it is called.
         decompositions: The caller's decompositions, by the operator's name.
@@ -68,11 +72,12 @@ def convert(
     Raises:
         ExportError: A custom operator has no decomposition, or something in the graph has no counterpart in ONNX.
     """
-    _refuse_complex(call)
+    interface = Interface.of(method, state)
+    _refuse_complex(interface)
     conversion = _Conversion(opset, decompositions, progress)
     with quiet_torch(), _one_registry():
         progress("converting the model to ONNX")
-        model = conversion.converted(program, refused_model)
+        model = conversion.converted(program, refused_model, written_places(method))
     functions, lines = conversion.functions, cleaned(model)
     for function in functions.all:
         model.functions[function.identifier()] = function
@@ -81,7 +86,7 @@ def convert(
         InlinePass()(model)
         RemoveUnusedFunctionsPass()(model)
         RemoveUnusedOpsetsPass()(model)
-    describe(model, program, call)
+    describe(model, program, interface, method.call)
     model.producer_name, model.producer_version = "exportkit", __version__
     return Converted(model, () if inline else functions.described, lines)
 
@@ -97,12 +102,22 @@ class _Conversion:
         self._within: list[str] = []  # the operators whose decompositions are being converted
 
     def converted(
-        self, program: torch.export.ExportedProgram, refused: Callable[[Exception], ExportError]
+        self,
+        program: torch.export.ExportedProgram,
+        refused: Callable[[Exception], ExportError],
+        written: Sequence[int] = (),
     ) -> onnx_ir.Model:
-        """Converts a program. `refused` makes the error to raise of an error of torch.onnx."""
+        """Converts a program.
+
+        Args:
+            program: The program.
+            refused: Makes the error to raise of an error of torch.onnx.
+            written: The places of the tensors that it writes. They become further results.
+        """
         with with_stand_ins(program) as (changed, calls):
             found = {key: decomposition_of(call.operator, self._decompositions) for key, call in calls.items()}
             try:
+                changed = returning_written(changed, written)
                 model = self._translated(changed, calls)
             except ExportkitError:
                 raise
@@ -117,7 +132,7 @@ class _Conversion:
         model.graph.opset_imports.pop(STAND_IN_DOMAIN, None)
         restore_initializers(model.graph)
         widen_scatters(model.graph)
-        _keep_dtypes(model.graph, program)
+        _keep_dtypes(model.graph, changed)
         return model
 
     def _translated(self, program: torch.export.ExportedProgram, calls: Mapping[str, CustomCall]) -> onnx_ir.Model:
@@ -197,9 +212,8 @@ def _keep_dtypes(graph: onnx_ir.Graph, program: torch.export.ExportedProgram) ->
             graph.outputs[number] = node.outputs[0]
 
 
-def _refuse_complex(call: Call) -> None:
-    tensors: tuple[TensorInput | TensorOutput, ...] = (*call.inputs, *call.outputs)
-    for tensor in tensors:
+def _refuse_complex(interface: Interface) -> None:
+    for _, tensor in (*interface.inputs, *interface.outputs):
         if tensor.dtype.startswith("complex"):
             raise ExportError(
                 f"{tensor.name} is {tensor.dtype}, which ONNX Runtime does not compute with",

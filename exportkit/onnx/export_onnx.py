@@ -12,7 +12,7 @@ from exportkit.export.artifact import manifest_of, traced_model, traced_records
 from exportkit.export.export_options import TraceOptions
 from exportkit.export.placement import usable_device
 from exportkit.export.resolved import ResolvedModel
-from exportkit.onnx.files import write_onnx
+from exportkit.onnx.files import MethodModel, write_onnx
 from exportkit.onnx.onnx_options import OnnxOptions
 from exportkit.package.manifest import Manifest, Operator
 from exportkit.progress import Progress, silent
@@ -39,7 +39,8 @@ def export_onnx(
 
     Args:
         model: The result of `resolve`, or a spec.
-        out: The `.onnx` to write. It is replaced only if everything succeeds.
+        out: The `.onnx` to write. Of several methods, each gets a model of its own, such as `out.decode.onnx`. They are
+            replaced only if everything succeeds.
         options: How to trace the model.
         onnx_options: How to write it.
         progress: Called with a description of each step.
@@ -62,24 +63,31 @@ def export_onnx(
     traced = traced_model(model, out, options, device, progress)
     spec = model if isinstance(model, ExportSpec) else model.spec
     _check_named(onnx_options.decompositions, traced.operators)
-    converted = convert(
-        traced.methods[0].program,
-        traced.methods[0].call,
-        opset=onnx_options.opset,
-        inline=onnx_options.inline,
-        decompositions={**spec.decompositions, **onnx_options.decompositions},
-        progress=progress,
-    )
-    progress("loading the model into ONNX Runtime")
-    check_loads(converted.model, converted.lines)
+    names = {operator.name for operator in traced.operators}
+    models = []
+    for method in traced.methods:
+        of = f" of {method.name}" if len(traced.methods) > 1 else ""
+        converted = convert(
+            method.program,
+            method.packaged,
+            traced.state,
+            opset=onnx_options.opset,
+            inline=onnx_options.inline,
+            decompositions={**spec.decompositions, **onnx_options.decompositions},
+            progress=progress,
+        )
+        progress(f"loading the model{of} into ONNX Runtime")
+        check_loads(converted.model, converted.lines)
+        converted.model.graph.name = traced.name
+        models.append(
+            MethodModel(converted.model, tuple(each for each in converted.functions if each.operator in names))
+        )
     progress(f"writing {out}")
-    converted.model.graph.name = traced.name
     return write_onnx(
         out,
-        converted.model,
+        models,
         manifest_of(traced, options.version),
         traced_records(traced),
-        functions=tuple(f for f in converted.functions if f.operator in {o.name for o in traced.operators}),
         opset=onnx_options.opset,
         data_threshold=onnx_options.data_threshold,
     )

@@ -11,6 +11,7 @@ import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
@@ -61,6 +62,12 @@ def model_path(companion: PackageReader, method: str) -> Path:
     return method_path(base, companion.manifest.methods, method)
 
 
+def model_paths(companion: PackageReader) -> dict[str, Path]:
+    """Returns the paths of the models of several methods, by method; nothing for one that stands alone."""
+    methods = companion.manifest.methods
+    return {each.name: model_path(companion, each.name) for each in methods} if len(methods) > 1 else {}
+
+
 def _companion_of(model: Path) -> Path | None:
     """Returns the companion of a model: its own, or that of a model with several methods; None if there is none."""
     shared = model.with_name(Path(model.stem).stem + model.suffix)
@@ -95,55 +102,72 @@ def _beside(model: Path, name: str) -> Path:
 # --- writing ----------------------------------------------------------------------------------------------------------
 
 
+@dataclass(frozen=True)
+class MethodModel:
+    """The ONNX model of a method, and its functions that compute custom operators. Its tensors may be lazy."""
+
+    model: onnx_ir.Model
+    functions: tuple[OnnxFunction, ...] = ()
+
+
 def write_onnx(
     out: Path,
-    model: onnx_ir.Model,
+    models: Sequence[MethodModel],
     manifest: Manifest,
-    cases: Mapping[str, Content],
+    records: Mapping[str, Content],
     *,
-    functions: tuple[OnnxFunction, ...],
     opset: int,
     data_threshold: int = DATA_THRESHOLD,
 ) -> Manifest:
-    """Writes a model, its weights if they do not fit into it, and its companion.
+    """Writes the models of all methods, their weights if they do not fit into them, and the companion.
 
-    The files get their names when all of them are complete. The name of the data file has its digest, so a process that
-    is killed leaves no model with the weights of another. Data files of the model that is replaced are removed.
+    The files get their names when all of them are complete. The name of a data file has its digest, so a process that
+    is killed leaves no model with the weights of another. Data files of models that are replaced are removed.
 
     Args:
-        out: The `.onnx` to write. The name of the companion is longer by `.exportkit`.
-        model: The model. Its tensors may be lazy or in other files.
-        manifest: What describes the model, with its operators and cases, without targets, weights and libraries.
-        cases: The records of the manifest's cases.
-        functions: The model's functions that compute custom operators.
-        opset: The version of ONNX's operators that the model uses.
-        data_threshold: The bytes of tensors from which on they are written to a data file.
+        out: The `.onnx` to write; of several methods, `<out>.<method>.onnx` are written. The name of the companion is
+            that of `out`, and `.exportkit`.
+        models: The models, in the order of the manifest's methods.
+        manifest: What describes them, with operators, state and cases, without targets, weights and libraries.
+        records: The records of the manifest's cases and state.
+        opset: The version of ONNX's operators that the models use.
+        data_threshold: The bytes of tensors of a model from which on they are written to a data file.
 
     Returns:
         The companion's manifest.
 
     Raises:
-        ExportError: The model without its weights is larger than ONNX allows.
+        ExportError: A model without its weights is larger than ONNX allows.
         PackageError: The manifest breaks a rule of the format.
         OSError: A file cannot be written.
     """
-    with temporary_folder(out.parent, "exportkit-onnx") as folder, _outside(out, model, folder, data_threshold) as data:
-        content = _serialized(model)
-        write_whole(folder / "model", content)
-        onnx = Onnx(
-            method=manifest.method().name,
-            size=len(content),
-            sha256=hashlib.sha256(content).hexdigest(),
-            data=data,
-            opset=opset,
-            functions=functions,
-        )
-        written = write_package(folder / "companion", msgspec.structs.replace(manifest, onnx=(onnx,)), cases)
-        if data is not None:
-            (folder / "data").replace(out.with_name(data.name))
-        (folder / "model").replace(out)
+    described, ready = [], []
+    with temporary_folder(out.parent, "exportkit-onnx") as folder:
+        for number, (method, each) in enumerate(zip(manifest.methods, models, strict=True)):
+            path, place = method_path(out, manifest.methods, method.name), folder / str(number)
+            place.mkdir()
+            with _outside(path, each.model, place, data_threshold) as data:
+                content = _serialized(each.model)
+                write_whole(place / "model", content)
+            described.append(
+                Onnx(
+                    method=method.name,
+                    size=len(content),
+                    sha256=hashlib.sha256(content).hexdigest(),
+                    data=data,
+                    opset=opset,
+                    functions=each.functions,
+                )
+            )
+            ready.append((path, place, data))
+        written = write_package(folder / "companion", msgspec.structs.replace(manifest, onnx=tuple(described)), records)
+        for path, place, data in ready:
+            if data is not None:
+                (place / "data").replace(path.with_name(data.name))
+            (place / "model").replace(path)
         (folder / "companion").replace(companion_path(out))
-    _remove_old_data(out, data)
+    for path, _, data in ready:
+        _remove_old_data(path, data)
     return written
 
 
@@ -233,10 +257,16 @@ def open_onnx(model: Path, *, demand: core.Demand | None = None) -> PackageReade
         with _naming(companion):
             reader.verify()
         described(reader, reader.manifest.methods[0].name)
+        several = model_paths(reader)
+        if several and model.exists() and not any(model.samefile(each) for each in several.values() if each.exists()):
+            raise OnnxFileError(
+                f"{model.name} is not among the models that {companion.name} describes: "
+                f"{', '.join(path.name for path in several.values())}",
+                hint="It may be left from an export of another model. Remove it, or export again.",
+            )
         for onnx in reader.manifest.onnx:
             # A link may stand for the model, with its companion elsewhere.
-            alone = len(reader.manifest.onnx) == 1
-            path = model if alone else model_path(reader, onnx.method)
+            path = several.get(onnx.method, model)
             with _opened(path, onnx.size) as file, open_data(path, onnx):
                 _check_digest(path, _digest(file), onnx.sha256)
         return reader

@@ -14,43 +14,31 @@ from torch.export.graph_signature import InputKind, TensorArgument
 
 from exportkit.export.shapes import linear_in_one
 from exportkit.export.source_lines import where_listed
-from exportkit.package.manifest import Call, Size, TensorInput, TensorOutput
+from exportkit.onnx.interface import Interface
+from exportkit.package.manifest import Call, Size, StateTensor, TensorInput, TensorOutput
+
+_Tensor = TensorInput | TensorOutput | StateTensor
 
 RANGES_KEY = "exportkit.dimensions"
 """The key of the ranges in the model's metadata: JSON such as {"batch": [1, 64]}."""
 
 
-def output_names(call: Call) -> tuple[str, ...]:
-    """Returns the outputs' names. ONNX allows each name once, so an output called like an input gets a prefix."""
-    taken = {tensor.name for tensor in call.inputs}
-    names = []
-    for output in call.outputs:
-        name = output.name
-        while name in taken:
-            name = f"output.{name}"
-        taken.add(name)
-        names.append(name)
-    return tuple(names)
-
-
-def describe(model: onnx_ir.Model, program: torch.export.ExportedProgram, call: Call) -> None:
+def describe(model: onnx_ir.Model, program: torch.export.ExportedProgram, interface: Interface, call: Call) -> None:
     """Gives a model the manifest's names of inputs, outputs and sizes, and the ranges of the sizes."""
-    known = _dimensions(program, call)
+    known = _dimensions(program, [tensor for _, tensor in interface.inputs])
     for value in {value for node in model.graph.all_nodes() for value in node.outputs}:
         _rename_sizes(value, known)
-    described: tuple[tuple[onnx_ir.Value, TensorInput | TensorOutput], ...] = (
-        *zip(model.graph.inputs, call.inputs),
-        *zip(model.graph.outputs, call.outputs),
+    described: tuple[tuple[onnx_ir.Value, tuple[str, _Tensor]], ...] = (
+        *zip(model.graph.inputs, interface.inputs),
+        *zip(model.graph.outputs, interface.outputs),
     )
-    for value, tensor in described:
+    for value, (_, tensor) in described:
         _rename_sizes(value, known)
         value.shape = onnx_ir.Shape(
             [traced if size is None else _axis(size) for size, traced in zip(tensor.shape, value.shape or ())]
         )
-    for value, name in zip(model.graph.outputs, output_names(call)):
+    for value, (name, _) in reversed(described):
         value.name = name
-    for value, given in zip(model.graph.inputs, call.inputs):
-        value.name = given.name
     NameFixPass()(model)
     model.metadata_props[RANGES_KEY] = json.dumps({d.name: [d.min, d.max] for d in call.dimensions})
 
@@ -59,7 +47,7 @@ def _axis(size: int | Size) -> int | str:
     return size if isinstance(size, int) else str(size)
 
 
-def _dimensions(program: torch.export.ExportedProgram, call: Call) -> dict[str, str]:
+def _dimensions(program: torch.export.ExportedProgram, inputs: Sequence[_Tensor]) -> dict[str, str]:
     """Returns the text of each of the program's symbols in the manifest's dimensions."""
     values = {node.name: node.meta.get("val") for node in program.graph.nodes if node.op == "placeholder"}
     taken = [
@@ -68,7 +56,7 @@ def _dimensions(program: torch.export.ExportedProgram, call: Call) -> dict[str, 
         if spec.kind is InputKind.USER_INPUT and isinstance(spec.arg, TensorArgument)
     ]
     known: dict[str, str] = {}
-    for tensor, described in zip(taken, call.inputs):
+    for tensor, described in zip(taken, inputs):
         for traced, size in zip(tensor.shape, described.shape):
             if isinstance(traced, torch.SymInt) and isinstance(size, Size):
                 known |= _solved(traced.node.expr, size)

@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from exportkit.errors import HostError, ModelLoadError, OnnxFileError
 from exportkit.onnx.files import open_data, read_model
+from exportkit.onnx.interface import Interface
 from exportkit.package.dtypes import ITEM_BYTES
-from exportkit.package.manifest import Call, Onnx
+from exportkit.package.manifest import Onnx
 
 if TYPE_CHECKING:
     import numpy as np
@@ -82,17 +83,17 @@ class OnnxSession:
         version: ONNX Runtime's version.
     """
 
-    def __init__(self, model: Path, onnx: Onnx, call: Call, *, threads: int | None = None) -> None:
+    def __init__(self, model: Path, onnx: Onnx, interface: Interface, *, threads: int | None = None) -> None:
         """Reads and checks the model and its data, and loads what was read.
 
         Args:
             model: The `.onnx`.
             onnx: The size and digest that the model and its data have.
-            call: The model's inputs and outputs, in the order of the model's.
+            interface: The model's inputs and outputs.
             threads: The threads of one operator, which rest between calls. Default: ONNX Runtime's choice.
 
         Raises:
-            OnnxFileError: A file is missing or was changed, or the model has other inputs or outputs than the call.
+            OnnxFileError: A file is missing or was changed, or the model has other inputs or outputs.
             ModelLoadError: ONNX Runtime refuses the model, for instance because it has no kernel for an operator.
             HostError: ONNX Runtime is not installed.
         """
@@ -108,10 +109,13 @@ class OnnxSession:
         self._session = self._open(runtime, model, onnx, options)
         self._inputs = [value.name for value in self._session.get_inputs()]
         self._outputs = [value.name for value in self._session.get_outputs()]
-        for kind, names, described in (("inputs", self._inputs, call.inputs), ("outputs", self._outputs, call.outputs)):
-            if len(names) != len(described):
+        for kind, names, count in (
+            ("inputs", self._inputs, len(interface.inputs)),
+            ("outputs", self._outputs, len(interface.outputs)),
+        ):
+            if len(names) != count:
                 raise OnnxFileError(
-                    f"{model.name} has {len(names)} {kind}; its companion describes {len(described)}",
+                    f"{model.name} has {len(names)} {kind}; its companion describes {count}",
                     hint="Export the model again.",
                 )
 
@@ -136,10 +140,10 @@ class OnnxSession:
         """Calls the model.
 
         Args:
-            inputs: The inputs in the call's order. Arrays are contiguous.
+            inputs: The inputs in the interface's order. Arrays are contiguous.
 
         Returns:
-            The outputs in the call's order.
+            The outputs in the interface's order.
 
         Raises:
             RuntimeError: ONNX Runtime has no such dtype.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from exportkit.onnx.session import Bits, bits_type
@@ -13,8 +13,8 @@ from exportkit.package.dtypes import SAFETENSORS_DTYPES
 _NAMES = {dtype: name for name, dtype in SAFETENSORS_DTYPES.items()}
 
 
-def read_inputs(path: Path, count: int, call: int = 0) -> list[Bits]:
-    """Reads the inputs of a call, `<call>.input.0` to `<call>.input.<count - 1>`, of a safetensors file.
+def read_tensors(path: Path, names: Iterable[str]) -> dict[str, Bits]:
+    """Reads tensors of a safetensors file by name.
 
     Raises:
         KeyError: The file lacks one of them, or ONNX Runtime has no such dtype.
@@ -24,22 +24,22 @@ def read_inputs(path: Path, count: int, call: int = 0) -> list[Bits]:
     from safetensors import deserialize
 
     found = dict(deserialize(path.read_bytes()))
-    inputs = []
-    for index in range(count):
-        tensor = found[f"{call}.input.{index}"]
+    tensors = {}
+    for name in names:
+        tensor = found[name]
         dtype = SAFETENSORS_DTYPES[tensor["dtype"]]
-        inputs.append(Bits(dtype, np.frombuffer(tensor["data"], bits_type(dtype)).reshape(tensor["shape"])))
-    return inputs
+        tensors[name] = Bits(dtype, np.frombuffer(tensor["data"], bits_type(dtype)).reshape(tensor["shape"]))
+    return tensors
 
 
-def write_outputs(path: Path, outputs: Sequence[Bits], call: int = 0) -> None:
-    """Writes `<call>.output.<i>` to a safetensors file. The library's own writer knows NumPy's dtypes only."""
+def write_tensors(path: Path, tensors: Mapping[str, Bits]) -> None:
+    """Writes tensors to a safetensors file. The library's own writer knows NumPy's dtypes only."""
     import numpy as np
 
     header, offset, arrays = {}, 0, []
-    for index, (dtype, array) in enumerate(outputs):
+    for name, (dtype, array) in tensors.items():
         end = offset + array.nbytes
-        header[f"{call}.output.{index}"] = {"dtype": _NAMES[dtype], "shape": array.shape, "data_offsets": [offset, end]}
+        header[name] = {"dtype": _NAMES[dtype], "shape": array.shape, "data_offsets": [offset, end]}
         arrays.append(np.ascontiguousarray(array))
         offset = end
     encoded = json.dumps(header).encode()

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from exportkit.child.messages import Message
 from exportkit.eager_source import EagerFiles
-from exportkit.package.manifest import Call, Case, Onnx, PackagedMethod, Source, StateTensor
+from exportkit.package.manifest import Case, PackagedMethod, Source, StateTensor
 
 
 class LoadArtifact(Message, frozen=True):
@@ -38,18 +38,18 @@ class LoadArtifact(Message, frozen=True):
 
 
 class LoadOnnx(Message, frozen=True):
-    """Tells the process of ONNX Runtime to load a model. The answer is ArtifactLoaded.
+    """Tells the process of ONNX Runtime to load the models of all methods. The answer is ArtifactLoaded.
 
     Attributes:
-        model: The absolute path. A link is not resolved, because the data may be beside the link.
-        onnx: What the verified companion says of the model. The process loads nothing that has another digest.
-        call: The model's call.
+        companion: The absolute path of the companion, which describes the models.
+        manifest_sha256: The digest of its manifest, which was verified. The process loads nothing that has another.
+        models: By method, the absolute path. A link is not resolved, because the data may be beside the link.
         blocked: Packages that cannot be imported, besides torch and the exporter.
     """
 
-    model: str
-    onnx: Onnx
-    call: Call
+    companion: str
+    manifest_sha256: str
+    models: dict[str, str]
     blocked: tuple[str, ...]
 
 

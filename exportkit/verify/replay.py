@@ -9,7 +9,7 @@ from typing import Self, TypeVar
 
 from exportkit.child.messages import Failed, Message
 from exportkit.installed import declared_modules
-from exportkit.onnx.files import described
+from exportkit.onnx.files import model_paths
 from exportkit.package.archive import PackageReader
 from exportkit.package.manifest import Manifest
 from exportkit.verify.commands import (
@@ -93,12 +93,13 @@ class ReplayProcess:
 
     @classmethod
     def of_onnx(cls, model: Path, companion: PackageReader, options: VerifyOptions) -> Self:
-        """The process of an ONNX model, which ONNX Runtime runs."""
-        manifest, onnx = companion.manifest, described(companion)
+        """The process of an ONNX model, which ONNX Runtime runs: of several methods, the models of all."""
+        manifest = companion.manifest
+        paths = model_paths(companion) or {manifest.methods[0].name: model}
         command = LoadOnnx(
-            model=str(model.absolute()),
-            onnx=onnx,
-            call=manifest.method(onnx.method).call,
+            companion=str(companion.path.absolute()),
+            manifest_sha256=companion.manifest_sha256,
+            models={method: str(path.absolute()) for method, path in paths.items()},
             blocked=blocked(options.eager.model or manifest.source.model),
         )
         return cls(command, options.timeout)

@@ -19,6 +19,7 @@ from exportkit.export.resolved import EagerModel
 from exportkit.export.trace import ready_to_trace
 from exportkit.export.trace_method import trace_with_torch_export
 from exportkit.onnx.convert import Converted, convert
+from exportkit.package.manifest import PackagedMethod
 
 BFLOAT16 = onnx.TensorProto.BFLOAT16
 
@@ -30,8 +31,9 @@ def convert_spec(spec: ExportSpec, *, opset: int = 20, inline: bool = False) -> 
         with torch.no_grad():
             output = describe_output(spec.model(*spec.example_inputs, **spec.example_kwargs))
         call = describe_program(program, task.bound, sizes, output, spec).call
+        method = PackagedMethod(name="forward", call=call, state=())
         return convert(
-            program, call, opset=opset, inline=inline, decompositions=spec.decompositions, progress=lambda step: None
+            program, method, opset=opset, inline=inline, decompositions=spec.decompositions, progress=lambda step: None
         )
 
 

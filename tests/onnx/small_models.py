@@ -16,7 +16,7 @@ from onnx import TensorProto, helper, numpy_helper
 from safetensors.torch import save
 
 from exportkit.export.cases import state_sha256
-from exportkit.onnx.files import DATA_THRESHOLD, write_onnx
+from exportkit.onnx.files import DATA_THRESHOLD, MethodModel, write_onnx
 from exportkit.package import manifest as m
 
 OPSET = 20
@@ -137,10 +137,9 @@ def write_small(
     described = msgspec.structs.replace(manifest(), **changes)
     write_onnx(
         out,
-        onnx_ir.serde.deserialize_model(proto),
+        [MethodModel(onnx_ir.serde.deserialize_model(proto), (FUNCTION,))],
         described,
         {recording.record: recorded or case() for recording in described.cases},
-        functions=(FUNCTION,),
         opset=OPSET,
         data_threshold=data_threshold,
     )

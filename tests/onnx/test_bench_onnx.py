@@ -17,7 +17,7 @@ from exportkit.bench.results import Row
 from exportkit.bench.tables import table
 from exportkit.cli import main
 from exportkit.errors import SignatureMissingError, UsageError, WrongResultError
-from exportkit.onnx.files import companion_path, write_onnx
+from exportkit.onnx.files import MethodModel, companion_path, write_onnx
 from exportkit.package.archive import PackageReader
 from exportkit.package.signing import sign_package
 from exportkit.package.trust import Trust
@@ -57,7 +57,7 @@ def beside(package: Path, out: Path, factor: float = 2) -> Path:
     with PackageReader(package) as reader:
         manifest = msgspec.structs.replace(reader.manifest, targets=())
         cases = {case.record: reader.read(case.record) for case in manifest.cases}
-    write_onnx(out, onnx_ir.serde.deserialize_model(flat(factor)), manifest, cases, functions=(), opset=OPSET)
+    write_onnx(out, [MethodModel(onnx_ir.serde.deserialize_model(flat(factor)))], manifest, cases, opset=OPSET)
     return out
 
 

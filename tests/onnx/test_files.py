@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from onnx import TensorProto, helper, numpy_helper
 
 from exportkit.errors import ExportError, ManifestConsistencyError, OnnxFileError, PackageError, UsageError
-from exportkit.onnx.files import companion_path, named_model, open_onnx, read_model, write_onnx
+from exportkit.onnx.files import MethodModel, companion_path, named_model, open_onnx, read_model, write_onnx
 from exportkit.package.archive import STOCK_RECORDS, PackageReader, write_package
 from tests.fresh import killed_in_the_middle
 from tests.onnx import small_models
@@ -133,7 +133,7 @@ def test_large_tensors_leave_the_model_in_every_dtype_and_small_ones_stay(tmp_pa
     before = onnx_ir.serde.serialize_model(given_model).SerializeToString(deterministic=True)
     out = tmp_path / "m.onnx"
     written = write_onnx(
-        out, given_model, manifest(), {CASE: case()}, functions=(), opset=OPSET, data_threshold=large.nbytes
+        out, [MethodModel(given_model)], manifest(), {CASE: case()}, opset=OPSET, data_threshold=large.nbytes
     )
     assert onnx_ir.serde.serialize_model(given_model).SerializeToString(deterministic=True) == before
     (described,) = written.onnx

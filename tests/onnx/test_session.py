@@ -16,9 +16,10 @@ from safetensors.torch import load_file, save_file
 from exportkit.bench.onnx_runtime import load_onnx
 from exportkit.errors import HostError, ModelLoadError, OnnxFileError, SignatureMissingError, UsageError
 from exportkit.onnx import session as module
-from exportkit.onnx.files import write_onnx
+from exportkit.onnx.files import MethodModel, write_onnx
+from exportkit.onnx.interface import Interface
 from exportkit.onnx.session import ONNX_TYPES, Bits, OnnxSession, bits_type
-from exportkit.onnx.tensor_files import read_inputs, write_outputs
+from exportkit.onnx.tensor_files import read_tensors, write_tensors
 from exportkit.package.manifest import MappingNode
 from exportkit.package.trust import demand
 from tests.onnx.small_models import OPSET, Net, manifest, model_proto, write_small
@@ -50,9 +51,9 @@ def as_bits(tensor: torch.Tensor) -> Bits:
 @pytest.mark.parametrize("dtype", ONNX_TYPES)
 def test_files_hold_the_bits_of_every_dtype_and_shape(tmp_path: Path, dtype: str) -> None:
     tensors = [drawn(dtype, shape) for shape in SHAPES]
-    save_file({f"input.{i}": tensor for i, tensor in enumerate(tensors)}, tmp_path / "in")
-    read = read_inputs(tmp_path / "in", len(tensors))
-    write_outputs(tmp_path / "out", read)
+    save_file({f"0.input.{i}": tensor for i, tensor in enumerate(tensors)}, tmp_path / "in")
+    read = read_tensors(tmp_path / "in", [f"0.input.{i}" for i in range(len(tensors))])
+    write_tensors(tmp_path / "out", {name.replace("input", "output"): each for name, each in read.items()})
     loaded = load_file(tmp_path / "out")
     assert len(loaded) == len(tensors)
     for i, tensor in enumerate(tensors):
@@ -68,8 +69,8 @@ def opened(path: Path, proto: onnx.ModelProto, *, outputs: int = 1, threads: int
     result = msgspec.structs.replace(call.result, keys=("y",), items=call.result.items[:1])
     call = call if outputs == 2 else msgspec.structs.replace(call, outputs=call.outputs[:1], result=result)
     described = msgspec.structs.replace(manifest(), methods=tiny.forward(call), cases=())
-    written = write_onnx(path, onnx_ir.serde.deserialize_model(proto), described, {}, functions=(), opset=OPSET)
-    return OnnxSession(path, written.onnx[0], call, threads=threads)
+    written = write_onnx(path, [MethodModel(onnx_ir.serde.deserialize_model(proto))], described, {}, opset=OPSET)
+    return OnnxSession(path, written.onnx[0], Interface.of(written.methods[0], ()), threads=threads)
 
 
 def of_nodes(dtype: int, *nodes: onnx.NodeProto) -> onnx.ModelProto:

@@ -113,10 +113,12 @@ from exportkit.verify.onnx_worker import OnnxReplay
 from exportkit.verify.replay import blocked
 model, folder = map(Path, sys.argv[1:])
 with open_onnx(model) as companion:
-    manifest = companion.manifest
-    companion.extract(manifest.cases[0].record, folder / "case")
+    companion.extract(companion.manifest.cases[0].record, folder / "case")
+    digest = companion.manifest_sha256
 replay = OnnxReplay()
-print(replay.load(LoadOnnx(str(model), manifest.onnx[0], manifest.call, blocked("tests.models:Net"))).device)
+models = {"forward": str(model)}
+command = LoadOnnx(str(model) + ".exportkit", digest, models, blocked("tests.models:Net"))
+print(replay.load(command).device)
 replay.run(CallModel(str(folder / "case"), str(folder / "outputs")))
 for name in ("torch", "exportkit.export", "exportkit.arr_coc", "tests"):
     assert name not in sys.modules, name
@@ -369,7 +371,7 @@ def test_inspect_shows_the_model_without_importing_what_would_parse_it(model: Pa
         assert said in text
     document = json.loads(run_interpreter(INSPECT, model, "--json", cwd=tmp_path))
     assert document["file"]["path"] == str(companion_path(model))
-    assert document["manifest"]["onnx"]["size"] == model.stat().st_size
+    assert document["manifest"]["onnx"][0]["size"] == model.stat().st_size
     assert document["manifest"]["onnx"]["functions"][0]["operator"] == "toy::twice"
 
 
