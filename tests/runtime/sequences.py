@@ -6,10 +6,10 @@ from pathlib import Path
 
 import torch
 from safetensors.torch import save
-from tests.runtime.stateful import WIDTH, Recorder
 
 from exportkit.package import manifest as m
 from tests.runtime import stateful
+from tests.runtime.stateful import WIDTH, Recorder
 
 RECORD = "exportkit/cases/0.safetensors"
 STEPS = ("push", "peek", "embed", "fill", "push")

@@ -60,3 +60,22 @@ def test_ten_thousand_calls_leave_nothing_behind(tiny_package, tmp_path):
     resident, *others = growth(CALLS, tiny_package, tmp_path)
     assert others == [0, 0, 0, 0]
     assert resident < NOISE_KB
+
+
+SESSIONS = """
+model = exportkit.load(sys.argv[1])
+for number in range(2001):
+    with model.session(batch=8) as session:
+        session.push(torch.zeros(8, 4))
+        session.fork().push(torch.zeros(8, 4))
+        session.reset()
+    if number in (200, 2000):
+        measured.append(measure())
+print(json.dumps(measured))
+"""
+
+
+def test_two_thousand_sessions_leave_nothing_behind(recorder_package, tmp_path):
+    resident, *others = growth(SESSIONS, recorder_package, tmp_path)
+    assert others == [0, 0, 0, 0]
+    assert resident < NOISE_KB
