@@ -372,7 +372,7 @@ def test_inspect_shows_the_model_without_importing_what_would_parse_it(model: Pa
     document = json.loads(run_interpreter(INSPECT, model, "--json", cwd=tmp_path))
     assert document["file"]["path"] == str(companion_path(model))
     assert document["manifest"]["onnx"][0]["size"] == model.stat().st_size
-    assert document["manifest"]["onnx"]["functions"][0]["operator"] == "toy::twice"
+    assert document["manifest"]["onnx"][0]["functions"][0]["operator"] == "toy::twice"
 
 
 def test_a_companion_under_another_name_is_inspected_and_nothing_else(
