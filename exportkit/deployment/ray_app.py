@@ -18,6 +18,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from exportkit.errors import UsageError
 from exportkit.serve.engine.repository import Repository
+from exportkit.serve.engine.servable import check_packages
 from exportkit.serve.http.asgi import make_app
 from exportkit.serve.http.exchange import HttpOptions
 from exportkit.serve.process_settings import give_up_the_lock_soon
@@ -50,10 +51,14 @@ def app(args: dict[str, Any]) -> serve.Application:
 def application(options: ServeOptions) -> serve.Application:
     """Returns the application with these options. Ray's configuration may replace every setting of the deployment.
 
+    Packages that are here are looked at, so that one without a method that can be served is refused before Ray starts.
+
     Raises:
-        UsageError: An option is Ray's business.
+        UsageError: An option is Ray's business, or no method of a package can be served.
+        PackageError: A package is bad, or lacks a required signature.
     """
     check_options(options)
+    check_packages([path for path in options.packages if path.exists()], options.load.public_keys)
     gpus = sum(device.startswith("cuda") for device in options.load.devices)
     return Replica.options(  # type: ignore[attr-defined]  # the decorator makes a Deployment
         graceful_shutdown_timeout_s=options.drain_seconds,

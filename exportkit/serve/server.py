@@ -26,11 +26,9 @@ from prometheus_client import disable_created_metrics
 from starlette.types import ASGIApp
 
 from exportkit.errors import ExportkitError, UsageError
-from exportkit.package.archive import PackageReader
-from exportkit.package.trust import Trust
 from exportkit.runtime.targets import parse_device
 from exportkit.serve.engine.repository import Repository
-from exportkit.serve.engine.servable import servable
+from exportkit.serve.engine.servable import check_packages
 from exportkit.serve.http.asgi import Middleware, make_app
 from exportkit.serve.http.exchange import HttpOptions
 from exportkit.serve.operations.access_log import observers_of
@@ -121,9 +119,7 @@ def _checked(options: ServeOptions) -> tuple[Tls | None, ApiKeys | None]:
     listen = options.listen
     tls = read_tls(listen)
     keys = None if listen.api_keys is None else ApiKeys(listen.api_keys)
-    for path in options.packages:
-        with PackageReader(path, demand=Trust(options.load.public_keys).demand()) as reader:
-            servable(path.name.removesuffix(".pt2"), reader.manifest)
+    check_packages(options.packages, options.load.public_keys)
     return tls, keys
 
 

@@ -32,7 +32,9 @@ from exportkit.deployment.ray_app import NAME, check_options, options_of  # noqa
 from exportkit.errors import UsageError  # noqa: E402
 from exportkit.package.archive import PackageReader, StoredRecord, write_package  # noqa: E402
 from exportkit.serve.client import Client  # noqa: E402
+from exportkit.serve.serve_options import ServeOptions  # noqa: E402
 from tests.deployment.observed_replica import JOURNAL, Journal  # noqa: E402
+from tests.package import samples, stateful_samples  # noqa: E402
 from tests.runtime import tiny  # noqa: E402
 
 ROOT = Path(__file__).parents[2]
@@ -301,3 +303,15 @@ def wait_for_version(version: str) -> None:
         same = same + 1 if found == [version] else 0
         assert time.monotonic() < end, f"versions {found}"
         time.sleep(0.05)
+
+
+def test_a_package_whose_methods_all_have_state_is_refused_before_ray_starts(tmp_path: Path):
+    whole = stateful_samples.manifest(cases=())
+    decode = whole.method("decode")
+    target = samples.target(constants={"decode": {}})
+    kept = ("data/aotinductor/decode", "exportkit/ops", "exportkit/state")
+    records = {name: data for name, data in stateful_samples.RECORDS.items() if name.startswith(kept)}
+    manifest = msgspec.structs.replace(whole, methods=(decode,), targets=(target,), weights=())
+    write_package(tmp_path / "llm.pt2", manifest, records)
+    with pytest.raises(UsageError, match="llm cannot be served: decode has state"):
+        ray_app.application(ServeOptions(packages=(tmp_path / "llm.pt2",)))

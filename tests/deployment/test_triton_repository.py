@@ -24,7 +24,7 @@ from exportkit.package.archive import PackageReader, write_package
 from exportkit.package.signing import sign_package
 from exportkit.package.structure import names
 from tests.artifacts import ROOT, artifact
-from tests.package import samples
+from tests.package import samples, stateful_samples
 from tests.package.signers import signer
 from tests.runtime import tiny
 
@@ -93,7 +93,7 @@ def test_the_printed_command_loads_what_the_configuration_names(
     assert json.loads(done.stdout) == named
     assert named == [list(said["inputs"].values()), list(said["outputs"].values())]
     for i, answer in enumerate(torch.load(tmp_path / "outputs")):
-        expected = tensors[f"output.{i}"]
+        expected = tensors[f"0.output.{i}"]
         torch.testing.assert_close(answer, expected, rtol=2e-5, atol=2e-5)
         fits(config.output[i], answer)
     for i, given in enumerate(inputs):
@@ -273,7 +273,7 @@ def test_weights_beside_the_code_are_refused_with_the_option_that_helps(
 def test_of_several_targets_one_must_be_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     targets = (
         samples.target(constants={"forward": {}}),
-        samples.target(name="cuda", device="cuda", cpu_isa=None, cuda_architecture="sm_90", constants={}),
+        samples.target(name="cuda", device="cuda", cpu_isa=None, cuda_architecture="sm_90", constants={"forward": {}}),
     )
     path = package(tmp_path / "p.pt2", targets=targets)
     assert main(["triton", str(path), "-o", str(tmp_path / "models")]) == 2
@@ -343,3 +343,49 @@ def test_triton_imports_no_torch(tmp_path: Path):
         check=True,
     )
     assert done.stdout.splitlines()[-1] == "False"
+
+
+# --- methods and state ------------------------------------------------------------------------------------------------
+
+
+def with_methods(path: Path, *methods: m.PackagedMethod) -> Path:
+    """The sample with state, without weights outside of the code, and with further methods that call like its forward."""
+    whole = stateful_samples.manifest(weights=(), cases=())
+    names = [each.name for each in (*whole.methods, *methods)]
+    target = samples.target(constants={name: {} for name in names})
+    left_out = (samples.WEIGHT, samples.CASE, stateful_samples.SEQUENCE)
+    records = {name: data for name, data in stateful_samples.RECORDS.items() if name not in left_out}
+    records |= {f"data/aotinductor/{each.name}.cpu_v3/model.wrapper.so": each.name.encode() for each in methods}
+    write_package(path, msgspec.structs.replace(whole, methods=(*whole.methods, *methods), targets=(target,)), records)
+    return path
+
+
+def score(**changes: Any) -> m.PackagedMethod:
+    return m.PackagedMethod(name="score", call=msgspec.structs.replace(samples.manifest().call, **changes), state=())
+
+
+def test_a_method_without_state_becomes_a_model_of_its_own(tmp_path: Path):
+    path = with_methods(tmp_path / "p.pt2", score())
+    default = write_triton_model(path, tmp_path / "models")
+    other = write_triton_model(path, tmp_path / "models", method="score")
+    assert (default.folder.name, other.folder.name) == ("toy", "toy.score")
+    with PackageReader(other.folder / "1" / "model.pt2") as reader:
+        reader.verify()
+        assert reader.read("data/aotinductor/model/model.wrapper.so") == b"score"
+        assert [method.name for method in reader.manifest.methods] == ["forward"]
+        assert reader.manifest.state == ()
+    assert config_of(other.folder).name == "toy.score"
+
+
+def test_state_and_written_inputs_are_refused_by_name(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    (image,) = samples.manifest().call.inputs
+    written = msgspec.structs.replace(image, written=m.OutputTolerance(rtol=0, atol=0))
+    path = with_methods(tmp_path / "p.pt2", score(inputs=(written,)))
+    for method, message in (
+        ("decode", "decode of toy has state (step, cache.keys), and Triton has no sessions"),
+        ("score", "score of toy writes into its input image"),
+        ("encode", "toy has no method encode"),
+    ):
+        assert main(["triton", str(path), "-o", str(tmp_path / "models"), "--method", method]) == 2
+        assert message in capsys.readouterr().err
+    assert not (tmp_path / "models").exists()

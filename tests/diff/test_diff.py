@@ -47,6 +47,8 @@ def compared(tmp_path: Path) -> Any:
         known = {**samples.RECORDS, samples.CASE: save(CASE)}
         write_package(tmp_path / "a.pt2", samples.manifest(), known)
         changed = {name: content for name, content in {**known, **(records or {})}.items() if content is not None}
+        if (call := changes.pop("call", None)) is not None:
+            changes["methods"] = (m.PackagedMethod(name="forward", call=call, state=()),)
         write_package(tmp_path / "b.pt2", samples.manifest(**changes), changed)
         return compare_artifacts(tmp_path / "a.pt2", tmp_path / "b.pt2")
 
@@ -97,7 +99,10 @@ CHANGES: list[tuple[dict[str, Any], set[tuple[str, str, str | None]]]] = [
     ),
     ({"targets": (samples.target(cpu_isa="x86-64-v4"),)}, {("targets", "cpu_v3: cpu_isa", "load")}),
     ({"targets": (samples.target(built_with_torch="2.14.0"),)}, {("targets", "cpu_v3: built_with_torch", None)}),
-    ({"targets": (samples.target(constants={}),)}, {("targets", "cpu_v3: constant head.weight", "answer")}),
+    (
+        {"targets": (samples.target(constants={"forward": {}}),)},
+        {("targets", "cpu_v3: constant head.weight", "answer")},
+    ),
     (
         {"libraries": (msgspec.structs.replace(LIBRARY, torch_bound="2.13", needs=()),)},
         {

@@ -107,7 +107,7 @@ def test_a_target_is_left_out_with_what_only_it_needs(tmp_path: Path) -> None:
         device="cuda",
         cpu_isa=None,
         cuda_architecture="sm_90",
-        constants={"c": "c@00", "head.weight": "head.weight"},
+        constants={"forward": {"c": "c@00", "head.weight": "head.weight"}},
     )
     constant = samples.weight(name="c@00", aliases=(), state=False, record=record)
     path = tmp_path / "two.pt2"

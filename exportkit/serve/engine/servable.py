@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from exportkit.errors import UsageError
+from exportkit.package.archive import PackageReader
 from exportkit.package.manifest import Manifest, PackagedMethod
+from exportkit.package.trust import Trust
+from exportkit.serve.engine.folder import single_package
 
 _SHOWN = 3  # names of state in a message
 
@@ -47,6 +51,18 @@ def servable(name: str, manifest: Manifest) -> Servable:
     own = default.name if default is not None else None
     names = {method: name if method == own else f"{name}.{method}" for method in reasons if method not in left_out}
     return Servable(names, left_out)
+
+
+def check_packages(packages: Sequence[Path], public_keys: Sequence[Path]) -> None:
+    """Refuses packages that cannot be served, before anything is loaded.
+
+    Raises:
+        UsageError: No method of a package can be served, or a name cannot be part of a URL.
+        PackageError: A package is bad, or lacks the signature that the keys or this machine's policy demand.
+    """
+    for path in packages:
+        with PackageReader(path, demand=Trust(public_keys).demand()) as reader:
+            servable(single_package(path).name, reader.manifest)
 
 
 def why_not(manifest: Manifest, method: PackagedMethod) -> str | None:
