@@ -349,7 +349,7 @@ def test_triton_imports_no_torch(tmp_path: Path):
 
 
 def with_methods(path: Path, *methods: m.PackagedMethod) -> Path:
-    """The sample with state, without weights outside of the code, and with further methods that call like its forward."""
+    """The sample with state, without weights outside of the code, and with further methods."""
     whole = stateful_samples.manifest(weights=(), cases=())
     names = [each.name for each in (*whole.methods, *methods)]
     target = samples.target(constants={name: {} for name in names})
