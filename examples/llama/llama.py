@@ -74,9 +74,9 @@ class Attention(nn.Module):
 
 def _one_token(q: Tensor, k: Tensor, v: Tensor, seen: Tensor) -> Tensor:
     """Attention as sums, which Inductor fuses with what is around them, and which it splits over the whole GPU."""
-    scores = (q * k.unsqueeze(2)).sum(-1, dtype=torch.float32) * q.shape[-1] ** -0.5  # [batch, kv_heads, group, length]
+    scores = (_wide(q) * _wide(k).unsqueeze(2)).sum(-1) * q.shape[-1] ** -0.5  # [batch, kv_heads, group, length]
     weights = torch.softmax(scores.masked_fill(~seen, -torch.inf), dim=-1)
-    return (weights.unsqueeze(-1) * v.unsqueeze(2)).sum(-2, keepdim=True).to(q.dtype)
+    return (weights.unsqueeze(-1) * _wide(v).unsqueeze(2)).sum(-2, keepdim=True).to(q.dtype)
 
 
 def _several_tokens(q: Tensor, k: Tensor, v: Tensor, seen: Tensor) -> Tensor:
@@ -88,8 +88,12 @@ def _several_tokens(q: Tensor, k: Tensor, v: Tensor, seen: Tensor) -> Tensor:
 
 def _turned(x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
     """Rotary positions, by halves."""
-    first, second = x.float().chunk(2, dim=-1)
+    first, second = _wide(x).chunk(2, dim=-1)
     return torch.cat([first * cosine - second * sine, second * cosine + first * sine], dim=-1).to(x.dtype)
+
+
+def _wide(x: Tensor) -> Tensor:
+    return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
 class Norm(nn.Module):
@@ -141,7 +145,7 @@ class Llama(nn.Module):
         self.register_buffer("position", torch.zeros((), dtype=torch.int64))
 
     def prefill(self, tokens: Tensor) -> Tensor:
-        """Takes the next tokens [batch, n]; returns the logits after the last one [batch, vocabulary], in float32."""
+        """Takes the next tokens [batch, n]; returns the logits after the last one [batch, vocabulary], wide."""
         count = tokens.shape[1]
         positions = self.position + torch.arange(count, device=tokens.device)
         logits = self.logits(tokens, positions, [(cache.k, cache.v) for cache in self.cache])
@@ -160,7 +164,7 @@ class Llama(nn.Module):
         x = self.embedding(tokens)
         for layer, (k, v) in zip(self.layers, cache):
             x = layer(x, turn, positions, k, v)
-        return self.head(self.norm(x[:, -1])).float()
+        return _wide(self.head(self.norm(x[:, -1])))
 
 
 class Passing(nn.Module):

@@ -13,7 +13,7 @@ import torch
 import exportkit
 from exportkit.cli import main
 from tests.examples import example_packages
-from tests.operators.scaffold.test_written_operators import imported
+from tests.operators.scaffold.scaffolded import imported
 
 FOLDER = example_packages.EXAMPLES / "llama"
 PROMPTS = [[3, 1, 4, 1, 5, 9, 2], [2, 7, 1]]

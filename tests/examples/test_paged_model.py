@@ -12,7 +12,7 @@ import exportkit
 from exportkit.cli import main
 from exportkit.errors import InputError, ModelRunError, SessionBrokenError
 from tests.examples import example_packages
-from tests.operators.scaffold.test_written_operators import imported
+from tests.operators.scaffold.scaffolded import imported
 
 
 @pytest.fixture

@@ -20,7 +20,7 @@ from exportkit.runtime.native import library_path
 from tests.artifacts import ROOT
 from tests.examples import example_packages
 from tests.fresh import run_python
-from tests.operators.scaffold.test_written_operators import imported
+from tests.operators.scaffold.scaffolded import imported
 from tests.runtime import exportkit_run
 
 FOLDER = example_packages.EXAMPLES / "speech"

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import hashlib
+import importlib.util
 import shutil
 import subprocess
 import sys
 from pathlib import Path
+from types import ModuleType
 
 import torch
 
@@ -20,6 +22,17 @@ INSTALLED = "installed_ops"
 OPERATORS = {f"new_{kind}": kind for kind in KINDS}
 _CACHE = (ROOT / ".cache").resolve() / "scaffolded"
 _TORCH = Path(torch.__file__).parent
+
+
+def imported(name: str, path: Path) -> ModuleType:
+    """A file as a module with a name of its own."""
+    if name not in sys.modules:
+        spec = importlib.util.spec_from_file_location(name, path)
+        assert spec is not None
+        assert spec.loader is not None
+        sys.modules[name] = module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+    return sys.modules[name]
 
 
 def write_package(folder: Path) -> Path:

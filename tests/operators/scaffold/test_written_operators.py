@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import importlib.util
 import shutil
 import subprocess
 import sys
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 import torch
@@ -19,20 +17,9 @@ from exportkit.operators.contract.operator_trial import Subject
 from exportkit.package import elf
 from tests.artifacts import ROOT
 from tests.operators.scaffold import scaffolded
-from tests.operators.scaffold.scaffolded import OPERATORS, PACKAGE, compiled_for_cuda
+from tests.operators.scaffold.scaffolded import OPERATORS, PACKAGE, compiled_for_cuda, imported
 
 BESIDE_PYTHON = Path(sys.executable).parent
-
-
-def imported(name: str, path: Path) -> ModuleType:
-    """A file as a module with a name of its own."""
-    if name not in sys.modules:
-        spec = importlib.util.spec_from_file_location(name, path)
-        assert spec is not None
-        assert spec.loader is not None
-        sys.modules[name] = module = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(module)
-    return sys.modules[name]
 
 
 def run(*command: str | Path) -> None:
