@@ -236,12 +236,10 @@ def test_a_written_input_is_written_where_it_is(model):
 
 def test_a_written_input_must_be_dense_and_share_no_memory(model):
     memory = np.zeros((4, 2 * WIDTH), np.float32)
-    for given, message in (
-        ((x(), memory[:2, :WIDTH]), "`out` must be contiguous, got strides [8, 1], because the call writes into it"),
-        ((x(), np.zeros((WIDTH, 2), np.float32).T), "`out` must be contiguous, got strides [1, 2], because the call writes into it"),
-    ):
-        error = refused(model.run_method, "fill", *map(view, given))
-        assert (error.code, error.message) == (INPUT, message)
+    for out, strides in ((memory[:2, :WIDTH], [8, 1]), (np.zeros((WIDTH, 2), np.float32).T, [1, 2])):
+        error = refused(model.run_method, "fill", view(x()), view(out))
+        wanted = f"`out` must be contiguous, got strides {strides}, because the call writes into it"
+        assert (error.code, error.message) == (INPUT, wanted)
     flat = np.zeros(4 * WIDTH, np.float32)
     for start in range(-2, 3):
         row, out = flat[4 : 4 + 2 * WIDTH], flat[4 + start : 4 + start + 2 * WIDTH]

@@ -80,7 +80,8 @@ void print(size_t index, const CaseReport& report, size_t calls) {
   const std::string indent = calls > 1 ? "      " : "    ";
   for (const CallReport& call : report.calls) {
     if (calls > 1) title = "    " + call.method;
-    say(title + " (" + shown(call.sizes) + "): " + verdict(call.ok()) +
+    const std::string method = calls > 1 || call.method == "forward" ? "" : call.method + "; ";
+    say(title + " (" + method + shown(call.sizes) + "): " + verdict(call.ok()) +
         (call.problem.empty() ? "" : ", " + call.problem));
     print(call.outputs, indent);
   }
