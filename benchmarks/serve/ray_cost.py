@@ -82,7 +82,7 @@ def main() -> None:
     options = parser.parse_args()
     with PackageReader(options.package) as reader:
         case = load(reader.read(reader.manifest.cases[0].record))
-        inputs = {tensor.name: case[f"input.{i}"] for i, tensor in enumerate(reader.manifest.call.inputs)}
+        inputs = {tensor.name: case[f"0.input.{i}"] for i, tensor in enumerate(reader.manifest.call.inputs)}
 
     import ray
     from ray import serve

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +14,12 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
 from exportkit.errors import UsageError
-from exportkit.onnx.files import described, model_path, named_model, open_onnx
+from exportkit.onnx.files import described, model_path, model_paths, named_model, open_onnx
 from exportkit.onnx.interface import Interface
 from exportkit.onnx.session import Bits, OnnxSession, bits_type
 from exportkit.package.core import Demand
-from exportkit.package.manifest import Call, PackagedMethod
+from exportkit.package.manifest import Call, Manifest, PackagedMethod
+from exportkit.package.structure import builder
 
 ONNX_RUNTIME = "onnxruntime"
 
@@ -54,18 +58,77 @@ def load_onnx(path: Path, device: torch.device, demand: Demand, method: str | No
         ModelLoadError: ONNX Runtime refuses the model.
         HostError: ONNX Runtime is not installed.
     """
-    if device.type != "cpu":
-        raise UsageError("--onnx times ONNX Runtime's CPUExecutionProvider", hint="Give --device cpu.")
-    if (model := named_model(path)) is None:
-        raise UsageError(f"{path} is not an ONNX model", hint="`exportkit export --format onnx` writes one.")
+    model = _onnx_model(path, device)
     with open_onnx(model, demand=demand) as companion:
         chosen = companion.manifest.method(method)
         if chosen.state:
-            raise UsageError(f"{chosen.name} of {path} has state, and --onnx times models without")
+            raise UsageError(f"{chosen.name} of {path} has state, and that of the package has none")
         onnx = described(companion, chosen.name)
         file = model if len(companion.manifest.onnx) == 1 else model_path(companion, chosen.name)
         session = OnnxSession(file, onnx, Interface.of(chosen, ()), threads=torch.get_num_threads())
     return OnnxModel(session, chosen, f"ONNX Runtime {session.version}, opset {onnx.opset}")
+
+
+class OnnxSteps:
+    """The ONNX models of a package's methods in one session: what comes out as state goes into the next call.
+
+    Attributes:
+        methods: By method, what to call with the arguments of its torch method. Its results are those of that.
+        state: The tensors that the next call begins with, by name.
+        what: A description.
+        load_ms: How long loading took.
+    """
+
+    def __init__(self, path: Path, device: torch.device, demand: Demand, methods: Collection[str]) -> None:
+        """Loads the models of some methods. Raises the errors of `load_onnx`, but that state is no error."""
+        model, start = _onnx_model(path, device), time.perf_counter()
+        with open_onnx(model, demand=demand) as companion:
+            self.manifest = companion.manifest
+            paths = model_paths(companion)
+            self._sessions = {}
+            for name in methods:
+                interface = Interface.of(self.manifest.method(name), self.manifest.state)
+                file, onnx = paths.get(name, model), described(companion, name)
+                self._sessions[name] = OnnxSession(file, onnx, interface, threads=torch.get_num_threads())
+                self.what = f"ONNX Runtime {self._sessions[name].version}, opset {onnx.opset}"
+        self.load_ms = (time.perf_counter() - start) * 1e3
+        self.methods = {name: partial(self._call, name, _Method(self.manifest, name)) for name in methods}
+        self.state: dict[str, Tensor] = {}
+        self._written: list[tuple[Tensor, Tensor]] = []
+
+    def settle(self) -> None:
+        """Puts what the last call wrote into its inputs there, which a call does not do itself."""
+        for given, new in self._written:
+            given.copy_(new)
+
+    def _call(self, name: str, method: _Method, *args: Any, **kwargs: Any) -> Any:
+        inputs = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
+        past = [self.state[each] for each in method.taken]
+        outputs = [_tensor(output) for output in self._sessions[name].run([_bits(t) for t in (*inputs, *past)])]
+        results, written = len(method.call.outputs), len(method.written)
+        self.state.update(zip(method.changed, outputs[results + written :]))
+        self._written = list(zip([inputs[place] for place in method.written], outputs[results:]))
+        return method.build(outputs)
+
+
+class _Method:
+    """What a call of a method takes and gives beside its arguments and its result."""
+
+    def __init__(self, manifest: Manifest, name: str) -> None:
+        described = manifest.method(name)
+        self.call = described.call
+        self.taken = [manifest.state[use.index].name for use in described.state]
+        self.changed = [manifest.state[use.index].name for use in described.state if use.written]
+        self.written = [place for place, each in enumerate(self.call.inputs) if each.written is not None]
+        self.build: Callable[[Sequence[Tensor]], Any] = builder(self.call.result)
+
+
+def _onnx_model(path: Path, device: torch.device) -> Path:
+    if device.type != "cpu":
+        raise UsageError("--onnx times ONNX Runtime's CPUExecutionProvider", hint="Give --device cpu.")
+    if (model := named_model(path)) is None:
+        raise UsageError(f"{path} is not an ONNX model", hint="`exportkit export --format onnx` writes one.")
+    return model
 
 
 def _bits(tensor: Tensor) -> Bits:

@@ -23,10 +23,12 @@ from exportkit.bench.contestants import (
     Loaded,
     PackageOptions,
     alternatives,
+    check_interface,
     described_of,
     dtype_of,
     eager_ways,
 )
+from exportkit.bench.onnx_runtime import ONNX_RUNTIME, OnnxSteps
 from exportkit.bench.package_sizes import parse_sizes
 from exportkit.bench.references import NoOperators, OperatorCalledError, WithReferences
 from exportkit.bench.results import Measurement, Row
@@ -41,6 +43,7 @@ from exportkit.package.archive import PackageReader
 from exportkit.package.case_files import named_results, named_tensors, result_keys, state_keys
 from exportkit.package.manifest import Case, Manifest, PackagedMethod
 from exportkit.package.structure import builder, flatten
+from exportkit.package.trust import Trust
 from exportkit.progress import Progress
 from exportkit.runtime.model import Model
 from exportkit.sizes import case_label, case_sizes, label_of
@@ -73,16 +76,14 @@ def session_rows(
         progress: Called with a description of each step.
 
     Raises:
-        UsageError: No recorded case has such calls, or --size or --onnx cannot be used.
+        UsageError: No recorded case has such calls, --size cannot be used, or --onnx is a model of another kind.
         WrongResultError: A package's results differ from eager's.
     """
-    if options.onnx is not None:
-        raise UsageError("--onnx times models without state, and calls that write into no input", hint="Leave it out.")
     manifest = loaded[0].model.manifest
     scripts = _drawn(manifest, method, eager, device, options) if options.sizes else _recorded(path, manifest, method)
     for steps in scripts:
         progress(f"{path.name}, {steps.label}")
-        yield _row(steps, loaded, eager, note, device, options)
+        yield _row(path, steps, loaded, eager, note, device, options)
 
 
 @dataclass(frozen=True)
@@ -194,6 +195,9 @@ class _Player:
         methods: What to call, by method.
         within: A context that the calls need.
         assign: Puts the tensors of the state back into their places, where calls may replace them by others.
+        load_ms: How long loading took.
+        now: Returns the state as it is.
+        settle: Puts what a call wrote into its inputs there, where the call does not do that. It is not timed.
     """
 
     name: str
@@ -204,6 +208,7 @@ class _Player:
     assign: Callable[[], object] = lambda: None
     load_ms: float | None = None
     now: Callable[[], Mapping[str, Tensor]] = field(default=dict)
+    settle: Callable[[], object] = lambda: None
 
 
 def _ours(loaded: Loaded, steps: _Steps, stack: ExitStack) -> _Player:
@@ -241,6 +246,29 @@ def _eager(way: EagerWay, eager: EagerMethods, manifest: Manifest, steps: _Steps
     used = {call.method for call in steps.case.calls}
     methods = {name: way.of(entry.model) for name, entry in eager.entries.items() if name in used}
     return _Player(way.name, way.what, state, methods, within, assign, now=now)
+
+
+def _onnx(
+    options: PackageOptions, first: Path, manifest: Manifest, steps: _Steps, device: torch.device, beside: _Player
+) -> _Player:
+    """ONNX Runtime, which is given the state and gives it back. It begins with the state that another player has."""
+    assert options.onnx is not None
+    path = options.onnx
+    used = {call.method for call in steps.case.calls[: steps.count]}
+    onnx = OnnxSteps(path, device, Trust(options.trust.keys).demand(), used)
+    check_interface(path, onnx.manifest.methods, first, manifest.methods)
+    if [(each.name, each.dtype, each.shape) for each in onnx.manifest.state] != [
+        (each.name, each.dtype, each.shape) for each in manifest.state
+    ]:
+        raise UsageError(f"{path} has another state than {first.name}", hint="Export both from the same model.")
+    state = {name: tensor.clone() for name, tensor in beside.state.items()}
+
+    def assign() -> None:
+        onnx.state = dict(state)
+
+    return _Player(
+        ONNX_RUNTIME, onnx.what, state, onnx.methods, nullcontext, assign, onnx.load_ms, lambda: onnx.state, onnx.settle
+    )
 
 
 def _nothing() -> AbstractContextManager[Any]:
@@ -287,6 +315,7 @@ class _Calls:
                 before = {name: tensor.clone() for name, tensor in self._player.now().items()}
             call = manifest.method(recorded.method).call
             structure, outputs = flatten(self._calls[number](), lambda part: isinstance(part, Tensor))
+            self._player.settle()
             structures[number] = msgspec.json.encode(structure).decode()
             written = zip(call.inputs, self._inputs[number])
             results = {f"written.{each.name}": t for each, t in written if each.written is not None}
@@ -307,6 +336,7 @@ class _Calls:
 
 
 def _row(
+    path: Path,
     steps: _Steps,
     loaded: Sequence[Loaded],
     eager: EagerMethods | None,
@@ -321,6 +351,8 @@ def _row(
     load_ms: dict[str, float | None] = {}
     with ExitStack() as stack:
         players = [_ours(each, steps, stack) for each in loaded]
+        if options.onnx is not None:
+            players.append(_onnx(options, path, manifest, steps, device, players[0]))
         if eager is not None:
             torch._dynamo.reset()  # otherwise the next sequence would be compiled with dynamic shapes
             replaced = _replaceable(eager, manifest, steps, device)

@@ -14,6 +14,9 @@ from exportkit.bench.timing import Alternative, measure
 from exportkit.cli import main
 from exportkit.eager_source import EagerSource
 from exportkit.errors import UsageError, WrongResultError
+from exportkit.export.export_options import TraceOptions
+from exportkit.export.resolve import resolve
+from exportkit.onnx.export_onnx import export_onnx
 from exportkit.package.exported_graph import graph_in
 from tests.artifacts import artifact
 
@@ -51,6 +54,19 @@ def test_a_method_without_state_is_timed_as_before(decoder):
     rows = bench(decoder, method="similar", against=[])
     assert {row.subject for row in rows} == {"Decoder similar"}
     assert [row.size for row in rows] == ["count=3", "count=1", "count=8", "count=6"]
+
+
+def test_onnx_runtime_is_given_the_state_that_it_gave_back(decoder, tmp_path):
+    export_onnx(resolve("tests/verify/state_models.py:decoder"), tmp_path / "dec.onnx", TraceOptions(cases=1))
+    onnx = tmp_path / "dec.onnx.exportkit"
+    (row, *_) = bench(decoder, sequence=True, onnx=onnx, against=[])
+    assert [m.name for m in row.measurements] == ["exportkit", "onnxruntime"]
+    (row, *_) = bench(decoder, method="decode", onnx=onnx, against=[])
+    assert row.get("onnxruntime").error < 1e-5
+    other = tmp_path / "counter.onnx"
+    export_onnx(resolve("tests/verify/state_models.py:counter"), other, TraceOptions(cases=1))
+    with pytest.raises(UsageError, match="different inputs or outputs|has no method"):
+        bench(decoder, sequence=True, onnx=other, against=[])
 
 
 def test_every_timed_call_begins_with_the_same_state(decoder, monkeypatch):
@@ -98,7 +114,6 @@ def test_what_comes_before_a_call_is_not_timed_and_precedes_each():
     [
         ({}, "has several methods"),
         ({"method": "encode"}, "has no method encode"),
-        ({"sequence": True, "onnx": Path("m.onnx")}, "--onnx times models without state"),
         ({"sequence": True, "sizes": ["batch=9,n=1"]}, "out of its range"),
     ],
 )
