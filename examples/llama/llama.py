@@ -83,7 +83,9 @@ def _several_tokens(q: Tensor, k: Tensor, v: Tensor, seen: Tensor) -> Tensor:
     """Torch's attention, with the queries that share keys as if they were further tokens: no key is repeated."""
     batch, kv_heads, group, count, width = q.shape
     mask = seen.expand(group, *seen.shape).flatten(0, 1)
-    return scaled_dot_product_attention(q.flatten(2, 3), k, v, mask).view(batch, kv_heads, group, count, width)
+    answer = scaled_dot_product_attention(q.flatten(2, 3), k, v, mask)
+    # Its strides depend on the kernel. Those of a copy do not, and so need no condition on the number of tokens.
+    return answer.clone(memory_format=torch.contiguous_format).view(batch, kv_heads, group, count, width)
 
 
 def _turned(x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:

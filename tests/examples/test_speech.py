@@ -6,7 +6,7 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import ModuleType
 
@@ -16,6 +16,7 @@ from torch import Tensor
 
 import exportkit
 from exportkit.cli import main
+from exportkit.precision import with_tf32
 from exportkit.runtime.native import library_path
 from tests.artifacts import ROOT
 from tests.examples import example_packages
@@ -58,6 +59,13 @@ def eager(speech: ModuleType, chunks: Tensor) -> list[float]:
     detector = speech.trained()
     with torch.no_grad():
         return [detector(chunk[None]).item() for chunk in chunks]
+
+
+@pytest.fixture(autouse=True)
+def full_precision() -> Iterator[None]:
+    """On a GPU, torch would round what convolutions multiply to TF32."""
+    with with_tf32(allowed=False):
+        yield
 
 
 def package(device: str = "cpu") -> Path:
