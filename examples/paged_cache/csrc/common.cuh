@@ -6,8 +6,6 @@
 #include <torch/csrc/stable/accelerator.h>
 #include <torch/csrc/stable/macros.h>
 
-#include <cassert>
-
 #include "common.h"
 
 namespace paged_cache {

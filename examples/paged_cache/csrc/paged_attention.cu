@@ -139,7 +139,11 @@ struct Reader {
       return;
     }
     const int64_t entry = t / call.size, at = t - entry * call.size, block = call.tables[sample * call.table + entry];
-    assert(block >= 0 && block < call.blocks && "paged_attention: a block of block_tables is not in the caches");
+    if (block < 0 || block >= call.blocks) {
+#pragma unroll
+      for (int i = 0; i < kVectors; ++i) keys[i] = {~0u, ~0u, ~0u, ~0u}, values[i] = {0, 0, 0, 0};  // NaN
+      return;
+    }
     const T *key = call.keys.row(block, at, kv_head), *value = call.values.row(block, at, kv_head);
 #pragma unroll
     for (int i = 0; i < kVectors; ++i) keys[i] = load(key, place(i * kVector<T>), int(call.width), all.aligned);
@@ -213,10 +217,8 @@ __global__ void __launch_bounds__(kThreads) partition_kernel(const Partitions<T>
     const int64_t partition = item % all.count, begin = partition * kPartition;
     One reader(all, item / all.count);
     const int64_t length = call.lengths[reader.sample];
-    assert(length >= 0 && length <= call.table * call.size &&
-           "paged_attention: context_lens has no room in block_tables");
-    if (begin >= length && all.count > 1) continue;
-    reader.read(begin, min(length, begin + kPartition));
+    if ((begin >= length || !call.has_room(length)) && all.count > 1) continue;
+    reader.read(begin, call.has_room(length) ? min(length, begin + kPartition) : 0);
     reader.join_rows();
     if (reader.group == 0) {
 #pragma unroll
@@ -241,7 +243,7 @@ __global__ void __launch_bounds__(kThreads) partition_kernel(const Partitions<T>
       }
       const int64_t head = reader.sample * call.heads + reader.first_head + h;
       if (all.count == 1) {
-        call.out[head * call.width + d] = length == 0 ? T(0.f) : T(whole.sums[0] / whole.total);
+        call.out[head * call.width + d] = call.result(length, whole.sums[0], whole.total);
         continue;
       }
       all.sums[(head * all.count + partition) * call.width + d] = whole.sums[0];
@@ -259,7 +261,8 @@ __global__ void __launch_bounds__(kThreads) combine_kernel(const Partitions<T> a
   using A = accumulate_t<T>;
   const PagedAttention<T>& call = all.call;
   for (int64_t head = blockIdx.x; head < call.batch * call.heads; head += gridDim.x) {
-    const int64_t used = (call.lengths[head / call.heads] + kPartition - 1) / kPartition, first = head * all.count;
+    const int64_t length = call.lengths[head / call.heads], first = head * all.count;
+    const int64_t used = call.has_room(length) ? (length + kPartition - 1) / kPartition : 0;
     A highest = -INFINITY;
     for (int64_t p = 0; p < used; ++p) highest = max(highest, all.highest[first + p]);
     for (int d = threadIdx.x; d < call.width; d += kThreads) {
@@ -269,7 +272,7 @@ __global__ void __launch_bounds__(kThreads) combine_kernel(const Partitions<T> a
         total += factor * all.totals[first + p];
         sum += factor * all.sums[(first + p) * call.width + d];
       }
-      call.out[head * call.width + d] = used == 0 ? T(0.f) : T(sum / total);
+      call.out[head * call.width + d] = call.result(length, sum, total);
     }
   }
 }

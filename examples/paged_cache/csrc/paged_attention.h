@@ -44,6 +44,16 @@ struct PagedAttention {
   accumulate_t<T> scale;
 
   C10_HOST_DEVICE int64_t group() const { return heads / kv_heads; }
+
+  // Whether a row of block_tables has room for a context of this length.
+  C10_HOST_DEVICE bool has_room(int64_t length) const { return length >= 0 && length <= table * size; }
+
+  // An element of the answer, from its weighted sum and the sum of weights. NaN for a length that cannot be, which only
+  // CUDA computes.
+  C10_HOST_DEVICE T result(int64_t length, accumulate_t<T> sum, accumulate_t<T> total) const {
+    if (!has_room(length)) return T(accumulate_t<T>(NAN));
+    return length == 0 ? T(0.f) : T(sum / total);
+  }
 };
 
 inline Tensor with_whole_rows(const Tensor& cache) {

@@ -14,8 +14,7 @@ __global__ void __launch_bounds__(kCopyThreads) copy_kernel(ReshapeAndCache call
        i += int64_t(gridDim.x) * kCopyThreads) {
     const int64_t t = i / token, within = i - t * token, head = within / call.width, d = within - head * call.width;
     const int64_t slot = call.slots[t];
-    assert(slot < all && "reshape_and_cache: a slot is not in the caches");
-    if (slot < 0) continue;
+    if (slot < 0 || slot >= all) continue;
     const int64_t block = slot / call.size, place = slot - block * call.size;
 #pragma unroll
     for (const Written& cache : call.caches) {

@@ -12,7 +12,8 @@ def paged_attention(
     """Attends from one token of each sequence to its context, which lies in blocks of a cache. It has no gradient.
 
     Query head h reads head h // (Q / H) of the cache (grouped queries). A context of no tokens gives zeros. A block
-    or a length that cannot be is refused: on a CPU by an error, on CUDA by an assertion in the kernel.
+    or a length that cannot be is refused on a CPU. On CUDA, where nobody waits for the kernel, its sequence gets NaN.
+    Nothing outside of the cache is read.
 
     Args:
         q: [B, Q, D]; float32, float64, float16 or bfloat16; D is at most 256.
@@ -35,7 +36,7 @@ def paged_attention(
 def paged_attention_reference(
     q: Tensor, kc: Tensor, vc: Tensor, block_tables: Tensor, context_lens: Tensor, scale: float
 ) -> Tensor:
-    """Computes the same with torch's operators."""
+    """Computes the same with torch's operators; NaN for a block or a length that cannot be."""
     batch, heads, width = q.shape
     blocks, size, kv_heads, _ = kc.shape
     length = block_tables.shape[1] * size
@@ -50,7 +51,10 @@ def paged_attention_reference(
     scores = torch.einsum("bhgd,bthd->bhgt", grouped * scale, gathered(kc))
     weights = torch.softmax(scores.masked_fill(~counts[:, None, None, :], -torch.inf), dim=-1)
     out = torch.einsum("bhgt,bthd->bhgd", weights, gathered(vc)).reshape(batch, heads, width)
-    return torch.where((context_lens > 0)[:, None, None], out, 0).to(q.dtype)
+    beyond = counts & ((block_tables < 0) | (block_tables >= blocks)).repeat_interleave(size, dim=1)
+    wrong = beyond.any(1) | (context_lens < 0) | (context_lens > length)
+    out = torch.where((context_lens > 0)[:, None, None], out, 0)
+    return torch.where(wrong[:, None, None], torch.nan, out).to(q.dtype)
 
 
 @torch.library.register_fake("paged_cache::paged_attention")

@@ -10,8 +10,8 @@ def reshape_and_cache(k: Tensor, v: Tensor, kc: Tensor, vc: Tensor, slots: Tenso
     """Writes the keys and values of tokens into their slots of a cache. It has no gradient.
 
     Slot s is place s % size of block s // size. A token whose slot is negative is left out, as in vLLM. Two tokens must
-    not have one slot. A slot beyond the cache is refused: on a CPU before anything is written; on CUDA, where nobody
-    waits for the kernel, by an assertion in it, as in torch's own indexing. Nothing is written outside of the cache.
+    not have one slot. A slot beyond the cache is refused on a CPU, before anything is written. On CUDA, where nobody
+    waits for the kernel, its token is left out. Nothing is ever written outside of the cache.
 
     Args:
         k: Keys [T, H, D]; float32, float64, float16 or bfloat16.
