@@ -65,7 +65,7 @@ def test_onnx_runtime_is_given_the_state_that_it_gave_back(decoder, tmp_path):
     assert row.get("onnxruntime").error < 1e-5
     other = tmp_path / "counter.onnx"
     export_onnx(resolve("tests/verify/state_models.py:counter"), other, TraceOptions(cases=1))
-    with pytest.raises(UsageError, match="different inputs or outputs|has no method"):
+    with pytest.raises(UsageError, match=r"different inputs or outputs|has no method"):
         bench(decoder, sequence=True, onnx=other, against=[])
 
 
