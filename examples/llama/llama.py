@@ -62,34 +62,32 @@ class Attention(nn.Module):
     def forward(self, x: Tensor, turn: tuple[Tensor, Tensor], positions: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """Writes the keys and values of x [batch, n, width] into k and v, and attends to what is there so far."""
         config, (batch, count) = self.config, x.shape[:2]
-        heads = self.qkv(x).view(batch, count, -1, config.head_width).transpose(1, 2)
-        q, new_k, new_v = heads.split([config.heads, config.kv_heads, config.kv_heads], dim=1)
-        k.index_copy_(2, positions, _turned(new_k, *turn))
-        v.index_copy_(2, positions, new_v)
-        grouped = _turned(q, *turn).reshape(batch, config.kv_heads, -1, count, config.head_width)
+        heads = self.qkv(x).view(batch, count, -1, config.head_width)
+        q, new_k, new_v = heads.split([config.heads, config.kv_heads, config.kv_heads], dim=2)
+        k.index_copy_(2, positions, _turned(new_k, *turn).transpose(1, 2))
+        v.index_copy_(2, positions, new_v.transpose(1, 2))
         seen = torch.arange(config.length, device=x.device) <= positions[:, None]  # [n, length]
         attend = _one_token if count == 1 else _several_tokens
-        return self.out(attend(grouped, k, v, seen).flatten(1, 2).transpose(1, 2).reshape(batch, count, -1))
+        attended = attend(_turned(q, *turn).transpose(1, 2), k, v, seen)  # [batch, heads, n, head_width]
+        return self.out(attended.transpose(1, 2).reshape(batch, count, -1))
 
 
 def _one_token(q: Tensor, k: Tensor, v: Tensor, seen: Tensor) -> Tensor:
     """Attention as sums, which Inductor fuses with what is around them, and which it splits over the whole GPU."""
-    scores = (_wide(q) * _wide(k).unsqueeze(2)).sum(-1) * q.shape[-1] ** -0.5  # [batch, kv_heads, group, length]
+    grouped = _wide(q).view(k.shape[0], k.shape[1], -1, 1, k.shape[3])
+    scores = (grouped * _wide(k).unsqueeze(2)).sum(-1) * k.shape[3] ** -0.5  # [batch, kv_heads, group, length]
     weights = torch.softmax(scores.masked_fill(~seen, -torch.inf), dim=-1)
-    return (weights.unsqueeze(-1) * _wide(v).unsqueeze(2)).sum(-2, keepdim=True).to(q.dtype)
+    return (weights.unsqueeze(-1) * _wide(v).unsqueeze(2)).sum(-2).to(q.dtype).view(q.shape)
 
 
 def _several_tokens(q: Tensor, k: Tensor, v: Tensor, seen: Tensor) -> Tensor:
-    """Torch's attention, with the queries that share keys as if they were further tokens: no key is repeated."""
-    batch, kv_heads, group, count, width = q.shape
-    mask = seen.expand(group, *seen.shape).flatten(0, 1)
-    answer = scaled_dot_product_attention(q.flatten(2, 3), k, v, mask)
-    # Its strides depend on the kernel. Those of a copy do not, and so need no condition on the number of tokens.
-    return answer.clone(memory_format=torch.contiguous_format).view(batch, kv_heads, group, count, width)
+    """Attention by torch, with each head of keys and values repeated for the queries that share it."""
+    group = q.shape[1] // k.shape[1]
+    return scaled_dot_product_attention(q, k.repeat_interleave(group, 1), v.repeat_interleave(group, 1), seen)
 
 
 def _turned(x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
-    """Rotary positions, by halves."""
+    """Rotary positions, by halves, of x [batch, n, heads, head_width]."""
     first, second = _wide(x).chunk(2, dim=-1)
     return torch.cat([first * cosine - second * sine, second * cosine + first * sine], dim=-1).to(x.dtype)
 
@@ -162,7 +160,7 @@ class Llama(nn.Module):
         """Writes tokens at `positions` into a cache; returns the logits after the last one."""
         half = torch.arange(0, self.config.head_width, 2, device=tokens.device, dtype=torch.float32)
         angles = positions[:, None] * self.config.theta ** -(half / self.config.head_width)
-        turn = angles.cos(), angles.sin()
+        turn = angles.cos()[:, None], angles.sin()[:, None]
         x = self.embedding(tokens)
         for layer, (k, v) in zip(self.layers, cache):
             x = layer(x, turn, positions, k, v)

@@ -30,6 +30,7 @@ HEARD = 137  # of them, before a session is saved
 _CONTINUE = """
 import sys, torch, exportkit
 package, state, samples, device = sys.argv[1:]
+torch.backends.cudnn.allow_tf32 = False
 chunks = torch.frombuffer(bytearray(open(samples, "rb").read()), dtype=torch.float32).view(-1, 512)
 with exportkit.load(package, device) as model, model.session(streams=1) as session:
     session.load_state(state)
