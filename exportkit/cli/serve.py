@@ -69,6 +69,32 @@ _FOLDER = click.Path(exists=True, file_okay=False, path_type=Path)
     help="The most bytes of inputs that wait for each model, such as 500MB. Default: 1 GiB.",
 )
 @click.option(
+    "--max-sequences",
+    type=click.IntRange(min=0, max=1_000_000),
+    default=1024,
+    show_default=True,
+    help="The most sequences of each package with state. More are refused with status 429. 0: its state is not served.",
+)
+@click.option(
+    "--max-sequence-bytes", callback=byte_size, metavar="SIZE", help="The most bytes of their state. Default: 1 GiB."
+)
+@click.option(
+    "--sequence-idle",
+    type=click.FloatRange(min=0, max=86_400, min_open=True),
+    default=60.0,
+    show_default=True,
+    metavar="SECONDS",
+    help="How long a sequence may be without a request before it ends.",
+)
+@click.option(
+    "--sequence-finish",
+    type=click.FloatRange(min=0, max=86_400),
+    default=10.0,
+    show_default=True,
+    metavar="SECONDS",
+    help="How long sequences go on after their model was replaced, or after SIGTERM: half of --drain-timeout at most.",
+)
+@click.option(
     "--cuda-graphs",
     is_flag=True,
     help="Run calls on a GPU as CUDA graphs: one launch each. The first call with each number of rows takes longer.",
@@ -191,6 +217,7 @@ def _serve_on_ray(asked: ServeOptions, as_json: bool) -> None:
 
 def _options(**given: Any) -> ServeOptions:
     from exportkit.serve.batching.tickets import BatchLimits
+    from exportkit.serve.sequences.table import SequenceLimits
     from exportkit.serve.serve_options import ListenOptions, LoadOptions, ServeOptions
 
     if given["no_grpc"] and given["grpc_port"] is not None:
@@ -220,6 +247,12 @@ def _options(**given: Any) -> ServeOptions:
         max_queued_rows=given["max_queue_rows"],
         max_queued_bytes=given["max_queue_bytes"] or BatchLimits.max_queued_bytes,
     )
+    sequences = SequenceLimits(
+        most=given["max_sequences"],
+        most_bytes=given["max_sequence_bytes"] or SequenceLimits.most_bytes,
+        idle_seconds=given["sequence_idle"],
+        finish_seconds=given["sequence_finish"],
+    )
     listen = ListenOptions(
         host=given["host"],
         port=given["port"],
@@ -236,6 +269,7 @@ def _options(**given: Any) -> ServeOptions:
         repository=given["repository"],
         load=load,
         batch=batch,
+        sequences=sequences,
         listen=listen,
         shared_memory=given["shared_memory"],
         drain_seconds=given["drain_timeout"],

@@ -22,6 +22,7 @@ from exportkit.serve.engine.servable import check_packages
 from exportkit.serve.http.asgi import make_app
 from exportkit.serve.http.exchange import HttpOptions
 from exportkit.serve.process_settings import give_up_the_lock_soon
+from exportkit.serve.sequences.table import SequenceLimits
 from exportkit.serve.serve_options import ListenOptions, ServeOptions
 from exportkit.serve.statuses import NotOfferedError
 
@@ -29,6 +30,7 @@ NAME = "exportkit"  # of the deployment, and of the application that `exportkit 
 
 _REFUSED = {
     "listen": "Ray listens: http_options in its configuration, and TLS and keys in what stands in front of it",
+    "sequences": "the steps of a sequence would reach replicas that do not have its state",
     "shared_memory": "a client does not know on which machine its request will run",
     "access_log": "Ray writes an access log: logging_config in its configuration",
     "traces": "Ray exports traces: tracing_config in its configuration",
@@ -58,7 +60,8 @@ def application(options: ServeOptions) -> serve.Application:
         PackageError: A package is bad, or lacks a required signature.
     """
     check_options(options)
-    check_packages([path for path in options.packages if path.exists()], options.load.public_keys)
+    options = dataclasses.replace(options, sequences=SequenceLimits(most=0))  # see _REFUSED
+    check_packages([path for path in options.packages if path.exists()], options.load.public_keys, sequences=False)
     gpus = sum(device.startswith("cuda") for device in options.load.devices)
     return Replica.options(  # type: ignore[attr-defined]  # the decorator makes a Deployment
         graceful_shutdown_timeout_s=options.drain_seconds,

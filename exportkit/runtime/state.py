@@ -59,7 +59,7 @@ class StatePlan:
         self._manifest = reader.manifest
         self._device = device
         self._initial: dict[str, torch.Tensor] = {}
-        self.dimensions = _dimensions(reader.manifest)
+        self.dimensions = state_dimensions(reader.manifest)
 
     def checked_sizes(self, given: Mapping[str, Any]) -> dict[str, int]:
         """Returns a session's sizes. Raises UsageError if one is missing, unknown or out of its range."""
@@ -216,7 +216,8 @@ def state_bytes(manifest: Manifest, sizes: Mapping[str, int]) -> int:
     return sum(math.prod(shape_at(each, sizes)) * ITEM_BYTES[each.dtype] for each in manifest.state)
 
 
-def _dimensions(manifest: Manifest) -> dict[str, tuple[int, int]]:
+def state_dimensions(manifest: Manifest) -> dict[str, tuple[int, int]]:
+    """Returns the least and greatest number of each dimension of the state."""
     names = {size.dimension for each in manifest.state for size in each.shape if isinstance(size, Size)}
     found = {each.name: (each.min, each.max) for method in manifest.methods for each in method.call.dimensions}
     return {name: limits for name, limits in found.items() if name in names}

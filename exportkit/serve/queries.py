@@ -14,7 +14,7 @@ if TYPE_CHECKING:  # these import torch, which a receiver must not load
     from exportkit.serve.engine.repository import Repository
     from exportkit.serve.engine.served import ServedModel
 
-_EXTENSIONS = ("model_repository", "model_configuration", "statistics", "schedule_policy")
+_EXTENSIONS = ("model_repository", "model_configuration", "statistics", "schedule_policy", "sequence")
 
 
 class Queries:

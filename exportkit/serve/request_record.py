@@ -6,6 +6,7 @@ import random
 import re
 import time
 from dataclasses import dataclass, field
+from hashlib import sha256
 from typing import Literal
 
 from exportkit.serve.protocol.inference import InferTiming
@@ -21,6 +22,17 @@ def request_id(given: str | None) -> str:
     # Not of the system's random numbers: to ask it gives Python's lock away, and a runner keeps it for a while. Nobody
     # is trusted for knowing an id.
     return f"{random.getrandbits(128):032x}"
+
+
+def key_of(authorization: bytes) -> bytes:
+    """Returns the API key in the value of a header `Authorization`; empty: it has none."""
+    scheme, _, value = authorization.partition(b" ")
+    return value.strip() if scheme.lower() == b"bearer" else b""
+
+
+def identity_of(authorization: bytes) -> str:
+    """Returns who a client with an API key is, without telling the key."""
+    return sha256(b"exportkit client " + key_of(authorization)).hexdigest()[:32]
 
 
 @dataclass(frozen=True)
@@ -56,6 +68,8 @@ class RequestRecord:
         received_bytes: The bytes of the body that were read, as they were sent.
         sent_bytes: The bytes of the answer's body, as they are sent.
         timing: Where an inference's time went.
+        client: Who asks: what `identity_of` says of the API key. Empty: no key is asked for.
+        sequence: The id of the sequence that an inference is a step of.
     """
 
     protocol: Literal["http", "grpc"] = "http"
@@ -68,6 +82,8 @@ class RequestRecord:
     received_bytes: int = 0
     sent_bytes: int = 0
     timing: InferTiming | None = None
+    client: str = ""
+    sequence: int | str | None = None
 
     def failed(self, error: ServeError) -> None:
         """Records why there is no answer."""

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from exportkit.serve.batching.tickets import BatchLimits
+from exportkit.serve.sequences.table import SequenceLimits
 
 
 @dataclass(frozen=True)
@@ -67,6 +68,7 @@ class ServeOptions:
         repository: A folder of packages: `<name>.pt2`, or `<name>/<version>/model.pt2`.
         load: How they are loaded.
         batch: What may wait and what may run together, for each model.
+        sequences: How many sequences each package may have, and for how long.
         listen: Where and to whom.
         shared_memory: Whether clients may register shared memory of this machine.
         drain_seconds: Seconds that accepted requests may take after SIGTERM.
@@ -78,6 +80,7 @@ class ServeOptions:
     repository: Path | None = None
     load: LoadOptions = field(default_factory=LoadOptions)
     batch: BatchLimits = field(default_factory=BatchLimits)
+    sequences: SequenceLimits = field(default_factory=SequenceLimits)
     listen: ListenOptions = field(default_factory=ListenOptions)
     shared_memory: bool = False
     drain_seconds: float = 30.0

@@ -119,7 +119,7 @@ def _checked(options: ServeOptions) -> tuple[Tls | None, ApiKeys | None]:
     listen = options.listen
     tls = read_tls(listen)
     keys = None if listen.api_keys is None else ApiKeys(listen.api_keys)
-    check_packages(options.packages, options.load.public_keys)
+    check_packages(options.packages, options.load.public_keys, sequences=options.sequences.most > 0)
     return tls, keys
 
 

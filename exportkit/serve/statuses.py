@@ -42,6 +42,15 @@ class BadRequestError(ServeError, status=400, code="INVALID_ARGUMENT", reason="i
     """The request breaks the protocol, or the model does not allow its tensors."""
 
 
+class SequenceError(ServeError, status=409, code="FAILED_PRECONDITION", reason="sequence"):
+    """The request continues a sequence that is not there: it ended, or never began.
+
+    Not 404, which says that there is no such model, and not 410, after which a proxy may take the model's URL for gone:
+    the model is there, in a state that the request does not fit. FAILED_PRECONDITION is gRPC's word for what may be
+    tried again only after the client has set it right, here by beginning the sequence again.
+    """
+
+
 class UnauthorizedError(ServeError, status=401, code="UNAUTHENTICATED", reason="unauthorized"):
     """The request has no valid API key."""
 

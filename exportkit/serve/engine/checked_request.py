@@ -60,12 +60,13 @@ def arguments_of(call: Call) -> Callable[[Sequence[torch.Tensor]], Arguments]:
 class RequestPlan:
     """The checks of one model's requests, which are planned once."""
 
-    def __init__(self, call: Call, *, batched: bool) -> None:
+    def __init__(self, call: Call, *, batched: bool, stateful: bool = False) -> None:
         """Plans the checks.
 
         Args:
             call: The manifest's call.
             batched: Whether axis 0 of every input and output is the batch dimension.
+            stateful: Whether each request must belong to a sequence. If not, none may.
 
         Raises:
             BackendError: The protocol has no datatype for an input or output.
@@ -77,6 +78,7 @@ class RequestPlan:
             except NotOfferedError as error:
                 raise BackendError(f"`{tensor.name}` cannot be served: {error.message}", hint=error.hint) from error
         self._batched = batched
+        self._stateful = stateful
         self._names = [tensor.name for tensor in call.inputs]
         self._takes = "; ".join(map(describe_tensor, call.inputs)) or "no inputs"
         self._dtypes: list[torch.dtype] = [getattr(torch, tensor.dtype) for tensor in call.inputs]
@@ -89,7 +91,18 @@ class RequestPlan:
 
         Raises:
             BadRequestError: The model does not take it. The message says what it takes.
+            NotOfferedError: It belongs to a sequence, and the model keeps no state.
         """
+        if request.sequence is not None and not self._stateful:
+            raise NotOfferedError(
+                "the request belongs to a sequence, and this model keeps no state",
+                hint="Leave `sequence_id`, `sequence_start` and `sequence_end` out.",
+            )
+        if request.sequence is None and self._stateful:
+            raise BadRequestError(
+                "the model keeps state, which belongs to a sequence of requests",
+                hint="Send the parameter `sequence_id`, and `sequence_start`: true with the first request.",
+            )
         outputs = self._wanted(request.outputs)
         given = {tensor.name: tensor for tensor in request.inputs}
         self._check_names(given)

@@ -8,10 +8,11 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
+from typing import Protocol
 
 from exportkit.serve.batching.batcher import Batch, Batcher, BatcherFullError, Ticket
 from exportkit.serve.engine.checked_request import CheckedRequest
-from exportkit.serve.engine.execution import BatchResult, BatchRunner
+from exportkit.serve.engine.execution import BatchResult
 from exportkit.serve.engine.model_copy import ModelCopy
 from exportkit.serve.engine.statistics import Statistics
 from exportkit.serve.statuses import (
@@ -35,6 +36,19 @@ class QueuedRequest:
     def __init__(self, request: CheckedRequest, answer: asyncio.Future[BatchResult]) -> None:
         self.request = request
         self.answer = answer
+
+
+class Runner(Protocol):
+    """Runs batches on one copy. Only one thread uses it.
+
+    Attributes:
+        waited: The seconds that the last batch waited for other runners, with its inputs ready.
+    """
+
+    waited: float
+
+    def run(self, requests: Sequence[CheckedRequest], waited: Sequence[float], /) -> Sequence[BatchResult | ServeError]:
+        """Answers requests of one bucket, which waited for so many seconds each."""
 
 
 _Ticket = Ticket[QueuedRequest]
@@ -61,7 +75,7 @@ class Dispatcher:
         self._timer: asyncio.TimerHandle | None = None
         self._preparing: list[asyncio.Future[None]] = []
 
-    def start(self, copy: ModelCopy, make_runner: Callable[[], BatchRunner], runners: int, *, ahead: int = 0) -> None:
+    def start(self, copy: ModelCopy, make_runner: Callable[[], Runner], runners: int, *, ahead: int = 0) -> None:
         """Starts the runners of a copy.
 
         Args:
@@ -204,7 +218,7 @@ class Dispatcher:
         with contextlib.suppress(RuntimeError):  # the loop was closed, so nobody waits
             self._loop.call_soon_threadsafe(function, *args)
 
-    def _serve(self, copy: ModelCopy, make_runner: Callable[[], BatchRunner], prepared: asyncio.Future[None]) -> None:
+    def _serve(self, copy: ModelCopy, make_runner: Callable[[], Runner], prepared: asyncio.Future[None]) -> None:
         try:
             runner = make_runner()
         except Exception as error:
@@ -248,8 +262,9 @@ class Dispatcher:
 
     def _count_batch(self, copy: ModelCopy, more: int) -> None:
         """Counts a batch that the copy took (1) or finished (-1)."""
+        before = min(self._busy[copy], self._runners)
         self._busy[copy] += more
-        self._counted.busy_runners = sum(min(busy, self._runners) for busy in self._busy.values())
+        self._counted.busy(min(self._busy[copy], self._runners) - before)
 
     def _restore(self, copy: ModelCopy) -> None:
         """Loads a copy again. Nothing may wait for a model that cannot be loaded."""

@@ -29,6 +29,15 @@ class BatchResult:
     timing: InferTiming
 
 
+def failure_of(copy: ModelCopy, error: Exception) -> ServeError:
+    """Returns the answer to a request on which a copy failed when it ran alone."""
+    copy.check_health()
+    if isinstance(error, ExportkitError):
+        return BackendError(error.message, hint=error.hint)
+    _log.error("the model failed", exc_info=error)
+    return BackendError(f"the model failed: {type(error).__name__}: {str(error).partition(chr(10))[0]}")
+
+
 class BatchRunner:
     """Runs batches on one copy. Only one thread uses it.
 
@@ -75,7 +84,7 @@ class BatchRunner:
             # If the worker process died, another runner's batch may have killed it, so even one request runs again.
             lost = isinstance(error, WorkerLostError)
             if len(requests) == 1 and not lost:
-                return [self._failed(error)]
+                return [failure_of(self._copy, error)]
         return [self._retry_alone(request, seconds, lost=lost) for request, seconds in zip(requests, waited)]
 
     def _retry_alone(self, request: CheckedRequest, waited: float, *, lost: bool) -> BatchResult | ServeError:
@@ -86,16 +95,8 @@ class BatchRunner:
             try:
                 (answer,) = self._together([request], [waited])
             except Exception as error:
-                return self._failed(error)
+                return failure_of(self._copy, error)
             return answer
-
-    def _failed(self, error: Exception) -> ServeError:
-        """Returns the answer to a request that failed alone."""
-        self._copy.check_health()
-        if isinstance(error, ExportkitError):
-            return BackendError(error.message, hint=error.hint)
-        _log.error("the model failed", exc_info=error)
-        return BackendError(f"the model failed: {type(error).__name__}: {str(error).partition(chr(10))[0]}")
 
     def _together(self, requests: Sequence[CheckedRequest], waited: Sequence[float]) -> Sequence[BatchResult]:
         """Runs requests in one call. Raises what the model raises."""

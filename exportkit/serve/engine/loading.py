@@ -21,11 +21,18 @@ from exportkit.serve.engine.model_copy import ModelCopy, SharedModel
 from exportkit.serve.engine.model_description import ModelDescription
 from exportkit.serve.engine.servable import servable
 from exportkit.serve.engine.served import LoadedCopies, LoadedPackage
-from exportkit.serve.engine.warm_up import answer_cases, try_batches
+from exportkit.serve.engine.warm_up import answer_cases, answer_sequences, try_batches
+from exportkit.serve.sequences.table import SequenceLimits
 from exportkit.serve.serve_options import LoadOptions
 
 
-def load_copies(package: PackageFile, options: LoadOptions, limits: BatchLimits, weights: Path | None) -> LoadedPackage:
+def load_copies(
+    package: PackageFile,
+    options: LoadOptions,
+    limits: BatchLimits,
+    weights: Path | None,
+    sequences: SequenceLimits | None = None,
+) -> LoadedPackage:
     """Loads a package, warms it up, and finds out whether its requests may run together, method by method.
 
     Args:
@@ -33,11 +40,13 @@ def load_copies(package: PackageFile, options: LoadOptions, limits: BatchLimits,
         options: How it is loaded.
         limits: What may run together.
         weights: A safetensors file that replaces the package's weights.
+        sequences: The limits of sequences. Default: those of an instance.
 
     Raises:
         ExportkitError: The package cannot be loaded, the weights do not fit, no method can be served, or one answers a
             recorded call wrongly.
     """
+    sequences = sequences or SequenceLimits()
     devices = [_resolved(device, package.path) for device in options.devices]
     with contextlib.ExitStack() as undo:
         models: list[SharedModel] = []
@@ -45,15 +54,21 @@ def load_copies(package: PackageFile, options: LoadOptions, limits: BatchLimits,
             models.append(SharedModel(partial(_load, package.path, device, options, weights)))
             undo.callback(models[-1].leave)
         manifest = models[0].model.manifest
-        offered = servable(package.name, manifest)
+        offered = servable(package.name, manifest, sequences=sequences.most > 0)
+        if options.warm_up and any(manifest.method(method).state for method in offered.names):
+            for model in models:
+                answer_sequences(model, compared=weights is None)
         loaded = []
         for method, name in offered.names.items():
             copies = [ModelCopy(model, method) for model in models]
             for copy in copies:
                 undo.callback(copy.close)
-            batching = _by_manifest(copies[0].method.call, limits)
-            for copy in copies:
-                batching = _warmed_up(copy, batching, options, weights)
+            if copies[0].method.state:
+                batching = Batching.impossible("it has state, so each step of a sequence runs alone")
+            else:
+                batching = _by_manifest(copies[0].method.call, limits)
+                for copy in copies:
+                    batching = _warmed_up(copy, batching, options, weights)
             described = ModelDescription(
                 name=name,
                 version=package.version or manifest.version,
@@ -65,10 +80,11 @@ def load_copies(package: PackageFile, options: LoadOptions, limits: BatchLimits,
                 weights=weights.name if weights else None,
                 method=method,
                 offered=offered,
+                sequences=sequences,
             )
             loaded.append(LoadedCopies(tuple(copies), described, options.warm_up))
         undo.pop_all()
-        return LoadedPackage(tuple(loaded), offered)
+        return LoadedPackage(tuple(loaded), offered, tuple(models))
 
 
 def _resolved(device: str, path: Path) -> str:

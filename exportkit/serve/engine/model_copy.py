@@ -145,7 +145,7 @@ class ModelCopy:
 
         Args:
             load: Loads it, now and after its worker process died; or a loaded package.
-            method: The method's name; None for the default one. It has no state.
+            method: The method's name; None for the default one.
         """
         self.shared = load if isinstance(load, SharedModel) else SharedModel(load)
         self.shared.use()
@@ -212,10 +212,12 @@ class ModelCopy:
         counts as dead.
         """
         model = self.model
-        if self.device.type != "cuda" or (call := next(self.recorded(), None)) is None:
+        call = None if self.method.state else next(self.recorded(), None)
+        if self.device.type != "cuda" or (call is None and not self.method.state):
             return
         try:
-            model.methods[self.method.name](*call.args, **call.kwargs)
+            if call is not None:
+                model.methods[self.method.name](*call.args, **call.kwargs)
             torch.cuda.synchronize(self.device)
         except (ExportkitError, RuntimeError) as error:
             _log.error("%s: the device is broken: %s", model.manifest.name, error)

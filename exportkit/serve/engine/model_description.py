@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
-from exportkit.package.manifest import Call, Manifest, TensorInput, TensorOutput
+from exportkit.package.manifest import Call, Manifest, StateTensor, TensorInput, TensorOutput
 from exportkit.serve.batching.tickets import BatchLimits
 from exportkit.serve.engine.batchable import Batching
 from exportkit.serve.engine.servable import Servable
 from exportkit.serve.protocol.datatypes import datatype_of
+from exportkit.serve.sequences.table import SequenceLimits
 from exportkit.sizes import input_bytes
 
 PLATFORM = "torch_aoti"  # as Triton's PyTorch backend has it
@@ -31,6 +32,7 @@ class ModelDescription:
         weights: The file of weights that replaced the package's; None: it did not.
         method: The method that is served; None: the default one.
         offered: What is served of the package, and what is not; None where nothing is left to say.
+        sequences: The limits of sequences.
     """
 
     name: str
@@ -43,16 +45,23 @@ class ModelDescription:
     weights: str | None
     method: str | None = None
     offered: Servable | None = None
+    sequences: SequenceLimits = field(default_factory=SequenceLimits)
 
     @property
     def call(self) -> Call:
         """How it is called."""
         return self.manifest.method(self.method).call
 
+    @property
+    def stateful(self) -> bool:
+        """Whether each request is a step of a sequence."""
+        return bool(self.manifest.method(self.method).state)
+
     def metadata(self) -> dict[str, Any]:
         """Returns the protocol's model metadata; `batching`, `dimensions` and `methods` are additions to it.
 
         `methods` is there if the package has several: by name, what it is served as (null: it is not) and why not.
+        `sequences` is there if the method has state: what that is, and after how many seconds without a step it goes.
         """
         call = self.call
         batch = self.batching.dimension
@@ -70,7 +79,16 @@ class ModelDescription:
                 "bit_equal": self.batching.bit_equal,
             },
             "dimensions": {each.name: {"min": each.min, "max": each.max} for each in call.dimensions},
+            **({"sequences": self._sequences()} if self.stateful else {}),
             **({"methods": self._methods(self.offered)} if self.offered and len(self.manifest.methods) > 1 else {}),
+        }
+
+    def _sequences(self) -> dict[str, Any]:
+        state = [self.manifest.state[use.index] for use in self.manifest.method(self.method).state]
+        return {
+            "idle_seconds": self.sequences.idle_seconds,
+            "most": self.sequences.most,
+            "state": [{"name": each.name, "dtype": each.dtype, "shape": _dims(each)} for each in state],
         }
 
     def _methods(self, offered: Servable) -> dict[str, Any]:
@@ -118,6 +136,9 @@ class ModelDescription:
             "parameters": {key: {"string_value": value} for key, value in self._parameters().items()},
             "model_transaction_policy": {"decoupled": False},
         }
+        if self.stateful:  # each sequence has a slot of its own, and one copy runs all of its steps
+            idle = round(self.sequences.idle_seconds * 1e6)
+            config["sequence_batching"] = {"max_sequence_idle_microseconds": idle, "direct": {}}
         if batched:
             config["dynamic_batching"] = {
                 "preferred_batch_size": [],
@@ -141,7 +162,7 @@ def _metadata(tensor: TensorInput | TensorOutput) -> dict[str, Any]:
     return {"name": tensor.name, "datatype": datatype_of(tensor.dtype), "shape": _dims(tensor)}
 
 
-def _dims(tensor: TensorInput | TensorOutput) -> list[int]:
+def _dims(tensor: TensorInput | TensorOutput | StateTensor) -> list[int]:
     """Returns the sizes; -1 for those that vary."""
     return [size if isinstance(size, int) else -1 for size in tensor.shape]
 

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
@@ -18,6 +18,7 @@ from exportkit.serve.engine.folder import PackageFile, check_names, newest_last,
 from exportkit.serve.engine.loading import load_copies
 from exportkit.serve.engine.servable import Servable
 from exportkit.serve.engine.served import LoadedPackage, ServedModel
+from exportkit.serve.engine.served_sequences import Home, ServedSequences
 from exportkit.serve.engine.statistics import Statistics
 from exportkit.serve.serve_options import ServeOptions
 from exportkit.serve.statuses import BackendError, BadRequestError, NotReadyError, NotServedError
@@ -82,6 +83,7 @@ class Repository:
         self._entries = [_Entry(package, package.version or "") for package in self._packages()]
         self._changing = asyncio.Lock()  # loads and unloads follow one another
         self._closing: set[asyncio.Future[None]] = set()  # models that were exchanged and have requests to answer
+        self._sequences: dict[str, ServedSequences] = {}  # by the package's name, whatever the version
         self._opened = False
         self._draining = False
 
@@ -147,6 +149,10 @@ class Repository:
         """Returns every version that is loaded, by name and version."""
         served = [model for entry in self._entries for model in entry.served.values()]
         return sorted(served, key=lambda model: (model.name, newest_last(model.version)))
+
+    def sequences(self) -> Mapping[str, ServedSequences]:
+        """Returns the sequences of packages with state, by the package's name."""
+        return self._sequences
 
     def left_out(self) -> Mapping[str, str]:
         """Returns why methods are not served, by the name by which they would be."""
@@ -261,7 +267,10 @@ class Repository:
         if not old:
             entry.state, entry.reason = "LOADING", ""
         try:
-            copies = await asyncio.to_thread(load_copies, package, self._options.load, self._options.batch, weights)
+            options = self._options
+            copies = await asyncio.to_thread(
+                load_copies, package, options.load, options.batch, weights, options.sequences
+            )
             models = await self._prepared(entry, copies)
         except BaseException as error:
             if not old:
@@ -288,11 +297,14 @@ class Repository:
         try:
             if taken := self._taken(entry, [method.described.name for method in loaded.methods]):
                 raise UsageError(f"two packages would be served as {taken}", hint="Rename one of them.")
+            home = Home(loaded.methods[0].described.manifest, loaded.models)
+            stateful = any(method.described.stateful for method in loaded.methods)
+            sequences = self._sequences_of(entry.package.name) if stateful else None
             for method in loaded.methods:
                 before = entry.served.get(method.described.name)
                 same = before is None or before.version == method.described.version
                 counted = entry.counted.get(method.described.name) if same else None
-                models.append(ServedModel(method, counted or Statistics()))
+                models.append(ServedModel(method, counted or Statistics(), sequences, home))
             for model in models:
                 await model.prepared()
             if self._draining:
@@ -302,6 +314,15 @@ class Repository:
             await asyncio.to_thread(loaded.close)
             raise
         return models
+
+    def _sequences_of(self, name: str) -> ServedSequences:
+        """Returns the sequences of a package, which go on when it is loaded again."""
+        if name not in self._sequences:
+            limits = self._options.sequences
+            # Of the time in which the server has to end, others need a part.
+            finish = min(limits.finish_seconds, self._options.drain_seconds / 2)
+            self._sequences[name] = ServedSequences(name, replace(limits, finish_seconds=finish))
+        return self._sequences[name]
 
     def _taken(self, entry: _Entry, names: Sequence[str]) -> str | None:
         """Returns a name that a method of another package has."""

@@ -28,24 +28,25 @@ class Servable:
     left_out: Mapping[str, str]
 
 
-def servable(name: str, manifest: Manifest) -> Servable:
-    """Finds the methods that requests of anybody can call, in any order.
+def servable(name: str, manifest: Manifest, *, sequences: bool) -> Servable:
+    """Finds the methods that requests can call.
 
     The default method has the package's name; the name of another one comes after a dot.
 
     Args:
         name: The name by which the package is served.
         manifest: Its manifest.
+        sequences: Whether methods with state are served, to sequences of requests.
 
     Raises:
         UsageError: There is none.
     """
-    reasons = {method.name: why_not(manifest, method) for method in manifest.methods}
+    reasons = {method.name: why_not(manifest, method, sequences=sequences) for method in manifest.methods}
     left_out = {method: reason for method, reason in reasons.items() if reason is not None}
     if len(left_out) == len(reasons):
         raise UsageError(
             f"{name} cannot be served: " + "; ".join(f"{method} {reason}" for method, reason in left_out.items()),
-            hint="A server answers methods without state. In a process, `model.session()` calls the others.",
+            hint="In a process, `model.session()` calls them.",
         )
     default = manifest.default
     own = default.name if default is not None else None
@@ -53,8 +54,8 @@ def servable(name: str, manifest: Manifest) -> Servable:
     return Servable(names, left_out)
 
 
-def check_packages(packages: Sequence[Path], public_keys: Sequence[Path]) -> None:
-    """Refuses packages that cannot be served, before anything is loaded.
+def check_packages(packages: Sequence[Path], public_keys: Sequence[Path], *, sequences: bool) -> None:
+    """Refuses packages that cannot be served, before anything is loaded. The arguments are `servable`'s.
 
     Raises:
         UsageError: No method of a package can be served, or a name cannot be part of a URL.
@@ -62,12 +63,12 @@ def check_packages(packages: Sequence[Path], public_keys: Sequence[Path]) -> Non
     """
     for path in packages:
         with PackageReader(path, demand=Trust(public_keys).demand()) as reader:
-            servable(single_package(path).name, reader.manifest)
+            servable(single_package(path).name, reader.manifest, sequences=sequences)
 
 
-def why_not(manifest: Manifest, method: PackagedMethod) -> str | None:
+def why_not(manifest: Manifest, method: PackagedMethod, *, sequences: bool) -> str | None:
     """Returns why requests cannot call a method, as what follows its name; None if they can."""
-    if method.state:
+    if method.state and not sequences:
         names = [manifest.state[use.index].name for use in method.state]
         more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
         return f"has state ({', '.join(names[:_SHOWN])}{more}), which belongs to a session"

@@ -4,22 +4,25 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import sys
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 from exportkit.package.manifest import Call, Manifest
 from exportkit.serve.batching.batcher import Batcher
 from exportkit.serve.engine.checked_request import RequestPlan
-from exportkit.serve.engine.dispatcher import Dispatcher, QueuedRequest
+from exportkit.serve.engine.dispatcher import Dispatcher
 from exportkit.serve.engine.execution import BatchResult, BatchRunner
-from exportkit.serve.engine.model_copy import ModelCopy
+from exportkit.serve.engine.model_copy import ModelCopy, SharedModel
 from exportkit.serve.engine.model_description import DEFAULT_PRIORITY, ModelDescription
 from exportkit.serve.engine.servable import Servable
+from exportkit.serve.engine.served_sequences import Home, ServedSequences
 from exportkit.serve.engine.statistics import Statistics
+from exportkit.serve.engine.steps import StepRequest, StepRunner
 from exportkit.serve.process_settings import cores
 from exportkit.serve.protocol.http_request import BodyRules
 from exportkit.serve.protocol.inference import InferAnswer, InferRequest
@@ -32,6 +35,7 @@ from exportkit.serve.statuses import (
     ServeError,
     TooLargeError,
 )
+from exportkit.sizes import sizes_of
 
 _CORES_TO_PREPARE = 4
 _SERIALS = itertools.count()
@@ -57,6 +61,7 @@ class LoadedPackage:
 
     methods: tuple[LoadedCopies, ...]
     offered: Servable
+    models: tuple[SharedModel, ...]
 
     def close(self) -> None:
         """Frees the copies. Blocks."""
@@ -72,6 +77,7 @@ class ServedModel:
         version: Its version, as text.
         manifest: The package's manifest.
         call: How the method is called.
+        method: Its name.
         devices: The device of each copy.
         max_body: The most bytes that a request's tensors can have, by the manifest's ranges and by what may wait.
         body_rules: What the body of a request over HTTP may hold.
@@ -83,22 +89,31 @@ class ServedModel:
     version: str
     manifest: Manifest
     call: Call
+    method: str
     devices: tuple[str, ...]
     max_body: int
     body_rules: BodyRules
     serial: int
     counted: Statistics
 
-    def __init__(self, loaded: LoadedCopies, counted: Statistics) -> None:
+    def __init__(
+        self,
+        loaded: LoadedCopies,
+        counted: Statistics,
+        sequences: ServedSequences | None = None,
+        home: Home | None = None,
+    ) -> None:
         """Starts the runners. `prepared` says when they are ready.
 
         Args:
             loaded: What to serve.
             counted: Goes on counting, if the version was served before.
+            sequences: The package's sequences, for a method with state.
+            home: The load, which the methods with state share.
         """
         self._described = described = loaded.described
         self.name, self.version, self.manifest = described.name, described.version, described.manifest
-        self.call = described.call
+        self.call, self.method = described.call, self.manifest.method(described.method).name
         self.devices = described.devices
         self.counted = counted
         counted.runners = len(loaded.copies) * described.runners
@@ -109,12 +124,24 @@ class ServedModel:
         self.body_rules = BodyRules.of(self._metadata, self.max_body)
         self.serial = next(_SERIALS)
         self._copies = loaded.copies
-        self._plan = RequestPlan(self.call, batched=described.batching.enabled)
-        batcher: Batcher[QueuedRequest] = Batcher(described.limits, described.batching.max_rows)
-        self._dispatcher = Dispatcher(batcher, counted)
-        for copy in loaded.copies:
-            make_runner = partial(BatchRunner, copy, self.call.outputs, counted, warm_up=loaded.warm_up)
-            self._dispatcher.start(copy, make_runner, described.runners, ahead=_ahead(loaded.copies))
+        stateful = described.stateful
+        self._plan = RequestPlan(self.call, batched=described.batching.enabled, stateful=stateful)
+        self._sequences, self._home = (sequences, home) if stateful else (None, None)
+        # The copy that began a sequence runs its steps, so each copy of a model with state has a queue of its own. A
+        # queue never refuses a step: its sequence would go on without it. Each sequence has one step in it at most.
+        queues = [(copy,) for copy in loaded.copies] if stateful else [loaded.copies]
+        limits = described.limits
+        if stateful and home is not None:
+            home.models[self.method] = self
+            most = max(limits.max_queued_rows, described.sequences.most)
+            limits = replace(limits, max_queued_rows=most, max_queued_bytes=sys.maxsize, max_delay=0.0)
+        self._dispatchers = [Dispatcher(Batcher(limits, described.batching.max_rows), counted) for _ in queues]
+        for dispatcher, copies in zip(self._dispatchers, queues):
+            for copy in copies:
+                kind = StepRunner if stateful else BatchRunner
+                make_runner = partial(kind, copy, self.call.outputs, counted, warm_up=loaded.warm_up)
+                ahead = 0 if stateful else _ahead(copies)
+                dispatcher.start(copy, make_runner, described.runners, ahead=ahead)
         self._accepted = _Accepted()
         self._leaving: str | None = None  # why no new request is accepted
         self._closed = False
@@ -123,7 +150,7 @@ class ServedModel:
     async def prepared(self) -> None:
         """Waits until every runner is warmed up. If one fails, the model is closed, and its error is raised."""
         try:
-            await self._dispatcher.prepared()
+            await asyncio.gather(*(dispatcher.prepared() for dispatcher in self._dispatchers))
         except Exception:  # whatever the load raised, no thread stays behind
             await self.close()
             raise
@@ -159,8 +186,8 @@ class ServedModel:
         Raises:
             ServeError: The class says why.
         """
-        if self._closed and self._successor is not None:
-            return await self._successor.infer(request)
+        if (other := self._other(request)) is not None:
+            return await other.infer(request)
         accepted = time.perf_counter()
         try:
             with _Admission(self._accepted, 0):
@@ -180,7 +207,24 @@ class ServedModel:
         if request.timeout is not None and request.timeout <= 0:
             raise DeadlineError("the request's timeout passed before it arrived")
         priority = request.priority or DEFAULT_PRIORITY
-        return await self._dispatcher.run(checked, priority=priority, timeout=request.timeout)
+        if request.sequence is None or self._sequences is None or self._home is None:
+            return await self._dispatchers[0].run(checked, priority=priority, timeout=request.timeout)
+        if request.sequence.start and self._leaving is not None:
+            raise NotReadyError(f"no sequence of {self.name} begins any more: {self._leaving}")
+
+        async def run(step: StepRequest, copy: int, timeout: float | None) -> BatchResult:
+            return await self._dispatchers[copy].run(step, priority=priority, timeout=timeout)
+
+        sizes = sizes_of(self.call.inputs, [tensor.shape for tensor in checked.inputs])
+        return await self._sequences.run(request.sequence, self._home, checked, sizes, run, request.timeout)
+
+    def _other(self, request: InferRequest) -> ServedModel | None:
+        """Returns the model that answers in this one's place: the version that a sequence began with, or the next."""
+        if self._sequences is not None and request.sequence is not None:
+            began = self._sequences.model(request.sequence, self.method)
+            if began is not None:
+                return None if began is self else began
+        return self._successor if self._closed else None
 
     def metadata(self) -> dict[str, Any]:
         """Returns the protocol's model metadata: name, versions, platform, inputs and outputs."""
@@ -205,10 +249,12 @@ class ServedModel:
             successor: Takes what still arrives here.
         """
         self._successor = successor
+        if self._sequences is not None and self._home is not None:
+            await self._sequences.finish(self._home)
         await self._accepted.none()
         self._closed = True
         self._leaving = self._leaving or "it was unloaded"
-        threads = self._dispatcher.stop()
+        threads = [thread for dispatcher in self._dispatchers for thread in dispatcher.stop()]
         await asyncio.to_thread(self._free, threads)
 
     def _free(self, threads: Sequence[Any]) -> None:
@@ -217,10 +263,15 @@ class ServedModel:
         for thread in threads:
             thread.join()
 
+    @property
+    def _goes_on(self) -> bool:
+        """Whether it leaves, and sequences that run on it may end before."""
+        return self._leaving is not None and not self._closed and self._home is not None and self._home.count > 0
+
     def _check_room(self, size: int) -> None:
         error: ServeError
         limits, held = self._limits, self._accepted.bytes
-        if self.failure is not None:
+        if self.failure is not None and not self._goes_on:
             error = NotReadyError(f"the model {self.name} is not ready: {self.failure}")
         elif size > limits.max_queued_bytes:
             error = TooLargeError(f"the body has {size} bytes, and at most {limits.max_queued_bytes} may wait")

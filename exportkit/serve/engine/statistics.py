@@ -113,6 +113,11 @@ class Statistics:
                 self.queued_bytes + size,
             )
 
+    def busy(self, more: int) -> None:
+        """Counts runners that began to run, or (-1) ended."""
+        with self._lock:
+            self.busy_runners += more
+
     def left(self, rows: int, size: int) -> None:
         """Counts a request that waits no more."""
         with self._lock:

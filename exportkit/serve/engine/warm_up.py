@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import torch
 
 from exportkit.errors import ExportkitError, ModelRunError
 from exportkit.package.case_files import recorded_errors
-from exportkit.package.manifest import ANY_VALUE, Call, Dimension, TensorOutput
-from exportkit.runtime.cases import LoadedCall
+from exportkit.package.manifest import ANY_VALUE, Accuracy, Call, Dimension, Manifest, TensorOutput
+from exportkit.runtime.cases import LoadedCall, LoadedCase
+from exportkit.runtime.model import Model
 from exportkit.runtime.requests import joined
 from exportkit.serve.engine.batchable import Batching
-from exportkit.serve.engine.model_copy import ModelCopy, WorkerLostError, tensors_in
+from exportkit.serve.engine.model_copy import ModelCopy, SharedModel, WorkerLostError, tensors_in
 from exportkit.serve.statuses import BackendError
 from exportkit.verify.compare import Match, Reference, compare_outputs
 
@@ -45,20 +46,64 @@ def answer_cases(copy: ModelCopy, *, compared: bool) -> None:
             answers = copy.call(flat_inputs(method.call, recorded))
         except ExportkitError as error:
             raise BackendError(f"the model fails on its recorded {what} {index}: {error.message}") from error
-        if not compared:
-            continue
-        verdict = compare_outputs(
-            method.call.outputs,
-            tensors_in(recorded.outputs),
-            answers,
-            reference=Reference(recorded.references, errors),
-            sizes=recorded.sizes,
+        if compared:
+            _compare(method.call, recorded, answers, errors, f"recorded {what} {index}", copy.device)
+
+
+def answer_sequences(model: SharedModel, *, compared: bool) -> None:
+    """Replays the recorded cases that use state, each in a session. The arguments and errors are `answer_cases`'."""
+    manifest = model.model.manifest
+    for place in _with_state(manifest):
+        case = model.model.cases[place]
+        try:
+            with model.model.session(**case.state_sizes) as session:
+                for number, call in enumerate(case.calls):
+                    answers = tensors_in(session.methods[call.method](*call.args, **call.kwargs))
+                    if compared:
+                        what = f"recorded case {place}, call {number} of {call.method},"
+                        errors = recorded_errors(manifest.cases, call.method)
+                        _compare(manifest.method(call.method).call, call, answers, errors, what, model.device)
+        except BackendError:
+            raise
+        except ExportkitError as error:
+            raise BackendError(f"the model fails on its recorded case {place}: {error.message}") from error
+
+
+def recorded_sequence(model: Model, method: str) -> LoadedCase | None:
+    """Returns the first recorded case in which a method with state is called; None if there is none."""
+    for place in _with_state(model.manifest):
+        if any(call.method == method for call in model.manifest.cases[place].calls):
+            return model.cases[place]
+    return None
+
+
+def _with_state(manifest: Manifest) -> list[int]:
+    """Returns the places of the recorded cases that use state."""
+    stateful = {method.name for method in manifest.methods if method.state}
+    return [place for place, case in enumerate(manifest.cases) if any(call.method in stateful for call in case.calls)]
+
+
+def _compare(
+    call: Call,
+    recorded: LoadedCall,
+    answers: _Flat,
+    errors: Mapping[str, Sequence[Accuracy]],
+    what: str,
+    device: torch.device,
+) -> None:
+    """Raises BackendError if answers are not the recorded ones, within their tolerances."""
+    verdict = compare_outputs(
+        call.outputs,
+        tensors_in(recorded.outputs),
+        answers,
+        reference=Reference(recorded.references, errors),
+        sizes=recorded.sizes,
+    )
+    if not isinstance(verdict, Match):
+        raise BackendError(
+            f"the model answers its {what} wrongly on {device}: {verdict.message}",
+            hint="`exportkit verify` says more about it.",
         )
-        if not isinstance(verdict, Match):
-            raise BackendError(
-                f"the model answers its recorded {what} {index} wrongly on {copy.device}: {verdict.message}",
-                hint="`exportkit verify` says more about it.",
-            )
 
 
 def try_batches(copy: ModelCopy, dimension: Dimension, max_rows: int) -> Batching:

@@ -58,7 +58,7 @@ class InferEndpoint:
         head = BodyHead.of(scope)
         async with self._admit(wanted["model"], wanted.get("version", ""), head.size or 0) as admitted:
             record.model, record.version = admitted.name, admitted.version
-            forms, answer = await self._infer(head, scope, receive, admitted)
+            forms, answer = await self._infer(head, scope, receive, admitted, record)
         record.timing = answer.timing
         write = partial(encode_answer, answer, forms, self._options.shared_memory)
         work = sum(_work_of(output, forms.of(output.name)) for output in answer.outputs)
@@ -74,11 +74,12 @@ class InferEndpoint:
             await _send_answer(send, kind, deflated(_pieces(parts), coding), threaded=True)
 
     async def _infer(
-        self, head: BodyHead, scope: Scope, receive: Receive, admitted: Admitted
+        self, head: BodyHead, scope: Scope, receive: Receive, admitted: Admitted, record: RequestRecord
     ) -> tuple[OutputForms, InferAnswer]:
         """Receives the request and lets the model answer. The request's memory is free again when this returns."""
         parsed = await self._parsed(head, scope, receive, admitted)
-        answer = await _while_connected(scope, receive, admitted, parsed.request)
+        record.sequence = None if parsed.request.sequence is None else parsed.request.sequence.id
+        answer = await _while_connected(scope, receive, admitted, parsed.request.owned_by(record.client))
         return parsed.forms, answer
 
     async def _parsed(self, head: BodyHead, scope: Scope, receive: Receive, admitted: Admitted) -> ParsedBody:

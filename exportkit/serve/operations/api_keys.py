@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from exportkit.errors import UsageError
+from exportkit.serve.request_record import identity_of, key_of
 from exportkit.serve.statuses import UnauthorizedError
 
 if TYPE_CHECKING:
@@ -50,7 +51,7 @@ class ApiKeys:
 
     def allow(self, authorization: bytes | None) -> bool:
         """Whether the value of a header `Authorization` has one of the keys."""
-        given = sha256(_key(authorization or b"")).digest()
+        given = sha256(key_of(authorization or b"")).digest()
         # Every key is compared, and each in constant time: the time tells nothing about any of them.
         return sum([hmac.compare_digest(given, known) for known in self._hashes]) > 0
 
@@ -75,12 +76,9 @@ class RequireKey:
                 "the request has no valid API key",
                 hint="Send the header `Authorization: Bearer KEY` with one of the server's keys.",
             )
+        if given is not None:
+            scope["exportkit"].client = identity_of(given)
         await self._app(scope, receive, send)
-
-
-def _key(authorization: bytes) -> bytes:
-    scheme, _, value = authorization.partition(b" ")
-    return value.strip() if scheme.lower() == b"bearer" else b""
 
 
 def _read(path: Path) -> tuple[bytes, ...]:

@@ -6,7 +6,7 @@ The five stages are Triton's: request, queue, compute_input, compute_infer and c
 from __future__ import annotations
 
 import functools
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import accumulate
 from typing import Protocol
 
@@ -20,6 +20,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from exportkit.serve.engine.served import ServedModel
+from exportkit.serve.engine.served_sequences import ServedSequences
 from exportkit.serve.engine.statistics import REQUEST_SECONDS, Spent, Statistics
 from exportkit.serve.operations.observation import Finished, Outcome
 from exportkit.serve.statuses import ServeError
@@ -34,6 +35,9 @@ class Models(Protocol):
 
     def models(self) -> Sequence[ServedModel]:
         """Returns every version that is loaded."""
+
+    def sequences(self) -> Mapping[str, ServedSequences]:
+        """Returns the sequences of packages with state, by the package's name."""
 
 
 class Metrics:
@@ -118,6 +122,7 @@ class _ModelCollector(Collector):
         yield from _requests(models)
         yield from _batches(models)
         yield from _now(models)
+        yield from _sequences(self._models.sequences())
 
 
 _Rows = Sequence[tuple[list[str], ServedModel, Statistics]]
@@ -178,6 +183,21 @@ def _now(models: _Rows) -> Iterator[Metric]:
         ready.add_metric(labels, int(served.ready))
         load.add_metric(labels, counted.load_seconds)
     yield from (pending, queue_rows, queue_bytes, busy, runners, ready, load)
+
+
+def _sequences(packages: Mapping[str, ServedSequences]) -> Iterator[Metric]:
+    """Yields the metrics of sequences. They are of a package, because its methods and versions share them."""
+    there = GaugeMetricFamily("exportkit_sequences", "Sequences that have not ended.", labels=["model"])
+    state = GaugeMetricFamily("exportkit_sequence_state_bytes", "Bytes of their state.", labels=["model"])
+    oldest = GaugeMetricFamily("exportkit_sequence_oldest_seconds", "Age of the oldest of them.", labels=["model"])
+    ended = CounterMetricFamily("exportkit_sequences_ended", "Sequences that ended.", labels=["model", "reason"])
+    for name, sequences in packages.items():
+        there.add_metric([name], sequences.count)
+        state.add_metric([name], sequences.state_bytes)
+        oldest.add_metric([name], sequences.oldest)
+        for reason, count in sequences.ended.items():
+            ended.add_metric([name, reason], count)
+    yield from (there, state, oldest, ended)
 
 
 def _buckets(bounds: Sequence[float], counts: Sequence[int]) -> list[tuple[str, float]]:

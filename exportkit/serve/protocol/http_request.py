@@ -23,6 +23,7 @@ from exportkit.serve.protocol.parameters import (
     OutputForm,
     OutputForms,
     RegionSlice,
+    Scheduling,
     check_form,
     check_names,
     output_form,
@@ -126,7 +127,8 @@ def parse_body(
     head = _read_head(text) if text.nbytes > _REMEMBERED_BYTES else _remembered_head(bytes(text))
     _check_forms(head.forms, rules.outputs, shared_memory)
     inputs = _take_inputs(head.inputs, body[text.nbytes :], header_length, rules.max_bytes, shared_memory)
-    request = InferRequest(inputs, tuple(head.forms.named) or None, head.id, head.priority, head.timeout)
+    when = head.scheduling
+    request = InferRequest(inputs, tuple(head.forms.named) or None, head.id, when.priority, when.timeout, when.sequence)
     return ParsedBody(request, head.forms)
 
 
@@ -225,8 +227,7 @@ class _Head:
     inputs: tuple[_InputHead, ...]
     forms: OutputForms
     id: str
-    priority: int
-    timeout: float | None
+    scheduling: Scheduling
 
 
 def _read_head(text: memoryview) -> _Head:
@@ -246,7 +247,7 @@ def _read_head(text: memoryview) -> _Head:
         forms[output.name] = output_form(output.name, wanted, default)
     inputs = tuple(map(_input_head, _tensors(_INPUTS, message.inputs, "inputs")))
     check_names("input", (head.spec.name for head in inputs))
-    return _Head(inputs, OutputForms(default, forms), message.id or "", *scheduling(parameters))
+    return _Head(inputs, OutputForms(default, forms), message.id or "", scheduling(parameters))
 
 
 @functools.lru_cache(maxsize=_REMEMBERED)

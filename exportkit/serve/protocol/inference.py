@@ -23,6 +23,22 @@ class InputTensor(msgspec.Struct, frozen=True, array_like=True):
     data: memoryview
 
 
+class SequenceStep(msgspec.Struct, frozen=True, array_like=True):
+    """Which step of which sequence a request is.
+
+    Attributes:
+        id: The sequence's id: a number or a text, which are never equal.
+        start: Whether the sequence begins with this request.
+        end: Whether it ends with it.
+        owner: Whose the sequence is: another client's of the same id is another sequence. Empty: anybody's.
+    """
+
+    id: int | str
+    start: bool = False
+    end: bool = False
+    owner: str = ""
+
+
 class InferRequest(msgspec.Struct, frozen=True, array_like=True):
     """A request, whose inputs fit their datatypes and shapes. Whether the model takes them is not checked yet.
 
@@ -32,6 +48,7 @@ class InferRequest(msgspec.Struct, frozen=True, array_like=True):
         id: The request's id, which the answer repeats. Empty: none.
         priority: 1 is served first; 0 is the model's default.
         timeout: Seconds within which the answer must be there. None: as long as it takes.
+        sequence: Which step of a sequence it is. None: it belongs to none.
     """
 
     inputs: tuple[InputTensor, ...]
@@ -39,6 +56,13 @@ class InferRequest(msgspec.Struct, frozen=True, array_like=True):
     id: str = ""
     priority: int = 0
     timeout: float | None = None
+    sequence: SequenceStep | None = None
+
+    def owned_by(self, owner: str) -> InferRequest:
+        """Returns the request of a client."""
+        if self.sequence is None or not owner:
+            return self
+        return msgspec.structs.replace(self, sequence=msgspec.structs.replace(self.sequence, owner=owner))
 
 
 class OutputTensor(msgspec.Struct, frozen=True, array_like=True):

@@ -7,10 +7,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from exportkit.serve.protocol.datatypes import BINARY_ONLY, shown
+from exportkit.serve.protocol.inference import SequenceStep
 from exportkit.serve.statuses import BadRequestError, NotOfferedError
 
 _MOST = (1 << 64) - 1  # the protocol's numbers are uint64
 _MICROSECOND = 1e-6
+_MOST_ID = 128  # characters, as Triton has it
 
 
 @dataclass(frozen=True)
@@ -110,25 +112,47 @@ def check_form(name: str, datatype: str, form: OutputForm) -> None:
         )
 
 
-def scheduling(parameters: Mapping[str, Any]) -> tuple[int, float | None]:
-    """Returns the `priority` and the `timeout` that a request's parameters ask for, the latter in seconds or None.
+@dataclass(frozen=True)
+class Scheduling:
+    """When a request runs: the fields of InferRequest."""
+
+    priority: int
+    timeout: float | None
+    sequence: SequenceStep | None
+
+
+def scheduling(parameters: Mapping[str, Any]) -> Scheduling:
+    """Returns the priority, the timeout and the sequence that a request's parameters ask for.
 
     Custom parameters are ignored.
 
     Raises:
         BadRequestError: A parameter's value is wrong, or its name is reserved.
-        NotOfferedError: The request belongs to a sequence.
     """
     for key in parameters:
-        if key.startswith("sequence_"):
-            raise NotOfferedError(
-                f"the parameter {shown(key)} belongs to sequences of requests; this server's models keep no state",
-                hint="Leave `sequence_id`, `sequence_start` and `sequence_end` out.",
-            )
         if key.startswith("triton_") or key == "headers":
             raise BadRequestError(f"the parameter {shown(key)} has a reserved name; custom ones need another")
     timeout = whole_number("the request", parameters, "timeout")
-    return whole_number("the request", parameters, "priority"), timeout * _MICROSECOND if timeout else None
+    priority = whole_number("the request", parameters, "priority")
+    return Scheduling(priority, timeout * _MICROSECOND if timeout else None, _sequence(parameters))
+
+
+def _sequence(parameters: Mapping[str, Any]) -> SequenceStep | None:
+    """Returns the step of a sequence. An id of 0 or of no characters is none, as Triton has it."""
+    where = "the request"
+    given = parameters.get("sequence_id", 0)
+    flags = {key: truth(where, parameters, key, False) for key in ("sequence_start", "sequence_end")}
+    if isinstance(given, str) and len(given) > _MOST_ID:
+        raise BadRequestError(f"the parameter `sequence_id` has {len(given)} characters; {_MOST_ID} are allowed")
+    sequence_id = given if isinstance(given, str) else whole_number(where, parameters, "sequence_id")
+    if sequence_id:
+        return SequenceStep(sequence_id, flags["sequence_start"], flags["sequence_end"])
+    if any(flags.values()):
+        raise BadRequestError(
+            "a sequence begins or ends with this request, which has no `sequence_id`",
+            hint="It is a number from 1 on, or a text.",
+        )
+    return None
 
 
 def check_names(kind: str, names: Iterable[str]) -> None:

@@ -81,7 +81,10 @@ class ReceivedRequest:
         check_names("output", (output.name for output in self._message.outputs))
         self.size = sum(source.spec.size for source in self._sources)
         self.regions = _regions(self._message.outputs)
-        self.long = sum(source.work for source in self._sources) > LONG
+        self._scheduling = scheduling(plain_parameters(self._message.parameters))
+        # In another thread, a step of a sequence could be read later than the one behind it in its stream.
+        work = sum(source.work for source in self._sources)
+        self.long = work > LONG and self._scheduling.sequence is None
 
     def request(self, seconds_left: float | None, shared_memory: SharedMemory | None) -> InferRequest:
         """Returns the request, whose inputs do not need the message any more.
@@ -96,14 +99,15 @@ class ReceivedRequest:
         """
         if self.regions:
             offered(shared_memory)
-        priority, timeout = scheduling(plain_parameters(self._message.parameters))
-        limits = [seconds for seconds in (timeout, seconds_left) if seconds is not None]
+        when = self._scheduling
+        limits = [seconds for seconds in (when.timeout, seconds_left) if seconds is not None]
         return InferRequest(
             tuple(source.tensor(shared_memory) for source in self._sources),
             tuple(output.name for output in self._message.outputs) or None,
             self._message.id,
-            priority,
+            when.priority,
             min(limits, default=None),
+            when.sequence,
         )
 
 

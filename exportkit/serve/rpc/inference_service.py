@@ -116,7 +116,8 @@ class InferenceService:
             read = functools.partial(received.request, seconds_left, self._shared_memory)
             request = await asyncio.to_thread(read) if received.long else read()
             del data, received, read  # While the request waits, its inputs are in memory once.
-            answer = await model.infer(request)
+            record.sequence = None if request.sequence is None else request.sequence.id
+            answer = await model.infer(request.owned_by(record.client))
         record.timing = answer.timing
         return encode_infer_answer(answer, regions, self._shared_memory)
 

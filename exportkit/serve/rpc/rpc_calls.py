@@ -12,7 +12,7 @@ from urllib.parse import unquote
 
 import grpc
 
-from exportkit.serve.request_record import RequestRecord, request_id
+from exportkit.serve.request_record import RequestRecord, identity_of, request_id
 from exportkit.serve.statuses import BadRequestError, CancelledError, DeadlineError, ServeError, UnauthorizedError
 
 _log = logging.getLogger(__name__)
@@ -44,6 +44,7 @@ class RpcCall:
         self.metadata: Mapping[str, str | bytes] = dict(context.invocation_metadata() or ())
         self.remote = _address(context.peer())
         self._context = context
+        self._client = ""
         self.record = self.new_record()
         self._trailers = (("x-request-id", self.record.id),)
         context.set_trailing_metadata(self._trailers)
@@ -51,7 +52,9 @@ class RpcCall:
     def new_record(self) -> RequestRecord:
         """Returns a record of a request of this call, which is the only one unless it is a stream."""
         given = self.metadata.get("x-request-id")
-        return RequestRecord("grpc", request_id(given if isinstance(given, str) else None))
+        record = RequestRecord("grpc", request_id(given if isinstance(given, str) else None))
+        record.client = self._client
+        return record
 
     @contextmanager
     def recorded(self, record: RequestRecord, observe: Observe | None) -> Iterator[None]:
@@ -114,6 +117,8 @@ class RpcCall:
                 "the call has no valid API key",
                 hint="Send the metadata `authorization: Bearer KEY`",
             )
+        if given is not None:
+            self.record.client = self._client = identity_of(given.encode() if isinstance(given, str) else given)
 
     async def fail(self, error: Exception) -> Exception:
         """Ends the call with the error's status. Returns what is to be raised then."""

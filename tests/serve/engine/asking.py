@@ -15,6 +15,7 @@ from exportkit.serve.engine.repository import Repository
 from exportkit.serve.engine.served import ServedModel
 from exportkit.serve.protocol.datatypes import DATATYPES
 from exportkit.serve.protocol.inference import InferAnswer, InferRequest, InputTensor
+from exportkit.serve.sequences.table import SequenceLimits
 from exportkit.serve.serve_options import LoadOptions, ServeOptions
 
 GATHERING = BatchLimits(max_delay=0.2)  # requests that come at the same time run together, however fast a runner is
@@ -44,10 +45,14 @@ def equal(one: Mapping[str, torch.Tensor], other: Mapping[str, torch.Tensor]) ->
 
 @asynccontextmanager
 async def serving(
-    *packages: Path, repository: Path | None = None, batch: BatchLimits | None = None, **load: Any
+    *packages: Path,
+    repository: Path | None = None,
+    batch: BatchLimits | None = None,
+    sequences: SequenceLimits | None = None,
+    **load: Any,
 ) -> AsyncIterator[Repository]:
     """A repository that is open, and is drained at the end."""
-    options = ServeOptions(packages, repository, LoadOptions(**load), batch or BatchLimits())
+    options = ServeOptions(packages, repository, LoadOptions(**load), batch or BatchLimits(), sequences or SequenceLimits())
     served = Repository(options)
     await served.open()
     try:

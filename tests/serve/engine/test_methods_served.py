@@ -13,10 +13,13 @@ from exportkit.errors import UsageError
 from exportkit.package import manifest as m
 from exportkit.package.archive import PackageReader
 from exportkit.serve.engine.servable import servable
+from exportkit.serve.sequences.table import SequenceLimits
 from exportkit.serve.statuses import BadRequestError, NotServedError
 from tests.package import samples, stateful_samples
 from tests.runtime import stateful, tiny
 from tests.serve.engine.asking import GATHERING, only, request, serving, tensors
+
+NONE = SequenceLimits(most=0)
 
 
 @pytest.fixture(scope="module")
@@ -37,7 +40,7 @@ def rows(count: int = 2) -> dict[str, torch.Tensor]:
 @pytest.mark.process
 def test_a_method_without_state_answers_under_its_name(recorder, isolate):
     async def ask():
-        async with serving(recorder, isolate=isolate, batch=GATHERING) as repository:
+        async with serving(recorder, isolate=isolate, batch=GATHERING, sequences=NONE) as repository:
             model = only(repository)
             asked = [rows(), rows(), rows(3)]
             answers = await asyncio.gather(*(model.infer(request(each)) for each in asked))
@@ -55,7 +58,7 @@ def test_a_method_without_state_answers_under_its_name(recorder, isolate):
 
 def test_what_is_not_served_is_refused_by_its_name_and_says_why(recorder):
     async def ask():
-        async with serving(recorder) as repository:
+        async with serving(recorder, sequences=NONE) as repository:
             said = repository.left_out()
             assert said["recorder.push"] == "has state (cache, position, gain), which belongs to a session"
             assert "writes into its input out" in said["recorder.fill"]
@@ -77,7 +80,7 @@ def test_a_package_is_loaded_and_unloaded_as_a_whole(recorder, tmp_path):
     (tmp_path / "recorder.pt2").write_bytes(recorder.read_bytes())
 
     async def ask():
-        async with serving(repository=tmp_path) as repository:
+        async with serving(repository=tmp_path, sequences=NONE) as repository:
             before = only(repository)
             for change in (repository.load("recorder.embed", {}), repository.unload("recorder.embed")):
                 with pytest.raises(BadRequestError, match="loaded and unloaded as a whole"):
@@ -100,15 +103,17 @@ def test_a_package_whose_methods_all_have_state_is_refused(tmp_path, recorder):
     with pytest.raises(
         UsageError, match=r"recorder cannot be served: push has state .*; peek has state .*; fill writes"
     ):
-        servable("recorder", known)
+        servable("recorder", known, sequences=False)
 
 
 def test_the_default_method_has_the_packages_name():
-    offered = servable("toy", stateful_samples.manifest())
+    offered = servable("toy", stateful_samples.manifest(), sequences=False)
     assert offered.names == {"forward": "toy"}
     assert set(offered.left_out) == {"decode"}
+    whole = servable("toy", stateful_samples.manifest(), sequences=True)
+    assert (whole.names, whole.left_out) == ({"forward": "toy", "decode": "toy.decode"}, {})
     alone = samples.manifest(methods=(m.PackagedMethod(name="score", call=samples.manifest().call, state=()),))
-    assert servable("toy", alone).names == {"score": "toy"}
+    assert servable("toy", alone, sequences=False).names == {"score": "toy"}
 
 
 def test_two_packages_with_the_same_name_for_a_method_are_refused(recorder, tiny_package, tmp_path):

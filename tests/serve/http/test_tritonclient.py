@@ -139,7 +139,7 @@ CALLS: dict[str, list[Case]] = {
         Case(lambda c: c.infer("echo", x(), response_compression_algorithm="deflate"), is_x),
         Case(lambda c: c.infer("absent", x()), NOT_SERVED),
         Case(lambda c: c.infer("broken down", x()), Refused("500", "the server failed (")),
-        Case(lambda c: c.infer("echo", x(), sequence_id=3), Refused("501", "sequences of requests")),
+        Case(lambda c: c.infer("echo", x(), sequence_id=3, sequence_start=True), is_x),
         Case(
             lambda c: c.infer("echo", x(), outputs=[tritonclient.http.InferRequestedOutput("x", class_count=2)]),
             Refused("501", "`classification`"),

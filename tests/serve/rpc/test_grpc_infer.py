@@ -179,13 +179,14 @@ REFUSED = {
     "a timeout of text": (with_parameter("timeout", string_param="1"), "`timeout`"),
     "a priority that is a number with a point": (with_parameter("priority", double_param=1.0), "`priority`"),
     "a priority without a value": (with_parameter("priority", int64_param=1, bool_param=True), "`priority`"),
+    "a sequence of a negative number": (with_parameter("sequence_id", int64_param=-1), "`sequence_id`"),
+    "the beginning of no sequence": (with_parameter("sequence_start", bool_param=True), "no `sequence_id`"),
     "a reserved parameter": (with_parameter("triton_x", int64_param=1), "reserved"),
     "half a region": (message(raw("x", "INT8", [1], shared_memory_region="r")), "`shared_memory_byte_size`"),
 }
 NOT_OFFERED = {
     "BYTES": (message(raw("x", "BYTES", [1]), raw_input_contents=[b"\1\0\0\0a"]), "BYTES"),
     "typed BYTES": (message(typed("x", "BYTES", [1], bytes_contents=[b"a"])), "BYTES"),
-    "a sequence": (with_parameter("sequence_id", int64_param=1), "keep no state"),
     "a classification": (
         message(
             raw("x", "INT8", [1]),

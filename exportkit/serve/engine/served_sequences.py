@@ -1,0 +1,305 @@
+"""The sequences of a package: who has them, on which version each runs, and when its next step may."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from exportkit.package.manifest import Manifest
+from exportkit.runtime.state import state_bytes, state_dimensions
+from exportkit.serve.engine.checked_request import CheckedRequest
+from exportkit.serve.engine.execution import BatchResult
+from exportkit.serve.engine.model_copy import SharedModel
+from exportkit.serve.engine.steps import HeldSession, StepRequest
+from exportkit.serve.protocol.inference import SequenceStep
+from exportkit.serve.sequences.table import (
+    NoSequenceError,
+    Reason,
+    SequenceLimits,
+    SequencesFullError,
+    SequenceTable,
+)
+from exportkit.serve.sequences.table import Sequence as Listed
+from exportkit.serve.statuses import BadRequestError, DeadlineError, QueueFullError, SequenceError
+
+if TYPE_CHECKING:
+    from exportkit.serve.engine.served import ServedModel
+
+_SWEEP_SECONDS = 1.0  # how often it is looked whether a sequence idles for too long, or lost its process
+
+_WHY: dict[Reason, str] = {
+    "end": "its last step was answered",
+    "restarted": "another one was begun in its place",
+    "idle": "no step came for too long",
+    "failed": "the model failed on one of its steps",
+    "unanswered": "one of its steps was given up, and may have changed the state",
+    "lost": "the process with its state died",
+    "unloaded": "its version of the model was unloaded, or the server ends",
+}
+
+
+class Home:
+    """A load of a package, on which sequences run.
+
+    Attributes:
+        manifest: The package's manifest.
+        models: What is served of the load, by method.
+        counts: The sequences that run on each copy.
+    """
+
+    def __init__(self, manifest: Manifest, copies: Sequence[SharedModel]) -> None:
+        """No method is served yet."""
+        self.manifest = manifest
+        self.models: dict[str, ServedModel] = {}
+        self.counts = [0] * len(copies)
+        self._copies = copies
+
+    @property
+    def count(self) -> int:
+        """The sequences that run on it."""
+        return sum(self.counts)
+
+    def emptiest(self) -> int:
+        """Returns the copy that a new sequence should run on: one that lives, with the fewest sequences."""
+        copies = range(len(self._copies))
+        return min(copies, key=lambda place: (not self._copies[place].alive, self.counts[place]))
+
+
+@dataclass(frozen=True, eq=False)
+class _Place:
+    """Where a sequence runs: on which copy of which load, in which session."""
+
+    home: Home
+    copy: int
+    held: HeldSession
+
+
+_Turn = asyncio.Future[None]
+_Sequence = Listed[_Place, _Turn]
+Run = Callable[[StepRequest, int, float | None], Awaitable[BatchResult]]
+"""Runs a step on one of a load's copies, within so many seconds."""
+
+
+class ServedSequences:
+    """The sequences of a package, whatever the versions on which they run. All methods are for the event loop's thread.
+
+    Attributes:
+        limits: How many there may be, and for how long.
+    """
+
+    def __init__(self, name: str, limits: SequenceLimits) -> None:
+        """There are none yet. `name` is the package's."""
+        self.limits = limits
+        self._name = name
+        self._table: SequenceTable[_Place, _Turn] = SequenceTable(limits)
+        self._timer: asyncio.TimerHandle | None = None
+        self._changed = asyncio.Event()  # one of them ended
+        self._closing: set[asyncio.Future[None]] = set()
+
+    @property
+    def count(self) -> int:
+        """The number of sequences."""
+        return self._table.count
+
+    @property
+    def state_bytes(self) -> int:
+        """The bytes of their state."""
+        return self._table.size
+
+    @property
+    def ended(self) -> Counter[Reason]:
+        """How many ended, by reason."""
+        return self._table.ended
+
+    @property
+    def oldest(self) -> float:
+        """The seconds since the oldest began; 0 if there is none."""
+        first = next(iter(self._table), None)
+        return 0.0 if first is None else time.monotonic() - first.began
+
+    def model(self, step: SequenceStep, method: str) -> ServedModel | None:
+        """Returns what answers the next step of a sequence: the version that it began with.
+
+        None: there is no such sequence, or it begins.
+
+        Raises:
+            BadRequestError: The version of the sequence has no such method.
+        """
+        if step.start:
+            return None
+        try:
+            home = self._table.find(_key(step)).payload.home
+        except NoSequenceError:
+            return None
+        if method not in home.models:
+            raise BadRequestError(f"the sequence began with version {home.manifest.version}, which has no {method}")
+        return home.models[method]
+
+    async def run(
+        self,
+        step: SequenceStep,
+        home: Home,
+        request: CheckedRequest,
+        sizes: dict[str, int],
+        run: Run,
+        timeout: float | None,
+    ) -> BatchResult:
+        """Answers a step when it is its turn. Cancelling the task ends the sequence.
+
+        Args:
+            step: The step.
+            home: The load that begins a new sequence.
+            request: The request, which the method takes.
+            sizes: The sizes of the request's dimensions.
+            run: Runs it.
+            timeout: Seconds within which the answer must be there. None: as long as it takes.
+
+        Raises:
+            SequenceError: There is no such sequence, or it ended before it was the step's turn.
+            QueueFullError: There is no room for one more.
+            BadRequestError: The request has other sizes than its sequence.
+            ServeError: What `run` raises, which ends the sequence.
+        """
+        now = time.monotonic()
+        sequence = self._begun(step, home, sizes, now) if step.start else self._found(step, sizes)
+        turn: _Turn = asyncio.get_running_loop().create_future()
+        first = self._table.submit(sequence, turn, last=step.end)
+        place = sequence.payload
+        try:
+            if not first:
+                await _in_turn(turn, timeout)
+            left = None if timeout is None else timeout - (time.monotonic() - now)
+            answer = await run(StepRequest.of(request, place.held), place.copy, left)
+        except BaseException as error:
+            self._end(sequence, _reason(error, place.held))
+            raise
+        following = self._table.answered(sequence, time.monotonic())
+        if following is not None and not following.done():
+            following.set_result(None)
+        self._take_ended()
+        return answer
+
+    async def finish(self, home: Home) -> None:
+        """Waits until the sequences of a load have ended, for a time. Ends those that are left."""
+        end = time.monotonic() + self.limits.finish_seconds
+        while home.count and (left := end - time.monotonic()) > 0:
+            self._changed.clear()
+            try:
+                await asyncio.wait_for(self._changed.wait(), left)
+            except TimeoutError:
+                break
+        for sequence in self._table:
+            if sequence.payload.home is home:
+                self._end(sequence, "unloaded")
+        if self._closing:
+            await asyncio.wait(self._closing)
+
+    # --- beginning and ending -----------------------------------------------------------------------------------------
+
+    def _begun(self, step: SequenceStep, home: Home, given: dict[str, int], now: float) -> _Sequence:
+        sizes = _state_sizes(home.manifest, given)
+        size = state_bytes(home.manifest, sizes)
+        self._sweep()
+        copy = home.emptiest()
+        place = _Place(home, copy, HeldSession(sizes))
+        try:
+            sequence = self._table.begin(_key(step), place, size, now)
+        except SequencesFullError as error:
+            raise QueueFullError(f"no sequence of {self._name} can begin: {error}", hint="Try again later.") from error
+        home.counts[copy] += 1
+        self._take_ended()
+        self._set_timer()
+        return sequence
+
+    def _found(self, step: SequenceStep, sizes: dict[str, int]) -> _Sequence:
+        try:
+            sequence = self._table.find(_key(step))
+            if sequence.payload.held.lost:
+                self._end(sequence, "lost")
+                sequence = self._table.find(_key(step))
+        except NoSequenceError as error:
+            raise _gone(self._name, step, error.reason) from error
+        for name, number in sequence.payload.held.sizes.items():
+            if sizes.get(name, number) != number:
+                raise BadRequestError(f"the sequence began with {name}={number}, and this request has {sizes[name]}")
+        return sequence
+
+    def _end(self, sequence: _Sequence, reason: Reason) -> None:
+        """Ends a sequence, unless it has ended, and refuses the steps that wait."""
+        waited = self._table.end(sequence, reason)
+        for turn in waited:
+            if not turn.done():
+                turn.set_exception(SequenceError(f"the sequence ended: {_WHY[reason]}", hint=_AGAIN))
+        self._take_ended()
+
+    def _take_ended(self) -> None:
+        """Frees the sessions of sequences that ended, in another thread: a worker may have to be told."""
+        for sequence in self._table.take_ended():
+            place = sequence.payload
+            place.home.counts[place.copy] -= 1
+            self._changed.set()
+            closing = asyncio.get_running_loop().run_in_executor(None, place.held.close)
+            self._closing.add(closing)
+            closing.add_done_callback(self._closing.discard)
+
+    def _sweep(self) -> None:
+        self._table.end_idle(time.monotonic())
+        for sequence in self._table:
+            if sequence.payload.held.lost and not sequence.busy:
+                self._end(sequence, "lost")
+        self._take_ended()
+
+    def _set_timer(self) -> None:
+        if self._timer is None and self._table.count:
+            seconds = min(_SWEEP_SECONDS, self.limits.idle_seconds / 2)
+            self._timer = asyncio.get_running_loop().call_later(seconds, self._on_timer)
+
+    def _on_timer(self) -> None:
+        self._timer = None
+        self._sweep()
+        self._set_timer()
+
+
+_AGAIN = "Begin it again with `sequence_start`: its state is lost."
+
+
+def _key(step: SequenceStep) -> tuple[str, int | str]:
+    return step.owner, step.id
+
+
+def _gone(name: str, step: SequenceStep, reason: Reason | None) -> SequenceError:
+    if reason is None:
+        return SequenceError(
+            f"{name} has no sequence {step.id!r}", hint="The first request of one has `sequence_start`: true."
+        )
+    return SequenceError(f"the sequence {step.id!r} of {name} ended: {_WHY[reason]}", hint=_AGAIN)
+
+
+def _reason(error: BaseException, held: HeldSession) -> Reason:
+    """Returns why a sequence ends whose step got this error."""
+    if held.lost:
+        return "lost"
+    return "unanswered" if isinstance(error, (asyncio.CancelledError, DeadlineError)) else "failed"
+
+
+async def _in_turn(turn: _Turn, timeout: float | None) -> None:
+    """Waits for a step's turn. Raises SequenceError if its sequence ends before, DeadlineError if that is too late."""
+    try:
+        await asyncio.wait_for(turn, timeout)
+    except TimeoutError:
+        raise DeadlineError("the request's timeout passed before the steps before it were answered") from None
+
+
+def _state_sizes(manifest: Manifest, given: dict[str, int]) -> dict[str, int]:
+    """Returns the sizes of a new session. Raises BadRequestError if the first request does not say them all."""
+    wanted = state_dimensions(manifest)
+    if missing := [name for name in wanted if name not in given]:
+        raise BadRequestError(
+            f"the state has the size {missing[0]}, which the inputs of this method do not have",
+            hint="Begin the sequence with another method.",
+        )
+    return {name: given[name] for name in wanted}

@@ -1,0 +1,243 @@
+"""The sequences of one package: which there are, and which step of each may run.
+
+A state machine that takes the time as an argument, so that tests can choose it. One thread uses it. Its rules:
+
+- The steps of a sequence run one after another, in the order in which they came.
+- A step that was accepted and gets no answer ends its sequence: nobody knows whether it changed the state, and the
+  steps behind it would run with a hole before them.
+- Whoever begins a sequence that there is begins another one. The old one takes no more steps, answers those that it
+  has, and ends.
+- What is beyond a limit is refused, and changes nothing.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, OrderedDict, deque
+from collections.abc import Hashable, Iterator
+from dataclasses import dataclass
+from typing import Generic, Literal, TypeVar
+
+P = TypeVar("P")
+S = TypeVar("S")
+
+Reason = Literal["end", "restarted", "idle", "failed", "unanswered", "lost", "unloaded"]
+"""Why a sequence ended.
+
+end: its last step was answered. restarted: another one was begun in its place. idle: no step came for too long. failed:
+the model failed on a step. unanswered: the client of a step left, or its timeout passed. lost: the process with its
+state died. unloaded: the model was unloaded or replaced, or the server ended.
+"""
+
+REMEMBERED = 4096  # sequences that ended, of which it is known why
+
+
+@dataclass(frozen=True)
+class SequenceLimits:
+    """The limits of a package's sequences.
+
+    Attributes:
+        most: The most sequences. 0: methods with state are not served.
+        most_bytes: The most bytes of their state.
+        idle_seconds: Seconds without a step after which a sequence ends.
+        finish_seconds: Seconds for which sequences go on after their version was replaced or unloaded, or the server
+            was told to end.
+    """
+
+    most: int = 1024
+    most_bytes: int = 1 << 30
+    idle_seconds: float = 60.0
+    finish_seconds: float = 10.0
+
+
+class SequencesFullError(Exception):
+    """There are as many sequences, or bytes of state, as there may be."""
+
+
+class NoSequenceError(Exception):
+    """There is no such sequence.
+
+    Attributes:
+        reason: Why it ended; None: it never began, or ended long ago.
+    """
+
+    def __init__(self, reason: Reason | None) -> None:
+        super().__init__(reason)
+        self.reason = reason
+
+
+class Sequence(Generic[P, S]):
+    """A sequence.
+
+    Attributes:
+        key: Its name, and whose it is.
+        payload: What the caller keeps for it, such as a session.
+        size: The bytes of its state.
+        began: When it began.
+        ended: Why it ended; None: it has not.
+    """
+
+    def __init__(self, key: Hashable, payload: P, size: int, began: float) -> None:
+        self.key = key
+        self.payload = payload
+        self.size = size
+        self.began = began
+        self.ended: Reason | None = None
+        self.running: S | None = None
+        self.waiting: deque[S] = deque()
+        self.closing: Reason | None = None  # why it takes no more steps, and ends after those that it has
+        self.rested = began  # since when no step runs, if none does
+
+    @property
+    def busy(self) -> bool:
+        """Whether a step runs or waits."""
+        return self.running is not None
+
+
+class SequenceTable(Generic[P, S]):
+    """The sequences of one package.
+
+    Attributes:
+        count: The number of sequences that have not ended.
+        size: The bytes of their state.
+        ended: How many ended, by reason.
+    """
+
+    def __init__(self, limits: SequenceLimits) -> None:
+        self._limits = limits
+        self._open: dict[Hashable, Sequence[P, S]] = {}  # those that take steps
+        self._live: dict[Sequence[P, S], None] = {}  # those that have not ended
+        self._resting: OrderedDict[Sequence[P, S], None] = OrderedDict()  # those without a step, the longest idle first
+        self._known: OrderedDict[Hashable, Reason] = OrderedDict()  # why those that ended last did
+        self._new: list[Sequence[P, S]] = []  # that ended, and were not returned by `take_ended` yet
+        self.size = 0
+        self.ended: Counter[Reason] = Counter()
+
+    @property
+    def count(self) -> int:
+        """The number of sequences that have not ended."""
+        return len(self._live)
+
+    def __iter__(self) -> Iterator[Sequence[P, S]]:
+        """Yields the sequences that have not ended, the oldest first."""
+        return iter(list(self._live))
+
+    def begin(self, key: Hashable, payload: P, size: int, now: float) -> Sequence[P, S]:
+        """Begins a sequence, in the place of one of the same key. It is idle until its first step.
+
+        Raises:
+            SequencesFullError: There are as many sequences or bytes as there may be. Nothing was changed.
+        """
+        old = self._open.get(key)
+        leaves = old is not None and not old.busy
+        count, held = self.count - leaves, self.size - (old.size if old is not None and leaves else 0)
+        limits = self._limits
+        if count >= limits.most:
+            raise SequencesFullError(f"there are {count} sequences, and at most {limits.most} may be")
+        if held + size > limits.most_bytes:
+            raise SequencesFullError(
+                f"the state of sequences has {held} bytes, and at most {limits.most_bytes} may be: "
+                f"no room for {size} more"
+            )
+        if old is not None:
+            self._close(old, "restarted")
+        sequence: Sequence[P, S] = Sequence(key, payload, size, now)
+        self._known.pop(key, None)
+        self._open[key] = sequence
+        self._live[sequence] = self._resting[sequence] = None
+        self.size += size
+        return sequence
+
+    def find(self, key: Hashable) -> Sequence[P, S]:
+        """Returns the sequence that takes the next step of this key.
+
+        Raises:
+            NoSequenceError: There is none.
+        """
+        found = self._open.get(key)
+        if found is None:
+            raise NoSequenceError(self._known.get(key))
+        return found
+
+    def submit(self, sequence: Sequence[P, S], step: S, *, last: bool) -> bool:
+        """Adds a step to a sequence that takes steps. Returns whether it may run now.
+
+        `last` says that the sequence ends after it.
+        """
+        if sequence.closing is not None or sequence.ended is not None:
+            raise ValueError(f"the sequence {sequence.key!r} takes no more steps")
+        first = not sequence.busy
+        if first:
+            sequence.running = step
+            del self._resting[sequence]
+        else:
+            sequence.waiting.append(step)
+        if last:
+            self._close(sequence, "end")
+        return first
+
+    def answered(self, sequence: Sequence[P, S], now: float) -> S | None:
+        """The running step was answered. Returns the one that may run next."""
+        if sequence.ended is not None:
+            return None
+        if sequence.waiting:
+            sequence.running = sequence.waiting.popleft()
+            return sequence.running
+        sequence.running = None
+        if sequence.closing is not None:
+            self._end(sequence, sequence.closing)
+        else:
+            sequence.rested = now
+            self._resting[sequence] = None
+        return None
+
+    def end(self, sequence: Sequence[P, S], reason: Reason) -> list[S]:
+        """Ends a sequence, if it has not. Returns the steps that waited, and will not run."""
+        if sequence.ended is not None:
+            return []
+        waited = list(sequence.waiting)
+        sequence.waiting.clear()
+        self._end(sequence, reason)
+        return waited
+
+    def end_idle(self, now: float) -> None:
+        """Ends the sequences to which no step came for too long."""
+        while self._resting:
+            longest = next(iter(self._resting))
+            if now - longest.rested < self._limits.idle_seconds:
+                return
+            self._end(longest, "idle")
+
+    def take_ended(self) -> list[Sequence[P, S]]:
+        """Returns the sequences that ended since it was called last."""
+        ended, self._new = self._new, []
+        return ended
+
+    def _close(self, sequence: Sequence[P, S], reason: Reason) -> None:
+        """Lets a sequence take no more steps. It ends after those that it has."""
+        sequence.closing = reason
+        if self._open.get(sequence.key) is sequence:
+            del self._open[sequence.key]
+        if reason == "end":
+            self._remember(sequence.key, "end")
+        if not sequence.busy:
+            self._end(sequence, reason)
+
+    def _end(self, sequence: Sequence[P, S], reason: Reason) -> None:
+        sequence.ended = reason
+        sequence.running = None
+        self._resting.pop(sequence, None)
+        del self._live[sequence]
+        self.size -= sequence.size
+        self.ended[reason] += 1
+        self._new.append(sequence)
+        current = self._open.get(sequence.key)
+        if current is sequence:
+            del self._open[sequence.key]
+        if current is None or current is sequence:  # else another one has begun in its place
+            self._remember(sequence.key, reason)
+
+    def _remember(self, key: Hashable, reason: Reason) -> None:
+        self._known[key] = reason
+        self._known.move_to_end(key)
+        if len(self._known) > REMEMBERED:
+            self._known.popitem(last=False)
