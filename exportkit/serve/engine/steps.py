@@ -18,7 +18,7 @@ from exportkit.serve.engine.model_copy import ModelCopy, tensors_in
 from exportkit.serve.engine.statistics import Statistics
 from exportkit.serve.engine.warm_up import recorded_sequence
 from exportkit.serve.protocol.inference import InferTiming, OutputTensor
-from exportkit.serve.statuses import BackendError, ServeError
+from exportkit.serve.statuses import SequenceError, ServeError
 
 
 class HeldSession:
@@ -41,7 +41,9 @@ class HeldSession:
         """Returns the session, which it makes if there is none. Raises the errors of `Model.session`."""
         with self._lock:
             if self._closed:
-                raise BackendError("the sequence ended before its step ran")
+                raise SequenceError(
+                    "the sequence ended before its step ran", hint="Begin it again with `sequence_start`."
+                )
             if self._session is None:
                 self._model = model
                 self._session = model.session(**self.sizes)

@@ -52,7 +52,9 @@ async def serving(
     **load: Any,
 ) -> AsyncIterator[Repository]:
     """A repository that is open, and is drained at the end."""
-    options = ServeOptions(packages, repository, LoadOptions(**load), batch or BatchLimits(), sequences or SequenceLimits())
+    options = ServeOptions(
+        packages, repository, LoadOptions(**load), batch or BatchLimits(), sequences or SequenceLimits()
+    )
     served = Repository(options)
     await served.open()
     try:

@@ -230,9 +230,8 @@ def test_a_client_that_leaves_or_is_too_late_ends_its_sequence(recorder):
             leaves = [asyncio.ensure_future(push(model, rows(0), 1)) for _ in range(3)]
             await asyncio.sleep(0)
             leaves[1].cancel()
-            assert isinstance(
-                await asyncio.gather(leaves[2], return_exceptions=True) and leaves[2].exception(), SequenceError
-            )
+            found = await asyncio.gather(*leaves, return_exceptions=True)
+            assert [type(each) for each in found] == [SequenceError, asyncio.CancelledError, SequenceError]
             assert sequences.ended == {"unanswered": 1}
             await push(model, rows(0), 1, start=True)
             with pytest.raises(DeadlineError):
@@ -316,7 +315,7 @@ def test_a_drain_answers_sequences_to_their_end_within_a_limit(recorder):
             assert not repository.ready
             with model.admit(10):
                 await push(model, rows(1), 1)
-            with pytest.raises(NotReadyError, match="no sequence of recorder.push begins any more: the server drains"):
+            with pytest.raises(NotReadyError, match="no sequence of .* begins any more: the server drains"):
                 await push(model, rows(0), 2, start=True)
             assert not draining.done()
             if ends:
@@ -340,7 +339,7 @@ def test_each_sequence_stays_on_the_copy_that_began_it(recorder):
                 await asyncio.gather(*(push(model, rows(1), sequence) for sequence in range(1, 5)))
             places = {each.payload.held._model: each.payload.copy for each in sequences._table}
             assert sorted(places.values()) == [0, 1]
-            assert [each.payload.home.counts for each in sequences._table][0] == [2, 2]
+            assert all(each.payload.home.counts == [2, 2] for each in sequences._table)
 
     run(ask())
 

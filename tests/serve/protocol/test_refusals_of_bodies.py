@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from exportkit.serve.protocol.answer_body import encode_answer
-from exportkit.serve.protocol.inference import SequenceStep
 from exportkit.serve.protocol.http_request import header_length_of
+from exportkit.serve.protocol.inference import SequenceStep
 from exportkit.serve.protocol.parameters import OutputForm, OutputForms
 from exportkit.serve.protocol.tensors import TensorSpec, body_buffer
 from exportkit.serve.statuses import BadRequestError, NotOfferedError, ServeError, TooLargeError
@@ -285,7 +285,9 @@ def test_parameters_of_a_request_that_mean_something_are_checked(
 @pytest.mark.parametrize("given", [1, (1 << 64) - 1, "seven", "7"])
 def test_a_request_may_be_a_step_of_a_sequence(given: int | str) -> None:
     def step(**parameters: bool) -> SequenceStep | None:
-        return parsed({"inputs": [described(**_DATA)], "parameters": {"sequence_id": given, **parameters}}).request.sequence
+        return parsed(
+            {"inputs": [described(**_DATA)], "parameters": {"sequence_id": given, **parameters}}
+        ).request.sequence
 
     assert step() == SequenceStep(given)
     assert step(sequence_start=True, sequence_end=False) == SequenceStep(given, start=True)
