@@ -1,14 +1,17 @@
 """A client that repeats a request until it is answered or its deadline passes. Does not import torch.
 
 Inference changes nothing, so a request may be sent again when nobody knows whether it was answered: after a lost
-connection, and after an error of a proxy whose server died. tritonclient works as well, and repeats nothing.
+connection, and after an error of a proxy whose server died. The steps of a `Sequence` change its state, and are not.
+tritonclient works as well, and repeats nothing.
 """
 
 from __future__ import annotations
 
 import random
+import secrets
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from collections.abc import Sequence as Sequence_
 from typing import Any, Self
 
 import msgspec
@@ -17,7 +20,7 @@ import urllib3
 
 from exportkit.errors import UsageError
 from exportkit.serve.protocol.datatypes import datatype_of, dtype_of
-from exportkit.serve.statuses import BackendError, DeadlineError, ServeError
+from exportkit.serve.statuses import BackendError, DeadlineError, SequenceError, ServeError
 
 _HEADER_LENGTH = "Inference-Header-Content-Length"
 _FIRST_WAIT, _LONGEST_WAIT = 0.05, 2.0  # seconds between two attempts, unless the server asks for more
@@ -58,7 +61,7 @@ class Client:
         inputs: Mapping[str, np.ndarray],
         *,
         version: str = "",
-        outputs: Sequence[str] | None = None,
+        outputs: Sequence_[str] | None = None,
         deadline: float | None = None,
     ) -> dict[str, np.ndarray]:
         """Returns the outputs by name. The arrays share the answer's memory and are read-only.
@@ -78,13 +81,40 @@ class Client:
                 class says why.
             UsageError: An input has a dtype that the protocol does not know.
         """
+        return self._asked(model, inputs, version=version, outputs=outputs, deadline=deadline)
+
+    def sequence(
+        self, model: str, sequence_id: int | str | None = None, *, version: str = "", restart: bool = False
+    ) -> Sequence:
+        """Returns a sequence of requests, whose state the server keeps. It begins with its first request.
+
+        Args:
+            model: The model that is asked unless a request names another method.
+            sequence_id: A number from 1 on, or a text. Default: a random one.
+            version: The model's version. Default: the newest.
+            restart: Whether a sequence that was lost begins again, without its state, with the request that found out.
+                Default: the request raises a SequenceError.
+        """
+        return Sequence(self, model, sequence_id, version=version, restart=restart)
+
+    def _asked(
+        self,
+        model: str,
+        inputs: Mapping[str, np.ndarray],
+        *,
+        version: str = "",
+        outputs: Sequence_[str] | None = None,
+        deadline: float | None = None,
+        step: Mapping[str, Any] | None = None,
+    ) -> dict[str, np.ndarray]:
+        """Returns the outputs. `step` has the parameters of a step of a sequence, which never runs twice."""
         path = f"/v2/models/{model}" + (f"/versions/{version}" if version else "") + "/infer"
         given = self._deadline if deadline is None else deadline
         end = time.monotonic() + given
         reason: str = "the deadline had passed"
         attempt = 0
         while (left := end - time.monotonic()) > 0:
-            body, headers = _encoded(inputs, outputs, left)
+            body, headers = _encoded(inputs, outputs, left, step or {})
             wait = min(_LONGEST_WAIT, _FIRST_WAIT * 2 ** min(attempt, 10)) * random.uniform(0.5, 1.0)
             attempt += 1
             try:
@@ -100,12 +130,18 @@ class Client:
                 content = _received(answer, self._max_answer_bytes)
             except urllib3.exceptions.HTTPError as error:
                 reason = str(error)
+                if step is not None and not isinstance(error, urllib3.exceptions.NewConnectionError):
+                    raise _unknown(reason) from error
             else:
                 if answer.status == 200:
                     return _decoded(answer, content)
                 failure = _failure(answer, content)
+                if step is not None and isinstance(failure, DeadlineError):
+                    raise _unknown(failure.message)
                 if failure is not None:
                     raise failure
+                if step is not None and answer.status not in (429, 503):
+                    raise _unknown(_status_line(answer, content))
                 reason = _status_line(answer, content)
                 wait = max(wait, _retry_after(answer))
             if wait >= end - time.monotonic():
@@ -124,8 +160,95 @@ class Client:
         self.close()
 
 
+class Sequence:
+    """Requests that a server answers with one state. One thread uses it.
+
+    A step is sent again only if the server says that it did not run it (429, 503), or was not reached. If the server
+    has no such sequence any more, or nobody knows whether a step ran, the sequence is lost: it begins again if
+    `restart` says so, and else refuses further steps.
+
+    Attributes:
+        id: Its id.
+        restarts: How often it began again.
+    """
+
+    def __init__(
+        self, client: Client, model: str, sequence_id: int | str | None, *, version: str = "", restart: bool = False
+    ) -> None:
+        """Nothing is sent yet. Use `Client.sequence`."""
+        self.id = secrets.token_hex(16) if sequence_id is None else sequence_id
+        self.restarts = 0
+        self._client = client
+        self._model = model
+        self._version = version
+        self._restart = restart
+        self._begins = True  # with the next step
+        self._lost: str | None = None  # why
+
+    def infer(
+        self,
+        inputs: Mapping[str, np.ndarray],
+        *,
+        model: str | None = None,
+        outputs: Sequence_[str] | None = None,
+        end: bool = False,
+        deadline: float | None = None,
+    ) -> dict[str, np.ndarray]:
+        """Sends the next step, and returns the outputs by name.
+
+        Args:
+            inputs: The inputs by name.
+            model: Another method of the package, such as `notes.ask`.
+            outputs: The outputs that are wanted. Default: all.
+            end: Whether the sequence ends with this step.
+            deadline: Seconds for this step, in place of the client's.
+
+        Raises:
+            SequenceError: The sequence is lost.
+            BackendError: The model failed, and the sequence is lost.
+            ServeError, UsageError: As for `Client.infer`. Nothing was changed.
+        """
+        asked = self._model if model is None else model
+        try:
+            return self._sent(asked, inputs, outputs, deadline, end=end)
+        except SequenceError:
+            if not self._restart:
+                raise
+        self.restarts += 1
+        self._begins, self._lost = True, None
+        return self._sent(asked, inputs, outputs, deadline, end=end)
+
+    def _sent(
+        self,
+        model: str,
+        inputs: Mapping[str, np.ndarray],
+        outputs: Sequence_[str] | None,
+        deadline: float | None,
+        *,
+        end: bool,
+    ) -> dict[str, np.ndarray]:
+        if self._lost is not None:
+            raise SequenceError(self._lost, hint="Make another one, or say `restart=True`.")
+        step = {"sequence_id": self.id, "sequence_start": self._begins, "sequence_end": end}
+        try:
+            found = self._client._asked(
+                model, inputs, version=self._version, outputs=outputs, deadline=deadline, step=step
+            )
+        except (SequenceError, BackendError) as error:
+            self._lost = f"the sequence is lost: {error.message}"
+            raise
+        self._begins = False
+        if end:
+            self._lost = "the sequence has ended"
+        return found
+
+
+def _unknown(reason: str) -> SequenceError:
+    return SequenceError(f"nobody knows whether the step ran: {reason}", hint="Begin the sequence again.")
+
+
 def _encoded(
-    inputs: Mapping[str, np.ndarray], outputs: Sequence[str] | None, left: float
+    inputs: Mapping[str, np.ndarray], outputs: Sequence_[str] | None, left: float, more: Mapping[str, Any]
 ) -> tuple[bytes, dict[str, str]]:
     """Returns a body with binary tensors, and its headers."""
     described, binary = [], []
@@ -142,7 +265,7 @@ def _encoded(
         binary.append(array.tobytes())
     request: dict[str, Any] = {
         "inputs": described,
-        "parameters": {"binary_data_output": True, "timeout": max(1, int(left * 1e6))},
+        "parameters": {"binary_data_output": True, "timeout": max(1, int(left * 1e6)), **more},
     }
     if outputs is not None:
         request["outputs"] = [{"name": name} for name in outputs]

@@ -1,0 +1,191 @@
+"""Sequences as tritonclient sends them, over HTTP, gRPC and its streams, also to a server with receivers."""
+
+from __future__ import annotations
+
+import json
+import queue
+import signal
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import tritonclient.grpc
+import tritonclient.http
+from tritonclient.utils import InferenceServerException
+
+import exportkit
+from exportkit.serve.client import Client
+from exportkit.serve.statuses import SequenceError
+from tests.runtime import stateful
+from tests.serve.operations.server_processes import Launcher, ServerProcess
+
+ONE, OTHER = ("one-of-the-clients-keys", "the-other-client-has-this")
+STEPS = 6
+
+
+@pytest.fixture(scope="module")
+def recorder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return stateful.write(tmp_path_factory.mktemp("sequences") / "recorder.pt2")
+
+
+@pytest.fixture(scope="module")
+def server(launcher: Launcher, recorder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    keys = tmp_path_factory.mktemp("keys") / "keys.txt"
+    keys.write_text(f"{ONE}\n{OTHER}\n")
+    keys.chmod(0o600)
+    process = launcher.start(recorder, "--api-keys", keys, "--max-sequences", 40, "--sequence-finish", 5)
+    yield process.wait_until_ready()
+    process.stop()
+
+
+@pytest.fixture(scope="module")
+def expected(recorder: Path) -> dict[int, list[np.ndarray[Any, Any]]]:
+    """What sessions answer to the steps of sequences, by their seeds."""
+    found = {}
+    with exportkit.load(recorder) as model:
+        for seed in range(32):
+            with model.session(batch=2) as session:
+                found[seed] = [session.push(torch.from_numpy(rows(seed, step))).numpy() for step in range(STEPS)]
+    return found
+
+
+def rows(seed: int, step: int) -> np.ndarray[Any, Any]:
+    return np.random.default_rng([seed, step]).random((2, stateful.WIDTH), np.float32)
+
+
+def given(module: Any, seed: int, step: int) -> list[Any]:
+    x = module.InferInput("x", [2, stateful.WIDTH], "FP32")
+    x.set_data_from_numpy(rows(seed, step))
+    return [x]
+
+
+def which(sequence: int | str, step: int, last: int = STEPS - 1) -> dict[str, Any]:
+    return {"sequence_id": sequence, "sequence_start": step == 0, "sequence_end": step == last}
+
+
+def bearer(key: str = ONE) -> dict[str, str]:
+    return {"authorization": f"Bearer {key}"}
+
+
+def clients(server: ServerProcess) -> dict[Any, str]:
+    return {
+        tritonclient.http: "{}:{}".format(*server.address),
+        tritonclient.grpc: server.started["grpc"],
+    }
+
+
+@pytest.mark.parametrize("protocol", [tritonclient.http, tritonclient.grpc])
+@pytest.mark.parametrize("sequence", [7, "seven"])
+def test_interleaved_sequences_of_two_keys_equal_sessions(server: ServerProcess, expected, protocol, sequence):
+    with protocol.InferenceServerClient(clients(server)[protocol]) as client:
+        for step in range(STEPS):
+            for seed, key in enumerate((ONE, OTHER)):  # the same id, and not the same sequence
+                answer = client.infer(
+                    "recorder.push", given(protocol, seed, step), headers=bearer(key), **which(sequence, step)
+                )
+                np.testing.assert_array_equal(answer.as_numpy("0"), expected[seed][step])
+        with pytest.raises(InferenceServerException, match="its last step was answered") as ended:
+            client.infer("recorder.push", given(protocol, 0, 1), headers=bearer(), sequence_id=sequence)
+        assert ended.value.status() in ("409", "StatusCode.FAILED_PRECONDITION")
+
+
+def test_streams_keep_the_order_of_many_sequences(server: ServerProcess, expected):
+    def stream(first: int) -> None:
+        answers: queue.Queue[Any] = queue.Queue()
+        with tritonclient.grpc.InferenceServerClient(server.started["grpc"]) as client:
+            client.start_stream(lambda result, error: answers.put((result, error)), headers=bearer())
+            seeds = range(first, first + 8)
+            for step in range(STEPS):
+                for seed in seeds:
+                    inputs = given(tritonclient.grpc, seed, step)
+                    client.async_stream_infer("recorder.push", inputs, **which(1000 + seed, step))
+            for step in range(STEPS):
+                for seed in seeds:
+                    result, error = answers.get(timeout=60)
+                    assert error is None
+                    equal[seed, step] = np.array_equal(result.as_numpy("0"), expected[seed][step])
+            client.stop_stream()
+
+    equal: dict[tuple[int, int], bool] = {}
+    threads = [threading.Thread(target=stream, args=(first,)) for first in range(0, 32, 8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(equal) == 32 * STEPS
+    assert all(equal.values())
+
+
+def test_the_clients_helper_begins_again_only_if_told_to(server: ServerProcess, expected):
+    address = "{}:{}".format(*server.address)
+    with Client(server.started["http"], api_key=ONE) as client, tritonclient.http.InferenceServerClient(address) as raw:
+        for restart in (False, True):
+            sequence = client.sequence("recorder.push", restart=restart)
+            for step in range(3):
+                answer = sequence.infer({"x": rows(3, step)})
+                np.testing.assert_array_equal(answer["0"], expected[3][step])
+            peeked = sequence.infer({"scale": np.ones((2, 1), np.float32)}, model="recorder.peek")
+            assert peeked["0"].shape == (2, stateful.WIDTH)
+            inputs = given(tritonclient.http, 3, 3)
+            raw.infer("recorder.push", inputs, sequence_id=sequence.id, sequence_end=True, headers=bearer())
+            if restart:
+                np.testing.assert_array_equal(sequence.infer({"x": rows(3, 0)}, end=True)["0"], expected[3][0])
+                assert sequence.restarts == 1
+            else:
+                for message in ("its last step was answered", "the sequence is lost"):
+                    with pytest.raises(SequenceError, match=message):
+                        sequence.infer({"x": rows(3, 0)})
+
+
+def test_limits_metrics_and_the_log_name_sequences(server: ServerProcess):
+    with tritonclient.http.InferenceServerClient("{}:{}".format(*server.address)) as client:
+
+        def ask(sequence: int, step: int) -> None:
+            inputs = given(tritonclient.http, 0, step)
+            client.infer("recorder.push", inputs, headers=bearer(), **which(sequence, step, last=1))
+
+        for sequence in range(1, 41):
+            ask(sequence, 0)
+        with pytest.raises(InferenceServerException, match="there are 40 sequences, and at most 40 may be") as full:
+            ask(41, 0)
+        assert full.value.status() == "429"
+        _, _, content = server.ask("/metrics", headers=bearer())
+        metrics = dict(line.rsplit(" ", 1) for line in content.decode().splitlines() if not line.startswith("#"))
+        assert metrics['exportkit_sequences{model="recorder"}'] == "40.0"
+        assert float(metrics['exportkit_sequence_state_bytes{model="recorder"}']) > 40 * 8
+        for sequence in range(1, 41):
+            ask(sequence, 1)
+    _, _, content = server.ask("/metrics", headers=bearer())
+    assert 'exportkit_sequences{model="recorder"} 0.0' in content.decode()
+    assert 'exportkit_sequences_ended_total{model="recorder",reason="end"}' in content.decode()
+    server.until(lambda: [line for line in server.access_log if line.get("sequence") == 41 and line["status"] == 429])
+
+
+def test_a_server_that_drains_answers_sequences_to_their_end(launcher: Launcher, recorder: Path, expected):
+    server = launcher.start(recorder, "--sequence-finish", 20, "--drain-timeout", 60).wait_until_ready()
+    address = "{}:{}".format(*server.address)
+
+    def ask(step: int, last: int) -> Any:
+        with tritonclient.http.InferenceServerClient(address) as client:  # its connections are closed after answers
+            inputs = given(tritonclient.http, 5, step)
+            return client.infer("recorder.push", inputs, **which(5, step, last)).as_numpy("0")
+
+    np.testing.assert_array_equal(ask(0, 3), expected[5][0])
+    server.signal(signal.SIGTERM)
+    server.until(lambda: any(line.startswith("draining") for line in server.report))
+    for step in (1, 2, 3):
+        np.testing.assert_array_equal(ask(step, 3), expected[5][step])
+    assert server.wait() == 0
+
+
+def test_without_sequences_state_is_left_out(launcher: Launcher, recorder: Path):
+    server = launcher.start(recorder, "--max-sequences", 0).wait_until_ready()
+    assert [model["name"] for model in server.started["models"]] == ["recorder.embed"]
+    body = json.dumps({"inputs": []}).encode()
+    status, _, answer = server.ask("/v2/models/recorder.push/infer", body)
+    assert (status, b"has state" in answer) == (404, True)
+    assert server.stop() == 0
