@@ -249,7 +249,7 @@ def _options(**given: Any) -> ServeOptions:
     )
     sequences = SequenceLimits(
         most=given["max_sequences"],
-        most_bytes=given["max_sequence_bytes"] or SequenceLimits.most_bytes,
+        most_bytes=SequenceLimits.most_bytes if given["max_sequence_bytes"] is None else given["max_sequence_bytes"],
         idle_seconds=given["sequence_idle"],
         finish_seconds=given["sequence_finish"],
     )

@@ -1,8 +1,8 @@
 """A client that repeats a request until it is answered or its deadline passes. Does not import torch.
 
 Inference changes nothing, so a request may be sent again when nobody knows whether it was answered: after a lost
-connection, and after an error of a proxy whose server died. The steps of a `Sequence` change its state, and are not.
-tritonclient works as well, and repeats nothing.
+connection, and after an error of a proxy whose server died. The steps of a `ClientSequence` change its state, and are
+not. tritonclient works as well, and repeats nothing.
 """
 
 from __future__ import annotations
@@ -10,8 +10,7 @@ from __future__ import annotations
 import random
 import secrets
 import time
-from collections.abc import Mapping
-from collections.abc import Sequence as Sequence_
+from collections.abc import Mapping, Sequence
 from typing import Any, Self
 
 import msgspec
@@ -61,7 +60,7 @@ class Client:
         inputs: Mapping[str, np.ndarray],
         *,
         version: str = "",
-        outputs: Sequence_[str] | None = None,
+        outputs: Sequence[str] | None = None,
         deadline: float | None = None,
     ) -> dict[str, np.ndarray]:
         """Returns the outputs by name. The arrays share the answer's memory and are read-only.
@@ -85,7 +84,7 @@ class Client:
 
     def sequence(
         self, model: str, sequence_id: int | str | None = None, *, version: str = "", restart: bool = False
-    ) -> Sequence:
+    ) -> ClientSequence:
         """Returns a sequence of requests, whose state the server keeps. It begins with its first request.
 
         Args:
@@ -95,7 +94,7 @@ class Client:
             restart: Whether a sequence that was lost begins again, without its state, with the request that found out.
                 Default: the request raises a SequenceError.
         """
-        return Sequence(self, model, sequence_id, version=version, restart=restart)
+        return ClientSequence(self, model, sequence_id, version=version, restart=restart)
 
     def _asked(
         self,
@@ -103,7 +102,7 @@ class Client:
         inputs: Mapping[str, np.ndarray],
         *,
         version: str = "",
-        outputs: Sequence_[str] | None = None,
+        outputs: Sequence[str] | None = None,
         deadline: float | None = None,
         step: Mapping[str, Any] | None = None,
     ) -> dict[str, np.ndarray]:
@@ -160,7 +159,7 @@ class Client:
         self.close()
 
 
-class Sequence:
+class ClientSequence:
     """Requests that a server answers with one state. One thread uses it.
 
     A step is sent again only if the server says that it did not run it (429, 503), or was not reached. If the server
@@ -190,7 +189,7 @@ class Sequence:
         inputs: Mapping[str, np.ndarray],
         *,
         model: str | None = None,
-        outputs: Sequence_[str] | None = None,
+        outputs: Sequence[str] | None = None,
         end: bool = False,
         deadline: float | None = None,
     ) -> dict[str, np.ndarray]:
@@ -222,7 +221,7 @@ class Sequence:
         self,
         model: str,
         inputs: Mapping[str, np.ndarray],
-        outputs: Sequence_[str] | None,
+        outputs: Sequence[str] | None,
         deadline: float | None,
         *,
         end: bool,
@@ -248,7 +247,7 @@ def _unknown(reason: str) -> SequenceError:
 
 
 def _encoded(
-    inputs: Mapping[str, np.ndarray], outputs: Sequence_[str] | None, left: float, more: Mapping[str, Any]
+    inputs: Mapping[str, np.ndarray], outputs: Sequence[str] | None, left: float, more: Mapping[str, Any]
 ) -> tuple[bytes, dict[str, str]]:
     """Returns a body with binary tensors, and its headers."""
     described, binary = [], []

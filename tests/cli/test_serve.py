@@ -14,6 +14,7 @@ import pytest
 from exportkit.cli import main
 from exportkit.cli.serve import command
 from exportkit.serve import server
+from exportkit.serve.sequences.table import SequenceLimits
 from exportkit.serve.serve_options import ListenOptions, ServeOptions
 from tests import commands
 from tests.package.signers import signer, write_policy
@@ -210,6 +211,10 @@ def test_every_option_reaches_the_server(tiny_package: Path, folder: Path, monke
         "--api-keys": folder / "keys.txt",
         "--max-connections": 8,
         "--drain-timeout": 9,
+        "--max-sequences": 10,
+        "--max-sequence-bytes": "11kB",
+        "--sequence-idle": 12,
+        "--sequence-finish": 13,
         "--traces": "http://localhost:4318/v1/traces",
     }
     flags = ["--isolate", "--cuda-graphs", "--no-warm-up", "--shared-memory", "--no-access-log"]
@@ -225,6 +230,7 @@ def test_every_option_reaches_the_server(tiny_package: Path, folder: Path, monke
     limits = given.batch
     assert (limits.max_rows, limits.max_delay) == (4, 0.005)
     assert (limits.max_queued_rows, limits.max_queued_bytes) == (6, 7000)
+    assert given.sequences == SequenceLimits(10, 11000, 12.0, 13.0)
     listen = given.listen
     assert (listen.host, listen.port, listen.grpc_port, listen.max_connections) == ("::1", 1, 2, 8)
     assert (listen.certificate, listen.private_key) == (folder / "server.pem", folder / "server.key")

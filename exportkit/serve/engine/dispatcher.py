@@ -38,7 +38,7 @@ class QueuedRequest:
         self.answer = answer
 
 
-class Runner(Protocol):
+class RequestRunner(Protocol):
     """Runs batches on one copy. Only one thread uses it.
 
     Attributes:
@@ -75,7 +75,7 @@ class Dispatcher:
         self._timer: asyncio.TimerHandle | None = None
         self._preparing: list[asyncio.Future[None]] = []
 
-    def start(self, copy: ModelCopy, make_runner: Callable[[], Runner], runners: int, *, ahead: int = 0) -> None:
+    def start(self, copy: ModelCopy, make_runner: Callable[[], RequestRunner], runners: int, *, ahead: int = 0) -> None:
         """Starts the runners of a copy.
 
         Args:
@@ -218,7 +218,7 @@ class Dispatcher:
         with contextlib.suppress(RuntimeError):  # the loop was closed, so nobody waits
             self._loop.call_soon_threadsafe(function, *args)
 
-    def _serve(self, copy: ModelCopy, make_runner: Callable[[], Runner], prepared: asyncio.Future[None]) -> None:
+    def _serve(self, copy: ModelCopy, make_runner: Callable[[], RequestRunner], prepared: asyncio.Future[None]) -> None:
         try:
             runner = make_runner()
         except Exception as error:

@@ -18,12 +18,12 @@ from exportkit.serve.engine.steps import HeldSession, StepRequest
 from exportkit.serve.protocol.inference import SequenceStep
 from exportkit.serve.sequences.table import (
     NoSequenceError,
+    OpenSequence,
     Reason,
     SequenceLimits,
     SequencesFullError,
     SequenceTable,
 )
-from exportkit.serve.sequences.table import Sequence as Listed
 from exportkit.serve.statuses import BadRequestError, DeadlineError, QueueFullError, SequenceError
 
 if TYPE_CHECKING:
@@ -79,7 +79,7 @@ class _Place:
 
 
 _Turn = asyncio.Future[None]
-_Sequence = Listed[_Place, _Turn]
+_Sequence = OpenSequence[_Place, _Turn]
 Run = Callable[[StepRequest, int, float | None], Awaitable[BatchResult]]
 """Runs a step on one of a load's copies, within so many seconds."""
 

@@ -65,7 +65,7 @@ class NoSequenceError(Exception):
         self.reason = reason
 
 
-class Sequence(Generic[P, S]):
+class OpenSequence(Generic[P, S]):
     """A sequence.
 
     Attributes:
@@ -104,11 +104,13 @@ class SequenceTable(Generic[P, S]):
 
     def __init__(self, limits: SequenceLimits) -> None:
         self._limits = limits
-        self._open: dict[Hashable, Sequence[P, S]] = {}  # those that take steps
-        self._live: dict[Sequence[P, S], None] = {}  # those that have not ended
-        self._resting: OrderedDict[Sequence[P, S], None] = OrderedDict()  # those without a step, the longest idle first
+        self._open: dict[Hashable, OpenSequence[P, S]] = {}  # those that take steps
+        self._live: dict[OpenSequence[P, S], None] = {}  # those that have not ended
+        self._resting: OrderedDict[OpenSequence[P, S], None] = (
+            OrderedDict()
+        )  # those without a step, the longest idle first
         self._known: OrderedDict[Hashable, Reason] = OrderedDict()  # why those that ended last did
-        self._new: list[Sequence[P, S]] = []  # that ended, and were not returned by `take_ended` yet
+        self._new: list[OpenSequence[P, S]] = []  # that ended, and were not returned by `take_ended` yet
         self.size = 0
         self.ended: Counter[Reason] = Counter()
 
@@ -117,11 +119,11 @@ class SequenceTable(Generic[P, S]):
         """The number of sequences that have not ended."""
         return len(self._live)
 
-    def __iter__(self) -> Iterator[Sequence[P, S]]:
+    def __iter__(self) -> Iterator[OpenSequence[P, S]]:
         """Yields the sequences that have not ended, the oldest first."""
         return iter(list(self._live))
 
-    def begin(self, key: Hashable, payload: P, size: int, now: float) -> Sequence[P, S]:
+    def begin(self, key: Hashable, payload: P, size: int, now: float) -> OpenSequence[P, S]:
         """Begins a sequence, in the place of one of the same key. It is idle until its first step.
 
         Raises:
@@ -140,14 +142,14 @@ class SequenceTable(Generic[P, S]):
             )
         if old is not None:
             self._close(old, "restarted")
-        sequence: Sequence[P, S] = Sequence(key, payload, size, now)
+        sequence: OpenSequence[P, S] = OpenSequence(key, payload, size, now)
         self._known.pop(key, None)
         self._open[key] = sequence
         self._live[sequence] = self._resting[sequence] = None
         self.size += size
         return sequence
 
-    def find(self, key: Hashable) -> Sequence[P, S]:
+    def find(self, key: Hashable) -> OpenSequence[P, S]:
         """Returns the sequence that takes the next step of this key.
 
         Raises:
@@ -158,7 +160,7 @@ class SequenceTable(Generic[P, S]):
             raise NoSequenceError(self._known.get(key))
         return found
 
-    def submit(self, sequence: Sequence[P, S], step: S, *, last: bool) -> bool:
+    def submit(self, sequence: OpenSequence[P, S], step: S, *, last: bool) -> bool:
         """Adds a step to a sequence that takes steps. Returns whether it may run now.
 
         `last` says that the sequence ends after it.
@@ -175,7 +177,7 @@ class SequenceTable(Generic[P, S]):
             self._close(sequence, "end")
         return first
 
-    def answered(self, sequence: Sequence[P, S], now: float) -> S | None:
+    def answered(self, sequence: OpenSequence[P, S], now: float) -> S | None:
         """The running step was answered. Returns the one that may run next."""
         if sequence.ended is not None:
             return None
@@ -190,7 +192,7 @@ class SequenceTable(Generic[P, S]):
             self._resting[sequence] = None
         return None
 
-    def end(self, sequence: Sequence[P, S], reason: Reason) -> list[S]:
+    def end(self, sequence: OpenSequence[P, S], reason: Reason) -> list[S]:
         """Ends a sequence, if it has not. Returns the steps that waited, and will not run."""
         if sequence.ended is not None:
             return []
@@ -207,12 +209,12 @@ class SequenceTable(Generic[P, S]):
                 return
             self._end(longest, "idle")
 
-    def take_ended(self) -> list[Sequence[P, S]]:
+    def take_ended(self) -> list[OpenSequence[P, S]]:
         """Returns the sequences that ended since it was called last."""
         ended, self._new = self._new, []
         return ended
 
-    def _close(self, sequence: Sequence[P, S], reason: Reason) -> None:
+    def _close(self, sequence: OpenSequence[P, S], reason: Reason) -> None:
         """Lets a sequence take no more steps. It ends after those that it has."""
         sequence.closing = reason
         if self._open.get(sequence.key) is sequence:
@@ -222,7 +224,7 @@ class SequenceTable(Generic[P, S]):
         if not sequence.busy:
             self._end(sequence, reason)
 
-    def _end(self, sequence: Sequence[P, S], reason: Reason) -> None:
+    def _end(self, sequence: OpenSequence[P, S], reason: Reason) -> None:
         sequence.ended = reason
         sequence.running = None
         self._resting.pop(sequence, None)

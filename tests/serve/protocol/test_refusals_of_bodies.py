@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 
 from exportkit.serve.protocol.answer_body import encode_answer
 from exportkit.serve.protocol.http_request import header_length_of
-from exportkit.serve.protocol.inference import SequenceStep
 from exportkit.serve.protocol.parameters import OutputForm, OutputForms
 from exportkit.serve.protocol.tensors import TensorSpec, body_buffer
 from exportkit.serve.statuses import BadRequestError, NotOfferedError, ServeError, TooLargeError
@@ -265,12 +264,6 @@ def test_long_names_are_cut_in_messages() -> None:
         ({"timeout": 1.5}, BadRequestError, "`timeout` of the request is not a whole number"),
         ({"timeout": True}, BadRequestError, "`timeout` of the request is not a whole number"),
         ({"binary_data_output": 1}, BadRequestError, "`binary_data_output` of the request is neither true nor false"),
-        ({"sequence_id": -1}, BadRequestError, "`sequence_id` of the request is not a whole number"),
-        ({"sequence_id": True}, BadRequestError, "`sequence_id` of the request is not a whole number"),
-        ({"sequence_id": "x" * 129}, BadRequestError, "`sequence_id` has 129 characters; 128 are allowed"),
-        ({"sequence_id": 1, "sequence_end": 1}, BadRequestError, "`sequence_end` of the request is neither true nor"),
-        ({"sequence_start": True}, BadRequestError, "has no `sequence_id`"),
-        ({"sequence_id": 0, "sequence_end": True}, BadRequestError, "has no `sequence_id`"),
         ({"triton_final_response": True}, BadRequestError, "`triton_final_response` has a reserved name"),
         ({"headers": {}}, BadRequestError, "`headers` has a reserved name"),
     ],
@@ -280,23 +273,6 @@ def test_parameters_of_a_request_that_mean_something_are_checked(
 ) -> None:
     with pytest.raises(error, match=words):
         parsed({"inputs": [described(**_DATA)], "parameters": parameters})
-
-
-@pytest.mark.parametrize("given", [1, (1 << 64) - 1, "seven", "7"])
-def test_a_request_may_be_a_step_of_a_sequence(given: int | str) -> None:
-    def step(**parameters: bool) -> SequenceStep | None:
-        return parsed(
-            {"inputs": [described(**_DATA)], "parameters": {"sequence_id": given, **parameters}}
-        ).request.sequence
-
-    assert step() == SequenceStep(given)
-    assert step(sequence_start=True, sequence_end=False) == SequenceStep(given, start=True)
-    assert step(sequence_start=False, sequence_end=True) == SequenceStep(given, end=True)
-
-
-@pytest.mark.parametrize("given", [0, ""])
-def test_an_id_that_is_nothing_is_none(given: int | str) -> None:
-    assert parsed({"inputs": [described(**_DATA)], "parameters": {"sequence_id": given}}).request.sequence is None
 
 
 def test_custom_parameters_are_ignored_everywhere() -> None:

@@ -13,7 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from exportkit.serve.sequences import table as module
 from exportkit.serve.sequences.table import (
     NoSequenceError,
-    Sequence,
+    OpenSequence,
     SequenceLimits,
     SequencesFullError,
     SequenceTable,
@@ -26,7 +26,7 @@ KEYS = st.integers(0, 3)
 class Naive:
     """A sequence, by all of its steps: those that were answered, and those that are not."""
 
-    real: Sequence[str, int]
+    real: OpenSequence[str, int]
     key: int
     size: int
     rested: float
@@ -42,7 +42,7 @@ class SameAsALog(RuleBasedStateMachine):
         self.limits = SequenceLimits(most, most_bytes, float(idle))
         self.table: SequenceTable[str, int] = SequenceTable(self.limits)
         self.log: list[Naive] = []
-        self.told: list[Sequence[str, int]] = []
+        self.told: list[OpenSequence[str, int]] = []
         self.now = 0.0
         self.number = 0
 
