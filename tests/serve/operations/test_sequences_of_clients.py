@@ -22,6 +22,7 @@ from exportkit.serve.client import Client
 from exportkit.serve.statuses import SequenceError
 from tests.runtime import stateful
 from tests.serve.operations.server_processes import Launcher, ServerProcess
+from tests.serve.operations.test_server_process import SEQUENCES
 
 ONE, OTHER = ("one-of-the-clients-keys", "the-other-client-has-this")
 STEPS = 6
@@ -162,6 +163,7 @@ def test_limits_metrics_and_the_log_name_sequences(server: ServerProcess):
     _, _, content = server.ask("/metrics", headers=bearer())
     assert 'exportkit_sequences{model="recorder"} 0.0' in content.decode()
     assert 'exportkit_sequences_ended_total{model="recorder",reason="end"}' in content.decode()
+    assert all(f"\nexportkit_{name}{{" in content.decode() for name in SEQUENCES)
     server.until(lambda: [line for line in server.access_log if line.get("sequence") == 41 and line["status"] == 429])
 
 
