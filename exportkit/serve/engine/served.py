@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import sys
 import time
@@ -14,7 +15,7 @@ from typing import Any
 
 from exportkit.package.manifest import Call, Manifest
 from exportkit.serve.batching.batcher import Batcher
-from exportkit.serve.engine.checked_request import RequestPlan
+from exportkit.serve.engine.checked_request import CheckedRequest, RequestPlan
 from exportkit.serve.engine.dispatcher import Dispatcher
 from exportkit.serve.engine.execution import BatchResult, BatchRunner
 from exportkit.serve.engine.model_copy import ModelCopy, SharedModel
@@ -212,11 +213,15 @@ class ServedModel:
         if request.sequence.start and self._leaving is not None:
             raise NotReadyError(f"no sequence of {self.name} begins any more: {self._leaving}")
 
+        waiting = _Waiting(self.counted, checked)
+
         async def run(step: StepRequest, copy: int, timeout: float | None) -> BatchResult:
+            waiting.close()  # the queue counts it from here on
             return await self._dispatchers[copy].run(step, priority=priority, timeout=timeout)
 
         sizes = sizes_of(self.call.inputs, [tensor.shape for tensor in checked.inputs])
-        return await self._sequences.run(request.sequence, self._home, checked, sizes, run, request.timeout)
+        with contextlib.closing(waiting):
+            return await self._sequences.run(request.sequence, self._home, checked, sizes, run, request.timeout)
 
     def _other(self, request: InferRequest) -> ServedModel | None:
         """Returns the model that answers in this one's place: the version that a sequence began with, or the next."""
@@ -335,6 +340,20 @@ class _Admission(AbstractContextManager[None]):
 
     def __exit__(self, *_: object) -> None:
         self._accepted.leave(self._size)
+
+
+class _Waiting:
+    """A step that waits for those before it, which counts as what waits for a runner does."""
+
+    def __init__(self, counted: Statistics, request: CheckedRequest) -> None:
+        self._counted: Statistics | None = counted
+        self._rows, self._size = request.rows, request.size
+        counted.entered(self._rows, self._size)
+
+    def close(self) -> None:
+        if self._counted is not None:
+            self._counted.left(self._rows, self._size)
+            self._counted = None
 
 
 def _ahead(copies: Sequence[ModelCopy]) -> int:

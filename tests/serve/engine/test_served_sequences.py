@@ -14,6 +14,7 @@ import pytest
 import torch
 
 import exportkit
+from exportkit.serve.engine import warm_up
 from exportkit.serve.engine.repository import Repository
 from exportkit.serve.engine.served import ServedModel
 from exportkit.serve.protocol.inference import SequenceStep
@@ -200,6 +201,43 @@ def test_limits_refuse_what_is_new_and_nothing_else(recorder):
 
     run(ask(SequenceLimits(most=2), "there are 2 sequences, and at most 2 may be"))
     run(ask(SequenceLimits(most_bytes=2 * size + 1), f"has {2 * size} bytes, and at most {2 * size + 1} may be"))
+
+
+def test_steps_that_wait_for_their_turn_count_as_what_waits(recorder):
+    async def ask():
+        async with serving(recorder) as repository:
+            model = repository.model("recorder.push")
+            steps = [asyncio.ensure_future(push(model, rows(number), 1, start=number == 0)) for number in range(6)]
+            await asyncio.sleep(0)
+            assert model.counted.queued_rows >= 5
+            await asyncio.gather(*steps)
+            assert (model.counted.queued_rows, model.counted.pending, model.counted.queued_bytes) == (0, 0, 0)
+
+    run(ask())
+
+
+def test_recorded_sequences_are_replayed_before_a_model_is_ready(monkeypatch):
+    package = Path(__file__).parents[2] / "golden" / "state-1-cpu.pt2"
+    played = []
+    compare = warm_up.compare_outputs
+    monkeypatch.setattr(warm_up, "compare_outputs", lambda *given, **more: played.append(1) or compare(*given, **more))
+
+    async def ask():
+        async with serving(package) as repository:
+            return [model.name for model in repository.models()], len(played)
+
+    names, count = run(ask())
+    with exportkit.load(package) as model:
+        stateful_calls = [call for case in model.cases for call in case.calls]
+        assert count >= len(stateful_calls) > 1
+    assert names == ["state-1-cpu.remember"]  # recall writes into an input
+
+    def wrong(*given, **more):
+        return compare(given[0], given[1], [tensor + 1 for tensor in given[2]], **more)
+
+    monkeypatch.setattr(warm_up, "compare_outputs", wrong)
+    with pytest.raises(BackendError, match="answers its recorded case 0, call 0 of remember, wrongly"):
+        run(ask())
 
 
 def test_an_idle_sequence_ends_and_says_so(recorder):
