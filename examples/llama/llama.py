@@ -49,6 +49,23 @@ class Cache(nn.Module):
         self.register_buffer("v", torch.zeros(shape))
 
 
+class Linear(nn.Linear):
+    """A linear layer without bias.
+
+    One token is a product with a vector. Inductor writes that itself, as fast as memory gives the weights, and together
+    with what is around it. A product of matrices would be cuBLAS', which is slower with one row.
+    """
+
+    def __init__(self, width: int, out: int) -> None:
+        super().__init__(width, out, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Returns x [..., width] times the weights: [..., out]."""
+        if all(size == 1 for size in x.shape[:-1]):
+            return torch.mv(self.weight, x.flatten()).view(*x.shape[:-1], -1)
+        return super().forward(x)
+
+
 class Attention(nn.Module):
     """Grouped queries over a cache."""
 
@@ -56,8 +73,8 @@ class Attention(nn.Module):
         super().__init__()
         self.config = config
         both = config.heads + 2 * config.kv_heads
-        self.qkv = nn.Linear(config.width, both * config.head_width, bias=False)
-        self.out = nn.Linear(config.width, config.width, bias=False)
+        self.qkv = Linear(config.width, both * config.head_width)
+        self.out = Linear(config.width, config.width)
 
     def forward(self, x: Tensor, turn: tuple[Tensor, Tensor], positions: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """Writes the keys and values of x [batch, n, width] into k and v, and attends to what is there so far."""
@@ -67,23 +84,9 @@ class Attention(nn.Module):
         k.index_copy_(2, positions, _turned(new_k, *turn).transpose(1, 2))
         v.index_copy_(2, positions, new_v.transpose(1, 2))
         seen = torch.arange(config.length, device=x.device) <= positions[:, None]  # [n, length]
-        attend = _one_token if count == 1 else _several_tokens
-        attended = attend(_turned(q, *turn).transpose(1, 2), k, v, seen)  # [batch, heads, n, head_width]
+        # [batch, heads, n, head_width]; queries share heads of keys and values
+        attended = scaled_dot_product_attention(_turned(q, *turn).transpose(1, 2), k, v, seen, enable_gqa=True)
         return self.out(attended.transpose(1, 2).reshape(batch, count, -1))
-
-
-def _one_token(q: Tensor, k: Tensor, v: Tensor, seen: Tensor) -> Tensor:
-    """Attention as sums, which Inductor fuses with what is around them, and which it splits over the whole GPU."""
-    grouped = _wide(q).view(k.shape[0], k.shape[1], -1, 1, k.shape[3])
-    scores = (grouped * _wide(k).unsqueeze(2)).sum(-1) * k.shape[3] ** -0.5  # [batch, kv_heads, group, length]
-    weights = torch.softmax(scores.masked_fill(~seen, -torch.inf), dim=-1)
-    return (weights.unsqueeze(-1) * _wide(v).unsqueeze(2)).sum(-2).to(q.dtype).view(q.shape)
-
-
-def _several_tokens(q: Tensor, k: Tensor, v: Tensor, seen: Tensor) -> Tensor:
-    """Attention by torch, with each head of keys and values repeated for the queries that share it."""
-    group = q.shape[1] // k.shape[1]
-    return scaled_dot_product_attention(q, k.repeat_interleave(group, 1), v.repeat_interleave(group, 1), seen)
 
 
 def _turned(x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
@@ -116,8 +119,8 @@ class Layer(nn.Module):
         super().__init__()
         self.before_attention, self.before_mlp = Norm(config), Norm(config)
         self.attention = Attention(config)
-        self.gate_up = nn.Linear(config.width, 2 * config.hidden, bias=False)
-        self.down = nn.Linear(config.hidden, config.width, bias=False)
+        self.gate_up = Linear(config.width, 2 * config.hidden)
+        self.down = Linear(config.hidden, config.width)
 
     def forward(self, x: Tensor, turn: tuple[Tensor, Tensor], positions: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """Takes and returns [batch, n, width]; writes k and v."""
@@ -140,7 +143,7 @@ class Llama(nn.Module):
         self.embedding = nn.Embedding(config.vocabulary, config.width)
         self.layers = nn.ModuleList(Layer(config) for _ in range(config.layers))
         self.norm = Norm(config)
-        self.head = nn.Linear(config.width, config.vocabulary, bias=False)
+        self.head = Linear(config.width, config.vocabulary)
         self.cache = nn.ModuleList(Cache(config, batch) for _ in range(config.layers))
         self.register_buffer("position", torch.zeros((), dtype=torch.int64))
 
