@@ -23,7 +23,9 @@ def call(dimensions, *shapes, dtype="float32"):
 
     return Call(
         parameters=(),
-        inputs=tuple(TensorInput(name=str(i), dtype=dtype, shape=tuple(map(size, s))) for i, s in enumerate(shapes)),
+        inputs=tuple(
+            TensorInput(name=str(i), dtype=dtype, shape=tuple(map(size, s)), written=None) for i, s in enumerate(shapes)
+        ),
         result=TensorNode(index=0),
         outputs=(),
         dimensions=tuple(Dimension(name=n, min=a, max=b) for n, (a, b) in dimensions.items()),

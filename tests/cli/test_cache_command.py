@@ -24,7 +24,7 @@ def entry(monkeypatch, tmp_path: Path) -> Path:
     code = tmp_path / "a.so"
     code.write_bytes(bytes(3000))
     with PackageReader(tiny.write(tmp_path / "a.pt2", {"a.so": code}, cases=())) as reader:
-        unpacked = unpack_target(reader, reader.manifest.targets[0], always=False)
+        unpacked = unpack_target(reader, reader.manifest.targets[0], "forward", always=False)
         unpacked.close()
         return unpacked.folder
 

@@ -155,7 +155,7 @@ def test_a_cache_below_a_folder_that_others_may_write_to_is_not_used(
     monkeypatch.setenv("EXPORTKIT_CACHE", str(shared / "mine" / "cache"))
     with PackageReader(code_package) as reader:
         with pytest.warns(RuntimeWarning, match="cannot use its cache .*team"):
-            entry = unpack_target(reader, reader.manifest.targets[0], always=False)
+            entry = unpack_target(reader, reader.manifest.targets[0], "forward", always=False)
         assert not entry.folder.is_relative_to(shared)
         entry.close()
 
@@ -163,7 +163,7 @@ def test_a_cache_below_a_folder_that_others_may_write_to_is_not_used(
 @as_root
 def test_a_strangers_lock_on_a_cache_that_all_may_read_is_not_waited_for(code_package):
     with PackageReader(code_package) as reader:
-        entry = unpack_target(reader, reader.manifest.targets[0], always=False)
+        entry = unpack_target(reader, reader.manifest.targets[0], "forward", always=False)
         entry.close()
         for folder in (entry.folder, *entry.folder.parents):
             if folder == Path(tempfile.gettempdir()):
@@ -175,7 +175,7 @@ def test_a_strangers_lock_on_a_cache_that_all_may_read_is_not_waited_for(code_pa
                 assert stranger.stdout is not None
                 assert stranger.stdout.readline() == "locked\n"
                 start = time.monotonic()
-                unpack_target(reader, reader.manifest.targets[0], always=False).close()
+                unpack_target(reader, reader.manifest.targets[0], "forward", always=False).close()
                 assert time.monotonic() - start < 40, "a minute is what our own writers are given"
             finally:
                 stranger.kill()
@@ -199,7 +199,7 @@ def test_a_cache_is_used_in_a_user_namespace_without_root(code_package, monkeypa
                     return
                 Path("/proc/self/uid_map").write_text(f"{STRANGER} {STRANGER} 1")
                 assert os.stat("/").st_uid not in (0, STRANGER)
-                entry = unpack_target(reader, reader.manifest.targets[0], always=False)
+                entry = unpack_target(reader, reader.manifest.targets[0], "forward", always=False)
                 status = 0 if entry.folder.is_relative_to(folder) else 3
             finally:
                 os._exit(status)
@@ -227,10 +227,10 @@ def test_a_cache_behind_another_users_link_is_neither_used_nor_pruned(code_packa
         prune(everything=True)
     with PackageReader(code_package) as reader:
         with pytest.warns(RuntimeWarning, match="cannot use its cache .*link of another user"):
-            unpack_target(reader, reader.manifest.targets[0], always=False).close()
+            unpack_target(reader, reader.manifest.targets[0], "forward", always=False).close()
         assert files(home) == before
         os.lchown(link, os.geteuid(), -1)
-        unpack_target(reader, reader.manifest.targets[0], always=False).close()  # our own links are followed
+        unpack_target(reader, reader.manifest.targets[0], "forward", always=False).close()  # our own links are followed
     assert files(home) != before
 
 

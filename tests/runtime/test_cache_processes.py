@@ -53,7 +53,7 @@ from exportkit.package.archive import PackageReader
 from exportkit.runtime.cache import unpack_target
 sys.stdin.readline()
 with PackageReader(sys.argv[1]) as reader:
-    file = unpack_target(reader, reader.manifest.targets[0], always=False).library
+    file = unpack_target(reader, reader.manifest.targets[0], "forward", always=False).library
     print(json.dumps([file.stat().st_ino, file.read_bytes() == bytes(range(256)) * 40000]))
 """
 
@@ -63,7 +63,7 @@ from exportkit.package.archive import PackageReader
 from exportkit.runtime.cache import unpack_target
 with PackageReader(sys.argv[1]) as reader:
     for _ in range(60):
-        entry = unpack_target(reader, reader.manifest.targets[0], always=False)
+        entry = unpack_target(reader, reader.manifest.targets[0], "forward", always=False)
         assert (entry.folder / "a.so").read_bytes() == bytes(range(256)) * 40000
         assert (entry.folder / "~verified.json").exists()
         entry.close()

@@ -29,7 +29,7 @@ UNPACK = """
 from exportkit.package.archive import PackageReader
 from exportkit.runtime.cache import unpack_target
 reader = PackageReader(Path(sys.argv[1]))
-unpack_target(reader, reader.manifest.targets[0], always=False)
+unpack_target(reader, reader.manifest.targets[0], "forward", always=False)
 """
 
 
@@ -52,7 +52,7 @@ def packages(tmp_path: Path) -> list[Path]:
 
 def unpacked(package: Path, *, days_ago: float = 0) -> Path:
     with PackageReader(package) as reader:
-        entry = unpack_target(reader, reader.manifest.targets[0], always=False)
+        entry = unpack_target(reader, reader.manifest.targets[0], "forward", always=False)
         entry.close()
         then = time.time() - days_ago * DAY
         os.utime(entry.folder, (then, then))
@@ -108,7 +108,7 @@ def test_records_of_packages_go_when_they_are_old_or_all_goes(packages, cache):
 
 def test_what_is_in_use_stays_until_it_is_not(packages):
     with PackageReader(packages[0]) as reader:
-        first, second = (unpack_target(reader, reader.manifest.targets[0], always=False) for _ in range(2))
+        first, second = (unpack_target(reader, reader.manifest.targets[0], "forward", always=False) for _ in range(2))
         first.close()
         with closing(second):
             for pruned in (prune(everything=True), prune(max_bytes=0), prune(unused_for=-1)):

@@ -35,7 +35,7 @@ def package_of(path: Path, weights: Mapping[str, tuple[Weight, bytes]]) -> Path:
         record = f"{WEIGHTS_DIR}/{hashlib.sha256(content).hexdigest()}"
         records[record] = content
         listed.append(msgspec.structs.replace(weight, name=name, aliases=(), record=record))
-    target = samples.target(constants={})
+    target = samples.target(constants={"forward": {}})
     write_package(path, samples.manifest(targets=(target,), weights=tuple(listed)), records)
     return path
 

@@ -24,13 +24,13 @@ def call_of(model: ARRCOC, *, tokens: bool) -> m.Call:
     plain = region_call()
     patch, dtype = model.encoder.patch_size, "float32"
     batch, rows, columns = (m.Size(dimension="b"), *(m.Size(dimension=name, scale=patch) for name in ("gh", "gw")))
-    inputs = [m.TensorInput(name="image", dtype=dtype, shape=(batch, 3, rows, columns))]
+    inputs = [m.TensorInput(name="image", dtype=dtype, shape=(batch, 3, rows, columns), written=None)]
     if tokens:
         words = m.Size(dimension="t")
-        inputs.append(m.TensorInput(name="query", dtype=dtype, shape=(batch, words, model.query_dim)))
-        inputs.append(m.TensorInput(name="mask", dtype="bool", shape=(batch, words)))
+        inputs.append(m.TensorInput(name="query", dtype=dtype, shape=(batch, words, model.query_dim), written=None))
+        inputs.append(m.TensorInput(name="mask", dtype="bool", shape=(batch, words), written=None))
     else:
-        inputs.append(m.TensorInput(name="query", dtype=dtype, shape=(batch, model.query_dim)))
+        inputs.append(m.TensorInput(name="query", dtype=dtype, shape=(batch, model.query_dim), written=None))
     int8 = model.selector.feature_dtype == "int8"
     features = msgspec.structs.replace(
         plain.outputs[0], dtype="int8" if int8 else dtype, shape=(batch, None, model.encoder.dim)

@@ -25,8 +25,8 @@ def test_query_tokens_are_recognised_with_their_mask():
     batch, tokens = m.Size(dimension="b"), m.Size(dimension="t")
     inputs = (
         call.inputs[0],
-        m.TensorInput(name="wanted", dtype="float32", shape=(batch, tokens, 8)),
-        m.TensorInput(name="counts", dtype="bool", shape=(batch, tokens)),
+        m.TensorInput(name="wanted", dtype="float32", shape=(batch, tokens, 8), written=None),
+        m.TensorInput(name="counts", dtype="bool", shape=(batch, tokens), written=None),
     )
     dimensions = (*call.dimensions, m.Dimension(name="t", min=1, max=9))
     found = recognise(region_call(inputs=inputs, dimensions=dimensions))
@@ -61,7 +61,10 @@ BATCH, ROWS, COLUMNS = (m.Size(dimension="b"), m.Size(dimension="gh", scale=14),
         pytest.param(changed(1, dtype="float16"), id="a query of another dtype"),
         pytest.param(
             region_call(
-                inputs=(*region_call().inputs, m.TensorInput(name="more", dtype="int64", shape=(1, 1, 1, 1))),
+                inputs=(
+                    *region_call().inputs,
+                    m.TensorInput(name="more", dtype="int64", shape=(1, 1, 1, 1), written=None),
+                ),
             ),
             id="one input more",
         ),
