@@ -17,14 +17,14 @@ from exportkit.runtime.isolated_messages import (
     Capture,
     CloseSessions,
     Connect,
-    FetchState,
     LoadPackage,
-    MakeSession,
+    OpenSession,
     PackageLoaded,
     Question,
     Ran,
+    ReadState,
     ReportGraphs,
-    RestoreSession,
+    ResetSession,
     Run,
     RunRequests,
     Swap,
@@ -110,12 +110,10 @@ class _Served:
         return self._answer_session(message, tensors)
 
     def _answer_session(
-        self,
-        message: MakeSession | RestoreSession | FetchState | WriteState | CloseSessions,
-        tensors: list[torch.Tensor],
+        self, message: OpenSession | ResetSession | ReadState | WriteState | CloseSessions, tensors: list[torch.Tensor]
     ) -> _Answer:
         model = self.model
-        if isinstance(message, MakeSession):
+        if isinstance(message, OpenSession):
             if message.copy_of is not None:
                 made = self._sessions[message.copy_of].fork()
             else:
@@ -123,9 +121,9 @@ class _Served:
             number = next(self._numbers)
             self._sessions[number] = made
             return Ran(session=number), []
-        if isinstance(message, RestoreSession):
+        if isinstance(message, ResetSession):
             self._sessions[message.session].reset()
-        elif isinstance(message, FetchState):
+        elif isinstance(message, ReadState):
             return Ran(), list(self._sessions[message.session].tensors().values())
         elif isinstance(message, WriteState):
             state = self._sessions[message.session]

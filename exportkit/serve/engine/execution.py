@@ -38,6 +38,22 @@ def failure_of(copy: ModelCopy, error: Exception) -> ServeError:
     return BackendError(f"the model failed: {type(error).__name__}: {str(error).partition(chr(10))[0]}")
 
 
+def parts_of(name: str, datatype: str, output: torch.Tensor, sizes: list[int] | None) -> list[OutputTensor]:
+    """Returns each request's rows of an output on the CPU; `sizes` None: there is one request, and all is its.
+
+    Memory is sliced, not tensors: at each operation of torch, this thread would wait for the interpreter's lock.
+    """
+    shape, data = tuple(output.shape), bytes_of(output)
+    if sizes is None:
+        return [OutputTensor(name, datatype, shape, data)]
+    width = data.nbytes // shape[0]
+    ends = list(accumulate(sizes))
+    return [
+        OutputTensor(name, datatype, (size, *shape[1:]), data[(end - size) * width : end * width])
+        for size, end in zip(sizes, ends)
+    ]
+
+
 class BatchRunner:
     """Runs batches on one copy. Only one thread uses it.
 
@@ -113,17 +129,5 @@ class BatchRunner:
         return [BatchResult(outputs, InferTiming(seconds, *spent, rows)) for outputs, seconds in zip(tensors, queued)]
 
     def _parts(self, place: int, output: torch.Tensor, sizes: list[int] | None) -> list[OutputTensor]:
-        """Returns each request's rows of an output; None: there is one request, and all is its.
-
-        Memory is sliced, not tensors: at each operation of torch, this thread would wait for the interpreter's lock.
-        """
         name, datatype = self._outputs[place]
-        shape, data = tuple(output.shape), bytes_of(output)
-        if sizes is None:
-            return [OutputTensor(name, datatype, shape, data)]
-        width = data.nbytes // shape[0]
-        ends = list(accumulate(sizes))
-        return [
-            OutputTensor(name, datatype, (size, *shape[1:]), data[(end - size) * width : end * width])
-            for size, end in zip(sizes, ends)
-        ]
+        return parts_of(name, datatype, output, sizes)

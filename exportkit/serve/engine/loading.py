@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -11,7 +12,7 @@ import torch
 
 from exportkit.errors import ExportkitError
 from exportkit.package.archive import PackageReader
-from exportkit.package.manifest import Call
+from exportkit.package.manifest import Call, Dimension
 from exportkit.runtime.loader import load
 from exportkit.runtime.model import Model
 from exportkit.serve.batching.tickets import BatchLimits
@@ -21,9 +22,12 @@ from exportkit.serve.engine.model_copy import ModelCopy, SharedModel
 from exportkit.serve.engine.model_description import ModelDescription
 from exportkit.serve.engine.servable import servable
 from exportkit.serve.engine.served import LoadedCopies, LoadedPackage
+from exportkit.serve.engine.step_batches import step_dimension, try_steps
 from exportkit.serve.engine.warm_up import answer_cases, answer_sequences, try_batches
 from exportkit.serve.sequences.table import SequenceLimits
 from exportkit.serve.serve_options import LoadOptions
+
+_NOT_SHOWN = "the warm-up is off, which would show that rows do not influence one another"
 
 
 def load_copies(
@@ -64,7 +68,7 @@ def load_copies(
             for copy in copies:
                 undo.callback(copy.close)
             if copies[0].method.state:
-                batching = Batching.impossible("it has state, so each step of a sequence runs alone")
+                batching = _of_steps(copies, limits, options)
             else:
                 batching = _by_manifest(copies[0].method.call, limits)
                 for copy in copies:
@@ -124,16 +128,38 @@ def _by_manifest(call: Call, limits: BatchLimits) -> Batching:
     found = batch_dimension(call)
     if isinstance(found, str):
         return Batching.impossible(found)
+    return _within(found, limits)
+
+
+def _within(found: Dimension, limits: BatchLimits) -> Batching:
     most = found.max if limits.max_rows is None else min(found.max, limits.max_rows)
     if most < 2 * max(found.min, 1):
         return Batching.impossible(f"batches have at most {most} rows, which leaves no room for two requests")
     return Batching(found, most)
 
 
+def _of_steps(copies: Sequence[ModelCopy], limits: BatchLimits, options: LoadOptions) -> Batching:
+    """Returns how steps of different sequences may run together."""
+    copy = copies[0]
+    found = step_dimension(copy.model.manifest, copy.method)
+    if isinstance(found, str):
+        return Batching.impossible(found)
+    if options.isolate:
+        return Batching.impossible("the state is in a worker process, so each step runs alone")
+    batching = _within(found, limits)
+    for each in copies:
+        if batching.dimension is not None:
+            if not options.warm_up:
+                return Batching.impossible(_NOT_SHOWN)
+            tried = try_steps(each, batching.dimension, batching.max_rows)
+            batching = replace(tried, bit_equal=tried.bit_equal and batching.bit_equal)
+    return batching
+
+
 def _warmed_up(copy: ModelCopy, batching: Batching, options: LoadOptions, weights: Path | None) -> Batching:
     """Runs the recorded cases on a copy. Returns how requests may run together on it and on the copies before."""
     if not options.warm_up:
-        return Batching.impossible("the warm-up is off, which would show that rows do not influence one another")
+        return Batching.impossible(_NOT_SHOWN)
     answer_cases(copy, compared=weights is None)
     if batching.dimension is None:
         return batching

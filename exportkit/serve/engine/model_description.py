@@ -139,7 +139,7 @@ class ModelDescription:
         if self.stateful:  # each sequence has a slot of its own, and one copy runs all of its steps
             idle = round(self.sequences.idle_seconds * 1e6)
             config["sequence_batching"] = {"max_sequence_idle_microseconds": idle, "direct": {}}
-        if batched:
+        elif batched:
             config["dynamic_batching"] = {
                 "preferred_batch_size": [],
                 "max_queue_delay_microseconds": round(self.limits.max_delay * 1e6),

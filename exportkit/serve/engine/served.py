@@ -29,6 +29,7 @@ from exportkit.serve.protocol.http_request import BodyRules
 from exportkit.serve.protocol.inference import InferAnswer, InferRequest
 from exportkit.serve.statuses import (
     BackendError,
+    BadRequestError,
     CancelledError,
     DeadlineError,
     NotReadyError,
@@ -135,11 +136,12 @@ class ServedModel:
         if stateful and home is not None:
             home.models[self.method] = self
             most = max(limits.max_queued_rows, described.sequences.most)
-            limits = replace(limits, max_queued_rows=most, max_queued_bytes=sys.maxsize, max_delay=0.0)
+            limits = replace(limits, max_queued_rows=most, max_queued_bytes=sys.maxsize)
         self._dispatchers = [Dispatcher(Batcher(limits, described.batching.max_rows), counted) for _ in queues]
         for dispatcher, copies in zip(self._dispatchers, queues):
             for copy in copies:
-                kind = StepRunner if stateful else BatchRunner
+                batch = described.batching.dimension
+                kind = partial(StepRunner, dimension=batch.name if batch else None) if stateful else BatchRunner
                 make_runner = partial(kind, copy, self.call.outputs, counted, warm_up=loaded.warm_up)
                 ahead = 0 if stateful else _ahead(copies)
                 dispatcher.start(copy, make_runner, described.runners, ahead=ahead)
@@ -213,6 +215,10 @@ class ServedModel:
         if request.sequence.start and self._leaving is not None:
             raise NotReadyError(f"no sequence of {self.name} begins any more: {self._leaving}")
 
+        if checked.rows > self._described.batching.max_rows:
+            raise BadRequestError(
+                f"the request has {checked.rows} rows, and a batch has 1 to {self._described.batching.max_rows}"
+            )
         waiting = _Waiting(self.counted, checked)
 
         async def run(step: StepRequest, copy: int, timeout: float | None) -> BatchResult:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -9,16 +10,20 @@ from dataclasses import dataclass
 
 import torch
 
+from exportkit.errors import ExportkitError
 from exportkit.package.manifest import TensorOutput
 from exportkit.runtime.model import Model
 from exportkit.runtime.session import Session
 from exportkit.serve.engine.checked_request import CheckedRequest, arguments_of, bytes_of, datatypes
-from exportkit.serve.engine.execution import BatchResult, failure_of
+from exportkit.serve.engine.execution import BatchResult, failure_of, parts_of
 from exportkit.serve.engine.model_copy import ModelCopy, tensors_in
 from exportkit.serve.engine.statistics import Statistics
+from exportkit.serve.engine.step_batches import JoinedSteps
 from exportkit.serve.engine.warm_up import recorded_sequence
 from exportkit.serve.protocol.inference import InferTiming, OutputTensor
 from exportkit.serve.statuses import SequenceError, ServeError
+
+_log = logging.getLogger(__name__)
 
 
 class HeldSession:
@@ -70,21 +75,32 @@ class StepRequest(CheckedRequest):
 
 
 class StepRunner:
-    """Runs steps on one copy, one by one. Only one thread uses it.
+    """Runs steps on one copy, together if the rows of their state are independent. Only one thread uses it.
 
     Attributes:
         waited: Seconds that the last batch waited for other runners: none is counted.
     """
 
     def __init__(
-        self, copy: ModelCopy, outputs: Sequence[TensorOutput], counted: Statistics, *, warm_up: bool = False
+        self,
+        copy: ModelCopy,
+        outputs: Sequence[TensorOutput],
+        counted: Statistics,
+        *,
+        dimension: str | None,
+        warm_up: bool = False,
     ) -> None:
-        """Prepares the way to the copy's device, in the thread that will use it. See BatchRunner."""
+        """Prepares the way to the copy's device, in the thread that will use it. See BatchRunner.
+
+        `dimension` is that of which each step brings a part; None if each runs alone.
+        """
         self._copy = copy
         self._outputs = list(zip([output.name for output in outputs], datatypes(outputs)))
         self._arguments = arguments_of(copy.method.call)
         self._counted = counted
         self.waited = 0.0
+        manifest = copy.model.manifest
+        self._joined = None if dimension is None else JoinedSteps(manifest, copy.method, dimension)
         copy.model.use_own_stream()
         case = recorded_sequence(copy.model, copy.method.name) if warm_up else None
         if case is not None:
@@ -93,11 +109,46 @@ class StepRunner:
                     session.methods[call.method](*call.args, **call.kwargs)
 
     def run(self, requests: Sequence[CheckedRequest], waited: Sequence[float], /) -> list[BatchResult | ServeError]:
-        """Runs steps of different sequences, one after another."""
-        return [self._answer(request, seconds) for request, seconds in zip(requests, waited)]
+        """Runs steps of different sequences. If they fail together, no state was changed, and each runs alone."""
+        steps = [request for request in requests if isinstance(request, StepRequest)]
+        if len(steps) > 1 and self._joined is not None:
+            try:
+                with self._copy.slot():
+                    return list(self._together(self._joined, steps, waited))
+            except ExportkitError as error:
+                _log.warning("%d steps failed together, and run one by one: %s", len(steps), error.message)
+        return [self._answer(step, seconds) for step, seconds in zip(steps, waited)]
 
-    def _answer(self, request: CheckedRequest, waited: float) -> BatchResult | ServeError:
-        assert isinstance(request, StepRequest)
+    def _together(
+        self, joined: JoinedSteps, steps: Sequence[StepRequest], waited: Sequence[float]
+    ) -> list[BatchResult]:
+        """Runs steps in one call. What it raises was raised before any state was changed, or the device is broken."""
+        model, device = self._copy.model, self._copy.device
+        sessions = [step.held.open(model) for step in steps]
+        started = time.perf_counter()
+        inputs = [[tensor.to(device) for tensor in step.inputs] for step in steps]
+        moved = time.perf_counter()
+        found, together = joined.run(model, sessions, inputs)
+        self._wait_for_device()
+        joined.write_back(together, sessions)
+        self._wait_for_device()
+        ran = time.perf_counter()
+        wanted = sorted({place for step in steps for place in step.outputs})
+        sizes = [step.rows for step in steps]
+        parts = {place: parts_of(*self._outputs[place], found[place].cpu().contiguous(), sizes) for place in wanted}
+        spent = (moved - started, ran - moved, time.perf_counter() - ran)
+        rows = sum(sizes)
+        self._counted.executed(rows, compute_input=spent[0], compute_infer=spent[1], compute_output=spent[2])
+        return [
+            BatchResult(tuple(parts[place][number] for place in step.outputs), InferTiming(seconds, *spent, rows))
+            for number, (step, seconds) in enumerate(zip(steps, waited))
+        ]
+
+    def _wait_for_device(self) -> None:
+        if self._copy.device.type == "cuda":
+            torch.cuda.current_stream(self._copy.device).synchronize()
+
+    def _answer(self, request: StepRequest, waited: float) -> BatchResult | ServeError:
         try:
             with self._copy.slot():
                 return self._ran(request, waited)
@@ -113,13 +164,12 @@ class StepRunner:
         args, kwargs = self._arguments([tensor.to(device) for tensor in request.inputs])
         moved = time.perf_counter()
         found = tensors_in(session.methods[self._copy.method.name](*args, **kwargs))
-        if device.type == "cuda":
-            torch.cuda.current_stream(device).synchronize()
+        self._wait_for_device()
         ran = time.perf_counter()
         outputs = tuple(self._output(place, found[place]) for place in request.outputs)
         spent = (moved - started, ran - moved, time.perf_counter() - ran)
-        self._counted.executed(1, compute_input=spent[0], compute_infer=spent[1], compute_output=spent[2])
-        return BatchResult(outputs, InferTiming(waited, *spent, 1))
+        self._counted.executed(request.rows, compute_input=spent[0], compute_infer=spent[1], compute_output=spent[2])
+        return BatchResult(outputs, InferTiming(waited, *spent, request.rows))
 
     def _output(self, place: int, tensor: torch.Tensor) -> OutputTensor:
         name, datatype = self._outputs[place]

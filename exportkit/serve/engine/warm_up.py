@@ -11,7 +11,7 @@ import torch
 from exportkit.errors import ExportkitError, ModelRunError
 from exportkit.package.case_files import recorded_errors
 from exportkit.package.manifest import ANY_VALUE, Accuracy, Call, Dimension, Manifest, TensorOutput
-from exportkit.runtime.loaded_cases import LoadedCall, LoadedCase
+from exportkit.runtime.cases import LoadedCall, LoadedCase
 from exportkit.runtime.model import Model
 from exportkit.runtime.requests import joined
 from exportkit.serve.engine.batchable import Batching
@@ -149,7 +149,7 @@ def try_batches(copy: ModelCopy, dimension: Dimension, max_rows: int) -> Batchin
             verdict = compare_outputs(outputs, alone, together)
             if not isinstance(verdict, Match):
                 return Batching.impossible(f"rows influence one another: {verdict.message.splitlines()[0]}")
-            shown, bit_equal = True, bit_equal and all(map(_same_bits, alone, together))
+            shown, bit_equal = True, bit_equal and all(map(same_bits, alone, together))
     if not shown:
         return Batching.impossible(
             "the recorded cases have no two different rows, which would show that they are independent"
@@ -174,7 +174,7 @@ def _requests(copy: ModelCopy, fewest: int) -> Iterator[list[_Flat]]:
             pieces.append([tensor[start : start + fewest] for tensor in inputs])
     for pieces in found.values():
         missing = max(_TRIED_REQUESTS - len(pieces), 0) if pieces else 0
-        rolled = [[_rolled(tensor, 1 + n) for tensor in pieces[n % len(pieces)]] for n in range(missing)]
+        rolled = [[rolled_rows(tensor, 1 + n) for tensor in pieces[n % len(pieces)]] for n in range(missing)]
         yield [*pieces[:_TRIED_REQUESTS], *rolled]
 
 
@@ -189,7 +189,7 @@ def _answered(copy: ModelCopy, requests: Iterable[_Flat]) -> list[tuple[_Flat, _
 
 def _differ(requests: Sequence[_Flat]) -> bool:
     """Whether any two requests differ: equal rows would not show that they influence one another."""
-    return any(not all(map(_same_bits, requests[0], other)) for other in requests[1:])
+    return any(not all(map(same_bits, requests[0], other)) for other in requests[1:])
 
 
 def _varying_output(outputs: Sequence[TensorOutput], answers: Sequence[_Flat]) -> str | None:
@@ -213,12 +213,13 @@ def flat_inputs(call: Call, recorded: LoadedCall) -> list[torch.Tensor]:
     return tensors_in(values)
 
 
-def _rolled(rows: torch.Tensor, by: int) -> torch.Tensor:
+def rolled_rows(rows: torch.Tensor, by: int) -> torch.Tensor:
     """Returns rows of floating numbers with the same values in other places; others as they are."""
     if not rows.is_floating_point() or rows.dim() == 1:
         return rows
     return rows.flatten(1).roll(by, dims=1).view(rows.shape)
 
 
-def _same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
+def same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Whether two tensors of equal dtypes and sizes have the same bits."""
     return torch.equal(*(tensor.contiguous().reshape(-1).view(torch.uint8) for tensor in (one, other)))

@@ -1,0 +1,181 @@
+"""Runs a step of several sequences in one call: the rows of their state are gathered, and what is written goes back."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+
+import torch
+
+from exportkit.errors import ModelRunError
+from exportkit.package.case_files import state_results
+from exportkit.package.manifest import Dimension, Manifest, PackagedMethod, Size, StateTensor
+from exportkit.runtime.cases import LoadedCall, LoadedCase
+from exportkit.runtime.model import Model
+from exportkit.runtime.requests import joined
+from exportkit.runtime.session import Session
+from exportkit.runtime.state import state_dimensions
+from exportkit.serve.engine.batchable import Batching, batch_dimension
+from exportkit.serve.engine.checked_request import arguments_of
+from exportkit.serve.engine.model_copy import ModelCopy, tensors_in
+from exportkit.serve.engine.warm_up import flat_inputs, recorded_sequence, rolled_rows, same_bits
+from exportkit.verify.compare import Match, compare_outputs
+
+_MOST_TRIED = 32  # sequences in one call
+_KINDS = 4  # of sequences that differ, among those that are tried together
+
+_Flat = list[torch.Tensor]
+
+
+def step_dimension(manifest: Manifest, method: PackagedMethod) -> Dimension | str:
+    """Finds the dimension that is axis 0 of every input, output and state of a method, and no other size anywhere.
+
+    Returns:
+        The dimension, or why steps of different sequences cannot run together.
+    """
+    found = batch_dimension(method.call)
+    if isinstance(found, str):
+        return found
+    if set(state_dimensions(manifest)) != {found.name}:
+        return f"the size of the state is not {found.name} alone"
+    for use in method.state:
+        if reason := _why_not(manifest.state[use.index], found.name):
+            return reason
+    return found
+
+
+def _why_not(state: StateTensor, batch: str) -> str | None:
+    if not state.shape or state.shape[0] != Size(dimension=batch):
+        return f"the first size of the state `{state.name}` is not {batch}, so its rows are not the sequences'"
+    return None
+
+
+class JoinedSteps:
+    """Runs one method for several sessions of this process at once."""
+
+    def __init__(self, manifest: Manifest, method: PackagedMethod, dimension: str) -> None:
+        """`dimension` is that of `step_dimension`."""
+        self._method = method.name
+        self._dimension = dimension
+        self._arguments = arguments_of(method.call)
+        self._state = [(manifest.state[use.index].name, use.written) for use in method.state]
+
+    def run(self, model: Model, sessions: Sequence[Session], inputs: Sequence[_Flat]) -> tuple[_Flat, Session]:
+        """Runs a step of each session, with inputs on the model's device. No session is changed before `write_back`.
+
+        Returns:
+            The flat outputs with the rows of all sessions, and the session that has their new state.
+
+        Raises:
+            ModelRunError: The model failed.
+        """
+        rows = sum(session.sizes[self._dimension] for session in sessions)
+        together = model.session(**{self._dimension: rows})
+        states = [session.state for session in sessions]
+        target = together.state
+        with torch.no_grad():
+            for name, _ in self._state:
+                torch.cat([state[name] for state in states], out=target[name])
+        args, kwargs = self._arguments(joined(inputs))
+        return tensors_in(together.methods[self._method](*args, **kwargs)), together
+
+    def write_back(self, together: Session, sessions: Sequence[Session]) -> None:
+        """Writes the new state into the sessions, and frees the one that had it."""
+        states, source = [session.state for session in sessions], together.state
+        sizes = [session.sizes[self._dimension] for session in sessions]
+        with torch.no_grad():
+            for name, written in self._state:
+                if written:
+                    for state, part in zip(states, source[name].split(sizes)):
+                        state[name].copy_(part)
+        together.close()
+
+
+def try_steps(copy: ModelCopy, dimension: Dimension, max_rows: int) -> Batching:
+    """Finds out whether a sequence's answers and state depend on the sequences whose steps run with its own.
+
+    The first recorded sequence is played several times, with rows of floating inputs rolled to make others, first one
+    by one and then together: two of them, four, and so on.
+
+    Args:
+        copy: The method with state.
+        dimension: The dimension whose rows may be independent, by the manifest.
+        max_rows: The most rows of a batch.
+    """
+    model, name = copy.model, copy.method.name
+    case = recorded_sequence(model, name)
+    if case is None:
+        return Batching.impossible("no recorded sequence shows whether those that run together influence one another")
+    rows = case.state_sizes[dimension.name]
+    kinds = [[_changed(copy.model, call, number) for call in case.calls] for number in range(_KINDS)]
+    try:
+        alone = [_play(copy, case, [inputs])[0] for inputs in kinds]
+    except ModelRunError as error:  # rolled rows may make no sense to it
+        return Batching.impossible(f"the model fails on changed inputs of the recorded sequence: {error.message}")
+    if all(map(same_bits, alone[0], alone[1])):
+        return Batching.impossible("other inputs do not change the answers of the recorded sequence")
+    shown, bit_equal = False, True
+    count = 2
+    while count * rows <= max_rows and count <= _MOST_TRIED:
+        chosen = [number % _KINDS for number in range(count)]
+        try:
+            answers = _play(copy, case, [kinds[number] for number in chosen])
+        except ModelRunError as error:  # perhaps there is no memory for so many
+            max_rows = count // 2 * rows
+            if count == 2:
+                return Batching.impossible(f"the model fails on two sequences together: {error.message}")
+            break
+        for number, answer in zip(chosen, answers):
+            if problem := _difference(copy, case, alone[number], answer):
+                return Batching.impossible(f"sequences influence one another: {problem}")
+            bit_equal = bit_equal and all(map(same_bits, alone[number], answer))
+        shown, count = True, 2 * count
+    if not shown:
+        return Batching.impossible(f"a batch has at most {max_rows} rows, which leaves no room for two sequences")
+    return Batching(dimension, max_rows, bit_equal=bit_equal)
+
+
+def _changed(model: Model, call: LoadedCall, number: int) -> _Flat:
+    """Returns a recorded call's inputs; for a number other than 0, with rows of floating inputs rolled."""
+    inputs = flat_inputs(model.manifest.method(call.method).call, call)
+    return [rolled_rows(tensor, number) if number else tensor for tensor in inputs]
+
+
+def _play(copy: ModelCopy, case: LoadedCase, sequences: Sequence[Sequence[_Flat]]) -> list[_Flat]:
+    """Plays sequences in turns, the steps of the method together. Returns the outputs and the last state of each."""
+    model, manifest = copy.model, copy.model.manifest
+    step = JoinedSteps(manifest, copy.method, next(iter(case.state_sizes)))
+    sessions = [model.session(**case.state_sizes) for _ in sequences]
+    found: list[_Flat] = [[] for _ in sequences]
+    for place, call in enumerate(case.calls):
+        inputs = [sequence[place] for sequence in sequences]
+        if len(sessions) > 1 and call.method == copy.method.name:
+            outputs, together = step.run(model, sessions, inputs)
+            step.write_back(together, sessions)
+            ends = list(itertools.accumulate(session.sizes[step._dimension] for session in sessions))
+            for answer, start, end in zip(found, [0, *ends], ends):
+                answer += [output[start:end].clone() for output in outputs]
+            continue
+        arguments = arguments_of(manifest.method(call.method).call)
+        for answer, session, given in zip(found, sessions, inputs):
+            args, kwargs = arguments(given)
+            answer += tensors_in(session.methods[call.method](*args, **kwargs))
+    for answer, session in zip(found, sessions):
+        answer += [tensor.clone() for tensor in session.state.values()]
+        session.close()
+    return found
+
+
+def _difference(copy: ModelCopy, case: LoadedCase, alone: _Flat, together: _Flat) -> str | None:
+    """Returns how the answers or the state of a sequence differ; None if they do not beyond their tolerance."""
+    start = 0
+    for call in case.calls:
+        outputs = copy.model.manifest.method(call.method).call.outputs
+        end = start + len(outputs)
+        verdict = compare_outputs(outputs, alone[start:end], together[start:end])
+        if not isinstance(verdict, Match):
+            return verdict.message.splitlines()[0]
+        start = end
+    state = state_results(copy.model.manifest.state)
+    verdict = compare_outputs(state, alone[start:], together[start:])
+    return None if isinstance(verdict, Match) else verdict.message.splitlines()[0]

@@ -1,0 +1,116 @@
+"""Steps of sequences run in one call where the rows of the state are independent, with the bits of each alone."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+import torch
+
+import exportkit
+from exportkit.errors import ModelRunError
+from exportkit.serve.batching.tickets import BatchLimits
+from exportkit.serve.engine.step_batches import JoinedSteps
+from exportkit.serve.protocol.inference import SequenceStep
+from exportkit.serve.statuses import BadRequestError
+from tests.runtime import stateful
+from tests.serve.engine import ticker
+from tests.serve.engine.asking import GATHERING, only, request, serving, tensors
+
+
+@pytest.fixture(scope="module")
+def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return ticker.write(tmp_path_factory.mktemp("ticker") / "ticker.pt2")
+
+
+def run(coroutine):
+    return asyncio.run(asyncio.wait_for(coroutine, 120))
+
+
+async def played(package: Path, limits: BatchLimits, **load):
+    """Plays ten sequences of one or two rows in turns. Returns answers, counters, and what is said of batches."""
+    async with serving(package, batch=limits, **load) as repository:
+        model = only(repository)
+        found: list[list[torch.Tensor]] = [[] for _ in range(10)]
+        for number in range(5):
+            steps = [SequenceStep(1 + which, number == 0, number == 4) for which in range(10)]
+            given = [ticker.inputs(10 * number + which, 1 + which % 2) for which in range(10)]
+            answers = await asyncio.gather(*(model.infer(request(g, sequence=s)) for g, s in zip(given, steps)))
+            for each, answer in zip(found, answers):
+                each.append(tensors(answer)["0"])
+        assert repository.sequences()["ticker"].ended == {"end": 10}
+        return found, model.counted, model.metadata()["batching"], model.config()
+
+
+def test_steps_of_sequences_that_run_together_have_the_bits_of_sessions(package):
+    found, counted, batching, config = run(played(package, GATHERING))
+    assert (batching["enabled"], batching["dimension"], batching["max_rows"]) == (True, "batch", 16)
+    assert batching["bit_equal"]
+    assert counted.rows == 75
+    assert counted.executions <= 20
+    assert config["max_batch_size"] == 16
+    assert "dynamic_batching" not in config
+    with exportkit.load(package) as model:
+        for which, answers in enumerate(found):
+            with model.session(batch=1 + which % 2) as session:
+                for number, answer in enumerate(answers):
+                    given = ticker.inputs(10 * number + which, 1 + which % 2)
+                    assert torch.equal(answer, session(*given.values()))
+
+
+def test_without_room_a_worker_or_a_warm_up_steps_run_alone(package):
+    for limits, load, reason in (
+        (BatchLimits(max_rows=1), {}, "at most 1 rows"),
+        (BatchLimits(), {"warm_up": False}, "the warm-up is off"),
+        (BatchLimits(), {"isolate": True}, "in a worker process"),
+    ):
+        found, counted, batching, _ = run(played(package, limits, **load))
+        assert reason in batching["reason"]
+        assert counted.executions == 50
+        assert len(found) == 10
+
+
+def test_sequences_whose_rows_influence_one_another_never_run_together(tmp_path, package):
+    coupled = ticker.write(tmp_path / "ticker.pt2", coupling=1.0)
+    _, counted, batching, _ = run(played(coupled, GATHERING))
+    assert "sequences influence one another" in batching["reason"]
+    assert counted.executions == 50
+
+
+def test_state_whose_first_size_is_another_names_itself(tmp_path):
+    async def ask():
+        async with serving(stateful.write(tmp_path / "recorder.pt2")) as repository:
+            return repository.model("recorder.push").metadata()["batching"]["reason"]
+
+    assert run(ask()) == "the first size of the state `position` is not batch, so its rows are not the sequences'"
+
+
+def test_steps_that_fail_together_run_one_by_one_and_lose_no_state(package, monkeypatch):
+    whole = JoinedSteps.run
+    tried = []
+
+    def sometimes(self, model, sessions, inputs):
+        tried.append(len(sessions))
+        if len(tried) > 6:  # after the warm-up
+            raise ModelRunError("no memory for so many")
+        return whole(self, model, sessions, inputs)
+
+    monkeypatch.setattr(JoinedSteps, "run", sometimes)
+    found, counted, batching, _ = run(played(package, GATHERING))
+    assert batching["enabled"]
+    assert counted.executions > 20
+    with exportkit.load(package) as model, model.session(batch=2) as session:
+        for number, answer in enumerate(found[1]):
+            assert torch.equal(answer, session(*ticker.inputs(10 * number + 1, 2).values()))
+
+
+def test_a_sequence_of_more_rows_than_a_batch_is_refused_at_once(package):
+    async def ask():
+        async with serving(package, batch=BatchLimits(max_rows=4)) as repository:
+            step = SequenceStep(1, start=True)
+            with pytest.raises(BadRequestError, match="has 5 rows, and a batch has 1 to 4"):
+                await only(repository).infer(request(ticker.inputs(0, 5), sequence=step))
+            assert repository.sequences()["ticker"].count == 0
+
+    run(ask())
