@@ -23,6 +23,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
+from itertools import takewhile
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -327,7 +328,8 @@ def main() -> None:
 
 
 def _measure_all(options: argparse.Namespace) -> None:
-    rows = []
+    rows: list[dict[str, Any]] = []
+    expected: list[int] = []
     made = {None, *(name for name in PACKAGES if _is_made(name, options.folder))}
     for name in [name for name, row in ROWS.items() if row.package in made and not (options.small and row.gpu)]:
         command = [sys.executable, "-m", "benchmarks.state", "--folder", str(options.folder), "--row", name]
@@ -337,6 +339,10 @@ def _measure_all(options: argparse.Namespace) -> None:
             print(f"{name}: failed, exit status {done.returncode}", file=sys.stderr)
             continue
         rows.append(json.loads(done.stdout.splitlines()[-1]))
+        tokens = rows[-1].pop("tokens")
+        expected = expected or tokens
+        alike = takewhile(lambda pair: pair[0] == pair[1], zip(tokens, expected))
+        rows[-1]["tokens_as_the_first_row"] = sum(1 for _ in alike)
         print(f"{name}: {rows[-1]['ms']} ms", file=sys.stderr)
     document = {**about(options.folder, options.small), "rows": rows}
     slug = document["machine"].lower().replace(" ", "-")

@@ -192,7 +192,7 @@ def _signatures() -> HostFinding:
 def _onnx() -> HostFinding:
     """Checks the optional packages that convert and run ONNX models."""
     from exportkit.errors import HostError
-    from exportkit.onnx.session import import_onnxruntime
+    from exportkit.onnx.onnx_session import import_onnxruntime
 
     try:
         found = [f"ONNX Runtime {import_onnxruntime().__version__}"]

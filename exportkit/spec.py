@@ -224,8 +224,7 @@ def _are_functions(functions: object) -> bool:
 
 def _are_methods(methods: object) -> bool:
     return isinstance(methods, Mapping) and all(
-        isinstance(name, str) and name.isidentifier() and isinstance(method, Method)
-        for name, method in methods.items()
+        isinstance(name, str) and name.isidentifier() and isinstance(method, Method) for name, method in methods.items()
     )
 
 

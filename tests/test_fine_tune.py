@@ -18,6 +18,7 @@ from exportkit.export.cases import state_sha256
 from exportkit.fine_tune import with_weights
 from exportkit.package.archive import STOCK_RECORDS, PackageReader, StoredRecord, write_package
 from exportkit.packaging import PackOptions, build_package
+from exportkit.spec import FORWARD
 from exportkit.verify.options import VerifyOptions
 from tests.artifacts import ROOT, artifact
 from tests.export.weights_models import Weighted
@@ -109,8 +110,8 @@ def test_weights_inside_the_code_are_not_exchanged(tuned: Path, tmp_path: Path) 
 def test_a_weight_that_is_built_into_some_target_can_be_given_with_its_value_only(tuned: Path, tmp_path: Path) -> None:
     with PackageReader(artifact("weighted")) as reader:
         first, second = reader.manifest.targets
-        built_in = {constant: name for constant, name in second.constants.items() if name != "few"}
-        targets = (first, msgspec.structs.replace(second, constants=built_in))
+        outside = {constant: name for constant, name in second.constants[FORWARD].items() if name != "few"}
+        targets = (first, msgspec.structs.replace(second, constants={FORWARD: outside}))
         records = {name: StoredRecord(reader, name) for name in reader.names if name not in STOCK_RECORDS}
         write_package(tmp_path / "x.pt2", msgspec.structs.replace(reader.manifest, targets=targets), records)
     with pytest.raises(WeightsError, match="few differs from the package's, which is built into the code of target"):

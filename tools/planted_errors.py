@@ -18,8 +18,8 @@ from exportkit.export.call_signature import describe_call
 from exportkit.export.reference import references
 from exportkit.package.manifest import OutputTolerance, TensorOutput
 from exportkit.verify.compare import Reference, compare_outputs
+from exportkit.verify.comparisons import OutputComparison, OutputError
 from exportkit.verify.outcomes import Match, Mismatch
-from exportkit.verify.results import OutputComparison, OutputError
 from tools.generated import EVIDENCE
 
 DOCUMENT = EVIDENCE / "verdicts.md"

@@ -70,7 +70,7 @@ class PackageOptions:
 
 
 @dataclass(frozen=True)
-class Loaded:
+class TimedPackage:
     """A loaded package.
 
     Attributes:
@@ -88,7 +88,7 @@ class Loaded:
 
 def load_packages(
     paths: Sequence[Path], device: torch.device, options: PackageOptions, stack: ExitStack, progress: Progress
-) -> list[Loaded]:
+) -> list[TimedPackage]:
     """Loads packages that have equal methods. The first one is loaded with CUDA graphs too, if the options say so.
 
     Raises:
@@ -96,7 +96,7 @@ def load_packages(
         PackageError: A package is bad.
     """
     trust: dict[str, Any] = {"public_key": options.trust.keys or None, "signature": options.trust.signature}
-    found: list[Loaded] = []
+    found: list[TimedPackage] = []
     for path in paths:
         progress(f"loading {path.name}")
         start = time.perf_counter()
@@ -105,10 +105,10 @@ def load_packages(
         if found:
             check_interface(path, model.manifest.methods, paths[0], found[0].model.manifest.methods)
         what = f"exportkit.load, target {model.target.name}"
-        found.append(Loaded(str(path) if found else OURS, model, what, took))
+        found.append(TimedPackage(str(path) if found else OURS, model, what, took))
     if options.cuda_graphs:
         graphs = stack.enter_context(load(paths[0], device=str(device), cuda_graphs=True, **trust))
-        found.append(Loaded(OURS_GRAPHS, graphs, "exportkit.load(..., cuda_graphs=True)"))
+        found.append(TimedPackage(OURS_GRAPHS, graphs, "exportkit.load(..., cuda_graphs=True)"))
     return found
 
 

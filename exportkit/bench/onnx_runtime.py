@@ -16,7 +16,7 @@ from torch.utils._pytree import tree_leaves
 from exportkit.errors import UsageError
 from exportkit.onnx.files import described, model_path, model_paths, named_model, open_onnx
 from exportkit.onnx.interface import Interface
-from exportkit.onnx.session import Bits, OnnxSession, bits_type
+from exportkit.onnx.onnx_session import Bits, OnnxSession, bits_type
 from exportkit.package.core import Demand
 from exportkit.package.manifest import Call, Manifest, PackagedMethod
 from exportkit.package.structure import builder

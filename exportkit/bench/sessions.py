@@ -20,8 +20,8 @@ from torch import Tensor
 from exportkit.bench.contestants import (
     COMPILERS,
     EagerWay,
-    Loaded,
     PackageOptions,
+    TimedPackage,
     alternatives,
     check_interface,
     described_of,
@@ -55,7 +55,7 @@ from exportkit.verify.player import Script, state_sizes
 
 def session_rows(
     path: Path,
-    loaded: Sequence[Loaded],
+    loaded: Sequence[TimedPackage],
     method: PackagedMethod | None,
     eager: EagerMethods | None,
     note: str | None,
@@ -211,7 +211,7 @@ class _Player:
     settle: Callable[[], object] = lambda: None
 
 
-def _ours(loaded: Loaded, steps: _Steps, stack: ExitStack) -> _Player:
+def _ours(loaded: TimedPackage, steps: _Steps, stack: ExitStack) -> _Player:
     model: Model = loaded.model
     manifest = model.manifest
     if not any(manifest.method(call.method).state for call in steps.case.calls):
@@ -338,7 +338,7 @@ class _Calls:
 def _row(
     path: Path,
     steps: _Steps,
-    loaded: Sequence[Loaded],
+    loaded: Sequence[TimedPackage],
     eager: EagerMethods | None,
     note: str | None,
     device: torch.device,

@@ -12,7 +12,7 @@ from exportkit.diff.graph import GraphMeaning, NodeMeaning, UnreadableGraphError
 from exportkit.diff.stored_tensors import StoredTensor, contiguous, held, in_file
 from exportkit.errors import OnnxFileError
 from exportkit.onnx.files import open_data, read_model
-from exportkit.onnx.session import ONNX_TYPES
+from exportkit.onnx.onnx_session import ONNX_TYPES
 from exportkit.package.manifest import Onnx
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ import struct
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from exportkit.onnx.session import Bits, bits_type
+from exportkit.onnx.onnx_session import Bits, bits_type
 from exportkit.package.dtypes import SAFETENSORS_DTYPES
 
 _NAMES = {dtype: name for name, dtype in SAFETENSORS_DTYPES.items()}

@@ -10,10 +10,10 @@ import torch
 
 from exportkit.runtime.isolated_messages import (
     Capture,
-    OpenSession,
-    ReadState,
+    FetchState,
+    MakeSession,
     ReportGraphs,
-    ResetSession,
+    RestoreSession,
     Run,
     WriteState,
 )
@@ -65,7 +65,7 @@ class WorkerState:
     @classmethod
     def new(cls, code: ModelCode, worker: Worker, sizes: Mapping[str, int]) -> WorkerState:
         """Makes the state of a new session."""
-        answer, _ = worker.ask(OpenSession(dict(sizes)), [])
+        answer, _ = worker.ask(MakeSession(dict(sizes)), [])
         return cls(code, worker, answer.session)
 
     @property
@@ -82,16 +82,16 @@ class WorkerState:
 
     def fork(self, /) -> WorkerState:
         """See `State.fork`."""
-        answer, _ = self._worker.ask(OpenSession({}, copy_of=self._number), [])
+        answer, _ = self._worker.ask(MakeSession({}, copy_of=self._number), [])
         return WorkerState(self._code, self._worker, answer.session)
 
     def reset(self, /) -> None:
         """See `State.reset`."""
-        self._worker.ask(ResetSession(self._number), [])
+        self._worker.ask(RestoreSession(self._number), [])
 
     def tensors(self, /) -> dict[str, torch.Tensor]:
         """See `State.tensors`. They are copies."""
-        return dict(zip(self._names, self._worker.ask(ReadState(self._number), [])[1]))
+        return dict(zip(self._names, self._worker.ask(FetchState(self._number), [])[1]))
 
     def replace(self, tensors: Mapping[str, torch.Tensor], /) -> None:
         """See `State.replace`."""

@@ -91,20 +91,20 @@ class Swap(Message, frozen=True):
     names: tuple[str, ...]
 
 
-class OpenSession(Message, frozen=True):
+class MakeSession(Message, frozen=True):
     """Makes a session: one of these sizes, or a copy of another one. The answer is Ran."""
 
     sizes: dict[str, int]
     copy_of: int | None = None
 
 
-class ResetSession(Message, frozen=True):
+class RestoreSession(Message, frozen=True):
     """Restores a session's initial state. The answer is Ran."""
 
     session: int
 
 
-class ReadState(Message, frozen=True):
+class FetchState(Message, frozen=True):
     """Asks for the state of a session. The answer is Ran, with the tensors in the manifest's order."""
 
     session: int
@@ -129,7 +129,7 @@ class Ran(Message, frozen=True):
         seconds: How long each step of a call for several requests took.
         graphs: Whether the model has CUDA graphs, for `Capture`.
         report: What `Runner.graph_report` says, for `ReportGraphs`.
-        session: The number of the new session, for `OpenSession`.
+        session: The number of the new session, for `MakeSession`.
     """
 
     seconds: tuple[float, float, float] = (0.0, 0.0, 0.0)
@@ -144,9 +144,9 @@ Question = (
     | Capture
     | ReportGraphs
     | Swap
-    | OpenSession
-    | ResetSession
-    | ReadState
+    | MakeSession
+    | RestoreSession
+    | FetchState
     | WriteState
     | CloseSessions
 )

@@ -17,14 +17,14 @@ from exportkit.runtime.isolated_messages import (
     Capture,
     CloseSessions,
     Connect,
+    FetchState,
     LoadPackage,
-    OpenSession,
+    MakeSession,
     PackageLoaded,
     Question,
     Ran,
-    ReadState,
     ReportGraphs,
-    ResetSession,
+    RestoreSession,
     Run,
     RunRequests,
     Swap,
@@ -110,10 +110,12 @@ class _Served:
         return self._answer_session(message, tensors)
 
     def _answer_session(
-        self, message: OpenSession | ResetSession | ReadState | WriteState | CloseSessions, tensors: list[torch.Tensor]
+        self,
+        message: MakeSession | RestoreSession | FetchState | WriteState | CloseSessions,
+        tensors: list[torch.Tensor],
     ) -> _Answer:
         model = self.model
-        if isinstance(message, OpenSession):
+        if isinstance(message, MakeSession):
             if message.copy_of is not None:
                 made = self._sessions[message.copy_of].fork()
             else:
@@ -121,9 +123,9 @@ class _Served:
             number = next(self._numbers)
             self._sessions[number] = made
             return Ran(session=number), []
-        if isinstance(message, ResetSession):
+        if isinstance(message, RestoreSession):
             self._sessions[message.session].reset()
-        elif isinstance(message, ReadState):
+        elif isinstance(message, FetchState):
             return Ran(), list(self._sessions[message.session].tensors().values())
         elif isinstance(message, WriteState):
             state = self._sessions[message.session]

@@ -13,9 +13,9 @@ import torch
 from exportkit.errors import ModelClosedError, ModelRunError, UsageError, WeightsError
 from exportkit.package import manifest as package
 from exportkit.package.archive import PackageReader
-from exportkit.runtime.cases import Cases
 from exportkit.runtime.graphs import GraphReport, empty_inputs, graph_report
 from exportkit.runtime.inputs import InputPlan
+from exportkit.runtime.loaded_cases import Cases
 from exportkit.runtime.methods import LoadedMethod, MethodPlan, ModelCode, describe_call
 from exportkit.runtime.requests import Answers, use_own_stream
 from exportkit.runtime.runner import Construction

@@ -18,8 +18,8 @@ from exportkit.accuracy import (
 from exportkit.package.case_files import worst
 from exportkit.package.manifest import Accuracy, OutputTolerance, TensorOutput
 from exportkit.sizes import contradicts, shape_at
+from exportkit.verify.comparisons import OutputComparison, OutputError
 from exportkit.verify.outcomes import Match, Mismatch, WrongDtype, WrongShape, WrongStructure
-from exportkit.verify.results import OutputComparison, OutputError
 
 
 @dataclass(frozen=True)

@@ -13,11 +13,11 @@ from exportkit.package.archive import PackageReader
 from exportkit.package.manifest import PackagedMethod
 from exportkit.sizes import shape_at
 from exportkit.verify.calls import case_label, case_sizes
+from exportkit.verify.comparisons import OutputComparison, OutputError
 from exportkit.verify.options import VerifyOptions
 from exportkit.verify.outcomes import CallFailed, Crashed, LoadFailed, Match, Mismatch, TimedOut, Verdict
 from exportkit.verify.player import Script, state_sizes
 from exportkit.verify.report import Check
-from exportkit.verify.results import OutputComparison, OutputError
 from exportkit.verify.verify_worker import LOAD_TIMEOUT
 
 PROGRAM = Path(__file__).parents[1] / "bin" / "exportkit-run"

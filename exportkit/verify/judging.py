@@ -19,10 +19,10 @@ from exportkit.package.case_files import (
 )
 from exportkit.package.manifest import Accuracy, Case, Manifest, Node, TensorOutput
 from exportkit.verify.compare import Reference, compare_outputs
+from exportkit.verify.comparisons import OutputComparison
 from exportkit.verify.options import VerifyOptions
 from exportkit.verify.outcomes import Match, Mismatch, Verdict, WrongDtype, WrongShape, WrongStructure
 from exportkit.verify.player import Script, state_sizes
-from exportkit.verify.results import OutputComparison
 
 
 @dataclass(frozen=True)

@@ -30,7 +30,7 @@ from exportkit.verify.commands import (
 from exportkit.verify.replay_worker import EXPORTER, BlockedImports
 
 if TYPE_CHECKING:
-    from exportkit.onnx.session import Bits, OnnxSession
+    from exportkit.onnx.onnx_session import Bits, OnnxSession
     from exportkit.package.archive import PackageReader
 
 
@@ -57,7 +57,7 @@ class OnnxReplay:
         sys.meta_path.insert(0, BlockedImports([EXPORTER, "torch", *command.blocked]))
         from exportkit.errors import OnnxFileError
         from exportkit.onnx.interface import Interface
-        from exportkit.onnx.session import OnnxSession, import_onnxruntime
+        from exportkit.onnx.onnx_session import OnnxSession, import_onnxruntime
         from exportkit.package.archive import PackageReader
 
         import_onnxruntime()
@@ -129,7 +129,7 @@ class OnnxReplay:
 
     def spoil(self, command: SpoilState) -> SessionReady:
         """Changes each element of the state, where it is: who shares its memory is seen then."""
-        from exportkit.onnx.session import Bits
+        from exportkit.onnx.onnx_session import Bits
 
         spoilt = []
         for each in self._states[command.session]:
@@ -159,7 +159,7 @@ class OnnxReplay:
         """Returns the state that a new session begins with."""
         import numpy as np
 
-        from exportkit.onnx.session import Bits, bits_type
+        from exportkit.onnx.onnx_session import Bits, bits_type
         from exportkit.sizes import shape_at
 
         found = []

@@ -11,7 +11,7 @@ from typing import ClassVar, Self
 
 from exportkit.child.process import describe_end
 from exportkit.errors import ExportkitError
-from exportkit.verify.results import OutputComparison
+from exportkit.verify.comparisons import OutputComparison
 
 _MOST_LINES = 12  # of results that differ; a sequence may have thousands
 

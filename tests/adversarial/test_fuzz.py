@@ -20,6 +20,7 @@ from exportkit.cli.describe import (
     library_text,
     onnx_rows,
     output_rows,
+    state_rows,
     target_text,
 )
 from exportkit.errors import PackageError
@@ -27,6 +28,7 @@ from exportkit.package.archive import PackageReader, write_package
 from exportkit.package.consistency import is_complete
 from exportkit.package.manifest import Manifest, decode_manifest, encode_manifest
 from exportkit.package.structure import builder
+from exportkit.sizes import case_label
 from tests.adversarial.forge import (
     Document,
     archive,
@@ -73,10 +75,11 @@ def use(manifest: Manifest) -> None:
     is_complete(manifest)
     texts = [(target_text(target),) for target in manifest.targets]
     texts += [(library_text(library),) for library in manifest.libraries]
-    for onnx in manifest.onnx:
-        texts += [*onnx_rows(onnx), *((functions_text(onnx, operator),) for operator in manifest.operators)]
-    for call in (method.call for method in manifest.methods):
-        texts += [*input_rows(call), *output_rows(call), (dimension_text(call),)]
+    texts += [*onnx_rows(manifest), *((functions_text(manifest.onnx, operator),) for operator in manifest.operators)]
+    texts += [*state_rows(manifest), *((case_label(case),) for case in manifest.cases)]
+    for method in manifest.methods:
+        call = method.call
+        texts += [*input_rows(call), *output_rows(method, manifest.cases), (dimension_text(call),)]
         builder(call.result)(range(len(call.outputs)))
         for parameter in call.parameters:
             builder(parameter.value)(range(len(call.inputs)))

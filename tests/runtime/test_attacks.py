@@ -388,7 +388,7 @@ def printed(package: Path, *arguments: str) -> list[str]:
         lambda document: document.update({HOSTILE: 1}),
         lambda document: document.update(version=HOSTILE),
         lambda document: document["records"].append({"name": HOSTILE, "size": 1, "sha256": "0" * 64}),
-        lambda document: document["call"]["outputs"][0].update(name=HOSTILE),
+        lambda document: document["methods"][0]["call"]["outputs"][0].update(name=HOSTILE),
         lambda document: document["targets"][0].update(needs_torch=HOSTILE),
     ],
 )
@@ -411,7 +411,7 @@ def test_exportkit_runs_json_is_ascii(hostile):
 @pytest.mark.parametrize("name", ["class", "None", "if"])
 def test_a_name_that_python_has_for_itself_is_refused_before_anything_is_loaded(hostile, monkeypatch, name):
     def rename(document: dict) -> None:
-        document["call"]["parameters"][0]["name"] = name
+        document["methods"][0]["call"]["parameters"][0]["name"] = name
 
     monkeypatch.setattr("exportkit.runtime.loader.unpack_target", lambda *_, **__: pytest.fail("code was unpacked"))
     with pytest.raises(ExportkitError):
@@ -420,13 +420,13 @@ def test_a_name_that_python_has_for_itself_is_refused_before_anything_is_loaded(
 
 def test_sizes_beyond_64_bits_are_no_fault_of_exportkit_run(hostile):
     def enlarge(document: dict) -> None:
-        call = document["call"]
+        call = document["methods"][0]["call"]
         call["dimensions"].append({"name": "huge", "min": 3, "max": 3})
         shape = call["inputs"][0]["shape"]
         shape[0] = {"dimension": "huge", "scale": 2**62, "offset": -(2**63)}
         shape[1] = 0
         for case in document["cases"]:
-            case["sizes"]["huge"] = 3
+            case["calls"][0]["sizes"]["huge"] = 3
 
     said = "\n".join(printed(hostile(enlarge)))
     assert "takes image: float32[4611686018427387904*huge-9223372036854775808, 0, " in said

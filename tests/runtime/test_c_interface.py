@@ -12,7 +12,7 @@ import torch
 import exportkit
 from tests.artifacts import artifact
 from tests.export.weights_models import Weighted
-from tests.runtime import c_interface, odd, tiny
+from tests.runtime import c_interface, c_structures, odd, tiny
 from tests.runtime.c_interface import raw_view, view
 from tests.serve.engine import rows
 
@@ -120,9 +120,9 @@ def test_tensors_of_other_libraries_are_inputs_in_both_forms_of_dlpack(c_model, 
     new = features.__dlpack__(max_version=(1, 0))
     of_torch = torch.utils.dlpack.to_dlpack(torch.from_numpy(offset))
     views = [
-        c_interface.Tensor.from_address(pointer_of(old, b"dltensor")),  # DLManagedTensor begins with a DLTensor
-        c_interface.Managed.from_address(pointer_of(new, b"dltensor_versioned")).dl_tensor,
-        c_interface.Tensor.from_address(pointer_of(of_torch, b"dltensor")),
+        c_structures.Tensor.from_address(pointer_of(old, b"dltensor")),  # DLManagedTensor begins with a DLTensor
+        c_structures.Managed.from_address(pointer_of(new, b"dltensor_versioned")).dl_tensor,
+        c_structures.Tensor.from_address(pointer_of(of_torch, b"dltensor")),
     ]
     assert views[0].data == image.ctypes.data
     for output, wanted in zip(c_model.run(*views), expected(arrays)):
@@ -166,9 +166,9 @@ def test_what_is_no_tensor_of_the_model_is_refused_and_named(c_model, arrays, ch
         if name in ("sizes", "steps"):
             setattr(first, {"sizes": "shape", "steps": "strides"}[name], (c.c_int64 * 4)(*value))
         elif name == "dtype":
-            first.dtype = c_interface.DataType(*value)
+            first.dtype = c_structures.DataType(*value)
         elif name == "device":
-            first.device = c_interface.Device(*value)
+            first.device = c_structures.Device(*value)
         else:
             setattr(first, name, value)
     if "sizes" in change:
@@ -186,7 +186,7 @@ def test_a_wrong_number_of_tensors_is_refused(c_model, arrays):
     )
     assert "4 tensors were given" in c_interface.refused(c_model, *views, views[0]).message
     assert "0 tensors were given" in c_interface.refused(c_model).message
-    places, none = c_interface.places(3), (c.POINTER(c_interface.Tensor) * 1)()
+    places, none = c_interface.places(3), (c.POINTER(c_structures.Tensor) * 1)()
     with pytest.raises(c_interface.Refused, match=f"{2**64 - 1} tensors were given"):  # and none of them is looked at
         c_model.library.call("run", c_model.handle, none, 2**64 - 1, places, 3, None)
 
@@ -201,7 +201,7 @@ def test_every_dtype_is_known_by_its_code(c_model, arrays, dtype):
     capsule = tensor.__dlpack__(max_version=(1, 1))
     get = c.pythonapi.PyCapsule_GetPointer
     get.restype, get.argtypes = c.c_void_p, (c.py_object, c.c_char_p)
-    managed = c_interface.Managed.from_address(get(capsule, b"dltensor_versioned"))
+    managed = c_structures.Managed.from_address(get(capsule, b"dltensor_versioned"))
     error = c_interface.refused(c_model, managed.dl_tensor, *map(view, arrays[1:]))
     assert error.message == f"`image` must be float32, got {dtype}"
 

@@ -12,7 +12,7 @@ import pytest
 from elftools.elf.elffile import ELFFile
 
 from exportkit.runtime.native import library_path
-from tests.runtime import c_interface, exportkit_run
+from tests.runtime import c_interface, c_structures, exportkit_run
 from tools import c_abi
 
 RUNTIME = c_abi.RUNTIME
@@ -111,7 +111,7 @@ def test_the_structures_that_ctypes_uses_are_laid_out_as_the_headers():
     for block in re.findall(r"^struct .*(?:\n  .*)*", c_abi.LISTING.read_text(), re.MULTILINE):
         name, size = re.match(r"struct (\w+): (\d+) bytes", block).groups()
         listed[name] = (int(size), [(n, int(at)) for at, n in re.findall(r"^  (\d+): (\w+):", block, re.MULTILINE)])
-    structures = [s for s in vars(c_interface).values() if isinstance(s, type) and issubclass(s, ctypes.Structure)]
+    structures = [s for s in vars(c_structures).values() if isinstance(s, type) and issubclass(s, ctypes.Structure)]
     assert len(structures) == 14
     for structure in structures:
         (name,) = re.findall(r"^\w+", structure.__doc__)

@@ -20,8 +20,9 @@ from exportkit.runtime.native import library_path
 from tests.artifacts import ROOT, artifact
 from tests.export.weights_models import Weighted
 from tests.package.signers import signer, write_policy
-from tests.runtime import c_interface
-from tests.runtime.c_interface import Refused, Tensor, view
+from tests.runtime import c_interface, c_structures
+from tests.runtime.c_interface import Refused, view
+from tests.runtime.c_structures import Tensor
 from tests.serve.engine import rows
 
 # --- arguments --------------------------------------------------------------------------------------------------------
@@ -29,8 +30,8 @@ from tests.serve.engine import rows
 
 def test_null_pointers_are_errors_and_no_crash(c_library, c_model, tiny_package):
     raw, handle, path = c_library.raw, c_model.handle, str(tiny_package).encode()
-    number, description = c.c_uint64(), c.POINTER(c_interface.Description)()
-    one = (c.POINTER(c_interface.Managed) * 3)()
+    number, description = c.c_uint64(), c.POINTER(c_structures.Description)()
+    one = (c.POINTER(c_structures.Managed) * 3)()
     null_element = (c.POINTER(Tensor) * 3)()
     for name, arguments, missing in [
         ("open", (None, None, c.byref(number)), "path"),
@@ -58,7 +59,7 @@ def test_null_pointers_are_errors_and_no_crash(c_library, c_model, tiny_package)
 
 
 def test_results_must_have_room_for_all_tensors(c_library, c_model, arrays):
-    places = (c.POINTER(c_interface.Managed) * 4)()
+    places = (c.POINTER(c_structures.Managed) * 4)()
     inputs = (c.POINTER(Tensor) * 3)(*(c.pointer(view(array)) for array in arrays))
     for count in (0, 2, 4):
         with pytest.raises(Refused, match=f"outputs must have room for 3 tensors, got {count}"):
@@ -70,7 +71,7 @@ def test_results_must_have_room_for_all_tensors(c_library, c_model, arrays):
 def test_a_closed_model_is_an_error_for_every_function(c_library, tiny_package):
     model = c_library.open(tiny_package)
     model.close()
-    description, places = c.POINTER(c_interface.Description)(), (c.POINTER(c_interface.Managed) * 3)()
+    description, places = c.POINTER(c_structures.Description)(), (c.POINTER(c_structures.Managed) * 3)()
     for handle in (model.handle, 0, 2**64 - 1):
         for name, arguments in {
             "close": (),
@@ -89,12 +90,12 @@ def test_options_of_newer_and_broken_callers_are_told_apart(c_library, tiny_pack
     path, handle = str(tiny_package).encode(), c.c_uint64()
 
     class Newer(c.Structure):
-        _fields_ = (("known", c_interface.OpenOptions), ("added", c.c_int64))
+        _fields_ = (("known", c_structures.OpenOptions), ("added", c.c_int64))
 
     def open_with(options: Newer) -> None:
-        c_library.call("open", path, c.cast(c.byref(options), c.POINTER(c_interface.OpenOptions)), c.byref(handle))
+        c_library.call("open", path, c.cast(c.byref(options), c.POINTER(c_structures.OpenOptions)), c.byref(handle))
 
-    newer = Newer(c_interface.OpenOptions(size=c.sizeof(Newer)), 0)
+    newer = Newer(c_structures.OpenOptions(size=c.sizeof(Newer)), 0)
     open_with(newer)
     c_library.call("close", handle)
     newer.added = 1

@@ -17,7 +17,7 @@ from safetensors.torch import load_file, save_file
 
 import exportkit
 from exportkit.runtime.native import library_path
-from tests.runtime import c_interface, stateful
+from tests.runtime import c_interface, c_structures, stateful
 from tests.runtime.c_interface import Refused, view
 from tests.runtime.stateful import ROWS, WIDTH, Recorder
 
@@ -348,7 +348,7 @@ def test_null_pointers_are_refused(model):
         "session_run": (session.handle, b"push", None, 1, None, 1, None),
     }.items():
         assert refused(call, name, *arguments).code == USAGE, name
-    twice = (c_interface.Size * 2)(c_interface.Size(b"batch", 1), c_interface.Size(b"batch", 2))
+    twice = (c_structures.Size * 2)(c_structures.Size(b"batch", 1), c_structures.Size(b"batch", 2))
     error = refused(call, "open_session", model.handle, twice, 2, c_interface.c.byref(c_interface.c.c_uint64()))
     assert error.message == "sizes must name each dimension once, got batch twice"
 

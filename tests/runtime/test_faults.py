@@ -284,7 +284,7 @@ def compile_slowly(traced, folder, *plan, **options):
     folder.mkdir(exist_ok=True)
     (folder / "half.cpp").write_text("half")
     pause()
-artifact.compile_program = compile_slowly
+artifact.compile_methods = compile_slowly
 spec = ExportSpec(model=torch.nn.ReLU(), example_inputs=(torch.ones(2),))
 artifact.export_aoti(spec, Path(sys.argv[1]), TraceOptions(cases=1))
 """

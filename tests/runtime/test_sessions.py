@@ -93,7 +93,7 @@ def test_interleaved_sessions_are_each_as_an_eager_module_of_its_own(model, step
         session.close()
 
 
-def test_a_fork_and_its_origin_diverge_and_a_reset_session_has_the_bits_of_a_fresh_one(model):
+def test_a_fork_diverges_and_a_reset_session_has_the_bits_of_a_fresh_one(model):
     first, second, rows = x(), x(), [x() for _ in range(3)]
     with model.session(batch=2) as one, model.session(batch=2) as fresh:
         one.push(first)
@@ -349,9 +349,9 @@ def test_a_worker_frees_the_sessions_that_ended_here(recorder_package, runtime):
 
 
 def stateful_message(number: int) -> object:
-    from exportkit.runtime.isolated_messages import ReadState
+    from exportkit.runtime.isolated_messages import FetchState
 
-    return ReadState(number)
+    return FetchState(number)
 
 
 def test_a_worker_that_dies_breaks_its_sessions_and_they_say_so(recorder_package, runtime):

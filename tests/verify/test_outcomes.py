@@ -10,6 +10,7 @@ import pytest
 from exportkit import errors
 from exportkit.errors import EXIT_CODES
 from exportkit.verify import outcomes
+from exportkit.verify.comparisons import OutputComparison
 from exportkit.verify.outcomes import (
     CallFailed,
     Crashed,
@@ -34,7 +35,6 @@ from exportkit.verify.outcomes import (
     WrongStructure,
 )
 from exportkit.verify.report import Check, Report, TargetReport
-from exportkit.verify.results import OutputComparison
 
 COMPARED = OutputComparison("y", "float32", (2, 3), 6, 1, 0.5, (1, 2), 0.25, (0, 1), 1e-3, 1e-5)
 EXAMPLES = [

@@ -12,7 +12,7 @@ import torch
 
 from exportkit.errors import ExportkitError, ModelClosedError, ModelLoadError, ModelRunError
 from exportkit.package.structure import flatten
-from exportkit.runtime.cases import LoadedCall
+from exportkit.runtime.loaded_cases import LoadedCall
 from exportkit.runtime.model import Model
 from exportkit.runtime.requests import Answers
 from exportkit.serve.engine.checked_request import arguments_of

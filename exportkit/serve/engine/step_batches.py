@@ -10,7 +10,7 @@ import torch
 from exportkit.errors import ModelRunError
 from exportkit.package.case_files import state_results
 from exportkit.package.manifest import Dimension, Manifest, PackagedMethod, Size, StateTensor
-from exportkit.runtime.cases import LoadedCall, LoadedCase
+from exportkit.runtime.loaded_cases import LoadedCall, LoadedCase
 from exportkit.runtime.model import Model
 from exportkit.runtime.requests import joined
 from exportkit.runtime.session import Session

@@ -11,7 +11,7 @@ import torch
 from exportkit.errors import ExportkitError, ModelRunError
 from exportkit.package.case_files import recorded_errors
 from exportkit.package.manifest import ANY_VALUE, Accuracy, Call, Dimension, Manifest, TensorOutput
-from exportkit.runtime.cases import LoadedCall, LoadedCase
+from exportkit.runtime.loaded_cases import LoadedCall, LoadedCase
 from exportkit.runtime.model import Model
 from exportkit.runtime.requests import joined
 from exportkit.serve.engine.batchable import Batching

@@ -15,10 +15,10 @@ from safetensors.torch import load_file, save_file
 
 from exportkit.bench.onnx_runtime import load_onnx
 from exportkit.errors import HostError, ModelLoadError, OnnxFileError, SignatureMissingError, UsageError
-from exportkit.onnx import session as module
+from exportkit.onnx import onnx_session as module
 from exportkit.onnx.files import MethodModel, write_onnx
 from exportkit.onnx.interface import Interface
-from exportkit.onnx.session import ONNX_TYPES, Bits, OnnxSession, bits_type
+from exportkit.onnx.onnx_session import ONNX_TYPES, Bits, OnnxSession, bits_type
 from exportkit.onnx.tensor_files import read_tensors, write_tensors
 from exportkit.package.manifest import MappingNode
 from exportkit.package.trust import demand
