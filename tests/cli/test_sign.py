@@ -11,7 +11,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from exportkit.package.manifest import ConstantNode, MappingNode
+from exportkit.package.manifest import ConstantNode, MappingNode, PackagedMethod
 from tests.adversarial import forge
 from tests.commands import run
 from tests.package import samples
@@ -194,7 +194,8 @@ def test_inspect_takes_no_orders_from_what_a_package_says_of_itself(
     key = "a\x1b[2K"
     fixed = tuple(ConstantNode(value=i) for i in range(2))
     call = msgspec.structs.replace(samples.manifest().call, result=MappingNode(keys=(key, key), items=fixed))
-    path.write_bytes(forge.package(forge.document(samples.manifest(call=call))))
+    method = PackagedMethod(name="forward", call=call, state=())
+    path.write_bytes(forge.package(forge.document(samples.manifest(methods=(method,)))))
     for command in ("inspect", "verify"):
         code, out, err = run(capsys, command, path)
         assert code == 3
