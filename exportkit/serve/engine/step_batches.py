@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import torch
 
@@ -60,35 +61,51 @@ class JoinedSteps:
         self._arguments = arguments_of(method.call)
         self._state = [(manifest.state[use.index].name, use.written) for use in method.state]
 
-    def run(self, model: Model, sessions: Sequence[Session], inputs: Sequence[_Flat]) -> tuple[_Flat, Session]:
-        """Runs a step of each session, with inputs on the model's device. No session is changed before `write_back`.
+    def run(self, model: Model, sessions: Sequence[Session], inputs: Sequence[_Flat]) -> tuple[_Flat, NewState]:
+        """Runs a step of each session, with inputs on the model's device. None is changed before `NewState.write_back`.
 
         Returns:
-            The flat outputs with the rows of all sessions, and the session that has their new state.
+            The flat outputs with the rows of all sessions, and their new state.
 
         Raises:
             ModelRunError: The model failed.
         """
-        rows = sum(session.sizes[self._dimension] for session in sessions)
-        together = model.session(**{self._dimension: rows})
+        sizes = [session.sizes[self._dimension] for session in sessions]
+        together = model.session(**{self._dimension: sum(sizes)})
         states = [session.state for session in sessions]
         target = together.state
         with torch.no_grad():
             for name, _ in self._state:
                 torch.cat([state[name] for state in states], out=target[name])
         args, kwargs = self._arguments(joined(inputs))
-        return tensors_in(together.methods[self._method](*args, **kwargs)), together
+        outputs = tensors_in(together.methods[self._method](*args, **kwargs))
+        return outputs, NewState([name for name, written in self._state if written], target, states, sizes)
 
-    def write_back(self, together: Session, sessions: Sequence[Session]) -> None:
-        """Writes the new state into the sessions, and frees the one that had it."""
-        states, source = [session.state for session in sessions], together.state
-        sizes = [session.sizes[self._dimension] for session in sessions]
+
+@dataclass(frozen=True, eq=False)
+class NewState:
+    """The state of several sessions after a step.
+
+    It has the tensors of the sessions themselves. So one that is closed meanwhile keeps none of the others from theirs.
+
+    Attributes:
+        names: What was written.
+        source: The rows of all sessions, by name.
+        states: The tensors of each session.
+        sizes: The rows of each.
+    """
+
+    names: Sequence[str]
+    source: Mapping[str, torch.Tensor]
+    states: Sequence[Mapping[str, torch.Tensor]]
+    sizes: list[int]
+
+    def write_back(self) -> None:
+        """Writes it into the sessions."""
         with torch.no_grad():
-            for name, written in self._state:
-                if written:
-                    for state, part in zip(states, source[name].split(sizes)):
-                        state[name].copy_(part)
-        together.close()
+            for name in self.names:
+                for state, part in zip(self.states, self.source[name].split(self.sizes)):
+                    state[name].copy_(part)
 
 
 def try_steps(copy: ModelCopy, dimension: Dimension, max_rows: int) -> Batching:
@@ -150,9 +167,9 @@ def _play(copy: ModelCopy, case: LoadedCase, sequences: Sequence[Sequence[_Flat]
     for place, call in enumerate(case.calls):
         inputs = [sequence[place] for sequence in sequences]
         if len(sessions) > 1 and call.method == copy.method.name:
-            outputs, together = step.run(model, sessions, inputs)
-            step.write_back(together, sessions)
-            ends = list(itertools.accumulate(session.sizes[step._dimension] for session in sessions))
+            outputs, state = step.run(model, sessions, inputs)
+            state.write_back()
+            ends = list(itertools.accumulate(state.sizes))
             for answer, start, end in zip(found, [0, *ends], ends):
                 answer += [output[start:end].clone() for output in outputs]
             continue

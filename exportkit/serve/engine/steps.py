@@ -42,6 +42,11 @@ class HeldSession:
         """Whether the process with the state died."""
         return self._model is not None and not self._model.alive
 
+    @property
+    def closed(self) -> bool:
+        """Whether the sequence ended."""
+        return self._closed
+
     def open(self, model: Model) -> Session:
         """Returns the session, which it makes if there is none. Raises the errors of `Model.session`."""
         with self._lock:
@@ -111,12 +116,16 @@ class StepRunner:
     def run(self, requests: Sequence[CheckedRequest], waited: Sequence[float], /) -> list[BatchResult | ServeError]:
         """Runs steps of different sequences. If they fail together, no state was changed, and each runs alone."""
         steps = [request for request in requests if isinstance(request, StepRequest)]
-        if len(steps) > 1 and self._joined is not None:
-            try:
-                with self._copy.slot():
-                    return list(self._together(self._joined, steps, waited))
-            except ExportkitError as error:
-                _log.warning("%d steps failed together, and run one by one: %s", len(steps), error.message)
+        if self._joined is not None:
+            going = [place for place, step in enumerate(steps) if not step.held.closed]  # others would fail together
+            if len(going) > 1:
+                try:
+                    chosen = [(steps[place], waited[place]) for place in going]
+                    with self._copy.slot():
+                        ran = dict(zip(going, self._together(self._joined, *zip(*chosen))))
+                    return [ran.get(n) or self._answer(step, waited[n]) for n, step in enumerate(steps)]
+                except ExportkitError as error:
+                    _log.warning("%d steps failed together, and run one by one: %s", len(steps), error.message)
         return [self._answer(step, seconds) for step, seconds in zip(steps, waited)]
 
     def _together(
@@ -128,9 +137,9 @@ class StepRunner:
         started = time.perf_counter()
         inputs = [[tensor.to(device) for tensor in step.inputs] for step in steps]
         moved = time.perf_counter()
-        found, together = joined.run(model, sessions, inputs)
+        found, state = joined.run(model, sessions, inputs)
         self._wait_for_device()
-        joined.write_back(together, sessions)
+        state.write_back()
         self._wait_for_device()
         ran = time.perf_counter()
         wanted = sorted({place for step in steps for place in step.outputs})
