@@ -10,6 +10,7 @@ from typing import Any
 import sympy
 from torch._inductor import config, sizevars
 from torch._inductor.codegen.cpp import CppKernel
+from torch._inductor.codegen.wrapper import PythonWrapperCodegen
 from torch.utils._sympy.functions import FloorDiv, ModularIndexing
 
 from exportkit.export.torch_internals import replaced
@@ -25,7 +26,7 @@ def changed_inductor() -> Iterator[None]:
         ExportError: This torch lacks a function that export changes.
     """
     with ExitStack() as changes:
-        for change in (_quick_simplify, _whole_rows, _divided_loops, _room_for_every_thread):
+        for change in (_quick_simplify, _whole_rows, _divided_loops, _room_for_every_thread, _errors_of_operators):
             changes.enter_context(change())
         yield
 
@@ -108,3 +109,24 @@ def _room_for_every_thread() -> AbstractContextManager[None]:
         "parallel_num_threads",
         lambda count: lambda: _ThreadsAtRunTime(count()),
     )
+
+
+_CALL = "aoti_torch_proxy_executor_call_function("
+
+
+def _errors_of_operators() -> AbstractContextManager[None]:
+    """Lets the code stop where a custom operator fails.
+
+    Before torch 2.13, it went on (pytorch#180884). An operator that only writes into its arguments then failed
+    unnoticed: the call succeeded, and nothing was written.
+    """
+
+    def checked(write: Callable[[PythonWrapperCodegen, Any], None]) -> Callable[[PythonWrapperCodegen, Any], None]:
+        def written(wrapper: PythonWrapperCodegen, line: Any) -> None:
+            if isinstance(line, str) and line.startswith(_CALL):
+                line = f"AOTI_TORCH_ERROR_CODE_CHECK({line.rstrip(';')});"
+            write(wrapper, line)
+
+        return written
+
+    return replaced(PythonWrapperCodegen, "writeline", checked)

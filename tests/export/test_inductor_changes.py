@@ -12,6 +12,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch._inductor import sizevars
+from torch._inductor.codegen.wrapper import PythonWrapperCodegen
 from torch.utils._sympy.functions import FloorDiv, ModularIndexing
 
 from exportkit.errors import ExportError
@@ -185,3 +186,18 @@ def test_kernels_of_a_gpu_do_not_depend_on_what_else_it_does(
             progress=silent,
         )
     assert seen["triton.autotune_pointwise"] is bool(wanted)
+
+
+@pytest.mark.parametrize("line", ["f(p, 0, t);", "AOTI_TORCH_ERROR_CODE_CHECK(f(p, 0, t));"])
+def test_the_error_of_a_custom_operator_stops_the_code(line: str) -> None:
+    """torch 2.11 writes the first form, which drops the error; 2.13 the second."""
+
+    class Wrapper(PythonWrapperCodegen):
+        def __init__(self) -> None:
+            self.lines = []
+
+    wrapper, call = Wrapper(), "aoti_torch_proxy_executor_call_function"
+    with changed_inductor():
+        wrapper.writeline(line.replace("f(", f"{call}("))
+        wrapper.writeline("return;")
+    assert wrapper.lines == [f"AOTI_TORCH_ERROR_CODE_CHECK({call}(p, 0, t));", "return;"]
