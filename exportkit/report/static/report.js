@@ -21,7 +21,7 @@ function show(graph) {
 
 function chooser(graphs) {
   if (graphs.length < 2) return null;
-  const box = el("select", { change: () => show(graphs[box.selectedIndex]) }, graphs.map(({ method }) => el("option", {}, method)));
+  const box = el("select", { "aria-label": "Method", change: () => show(graphs[box.selectedIndex]) }, graphs.map(({ method }) => el("option", {}, method)));
   return el("label", { class: "chosen-method" }, "Method ", box);
 }
 

@@ -173,5 +173,5 @@ def test_without_a_package_there_must_be_one(capsys: pytest.CaptureFixture[str])
 def test_in_a_checkout_of_exportkit_it_says_what_to_copy(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.chdir(ROOT / "examples")
+    monkeypatch.chdir(ROOT / "docs" / "adr")
     assert f"copy the one that {ROOT / 'CONTRIBUTING.md'} names" in refused(capsys, "leaky")
