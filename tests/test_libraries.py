@@ -174,7 +174,8 @@ def test_what_is_no_library_is_refused(tmp_path):
 
 
 def test_a_library_for_another_torch_is_refused_with_the_reason(tmp_path):
-    library = c_library.build(tmp_path, "extern int torch_of_tomorrow; int *address = &torch_of_tomorrow;")
+    source = "extern int torch_of_tomorrow; int *address = &torch_of_tomorrow;"
+    library = c_library.build(tmp_path, source, name="libtomorrow.so")
     with pytest.raises(LibraryLoadError, match=r"undefined symbol: torch_of_tomorrow\n  .*built for another torch"):
         load_library(library)
 

@@ -240,7 +240,7 @@ def test_python_goes_on_while_a_package_is_hashed(tiny_files, tmp_path, counting
 
 def test_python_goes_on_while_an_operator_library_is_searched_and_loaded(tmp_path, counting):
     slow = "#include <unistd.h>\n__attribute__((constructor)) static void start() { usleep(50000); }"
-    library = c_library.build(tmp_path, slow)
+    library = c_library.build(tmp_path, slow, name="libslow.so")
     with open(library, "ab") as file:
         file.write(bytes(1 << 25))  # of what is searched for names that a linker does not look at
     before = counting()
