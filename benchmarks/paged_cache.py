@@ -3,7 +3,7 @@
     python -m benchmarks.paged_cache
 
 The operators are built as tests/examples builds them. Contexts are in scattered blocks of 16 tokens, bfloat16; 8 heads
-of keys and values of 128. Times are those of CUDA events around calls that follow one another: medians of seven rounds.
+of keys and values of 128. CUDA events time calls that follow one another; medians of seven rounds.
 Keys and values do not fit the cache of a GPU but in the first row.
 """
 

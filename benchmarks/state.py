@@ -4,12 +4,11 @@
     python -m benchmarks.state --folder build/small --small      # anywhere: a few thousand, float32, to try it
 
 Writes benchmarks/state_results/<GPU>.json and prints a Markdown table. Each row runs in a process of its own, after one
-another on the same machine. On a GPU, times are those of CUDA events around calls that follow one another; memory is
-what nvidia-smi says after the calls, less what it says of a CUDA context. The cache has its whole length from the
-start, so that every token costs the same.
+another on the same machine. On a GPU, CUDA events time calls that follow one another. nvidia-smi gives the memory after
+the calls; what a process with a CUDA context alone has is taken off. The cache has its whole length from the start, so
+that every token costs the same.
 
-Packages are made in --folder, unless they are there. --make NAME makes one and measures nothing, so that a machine that
-is lent for minutes can do the work in parts; --measure then makes none.
+Packages are made in --folder, unless they are there. --make NAME makes one and measures nothing; --measure makes none.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ import exportkit
 
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "examples" / "llama"))
-import llama  # noqa: E402
+import llama  # noqa: E402 (its folder is put on the path first)
 
 RESULTS = ROOT / "benchmarks" / "state_results"
 TUNED = ("--inductor-config", "coordinate_descent_tuning=true")

@@ -32,9 +32,9 @@ from exportkit.deployment.ray_app import NAME, check_options, options_of  # noqa
 from exportkit.errors import UsageError  # noqa: E402
 from exportkit.package.archive import PackageReader, StoredRecord, write_package  # noqa: E402
 from exportkit.serve.client import Client  # noqa: E402
-from exportkit.serve.serve_options import ServeOptions  # noqa: E402
+from exportkit.serve.serve_options import ServeOptions  # noqa: E402 (after importorskip)
 from tests.deployment.observed_replica import JOURNAL, Journal  # noqa: E402
-from tests.package import samples, stateful_samples  # noqa: E402
+from tests.package import samples, stateful_samples  # noqa: E402 (likewise)
 from tests.runtime import tiny  # noqa: E402
 
 ROOT = Path(__file__).parents[2]

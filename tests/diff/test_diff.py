@@ -304,7 +304,8 @@ def test_a_program_that_cannot_be_read_is_compared_by_its_digest(
 ) -> None:
     with PackageReader(nets["net"]) as reader:
         manifest = reader.manifest
-        records = {manifest.program.records["forward"]: program, manifest.cases[0].record: save({"0.input.0": X})}  # type: ignore[union-attr]
+        assert manifest.program is not None
+        records = {manifest.program.records["forward"]: program, manifest.cases[0].record: save({"0.input.0": X})}
         write_package(tmp_path / "bad.pt2", reader.manifest, records)
     comparison = compare_artifacts(nets["net"], tmp_path / "bad.pt2")
     assert ("graph", "sha256", "answer") in found(comparison)
@@ -372,7 +373,8 @@ def test_no_program_crashes_the_comparison(
     changed = program[:at] + fill + program[at + len(old) :] if at >= 0 else program
     with PackageReader(nets["branching"]) as reader:
         manifest = reader.manifest
-        records = {manifest.program.records["forward"]: changed, manifest.cases[0].record: save({"0.input.0": X})}  # type: ignore[union-attr]
+        assert manifest.program is not None
+        records = {manifest.program.records["forward"]: changed, manifest.cases[0].record: save({"0.input.0": X})}
         write_package(tmp_path / "bad.pt2", manifest, records)
     # It says what differs, or that a file was changed: any other error fails the test.
     with contextlib.suppress(PackageError):

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -102,10 +104,10 @@ def test_a_call_that_fails_or_crashes_says_which_one_of_the_sequence(
     from exportkit.verify.commands import CallModel
     from tests.verify.test_planted_state import HereWorker
 
-    answers = [Failed("RuntimeError", "no memory"), None]
+    answers: list[Failed | None] = [Failed("RuntimeError", "no memory")]
 
     class Failing(HereWorker):
-        def ask(self, command, answer, *, doing, timeout):  # type: ignore[no-untyped-def]
+        def ask(self, command: Any, answer: Any, *, doing: Any, timeout: Any) -> Any:
             if isinstance(command, CallModel) and command.number == 2:
                 if isinstance(answers[0], Failed):
                     return answers[0]
@@ -113,12 +115,12 @@ def test_a_call_that_fails_or_crashes_says_which_one_of_the_sequence(
                 return Crashed(11, None, doing, "")
             return super().ask(command, answer, doing=doing, timeout=timeout)
 
-    monkeypatch.setattr("sys.meta_path", [*__import__("sys").meta_path])
+    monkeypatch.setattr(sys, "meta_path", [*sys.meta_path])  # which the process blocks imports with
     monkeypatch.setattr(replay, "VerifyWorker", Failing)
     failure = verify(program, VerifyOptions(against="cases")).failure
     assert failure is not None
     assert failure.verdict == CallFailed("RuntimeError", "no memory", "call 2 (decode)")
-    answers[0] = None  # type: ignore[call-overload]
+    answers[0] = None
     failure = verify(program, VerifyOptions(against="cases")).failure
     assert failure is not None
     assert isinstance(failure.verdict, Crashed)
