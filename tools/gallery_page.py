@@ -7,7 +7,10 @@ stale.
 from __future__ import annotations
 
 import os
+import re
+import string
 import tempfile
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -36,16 +39,21 @@ _TITLES = {
     "operators": "Operators of a library",
 }
 _SIZES = "was declared to have:"
+_TRIED = " The model traces with it."
+_ADVICE = "## Advice"
+_SHORT = 14  # words of advice that is repeated
 _HEAD = """\
 # Modules that make trouble
 
 Written by `make docs` from real runs, with torch {torch} on a CPU. Do not edit it.
 
 Each module is a few lines in [tests/gallery](../../tests/gallery). It was exported with `--format program`, which
-traces the model, checks its operators, records cases, and runs the traced program on them. "exports" means that the
-program answered what eager answered. Otherwise the exit code and the message are shown. A named issue reports such a
-failure. `exportkit export` was given the inputs and sizes that the class names. Where a size is the reason, the first
-line of the message is left out: "the model does not take every size that `batch` (x:0) was declared to have".
+traces the model, checks its operators, records cases, and runs the traced program on them. `exportkit export` was given
+the inputs and sizes that the class names. "exports" means that the program answered what eager answered. Otherwise the
+message is shown, with the exit code if it is not 1. A named issue reports such a failure.
+
+Two parts of messages are left out: "the model does not take every size that `batch` (x:0) was declared to have", and
+that the model traces with the `--dynamic` to write. A letter stands for advice that several modules get; it is below.
 """
 
 
@@ -59,7 +67,27 @@ def page() -> str:
     for theme in THEMES:
         rows = [row(entry, outcome) for entry, outcome in outcomes if entry.theme == theme]
         sections.append(section(_TITLES[theme], rows))
-    return "\n".join(sections)
+    return shortened("\n".join(sections))
+
+
+def shortened(page: str) -> str:
+    """Returns the page with a letter in the place of each long advice that several rows have, and these at its end."""
+    ends = Counter(
+        line.rpartition("<br>")[2] for line in page.splitlines() if line.startswith("| `") and "<br>" in line
+    )
+    often = [end.removesuffix(" |") for end, count in ends.items() if count > 1 and len(end.split()) > _SHORT]
+    advice = dict(zip(string.ascii_uppercase, often))
+    for letter, text in advice.items():
+        page = page.replace(f"<br>{text} |\n", f" ({letter}) |\n")
+    return page + "\n".join(["", _ADVICE, "", *(f"- {letter}: {text}" for letter, text in advice.items()), ""])
+
+
+def unabridged(page: str) -> str:
+    """Returns the page with the advice in each row that has it: the reverse of `shortened`."""
+    page, _, advice = page.partition(f"\n{_ADVICE}\n")
+    for letter, text in re.findall(r"^- (\w): (.+)$", advice, re.MULTILINE):
+        page = page.replace(f" ({letter}) |\n", f"<br>{text} |\n")
+    return page
 
 
 def section(title: str, rows: Sequence[str]) -> str:
@@ -74,14 +102,15 @@ def row(entry: Entry, outcome: Outcome, succeeded: str = "exports") -> str:
     links = [
         f"[{name}#{number}](https://github.com/{_REPOSITORIES[name]}/issues/{number})" for name, number in entry.issues
     ]
-    ended = succeeded if not outcome.exit_code else f"exit {outcome.exit_code}: {_cell(outcome.message)}"
+    code = f"exit {outcome.exit_code}: " if outcome.exit_code != 1 else ""
+    ended = code + _cell(outcome.message) if outcome.exit_code else succeeded
     ended += f" (seen from torch {entry.since} on; older versions refuse it)" if entry.since else ""
     return f"| `{entry.name}` | {what}{'; ' + ', '.join(links) if links else ''} | {ended} |"
 
 
 def _cell(message: str) -> str:
     """Returns a message for a cell of a table, its lines kept apart."""
-    escaped = message.replace("|", r"\|").replace("<", "&lt;").replace("*", r"\*")
+    escaped = message.removesuffix(_TRIED).replace("|", r"\|").replace("<", "&lt;").replace("*", r"\*")
     first, *lines = (line.strip() for line in escaped.splitlines())
     if not (lines and first.endswith(_SIZES)):
         lines = [first, *lines]

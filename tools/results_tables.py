@@ -160,8 +160,7 @@ def measurements(found: Sequence[Results], half: Sequence[Results], packages: Se
             ("Packages", [row for row in results.rows if row.limit is None]),
         ):
             if rows:
-                table = tables.table(rows, full=False) if title == "Packages" else sizes_of_each(rows)
-                parts += [f"### {title}\n", table, *_listed(tables.notes(rows, errors=False))]
+                parts += [f"### {title}\n", sizes_of_each(rows), *_listed(tables.notes(rows, errors=False))]
     parts.append("## Packages in half precision\n")
     parts += [f"{tables.heading(results)}\n\n{sizes_of_each(results.rows)}" for results in half]
     parts += ["## Packages on a CPU\n", runs_section(packages)]

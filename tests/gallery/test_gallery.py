@@ -15,7 +15,7 @@ from exportkit.export.export_options import TraceOptions
 from exportkit.export.resolve import resolve
 from exportkit.runtime.loader import load
 from tests.gallery.entries import ROOT, Entry, entries, export
-from tools.gallery_page import row
+from tools.gallery_page import row, shortened, unabridged
 
 ENTRIES = entries()
 PAGE = (ROOT / "docs" / "evidence" / "gallery.md").read_text()
@@ -41,7 +41,9 @@ def test_a_module_of_the_gallery_ends_as_it_says(
         assert noise not in outcome.message
         assert noise not in written
     if f"with torch {torch.__version__.partition('+')[0]} " in PAGE:
-        assert row(entry, outcome) in PAGE, "docs/evidence/gallery.md is stale: run `python -m tools.gallery_page`"
+        assert row(entry, outcome) in unabridged(PAGE), (
+            "docs/evidence/gallery.md is stale: run `python -m tools.gallery_page`"
+        )
 
 
 def test_the_gallery_has_what_it_promises() -> None:
@@ -52,6 +54,16 @@ def test_the_gallery_has_what_it_promises() -> None:
 
 def test_the_page_has_a_row_for_each_module_and_no_other() -> None:
     assert re.findall(r"^\| `(\w+)` \|", PAGE, re.MULTILINE) == [entry.name for entry in ENTRIES]
+
+
+def test_the_page_says_advice_of_several_modules_once() -> None:
+    advice = " ".join(["so"] * 15)
+    text = f"# Page\n\n| `A` | a | one<br>{advice} |\n| `B` | b | two<br>{advice} |\n| `C` | c | three<br>else |\n"
+    short = shortened(text)
+    assert "| one (A) |\n" in short
+    assert "three<br>else |" in short
+    assert short.endswith(f"\n## Advice\n\n- A: {advice}\n")
+    assert unabridged(short) == text
 
 
 @pytest.mark.process

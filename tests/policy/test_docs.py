@@ -36,7 +36,7 @@ def anchors(path: Path) -> set[str]:
 def test_the_index_of_the_decisions_has_each_of_them_with_its_title():
     folder = ROOT / "docs" / "adr"
     titles = {path.name: path.read_text().splitlines()[0] for path in folder.glob("[0-9]*.md")}
-    rows = re.findall(r"^\| \[(\d+)\]\((.+)\) \| (.+) \|$", (folder / "README.md").read_text(), re.MULTILINE)
+    rows = re.findall(r"^- \[(\d+)\]\((.+)\) (.+)$", (folder / "README.md").read_text(), re.MULTILINE)
     assert {name: f"# {number}: {title}" for number, name, title in rows} == titles
 
 
