@@ -3,6 +3,9 @@
 Inference changes nothing, so a request may be sent again when nobody knows whether it was answered: after a lost
 connection, and after an error of a proxy whose server died. The steps of a `ClientSequence` change its state, and are
 not. tritonclient works as well, and repeats nothing.
+
+Headers tell proxies to which replica a step belongs: `x-session-id` has the sequence's id, on which they can hash, and
+`x-session-replica` is what the last answer had there: the replica's name, from proxies that give it one.
 """
 
 from __future__ import annotations
@@ -12,6 +15,7 @@ import secrets
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any, Self
+from urllib.parse import quote
 
 import msgspec
 import numpy as np
@@ -22,6 +26,7 @@ from exportkit.serve.protocol.datatypes import datatype_of, dtype_of
 from exportkit.serve.statuses import BackendError, DeadlineError, SequenceError, ServeError
 
 _HEADER_LENGTH = "Inference-Header-Content-Length"
+_SEQUENCE_HEADER, _REPLICA_HEADER = "x-session-id", "x-session-replica"
 _FIRST_WAIT, _LONGEST_WAIT = 0.05, 2.0  # seconds between two attempts, unless the server asks for more
 
 
@@ -89,7 +94,7 @@ class Client:
 
         Args:
             model: The model that is asked unless a request names another method.
-            sequence_id: A number from 1 on, or a text. Default: a random one.
+            sequence_id: A number from 1 on, or a text, that no other sequence has. Default: a random one.
             version: The model's version. Default: the newest.
             restart: Whether a sequence that was lost begins again, without its state, with the request that found out.
                 Default: the request raises a SequenceError.
@@ -104,16 +109,18 @@ class Client:
         version: str = "",
         outputs: Sequence[str] | None = None,
         deadline: float | None = None,
-        step: Mapping[str, Any] | None = None,
+        step: _Step | None = None,
     ) -> dict[str, np.ndarray]:
-        """Returns the outputs. `step` has the parameters of a step of a sequence, which never runs twice."""
+        """Returns the outputs. `step` is a step of a sequence, which never runs twice."""
         path = f"/v2/models/{model}" + (f"/versions/{version}" if version else "") + "/infer"
         given = self._deadline if deadline is None else deadline
         end = time.monotonic() + given
         reason: str = "the deadline had passed"
         attempt = 0
         while (left := end - time.monotonic()) > 0:
-            body, headers = _encoded(inputs, outputs, left, step or {})
+            body, headers = _encoded(inputs, outputs, left, {} if step is None else step.parameters())
+            if step is not None:
+                headers |= step.headers()
             wait = min(_LONGEST_WAIT, _FIRST_WAIT * 2 ** min(attempt, 10)) * random.uniform(0.5, 1.0)
             attempt += 1
             try:
@@ -130,18 +137,22 @@ class Client:
             except urllib3.exceptions.HTTPError as error:
                 reason = str(error)
                 if step is not None and not isinstance(error, urllib3.exceptions.NewConnectionError):
-                    raise _unknown(reason) from error
+                    step.may_have_run(reason)
             else:
                 if answer.status == 200:
+                    if step is not None:
+                        step.answered(answer)
                     return _decoded(answer, content)
-                failure = _failure(answer, content)
+                message = _message(content)
+                failure = _failure(answer, content, message)
                 if step is not None and isinstance(failure, DeadlineError):
-                    raise _unknown(failure.message)
+                    step.may_have_run(failure.message)
                 if failure is not None:
                     raise failure
-                if step is not None and answer.status not in (429, 503):
-                    raise _unknown(_status_line(answer, content))
                 reason = _status_line(answer, content)
+                # Envoy says 503 of its own as well where a server was lost after it got the request.
+                if step is not None and (message is None or answer.status not in (429, 503)):
+                    step.may_have_run(reason)
                 wait = max(wait, _retry_after(answer))
             if wait >= end - time.monotonic():
                 break
@@ -164,10 +175,12 @@ class ClientSequence:
 
     A step is sent again only if the server says that it did not run it (429, 503), or was not reached. If the server
     has no such sequence any more, or nobody knows whether a step ran, the sequence is lost: it begins again if
-    `restart` says so, and else refuses further steps.
+    `restart` says so, and else refuses further steps. A first step has no state to lose, and is sent until it is
+    answered, as other requests are.
 
     Attributes:
-        id: Its id.
+        id: Its id. Whenever it begins again it has another one: a replica that could not be reached may still have
+            state under the old one, and must never be asked for it.
         restarts: How often it began again.
     """
 
@@ -181,6 +194,8 @@ class ClientSequence:
         self._model = model
         self._version = version
         self._restart = restart
+        self._first_id = self.id
+        self._replica: str | None = None  # what the last answer's header said
         self._begins = True  # with the next step
         self._lost: str | None = None  # why
 
@@ -215,6 +230,7 @@ class ClientSequence:
                 raise
         self.restarts += 1
         self._begins, self._lost = True, None
+        self._rename()
         return self._sent(asked, inputs, outputs, deadline, end=end)
 
     def _sent(
@@ -228,7 +244,7 @@ class ClientSequence:
     ) -> dict[str, np.ndarray]:
         if self._lost is not None:
             raise SequenceError(self._lost, hint="Make another one, or say `restart=True`.")
-        step = {"sequence_id": self.id, "sequence_start": self._begins, "sequence_end": end}
+        step = _Step(self, end=end)
         try:
             found = self._client._asked(
                 model, inputs, version=self._version, outputs=outputs, deadline=deadline, step=step
@@ -241,9 +257,37 @@ class ClientSequence:
             self._lost = "the sequence has ended"
         return found
 
+    def _rename(self) -> None:
+        first = str(self._first_id)[:100]  # servers take 128 characters
+        self.id, self._replica = f"{first}~{secrets.token_hex(8)}", None
 
-def _unknown(reason: str) -> SequenceError:
-    return SequenceError(f"nobody knows whether the step ran: {reason}", hint="Begin the sequence again.")
+
+class _Step:
+    """A step of a sequence, as it is sent."""
+
+    def __init__(self, sequence: ClientSequence, *, end: bool) -> None:
+        self._sequence = sequence
+        self._end = end
+
+    def parameters(self) -> dict[str, Any]:
+        """Returns the request's parameters."""
+        begins = self._sequence._begins
+        return {"sequence_id": self._sequence.id, "sequence_start": begins, "sequence_end": self._end}
+
+    def headers(self) -> dict[str, str]:
+        """Returns the headers that bring it to its replica."""
+        replica = self._sequence._replica
+        return {_SEQUENCE_HEADER: quote(str(self._sequence.id))} | ({_REPLICA_HEADER: replica} if replica else {})
+
+    def answered(self, answer: urllib3.BaseHTTPResponse) -> None:
+        """Remembers the replica that answered. Envoy names it only where it is another one than the request said."""
+        self._sequence._replica = answer.headers.get(_REPLICA_HEADER, self._sequence._replica)
+
+    def may_have_run(self, reason: str) -> None:
+        """Nobody knows whether it ran. Raises SequenceError, unless it is a first step, which begins under a new id."""
+        if not self._sequence._begins:
+            raise SequenceError(f"nobody knows whether the step ran: {reason}", hint="Begin the sequence again.")
+        self._sequence._rename()
 
 
 def _encoded(
@@ -319,21 +363,20 @@ def _status_line(answer: urllib3.BaseHTTPResponse, content: bytes) -> str:
     return f"status {answer.status}: {content[:200].decode(errors='replace')}"
 
 
-def _failure(answer: urllib3.BaseHTTPResponse, content: bytes) -> ServeError | None:
-    """Returns the error that sending the request again would not mend; None: it may.
-
-    A server of the protocol says `error` in JSON. Another 5xx is of a proxy in front of it.
-    """
-    if answer.status in (429, 503):
-        return None
+def _message(content: bytes) -> str | None:
+    """Returns what a server of the protocol says of an error; None: a proxy in front of it speaks."""
     try:
-        message = str(msgspec.json.decode(content)["error"])
+        return str(msgspec.json.decode(content)["error"])
     except (KeyError, TypeError, msgspec.DecodeError):
-        if answer.status >= 500:
-            return None
-        message = _status_line(answer, content)
+        return None
+
+
+def _failure(answer: urllib3.BaseHTTPResponse, content: bytes, message: str | None) -> ServeError | None:
+    """Returns the error that sending the request again would not mend; None: it may."""
+    if answer.status in (429, 503) or (message is None and answer.status >= 500):
+        return None
     kind = next((kind for kind in ServeError.__subclasses__() if kind.status == answer.status), ServeError)
-    return kind(message)
+    return kind(_status_line(answer, content) if message is None else message)
 
 
 def _retry_after(answer: urllib3.BaseHTTPResponse) -> float:

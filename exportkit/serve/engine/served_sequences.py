@@ -274,7 +274,9 @@ def _key(step: SequenceStep) -> tuple[str, int | str]:
 def _gone(name: str, step: SequenceStep, reason: Reason | None) -> SequenceError:
     if reason is None:
         return SequenceError(
-            f"{name} has no sequence {step.id!r}", hint="The first request of one has `sequence_start`: true."
+            f"{name} has no sequence {step.id!r}",
+            hint="It never began, ended long ago, or another replica has or had it. "
+            "Begin it again under another id, with `sequence_start`.",
         )
     return SequenceError(f"the sequence {step.id!r} of {name} ended: {_WHY[reason]}", hint=_AGAIN)
 
