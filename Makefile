@@ -55,7 +55,6 @@ $(BUILT): $(TORCH) $(SOURCES) | $(READY)
 $(READY): pyproject.toml setup.py | $(TORCH)
 	@echo "installing exportkit and compiling its operators: a minute or two"
 	MAKEFLAGS= EXPORTKIT_CPP_RUNTIME=0 $(BIN)/python -m pip install -q -c constraints.txt --no-build-isolation -e ".[dev]"
-	$(BIN)/python -m pip install -q -c constraints.txt --no-deps silero-vad
 	@touch $@
 
 build: $(BUILT) $(READY)

@@ -17,7 +17,6 @@ from tests.fresh import run_python
 from tests.made_once import one_maker
 
 EXAMPLES = ROOT / "examples"
-VOICE = Path("/usr/share/sounds/alsa/Front_Center.wav")  # of Debian's alsa-utils
 _CACHE = (ROOT / ".cache").resolve() / "examples"
 _SCRIPT = """
 import sys
@@ -45,7 +44,7 @@ class Example:
 
 
 NAMED = {
-    "speech": Example("speech", "detector.py:spec"),
+    "speech": Example("speech", "exportkit_speech/detector.py:spec"),
     "llama": Example("llama", "llama.py:spec"),
     "paged": Example("paged_cache", "paged_model.py:spec", paged=True),
     "paged-written": Example("paged_cache", "paged_model.py:written", paged=True),
@@ -72,9 +71,9 @@ def made(name: str, device: str = "cpu") -> Path:
 
 
 def require_weights() -> None:
-    """Skips the test where silero-vad is not installed. Importing it would need torchaudio."""
+    """Skips the test where silero-vad is not installed."""
     if importlib.util.find_spec("silero_vad") is None:
-        pytest.skip("silero-vad is not installed: pip install --no-deps silero-vad")
+        pytest.skip("silero-vad is not installed: pip install 'exportkit[examples]'")
 
 
 def _key(example: Example, device: str) -> str:

@@ -8,7 +8,6 @@ import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 import torch
@@ -19,12 +18,11 @@ from exportkit.cli import main
 from exportkit.precision import with_tf32
 from exportkit.runtime.native import library_path
 from tests.artifacts import ROOT
-from tests.examples import example_packages
+from tests.examples import example_packages, speech_example
+from tests.examples.speech_example import FOLDER, recording, sound
 from tests.fresh import run_python
-from tests.operators.scaffold.scaffolded import imported
 from tests.runtime import exportkit_run
 
-FOLDER = example_packages.EXAMPLES / "speech"
 COUNT = 300
 HEARD = 137  # of them, before a session is saved
 _CONTINUE = """
@@ -40,26 +38,16 @@ with exportkit.load(package, device) as model, model.session(streams=1) as sessi
 
 
 @pytest.fixture(scope="module")
-def speech() -> ModuleType:
-    example_packages.require_weights()
-    return imported("example_speech", FOLDER / "detector.py")
-
-
-@pytest.fixture(scope="module")
 def chunks() -> Tensor:
     """[300, 512] of a voice at 16 kHz."""
-    if not example_packages.VOICE.exists():
-        pytest.skip(f"there is no {example_packages.VOICE}: apt-get install alsa-utils")
-    recording = imported("example_recording", FOLDER / "recording.py")
-    return recording.chunks(recording.read(example_packages.VOICE), COUNT, 512)
+    return speech_example.repeated(recording.read(sound("Front_Center")), COUNT)
 
 
 @pytest.fixture(scope="module")
-def eager(speech: ModuleType, chunks: Tensor) -> list[float]:
+def eager(chunks: Tensor) -> list[float]:
     """What the module itself answers."""
-    detector = speech.trained()
-    with torch.no_grad():
-        return [detector(chunk[None]).item() for chunk in chunks]
+    example_packages.require_weights()
+    return speech_example.eager(chunks)
 
 
 @pytest.fixture(autouse=True)
@@ -79,25 +67,6 @@ def listened(session: exportkit.Session, chunks: Tensor) -> list[float]:
 
 def assert_close(actual: Sequence[float], expected: Sequence[float]) -> None:
     torch.testing.assert_close(torch.tensor(actual), torch.tensor(expected), rtol=1e-4, atol=1e-4)
-
-
-def test_the_network_is_the_published_one(speech: ModuleType, chunks: Tensor) -> None:
-    """With the weights of the publisher's TorchScript, which are others, it answers as TorchScript does."""
-    published = torch.jit.load(speech.published("silero_vad.jit"))
-    layers = {**{f"encoder.{i}.reparam_conv": f"conv{i + 1}" for i in range(4)}, "decoder.rnn": "lstm_cell",
-              "decoder.decoder.2": "final_conv"}  # fmt: skip
-    given = {**dict(published._model.named_parameters()), **dict(published._model.named_buffers())}
-    weights = {"stft_conv.weight": given["stft.forward_basis_buffer"]}
-    for name, tensor in given.items():
-        layer, _, kind = name.rpartition(".")
-        if layer in layers:
-            weights[f"{layers[layer]}.{kind}"] = tensor
-    detector = speech.Detector()
-    detector.network.load_state_dict(weights)
-    with torch.no_grad():
-        ours = [detector(chunk[None]).item() for chunk in chunks]
-        theirs = [published(chunk[None], 16000).item() for chunk in chunks]
-    assert_close(ours, theirs)
 
 
 def test_it_hears_speech_and_silence(eager: list[float]) -> None:
@@ -179,15 +148,6 @@ def test_c_plus_plus_refuses_the_state_of_another_model(listener: Path, tmp_path
     done = subprocess.run([listener, package(), samples, state], capture_output=True, text=True, check=False)
     assert done.returncode == 2
     assert re.match(r"StateError: .*llama", done.stderr)
-
-
-def test_listen_py_shows_what_it_hears(speech, chunks, eager, monkeypatch, capsys) -> None:
-    monkeypatch.syspath_prepend(str(FOLDER))
-    monkeypatch.setattr(sys, "argv", ["listen.py", str(package()), str(example_packages.VOICE)])
-    imported("example_listen", FOLDER / "listen.py").main()
-    lines = capsys.readouterr().out.splitlines()
-    assert len(lines) == 44
-    assert [line.split()[2] for line in lines[:10]] == [f"{answer:.2f}" for answer in eager[:10]]
 
 
 @pytest.mark.process

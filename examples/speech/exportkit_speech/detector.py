@@ -1,6 +1,6 @@
-"""A streaming detector of speech with the weights of PyPI's silero-vad (MIT): `pip install --no-deps silero-vad`.
+"""A streaming detector of speech with the weights of PyPI's silero-vad (MIT).
 
-    exportkit export detector.py:spec -o speech_aoti.pt2
+    exportkit export speech -o speech_aoti.pt2
 
 Each call takes the next 512 samples at 16 kHz of some streams, and answers how likely speech is in these 32 ms. What it
 remembers of a stream is its state: the last 64 samples, and the two vectors of a recurrent cell.
@@ -9,7 +9,7 @@ remembers of a stream is its state: the last 64 samples, and the two vectors of 
 import importlib.util
 from pathlib import Path
 
-import safetensors.torch
+import onnx
 import torch
 from torch import Tensor, nn
 
@@ -17,9 +17,18 @@ from exportkit import ExportSpec
 
 SAMPLES, CONTEXT, WIDTH = 512, 64, 128
 
+# Of the files with weights that silero-vad has, its ONNX and TorchScript files agree. Its safetensors file is of another
+# training: its answers differ by up to 0.4.
+_WEIGHTS = "silero_vad_16k_op15.onnx"
+_LAYERS = {
+    **{f"conv{number + 1}": f"encoder.{number}.reparam_conv" for number in range(4)},
+    "lstm_cell": "decoder.rnn",
+    "final_conv": "decoder.decoder.2",
+}
+
 
 class Network(nn.Module):
-    """The published network as a function of its state. The names of its parameters are those of the weights."""
+    """The published network as a function of its state."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -66,15 +75,31 @@ class Detector(nn.Module):
 
 
 def published(name: str) -> Path:
-    """Returns a file of the installed silero-vad. The package itself is not imported: it needs torchaudio.
+    """Returns a file of the installed silero-vad, which is not imported.
 
     Raises:
         ImportError: silero-vad is not installed.
     """
     spec = importlib.util.find_spec("silero_vad")
     if spec is None or spec.origin is None:
-        raise ImportError("silero-vad is not installed: pip install --no-deps silero-vad==6.2.3")
+        raise ImportError("silero-vad is not installed: pip install 'exportkit[examples]'")
     return Path(spec.origin).parent / "data" / name
+
+
+def weights() -> dict[str, Tensor]:
+    """Returns the published weights by the names of Network's parameters.
+
+    Raises:
+        ImportError: silero-vad is not installed.
+    """
+    theirs = {
+        tensor.name.removeprefix("model."): torch.from_numpy(onnx.numpy_helper.to_array(tensor).copy())
+        for tensor in onnx.load(published(_WEIGHTS)).graph.initializer
+    }
+    named = {"stft_conv.weight": theirs.pop("stft.forward_basis_buffer")}
+    for ours, layer in _LAYERS.items():
+        named |= {f"{ours}.{name.removeprefix(f'{layer}.')}": theirs[name] for name in theirs if name.startswith(layer)}
+    return named
 
 
 def trained(streams: int = 1) -> Detector:
@@ -84,7 +109,7 @@ def trained(streams: int = 1) -> Detector:
         ImportError: silero-vad is not installed.
     """
     detector = Detector(streams)
-    detector.network.load_state_dict(safetensors.torch.load_file(published("silero_vad_16k.safetensors")))
+    detector.network.load_state_dict(weights())
     return detector.eval()
 
 
