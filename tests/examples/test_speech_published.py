@@ -1,4 +1,4 @@
-"""examples/speech answers as its publisher's own ONNX file does, and says when somebody speaks by the publisher's rule."""
+"""examples/speech answers as the publisher's own ONNX file does, and says when somebody speaks by the same rule."""
 
 from __future__ import annotations
 

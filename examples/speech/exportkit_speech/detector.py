@@ -17,8 +17,8 @@ from exportkit import ExportSpec
 
 SAMPLES, CONTEXT, WIDTH = 512, 64, 128
 
-# Of the files with weights that silero-vad has, its ONNX and TorchScript files agree. Its safetensors file is of another
-# training: its answers differ by up to 0.4.
+# silero-vad's ONNX and TorchScript files have the same weights. Its safetensors file is of another training: answers
+# differ by up to 0.4.
 _WEIGHTS = "silero_vad_16k_op15.onnx"
 _LAYERS = {
     **{f"conv{number + 1}": f"encoder.{number}.reparam_conv" for number in range(4)},

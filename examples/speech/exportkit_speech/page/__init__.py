@@ -1,4 +1,4 @@
-"""The part of the server's page that listens to the microphone, for models that hear speech in 512 samples at 16 kHz."""
+"""The part of the server's page that listens to the microphone, for models that hear speech in 512 samples."""
 
 from pathlib import Path
 from typing import Any
