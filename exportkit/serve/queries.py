@@ -36,7 +36,10 @@ class Queries:
         return {"name": "exportkit", "version": exportkit.__version__, "extensions": known}
 
     def statistics(self, name: str, version: str) -> dict[str, Any]:
-        """Returns what was counted of a version, of all versions of a model, or (no name) of all models."""
+        """Returns what was counted of a version, of all versions of a model, or (no name) of all models.
+
+        The name of a package without a default method stands for all of its methods.
+        """
         return {"model_stats": [model.statistics() for model in self._asked(name, version)]}
 
     def index(self, only_ready: bool) -> list[dict[str, str]]:
@@ -56,5 +59,5 @@ class Queries:
     def _asked(self, name: str, version: str) -> Sequence[ServedModel]:
         if not name:
             return self.repository.models()
-        model = self.repository.model(name, version)  # raises what is wrong with it
-        return [model] if version else [each for each in self.repository.models() if each.name == name]
+        asked = self.repository.named(name, version)  # raises what is wrong with it
+        return [each for each in self.repository.models() if each.name in asked.names and version in ("", each.version)]

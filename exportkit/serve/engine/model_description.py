@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
+
 from exportkit.package.manifest import Call, Manifest, StateTensor, TensorInput, TensorOutput
 from exportkit.serve.batching.tickets import BatchLimits
 from exportkit.serve.engine.batchable import Batching
@@ -60,7 +62,8 @@ class ModelDescription:
     def metadata(self) -> dict[str, Any]:
         """Returns the protocol's model metadata; `batching`, `dimensions` and `methods` are additions to it.
 
-        `methods` is there if the package has several: by name, what it is served as (null: it is not) and why not.
+        `methods` is there if the package has several: by name, what it is served as (null: it is not), why not, and its
+        inputs and outputs.
         `sequences` is there if the method has state: what that is, and after how many seconds without a step it goes.
         """
         call = self.call
@@ -92,10 +95,16 @@ class ModelDescription:
         }
 
     def _methods(self, offered: Servable) -> dict[str, Any]:
-        return {
-            each.name: {"served_as": offered.names.get(each.name), "reason": offered.left_out.get(each.name)}
-            for each in self.manifest.methods
-        }
+        found: dict[str, Any] = {}
+        for each in self.manifest.methods:
+            found[each.name] = {"served_as": offered.names.get(each.name), "reason": offered.left_out.get(each.name)}
+            if each.name in offered.names:
+                found[each.name] |= {
+                    "inputs": [_metadata(tensor) for tensor in each.call.inputs],
+                    "outputs": [_metadata(tensor) for tensor in each.call.outputs],
+                    "sequences": bool(each.state),
+                }
+        return found
 
     def largest_inputs(self) -> int:
         """Returns the most bytes that the inputs of one request can have: more than any machine holds, perhaps."""
@@ -155,6 +164,8 @@ class ModelDescription:
             "bit_equal": str(self.batching.bit_equal).lower(),
             "package": f"{self.manifest.name} {self.manifest.version}",
         }
+        if self.offered and len(self.manifest.methods) > 1:  # gRPC's metadata has no field for them
+            found["methods"] = msgspec.json.encode(self._methods(self.offered)).decode()
         return found | ({"weights": self.weights} if self.weights else {})
 
 

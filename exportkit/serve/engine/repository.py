@@ -11,17 +11,18 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
-import msgspec
-
 from exportkit.errors import ExportkitError, UsageError
 from exportkit.serve.engine.folder import PackageFile, check_names, newest_last, packages_in, single_package
+from exportkit.serve.engine.load_parameters import weights_of
 from exportkit.serve.engine.loading import load_copies
 from exportkit.serve.engine.servable import Servable
 from exportkit.serve.engine.served import LoadedPackage, ServedModel
+from exportkit.serve.engine.served_package import Named, ServedPackage
 from exportkit.serve.engine.served_sequences import Home, ServedSequences
 from exportkit.serve.engine.statistics import Statistics
+from exportkit.serve.protocol.inference import SequenceStart
 from exportkit.serve.serve_options import ServeOptions
-from exportkit.serve.statuses import BackendError, BadRequestError, NotReadyError, NotServedError
+from exportkit.serve.statuses import BackendError, BadRequestError, NotReadyError, NotServedError, ServeError
 
 State = Literal["UNKNOWN", "READY", "UNAVAILABLE", "LOADING", "UNLOADING"]
 
@@ -46,6 +47,7 @@ class _Entry:
         state: The state of all methods.
         reason: Why they are not ready.
         served: The methods that are served, by the name by which they are.
+        whole: The same as one; None: nothing is served.
         offered: What is served and what is not, when the package was loaded.
         loaded: What the file and the weights were when it was loaded.
         counted: What was counted, by name.
@@ -56,13 +58,18 @@ class _Entry:
     state: State = "LOADING"
     reason: str = ""
     served: dict[str, ServedModel] = field(default_factory=dict)
+    whole: ServedPackage | None = None
     offered: Servable | None = None
     loaded: tuple[Any, ...] | None = None
     counted: dict[str, Statistics] = field(default_factory=dict)
 
     def has(self, name: str) -> bool:
         """Whether a name means this package or a method that it serves."""
-        return name in self.served or (name == self.package.name and not self.served)
+        return name in self.served or name == self.package.name
+
+    def named(self, name: str) -> Named | None:
+        """Returns what is served by a name that this entry has; None: nothing."""
+        return self.served.get(name) or self.whole
 
     @property
     def ready(self) -> bool:
@@ -120,13 +127,19 @@ class Repository:
         """Whether `drain` was called."""
         return self._draining
 
-    def model(self, name: str, version: str = "") -> ServedModel:
-        """Returns a model. Without a version, the newest that is ready.
+    def model(self, name: str, version: str = "", method: str | None = None) -> ServedModel:
+        """Returns a model, or the method of a package. Without a version, the newest that is ready.
 
         Raises:
-            NotServedError: No such model or version.
+            NotServedError: No such model, version or method.
             NotReadyError: It is not loaded.
+            BadRequestError: The name is that of another method.
         """
+        found = self.named(name, version)
+        return found.chosen(name, method) if isinstance(found, ServedPackage) else found.of_method(method)
+
+    def named(self, name: str, version: str = "") -> Named:
+        """Returns a model, or a package that has no default method. Raises what `model` raises."""
         named = [entry for entry in self._entries if entry.has(name)]
         found = [entry for entry in named if not version or entry.version in ("", version)]
         if not found:
@@ -139,11 +152,29 @@ class Repository:
                 if named
                 else f"The models are {known}.",
             )
-        served = [entry.served[name] for entry in found if name in entry.served]
+        served = [each for entry in found if (each := entry.named(name)) is not None]
         if not served:
             entry = found[0]
             raise NotReadyError(f"the model {name} is not ready: {entry.reason or entry.state.lower()}")
         return max(served, key=lambda model: (model.ready, newest_last(model.version)))
+
+    def check_start(self, start: SequenceStart) -> None:
+        """Refuses a sequence of whichever package if none has room for it.
+
+        Raises:
+            QueueFullError, NotReadyError: What every package says.
+        """
+        packages = {
+            model.package.name: model for model in self.models() if model.package is not None and model.stateful
+        }
+        refused: ServeError | None = None
+        for model in packages.values():
+            try:
+                return model.check_start(start)
+            except ServeError as error:
+                refused = error
+        if refused is not None:
+            raise refused
 
     def models(self) -> Sequence[ServedModel]:
         """Returns every version that is loaded, by name and version."""
@@ -164,13 +195,9 @@ class Repository:
         }
 
     def _why_left_out(self, name: str) -> tuple[str, str] | None:
-        """Returns why a name of a package or a method is not served, and what is; None if it names neither."""
+        """Returns why a method is not served, and what is; None if the name is no method's."""
         for entry in self._entries:
             served = f"{entry.package.name} is served as {', '.join(entry.served)}."
-            if entry.offered is not None and entry.package.name == name:
-                reasons = entry.offered.left_out
-                why = f": forward {reasons['forward']}" if "forward" in reasons else ""
-                return f"the model {name} has no default method that is served{why}", served
             if (reason := self.left_out().get(name)) and name.startswith(f"{entry.package.name}."):
                 method = name.removeprefix(f"{entry.package.name}.")
                 return f"the method {method} of {entry.package.name} is not served: it {reason}", served
@@ -283,6 +310,7 @@ class Repository:
             model.counted.load_seconds = time.perf_counter() - began
         entry.counted = {model.name: model.counted for model in models}
         entry.served = {model.name: model for model in models}
+        entry.whole = ServedPackage(package.name, copies.offered, models)
         entry.offered, entry.state, entry.reason, entry.loaded = copies.offered, "READY", "", loaded
         entry.version = models[0].version
         for name, each in old.items():
@@ -341,7 +369,8 @@ class Repository:
         for model in models:
             model.refuse_new(reason)
         await asyncio.gather(*(model.close() for model in models))
-        entry.served, entry.state, entry.reason, entry.loaded = {}, "UNAVAILABLE", "unloaded", None
+        entry.served, entry.whole, entry.loaded = {}, None, None
+        entry.state, entry.reason = "UNAVAILABLE", "unloaded"
 
 
 def _paths(packages: Sequence[PackageFile]) -> set[Path]:
@@ -367,60 +396,3 @@ def _weights_file(package: PackageFile, name: str) -> Path:
         there = ", ".join(package.weights) or "none"
         raise BadRequestError(f"there are no weights {name!r} beside the package {package.name}: {there}")
     return package.weights[name]
-
-
-# --- what a request to load a model may ask for ---------------------------------------------------------------------
-
-
-class _Text(msgspec.Struct, forbid_unknown_fields=True):
-    string_value: str
-
-
-class _Parameters(msgspec.Struct, forbid_unknown_fields=True):
-    weights: _Text
-
-
-class _Config(msgspec.Struct, forbid_unknown_fields=True):
-    """The part of Triton's ModelConfig that can be given."""
-
-    parameters: _Parameters
-
-
-_CONFIG = msgspec.json.Decoder(_Config)
-
-
-def weights_of(parameters: Mapping[str, Any]) -> str | None:
-    """Returns the name of the weights that a request asks for; None for the package's.
-
-    Triton's clients can give no other parameter than `config`, so the name may be there, too: as text of a ModelConfig
-    with `{"parameters": {"weights": {"string_value": "tuned.safetensors"}}}`.
-
-    Raises:
-        BadRequestError: Something else is asked for.
-    """
-    for name in parameters:
-        if name.startswith("file:"):
-            raise BadRequestError(
-                "a model is not loaded from a request: it would be code of a stranger",
-                hint="Put the package into the model repository.",
-            )
-        if name not in ("weights", "config"):
-            raise BadRequestError(f"`{name}` is not a parameter of loading", hint="`weights` is.")
-    if len(parameters) > 1:
-        raise BadRequestError("`weights` and `config` were both given", hint="Give one of them.")
-    weights = parameters.get("weights")
-    if "config" in parameters:
-        weights = _weights_in(parameters["config"])
-    if weights is not None and not isinstance(weights, str):
-        raise BadRequestError(f"`weights` must be the name of a file, got {weights!r}")
-    return weights
-
-
-def _weights_in(config: Any) -> str:
-    try:
-        return _CONFIG.decode(config if isinstance(config, (str, bytes)) else b"null").parameters.weights.string_value
-    except (msgspec.DecodeError, UnicodeError) as error:
-        raise BadRequestError(
-            f"the configuration of a model comes from its package, but for the weights: {error}",
-            hint='It may be {"parameters": {"weights": {"string_value": "<file>.safetensors"}}}.',
-        ) from error

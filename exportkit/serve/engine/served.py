@@ -7,15 +7,16 @@ import contextlib
 import itertools
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from exportkit.package.manifest import Call, Manifest
 from exportkit.serve.batching.batcher import Batcher
-from exportkit.serve.engine.checked_request import CheckedRequest, RequestPlan
+from exportkit.serve.engine.accepted import AcceptedRequests, Admission, WaitingStep
+from exportkit.serve.engine.checked_request import RequestPlan
 from exportkit.serve.engine.dispatcher import Dispatcher
 from exportkit.serve.engine.execution import BatchResult, BatchRunner
 from exportkit.serve.engine.model_copy import ModelCopy, SharedModel
@@ -26,7 +27,7 @@ from exportkit.serve.engine.statistics import Statistics
 from exportkit.serve.engine.steps import StepRequest, StepRunner
 from exportkit.serve.process_settings import cores
 from exportkit.serve.protocol.http_request import BodyRules
-from exportkit.serve.protocol.inference import InferAnswer, InferRequest
+from exportkit.serve.protocol.inference import InferAnswer, InferRequest, SequenceStart, SequenceStep
 from exportkit.serve.statuses import (
     BackendError,
     BadRequestError,
@@ -39,8 +40,16 @@ from exportkit.serve.statuses import (
 )
 from exportkit.sizes import sizes_of
 
+if TYPE_CHECKING:
+    from exportkit.serve.engine.served_package import ServedPackage
+
 _CORES_TO_PREPARE = 4
 _SERIALS = itertools.count()
+
+
+def new_serial() -> int:
+    """Returns a number that no load has."""
+    return next(_SERIALS)
 
 
 @dataclass(frozen=True, eq=False)
@@ -85,6 +94,7 @@ class ServedModel:
         body_rules: What the body of a request over HTTP may hold.
         serial: No other load of this process has the same number.
         counted: What was counted since the server began to serve this version.
+        package: The methods of the same load; None: it is closed.
     """
 
     name: str
@@ -120,11 +130,12 @@ class ServedModel:
         self.counted = counted
         counted.runners = len(loaded.copies) * described.runners
         self.versions: Callable[[], Sequence[str]] = lambda: [described.version]
+        self.package: ServedPackage | None = None
         self.max_body = min(described.largest_inputs(), described.limits.max_queued_bytes)
         self._limits = described.limits
         self._metadata = described.metadata()
         self.body_rules = BodyRules.of(self._metadata, self.max_body)
-        self.serial = next(_SERIALS)
+        self.serial = new_serial()
         self._copies = loaded.copies
         stateful = described.stateful
         self._plan = RequestPlan(self.call, batched=described.batching.enabled, stateful=stateful)
@@ -145,7 +156,7 @@ class ServedModel:
                 make_runner = partial(kind, copy, self.call.outputs, counted, warm_up=loaded.warm_up)
                 ahead = 0 if stateful else _ahead(copies)
                 dispatcher.start(copy, make_runner, described.runners, ahead=ahead)
-        self._accepted = _Accepted()
+        self._accepted = AcceptedRequests()
         self._leaving: str | None = None  # why no new request is accepted
         self._closed = False
         self._successor: ServedModel | None = None
@@ -157,6 +168,16 @@ class ServedModel:
         except Exception:  # whatever the load raised, no thread stays behind
             await self.close()
             raise
+
+    @property
+    def stateful(self) -> bool:
+        """Whether each request is a step of a sequence."""
+        return self._sequences is not None
+
+    @property
+    def names(self) -> Collection[str]:
+        """The names under which it answers."""
+        return [self.name]
 
     @property
     def ready(self) -> bool:
@@ -181,7 +202,18 @@ class ServedModel:
         if self._closed and self._successor is not None:
             return self._successor.admit(size)
         self._check_room(size)
-        return _Admission(self._accepted, size)
+        return Admission(self._accepted, size)
+
+    def of_method(self, method: str | None) -> ServedModel:
+        """Returns the model that a request means that asks this one for a method.
+
+        Raises:
+            BadRequestError: This is another method.
+            NotServedError: There is no such method.
+        """
+        if method in (None, self.method) or self.package is None:
+            return self
+        return self.package.chosen(self.name, method)
 
     async def infer(self, request: InferRequest) -> InferAnswer:
         """Answers a request. Cancelling the task takes the request out of the queue.
@@ -189,11 +221,13 @@ class ServedModel:
         Raises:
             ServeError: The class says why.
         """
+        if request.method is not None and (named := self.of_method(request.method)) is not self:
+            return await named.infer(request)
         if (other := self._other(request)) is not None:
             return await other.infer(request)
         accepted = time.perf_counter()
         try:
-            with _Admission(self._accepted, 0):
+            with Admission(self._accepted, 0):
                 ran = await self._run(request)
         except BaseException as error:
             self.counted.failed(_reason(error), time.perf_counter() - accepted)
@@ -212,14 +246,14 @@ class ServedModel:
         priority = request.priority or DEFAULT_PRIORITY
         if request.sequence is None or self._sequences is None or self._home is None:
             return await self._dispatchers[0].run(checked, priority=priority, timeout=request.timeout)
-        if request.sequence.start and self._leaving is not None:
-            raise NotReadyError(f"no sequence of {self.name} begins any more: {self._leaving}")
+        if request.sequence.start:
+            self._check_begins()
 
         if checked.rows > self._described.batching.max_rows:
             raise BadRequestError(
                 f"the request has {checked.rows} rows, and a batch has 1 to {self._described.batching.max_rows}"
             )
-        waiting = _Waiting(self.counted, checked)
+        waiting = WaitingStep(self.counted, checked)
 
         async def run(step: StepRequest, copy: int, timeout: float | None) -> BatchResult:
             waiting.close()  # the queue counts it from here on
@@ -229,12 +263,47 @@ class ServedModel:
         with contextlib.closing(waiting):
             return await self._sequences.run(request.sequence, self._home, checked, sizes, run, request.timeout)
 
+    def check_start(self, start: SequenceStart) -> None:
+        """Refuses a request that would begin a sequence, before its body is read, if it can be refused by then.
+
+        Raises:
+            QueueFullError: There are as many sequences as there may be.
+            NotReadyError: No sequence begins any more.
+            NotServedError, BadRequestError: There is no such method.
+        """
+        named = self.of_method(start.method)
+        if named is not self:
+            named.check_start(start)
+        elif self._successor is not None:
+            self._successor.check_start(start)
+        elif self._sequences is not None:
+            shapes = dict(start.shapes)
+            known = [tensor for tensor in self.call.inputs if tensor.name in shapes]
+            sizes = sizes_of(known, [shapes[tensor.name] for tensor in known])
+            try:
+                self._check_begins()
+                self._sequences.check_start(start, self.manifest, sizes)
+            except ServeError as error:
+                self.counted.failed(error.reason)
+                raise
+
+    def give_up(self, step: SequenceStep) -> None:
+        """Ends a sequence whose step ran, and whose answer cannot be told to the client."""
+        if self._sequences is not None:
+            self._sequences.give_up(step)
+
+    def _check_begins(self) -> None:
+        if self._leaving is not None:
+            raise NotReadyError(f"no sequence of {self.name} begins any more: {self._leaving}")
+
     def _other(self, request: InferRequest) -> ServedModel | None:
         """Returns the model that answers in this one's place: the version that a sequence began with, or the next."""
         if self._sequences is not None and request.sequence is not None:
             began = self._sequences.model(request.sequence, self.method)
             if began is not None:
                 return None if began is self else began
+            if request.sequence.start:  # on this load it would have to end soon
+                return self._successor
         return self._successor if self._closed else None
 
     def metadata(self) -> dict[str, Any]:
@@ -263,7 +332,7 @@ class ServedModel:
         if self._sequences is not None and self._home is not None:
             await self._sequences.finish(self._home)
         await self._accepted.none()
-        self._closed = True
+        self._closed, self.package = True, None
         self._leaving = self._leaving or "it was unloaded"
         threads = [thread for dispatcher in self._dispatchers for thread in dispatcher.stop()]
         await asyncio.to_thread(self._free, threads)
@@ -300,66 +369,6 @@ class ServedModel:
             return
         self.counted.failed(error.reason)
         raise error
-
-
-class _Accepted:
-    """What is accepted and not answered yet: bodies that are read, and requests.
-
-    Attributes:
-        bytes: The bytes for which they reserved room.
-    """
-
-    def __init__(self) -> None:
-        self.bytes = 0
-        self._count = 0
-        self._none = asyncio.Event()
-        self._none.set()
-
-    def enter(self, size: int) -> None:
-        """Counts one more."""
-        self.bytes += size
-        self._count += 1
-        self._none.clear()
-
-    def leave(self, size: int) -> None:
-        """Counts one less."""
-        self.bytes -= size
-        self._count -= 1
-        if not self._count:
-            self._none.set()
-
-    async def none(self) -> None:
-        """Waits until everything is answered."""
-        while self._count:
-            await self._none.wait()
-
-
-class _Admission(AbstractContextManager[None]):
-    """One of the accepted. Every request makes two, and a generator's context would take longer."""
-
-    def __init__(self, accepted: _Accepted, size: int) -> None:
-        self._accepted = accepted
-        self._size = size
-
-    def __enter__(self) -> None:
-        self._accepted.enter(self._size)
-
-    def __exit__(self, *_: object) -> None:
-        self._accepted.leave(self._size)
-
-
-class _Waiting:
-    """A step that waits for those before it, which counts as what waits for a runner does."""
-
-    def __init__(self, counted: Statistics, request: CheckedRequest) -> None:
-        self._counted: Statistics | None = counted
-        self._rows, self._size = request.rows, request.size
-        counted.entered(self._rows, self._size)
-
-    def close(self) -> None:
-        if self._counted is not None:
-            self._counted.left(self._rows, self._size)
-            self._counted = None
 
 
 def _ahead(copies: Sequence[ModelCopy]) -> int:

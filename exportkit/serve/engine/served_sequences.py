@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -15,7 +16,7 @@ from exportkit.serve.engine.checked_request import CheckedRequest
 from exportkit.serve.engine.execution import BatchResult
 from exportkit.serve.engine.model_copy import SharedModel
 from exportkit.serve.engine.steps import HeldSession, StepRequest
-from exportkit.serve.protocol.inference import SequenceStep
+from exportkit.serve.protocol.inference import SequenceStart, SequenceStep
 from exportkit.serve.sequences.table import (
     NoSequenceError,
     OpenSequence,
@@ -183,6 +184,30 @@ class ServedSequences:
         self._take_ended()
         return answer
 
+    def check_start(self, start: SequenceStart, manifest: Manifest, sizes: dict[str, int]) -> None:
+        """Checks whether a sequence can begin now, before its first request is there.
+
+        Args:
+            start: What is known of it.
+            manifest: The package's manifest.
+            sizes: Sizes of dimensions, as far as they are known. Others are taken to be the least.
+
+        Raises:
+            QueueFullError: There is no room for one more.
+        """
+        self._table.end_idle(time.monotonic())
+        self._take_ended()
+        least = {name: sizes.get(name, low) for name, (low, _) in state_dimensions(manifest).items()}
+        keys = [(start.owner, each) for each in start.ids]
+        key = next(filter(self._table.has, keys), keys[0] if keys else None)
+        with self._room():
+            self._table.check(key, state_bytes(manifest, least))
+
+    def give_up(self, step: SequenceStep) -> None:
+        """Ends a sequence whose step ran, and whose answer cannot be told to the client."""
+        if self._table.has(_key(step)):
+            self._end(self._table.find(_key(step)), "unanswered")
+
     async def finish(self, home: Home) -> None:
         """Waits until the sequences of a load have ended, for a time. Ends those that are left."""
         end = time.monotonic() + self.limits.finish_seconds
@@ -203,17 +228,23 @@ class ServedSequences:
     def _begun(self, step: SequenceStep, home: Home, given: dict[str, int], now: float) -> _Sequence:
         sizes = _state_sizes(home.manifest, given)
         size = state_bytes(home.manifest, sizes)
-        self._sweep()
+        self._table.end_idle(now)
         copy = home.emptiest()
         place = _Place(home, copy, HeldSession(sizes))
-        try:
+        with self._room():
             sequence = self._table.begin(_key(step), place, size, now)
-        except SequencesFullError as error:
-            raise QueueFullError(f"no sequence of {self._name} can begin: {error}", hint="Try again later.") from error
         home.counts[copy] += 1
         self._take_ended()
         self._set_timer()
         return sequence
+
+    @contextmanager
+    def _room(self) -> Iterator[None]:
+        """Says to the client that there is no room for a sequence."""
+        try:
+            yield
+        except SequencesFullError as error:
+            raise QueueFullError(f"no sequence of {self._name} can begin: {error}", hint="Try again later.") from error
 
     def _found(self, step: SequenceStep, sizes: dict[str, int]) -> _Sequence:
         try:

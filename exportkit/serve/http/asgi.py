@@ -53,7 +53,7 @@ def make_app(
     """
 
     def admit(name: str, version: str, size: int) -> LocalAdmission:
-        return LocalAdmission(repository.model(name, version), size)
+        return LocalAdmission(repository.named(name, version), size)
 
     known = [*infer_routes(admit, options), *JsonRoutes(repository, options).routes(), *routes]
     return make_application(Router(known, redirect_slashes=False), options, middleware)

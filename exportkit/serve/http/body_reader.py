@@ -18,6 +18,8 @@ from exportkit.serve.statuses import BadRequestError, CancelledError, SlowClient
 
 _LARGEST_SMALL = 1 << 20  # bytes of the body of a small request, at most
 _FIRST_SIZE = 64 << 10  # bytes of the buffer of a body whose size is not known
+_MOST_JSON = 64 << 10  # bytes of JSON that are read before the binary data behind them
+_SMALL_REST = 64 << 10  # bytes of binary data that come with their JSON anyway
 
 
 @dataclass(frozen=True)
@@ -50,6 +52,13 @@ class BodyHead:
         )
 
     @property
+    def is_large(self) -> bool:
+        """Whether the JSON comes before so much binary data that it pays to read it first."""
+        if not self.json_length or self.json_length > _MOST_JSON:
+            return False
+        return self.size is None or self.size - self.json_length > _SMALL_REST
+
+    @property
     def size(self) -> int | None:
         """The bytes of the body, decompressed, if they are known before it is read."""
         return self.sent if self.coding is None else None
@@ -68,6 +77,7 @@ async def read_body(
     limit: int,
     options: HttpOptions,
     reserve: Callable[[int], Awaitable[None]],
+    check: Callable[[memoryview], Awaitable[None]] | None = None,
 ) -> memoryview:
     """Receives a body.
 
@@ -79,6 +89,7 @@ async def read_body(
         options: How slow it may come.
         reserve: Awaited with a number of bytes before that much more memory is used. It may refuse. Where the size is
             known, it was reserved before.
+        check: Awaited with the JSON before the rest of a large body is read. It may refuse.
 
     Returns:
         The body, decompressed, in memory that `body_buffer` chose.
@@ -93,16 +104,37 @@ async def read_body(
     if (head.sent or 0) > limit:
         raise too_large(limit)
     if fill is not None and head.size is not None:
-        memory = body_buffer(head.size, head.json_length, options.allocate)
+        memory, start = body_buffer(head.size, head.json_length, options.allocate), 0
         with _SlowBodyGuard(options) as guard:
-            if not await fill(memory, guard.received):
+            if check is not None and head.is_large:
+                start = await _read_json(receive, head, memory, guard)
+                await check(memory[: head.json_length])
+            if not await fill(memory[start:], guard.received):
                 raise _gone()
         return memory
-    return await _read_chunks(receive, head, limit, options, reserve)
+    return await _read_chunks(receive, head, limit, options, reserve, check)
+
+
+async def _read_json(receive: Receive, head: BodyHead, memory: memoryview, guard: _SlowBodyGuard) -> int:
+    """Receives the JSON of a body that is larger, into its memory. Returns the bytes that came."""
+    received = 0
+    while received < (head.json_length or 0):
+        guard.start_waiting()
+        chunk, _ = _chunk(await receive())
+        guard.stop_waiting(len(chunk))
+        memory[received : received + len(chunk)] = chunk
+        received += len(chunk)
+    guard.start_waiting()
+    return received
 
 
 async def _read_chunks(
-    receive: Receive, head: BodyHead, limit: int, options: HttpOptions, reserve: Callable[[int], Awaitable[None]]
+    receive: Receive,
+    head: BodyHead,
+    limit: int,
+    options: HttpOptions,
+    reserve: Callable[[int], Awaitable[None]],
+    check: Callable[[memoryview], Awaitable[None]] | None,
 ) -> memoryview:
     """Receives a body whose size is not known before, or from a server that has no `fill`."""
     buffer = _Buffer(head, limit, reserve, options.allocate)
@@ -122,6 +154,9 @@ async def _read_chunks(
             for piece in inflater.pieces(chunk):
                 await buffer.write(piece)
                 await asyncio.sleep(0)  # a small chunk can inflate to much: others get their turn
+            if check is not None and head.is_large and len(buffer.filled) >= (head.json_length or 0):
+                await check(buffer.filled[: head.json_length])
+                check = None
     if inflater is not None:
         inflater.end()
     if head.sent is not None and received != head.sent:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
 from itertools import groupby
 from typing import TypeVar
 
+from msgspec.structs import replace
 from starlette.types import Receive, Scope, Send
 
 from exportkit.serve.http.body_reader import BodyHead, read_body, too_large
@@ -16,9 +17,9 @@ from exportkit.serve.http.content_coding import coding_of_answer, deflated
 from exportkit.serve.http.exchange import JSON, WATCH, HttpOptions, headers_of
 from exportkit.serve.protocol.admission import Admitted, Open
 from exportkit.serve.protocol.answer_body import encode_answer
-from exportkit.serve.protocol.http_request import BodyRules, ParsedBody, parse_body
-from exportkit.serve.protocol.inference import InferAnswer, InferRequest, OutputTensor
-from exportkit.serve.protocol.parameters import OutputForm, OutputForms
+from exportkit.serve.protocol.http_request import BodyRules, ParsedBody, parse_body, start_in
+from exportkit.serve.protocol.inference import InferAnswer, InferRequest, OutputTensor, SequenceStep
+from exportkit.serve.protocol.parameters import OutputForm, OutputForms, start_in_headers
 from exportkit.serve.protocol.tensors import LONG, work_of_copying
 from exportkit.serve.request_record import RequestRecord
 from exportkit.serve.statuses import CancelledError, NotReadyError
@@ -58,11 +59,16 @@ class InferEndpoint:
         head = BodyHead.of(scope)
         async with self._admit(wanted["model"], wanted.get("version", ""), head.size or 0) as admitted:
             record.model, record.version = admitted.name, admitted.version
-            forms, answer = await self._infer(head, scope, receive, admitted, record)
+            forms, step, answer = await self._infer(head, scope, receive, admitted, record)
         record.timing = answer.timing
         write = partial(encode_answer, answer, forms, self._options.shared_memory)
         work = sum(_work_of(output, forms.of(output.name)) for output in answer.outputs)
-        json_length, parts = await _maybe_in_thread(work, write)
+        try:
+            json_length, parts = await _maybe_in_thread(work, write)
+        except BaseException:
+            if step is not None:  # it changed the state, and its client does not have the answer
+                admitted.give_up(step)
+            raise
         del answer, write
         coding = None if scope["http_version"] == "1.0" else coding_of_answer(headers.get("accept-encoding"))
         kind = [JSON] if json_length is None else [_BINARY, _json_length(json_length)]
@@ -75,23 +81,36 @@ class InferEndpoint:
 
     async def _infer(
         self, head: BodyHead, scope: Scope, receive: Receive, admitted: Admitted, record: RequestRecord
-    ) -> tuple[OutputForms, InferAnswer]:
+    ) -> tuple[OutputForms, SequenceStep | None, InferAnswer]:
         """Receives the request and lets the model answer. The request's memory is free again when this returns."""
-        parsed = await self._parsed(head, scope, receive, admitted)
-        record.sequence = None if parsed.request.sequence is None else parsed.request.sequence.id
-        answer = await _while_connected(scope, receive, admitted, parsed.request.owned_by(record.client))
-        return parsed.forms, answer
+        parsed = await self._parsed(head, scope, receive, admitted, record)
+        request = parsed.request.owned_by(record.client)
+        record.sequence = None if request.sequence is None else request.sequence.id
+        record.model = parsed.model or record.model
+        answer = await _while_connected(scope, receive, admitted, request)
+        return parsed.forms, request.sequence, answer
 
-    async def _parsed(self, head: BodyHead, scope: Scope, receive: Receive, admitted: Admitted) -> ParsedBody:
+    async def _parsed(
+        self, head: BodyHead, scope: Scope, receive: Receive, admitted: Admitted, record: RequestRecord
+    ) -> ParsedBody:
         limit = _limit(head, admitted.body_rules)
         if admitted.refused is not None:
             raise admitted.refused
+        begins = any(rules.sequences for rules in _all(admitted.body_rules))
+        if begins and (start := start_in_headers(headers_of(scope))) is not None:
+            await admitted.check_start(replace(start, owner=record.client))
+
+        async def check(text: memoryview) -> None:
+            """Refuses a sequence that cannot begin before its tensors come."""
+            if (start := start_in(text)) is not None:
+                record.sequence = start.ids[0]
+                await admitted.check_start(replace(start, owner=record.client))
 
         async def reserve(size: int) -> None:
             with suppress(NotReadyError):  # what was accepted is answered, even if the server drains since
                 await admitted.grow(size)
 
-        body = await read_body(scope, receive, head, limit, self._options, reserve)
+        body = await read_body(scope, receive, head, limit, self._options, reserve, check if begins else None)
         parse = partial(parse_body, body, head.json_length, admitted.body_rules, self._options.shared_memory)
         text = body if head.json_length is None else body[: head.json_length]
         return await _maybe_in_thread(len(text) + work_of_copying(self._most_copied(text)), parse)
@@ -118,10 +137,16 @@ async def _maybe_in_thread(work: int, do: Callable[[], T]) -> T:
     return await asyncio.get_running_loop().run_in_executor(None, do)
 
 
+def _all(rules: BodyRules) -> Iterable[BodyRules]:
+    """Returns the rules of the methods that a request may name."""
+    return (rules, *rules.methods.values())
+
+
 def _limit(head: BodyHead, rules: BodyRules) -> int:
     """Returns the most bytes that a body of the model can need. Refuses one that will be larger."""
-    text = _JSON_BYTES + _ELEMENT_TEXT * rules.most_elements
-    limit = text if head.json_length is None else rules.max_bytes + min(head.json_length, text)
+    text = _JSON_BYTES + _ELEMENT_TEXT * max(each.most_elements for each in _all(rules))
+    largest = max(each.max_bytes for each in _all(rules))
+    limit = text if head.json_length is None else largest + min(head.json_length, text)
     if (head.size or 0) > limit:
         raise too_large(limit)
     return limit

@@ -18,7 +18,7 @@ from exportkit.serve.statuses import BadRequestError, NotOfferedError, NotReadyE
 
 if TYPE_CHECKING:  # these import torch, which a receiver must not load
     from exportkit.serve.engine.repository import Repository
-    from exportkit.serve.engine.served import ServedModel
+    from exportkit.serve.engine.served_package import Named
 
 Answer = Callable[[Request], Any]
 """Returns what the JSON of an answer is made of, or what to await for it. Raises a ServeError."""
@@ -70,8 +70,8 @@ class JsonRoutes:
             return {"ready": True}
         raise NotReadyError("the server drains" if self._repository.draining else "not every model is ready")
 
-    def _model(self, request: Request) -> ServedModel:
-        return self._repository.model(_asked(request, "model"), _asked(request, "version"))
+    def _model(self, request: Request) -> Named:
+        return self._repository.named(_asked(request, "model"), _asked(request, "version"))
 
     def _model_ready(self, request: Request) -> Any:
         model = self._model(request)

@@ -8,11 +8,11 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Protocol
 
 from exportkit.serve.protocol.http_request import BodyRules
-from exportkit.serve.protocol.inference import InferAnswer, InferRequest
+from exportkit.serve.protocol.inference import InferAnswer, InferRequest, SequenceStart, SequenceStep
 from exportkit.serve.statuses import ServeError
 
 if TYPE_CHECKING:  # it imports torch, which a receiver must not load
-    from exportkit.serve.engine.served import ServedModel
+    from exportkit.serve.engine.served_package import Named
 
 
 class Admitted(Protocol):
@@ -33,8 +33,14 @@ class Admitted(Protocol):
     async def grow(self, size: int) -> None:
         """Makes room for `size` bytes more of a body whose size was not known. Raises a ServeError if there is none."""
 
+    async def check_start(self, start: SequenceStart) -> None:
+        """Raises a ServeError if a sequence cannot begin now."""
+
     async def infer(self, request: InferRequest) -> InferAnswer:
         """Answers the request. Raises a ServeError if there is no answer."""
+
+    def give_up(self, step: SequenceStep) -> None:
+        """Ends a sequence whose step was answered here, and the answer cannot be written."""
 
 
 Open = Callable[[str, str, int], AbstractAsyncContextManager[Admitted]]
@@ -47,11 +53,11 @@ The room is given back when the context is left. If there is no such model, ente
 class LocalAdmission:
     """A request for a model of this process: an `Admitted`, and its context."""
 
-    def __init__(self, model: ServedModel, size: int) -> None:
+    def __init__(self, model: Named, size: int) -> None:
         """`size` is that of the body, as far as it is known."""
+        self.model = model
         self.name, self.version, self.body_rules = model.name, model.version, model.body_rules
         self.refused: ServeError | None = None
-        self._model = model
         self._size = size
         self._room = ExitStack()
 
@@ -65,7 +71,7 @@ class LocalAdmission:
 
     def reserve(self, size: int) -> None:
         """Makes room for `size` bytes. Raises a ServeError if there is none."""
-        self._room.enter_context(self._model.admit(size))
+        self._room.enter_context(self.model.admit(size))
 
     def leave(self) -> None:
         """Gives the room back."""
@@ -85,6 +91,14 @@ class LocalAdmission:
         """Makes room for more."""
         self.reserve(size)
 
+    async def check_start(self, start: SequenceStart) -> None:
+        """Checks whether a sequence can begin."""
+        self.model.check_start(start)
+
     async def infer(self, request: InferRequest) -> InferAnswer:
         """Answers the request."""
-        return await self._model.infer(request)
+        return await self.model.infer(request)
+
+    def give_up(self, step: SequenceStep) -> None:
+        """Ends a sequence whose answer cannot be written."""
+        self.model.give_up(step)

@@ -11,14 +11,14 @@ import functools
 import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 import msgspec
 from msgspec import Raw, Struct
 
 from exportkit.serve.protocol.datatypes import item_size, shortened, shown
-from exportkit.serve.protocol.inference import InferRequest, InputTensor
+from exportkit.serve.protocol.inference import InferRequest, InputTensor, SequenceStart
 from exportkit.serve.protocol.parameters import (
     OutputForm,
     OutputForms,
@@ -57,17 +57,28 @@ class BodyRules:
         batched: Whether the first size of the inputs is a number of rows: then a request without JSON has one row,
             unless no other size varies.
         max_bytes: The most bytes that the inputs may have together.
+        name: The name of the model that answers.
+        sequences: Whether a request may begin a sequence.
+        methods: The rules of each method that the parameter `method` may name.
     """
 
     inputs: Sequence[Mapping[str, Any]]
     outputs: Sequence[Mapping[str, Any]]
     batched: bool
     max_bytes: int
+    name: str = ""
+    sequences: bool = False
+    methods: Mapping[str, BodyRules] = field(default_factory=dict)
 
     @classmethod
     def of(cls, metadata: Mapping[str, Any], max_bytes: int) -> BodyRules:
         """Returns the rules of a model with this metadata."""
-        return cls(metadata["inputs"], metadata["outputs"], metadata["batching"]["enabled"], max_bytes)
+        inputs, outputs, batched = metadata["inputs"], metadata["outputs"], metadata["batching"]["enabled"]
+        return cls(inputs, outputs, batched, max_bytes, metadata["name"], "sequences" in metadata)
+
+    def of_method(self, method: str | None) -> BodyRules:
+        """Returns the rules of the method that a request names. The model refuses one that it does not have."""
+        return self if method is None else self.methods.get(method, self)
 
     @functools.cached_property
     def most_elements(self) -> int:
@@ -77,10 +88,11 @@ class BodyRules:
 
 @dataclass(frozen=True)
 class ParsedBody:
-    """A request, and how its answer is to be written."""
+    """A request, the name of the model that answers it, and how its answer is to be written."""
 
     request: InferRequest
     forms: OutputForms
+    model: str = ""
 
 
 def header_length_of(value: str | None) -> int | None:
@@ -124,12 +136,29 @@ def parse_body(
     if header_length == 0:
         return _without_json(body, rules)
     text = body if header_length is None else body[:header_length]
-    head = _read_head(text) if text.nbytes > _REMEMBERED_BYTES else _remembered_head(bytes(text))
+    head = _head_of(text)
+    when = head.scheduling
+    rules = rules.of_method(when.method)
     _check_forms(head.forms, rules.outputs, shared_memory)
     inputs = _take_inputs(head.inputs, body[text.nbytes :], header_length, rules.max_bytes, shared_memory)
-    when = head.scheduling
-    request = InferRequest(inputs, tuple(head.forms.named) or None, head.id, when.priority, when.timeout, when.sequence)
-    return ParsedBody(request, head.forms)
+    wanted = tuple(head.forms.named) or None
+    request = InferRequest(inputs, wanted, head.id, when.priority, when.timeout, when.sequence, when.method)
+    return ParsedBody(request, head.forms, rules.name)
+
+
+def start_in(text: memoryview) -> SequenceStart | None:
+    """Returns the sequence that a request begins, from the JSON before its binary data; None: it begins none.
+
+    Raises:
+        BadRequestError: The JSON breaks the protocol.
+        NotOfferedError: It asks for a part of the protocol that is not offered.
+    """
+    head = _head_of(text)
+    step = head.scheduling.sequence
+    if step is None or not step.start:
+        return None
+    shapes = tuple((each.spec.name, each.spec.shape) for each in head.inputs)
+    return SequenceStart((step.id,), method=head.scheduling.method, shapes=shapes)
 
 
 def _without_json(body: memoryview, rules: BodyRules) -> ParsedBody:
@@ -155,7 +184,7 @@ def _without_json(body: memoryview, rules: BodyRules) -> ParsedBody:
         each = math.prod(length for length in shape if length >= 0) * item_size(datatype)
         shape[place] = body.nbytes // each if each else 0
     request = InferRequest((TensorSpec.of(name, datatype, shape).of_bytes(body),))
-    return ParsedBody(request, OutputForms(OutputForm(binary=True), {}))
+    return ParsedBody(request, OutputForms(OutputForm(binary=True), {}), rules.name)
 
 
 def _check_forms(forms: OutputForms, outputs: Sequence[Mapping[str, Any]], shared_memory: SharedMemory | None) -> None:
@@ -228,6 +257,10 @@ class _Head:
     forms: OutputForms
     id: str
     scheduling: Scheduling
+
+
+def _head_of(text: memoryview) -> _Head:
+    return _read_head(text) if text.nbytes > _REMEMBERED_BYTES else _remembered_head(bytes(text))
 
 
 def _read_head(text: memoryview) -> _Head:

@@ -39,6 +39,22 @@ class SequenceStep(msgspec.Struct, frozen=True, array_like=True):
     owner: str = ""
 
 
+class SequenceStart(msgspec.Struct, frozen=True, array_like=True):
+    """What is known of a request that begins a sequence before its tensors are read.
+
+    Attributes:
+        ids: The sequence's id, or what it may be where only its text is known.
+        owner: As in SequenceStep.
+        method: As in InferRequest.
+        shapes: The shape of each input by name, as far as they are known.
+    """
+
+    ids: tuple[int | str, ...]
+    owner: str = ""
+    method: str | None = None
+    shapes: tuple[tuple[str, tuple[Natural, ...]], ...] = ()
+
+
 class InferRequest(msgspec.Struct, frozen=True, array_like=True):
     """A request, whose inputs fit their datatypes and shapes. Whether the model takes them is not checked yet.
 
@@ -49,6 +65,7 @@ class InferRequest(msgspec.Struct, frozen=True, array_like=True):
         priority: 1 is served first; 0 is the model's default.
         timeout: Seconds within which the answer must be there. None: as long as it takes.
         sequence: Which step of a sequence it is. None: it belongs to none.
+        method: The method that the package's name stands for. None: the default one, or the one that is named.
     """
 
     inputs: tuple[InputTensor, ...]
@@ -57,6 +74,7 @@ class InferRequest(msgspec.Struct, frozen=True, array_like=True):
     priority: int = 0
     timeout: float | None = None
     sequence: SequenceStep | None = None
+    method: str | None = None
 
     def owned_by(self, owner: str) -> InferRequest:
         """Returns the request of a client."""

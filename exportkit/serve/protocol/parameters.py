@@ -5,14 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
+from urllib.parse import unquote
 
 from exportkit.serve.protocol.datatypes import BINARY_ONLY, shown
-from exportkit.serve.protocol.inference import SequenceStep
+from exportkit.serve.protocol.inference import SequenceStart, SequenceStep
 from exportkit.serve.statuses import BadRequestError, NotOfferedError
 
 _MOST = (1 << 64) - 1  # the protocol's numbers are uint64
 _MICROSECOND = 1e-6
 _MOST_ID = 128  # characters, as Triton has it
+
+SEQUENCE_ID, SEQUENCE_START = "x-session-id", "x-session-start"
+"""HTTP headers that repeat two parameters of a step, for who decides before the body is read, or cannot read it."""
 
 
 @dataclass(frozen=True)
@@ -114,15 +118,16 @@ def check_form(name: str, datatype: str, form: OutputForm) -> None:
 
 @dataclass(frozen=True)
 class Scheduling:
-    """When a request runs: the fields of InferRequest."""
+    """When a request runs, and which method: the fields of InferRequest."""
 
     priority: int
     timeout: float | None
     sequence: SequenceStep | None
+    method: str | None
 
 
 def scheduling(parameters: Mapping[str, Any]) -> Scheduling:
-    """Returns the priority, the timeout and the sequence that a request's parameters ask for.
+    """Returns the priority, the timeout, the sequence and the method that a request's parameters ask for.
 
     Custom parameters are ignored.
 
@@ -134,7 +139,17 @@ def scheduling(parameters: Mapping[str, Any]) -> Scheduling:
             raise BadRequestError(f"the parameter {shown(key)} has a reserved name; custom ones need another")
     timeout = whole_number("the request", parameters, "timeout")
     priority = whole_number("the request", parameters, "priority")
-    return Scheduling(priority, timeout * _MICROSECOND if timeout else None, _sequence(parameters))
+    seconds = timeout * _MICROSECOND if timeout else None
+    return Scheduling(priority, seconds, _sequence(parameters), _method(parameters))
+
+
+def _method(parameters: Mapping[str, Any]) -> str | None:
+    if "method" not in parameters:
+        return None
+    given = parameters["method"]
+    if not isinstance(given, str) or not given:
+        raise BadRequestError("the parameter `method` of the request is not the name of a method")
+    return given
 
 
 def _sequence(parameters: Mapping[str, Any]) -> SequenceStep | None:
@@ -153,6 +168,19 @@ def _sequence(parameters: Mapping[str, Any]) -> SequenceStep | None:
             hint="It is a number from 1 on, or a text.",
         )
     return None
+
+
+def start_in_headers(headers: Mapping[str, Any]) -> SequenceStart | None:
+    """Returns the sequence that a client says to begin, in HTTP headers or gRPC's metadata; None: it does not say so.
+
+    `x-session-start: true` says it, and `x-session-id` which, percent-encoded: whether 7 is a number or a text is not known.
+    What counts are the request's parameters. These headers are for those who decide before they can read them.
+    """
+    if headers.get(SEQUENCE_START) != "true":
+        return None
+    given = unquote(str(headers.get(SEQUENCE_ID, "")))
+    number = given.isascii() and given.isdigit() and len(given) <= len(str(_MOST))
+    return SequenceStart((given, int(given)) if number else (given,)[: bool(given)])
 
 
 def check_names(kind: str, names: Iterable[str]) -> None:

@@ -18,7 +18,7 @@ import msgspec
 from exportkit.serve import statuses
 from exportkit.serve.operations.observation import Outcome
 from exportkit.serve.protocol.http_request import BodyRules
-from exportkit.serve.protocol.inference import InferAnswer, InferRequest, Natural
+from exportkit.serve.protocol.inference import InferAnswer, InferRequest, Natural, SequenceStart, SequenceStep
 from exportkit.serve.request_record import Failure
 from exportkit.serve.serve_options import ServeOptions
 from exportkit.serve.statuses import ServeError
@@ -45,6 +45,21 @@ class GrowRequest(ReceiverMessage, frozen=True):
 
     number: Natural
     size: Natural
+
+
+class StartRequest(ReceiverMessage, frozen=True):
+    """Asks whether a sequence can begin, before its tensors are read."""
+
+    number: Natural
+    start: SequenceStart
+
+
+class GiveUp(ReceiverMessage, frozen=True):
+    """The answer to a step cannot be written: its sequence ends. Nothing answers this message."""
+
+    model: str
+    version: str
+    step: SequenceStep
 
 
 class Place(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -99,7 +114,9 @@ class Counted(ReceiverMessage, frozen=True):
     asked: bool
 
 
-FromReceiver = Listening | AdmissionRequest | GrowRequest | Submission | Cancel | Forward | Counted
+FromReceiver = (
+    Listening | AdmissionRequest | GrowRequest | StartRequest | Submission | Cancel | GiveUp | Forward | Counted
+)
 
 # --- to the receiver --------------------------------------------------------------------------------------------------
 
@@ -119,7 +136,7 @@ class Setup(ReceiverMessage, frozen=True):
 
 
 class Grown(ReceiverMessage, frozen=True):
-    """There is room for more."""
+    """There is room for more, or for a sequence."""
 
     number: int
 

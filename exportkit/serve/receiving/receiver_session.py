@@ -28,14 +28,16 @@ from exportkit.serve.receiving.receiver_messages import (
     Forward,
     Forwarded,
     FromReceiver,
+    GiveUp,
     Grown,
     GrowRequest,
     InputsReleased,
     Refused,
+    StartRequest,
     Submission,
 )
 from exportkit.serve.request_record import RequestRecord
-from exportkit.serve.statuses import CancelledError
+from exportkit.serve.statuses import CancelledError, ServeError
 
 _NOTHING = memoryview(b"")
 
@@ -84,7 +86,12 @@ class ReceiverSession:
         if isinstance(message, AdmissionRequest):
             self._admit(message)
         elif isinstance(message, GrowRequest):
-            self._grow(message)
+            self._ask(message.number, lambda admission: admission.reserve(message.size))
+        elif isinstance(message, StartRequest):
+            self._ask(message.number, lambda admission: admission.model.check_start(message.start))
+        elif isinstance(message, GiveUp):
+            with suppress(ServeError):  # the model is gone, and its sequences with it
+                self._repository.named(message.model, message.version).give_up(message.step)
         elif isinstance(message, Submission):
             self._submit(message)
         elif isinstance(message, Cancel):
@@ -107,7 +114,7 @@ class ReceiverSession:
         if asked.number in self._requests:
             raise ValueError(f"the request {asked.number} is there already")
         try:
-            model = self._repository.model(asked.model, asked.version)
+            model = self._repository.named(asked.model, asked.version)
             admission = LocalAdmission(model, asked.size).enter()
         except Exception as error:
             self._send(Refused.of(asked.number, error))
@@ -127,14 +134,14 @@ class ReceiverSession:
         self._told.add(serial)
         return rules
 
-    def _grow(self, asked: GrowRequest) -> None:
-        request = self._requests[asked.number]
+    def _ask(self, number: int, allow: Callable[[LocalAdmission], None]) -> None:
+        request = self._requests[number]
         try:
-            request.admission.reserve(asked.size)
+            allow(request.admission)
         except Exception as error:
-            self._send(Refused.of(asked.number, error))
+            self._send(Refused.of(number, error))
             return
-        self._send(Grown(asked.number))
+        self._send(Grown(number))
 
     def _cancel(self, number: int) -> None:
         request = self._requests.get(number)

@@ -11,7 +11,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from exportkit.serve.protocol.http_request import BodyRules
-from exportkit.serve.protocol.inference import InferAnswer, InferRequest
+from exportkit.serve.protocol.inference import InferAnswer, InferRequest, SequenceStart, SequenceStep
 from exportkit.serve.receiving.body_memory import BodyMemory
 from exportkit.serve.receiving.receiver_messages import (
     AdmissionAnswer,
@@ -19,11 +19,13 @@ from exportkit.serve.receiving.receiver_messages import (
     Cancel,
     Forward,
     Forwarded,
+    GiveUp,
     GrowRequest,
     InputsReleased,
     Place,
     ReceiverMessage,
     Refused,
+    StartRequest,
     Submission,
     ToAsker,
 )
@@ -50,7 +52,7 @@ class RemoteModels:
         """Asks for a model and for room: see exportkit.serve.protocol.admission.Open."""
         return RemoteAdmission(self, AdmissionRequest(next(self._numbers), sendable(name), sendable(version), size))
 
-    async def ask(self, message: AdmissionRequest | GrowRequest) -> Any:
+    async def ask(self, message: AdmissionRequest | GrowRequest | StartRequest) -> Any:
         """Returns the answer. Raises a ServeError if there is none."""
         return (await self._answer(message.number, message))[0]
 
@@ -61,6 +63,10 @@ class RemoteModels:
     def cancel(self, number: int) -> None:
         """Gives the room of a request back, and takes one that was sent out of the queue."""
         self._send(Cancel(number), ())
+
+    def give_up(self, message: GiveUp) -> None:
+        """Ends a sequence whose answer cannot be written."""
+        self._send(message, ())
 
     def place(self, number: int, request: InferRequest) -> tuple[Submission, list[memoryview]]:
         """Returns a request as it is sent, and what keeps its inputs where they lie.
@@ -158,6 +164,14 @@ class RemoteAdmission:
     async def grow(self, size: int) -> None:
         """Makes room for more."""
         await self._models.ask(GrowRequest(self._asked.number, size))
+
+    async def check_start(self, start: SequenceStart) -> None:
+        """Asks whether a sequence can begin."""
+        await self._models.ask(StartRequest(self._asked.number, start))
+
+    def give_up(self, step: SequenceStep) -> None:
+        """Ends a sequence whose answer cannot be written."""
+        self._models.give_up(GiveUp(self._asked.model, self._asked.version, step))
 
     async def infer(self, request: InferRequest) -> InferAnswer:
         """Answers the request."""

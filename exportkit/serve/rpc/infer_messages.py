@@ -60,6 +60,7 @@ class ReceivedRequest:
         model: The name of the model that is asked.
         version: Its version; empty: the newest.
         size: The bytes of the inputs, as their shapes say.
+        method: The method of the package that is asked; None: the one that the model's name says.
         regions: Where in shared memory outputs are wanted, by their names.
         long: Whether `request` needs so long that it should be called in another thread.
     """
@@ -82,6 +83,7 @@ class ReceivedRequest:
         self.size = sum(source.spec.size for source in self._sources)
         self.regions = _regions(self._message.outputs)
         self._scheduling = scheduling(plain_parameters(self._message.parameters))
+        self.method = self._scheduling.method
         # In another thread, a step of a sequence could be read later than the one behind it in its stream.
         work = sum(source.work for source in self._sources)
         self.long = work > LONG and self._scheduling.sequence is None
@@ -108,6 +110,7 @@ class ReceivedRequest:
             when.priority,
             min(limits, default=None),
             when.sequence,
+            when.method,
         )
 
 

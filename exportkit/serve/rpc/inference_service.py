@@ -10,8 +10,10 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
 from google.protobuf import json_format
+from msgspec.structs import replace
 
 from exportkit.serve.engine.repository import Repository
+from exportkit.serve.protocol.parameters import start_in_headers
 from exportkit.serve.protocol.shared_memory import SharedMemory
 from exportkit.serve.queries import Queries
 from exportkit.serve.request_record import RequestRecord
@@ -39,6 +41,9 @@ class InferenceService:
 
     async def infer(self, call: RpcCall) -> bytes:
         """Answers ModelInfer."""
+        start = start_in_headers(call.metadata)
+        if start is not None:
+            self._repository.check_start(replace(start, owner=call.record.client))
         return await self._infer(await call.message(), call.seconds_left, call.record)
 
     def infer_stream(self, call: RpcCall) -> AsyncIterator[bytes]:
@@ -79,7 +84,7 @@ class InferenceService:
 
     def _answers(self) -> dict[str, Callable[[Any], Any]]:
         """Returns what each method answers to its message: the protocol's JSON, or what to await for it."""
-        queries, model = self._queries, self._repository.model
+        queries, model = self._queries, self._repository.named
         return {
             "ServerLive": lambda _: {"live": True},
             "ServerReady": lambda _: {"ready": self._repository.ready},
@@ -103,13 +108,13 @@ class InferenceService:
     def _model_ready(self, asked: Any) -> dict[str, bool]:
         """A model that is unknown is not ready."""
         try:
-            return {"ready": self._repository.model(asked.name, asked.version).ready}
+            return {"ready": self._repository.named(asked.name, asked.version).ready}
         except (NotServedError, NotReadyError):
             return {"ready": False}
 
     async def _infer(self, data: bytes, seconds_left: float | None, record: RequestRecord) -> bytes:
         received = ReceivedRequest(data)
-        model = self._repository.model(received.model, received.version)
+        model = self._repository.model(received.model, received.version, received.method)
         record.model, record.version = model.name, model.version
         regions = received.regions
         with model.admit(received.size):
@@ -117,9 +122,15 @@ class InferenceService:
             request = await asyncio.to_thread(read) if received.long else read()
             del data, received, read  # While the request waits, its inputs are in memory once.
             record.sequence = None if request.sequence is None else request.sequence.id
-            answer = await model.infer(request.owned_by(record.client))
+            request = request.owned_by(record.client)
+            answer = await model.infer(request)
         record.timing = answer.timing
-        return encode_infer_answer(answer, regions, self._shared_memory)
+        try:
+            return encode_infer_answer(answer, regions, self._shared_memory)
+        except BaseException:
+            if request.sequence is not None:  # it changed the state, and its client does not have the answer
+                model.give_up(request.sequence)
+            raise
 
 
 async def _answers_in_order(

@@ -123,11 +123,11 @@ class SequenceTable(Generic[P, S]):
         """Yields the sequences that have not ended, the oldest first."""
         return iter(list(self._live))
 
-    def begin(self, key: Hashable, payload: P, size: int, now: float) -> OpenSequence[P, S]:
-        """Begins a sequence, in the place of one of the same key. It is idle until its first step.
+    def check(self, key: Hashable, size: int) -> None:
+        """Checks whether a sequence could begin now.
 
         Raises:
-            SequencesFullError: There are as many sequences or bytes as there may be. Nothing was changed.
+            SequencesFullError: There are as many sequences or bytes as there may be.
         """
         old = self._open.get(key)
         leaves = old is not None and not old.busy
@@ -140,6 +140,15 @@ class SequenceTable(Generic[P, S]):
                 f"the state of sequences has {held} bytes, and at most {limits.most_bytes} may be: "
                 f"no room for {size} more"
             )
+
+    def begin(self, key: Hashable, payload: P, size: int, now: float) -> OpenSequence[P, S]:
+        """Begins a sequence, in the place of one of the same key. It is idle until its first step.
+
+        Raises:
+            SequencesFullError: There are as many sequences or bytes as there may be. Nothing was changed.
+        """
+        self.check(key, size)
+        old = self._open.get(key)
         if old is not None:
             self._close(old, "restarted")
         sequence: OpenSequence[P, S] = OpenSequence(key, payload, size, now)
@@ -148,6 +157,10 @@ class SequenceTable(Generic[P, S]):
         self._live[sequence] = self._resting[sequence] = None
         self.size += size
         return sequence
+
+    def has(self, key: Hashable) -> bool:
+        """Whether a sequence takes the next step of this key."""
+        return key in self._open
 
     def find(self, key: Hashable) -> OpenSequence[P, S]:
         """Returns the sequence that takes the next step of this key.

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import re
 from pathlib import Path
 
 import msgspec
@@ -13,8 +15,10 @@ from exportkit.errors import UsageError
 from exportkit.package import manifest as m
 from exportkit.package.archive import PackageReader
 from exportkit.serve.engine.servable import servable
+from exportkit.serve.engine.served import ServedModel
+from exportkit.serve.protocol.inference import SequenceStep
 from exportkit.serve.sequences.table import SequenceLimits
-from exportkit.serve.statuses import BadRequestError, NotServedError
+from exportkit.serve.statuses import BadRequestError, NotReadyError, NotServedError
 from tests.package import samples, stateful_samples
 from tests.runtime import stateful, tiny
 from tests.serve.engine.asking import GATHERING, only, request, serving, tensors
@@ -51,8 +55,16 @@ def test_a_method_without_state_answers_under_its_name(recorder, isolate):
 
     metadata, names = run(ask())
     assert names == ["recorder.embed"]
-    assert metadata["methods"]["embed"] == {"served_as": "recorder.embed", "reason": None}
+    vectors = [-1, stateful.WIDTH]
+    assert metadata["methods"]["embed"] == {
+        "served_as": "recorder.embed",
+        "reason": None,
+        "inputs": [{"name": "x", "datatype": "FP32", "shape": vectors}],
+        "outputs": [{"name": "0", "datatype": "FP32", "shape": vectors}],
+        "sequences": False,
+    }
     assert metadata["methods"]["peek"]["reason"] == "has state (cache), which belongs to a session"
+    assert set(metadata["methods"]["fill"]) == {"served_as", "reason"}
     assert metadata["methods"]["fill"]["served_as"] is None
 
 
@@ -72,6 +84,92 @@ def test_what_is_not_served_is_refused_by_its_name_and_says_why(recorder):
                 repository.model("recorder")
             with pytest.raises(NotServedError, match=r"no model is named recorder\.none"):
                 repository.model("recorder.none")
+
+    run(ask())
+
+
+@pytest.fixture(scope="module")
+def with_default(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same code: `forward` is what embed was."""
+    methods = {"forward" if name == "embed" else name: each for name, each in stateful._METHODS.items()}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(stateful, "_METHODS", methods)
+        return stateful.write(tmp_path_factory.mktemp("default") / "notes.pt2", name="notes")
+
+
+def test_the_packages_name_stands_for_the_method_that_a_request_names(recorder, with_default):
+    async def ask():
+        async with serving(recorder, with_default) as repository:
+            for package, default in (("recorder", "embed"), ("notes", None)):
+                asked = repository.named(package)
+                first = await asked.infer(request(rows(), method=default))
+                assert first.model == (f"{package}.embed" if default else package)
+                for name in (package, f"{package}.push"):
+                    begin = SequenceStep(f"of {name}", start=True)
+                    pushed = await repository.named(name).infer(request(rows(), sequence=begin, method="push"))
+                    assert pushed.model == f"{package}.push"
+                step = SequenceStep(f"of {package}", end=True)
+                scale = {"scale": torch.ones(2, 1)}
+                assert (await asked.infer(request(scale, sequence=step, method="peek"))).model == f"{package}.peek"
+                assert repository.model(package, "1", "push") is repository.model(f"{package}.push")
+                assert asked.ready
+                assert set(asked.body_rules.methods) == {"push", "peek", default or "forward"}
+            assert repository.named("notes").metadata()["inputs"][0]["name"] == "x"
+            assert repository.model("notes.push").body_rules.methods == {}
+            assert repository.model("notes") is repository.model("notes", method="forward")
+            return repository.named("recorder").metadata(), repository.model("notes").config()
+
+    metadata, config = run(ask())
+    assert (metadata["name"], metadata["versions"], metadata["inputs"]) == ("recorder", ["1"], [])
+    assert metadata["methods"]["push"]["inputs"][0]["name"] == "x"
+    assert metadata["methods"]["push"]["sequences"]
+    assert set(json.loads(config["parameters"]["methods"]["string_value"])) == {"push", "peek", "forward", "fill"}
+
+
+def test_a_method_that_is_not_there_or_another_than_the_name_says_is_refused(recorder, with_default):
+    async def ask():
+        async with serving(recorder, with_default) as repository:
+            for name, method, kind, words in [
+                ("notes", "none", NotServedError, "the method `none` of notes is not served"),
+                ("notes", "fill", NotServedError, "fill` of notes is not served: it writes into its input out"),
+                ("notes", "embed", NotServedError, "the method `embed` of notes"),
+                ("notes.push", "peek", BadRequestError, "for notes.push, and its parameter `method` says `peek`"),
+                ("notes.push", "forward", BadRequestError, "says `forward`"),
+                ("notes.push", "notes.push", NotServedError, "the method `notes.push` of notes is not served"),
+                ("recorder", None, NotServedError, "recorder has no default method that is served"),
+                ("recorder", "forward", NotServedError, "the method `forward` of recorder is not served"),
+            ]:
+                with pytest.raises(kind, match=re.escape(words)) as refused:
+                    await repository.named(name).infer(request(rows(), method=method))
+                with pytest.raises(kind, match=re.escape(words)):
+                    repository.model(name, method=method)
+                assert refused.value.hint
+            with pytest.raises(NotServedError, match="no default method"):
+                repository.named("recorder").config()
+
+    run(ask())
+
+
+def test_a_package_that_gets_a_default_method_answers_by_its_name(recorder, with_default, tmp_path):
+    (tmp_path / "notes.pt2").write_bytes(recorder.read_bytes())
+
+    async def ask():
+        async with serving(repository=tmp_path) as repository:
+            before = repository.named("notes")
+            assert before.name == "notes"
+            assert not isinstance(before, ServedModel)
+            (tmp_path / "new").write_bytes(with_default.read_bytes())
+            (tmp_path / "new").replace(tmp_path / "notes.pt2")
+            await repository.load("notes", {})
+            assert isinstance(repository.named("notes"), ServedModel)
+            while before.models["push"].package is not None:  # it closes
+                await asyncio.sleep(0.01)
+            begin = SequenceStep(1, start=True, end=True)
+            late = await before.infer(request(rows(), sequence=begin, method="push"))  # it was admitted before
+            assert late.model == "notes.push"
+            await repository.unload("notes")
+            with pytest.raises(NotReadyError):
+                repository.named("notes")
 
     run(ask())
 

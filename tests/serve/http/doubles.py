@@ -46,6 +46,7 @@ class FakeModel:
         self, name: str, tensors: Mapping[str, tuple[str, list[int]]], max_body: int, compute: Compute = echo
     ) -> None:
         self.name = name
+        self.names = [name]
         self.max_body = max_body
         self.compute = compute
         self.ready = True
@@ -130,6 +131,8 @@ class FakeRepository:
         if name not in self._models or version not in ("", "1"):
             raise NotServedError(f"no model {name} {version}")
         return self._models[name]
+
+    named = model
 
     def models(self) -> list[FakeModel]:
         return list(self._models.values())

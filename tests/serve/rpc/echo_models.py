@@ -26,6 +26,7 @@ class EchoModel:
 
     def __init__(self, name: str = "echo", version: str = "1", max_body: int = 64 << 20) -> None:
         self.name, self.version, self.max_body = name, version, max_body
+        self.names = [name]
         self.ready = True
         self.requests: list[InferRequest] = []
         self.admitted: list[int] = []
@@ -110,13 +111,15 @@ class EchoRepository:
     def ready(self) -> bool:
         return not self.draining and all(model.ready for model in self._models)
 
-    def model(self, name: str, version: str = "") -> EchoModel:
+    def model(self, name: str, version: str = "", method: str | None = None) -> EchoModel:
         found = [model for model in self._models if model.name == name and version in ("", model.version)]
         if not found:
             raise NotServedError(f"no model is named {name} with version {version!r}")
         if self.draining:
             raise NotReadyError("the server drains")
         return found[-1]
+
+    named = model
 
     def models(self) -> Sequence[EchoModel]:
         return self._models
