@@ -14,6 +14,7 @@ import random
 import secrets
 import time
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any, Self
 from urllib.parse import quote
 
@@ -23,10 +24,11 @@ import urllib3
 
 from exportkit.errors import UsageError
 from exportkit.serve.protocol.datatypes import datatype_of, dtype_of
+from exportkit.serve.protocol.parameters import SEQUENCE_ID, SEQUENCE_START
 from exportkit.serve.statuses import BackendError, DeadlineError, SequenceError, ServeError
 
 _HEADER_LENGTH = "Inference-Header-Content-Length"
-_SEQUENCE_HEADER, _REPLICA_HEADER = "x-session-id", "x-session-replica"
+_REPLICA_HEADER = "x-session-replica"
 _FIRST_WAIT, _LONGEST_WAIT = 0.05, 2.0  # seconds between two attempts, unless the server asks for more
 
 
@@ -64,6 +66,7 @@ class Client:
         model: str,
         inputs: Mapping[str, np.ndarray],
         *,
+        method: str | None = None,
         version: str = "",
         outputs: Sequence[str] | None = None,
         deadline: float | None = None,
@@ -75,6 +78,7 @@ class Client:
         Args:
             model: The model's name.
             inputs: The inputs by name. bfloat16 is ml_dtypes' dtype.
+            method: The method of the package that `model` names. Default: the default one.
             version: The model's version. Default: the newest.
             outputs: The outputs that are wanted. Default: all.
             deadline: Seconds for this request, in place of the client's.
@@ -85,7 +89,7 @@ class Client:
                 class says why.
             UsageError: An input has a dtype that the protocol does not know.
         """
-        return self._asked(model, inputs, version=version, outputs=outputs, deadline=deadline)
+        return self._asked(model, inputs, method=method, version=version, outputs=outputs, deadline=deadline)
 
     def sequence(
         self, model: str, sequence_id: int | str | None = None, *, version: str = "", restart: bool = False
@@ -106,6 +110,7 @@ class Client:
         model: str,
         inputs: Mapping[str, np.ndarray],
         *,
+        method: str | None = None,
         version: str = "",
         outputs: Sequence[str] | None = None,
         deadline: float | None = None,
@@ -115,10 +120,11 @@ class Client:
         path = f"/v2/models/{model}" + (f"/versions/{version}" if version else "") + "/infer"
         given = self._deadline if deadline is None else deadline
         end = time.monotonic() + given
+        more: dict[str, Any] = {} if method is None else {"method": method}
         reason: str = "the deadline had passed"
         attempt = 0
         while (left := end - time.monotonic()) > 0:
-            body, headers = _encoded(inputs, outputs, left, {} if step is None else step.parameters())
+            body, headers = _encoded(inputs, outputs, left, more if step is None else more | step.parameters())
             if step is not None:
                 headers |= step.headers()
             wait = min(_LONGEST_WAIT, _FIRST_WAIT * 2 ** min(attempt, 10)) * random.uniform(0.5, 1.0)
@@ -204,6 +210,7 @@ class ClientSequence:
         inputs: Mapping[str, np.ndarray],
         *,
         model: str | None = None,
+        method: str | None = None,
         outputs: Sequence[str] | None = None,
         end: bool = False,
         deadline: float | None = None,
@@ -212,7 +219,8 @@ class ClientSequence:
 
         Args:
             inputs: The inputs by name.
-            model: Another method of the package, such as `notes.ask`.
+            model: Another name to ask than the sequence's, such as `notes.ask`.
+            method: A method of the package, such as `ask` of `notes`.
             outputs: The outputs that are wanted. Default: all.
             end: Whether the sequence ends with this step.
             deadline: Seconds for this step, in place of the client's.
@@ -222,21 +230,22 @@ class ClientSequence:
             BackendError: The model failed, and the sequence is lost.
             ServeError, UsageError: As for `Client.infer`. Nothing was changed.
         """
-        asked = self._model if model is None else model
+        asked = partial(self._sent, self._model if model is None else model, inputs, method, outputs, deadline, end=end)
         try:
-            return self._sent(asked, inputs, outputs, deadline, end=end)
+            return asked()
         except SequenceError:
             if not self._restart:
                 raise
         self.restarts += 1
         self._begins, self._lost = True, None
         self._rename()
-        return self._sent(asked, inputs, outputs, deadline, end=end)
+        return asked()
 
     def _sent(
         self,
         model: str,
         inputs: Mapping[str, np.ndarray],
+        method: str | None,
         outputs: Sequence[str] | None,
         deadline: float | None,
         *,
@@ -247,7 +256,7 @@ class ClientSequence:
         step = _Step(self, end=end)
         try:
             found = self._client._asked(
-                model, inputs, version=self._version, outputs=outputs, deadline=deadline, step=step
+                model, inputs, method=method, version=self._version, outputs=outputs, deadline=deadline, step=step
             )
         except (SequenceError, BackendError) as error:
             self._lost = f"the sequence is lost: {error.message}"
@@ -275,9 +284,10 @@ class _Step:
         return {"sequence_id": self._sequence.id, "sequence_start": begins, "sequence_end": self._end}
 
     def headers(self) -> dict[str, str]:
-        """Returns the headers that bring it to its replica."""
+        """Returns the headers that bring it to its replica, and let the server refuse it before it reads the body."""
         replica = self._sequence._replica
-        return {_SEQUENCE_HEADER: quote(str(self._sequence.id))} | ({_REPLICA_HEADER: replica} if replica else {})
+        found = {SEQUENCE_ID: quote(str(self._sequence.id))} | ({_REPLICA_HEADER: replica} if replica else {})
+        return found | ({SEQUENCE_START: "true"} if self._sequence._begins else {})
 
     def answered(self, answer: urllib3.BaseHTTPResponse) -> None:
         """Remembers the replica that answered. Envoy names it only where it is another one than the request said."""

@@ -36,7 +36,8 @@ class ServedPackage:
         self.serial = new_serial()
         self._offered = offered
         rules = {method: model.body_rules for method, model in self.models.items()}
-        self.body_rules = BodyRules((), (), batched=False, max_bytes=0, name=name, methods=rules)
+        largest = max(each.max_bytes for each in rules.values())
+        self.body_rules = BodyRules((), (), batched=False, max_bytes=largest, name=name, methods=rules)
         for model in models:
             model.package = self
             if model.name == name:

@@ -138,8 +138,8 @@ async def _maybe_in_thread(work: int, do: Callable[[], T]) -> T:
 
 
 def _all(rules: BodyRules) -> Iterable[BodyRules]:
-    """Returns the rules of the methods that a request may name."""
-    return (rules, *rules.methods.values())
+    """Returns the rules of each method that a request may mean."""
+    return rules.methods.values() or (rules,)
 
 
 def _limit(head: BodyHead, rules: BodyRules) -> int:

@@ -164,6 +164,8 @@ def start_in(text: memoryview) -> SequenceStart | None:
 def _without_json(body: memoryview, rules: BodyRules) -> ParsedBody:
     """Returns the request of a body that is the data of the model's only input."""
     inputs = rules.inputs
+    if rules.methods and not inputs:  # a package without a default method, which refuses what names none
+        return ParsedBody(InferRequest(()), OutputForms(OutputForm(binary=True), {}), rules.name)
     if len(inputs) != 1:
         names = ", ".join(str(described["name"]) for described in inputs)
         raise BadRequestError(

@@ -173,8 +173,8 @@ def _sequence(parameters: Mapping[str, Any]) -> SequenceStep | None:
 def start_in_headers(headers: Mapping[str, Any]) -> SequenceStart | None:
     """Returns the sequence that a client says to begin, in HTTP headers or gRPC's metadata; None: it does not say so.
 
-    `x-session-start: true` says it, and `x-session-id` which, percent-encoded: whether 7 is a number or a text is not known.
-    What counts are the request's parameters. These headers are for those who decide before they can read them.
+    `x-session-start: true` says it, and `x-session-id` which, percent-encoded: whether 7 is a number or a text is not
+    known. What counts are the request's parameters. These headers are for those who decide before they can read them.
     """
     if headers.get(SEQUENCE_START) != "true":
         return None

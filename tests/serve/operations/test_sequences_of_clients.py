@@ -6,77 +6,24 @@ import json
 import queue
 import signal
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-import torch
 import tritonclient.grpc
 import tritonclient.http
 from tritonclient.utils import InferenceServerException
 
-import exportkit
 from exportkit.serve.client import Client
 from exportkit.serve.statuses import SequenceError
 from tests.runtime import stateful
+from tests.serve.operations import sequence_server
+from tests.serve.operations.sequence_server import ONE, OTHER, STEPS, bearer, clients, given, rows, which
 from tests.serve.operations.server_processes import Launcher, ServerProcess
 from tests.serve.operations.test_server_process import SEQUENCES
 
-ONE, OTHER = ("one-of-the-clients-keys", "the-other-client-has-this")
-STEPS = 6
-
-
-@pytest.fixture(scope="module")
-def recorder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return stateful.write(tmp_path_factory.mktemp("sequences") / "recorder.pt2")
-
-
-@pytest.fixture(scope="module")
-def server(launcher: Launcher, recorder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    keys = tmp_path_factory.mktemp("keys") / "keys.txt"
-    keys.write_text(f"{ONE}\n{OTHER}\n")
-    keys.chmod(0o600)
-    process = launcher.start(recorder, "--api-keys", keys, "--max-sequences", 40, "--sequence-finish", 5)
-    yield process.wait_until_ready()
-    process.stop()
-
-
-@pytest.fixture(scope="module")
-def expected(recorder: Path) -> dict[int, list[np.ndarray[Any, Any]]]:
-    """What sessions answer to the steps of sequences, by their seeds."""
-    found = {}
-    with exportkit.load(recorder) as model:
-        for seed in range(32):
-            with model.session(batch=2) as session:
-                found[seed] = [session.push(torch.from_numpy(rows(seed, step))).numpy() for step in range(STEPS)]
-    return found
-
-
-def rows(seed: int, step: int) -> np.ndarray[Any, Any]:
-    return np.random.default_rng([seed, step]).random((2, stateful.WIDTH), np.float32)
-
-
-def given(module: Any, seed: int, step: int) -> list[Any]:
-    x = module.InferInput("x", [2, stateful.WIDTH], "FP32")
-    x.set_data_from_numpy(rows(seed, step))
-    return [x]
-
-
-def which(sequence: int | str, step: int, last: int = STEPS - 1) -> dict[str, Any]:
-    return {"sequence_id": sequence, "sequence_start": step == 0, "sequence_end": step == last}
-
-
-def bearer(key: str = ONE) -> dict[str, str]:
-    return {"authorization": f"Bearer {key}"}
-
-
-def clients(server: ServerProcess) -> dict[Any, str]:
-    return {
-        tritonclient.http: "{}:{}".format(*server.address),
-        tritonclient.grpc: server.started["grpc"],
-    }
+recorder, server, expected = sequence_server.recorder, sequence_server.server, sequence_server.expected  # fixtures
 
 
 @pytest.mark.parametrize("protocol", [tritonclient.http, tritonclient.grpc])
