@@ -219,7 +219,7 @@ class _Server:
         options = RpcOptions(
             host=self._options.listen.host,
             port=reserved.getsockname()[1],
-            credentials=None if self._tls is None else self._tls.grpc_credentials(),
+            tls=None if self._tls is None else self._tls.rpc_context,
             allow=None if self._keys is None else self._keys.allow,
             shared_memory=self._memory,
             observe=self._observe_call,

@@ -5,41 +5,23 @@ from __future__ import annotations
 import ssl
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from exportkit.errors import UsageError
 from exportkit.serve.operations.api_keys import read_secret
 from exportkit.serve.serve_options import ListenOptions
 
-if TYPE_CHECKING:
-    import grpc
-
 
 @dataclass(frozen=True)
 class Tls:
-    """The certificate, its key, and who signs the certificates of clients, all checked.
+    """Both have the certificate, its key, and who signs the certificates of clients, all checked.
 
     Attributes:
         context: For HTTP.
-        certificate: PEM.
-        private_key: PEM.
-        client_authorities: PEM. None: clients need no certificate.
+        rpc_context: For gRPC, which is HTTP/2.
     """
 
     context: ssl.SSLContext
-    certificate: bytes
-    private_key: bytes
-    client_authorities: bytes | None
-
-    def grpc_credentials(self) -> grpc.ServerCredentials:
-        """Returns the same for gRPC."""
-        import grpc
-
-        return grpc.ssl_server_credentials(
-            [(self.private_key, self.certificate)],
-            root_certificates=self.client_authorities,
-            require_client_auth=self.client_authorities is not None,
-        )
+    rpc_context: ssl.SSLContext
 
 
 def read_tls(listen: ListenOptions) -> Tls | None:
@@ -54,12 +36,17 @@ def read_tls(listen: ListenOptions) -> Tls | None:
         return None
     if listen.certificate is None or listen.private_key is None:
         raise UsageError("TLS needs a certificate and its key", hint="Give both --tls-certificate and --tls-key.")
+    read_secret(listen.private_key, "the TLS key")
+    _read(listen.certificate, "the TLS certificate")
+    rpc_context = _context(listen, listen.certificate, listen.private_key)
+    rpc_context.set_alpn_protocols(["h2"])
+    return Tls(_context(listen, listen.certificate, listen.private_key), rpc_context)
+
+
+def _context(listen: ListenOptions, certificate: Path, private_key: Path) -> ssl.SSLContext:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
-    private_key = read_secret(listen.private_key, "the TLS key")
-    certificate = _read(listen.certificate, "the TLS certificate")
-    _load_certificate(context, listen.certificate, listen.private_key)
-    authorities = None
+    _load_certificate(context, certificate, private_key)
     if listen.client_authorities is not None:
         authorities = _read(listen.client_authorities, "the certificate of --client-ca")
         try:
@@ -67,7 +54,7 @@ def read_tls(listen: ListenOptions) -> Tls | None:
         except (ssl.SSLError, ValueError) as error:
             raise UsageError(f"{listen.client_authorities} has no certificate in PEM form") from error
         context.verify_mode = ssl.CERT_REQUIRED
-    return Tls(context, certificate, private_key, authorities)
+    return context
 
 
 def _load_certificate(context: ssl.SSLContext, certificate: Path, private_key: Path) -> None:

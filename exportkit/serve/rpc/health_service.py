@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 
 from exportkit.serve.engine.repository import Repository
 from exportkit.serve.rpc.message_classes import HEALTH, INFERENCE, methods, read_message
@@ -33,7 +33,7 @@ class HealthService:
             raise NotServedError(f"no model or service is named {service!r}")
         return bytes(returns(status=status).SerializeToString())
 
-    async def watch(self, call: RpcCall) -> AsyncIterator[bytes]:
+    async def watch(self, call: RpcCall) -> AsyncGenerator[bytes, None]:
         """Answers Watch: the status now, and again whenever it changes."""
         takes, returns = methods(HEALTH)["Watch"]
         service = read_message(takes, await call.message()).service

@@ -65,7 +65,7 @@ class ReceivedRequest:
         long: Whether `request` needs so long that it should be called in another thread.
     """
 
-    def __init__(self, data: bytes) -> None:
+    def __init__(self, data: bytes | bytearray) -> None:
         """Reads a message, but not the elements of its inputs.
 
         Raises:

@@ -6,7 +6,7 @@ import asyncio
 import functools
 import inspect
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from typing import Any
 
 from google.protobuf import json_format
@@ -20,6 +20,7 @@ from exportkit.serve.request_record import RequestRecord
 from exportkit.serve.rpc.infer_messages import ReceivedRequest, encode_infer_answer, plain_parameters
 from exportkit.serve.rpc.message_classes import INFERENCE, message_class, methods, read_message
 from exportkit.serve.rpc.rpc_calls import Observe, RpcCall
+from exportkit.serve.rpc.rpc_stream import Message
 from exportkit.serve.rpc.wire import join
 from exportkit.serve.statuses import NotOfferedError, NotReadyError, NotServedError, ServeError
 
@@ -46,10 +47,10 @@ class InferenceService:
             self._repository.check_start(replace(start, owner=call.record.client))
         return await self._infer(await call.message(), call.seconds_left, call.record)
 
-    def infer_stream(self, call: RpcCall) -> AsyncIterator[bytes]:
+    def infer_stream(self, call: RpcCall) -> AsyncGenerator[bytes, None]:
         """Answers ModelStreamInfer, whose requests run together. The answers have the order of the requests."""
 
-        async def answer(message: bytes) -> bytes:
+        async def answer(message: Message) -> bytes:
             record = call.new_record()
             record.received_bytes = len(message)
             inference = self._infer(message, call.seconds_left, record)
@@ -112,7 +113,7 @@ class InferenceService:
         except (NotServedError, NotReadyError):
             return {"ready": False}
 
-    async def _infer(self, data: bytes, seconds_left: float | None, record: RequestRecord) -> bytes:
+    async def _infer(self, data: Message, seconds_left: float | None, record: RequestRecord) -> bytes:
         received = ReceivedRequest(data)
         model = self._repository.model(received.model, received.version, received.method)
         record.model, record.version = model.name, model.version
@@ -134,8 +135,8 @@ class InferenceService:
 
 
 async def _answers_in_order(
-    read: Callable[[], Awaitable[bytes | None]], answer: Callable[[bytes], Awaitable[bytes]], most: int
-) -> AsyncIterator[bytes]:
+    read: Callable[[], Awaitable[Message | None]], answer: Callable[[Message], Awaitable[bytes]], most: int
+) -> AsyncGenerator[bytes, None]:
     """Yields the answers to the requests of a stream. If this is closed or cancelled, so is what runs.
 
     Args:
@@ -144,7 +145,7 @@ async def _answers_in_order(
         most: The number of requests that run together. The next is read when the first of them is answered.
     """
     running: deque[asyncio.Future[bytes]] = deque()
-    reading: asyncio.Future[bytes | None] | None = asyncio.ensure_future(read())
+    reading: asyncio.Future[Message | None] | None = asyncio.ensure_future(read())
     try:
         while reading is not None or running:
             watched: list[asyncio.Future[Any]] = list(running)[:1]

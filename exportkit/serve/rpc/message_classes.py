@@ -41,14 +41,14 @@ def methods(service: str) -> dict[str, tuple[Any, Any]]:
     return {m.name: (message_class(m.input_type.full_name), message_class(m.output_type.full_name)) for m in found}
 
 
-def read_message(kind: Any, data: bytes) -> Any:
+def read_message(kind: Any, data: bytes | bytearray) -> Any:
     """Parses a message.
 
     Raises:
         BadRequestError: The bytes are not such a message.
     """
     try:
-        return kind.FromString(data)
+        return kind.FromString(bytes(data))
     except message.DecodeError:
         name = kind.DESCRIPTOR.full_name
         raise BadRequestError(f"the request's {len(data)} bytes are not a message {name}") from None

@@ -3,23 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import ipaddress
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
-from contextlib import contextmanager
-from typing import Any
-from urllib.parse import unquote
-
-import grpc
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping
+from contextlib import aclosing, contextmanager
 
 from exportkit.serve.request_record import RequestRecord, identity_of, request_id
+from exportkit.serve.rpc.rpc_stream import Message, RpcStream
 from exportkit.serve.statuses import BadRequestError, CancelledError, DeadlineError, ServeError, UnauthorizedError
 
 _log = logging.getLogger(__name__)
-
-# A status travels in trailing headers, for which clients reserve 8 KiB: a longer one arrives as another error. There, a
-# byte that is not printable ASCII takes three.
-_MAX_DETAILS = 2000
 
 # A client that cancels so shortly before its deadline has met it: its clock began when it sent, ours when that arrived.
 _TRANSIT_SECONDS = 0.1
@@ -36,18 +28,17 @@ class RpcCall:
         metadata: What the client sent beside its messages. Of a key that is there twice, the last value.
         remote: The client's address, without its port. Empty: not known.
         record: What is known about the request.
+        stream: Its messages.
     """
 
-    def __init__(self, method: str, context: Any) -> None:
+    def __init__(self, stream: RpcStream) -> None:
         """Reads the metadata."""
-        self.method = method
-        self.metadata: Mapping[str, str | bytes] = dict(context.invocation_metadata() or ())
-        self.remote = _address(context.peer())
-        self._context = context
+        self.method = stream.method
+        self.metadata: Mapping[str, str | bytes] = dict(stream.metadata)
+        self.remote = stream.peer
+        self.stream = stream
         self._client = ""
         self.record = self.new_record()
-        self._trailers = (("x-request-id", self.record.id),)
-        context.set_trailing_metadata(self._trailers)
 
     def new_record(self) -> RequestRecord:
         """Returns a record of a request of this call, which is the only one unless it is a stream."""
@@ -79,10 +70,9 @@ class RpcCall:
     @property
     def seconds_left(self) -> float | None:
         """Seconds until the client's deadline. None: it has none."""
-        left: float | None = self._context.time_remaining()
-        return left
+        return self.stream.seconds_left
 
-    async def message(self) -> bytes:
+    async def message(self) -> Message:
         """Returns the client's message, and does not keep it.
 
         Raises:
@@ -93,12 +83,11 @@ class RpcCall:
             raise BadRequestError(f"{self.method} was called without a message")
         return message
 
-    async def next_message(self) -> bytes | None:
+    async def next_message(self) -> Message | None:
         """Returns the client's next message, and does not keep it. None: there was the last one before."""
-        message = await self._context.read()
-        if message is grpc.aio.EOF:
-            return None
-        self.record.received_bytes += len(message)
+        message = await self.stream.message()
+        if message is not None:
+            self.record.received_bytes += len(message)
         return message
 
     def check_key(self, allow: Allow) -> None:
@@ -108,7 +97,7 @@ class RpcCall:
             BadRequestError: It sent two keys, of which a proxy could have checked the other one.
             UnauthorizedError: It sent none, or a wrong one.
         """
-        keys = [value for name, value in self._context.invocation_metadata() or () if name == "authorization"]
+        keys = [value for name, value in self.stream.metadata if name == "authorization"]
         if len(keys) > 1:
             raise BadRequestError(f"the call has the metadata authorization {len(keys)} times", hint="Send one.")
         given = keys[0] if keys else None
@@ -120,80 +109,62 @@ class RpcCall:
         if given is not None:
             self.record.client = self._client = identity_of(given.encode() if isinstance(given, str) else given)
 
-    async def fail(self, error: Exception) -> Exception:
-        """Ends the call with the error's status. Returns what is to be raised then."""
+    def end(self) -> None:
+        """Ends the call, which was answered."""
+        self.stream.finish("OK", trailers=(("x-request-id", self.record.id),))
+
+    def fail(self, error: Exception) -> None:
+        """Ends the call with the error's status."""
         if not isinstance(error, ServeError):
             _log.error("%s failed", self.method, exc_info=error)
             error = _as_serve_error(error)
         self.record.failed(error)
-        details = error.text.encode()
-        if len(details) > _MAX_DETAILS:
-            details = details[:_MAX_DETAILS] + b"..."
-        trailers: tuple[tuple[str, str], ...] = self._trailers
+        trailers: tuple[tuple[str, str], ...] = (("x-request-id", self.record.id),)
         if error.retry_after is not None:
             seconds = error.retry_after
             # The first is for clients that know HTTP's header, the second for the retry policy of gRPC's own clients.
             trailers += (("retry-after", f"{seconds}"), ("grpc-retry-pushback-ms", f"{1000 * seconds}"))
-        try:
-            await self._context.abort(grpc.StatusCode[error.code], details.decode(errors="ignore"), trailers)
-        except Exception as ended:  # by this, grpc.aio knows that the call has ended
-            return ended
-        return error
+        self.stream.finish(error.code, error.text, trailers)
 
 
 Observe = Callable[[RpcCall, RequestRecord], None]
 """Gets each request when it is over. A stream is one, and so is each request in it."""
 
 
-def answering(
-    method: str, answer: Callable[[RpcCall], Awaitable[bytes]], allow: Allow | None, observe: Observe | None
-) -> Any:
-    """Returns a handler that answers one message with one message.
-
-    It is a handler of streams of requests, which looks the same to a client. Such a handler starts before the message
-    is read, so that a client without a key need not send it. And nothing but `answer` holds the message, so that its
-    memory is free as soon as `answer` lets go of it.
+async def answer_call(
+    stream: RpcStream,
+    answer: Callable[[RpcCall], Awaitable[bytes]] | Callable[[RpcCall], AsyncGenerator[bytes, None]],
+    allow: Allow | None,
+    observe: Observe | None,
+) -> None:
+    """Answers a call. It begins before a message has come, so that a client without a key need not send it.
 
     Args:
-        method: The full name of the method.
-        answer: Returns the answer's bytes. What it raises becomes the status.
+        stream: The call.
+        answer: Returns the answer's bytes, or yields those of several. What it raises becomes the status.
         allow: Who may call. None: everybody.
         observe: Gets the call when it is over.
     """
-
-    async def handle(_: Any, context: Any) -> bytes:
-        call = RpcCall(method, context)
-        with call.recorded(call.record, observe):
-            try:
-                if allow is not None:
-                    call.check_key(allow)
-                data = await answer(call)
+    call = RpcCall(stream)
+    with call.recorded(call.record, observe):
+        try:
+            if allow is not None:
+                call.check_key(allow)
+            answers = answer(call)
+            if isinstance(answers, AsyncGenerator):
+                async with aclosing(answers) as opened:
+                    async for data in opened:
+                        call.record.sent_bytes += len(data)
+                        stream.send(data)
+                        await stream.sent()
+            else:
+                data = await answers
                 call.record.sent_bytes = len(data)
-                return data
-            except Exception as error:
-                raise await call.fail(error) from None
-
-    return grpc.stream_unary_rpc_method_handler(handle)
-
-
-def streaming(
-    method: str, answer: Callable[[RpcCall], AsyncIterator[bytes]], allow: Allow | None, observe: Observe | None
-) -> Any:
-    """Returns a handler that answers messages with messages. The arguments are those of `answering`."""
-
-    async def handle(_: Any, context: Any) -> AsyncIterator[bytes]:
-        call = RpcCall(method, context)
-        with call.recorded(call.record, observe):
-            try:
-                if allow is not None:
-                    call.check_key(allow)
-                async for message in answer(call):
-                    call.record.sent_bytes += len(message)
-                    yield message
-            except Exception as error:
-                raise await call.fail(error) from None
-
-    return grpc.stream_stream_rpc_method_handler(handle)
+                stream.send(data)
+            call.end()
+        except Exception as error:
+            call.fail(error)
+            raise
 
 
 def _as_serve_error(error: Exception) -> ServeError:
@@ -201,12 +172,3 @@ def _as_serve_error(error: Exception) -> ServeError:
     if isinstance(error, ServeError):
         return error
     return ServeError(f"the server failed ({type(error).__name__})", hint="Its log says more")
-
-
-def _address(peer: str) -> str:
-    """Returns the address of such as `ipv4:127.0.0.1:4711` or `ipv6:%5B::1%5D:4711`."""
-    address = unquote(peer.partition(":")[2]).rpartition(":")[0].strip("[]")
-    try:
-        return str(ipaddress.ip_address(address.partition("%")[0]))
-    except ValueError:
-        return ""

@@ -10,10 +10,12 @@ from collections.abc import Iterator, Sequence
 
 from exportkit.serve.statuses import BadRequestError
 
+Data = bytes | bytearray | memoryview
+
 _VARINT, _FIXED64, _LENGTH, _GROUP, _END_GROUP, _FIXED32 = range(6)
 
 
-def split(data: bytes | memoryview, number: int, most_fields: int) -> tuple[bytes | memoryview, list[memoryview]]:
+def split(data: Data, number: int, most_fields: int) -> tuple[Data, list[memoryview]]:
     """Takes the length-delimited fields `number` out of a message.
 
     Args:
@@ -51,7 +53,7 @@ def join(message: bytes, number: int, values: Sequence[memoryview]) -> bytes:
     return b"".join(parts)
 
 
-def _fields(data: bytes | memoryview, number: int, most: int) -> Iterator[tuple[int, int, int]]:
+def _fields(data: Data, number: int, most: int) -> Iterator[tuple[int, int, int]]:
     """Yields where each length-delimited field `number` starts, where its value starts, and where it ends."""
     at = depth = count = 0
     while at < len(data):
@@ -83,7 +85,7 @@ def _fields(data: bytes | memoryview, number: int, most: int) -> Iterator[tuple[
             yield start, value, at
 
 
-def _varint(data: bytes | memoryview, at: int) -> tuple[int, int]:
+def _varint(data: Data, at: int) -> tuple[int, int]:
     value = 0
     for index, byte in enumerate(data[at : at + 10]):
         value |= (byte & 0x7F) << 7 * index

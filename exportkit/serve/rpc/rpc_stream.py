@@ -1,0 +1,333 @@
+"""A call of gRPC on a stream of HTTP/2: its messages in both directions, its deadline, and its status."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import binascii
+import re
+from collections import deque
+from collections.abc import Callable, Coroutine, Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from exportkit.serve.rpc import http2_frames as h2
+from exportkit.serve.rpc.http2_frames import FRAME, MOST_FRAME, Problem
+from exportkit.serve.rpc.rpc_coding import CODES, MessageTooLargeError, UnreadableError, encoded_details, inflated
+from exportkit.serve.statuses import BadRequestError, NotOfferedError, ServeError
+
+if TYPE_CHECKING:
+    from exportkit.serve.rpc.http2_connection import Http2Connection
+
+_PREFIX = 5  # bytes before each message: whether it is compressed, and its length
+_BEFOREHAND = 1 << 19  # bytes that a client may send before somebody wants them, beside a message that has begun
+_TIMEOUT = re.compile(rb"(\d{1,8})([HMSmun])")
+_SECONDS = {b"H": 3600.0, b"M": 60.0, b"S": 1.0, b"m": 1e-3, b"u": 1e-6, b"n": 1e-9}
+_BEGINNING = h2.fields([(":status", "200"), ("content-type", "application/grpc")])
+_ENCODINGS = "identity, deflate, gzip"
+_NOT_METADATA = (b":", b"grpc-timeout", b"grpc-encoding", b"grpc-accept-encoding", b"te", b"content-type")
+
+Metadata = tuple[tuple[str, str | bytes], ...]
+Message = bytes | bytearray
+
+
+class RpcStream:
+    """A call. All methods are for the event loop's thread.
+
+    Attributes:
+        number: The stream's.
+        window: The bytes of messages that the client takes now, of this stream.
+        method: The full name of the method.
+        metadata: What the client sent beside its messages.
+        peer: The client's address, without its port.
+        unsent: The bytes that wait for the client.
+        take: Gets each message, and None after the last, as soon as it is there. None: `message` returns them.
+    """
+
+    def __init__(self, connection: Http2Connection, number: int, window: int) -> None:
+        """`begin` reads its headers."""
+        self._connection = connection
+        self._loop = asyncio.get_running_loop()
+        self.number = number
+        self.window = window
+        self.method = ""
+        self.metadata: Metadata = ()
+        self.peer = connection.peer
+        self.unsent = 0
+        self.take: Callable[[Message | None], None] | None = None
+        self._deadline: float | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._encoding = "identity"
+        self._task: asyncio.Task[None] | None = None
+        self._began = self._over = self._ended = False  # our headers were sent; our trailers were; its messages were
+        self._head = b""  # the beginning of a message
+        self._message: bytearray | None = None  # one that is not complete, and how much of it is there
+        self._filled = self._compressed = 0
+        self._ready: deque[Message] = deque()
+        self._held = self._owed = 0  # bytes in _ready, and bytes that the client may send again
+        self._reader: asyncio.Future[None] | None = None
+        self._waiting: deque[memoryview] = deque()
+        self._trailers: bytes | None = None
+        self._writer: asyncio.Future[None] | None = None
+
+    # --- the call -----------------------------------------------------------------------------------------------------
+
+    def begin(self, headers: Iterable[tuple[bytes, bytes]]) -> bool:
+        """Reads the headers. Returns whether the call can be answered; if not, it was."""
+        pairs = [(bytes(name), bytes(value)) for name, value in headers]
+        given = dict(pairs)
+        kind = given.get(b"content-type", b"")
+        if given.get(b":method") != b"POST" or not kind.startswith(b"application/grpc"):
+            status = "415" if given.get(b":method") == b"POST" else "405"
+            self._end_with(h2.fields([(":status", status)]))
+            return False
+        self.method = given.get(b":path", b"").decode("latin-1")
+        try:
+            self.metadata = tuple(_plain(*pair) for pair in pairs if not pair[0].startswith(_NOT_METADATA))
+            self._encoding = given.get(b"grpc-encoding", b"identity").decode("latin-1")
+            if self._encoding not in _ENCODINGS.split(", "):
+                raise NotOfferedError(f"messages are compressed by {self._encoding[:20]}; taken are {_ENCODINGS}")
+            if (timeout := given.get(b"grpc-timeout")) is not None:
+                self._set_deadline(timeout)
+        except ServeError as error:
+            self.finish(error.code, error.text, (("grpc-accept-encoding", _ENCODINGS),))
+            return False
+        return True
+
+    def run(self, work: Coroutine[Any, Any, None], tasks: set[asyncio.Task[None]]) -> None:
+        """Answers the call. If the client leaves, or its deadline passes, this is cancelled."""
+        self._task = task = self._loop.create_task(work)
+        tasks.add(task)
+        task.add_done_callback(tasks.discard)
+
+    def _set_deadline(self, given: bytes) -> None:
+        found = _TIMEOUT.fullmatch(given)
+        if found is None:
+            raise BadRequestError("grpc-timeout is not a number of up to eight digits and a unit")
+        seconds = int(found[1]) * _SECONDS[found[2]]
+        self._deadline = self._loop.time() + seconds
+        self._timer = self._loop.call_later(seconds, self._expire)
+
+    def _expire(self) -> None:
+        self.finish("DEADLINE_EXCEEDED", "Deadline Exceeded")
+        self._cancel()
+
+    def lost(self) -> None:
+        """The client left the call, or the connection."""
+        self._over = True
+        self._stop()
+        self._cancel()
+
+    def _cancel(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+
+    @property
+    def seconds_left(self) -> float | None:
+        """Seconds until the deadline. None: there is none."""
+        return None if self._deadline is None else max(0.0, self._deadline - self._loop.time())
+
+    # --- messages of the client ---------------------------------------------------------------------------------------
+
+    def received(self, data: bytes, start: int, end: int, size: int) -> None:
+        """Takes a part of the client's messages. `size` counts for the stream's window."""
+        self._owed += size
+        if self._over or self._ended:
+            return
+        if self._owed > 2 * _BEFOREHAND + MOST_FRAME:
+            self._fail("RESOURCE_EXHAUSTED", "more data came than was allowed")
+            return
+        try:
+            self._assemble(data, start, end)
+        except MessageTooLargeError as error:
+            self._fail("RESOURCE_EXHAUSTED", str(error))
+        except UnreadableError as error:
+            self._fail("INTERNAL", str(error))
+        if self._owed > _BEFOREHAND:
+            self._allow_more()
+
+    def _assemble(self, data: bytes, start: int, end: int) -> None:
+        if self._message is not None:
+            start = self._fill(data, start, end)
+        if self._head and start < end:
+            data, start, end = self._head + data[start:end], 0, len(self._head) + end - start
+            self._head = b""
+        while end - start >= _PREFIX:
+            size = int.from_bytes(data[start + 1 : start + _PREFIX], "big")
+            if size > self._connection.max_message:
+                raise MessageTooLargeError(
+                    f"a message of {size} bytes is larger than {self._connection.max_message}, the most of any model"
+                )
+            compressed, start = data[start], start + _PREFIX
+            if compressed > 1 or (compressed and self._encoding == "identity"):
+                raise UnreadableError("a message says that it is compressed, and the call does not say how")
+            if size > end - start:
+                self._message, self._filled, self._compressed = bytearray(size), 0, compressed
+                self._fill(data, start, end)
+                return
+            self._complete(data[start : start + size], compressed)
+            start += size
+        self._head = data[start:end]
+
+    def _fill(self, data: bytes, start: int, end: int) -> int:
+        message = self._message
+        assert message is not None
+        taken = min(end - start, len(message) - self._filled)
+        message[self._filled : self._filled + taken] = memoryview(data)[start : start + taken]
+        self._filled += taken
+        if self._filled == len(message):
+            self._message = None
+            self._complete(message, self._compressed)
+        return start + taken
+
+    def _complete(self, message: Message, compressed: int) -> None:
+        if compressed:
+            message = inflated(message, self._encoding, self._connection.max_message)
+        if self.take is not None:
+            self.take(message)
+            return
+        self._ready.append(message)
+        self._held += len(message)
+        self._wake_reader()
+
+    def half_closed(self) -> None:
+        """The client sends no more messages."""
+        if self._ended:
+            return
+        self._ended = True
+        if self._over:
+            return
+        if self._message is not None or self._head:
+            self._fail("INTERNAL", "the last message is not complete")
+        elif self.take is not None:
+            self.take(None)
+        self._wake_reader()
+
+    async def message(self) -> Message | None:
+        """Returns the client's next message, and does not keep it. None: there was the last one before."""
+        while not self._ready:
+            if self._ended:
+                return None
+            self._reader = self._loop.create_future()
+            await self._reader
+        message = self._ready.popleft()
+        self._held -= len(message)
+        self._allow_more()
+        return message
+
+    def hold(self, size: int) -> None:
+        """Counts bytes that `take` keeps (or, below 0, keeps no more): the client sends no more than it may."""
+        self._held += size
+        if size < 0:
+            self._allow_more()
+
+    def _allow_more(self) -> None:
+        if self._owed > _BEFOREHAND and self._held <= _BEFOREHAND and not self._ended and not self._over:
+            self._connection.write(h2.window_update(self.number, self._owed))
+            self._owed = 0
+
+    def _wake_reader(self) -> None:
+        if self._reader is not None and not self._reader.done():
+            self._reader.set_result(None)
+
+    # --- answers ------------------------------------------------------------------------------------------------------
+
+    def send(self, message: bytes) -> None:
+        """Sends an answer, as soon as the client takes it."""
+        if self._over:
+            return
+        connection, size = self._connection, len(message) + _PREFIX
+        self._send_beginning()
+        if self._waiting or connection.paused or size > min(self.window, connection.window, connection.most_frame):
+            self._waiting += (memoryview(b"\0" + len(message).to_bytes(4, "big")), memoryview(message))
+            self.unsent += size
+            self.send_waiting()
+            return
+        self.window -= size
+        connection.window -= size
+        # DATA is number 0: the length alone.
+        connection.write(FRAME.pack(size << 8, 0, self.number) + b"\0" + len(message).to_bytes(4, "big") + message)
+
+    async def sent(self) -> None:
+        """Waits until the client has taken so much that more may be written."""
+        while self.unsent and not self._over:
+            self._writer = self._loop.create_future()
+            await self._writer
+
+    def finish(self, code: str, details: str = "", trailers: Sequence[tuple[str, str]] = ()) -> None:
+        """Ends the call after what was sent before, unless it is over."""
+        if self._over or self._trailers is not None:
+            return
+        status = [("grpc-status", f"{CODES[code]}")]
+        if details:
+            status.append(("grpc-message", encoded_details(details)))
+        self._trailers = h2.fields([*status, *trailers])
+        if not self._waiting:
+            self._end_with(self._trailers if self._began else _BEGINNING + self._trailers)
+
+    def window_grew(self, more: int) -> None:
+        """The client takes more bytes of this stream."""
+        self.window += more
+        self.send_waiting()
+
+    def send_waiting(self) -> None:
+        """Sends what the windows allow."""
+        connection = self._connection
+        while self._waiting and not self._over:
+            part = self._waiting[0]
+            size = min(len(part), self.window, connection.window, connection.most_frame)
+            if connection.paused or (size <= 0 and len(part)):
+                if self.window > 0:
+                    connection.blocked[self] = None
+                break
+            connection.write(FRAME.pack(size << 8, 0, self.number))
+            connection.write(part[:size])
+            self.window -= size
+            connection.window -= size
+            self.unsent -= size
+            if size == len(part):
+                self._waiting.popleft()
+            else:
+                self._waiting[0] = part[size:]
+            connection.flush_if_much()
+        if not self._waiting:
+            if self._writer is not None and not self._writer.done():
+                self._writer.set_result(None)
+            if self._trailers is not None:
+                self._end_with(self._trailers)
+
+    def _send_beginning(self) -> None:
+        if not self._began:
+            self._began = True
+            self._connection.write(h2.frame(h2.HEADERS, h2.END_HEADERS, self.number, _BEGINNING))
+
+    def _end_with(self, block: bytes) -> None:
+        if self._over:
+            return
+        self._over = True
+        self._connection.write(h2.frame(h2.HEADERS, h2.END_HEADERS | h2.END_STREAM, self.number, block))
+        if not self._ended:  # or the client would go on sending
+            self._connection.write(h2.reset(self.number, Problem.NONE))
+        self._stop()
+        self._connection.closed(self)
+
+    def _fail(self, code: str, details: str) -> None:
+        self.finish(code, details)
+        self._cancel()
+
+    def _stop(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._waiting.clear()
+        self.unsent = 0
+        if self._writer is not None and not self._writer.done():
+            self._writer.set_result(None)
+
+
+def _plain(name: bytes, value: bytes) -> tuple[str, str | bytes]:
+    """Returns a field as a call's metadata."""
+    if not name.endswith(b"-bin"):
+        return name.decode("latin-1"), value.decode("latin-1")
+    try:
+        return name.decode("latin-1"), base64.b64decode(value + b"=" * (-len(value) % 4), validate=True)
+    except binascii.Error:
+        raise BadRequestError(f"the metadata {name.decode('latin-1')[:100]} is not base64") from None
