@@ -117,9 +117,9 @@ def _serve(kind: str, port: int) -> None:
 
 
 async def _serve_filled(port: int) -> None:
+    from exportkit.serve.listeners import open_port
     from exportkit.serve.operations.connection_limits import ConnectionLimits
     from exportkit.serve.operations.http_server import HttpServer
-    from exportkit.serve.operations.listeners import open_port
     from exportkit.serve.process_settings import keep_freed_memory
 
     keep_freed_memory()

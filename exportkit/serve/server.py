@@ -31,11 +31,11 @@ from exportkit.serve.engine.repository import Repository
 from exportkit.serve.engine.servable import check_packages
 from exportkit.serve.http.asgi import Middleware, make_app
 from exportkit.serve.http.exchange import HttpOptions
+from exportkit.serve.listeners import allow_files, is_loopback, open_port, reserve_port, url_host
 from exportkit.serve.operations.access_log import observers_of
 from exportkit.serve.operations.api_keys import ApiKeys
 from exportkit.serve.operations.connection_limits import ConnectionLimits
 from exportkit.serve.operations.front_end import FrontEnd, LocalFrontEnd
-from exportkit.serve.operations.listeners import allow_files, is_loopback, open_port, reserve_port, url_host
 from exportkit.serve.operations.metrics import Metrics
 from exportkit.serve.operations.observation import Finished, Observation
 from exportkit.serve.operations.tls import Tls, read_tls

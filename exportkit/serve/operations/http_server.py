@@ -10,9 +10,9 @@ from functools import partial
 
 from starlette.types import ASGIApp
 
+from exportkit.serve.listeners import Acceptor
 from exportkit.serve.operations.connection_limits import ConnectionLimits, Refused, TooManyConnectionsError
 from exportkit.serve.operations.http_connection import ConnectionSetup, HttpConnection
-from exportkit.serve.operations.listeners import Acceptor
 from exportkit.serve.operations.tls import Tls
 
 _CLOSE_SECONDS = 2.0

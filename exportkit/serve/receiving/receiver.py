@@ -16,11 +16,11 @@ import uvloop
 from exportkit.child.channel import Channel
 from exportkit.errors import ExportkitError, UsageError
 from exportkit.serve.http.exchange import HttpOptions
+from exportkit.serve.listeners import allow_files
 from exportkit.serve.operations.access_log import observers_of
 from exportkit.serve.operations.api_keys import ApiKeys
 from exportkit.serve.operations.connection_limits import ConnectionLimits
 from exportkit.serve.operations.front_end import LocalFrontEnd
-from exportkit.serve.operations.listeners import allow_files
 from exportkit.serve.operations.observation import Finished, Observation, Outcome
 from exportkit.serve.operations.tls import read_tls
 from exportkit.serve.process_settings import collect_requests, keep_freed_memory, log_failures

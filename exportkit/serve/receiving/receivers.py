@@ -16,9 +16,9 @@ from exportkit.child.channel import Channel
 from exportkit.child.process import ChildProcess, describe_end
 from exportkit.errors import HostError
 from exportkit.serve.engine.repository import Repository
+from exportkit.serve.listeners import Acceptor
 from exportkit.serve.operations.api_keys import ApiKeys
 from exportkit.serve.operations.front_end import MakeApplication
-from exportkit.serve.operations.listeners import Acceptor
 from exportkit.serve.operations.metrics import Metrics
 from exportkit.serve.receiving.body_memory import RESERVED_BYTES, MappedMemory, new_body_memory
 from exportkit.serve.receiving.message_stream import MessageStream

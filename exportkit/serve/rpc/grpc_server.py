@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from exportkit.serve.engine.repository import Repository
-from exportkit.serve.operations.listeners import Acceptor, open_port
+from exportkit.serve.listeners import Acceptor, open_port
 from exportkit.serve.protocol.shared_memory import SharedMemory
 from exportkit.serve.rpc.health_service import HealthService
 from exportkit.serve.rpc.http2_connection import PREFACE_SECONDS, Connections, Http2Connection

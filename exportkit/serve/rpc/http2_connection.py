@@ -12,14 +12,14 @@ import hpack
 
 from exportkit.serve.rpc import http2_frames as h2
 from exportkit.serve.rpc.http2_frames import FRAME, ConnectionProblemError, Problem
-from exportkit.serve.rpc.rpc_stream import RpcStream
+from exportkit.serve.rpc.rpc_stream import STREAM_WINDOW, RpcStream
 
-STREAM_WINDOW = 1 << 20  # bytes of a stream that may arrive before somebody wants them
 _CONNECTION_WINDOW = 64 << 20  # no limit of its own: the streams have theirs
 _CREDIT = 4 << 20  # bytes of a connection after which its client hears that it may go on
 _MOST_STREAMS = 256  # calls beyond these wait at the client
 _HEADER_BYTES = 64 << 10
 _MOST_CONTROL, _CONTROL_SECONDS = 10_000, 10.0  # frames that cost us something, and the client nothing
+_COST_OF_A_RESET = 10  # of these frames: a call was begun for it
 _MOST_PARTS = 32  # of frames that are written before any is sent
 _MOST_SENT_TOGETHER = 64 << 10  # bytes for which one copy is cheaper than one more system call
 
@@ -147,7 +147,8 @@ class Http2Connection(asyncio.Protocol):
             if now - self._heard > IDLE_SECONDS:
                 self._pinged = now
                 self.write(h2.frame(h2.PING, payload=bytes(8)))
-        if late or (self.paused and now - self._since > UNSENT_SECONDS):
+        stuck = [self._since] if self.paused else [s.stuck for s in self.streams.values() if s.stuck is not None]
+        if late or (stuck and now - min(stuck) > UNSENT_SECONDS):
             self._transport.abort()
 
     def write(self, part: bytes | memoryview) -> None:
@@ -288,7 +289,7 @@ class Http2Connection(asyncio.Protocol):
 
     def _open(self, number: int, headers: Any, *, ended: bool) -> None:
         if self._leaving or len(self.streams) >= _MOST_STREAMS:
-            self._count()
+            self._count(_COST_OF_A_RESET)
             self.write(h2.reset(number, Problem.REFUSED_STREAM))
             return
         stream = RpcStream(self, number, self._initial_window)
@@ -300,10 +301,12 @@ class Http2Connection(asyncio.Protocol):
 
     def _reset(self, flags: int, number: int, payload: bytes) -> None:
         _check_size(payload, 4)
-        self._count()
         if (stream := self.streams.get(number)) is not None:
             stream.lost()
             self.closed(stream)
+            self._count(_COST_OF_A_RESET)
+        else:
+            self._count()
 
     def _settings(self, flags: int, number: int, payload: bytes) -> None:
         self._count()
@@ -355,9 +358,9 @@ class Http2Connection(asyncio.Protocol):
             del self.blocked[stream]
             stream.send_waiting()
 
-    def _count(self) -> None:
+    def _count(self, cost: int = 1) -> None:
         """Counts a frame that a client can send by the million without waiting for us."""
-        self._control += 1
+        self._control += cost
         if self._control > _MOST_CONTROL:
             now = self._loop.time()
             if now - self._control_since < _CONTROL_SECONDS:

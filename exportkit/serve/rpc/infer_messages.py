@@ -19,7 +19,7 @@ from exportkit.serve.protocol.parameters import (
 from exportkit.serve.protocol.shared_memory import SharedMemory, input_of_region, offered
 from exportkit.serve.protocol.tensors import LONG, TensorSpec, work_of_copying
 from exportkit.serve.rpc.message_classes import message_class, read_message
-from exportkit.serve.rpc.wire import join, split
+from exportkit.serve.rpc.wire import Data, join, split
 from exportkit.serve.statuses import BadRequestError
 
 _REQUEST = message_class("inference.ModelInferRequest")
@@ -182,7 +182,7 @@ class _Source:
         return values
 
 
-def _described(data: bytes | memoryview, allowed: int = _MOST_BYTES) -> bytes:
+def _described(data: Data, allowed: int = _MOST_BYTES) -> bytes:
     """Returns a part of the message that is no tensor."""
     if len(data) > allowed:
         raise BadRequestError(f"names, shapes and parameters have more than {_MOST_BYTES} bytes")

@@ -11,7 +11,7 @@ from collections.abc import Callable, Coroutine, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from exportkit.serve.rpc import http2_frames as h2
-from exportkit.serve.rpc.http2_frames import FRAME, MOST_FRAME, Problem
+from exportkit.serve.rpc.http2_frames import FRAME, Problem
 from exportkit.serve.rpc.rpc_coding import CODES, MessageTooLargeError, UnreadableError, encoded_details, inflated
 from exportkit.serve.statuses import BadRequestError, NotOfferedError, ServeError
 
@@ -19,7 +19,9 @@ if TYPE_CHECKING:
     from exportkit.serve.rpc.http2_connection import Http2Connection
 
 _PREFIX = 5  # bytes before each message: whether it is compressed, and its length
-_BEFOREHAND = 1 << 19  # bytes that a client may send before somebody wants them, beside a message that has begun
+STREAM_WINDOW = 4 << 20  # bytes that a client may send before it hears that it may go on
+_BEFOREHAND = STREAM_WINDOW // 2  # bytes of complete messages that wait at the most, before it does
+_COPIED = 64 << 10  # bytes of an answer for which a copy is cheaper than one more frame
 _TIMEOUT = re.compile(rb"(\d{1,8})([HMSmun])")
 _SECONDS = {b"H": 3600.0, b"M": 60.0, b"S": 1.0, b"m": 1e-3, b"u": 1e-6, b"n": 1e-9}
 _BEGINNING = h2.fields([(":status", "200"), ("content-type", "application/grpc")])
@@ -40,6 +42,7 @@ class RpcStream:
         metadata: What the client sent beside its messages.
         peer: The client's address, without its port.
         unsent: The bytes that wait for the client.
+        stuck: Since when none of them moved; None: none waits.
         take: Gets each message, and None after the last, as soon as it is there. None: `message` returns them.
     """
 
@@ -53,6 +56,7 @@ class RpcStream:
         self.metadata: Metadata = ()
         self.peer = connection.peer
         self.unsent = 0
+        self.stuck: float | None = None
         self.take: Callable[[Message | None], None] | None = None
         self._deadline: float | None = None
         self._timer: asyncio.TimerHandle | None = None
@@ -133,7 +137,7 @@ class RpcStream:
         self._owed += size
         if self._over or self._ended:
             return
-        if self._owed > 2 * _BEFOREHAND + MOST_FRAME:
+        if self._owed > STREAM_WINDOW:
             self._fail("RESOURCE_EXHAUSTED", "more data came than was allowed")
             return
         try:
@@ -238,8 +242,11 @@ class RpcStream:
         connection, size = self._connection, len(message) + _PREFIX
         self._send_beginning()
         if self._waiting or connection.paused or size > min(self.window, connection.window, connection.most_frame):
-            self._waiting += (memoryview(b"\0" + len(message).to_bytes(4, "big")), memoryview(message))
+            head = b"\0" + len(message).to_bytes(4, "big")
+            parts = (head + message,) if size <= _COPIED else (head, message)
+            self._waiting += map(memoryview, parts)
             self.unsent += size
+            self.stuck = self._loop.time()
             self.send_waiting()
             return
         self.window -= size
@@ -284,6 +291,7 @@ class RpcStream:
             self.window -= size
             connection.window -= size
             self.unsent -= size
+            self.stuck = self._loop.time() if self.unsent else None
             if size == len(part):
                 self._waiting.popleft()
             else:
@@ -318,7 +326,7 @@ class RpcStream:
         if self._timer is not None:
             self._timer.cancel()
         self._waiting.clear()
-        self.unsent = 0
+        self.unsent, self.stuck = 0, None
         if self._writer is not None and not self._writer.done():
             self._writer.set_result(None)
 

@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 import uvloop
 
+from exportkit.serve.listeners import open_port
 from exportkit.serve.operations.connection_limits import ConnectionLimits, Refused
 from exportkit.serve.operations.http_server import HttpServer
-from exportkit.serve.operations.listeners import open_port
 
 LOOPS = pytest.mark.parametrize("loop", [asyncio.new_event_loop, uvloop.new_event_loop], ids=["asyncio", "uvloop"])
 HOST = b"HTTP/1.1\r\nhost: x\r\n"

@@ -6,7 +6,7 @@ import socket
 import pytest
 
 from exportkit.errors import HostError
-from exportkit.serve.operations.listeners import allow_files, is_loopback, open_port, reserve_port, url_host
+from exportkit.serve.listeners import allow_files, is_loopback, open_port, reserve_port, url_host
 
 
 def test_every_address_of_a_name_gets_the_same_port():

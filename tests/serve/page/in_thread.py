@@ -16,9 +16,9 @@ from typing import Any
 from exportkit.serve.engine.repository import Repository
 from exportkit.serve.http.asgi import make_app
 from exportkit.serve.http.exchange import HttpOptions
+from exportkit.serve.listeners import open_port
 from exportkit.serve.operations.connection_limits import ConnectionLimits
 from exportkit.serve.operations.http_server import HttpServer
-from exportkit.serve.operations.listeners import open_port
 from exportkit.serve.page.page_routes import page_routes
 from exportkit.serve.serve_options import ServeOptions
 
