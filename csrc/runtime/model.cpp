@@ -152,7 +152,8 @@ void Model::swap_weights(const std::string& path) {
                 "To swap weights, export the model without --embed-weights.");
   }
   impl_->code.replace([&] {
-    auto loaded = impl_->load(replaced_weights(manifest, impl_->package.target(), impl_->weights.tensors(), path));
+    auto loaded = impl_->load(
+        replaced_weights(manifest, impl_->package.target(), impl_->weights.tensors(), impl_->initial, path));
     for (size_t i = 0; impl_->package.cuda_graphs() && i < loaded.size(); ++i) {
       capture_as(*loaded[i], *impl_->code.get(i));
     }

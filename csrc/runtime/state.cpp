@@ -2,9 +2,11 @@
 
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
+#include <ATen/ops/zeros_like.h>
 #include <c10/util/Exception.h>
 
 #include <algorithm>
+#include <cstring>
 #include <limits>
 
 #include "package/errors.h"
@@ -75,6 +77,23 @@ void InitialState::restore(const std::vector<at::Tensor>& state) const {
       state[i].zero_();
     }
   }
+}
+
+bool InitialState::begins_with(size_t index, const at::Tensor& given) const {
+  const StateTensor& described = described_[index];
+  if (given.scalar_type() != dtype_of(described.dtype)) return false;
+  if (given.sizes().size() != described.shape.size()) return false;
+  for (size_t axis = 0; axis < described.shape.size(); ++axis) {
+    const auto* fixed = std::get_if<int64_t>(&described.shape[axis]);
+    if (fixed != nullptr && *fixed != given.size(static_cast<int64_t>(axis))) return false;
+  }
+  const std::optional<at::Tensor>& first = first_[index];
+  return same_content(given, first ? first->cpu().expand(given.sizes()) : at::zeros_like(given));
+}
+
+bool same_content(const at::Tensor& one, const at::Tensor& other) {
+  const at::Tensor left = one.contiguous(), right = other.contiguous();
+  return left.nbytes() == 0 || std::memcmp(left.const_data_ptr(), right.const_data_ptr(), left.nbytes()) == 0;
 }
 
 std::vector<at::Tensor> copies_of(const std::vector<at::Tensor>& state) {

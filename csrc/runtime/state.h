@@ -22,12 +22,17 @@ class InitialState {
   std::vector<at::Tensor> make(const Sizes& sizes) const;
   // Writes the first values over a state's.
   void restore(const std::vector<at::Tensor>& state) const;
+  // Whether a tensor on the CPU has the first values of the state at `index`, bit for bit, in any number of rows.
+  bool begins_with(size_t index, const at::Tensor& given) const;
 
  private:
   const std::vector<StateTensor>& described_;
   c10::Device device_;
   std::vector<std::optional<at::Tensor>> first_;  // with one row where rows are alike; nothing for zeros
 };
+
+// Whether two tensors of one dtype and shape, on the CPU, have the same bytes.
+bool same_content(const at::Tensor& one, const at::Tensor& other);
 
 // Copies of a state's tensors: ModelRunError as above.
 std::vector<at::Tensor> copies_of(const std::vector<at::Tensor>& state);

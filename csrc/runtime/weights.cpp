@@ -4,7 +4,6 @@
 #include <ATen/ops/from_blob.h>
 
 #include <algorithm>
-#include <cstring>
 #include <set>
 #include <stdexcept>
 #include <system_error>
@@ -12,6 +11,7 @@
 #include "package/errors.h"
 #include "package/safetensors.h"
 #include "package/state_matching.h"
+#include "package/text.h"
 #include "runtime/inputs.h"
 #include "runtime/safetensors_file.h"
 
@@ -19,12 +19,6 @@ namespace exportkit {
 namespace {
 
 using safetensors::Place;
-
-// Whether two tensors of one dtype and shape have the same bytes.
-bool same_content(const at::Tensor& one, const at::Tensor& other) {
-  const at::Tensor left = one.contiguous(), right = other.contiguous();
-  return left.nbytes() == 0 || std::memcmp(left.const_data_ptr(), right.const_data_ptr(), left.nbytes()) == 0;
-}
 
 // Copies a tensor to the strides that the code was compiled for.
 at::Tensor laid_out(const at::Tensor& tensor, const Weight& weight) {
@@ -53,9 +47,28 @@ std::set<std::string> taken(const Target& target) {
   return names;
 }
 
+// Refuses what would be ignored: sessions keep beginning as the package says.
+void check_given_state(const SafetensorsFile& file, const Manifest& manifest, const InitialState& initial) {
+  std::map<std::string, size_t> names;
+  for (size_t i = 0; i < manifest.state.size(); ++i) {
+    names.emplace(manifest.state[i].name, i);
+    for (const std::string& alias : manifest.state[i].aliases) names.emplace(alias, i);
+  }
+  std::string other;
+  for (const Place& place : file.places()) {
+    const auto state = names.find(place.name);
+    if (state == names.end() || initial.begins_with(state->second, file.read(place))) continue;
+    other += (other.empty() ? "" : ", ") + printable(place.name);
+  }
+  if (other.empty()) return;
+  throw Error(errors::kWeights, "the weights come with state that sessions do not begin with: " + other,
+              "Leave it out: sessions begin as the model was exported. To begin with other state, export it again.");
+}
+
 Weights replaced_by(const SafetensorsFile& file, const Manifest& manifest, const Target& target,
-                    const Weights& packaged) {
+                    const Weights& packaged, const InitialState& initial) {
   const auto places = match_state(manifest.weights, manifest.state, file.places());
+  check_given_state(file, manifest, initial);
   const std::set<std::string> outside = taken(target);
   Weights weights = packaged;
   for (const Weight& weight : manifest.weights) {
@@ -94,9 +107,9 @@ Constants constants_of(const Target& target, const std::string& method, const We
 }
 
 Weights replaced_weights(const Manifest& manifest, const Target& target, const Weights& packaged,
-                         const std::string& path) {
+                         const InitialState& initial, const std::string& path) {
   try {
-    return replaced_by(SafetensorsFile(path), manifest, target, packaged);
+    return replaced_by(SafetensorsFile(path), manifest, target, packaged, initial);
   } catch (const std::system_error& error) {
     throw Error(errors::kWeights, "cannot read the weights " + path + ": " + error.code().message());
   } catch (const std::invalid_argument& error) {

@@ -9,6 +9,7 @@
 #include "package/mapping.h"
 #include "package/reader.h"
 #include "runtime/code.h"
+#include "runtime/state.h"
 
 namespace exportkit {
 
@@ -31,9 +32,10 @@ class MappedWeights {
 Constants constants_of(const Target& target, const std::string& method, const Weights& weights);
 
 // Copies the weights of another fine-tune from `path`, a safetensors file with the model's whole state. `packaged` are
-// the package's weights, used for constants of the code and compared with weights that are built into it. WeightsError:
-// the file does not exist or does not fit.
+// the package's weights, used for constants of the code and compared with weights that are built into it. What sessions
+// begin with, `initial`, may be among the given. WeightsError: the file does not exist, does not fit, or has other
+// state.
 Weights replaced_weights(const Manifest& manifest, const Target& target, const Weights& packaged,
-                         const std::string& path);
+                         const InitialState& initial, const std::string& path);
 
 }  // namespace exportkit

@@ -21,7 +21,7 @@ from exportkit.runtime.requests import Answers, use_own_stream
 from exportkit.runtime.runner import Construction
 from exportkit.runtime.session import Session
 from exportkit.runtime.state import LocalState, State, StatePlan, empty_state
-from exportkit.runtime.weights import WeightsSource, mapped_weights, replaced_weights
+from exportkit.runtime.weights import WeightsSource, replaced_weights
 from exportkit.sizes import label_of
 
 
@@ -237,10 +237,12 @@ class Model:
 
         Args:
             source: A safetensors file, or tensors by name. It must have the model's whole state_dict with the same
-                dtypes and shapes. A tied weight may have any of its names. The tensors are copied.
+                dtypes and shapes. A tied weight may have any of its names. The tensors are copied. State may be left
+                out; sessions go on beginning as at export, so other state is refused.
 
         Raises:
-            WeightsError: The weights do not fit the model, or the model's weights are inside the compiled code.
+            WeightsError: The weights do not fit the model, come with other state than sessions begin with, or are
+                inside the compiled code.
             ModelLoadError: torch's loader refused the code that it loaded before.
             ModelRunError: The CUDA graphs that `capture` made cannot be made again.
             ModelClosedError: The model was closed.
@@ -253,7 +255,7 @@ class Model:
         with self._changing:
             if self._construction is None:
                 raise ModelClosedError(f"the model {self.manifest.name} was closed")
-            weights = replaced_weights(self.manifest, [self.target], mapped_weights(self._reader), source)
+            weights = replaced_weights(self._reader, self.manifest, [self.target], source)
             # torch's runner has a second buffer for this, but a failure midway would leave mixed weights, and running
             # calls on a GPU might read the buffer while the next swap writes it. So second runners are made.
             runners = self._construction.make(weights, self._code.runners)

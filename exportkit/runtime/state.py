@@ -8,10 +8,11 @@ from typing import Any, Protocol
 
 import torch
 
-from exportkit.errors import InputError, ManifestConsistencyError, SessionClosedError, UsageError
+from exportkit.errors import InputError, SessionClosedError, UsageError
 from exportkit.package.archive import PackageReader
 from exportkit.package.dtypes import ITEM_BYTES
 from exportkit.package.manifest import Manifest, Size
+from exportkit.runtime.initial_state import initial_values
 from exportkit.runtime.methods import MethodPlan, ModelCode
 from exportkit.runtime.overlap import Spans
 from exportkit.sizes import shape_at
@@ -58,7 +59,7 @@ class StatePlan:
         self._reader = reader
         self._manifest = reader.manifest
         self._device = device
-        self._initial: dict[str, torch.Tensor] = {}
+        self._initial: dict[str, torch.Tensor | None] = {}
         self.dimensions = state_dimensions(reader.manifest)
 
     def checked_sizes(self, given: Mapping[str, Any]) -> dict[str, int]:
@@ -81,23 +82,12 @@ class StatePlan:
         """Writes the initial values into a session's tensors."""
         with torch.no_grad():
             for each, tensor in zip(self._manifest.state, tensors):
-                if each.initial is None:
+                if each.name not in self._initial:
+                    self._initial[each.name] = initial_values(self._reader, each)
+                if (first := self._initial[each.name]) is None:
                     _as_bytes(tensor).zero_()
                 else:
-                    tensor.copy_(self._initial_values(each.name))
-
-    def _initial_values(self, name: str) -> torch.Tensor:
-        if (known := self._initial.get(name)) is None:
-            each = next(each for each in self._manifest.state if each.name == name)
-            assert each.initial is not None
-            content = bytearray(self._reader.read(each.initial))
-            shape = [1 if isinstance(size, Size) else size for size in each.shape]
-            if len(content) != math.prod(shape) * ITEM_BYTES[each.dtype]:
-                raise ManifestConsistencyError(f"{each.initial} has {len(content)} bytes, which {each.name} does not")
-            dtype: torch.dtype = getattr(torch, each.dtype)
-            flat = torch.frombuffer(content, dtype=torch.uint8).view(dtype) if content else torch.empty(0, dtype=dtype)
-            known = self._initial[name] = flat.view(shape)
-        return known
+                    tensor.copy_(first)
 
 
 class LocalState:

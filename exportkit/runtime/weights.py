@@ -16,6 +16,7 @@ from exportkit.package import core
 from exportkit.package.archive import PackageReader
 from exportkit.package.consistency import match_state
 from exportkit.package.manifest import Manifest, Target, Weight
+from exportkit.runtime.initial_state import check_given_state, same_content
 
 Weights = Mapping[str, torch.Tensor]  # by the weights' names in the manifest
 _ALIGNMENT = 512  # bytes, as of torch's allocator: kernels are chosen by their arguments' alignment
@@ -117,29 +118,30 @@ def _over(
 
 
 def replaced_weights(
-    manifest: Manifest, targets: Sequence[Target], packaged: Weights, source: WeightsSource
+    reader: PackageReader, manifest: Manifest, targets: Sequence[Target], source: WeightsSource
 ) -> dict[str, torch.Tensor]:
     """Returns the model's weights with those of another fine-tune, copied into new memory.
 
     Args:
-        manifest: The package's manifest.
+        reader: The package. Constants of the code are taken from here.
+        manifest: Its manifest, perhaps with fewer targets.
         targets: The targets that must work with the new weights.
-        packaged: The package's weights. Constants of the code are taken from here.
-        source: The new weights.
+        source: The new weights. What sessions begin with may be among them.
 
     Raises:
-        WeightsError: The weights cannot be read or do not fit, or one differs from the value that is built into the
-            code of a target.
+        WeightsError: The weights cannot be read or do not fit, one differs from the value that is built into the
+            code of a target, or they come with other state than sessions begin with.
     """
-    buffers = {name for each in manifest.state for name in (each.name, *each.aliases)}  # sessions have these
-    given = {name: tensor for name, tensor in read_state(source).items() if name not in buffers}
-    names = match_state(manifest.weights, described(given))
+    given = read_state(source)
+    names = match_state(manifest.weights, described(given), manifest.state)
+    check_given_state(reader, given)
+    packaged = mapped_weights(reader)
     weights = dict(packaged)
     for weight in manifest.weights:
         if not weight.state:
             continue
         first, *others = names[weight.name]
-        if differing := next((name for name in others if not _same_content(given[first], given[name])), None):
+        if differing := next((name for name in others if not same_content(given[first], given[name])), None):
             raise WeightsError(
                 f"{first} and {differing} differ; they are one tensor in the model",
                 hint="Export the model again with untied weights, or give only one of the two.",
@@ -151,7 +153,7 @@ def replaced_weights(
             for target in targets
             if not any(weight.name in constants.values() for constants in target.constants.values())
         ]
-        if inside and not _same_content(given[first], packaged[weight.name]):
+        if inside and not same_content(given[first], packaged[weight.name]):
             raise WeightsError(
                 f"{weight.name} differs from the package's, which is built into the code of target {inside[0]}",
                 hint="Export the model with these weights.",
@@ -182,11 +184,6 @@ def read_state(source: WeightsSource) -> dict[str, torch.Tensor]:
 def described(state: Mapping[str, torch.Tensor]) -> dict[str, tuple[str, torch.Size]]:
     """Returns the dtype, spelled as in the manifest, and the shape of each tensor."""
     return {name: (str(tensor.dtype).removeprefix("torch."), tensor.shape) for name, tensor in state.items()}
-
-
-def _same_content(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """Whether two tensors of the same dtype and shape have the same bytes."""
-    return torch.equal(*(tensor.cpu().contiguous().reshape(-1).view(torch.uint8) for tensor in (one, other)))
 
 
 def _laid_out(tensor: torch.Tensor, weight: Weight) -> torch.Tensor:

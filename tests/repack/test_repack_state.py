@@ -11,6 +11,7 @@ import torch
 from safetensors.torch import load, save_file
 
 from exportkit.cli import main
+from exportkit.errors import WeightsError
 from exportkit.package.archive import STOCK_RECORDS, PackageReader, write_package
 from exportkit.packaging import PackOptions
 from exportkit.repack.repacking import Changes, repack
@@ -56,7 +57,7 @@ def test_other_weights_get_sequences_of_their_own_with_the_same_inputs(tuned, tm
 
 @pytest.mark.process
 def test_the_packages_programs_record_the_sequences_and_the_state_begins_as_packaged(tuned, tmp_path) -> None:
-    """The weights come with other state, which is left out: a session begins as it was exported."""
+    """The weights may come with what sessions begin with, and with no other state."""
     both = tmp_path / "both.pt2"
     with PackageReader(artifact("decoder")) as code, PackageReader(artifact("decoder-program")) as program:
         records = {name: code.read(name) for name in code.names if name not in STOCK_RECORDS}
@@ -67,9 +68,12 @@ def test_the_packages_programs_record_the_sequences_and_the_state_begins_as_pack
         write_package(both, msgspec.structs.replace(code.manifest, **changes), records)
     torch.manual_seed(7)
     whole = {name: tensor.clone() for name, tensor in Decoder().state_dict().items()}
-    whole["position"] += 3
     save_file(whole, tmp_path / "whole.safetensors")
+    save_file({**whole, "position": whole["position"] + 3}, tmp_path / "used.safetensors")
     options = PackOptions(verify=False)
+    with pytest.raises(WeightsError, match="state that sessions do not begin with: position\n"):
+        repack(both, tmp_path / "a.pt2", Changes(weights=tmp_path / "used.safetensors"), options)
+    assert not (tmp_path / "a.pt2").exists()
     done = repack(both, tmp_path / "a.pt2", Changes(weights=tmp_path / "whole.safetensors"), options).done
     assert done[-1] == "recorded 8 cases again, with the package's ExportedPrograms"
     repack(both, tmp_path / "b.pt2", Changes(weights=tuned), options)

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 import torch
 from safetensors.torch import save_file
 
+import exportkit
+from exportkit.errors import WeightsError
 from tests.artifacts import artifact
 from tests.runtime import c_interface, exportkit_run
 from tests.runtime.c_interface import view
@@ -38,7 +41,7 @@ def test_a_session_goes_on_with_swapped_weights_and_its_own_state(c_library, tmp
         for number in range(2):
             eager = Decoder().eval()
             save_file({name: t.contiguous() for name, t in eager.state_dict().items()}, tmp_path / "new.safetensors")
-            model.swap_weights(tmp_path / "new.safetensors")  # which has the state as well
+            model.swap_weights(tmp_path / "new.safetensors")  # which has the state as well, as sessions begin with it
             for name, tensor in state.items():
                 eager.get_buffer(name).copy_(tensor)
             for step in range(3):
@@ -46,3 +49,17 @@ def test_a_session_goes_on_with_swapped_weights_and_its_own_state(c_library, tmp
             state = {name: torch.from_numpy(array.copy()) for name, array in session.state().items()}
             for name, tensor in state.items():
                 torch.testing.assert_close(tensor, eager.get_buffer(name).detach(), rtol=1e-4, atol=1e-4)
+
+
+def test_other_weights_with_state_that_sessions_do_not_begin_with_are_refused_in_pythons_words(c_library, tmp_path):
+    state = {name: tensor.clone() for name, tensor in Decoder().state_dict().items()}
+    state["position"] += 1
+    state["keys_0"][0, 0, 0] = 1e-40
+    state["bias"] = state["bias"][:1].contiguous()  # what sessions begin with, in another number of rows
+    save_file(state, tmp_path / "used.safetensors")
+    with exportkit.load(artifact("decoder")) as model, pytest.raises(WeightsError) as python:
+        model.swap_weights(tmp_path / "used.safetensors")
+    assert "do not begin with: keys_0, position\n" in str(python.value)
+    with c_library.open(artifact("decoder")) as model, pytest.raises(c_interface.Refused) as c:
+        model.swap_weights(tmp_path / "used.safetensors")
+    assert f"{c.value.message}\n  {c.value.hint}" == str(python.value)

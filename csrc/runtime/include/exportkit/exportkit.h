@@ -291,8 +291,9 @@ EXPORTKIT_API int exportkit_run_method(exportkit_model model, const char* method
                                        exportkit_error** error) EXPORTKIT_NOEXCEPT;
 
 /* Replaces the weights with another fine-tune's, while calls continue. `path` is a safetensors file with the model's
- * whole state and the same dtypes and shapes. Each call runs with only the old weights or only the new ones. A swap
- * that fails leaves the old weights in place. During the swap, both need memory. */
+ * whole state_dict and the same dtypes and shapes; what sessions begin with may be left out, and must not differ. Each
+ * call runs with only the old weights or only the new ones. A swap that fails leaves the old weights in place. During
+ * the swap, both need memory. */
 EXPORTKIT_API int exportkit_swap_weights(exportkit_model model, const char* path,
                                          exportkit_error** error) EXPORTKIT_NOEXCEPT;
 

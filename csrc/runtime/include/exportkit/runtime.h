@@ -157,14 +157,15 @@ class EXPORTKIT_API Model {
 
   // Replaces the weights with another fine-tune's, while calls continue. `path` is a safetensors file with the model's
   // whole state_dict and the same dtypes and shapes; a tied weight may have any of its names. The tensors are copied.
+  // State may be left out; sessions go on beginning as at export, so other state is refused.
   // All copies of this Model and its sessions get the new weights; state stays as it is. Each call runs with only the
   // old weights or only the new ones; running calls finish with the old ones. One swap runs at a time. A swap that
   // fails leaves the old weights in place. During the swap, both need memory. Graphs that `capture` made are made
   // again.
   //
-  // WeightsError: the weights do not fit, or the model's weights are inside the compiled code. ModelLoadError: the
-  // loader refused the code that it loaded before. ModelRunError: the graphs cannot be made. DigestMismatchError: the
-  // package was written to meanwhile.
+  // WeightsError: the weights do not fit, come with other state than sessions begin with, or are inside the compiled
+  // code. ModelLoadError: the loader refused the code that it loaded before. ModelRunError: the graphs cannot be made.
+  // DigestMismatchError: the package was written to meanwhile.
   void swap_weights(const std::string& path);
 
   // Makes a CUDA graph for the sizes of a method's dimensions, such as {{"batch", 1}, {"gh", 28}}, and keeps it.
