@@ -1,0 +1,198 @@
+"""Says how a language model of transformers is exported: `spec(model)`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from exportkit.errors import UsageError
+from exportkit.spec import ExportSpec, Method
+from exportkit.transformers.experts import register_experts
+from exportkit.transformers.probe import layer_forms
+from exportkit.transformers.session_model import SessionModel
+from exportkit.transformers.turn import register
+
+_EXAMPLE = 7  # tokens of the example prompt
+_STEPS = 2  # that are tried after it
+
+
+def spec(
+    model: nn.Module, *, cache_length: int, prompt: int = 512, batch: int = 8, name: str | None = None
+) -> ExportSpec:
+    """Returns how to export a language model with the methods `prefill` and `decode`.
+
+    `prefill(tokens, lengths)` takes the next tokens of each row, [batch, count], and how many each has; `decode(token)`
+    takes one of each, [batch, 1]. Both return the logits after each row's last token, [batch, vocabulary], in float32,
+    or NaN where a row has more tokens than the cache holds. Each session has a cache of its own and any number of rows
+    up to `batch`, each with a position of its own.
+
+    Args:
+        model: A model for causal language modelling, such as AutoModelForCausalLM returns, in eval mode. It is not
+            changed.
+        cache_length: How many tokens, prompt and answer, a row can have.
+        prompt: How many tokens one `prefill` can add. A longer prompt takes several calls.
+        batch: How many rows a session can have.
+        name: The package's name. Default: the model's type, such as `llama`.
+
+    Raises:
+        UsageError: The model is none of these, or has a part that is not supported, or does not answer in turns what it
+            answers at once. The message names it.
+    """
+    config = _checked(model, cache_length, prompt, batch)
+    register()
+    register_experts()
+    rows, count = min(batch, 2), max(1, min(prompt, _EXAMPLE, cache_length - _STEPS))
+    forms = layer_forms(model, cache_length, prompt)
+    session = SessionModel(model, forms, cache_length, rows).eval()
+    device = session.position.device
+    drawer = _Drawer(config.vocab_size, cache_length)
+    tokens, lengths = (each.to(device) for each in drawer.prompt(rows, count, torch.Generator().manual_seed(0)))
+    _check_turns(session, tokens)
+    by_batch = {0: f"batch[1:{batch}]"} if batch > 1 else {}
+    by_count = {1: f"count[1:{prompt}]"} if prompt > 1 else {}
+    return ExportSpec(
+        model=session,
+        name=name or getattr(config, "model_type", None),
+        methods={
+            "prefill": Method(
+                example_inputs=(tokens, lengths),
+                dynamic_shapes={"tokens": {**by_batch, **by_count}, "lengths": by_batch},
+                draw_inputs=drawer.prefill,
+            ),
+            "decode": Method(
+                example_inputs=(tokens[:, :1].contiguous(),),
+                dynamic_shapes={"token": by_batch},
+                draw_inputs=drawer.decode,
+            ),
+        },
+        state=dict.fromkeys(_state_patterns(session), "batch" if batch > 1 else None),
+        draw_sequence=drawer.session,
+    )
+
+
+def _state_patterns(session: SessionModel) -> list[str]:
+    return ["position", *(["cache.*"] if any(True for _ in session.cache.buffers()) else [])]
+
+
+def _checked(model: nn.Module, cache_length: int, prompt: int, batch: int) -> Any:
+    """Returns the model's configuration.
+
+    Raises:
+        UsageError: It is no language model that reads tokens and predicts the next one, or a number does not fit.
+    """
+    from transformers import PreTrainedModel
+
+    kind = type(model).__name__
+    if not isinstance(model, PreTrainedModel):
+        raise UsageError(
+            f"the model is a {kind}, which is none of transformers'",
+            hint="Give what AutoModelForCausalLM.from_pretrained returns.",
+        )
+    config: Any = model.config
+    if getattr(config, "is_encoder_decoder", False):
+        raise UsageError(
+            f"{kind} has an encoder and a decoder; a model whose prompt and answer are one sequence is supported",
+            hint="Export its encoder with exportkit.ExportSpec, and write a module with methods for its decoder: "
+            "docs/state.md.",
+        )
+    if not model.can_generate() or model.main_input_name != "input_ids":
+        raise UsageError(
+            f"{kind} does not generate from tokens",
+            hint="Give a model with a head for the next token: what AutoModelForCausalLM.from_pretrained returns.",
+        )
+    for what, number in (("cache_length", cache_length), ("prompt", prompt), ("batch", batch)):
+        if not isinstance(number, int) or number < 1:
+            raise UsageError(f"{what} is {number!r}; it must be a whole number from 1 on")
+    most = getattr(config, "max_position_embeddings", None)
+    if isinstance(most, int) and cache_length > most:
+        raise UsageError(
+            f"cache_length is {cache_length}, and {kind} has {most} positions", hint=f"Give at most {most}."
+        )
+    if prompt > cache_length:
+        raise UsageError(
+            f"prompt is {prompt}, and the cache holds {cache_length} tokens",
+            hint=f"Give a prompt of at most {cache_length}, or a longer cache.",
+        )
+    if model.training:
+        raise UsageError(f"{kind} is in training mode", hint="Call model.eval().")
+    return config
+
+
+def _check_turns(session: SessionModel, tokens: Tensor) -> None:
+    """Refuses a model that does not answer in turns, over the cache, what it answers at once.
+
+    A model may do something of its own with positions, masks or the cache. Then this finds it, not a user.
+    """
+    rows, count = tokens.shape
+    text = torch.cat([tokens, tokens, tokens], dim=1)
+    lengths = torch.tensor([max(1, count - 3 * row) for row in range(rows)], device=tokens.device)
+    with torch.no_grad(), _put_back(session):
+        found = [session.prefill(tokens, lengths)]
+        for step in range(min(_STEPS, session.length - count)):
+            found.append(session.decode(text.gather(1, (lengths + step)[:, None])))
+        for row in range(rows):
+            for step, answer in enumerate(found):
+                known = text[row : row + 1, : int(lengths[row]) + step]
+                whole = session.model(input_ids=known, use_cache=False).logits[0, -1].to(answer.dtype)
+                _compare(session.model, whole, answer[row])
+
+
+@contextmanager
+def _put_back(session: SessionModel) -> Iterator[None]:
+    """Empties the buffers again at the end."""
+    yield
+    for tensor in (session.position, *session.cache.buffers()):
+        tensor.zero_()
+
+
+def _compare(model: Any, whole: Tensor, answer: Tensor) -> None:
+    allowed = 1e-3 if torch.finfo(model.dtype).eps < 1e-6 else 0.2  # in half precision, experts may change
+    error = float((answer - whole).abs().mean() / whole.std().clamp(min=1e-30))
+    if not error <= allowed:  # NaN, too
+        raise UsageError(
+            f"{type(model).__name__} answers otherwise over exportkit's cache than without a cache: its logits differ "
+            f"by {error:.1g} of their standard deviation",
+            hint="It does something of its own with positions, masks or the cache. Write a module with methods over "
+            "buffers: docs/state.md.",
+        )
+
+
+class _Drawer:
+    """Draws calls whose tokens are of the vocabulary and whose lengths fit."""
+
+    def __init__(self, vocabulary: int, length: int) -> None:
+        self._vocabulary = vocabulary
+        self._length = length
+
+    def prompt(self, rows: int, count: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+        """Tokens [rows, count], and lengths."""
+        lengths = torch.randint(1, count + 1, (rows,), generator=generator)
+        return self._tokens(rows, count, generator), lengths
+
+    def prefill(self, sizes: Mapping[str, int], generator: torch.Generator) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Arguments of `prefill`."""
+        return self.prompt(sizes.get("batch", 1), sizes.get("count", 1), generator), {}
+
+    def decode(self, sizes: Mapping[str, int], generator: torch.Generator) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Arguments of `decode`."""
+        return (self._tokens(sizes.get("batch", 1), 1, generator),), {}
+
+    def session(
+        self, sizes: Mapping[str, int], generator: torch.Generator
+    ) -> list[tuple[str, tuple[Any, ...], dict[str, Any]]]:
+        """A prompt, three tokens, a second prompt of at most four, and a token more."""
+        (tokens, lengths), none = self.prefill(sizes, generator)
+        calls: list[tuple[str, tuple[Any, ...], dict[str, Any]]] = [
+            ("prefill", (tokens, lengths.clamp(max=max(1, self._length - 8))), none)
+        ]
+        calls += [("decode", *self.decode(sizes, generator)) for _ in range(3)]
+        calls.append(("prefill", *self.prefill({**sizes, "count": min(sizes.get("count", 1), 4)}, generator)))
+        calls.append(("decode", *self.decode(sizes, generator)))
+        return calls
+
+    def _tokens(self, rows: int, count: int, generator: torch.Generator) -> Tensor:
+        return torch.randint(0, self._vocabulary, (rows, count), generator=generator)

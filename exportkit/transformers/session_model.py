@@ -1,0 +1,156 @@
+"""A language model of transformers with its cache in buffers, and the methods `prefill` and `decode`."""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from exportkit.transformers.layers import LayerForm, cache_of
+from exportkit.transformers.probe import cache_argument
+from exportkit.transformers.turn import Turn, taking
+
+Tensors = Sequence[Mapping[str, Tensor]]
+
+
+class SessionModel(nn.Module):
+    """The model and what a session remembers. Each row of a batch is where it is: its own number of tokens so far.
+
+    The buffers are `position`, [batch], and `cache.{layer}.{tensor}`, [batch, ...].
+
+    Args:
+        model: A ForCausalLM of transformers, in eval mode.
+        forms: What each layer remembers.
+        length: How many tokens a row can have, if a layer attends.
+        batch: The rows that the module itself has.
+
+    Attributes:
+        length: How many tokens a row can have.
+        position: How many each row has.
+    """
+
+    position: Tensor
+
+    def __init__(self, model: Any, forms: Sequence[LayerForm], length: int, batch: int) -> None:
+        super().__init__()
+        self.model: Any = model
+        device = next(model.parameters()).device
+        self.cache = nn.ModuleList(_Buffers(form, batch, device) for form in forms)
+        self.register_buffer("position", torch.zeros(batch, dtype=torch.int64, device=device))
+        self._forms = tuple(forms)
+        self.length = length
+        self._argument = cache_argument(model)
+        self._takes_positions = "position_ids" in inspect.signature(model.forward).parameters
+        self._limited = any(form.attends for form in forms)
+        self._recurs = any(form.recurs for form in forms)
+
+    def prefill(self, tokens: Tensor, lengths: Tensor) -> Tensor:
+        """Takes the next tokens of each row.
+
+        Args:
+            tokens: [batch, count]. A row's tokens come first; what follows them is not read.
+            lengths: How many there are in each row, [batch]. A row with none stays as it is.
+
+        Returns:
+            The logits after each row's last token, [batch, vocabulary], in float32 or wider. NaN where a row would have
+            more tokens than the cache holds.
+        """
+        count = tokens.shape[1]
+        lengths = lengths.clamp(0, count)
+        if self._recurs:
+            logits = self._one_by_one(tokens, lengths)
+        else:
+            column = torch.arange(count, device=tokens.device)
+            shifted = column - (count - lengths[:, None])
+            aligned = tokens.gather(1, shifted.clamp(min=0))  # to the right: the last tokens are in one column
+            turn = Turn.of(self.position, lengths, count, self.length)
+            logits = self._logits(aligned, turn, self._tensors())
+        self.position += lengths
+        return self._answer(logits)
+
+    def decode(self, token: Tensor) -> Tensor:
+        """Takes the next token of each row, [batch, 1]; returns the logits after it, as `prefill` does."""
+        logits = self._logits(token, Turn.one(self.position, self.length), self._tensors())
+        self.position += 1
+        return self._answer(logits)
+
+    def _answer(self, logits: Tensor) -> Tensor:
+        logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+        return logits.masked_fill((self.position > self.length)[:, None], math.nan) if self._limited else logits
+
+    def _tensors(self) -> Tensors:
+        return [{name: getattr(own, name) for name in form.shapes} for form, own in zip(self._forms, self.cache)]
+
+    def _logits(self, tokens: Tensor, turn: Turn, tensors: Tensors, weights: dict[str, Tensor] | None = None) -> Tensor:
+        """Calls the model, which writes into the tensors; returns the logits of the last column."""
+        given: dict[str, Any] = {self._argument: cache_of(self._forms, tensors, turn)}
+        if self._takes_positions:
+            given["position_ids"] = turn.positions
+        given |= {"input_ids": tokens, "use_cache": True, "logits_to_keep": 1}
+        with taking(turn, self.model.config):
+            answer = self.model(**given) if weights is None else functional_call(self.model, weights, (), given)
+        logits: Tensor = answer.logits[:, -1]
+        return logits
+
+    def _one_by_one(self, tokens: Tensor, lengths: Tensor) -> Tensor:
+        """Takes column after column, because a state knows only the token before; returns each row's last logits."""
+        named = [(number, name) for number, form in enumerate(self._forms) for name in form.shapes]
+        own = self._tensors()
+        weights = dict(self.model.named_parameters()) | dict(self.model.named_buffers())
+        states = tuple(own[number][name] for number, name in named)
+        first = torch.zeros((), dtype=torch.int64, device=tokens.device)
+        blank = torch.zeros(
+            (tokens.shape[0], self.model.config.vocab_size), dtype=self.model.dtype, device=tokens.device
+        )
+
+        def goes_on(index: Tensor, logits: Tensor, position: Tensor, *rest: Tensor) -> Tensor:
+            return index < rest[len(states)].shape[1]
+
+        def step(index: Tensor, logits: Tensor, position: Tensor, *rest: Tensor) -> tuple[Tensor, ...]:
+            before, (tokens, lengths), values = rest[: len(states)], rest[len(states) :][:2], rest[len(states) + 2 :]
+            now = tuple(state.clone() for state in before)
+            layers: list[dict[str, Tensor]] = [{} for _ in self._forms]
+            for (number, name), tensor in zip(named, now):
+                layers[number][name] = tensor
+            turn = Turn.one(position, self.length)
+            new = self._logits(tokens.index_select(1, index[None]), turn, layers, dict(zip(weights, values)))
+            live = index < lengths
+            kept = [torch.where(_along(live, old), tensor, old) for tensor, old in zip(now, before)]
+            return index + 1, torch.where(live[:, None], new, logits), position + live.to(torch.int64), *kept
+
+        carried = (first, blank, self.position.clone(), *(state.clone() for state in states))
+        others = (tokens, lengths, *weights.values())
+        _, logits, _, *after = _repeat(goes_on, step, carried, others)
+        for state, value in zip(states, after):
+            state.copy_(value)
+        return logits
+
+
+def _along(rows: Tensor, tensor: Tensor) -> Tensor:
+    return rows.reshape(-1, *(1 for _ in tensor.shape[1:]))
+
+
+def _repeat(goes_on: Any, step: Any, carried: tuple[Tensor, ...], others: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    """Repeats a step: as an operator in a trace, else in Python."""
+    if torch.compiler.is_compiling():
+        from torch._higher_order_ops.while_loop import while_loop_op
+
+        operator: Any = while_loop_op  # its annotation has one tensor
+        return tuple(operator(goes_on, step, carried, others))
+    while goes_on(*carried, *others):
+        carried = step(*carried, *others)
+    return carried
+
+
+class _Buffers(nn.Module):
+    """The tensors of one layer."""
+
+    def __init__(self, form: LayerForm, batch: int, device: torch.device) -> None:
+        super().__init__()
+        for name, shape in form.shapes.items():
+            self.register_buffer(name, torch.zeros((batch, *shape), dtype=form.dtypes[name], device=device))
