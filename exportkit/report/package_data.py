@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 
 from exportkit.package.archive import PackageReader
+from exportkit.package.consistency import AOTINDUCTOR_DIR
 from exportkit.package.dtypes import ITEM_BYTES
 from exportkit.package.exported_graph import Node
 from exportkit.package.manifest import MANIFEST_NAME, Manifest, Weight, code_folder
@@ -145,7 +146,7 @@ def _weight_bytes(weight: Weight) -> int:
 
 
 def _records(reader: PackageReader, left_out: LeftOut) -> list[list[Any]]:
-    """Returns the name, the size, the kind, the digest and the weight of each record, the largest first.
+    """Returns the name, the size, the kind, the digest, the weight and whose code each record is, the largest first.
 
     Those that are left out have one row for each kind, so that the sizes add up.
     """
@@ -154,16 +155,32 @@ def _records(reader: PackageReader, left_out: LeftOut) -> list[list[Any]]:
         if weight.record is not None:
             owners.setdefault(weight.record, weight.name)
     listed = sum(record.size for record in reader.manifest.records)
-    rows: list[list[Any]] = [[MANIFEST_NAME, max(0, reader.size - listed), "manifest and zip headers", None, None]]
+    code = _code_owners(reader.manifest)
+    rows: list[list[Any]] = [
+        [MANIFEST_NAME, max(0, reader.size - listed), "manifest and zip headers", None, None, None]
+    ]
     for record in reader.manifest.records:
         kind = next((kind for start, kind in _KINDS.items() if record.name.startswith(start)), "other")
-        rows.append([record.name, record.size, kind, record.sha256, owners.get(record.name)])
+        whose = code.get(record.name.rpartition("/")[0])
+        rows.append([record.name, record.size, kind, record.sha256, owners.get(record.name), whose])
     rows.sort(key=lambda row: (-row[1], row[0]))
     shown = list(left_out.first(rows, left_out.limits.rows, "records, which are smaller than those listed"))
     rest: dict[str, list[int]] = {}
-    for _, size, kind, _, _ in rows[len(shown) :]:
+    for _, size, kind, *_ in rows[len(shown) :]:
         rest.setdefault(kind, []).append(size)
-    return shown + [[f"{len(found)} smaller records", sum(found), kind, None, None] for kind, found in rest.items()]
+    return shown + [
+        [f"{len(found)} smaller records", sum(found), kind, None, None, None] for kind, found in rest.items()
+    ]
+
+
+def _code_owners(manifest: Manifest) -> dict[str, str]:
+    """Returns whose code each folder has: the target and the method, where there are several."""
+    owners = {}
+    for target in manifest.targets:
+        for method in manifest.methods:
+            parts = [target.name] * (len(manifest.targets) > 1) + [method.name] * (len(manifest.methods) > 1)
+            owners[f"{AOTINDUCTOR_DIR}/{code_folder(target.name, method.name)}"] = ", ".join(parts)
+    return {folder: owner for folder, owner in owners.items() if owner}
 
 
 def code_bytes(manifest: Manifest, target: str) -> int:

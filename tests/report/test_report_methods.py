@@ -56,6 +56,13 @@ def test_the_size_of_a_target_is_that_of_all_methods(sample: Path, tmp_path: Pat
     assert data["targets"][0][-1] == code
 
 
+def test_the_sizes_say_whose_code_a_record_is(sample: Path, tmp_path: Path) -> None:
+    records = {name: whose for name, _, _, _, _, whose in report_of(sample, tmp_path / "page.html")["records"]}
+    assert records[samples.CODE] == "decode"
+    assert {name: whose for name, whose in records.items() if whose == "forward"}
+    assert all(whose is None for name, whose in records.items() if not name.startswith("data/aotinductor/"))
+
+
 def test_results_are_summarized_by_method_and_the_state_by_itself(sample: Path, tmp_path: Path) -> None:
     data = report_of(sample, tmp_path / "page.html")
     named = {(each["method"], each["name"]): each for each in data["numbers"]}

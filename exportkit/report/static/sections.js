@@ -121,8 +121,14 @@ export function targetSection(data) {
   );
 }
 
+/** A record's file, and whose code it is where there is a choice: `ending` keeps that when there is little room. */
+function labelOf(name, code) {
+  const file = name.split("/").pop().replace(/^(\d+)\.safetensors$/, "case $1");
+  return code ? `${file}, ${code}` : file;
+}
+
 export function sizeSection(data) {
-  const records = data.records.map(([name, size, kind, digest, owner]) => ({ name: owner ? `${owner}: ${name}` : name, label: owner ?? name.split("/").pop().replace(/^(\d+)\.safetensors$/, "case $1"), path: name, size, kind, digest, owner }));
+  const records = data.records.map(([name, size, kind, digest, owner, code]) => ({ name: owner ? `${owner}: ${name}` : name, label: owner ?? labelOf(name, code), path: name, size, kind, digest, owner }));
   const totals = new Map();
   for (const { kind, size } of records) totals.set(kind, (totals.get(kind) ?? 0) + size);
   const ordered = [...totals].sort((one, other) => other[1] - one[1]);
