@@ -14,9 +14,10 @@ from tests.operators.scaffold.scaffolded import imported
 FOLDER = EXAMPLES / "speech"
 imported("exportkit_speech", FOLDER / "exportkit_speech" / "__init__.py")
 
+from exportkit_speech import __main__ as command  # noqa: E402
 from exportkit_speech import detector, listen, page, recording, speech_times  # noqa: E402
 
-__all__ = ["detector", "listen", "page", "recording", "speech_times"]
+__all__ = ["command", "detector", "listen", "page", "recording", "speech_times"]
 
 _SOUNDS = Path("/usr/share/sounds/alsa")  # of Debian's alsa-utils: 48 kHz
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import pytest
@@ -17,12 +18,9 @@ NAMES = ("chromium", "chromium-browser", "google-chrome")
 FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-dev-shm-usage"]
 
 
-@pytest.fixture(scope="module")
-def browser(starts_process: None) -> Iterator[Browser]:
-    """The system's Chromium, without a window. Each test opens a context of its own in it.
-
-    A module's, not the session's: playwright keeps an event loop in this thread, and other tests begin theirs.
-    """
+@contextmanager
+def chromium(*flags: str) -> Iterator[Browser]:
+    """The system's Chromium, without a window. Each test opens a context of its own in it."""
     playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
     executable = next(filter(None, map(shutil.which, NAMES)), None)
     if executable is None:
@@ -30,9 +28,16 @@ def browser(starts_process: None) -> Iterator[Browser]:
             pytest.fail(f"there is no {' and no '.join(NAMES)}, and EXPORTKIT_REQUIRE_CHROMIUM=1")
         pytest.skip(f"there is no {' and no '.join(NAMES)}: apt-get install chromium")
     with playwright.sync_playwright() as driver:
-        chromium = driver.chromium.launch(executable_path=executable, args=FLAGS)
-        yield chromium
-        chromium.close()
+        browser = driver.chromium.launch(executable_path=executable, args=[*FLAGS, *flags])
+        yield browser
+        browser.close()
+
+
+@pytest.fixture(scope="module")
+def browser(starts_process: None) -> Iterator[Browser]:
+    """A module's, not the session's: playwright keeps an event loop in this thread, and other tests begin theirs."""
+    with chromium() as browser:
+        yield browser
 
 
 @pytest.fixture(scope="session", autouse=True)

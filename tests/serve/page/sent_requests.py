@@ -26,6 +26,7 @@ class Recorder:
 
     def __init__(self) -> None:
         self.sent: list[dict[str, torch.Tensor]] = []
+        self.parameters: list[dict[str, Any]] = []  # of each request
 
     def around(self, application: Any) -> Callable[..., Any]:
         """Wraps an ASGI application."""
@@ -41,7 +42,9 @@ class Recorder:
                     body.extend(message["body"])
                     if not message.get("more_body"):
                         headers = {name.decode().lower(): value.decode() for name, value in scope["headers"]}
-                        self.sent.append(_tensors(bytes(body), int(headers["inference-header-content-length"])))
+                        length = int(headers["inference-header-content-length"])
+                        self.parameters.append(json.loads(body[:length])["parameters"])
+                        self.sent.append(_tensors(bytes(body), length))
                 return message
 
             await application({**scope, "extensions": {}}, hears, send)  # or the body comes another way

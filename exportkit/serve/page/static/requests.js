@@ -30,9 +30,10 @@ export async function status() {
  * Runs a model.
  *
  * Inputs are {name, datatype, shape, data}, where data is a Uint8Array. The answer has `outputs`, a Map from names to
- * {datatype, shape, values}, and `seconds` from the first byte that was sent to the last that came.
+ * {datatype, shape, values}, and `seconds` from the first byte that was sent to the last that came. `more` are further
+ * parameters of the request, such as those of a step of a sequence.
  */
-export async function infer(model, inputs, signal) {
+export async function infer(model, inputs, signal, more = {}) {
   const header = {
     inputs: inputs.map(({ name, datatype, shape, data }) => ({
       name,
@@ -40,7 +41,7 @@ export async function infer(model, inputs, signal) {
       shape,
       parameters: { binary_data_size: data.byteLength },
     })),
-    parameters: { binary_data_output: true },
+    parameters: { binary_data_output: true, ...more },
   };
   const json = new TextEncoder().encode(JSON.stringify(header));
   const place = `v2/models/${encodeURIComponent(model.name)}/versions/${encodeURIComponent(model.version)}/infer`;
