@@ -7,6 +7,9 @@ from pathlib import Path
 import pytest
 
 from tests.examples import paged_package
+from tests.serve.page.conftest import browser, launch
+
+__all__ = ["browser", "launch"]
 
 
 @pytest.fixture(scope="session")

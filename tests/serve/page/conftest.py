@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 import pytest
@@ -18,9 +17,12 @@ NAMES = ("chromium", "chromium-browser", "google-chrome")
 FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-dev-shm-usage"]
 
 
-@contextmanager
-def chromium(*flags: str) -> Iterator[Browser]:
-    """The system's Chromium, without a window. Each test opens a context of its own in it."""
+@pytest.fixture(scope="module")
+def launch(starts_process: None) -> Iterator[Callable[..., Browser]]:
+    """Starts the system's Chromium, without a window, with further flags.
+
+    A module's, not the session's: playwright keeps an event loop in this thread, and other tests begin theirs.
+    """
     playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
     executable = next(filter(None, map(shutil.which, NAMES)), None)
     if executable is None:
@@ -28,16 +30,15 @@ def chromium(*flags: str) -> Iterator[Browser]:
             pytest.fail(f"there is no {' and no '.join(NAMES)}, and EXPORTKIT_REQUIRE_CHROMIUM=1")
         pytest.skip(f"there is no {' and no '.join(NAMES)}: apt-get install chromium")
     with playwright.sync_playwright() as driver:
-        browser = driver.chromium.launch(executable_path=executable, args=[*FLAGS, *flags])
-        yield browser
-        browser.close()
+        yield lambda *flags: driver.chromium.launch(executable_path=executable, args=[*FLAGS, *flags])
 
 
 @pytest.fixture(scope="module")
-def browser(starts_process: None) -> Iterator[Browser]:
-    """A module's, not the session's: playwright keeps an event loop in this thread, and other tests begin theirs."""
-    with chromium() as browser:
-        yield browser
+def browser(launch: Callable[..., Browser]) -> Iterator[Browser]:
+    """The browser of most tests. Each opens a context of its own in it."""
+    browser = launch()
+    yield browser
+    browser.close()
 
 
 @pytest.fixture(scope="session", autouse=True)

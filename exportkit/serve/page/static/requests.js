@@ -4,6 +4,7 @@ import { decode, known } from "./tensors.js";
 
 const KEY = "exportkit-api-key";
 const HEADER = "Inference-Header-Content-Length";
+const SESSION = "x-session-id"; // by which proxies find the replica that has a sequence
 const STATUS_TIMEOUT = 10_000; // ms that the status may take; a model may take as long as it takes
 let askForKey = async () => null;
 
@@ -49,7 +50,11 @@ export async function infer(model, inputs, signal, more = {}) {
   const response = await send(place, {
     method: "POST",
     body: new Blob([json, ...inputs.map((input) => input.data)]),
-    headers: { "Content-Type": "application/octet-stream", [HEADER]: String(json.byteLength) },
+    headers: {
+      "Content-Type": "application/octet-stream",
+      [HEADER]: String(json.byteLength),
+      ...(more.sequence_id === undefined ? {} : { [SESSION]: encodeURIComponent(more.sequence_id) }),
+    },
     signal,
   });
   const body = new Uint8Array(await response.arrayBuffer());

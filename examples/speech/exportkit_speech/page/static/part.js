@@ -63,7 +63,7 @@ class Listener {
       run.close = await openMicrophone(
         this.facts.samples,
         (chunk) => this.hear(run, chunk),
-        (sentence) => this.fail(run, sentence),
+        (sentence) => this.stopBecause(run, sentence),
       );
     } catch (error) {
       return this.fail(run, error.message);
@@ -86,11 +86,15 @@ class Listener {
     if (run.ends) return;
     if (!this.element.isConnected) return this.stop(); // another model is shown
     run.waiting.push(chunk);
-    if (run.waiting.length * CHUNK > BEHIND) {
-      run.waiting = [];
-      this.stop();
-      fill(this.problem, LATE);
-    } else this.send(run);
+    if (run.waiting.length * CHUNK <= BEHIND) return this.send(run);
+    run.waiting = [];
+    return this.stopBecause(run, LATE);
+  }
+
+  stopBecause(run, sentence) {
+    if (run.ends) return;
+    fill(this.problem, sentence);
+    this.stop();
   }
 
   /** Sends what waits, one chunk after another: the server keeps the order of requests only as they come. */
