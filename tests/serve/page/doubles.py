@@ -94,6 +94,8 @@ class Models:
         (found,) = (each for each in self.loaded if (each.name, each.version) == (name, version))
         return found
 
+    named = model
+
     def index(self) -> Sequence[IndexEntry]:
         return [*(IndexEntry(each.name, each.version, "READY", "") for each in self.loaded), *self.others]
 
