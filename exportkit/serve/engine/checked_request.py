@@ -107,10 +107,7 @@ class RequestPlan:
         given = {tensor.name: tensor for tensor in request.inputs}
         self._check_names(given)
         inputs = [self._tensor(given[name], place) for place, name in enumerate(self._names)]
-        try:
-            self._plan.check_shapes([tensor.shape for tensor in inputs])
-        except InputError as error:
-            raise BadRequestError(error.message, hint=error.hint) from error
+        self._check_shapes([tensor.shape for tensor in inputs])
         size = sum(tensor.nbytes for tensor in inputs)
         if not self._batched:
             return CheckedRequest(inputs, 1, None, size, outputs)
@@ -119,6 +116,23 @@ class RequestPlan:
         bucket: Hashable = tuple(tensor.shape[1:] for tensor in inputs) if rows else object()
         return CheckedRequest(inputs, max(rows, 1), bucket, size, outputs)
 
+    def check_shapes(self, given: Mapping[str, Sequence[int]]) -> list[Sequence[int]]:
+        """Checks the shapes of a request whose tensors are not there yet, and returns them in the order of the inputs.
+
+        Raises:
+            BadRequestError: The model does not take them.
+        """
+        self._check_names(given)
+        shapes = [tuple(given[name]) for name in self._names]
+        self._check_shapes(shapes)
+        return list(shapes)
+
+    def _check_shapes(self, shapes: Sequence[Sequence[int]]) -> None:
+        try:
+            self._plan.check_shapes(shapes)
+        except InputError as error:
+            raise BadRequestError(error.message, hint=error.hint) from error
+
     def _wanted(self, names: Sequence[str] | None) -> Sequence[int]:
         if names is None:
             return range(len(self._outputs))
@@ -126,7 +140,7 @@ class RequestPlan:
             raise BadRequestError(f"the model has no output `{unknown[0]}`: its outputs are {_listed(self._outputs)}")
         return [self._outputs[name] for name in names]
 
-    def _check_names(self, given: Mapping[str, InputTensor]) -> None:
+    def _check_names(self, given: Mapping[str, Any]) -> None:
         if unknown := [name for name in given if name not in self._names]:
             raise BadRequestError(f"the model has no input `{unknown[0]}`", hint=f"It takes {self._takes}.")
         if missing := [name for name in self._names if name not in given]:

@@ -269,7 +269,9 @@ class ServedModel:
         Raises:
             QueueFullError: There are as many sequences as there may be.
             NotReadyError: No sequence begins any more.
-            NotServedError, BadRequestError: There is no such method.
+            NotServedError: There is no such method.
+            BadRequestError: The model does not take inputs of these shapes.
+            TooLargeError: The state would be larger than all states together may be.
         """
         named = self.of_method(start.method)
         if named is not self:
@@ -277,11 +279,10 @@ class ServedModel:
         elif self._successor is not None:
             self._successor.check_start(start)
         elif self._sequences is not None:
-            shapes = dict(start.shapes)
-            known = [tensor for tensor in self.call.inputs if tensor.name in shapes]
-            sizes = sizes_of(known, [shapes[tensor.name] for tensor in known])
             try:
                 self._check_begins()
+                shapes = self._plan.check_shapes(dict(start.shapes)) if start.shapes else []
+                sizes = sizes_of(self.call.inputs, shapes)
                 self._sequences.check_start(start, self.manifest, sizes)
             except ServeError as error:
                 self.counted.failed(error.reason)

@@ -25,7 +25,7 @@ from exportkit.serve.sequences.table import (
     SequencesFullError,
     SequenceTable,
 )
-from exportkit.serve.statuses import BadRequestError, DeadlineError, QueueFullError, SequenceError
+from exportkit.serve.statuses import BadRequestError, DeadlineError, QueueFullError, SequenceError, TooLargeError
 
 if TYPE_CHECKING:
     from exportkit.serve.engine.served import ServedModel
@@ -162,6 +162,7 @@ class ServedSequences:
         Raises:
             SequenceError: There is no such sequence, or it ended before it was the step's turn.
             QueueFullError: There is no room for one more.
+            TooLargeError: There never is for one of this size.
             BadRequestError: The request has other sizes than its sequence.
             ServeError: What `run` raises, which ends the sequence.
         """
@@ -194,14 +195,16 @@ class ServedSequences:
 
         Raises:
             QueueFullError: There is no room for one more.
+            TooLargeError: There never is for one of this size.
         """
         self._table.end_idle(time.monotonic())
         self._take_ended()
         least = {name: sizes.get(name, low) for name, (low, _) in state_dimensions(manifest).items()}
         keys = [(start.owner, each) for each in start.ids]
         key = next(filter(self._table.has, keys), keys[0] if keys else None)
-        with self._room():
-            self._table.check(key, state_bytes(manifest, least))
+        size = state_bytes(manifest, least)
+        with self._room(size):
+            self._table.check(key, size)
 
     def give_up(self, step: SequenceStep) -> None:
         """Ends a sequence whose step ran, and whose answer cannot be told to the client."""
@@ -231,7 +234,7 @@ class ServedSequences:
         self._table.end_idle(now)
         copy = home.emptiest()
         place = _Place(home, copy, HeldSession(sizes))
-        with self._room():
+        with self._room(size):
             sequence = self._table.begin(_key(step), place, size, now)
         home.counts[copy] += 1
         self._take_ended()
@@ -239,8 +242,14 @@ class ServedSequences:
         return sequence
 
     @contextmanager
-    def _room(self) -> Iterator[None]:
-        """Says to the client that there is no room for a sequence."""
+    def _room(self, size: int) -> Iterator[None]:
+        """Says to the client that there is no room for a sequence whose state has so many bytes, now or ever."""
+        if size > self.limits.most_bytes:
+            raise TooLargeError(
+                f"the state of this sequence of {self._name} would have {size} bytes, "
+                f"and all sequences may have {self.limits.most_bytes}",
+                hint="`exportkit serve --max-sequence-bytes` allows more.",
+            )
         try:
             yield
         except SequencesFullError as error:

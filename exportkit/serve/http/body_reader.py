@@ -150,10 +150,10 @@ async def _read_chunks(
                 raise too_large(limit)
             if inflater is None:
                 await buffer.write(chunk)
-                continue
-            for piece in inflater.pieces(chunk):
-                await buffer.write(piece)
-                await asyncio.sleep(0)  # a small chunk can inflate to much: others get their turn
+            else:
+                for piece in inflater.pieces(chunk):
+                    await buffer.write(piece)
+                    await asyncio.sleep(0)  # a small chunk can inflate to much: others get their turn
             if check is not None and head.is_large and len(buffer.filled) >= (head.json_length or 0):
                 await check(buffer.filled[: head.json_length])
                 check = None

@@ -10,7 +10,14 @@ from typing import Any
 
 from exportkit.serve.engine.repository import IndexEntry
 from exportkit.serve.protocol.http_request import BodyRules
-from exportkit.serve.protocol.inference import InferAnswer, InferRequest, InferTiming, OutputTensor
+from exportkit.serve.protocol.inference import (
+    InferAnswer,
+    InferRequest,
+    InferTiming,
+    OutputTensor,
+    SequenceStart,
+    SequenceStep,
+)
 from exportkit.serve.statuses import (
     BackendError,
     BadRequestError,
@@ -38,9 +45,10 @@ def break_down(request: InferRequest) -> list[OutputTensor]:
 
 
 class FakeModel:
-    """A model. After `hold`, requests wait for `release`."""
+    """A model. After `hold`, requests wait for `release`. `Remembers` keeps sequences."""
 
     version = "1"
+    stateful = False
 
     def __init__(
         self, name: str, tensors: Mapping[str, tuple[str, list[int]]], max_body: int, compute: Compute = echo
@@ -106,13 +114,35 @@ class FakeModel:
     def metadata(self) -> dict[str, Any]:
         described = [{"name": n, "datatype": t, "shape": shape} for n, (t, shape) in self._tensors.items()]
         batching = {"enabled": False, "reason": "it is a double"}
-        return {"name": self.name, "versions": ["1"], "inputs": described, "outputs": described, "batching": batching}
+        found = {"name": self.name, "versions": ["1"], "inputs": described, "outputs": described, "batching": batching}
+        return found | ({"sequences": {}} if self.stateful else {})
 
     def config(self) -> dict[str, Any]:
         return {"name": self.name, "max_batch_size": 0}
 
     def statistics(self) -> dict[str, Any]:
         return {"name": self.name, "version": self.version, "inference_count": self.answered}
+
+
+class Remembers(FakeModel):
+    """A model with state. While it is `full`, no sequence but `known` begins."""
+
+    stateful = True
+    full = False
+    known: int | str = "known"
+
+    def __init__(self, *given: Any) -> None:
+        super().__init__(*given)
+        self.starts: list[SequenceStart] = []  # that were asked for before their tensors came
+        self.given_up: list[SequenceStep] = []
+
+    def check_start(self, start: SequenceStart) -> None:
+        self.starts.append(start)
+        if self.full and self.known not in start.ids:
+            raise QueueFullError("there are as many sequences as there may be")
+
+    def give_up(self, step: SequenceStep) -> None:
+        self.given_up.append(step)
 
 
 class FakeRepository:
