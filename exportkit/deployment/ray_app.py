@@ -16,7 +16,11 @@ from ray import serve
 from ray.serve.config import BackpressureConfig
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from exportkit.deployment.ray_sequences import behind_router, with_sequences
 from exportkit.errors import UsageError
+from exportkit.package.archive import PackageReader
+from exportkit.package.trust import Trust
+from exportkit.serve.engine.folder import packages_in
 from exportkit.serve.engine.repository import Repository
 from exportkit.serve.engine.servable import check_packages
 from exportkit.serve.http.asgi import make_app
@@ -30,7 +34,6 @@ NAME = "exportkit"  # of the deployment, and of the application that `exportkit 
 
 _REFUSED = {
     "listen": "Ray listens: http_options in its configuration, and TLS and keys in what stands in front of it",
-    "sequences": "the steps of a sequence would reach replicas that do not have its state",
     "shared_memory": "a client does not know on which machine its request will run",
     "access_log": "Ray writes an access log: logging_config in its configuration",
     "traces": "Ray exports traces: tracing_config in its configuration",
@@ -41,8 +44,8 @@ def app(args: dict[str, Any]) -> serve.Application:
     """Builds the application, for `serve deploy` and `serve run`.
 
     Args:
-        args: `packages`, `repository`, `load`, `batch` and `drain_seconds` of ServeOptions, as nested mappings. Paths
-            must exist on every node.
+        args: `packages`, `repository`, `load`, `batch`, `sequences` and `drain_seconds` of ServeOptions, as nested
+            mappings. Paths must exist on every node. Without `sequences`, methods with state are not served.
 
     Raises:
         UsageError: A key is unknown, has a wrong value, or is Ray's business.
@@ -50,23 +53,32 @@ def app(args: dict[str, Any]) -> serve.Application:
     return application(options_of(args))
 
 
-def application(options: ServeOptions) -> serve.Application:
+def application(options: ServeOptions, replica: serve.Deployment | None = None) -> serve.Application:
     """Returns the application with these options. Ray's configuration may replace every setting of the deployment.
 
     Packages that are here are looked at, so that one without a method that can be served is refused before Ray starts.
 
+    Args:
+        options: What to serve. If there may be sequences, each request asks where it should go.
+        replica: The deployment. Default: `Replica`.
+
     Raises:
         UsageError: An option is Ray's business, or no method of a package can be served.
         PackageError: A package is bad, or lacks a required signature.
+        HostError: Ray reads the id of a sequence from another header than clients send.
     """
     check_options(options)
-    options = dataclasses.replace(options, sequences=SequenceLimits(most=0))  # see _REFUSED
-    check_packages([path for path in options.packages if path.exists()], options.load.public_keys, sequences=False)
+    sequences = options.sequences.most > 0
+    check_packages([path for path in options.packages if path.exists()], options.load.public_keys, sequences=sequences)
     gpus = sum(device.startswith("cuda") for device in options.load.devices)
-    return Replica.options(  # type: ignore[attr-defined]  # the decorator makes a Deployment
+    chosen: serve.Deployment = replica or Replica  # type: ignore[assignment]  # the decorator makes a Deployment
+    deployment = chosen.options(
         graceful_shutdown_timeout_s=options.drain_seconds,
         ray_actor_options={"num_cpus": 1, "num_gpus": gpus},
-    ).bind(options)
+    )
+    if not sequences:
+        return deployment.bind(options)
+    return behind_router(with_sequences(deployment).bind(options))
 
 
 def options_of(args: Mapping[str, Any]) -> ServeOptions:
@@ -77,9 +89,10 @@ def options_of(args: Mapping[str, Any]) -> ServeOptions:
     """
     _check_keys(ServeOptions, args, "args")
     try:
-        return msgspec.convert(args, ServeOptions, dec_hook=lambda kind, value: kind(value))
+        options = msgspec.convert(args, ServeOptions, dec_hook=lambda kind, value: kind(value))
     except msgspec.ValidationError as error:
         raise UsageError(f"the arguments of the application cannot be read: {error}") from error
+    return options if "sequences" in args else dataclasses.replace(options, sequences=SequenceLimits(most=0))
 
 
 def check_options(options: ServeOptions) -> None:
@@ -192,6 +205,23 @@ class _InReplica:
             await send(message)
 
         await self._inner(scope, receive, owned)
+
+
+def without_needless_sequences(options: ServeOptions) -> ServeOptions:
+    """Returns options without sequences where no package here has state: requests need not ask where to go then.
+
+    Raises:
+        PackageError: A package is bad, or lacks a required signature.
+    """
+    packages = [*options.packages]
+    if options.repository is not None:
+        packages += [package.path for package in packages_in(options.repository)]
+    demand = Trust(options.load.public_keys).demand()
+    for path in packages:
+        with PackageReader(path, demand=demand) as reader:
+            if reader.manifest.state:
+                return options
+    return dataclasses.replace(options, sequences=SequenceLimits(most=0))
 
 
 def absolute(options: ServeOptions) -> ServeOptions:

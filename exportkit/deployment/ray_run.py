@@ -25,16 +25,17 @@ def run_on_ray(options: ServeOptions, *, started: Callable[[str], None]) -> None
     Raises:
         HostError: Ray is not installed.
         UsageError: An option is Ray's business, or there is nothing to serve.
+        PackageError: A package is bad, or lacks a required signature.
     """
     os.environ.setdefault("RAY_SERVE_ENABLE_HA_PROXY", "1")  # Ray reads it when it is imported
     try:
         import ray
         from ray import serve
 
-        from exportkit.deployment.ray_app import NAME, absolute, application
+        from exportkit.deployment.ray_app import NAME, absolute, application, without_needless_sequences
     except ImportError as error:
         raise HostError(f"cannot serve on Ray: {error}", hint="`pip install 'exportkit[serve,ray]'`.") from error
-    made = application(absolute(options))
+    made = application(absolute(without_needless_sequences(options)))
     local = not os.environ.get("RAY_ADDRESS")
     where: dict[str, Any] = {"address": "local", "include_dashboard": False} if local else {}
     ray.init(log_to_driver=False, configure_logging=False, **where)

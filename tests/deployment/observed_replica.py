@@ -27,7 +27,7 @@ class ObservedReplica(_Replica):
 def app(args: dict[str, Any]) -> Any:
     """Builds the application, as ray_app.app does."""
     observed: Any = ray_app.Replica.options(func_or_class=ObservedReplica)
-    return observed.bind(ray_app.options_of(args))
+    return ray_app.application(ray_app.options_of(args), observed)
 
 
 def _observed(inner: ASGIApp) -> ASGIApp:

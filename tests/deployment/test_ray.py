@@ -27,15 +27,18 @@ from ray.cluster_utils import Cluster  # noqa: E402
 from ray.serve.context import _get_global_client  # noqa: E402
 from ray.serve.schema import ServeDeploySchema  # noqa: E402
 
+import exportkit  # noqa: E402
 from exportkit.deployment import ray_app  # noqa: E402
 from exportkit.deployment.ray_app import NAME, check_options, options_of  # noqa: E402
 from exportkit.errors import UsageError  # noqa: E402
 from exportkit.package.archive import PackageReader, StoredRecord, write_package  # noqa: E402
-from exportkit.serve.client import Client  # noqa: E402
+from exportkit.serve.client import Client, ClientSequence  # noqa: E402
+from exportkit.serve.sequences.table import SequenceLimits  # noqa: E402 (likewise)
 from exportkit.serve.serve_options import ServeOptions  # noqa: E402 (after importorskip)
+from exportkit.serve.statuses import SequenceError  # noqa: E402 (likewise)
 from tests.deployment.observed_replica import JOURNAL, Journal  # noqa: E402
 from tests.package import samples, stateful_samples  # noqa: E402 (likewise)
-from tests.runtime import tiny  # noqa: E402
+from tests.runtime import stateful, tiny  # noqa: E402
 
 ROOT = Path(__file__).parents[2]
 PORT = 18700
@@ -274,6 +277,61 @@ def test_a_new_version_loses_no_request(cluster: Any, folder: Path):
     assert load.lost == {}
 
 
+def test_sequences_stay_with_their_replica_and_are_lost_with_it(cluster: Any, folder: Path):
+    """The one that takes the place of a lost replica gets a share of all sequences, which are lost with it."""
+    package = stateful.write(folder / "recorder.pt2")
+    with exportkit.load(package) as model, model.session(batch=1) as session:
+        right = [session.push(torch.from_numpy(row(step))).numpy() for step in range(stateful.ROWS)]
+    deploy(folder, {"sequences": {"idle_seconds": 600}})
+    journal = Journal(folder / "journal")
+    with Client(URL, deadline=60) as client:
+        wait_for_routers(client)
+        told_to = [client.sequence("recorder.push", restart=True) for _ in range(30)]
+        plain = [client.sequence("recorder.push") for _ in range(30)]
+        assert lost_in([*told_to, *plain], range(2), right) == set()
+        os.kill(journal.living().pop(), signal.SIGKILL)
+        lost = lost_in(plain, range(2, 3), right)
+        assert 0 < len(lost) < len(plain)
+        for sequence in told_to:
+            sequence.infer({"x": row(0)})
+        assert 0 < sum(sequence.restarts > 0 for sequence in told_to) < len(told_to)
+    package.unlink()
+    deploy(folder)
+
+
+def row(step: int) -> np.ndarray[Any, Any]:
+    return np.full((1, stateful.WIDTH), 0.1 * (step + 1), np.float32)
+
+
+def lost_in(sequences: list[ClientSequence], steps: range, right: list[np.ndarray[Any, Any]]) -> set[ClientSequence]:
+    """Sends steps of sequences in turns, and returns those that were lost."""
+    lost = set()
+    for step in steps:
+        for sequence in sequences:
+            try:
+                answer = sequence.infer({"x": row(step)})["0"]
+            except SequenceError:
+                lost.add(sequence)
+            else:
+                np.testing.assert_array_equal(answer, right[step])
+    return lost
+
+
+def wait_for_routers(client: Client) -> None:
+    """Waits until HAProxy asks where requests should go. Until it knows whom to ask, it sends them anywhere."""
+    good, end = 0, time.monotonic() + 90
+    while good < 20:
+        assert time.monotonic() < end
+        sequence = client.sequence("recorder.push")
+        try:
+            for step in range(3):
+                sequence.infer({"x": row(step)}, end=step == 2)
+            good += 1
+        except SequenceError:
+            good = 0
+            time.sleep(0.5)
+
+
 def test_a_lost_node_loses_what_was_in_flight_there(cluster: Any, folder: Path):
     """And nothing, with a client that repeats."""
     journal = Journal(folder / "journal")
@@ -305,7 +363,7 @@ def wait_for_version(version: str) -> None:
         time.sleep(0.05)
 
 
-def test_a_package_whose_methods_all_have_state_is_refused_before_ray_starts(tmp_path: Path):
+def test_a_package_whose_methods_all_have_state_needs_sequences(tmp_path: Path):
     whole = stateful_samples.manifest(cases=())
     decode = whole.method("decode")
     target = samples.target(constants={"decode": {}})
@@ -313,5 +371,14 @@ def test_a_package_whose_methods_all_have_state_is_refused_before_ray_starts(tmp
     records = {name: data for name, data in stateful_samples.RECORDS.items() if name.startswith(kept)}
     manifest = msgspec.structs.replace(whole, methods=(decode,), targets=(target,), weights=())
     write_package(tmp_path / "llm.pt2", manifest, records)
+    options = ServeOptions(packages=(tmp_path / "llm.pt2",))
+    assert ray_app.without_needless_sequences(options) == options
+    without = options_of({"packages": [str(tmp_path / "llm.pt2")]})
+    assert without.sequences == SequenceLimits(most=0)
     with pytest.raises(UsageError, match="llm cannot be served: decode has state"):
-        ray_app.application(ServeOptions(packages=(tmp_path / "llm.pt2",)))
+        ray_app.application(without)
+
+
+def test_sequences_are_asked_for_only_where_there_is_state(tiny_package: Path, folder: Path):
+    for options in (ServeOptions(packages=(tiny_package,)), ServeOptions(repository=folder)):
+        assert ray_app.without_needless_sequences(options).sequences.most == 0
