@@ -76,7 +76,7 @@ def describe_program(
     """
     signature = program.graph_signature
     values = {n.name: n.meta.get("val") for n in program.graph.nodes}
-    taken = _tensors(values, [s.arg for s in signature.input_specs if s.kind is InputKind.USER_INPUT])
+    taken = taken_tensors(program)
     returned = [s.arg for s in signature.output_specs if s.kind is OutputKind.USER_OUTPUT]
     # Constants are the same in every call. A size or .item() is not, and cannot be returned.
     if varying := [i for i, arg in enumerate(returned) if not isinstance(arg, (TensorArgument, ConstantArgument))]:
@@ -126,6 +126,13 @@ def describe_program(
         dimensions=tuple(symbols.dimensions),
     )
     return DescribedProgram(call, tuple(_fixed_shape("a state", value, symbols) for value in state))
+
+
+def taken_tensors(program: torch.export.ExportedProgram) -> list[torch.Tensor]:
+    """Returns the fake tensors that a program takes from its caller, in order."""
+    values = {n.name: n.meta.get("val") for n in program.graph.nodes}
+    specs = program.graph_signature.input_specs
+    return _tensors(values, [s.arg for s in specs if s.kind is InputKind.USER_INPUT])
 
 
 def _tensors(values: dict[str, Any], arguments: Sequence[Any]) -> list[torch.Tensor]:

@@ -76,7 +76,57 @@ def dimension_of(state: StateTensor) -> str | None:
     return first.dimension if isinstance(first, Size) else None
 
 
-class ProgramModel(torch.nn.Module):
+class _Holder(torch.nn.Module):
+    """A module that has tensors by the names that they had in another one."""
+
+    def tensor(self, name: str) -> torch.Tensor:
+        """Returns a parameter or buffer by name."""
+        path, _, key = name.rpartition(".")
+        found: torch.Tensor = getattr(self.get_submodule(path), key)
+        return found
+
+    def hold(self, name: str, tensor: torch.Tensor, *, persistent: bool = True) -> None:
+        """Makes a parameter or buffer with this name, unless there is one."""
+        *path, key = name.split(".")
+        module: torch.nn.Module = self
+        for part in path:
+            if part not in module._modules:
+                module.add_module(part, torch.nn.Module())
+            module = module.get_submodule(part)
+        if key in module._parameters or key in module._buffers:
+            return
+        if isinstance(tensor, torch.nn.Parameter):
+            module.register_parameter(key, tensor)
+        else:
+            module.register_buffer(key, tensor, persistent=persistent)
+
+
+class ForeignModel(_Holder):
+    """A program that exportkit did not write, as a module that can be traced again and writes into its buffers."""
+
+    def __init__(self, program: torch.export.ExportedProgram) -> None:
+        super().__init__()
+        _make_bases(program.constants)
+        module, signature = program.module(check_guards=False), program.graph_signature
+        tensors = {
+            **dict(module.named_parameters(remove_duplicate=False)),
+            **dict(module.named_buffers(remove_duplicate=False)),
+        }
+        names = [name for name in (*signature.parameters, *signature.buffers) if name in tensors]
+        for name in names:
+            self.hold(name, tensors[name], persistent=name not in signature.non_persistent_buffers)
+        self.forward = _Program(self, module, names, []).function()
+
+
+def _make_bases(constants: dict[str, Any]) -> None:
+    """Copies tensors that torch read from a file as views, into which a program that is traced again may not write."""
+    made: dict[int, torch.Tensor] = {}  # one copy for two names of one tensor
+    for name, tensor in constants.items():
+        if isinstance(tensor, torch.Tensor) and tensor._is_view():
+            constants[name] = made.setdefault(id(tensor), tensor.clone())
+
+
+class ProgramModel(_Holder):
     """The methods of a model as its programs compute them, over one set of weights.
 
     Attributes:
@@ -98,40 +148,19 @@ class ProgramModel(torch.nn.Module):
             own += [n for n in program.state_dict if n not in own]
             for name in own:
                 tensor = program.state_dict[name]
-                self._hold(name, tied.setdefault(id(tensor), tensor))
+                self.hold(name, tied.setdefault(id(tensor), tensor))
             used = [manifest.state[use.index].name for use in manifest.method(method).state]
             functions[method] = _Program(self, module, own, used).function()
         for state in manifest.state:
             for name in (state.name, *state.aliases):
-                self._hold(name, initial[state.name])
+                self.hold(name, initial[state.name])
         self.__dict__["methods"] = type("Methods", (), {name: staticmethod(f) for name, f in functions.items()})
-
-    def tensor(self, name: str) -> torch.Tensor:
-        """Returns a parameter or buffer by name."""
-        path, _, key = name.rpartition(".")
-        found: torch.Tensor = getattr(self.get_submodule(path), key)
-        return found
-
-    def _hold(self, name: str, tensor: torch.Tensor) -> None:
-        """Makes a parameter or buffer with this name, unless there is one."""
-        *path, key = name.split(".")
-        module: torch.nn.Module = self
-        for part in path:
-            if part not in module._modules:
-                module.add_module(part, torch.nn.Module())
-            module = module.get_submodule(part)
-        if key in module._parameters or key in module._buffers:
-            return
-        if isinstance(tensor, torch.nn.Parameter):
-            module.register_parameter(key, tensor)
-        else:
-            module.register_buffer(key, tensor)
 
 
 class _Program:
     """Calls the program of one method with the tensors that the model has now."""
 
-    def __init__(self, model: ProgramModel, module: torch.nn.Module, weights: list[str], state: list[str]) -> None:
+    def __init__(self, model: _Holder, module: torch.nn.Module, weights: list[str], state: list[str]) -> None:
         self._model, self._module, self._weights, self._state = model, module, weights, state
 
     def function(self) -> Callable[..., Any]:

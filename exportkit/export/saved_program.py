@@ -8,23 +8,25 @@ import torch
 from torch.export.passes import move_to_device_pass
 from torch.utils._pytree import tree_map_only
 
-from exportkit.errors import DigestMismatchError, UsageError
+from exportkit.errors import DigestMismatchError, ExportError, UsageError
 from exportkit.export.cases import eager_mode, state_sha256
-from exportkit.export.describe_program import describe_output, describe_program
+from exportkit.export.describe_program import describe_output, describe_program, taken_tensors
 from exportkit.export.eager_methods import EagerMethods
 from exportkit.export.export_options import TraceOptions
 from exportkit.export.preflight import check_model, check_operators, describe_operators, graph_operators
+from exportkit.export.program_model import ForeignModel
 from exportkit.export.provenance import provenance
 from exportkit.export.record import RecordedCase, record_cases
-from exportkit.export.resolved import SavedProgram
-from exportkit.export.shapes import DynamicSizes
+from exportkit.export.resolved import EagerModel, SavedProgram
+from exportkit.export.shapes import DynamicSizes, Symbols
+from exportkit.export.trace import trace
 from exportkit.export.trace_method import check_writes
 from exportkit.export.traced import Traced, TracedMethod
 from exportkit.package.archive import Content, PackageReader
-from exportkit.package.manifest import Manifest, Source
+from exportkit.package.manifest import Manifest, Size, Source
 from exportkit.progress import Progress
 from exportkit.sizes import sizes_of
-from exportkit.spec import FORWARD
+from exportkit.spec import FORWARD, ExportSpec
 
 
 def trace_saved(saved: SavedProgram, options: TraceOptions, device: torch.device, progress: Progress) -> Traced:
@@ -109,12 +111,16 @@ def _trace_foreign(
     progress: Progress,
 ) -> Traced:
     """Describes a program that exportkit did not write, which has no manifest."""
-    if options.state:
-        raise UsageError(
-            f"{saved.path} is already traced, so that its buffers cannot become state",
-            hint="Export the model itself with --state, or pass the state in as an input, written in place: --writes.",
-        )
     args, kwargs = program.example_inputs
+    if options.state:
+        spec = replace(
+            saved.spec,
+            model=ForeignModel(program),
+            example_inputs=args,
+            example_kwargs=kwargs,
+            dynamic_shapes=shapes_of(program, saved.spec),
+        )
+        return trace(EagerModel(spec), options, device, progress)
     spec = replace(
         saved.spec, model=program.module(), example_inputs=args, example_kwargs=kwargs, writes=tuple(options.writes)
     )
@@ -136,3 +142,24 @@ def _trace_foreign(
         provenance=provenance(tf32=options.tf32),
         name=options.name or spec.name or "model",
     )
+
+
+def shapes_of(program: torch.export.ExportedProgram, spec: ExportSpec) -> dict[str, dict[int, str]]:
+    """Returns the sizes of a program's inputs that vary, as `ExportSpec.dynamic_shapes` has them.
+
+    Raises:
+        ExportError: A size does not depend on one dimension alone.
+    """
+    args, kwargs = program.example_inputs
+    names = EagerMethods(spec).bind(FORWARD, args, kwargs).names
+    shapes = [(name, tuple(value.shape)) for name, value in zip(names, taken_tensors(program))]
+    symbols = Symbols(shapes, DynamicSizes(), program.range_constraints)
+    found: dict[str, dict[int, str]] = {}
+    for name, shape in shapes:
+        for axis, size in enumerate(symbols.size(each) for each in shape):
+            if size is None:
+                raise ExportError(f"{name} was traced as {list(shape)}, where a size depends on several dimensions")
+            if isinstance(size, Size):
+                (limits,) = (each for each in symbols.dimensions if each.name == size.dimension)
+                found.setdefault(name, {})[axis] = f"{size}[{limits.min}:{limits.max}]"
+    return found

@@ -261,18 +261,65 @@ def foreign(model: torch.nn.Module, inputs: tuple[Tensor, ...], folder: Path) ->
     return path
 
 
-def test_a_program_of_torch_may_write_inputs_but_its_buffers_are_no_state(tmp_path: Path) -> None:
+def test_a_program_of_torch_may_write_inputs_that_are_declared(tmp_path: Path) -> None:
     writes = foreign(Writes(lambda m, x: x.add_(1).sum()), (torch.rand(2, 3),), tmp_path)
     with pytest.raises(ExportError, match=r"writes into its inputs x(?s:.*)--writes NAME"):
         export_program(resolve(str(writes)), tmp_path / "x.pt2")
     manifest = export_program(resolve(str(writes)), tmp_path / "x.pt2", TraceOptions(writes=["x"]))
     assert manifest.call.inputs[0].written is not None
     assert replayed(tmp_path / "x.pt2") == 1
-    state = foreign(Writes(lambda m, x: x + m.h.add_(x)), (torch.rand(2, 3),), tmp_path)
-    with pytest.raises(ExportError, match="changes its buffers h"):
-        export_program(resolve(str(state)), tmp_path / "y.pt2")
-    with pytest.raises(UsageError, match="already traced, so that its buffers cannot become state"):
-        export_program(resolve(str(state)), tmp_path / "y.pt2", TraceOptions(state=["h"]))
+
+
+class Listener(torch.nn.Module):
+    """Counts rows in a buffer, and sums them in another one of a module inside, which is not in its state_dict."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.project = torch.nn.Linear(3, 3)
+        self.inner = torch.nn.Module()
+        self.inner.register_buffer("sum", torch.full((3,), 0.5), persistent=False)
+        self.register_buffer("count", torch.zeros((), dtype=torch.int64))
+        self.register_buffer("table", torch.arange(3.0))
+
+    def forward(self, x: Tensor, out: Tensor) -> dict[str, Tensor]:
+        self.count += x.shape[0]
+        self.inner.sum.add_(self.project(x).sum(0) * torch.tensor([1.0, 2.0, 3.0]))
+        out.add_(self.inner.sum)
+        return {"sum": self.inner.sum + self.table, "count": self.count.clone()}
+
+
+def test_buffers_of_a_program_of_torch_become_state_where_they_are_declared(tmp_path: Path) -> None:
+    inputs, path, out = (torch.rand(4, 3), torch.rand(3)), tmp_path / "foreign.pt2", tmp_path / "y.pt2"
+    shapes = {"x": {0: torch.export.Dim("rows", min=1, max=9)}, "out": None}
+    torch.export.save(torch.export.export(Listener(), inputs, dynamic_shapes=shapes, strict=False), path)
+    with pytest.raises(ExportError, match=r"changes its buffers count, inner\.sum(?s:.*)--state NAME"):
+        export_program(resolve(str(path)), out, TraceOptions(writes=["out"]))
+    options = TraceOptions(state=["inner.sum", "count"], writes=["out"])
+    manifest = export_program(resolve(str(path)), out, options)
+    assert [(state.name, state.initial is None) for state in manifest.state] == [("count", True), ("inner.sum", False)]
+    assert manifest.methods[0].state == (StateUse(index=0, written=True), StateUse(index=1, written=True))
+    assert sorted(weight.name for weight in manifest.weights if weight.state) == []  # a program has its weights inside
+    assert [(each.min, each.max) for each in manifest.call.dimensions] == [(1, 9)]
+    assert manifest.call.inputs[1].written is not None
+    assert replayed(out) == sum(len(case.calls) for case in manifest.cases) > 4
+    # The same model, traced from its source: the same answers.
+    spec = ExportSpec(model=Listener(), example_inputs=inputs, dynamic_shapes={"x": {0: "rows[1:9]"}})
+    own = export_program(spec, tmp_path / "own.pt2", options)
+    with PackageReader(out) as one, PackageReader(tmp_path / "own.pt2") as other:
+        for mine, theirs in zip(one.manifest.cases, own.cases, strict=True):
+            found, wanted = load(one.read(mine.record)), load(other.read(theirs.record))
+            assert found.keys() == wanted.keys()
+            for name, tensor in wanted.items():
+                torch.testing.assert_close(found[name], tensor)
+
+
+def test_what_a_program_of_torch_cannot_have_as_state_is_named(tmp_path: Path) -> None:
+    path = foreign(Writes(lambda m, x: x + m.h.add_(x)), (torch.rand(2, 3),), tmp_path)
+    with pytest.raises(UsageError, match=r"--state cache matches no buffer(?s:.*)It has the buffers h"):
+        export_program(resolve(str(path)), tmp_path / "y.pt2", TraceOptions(state=["cache"]))
+    with pytest.raises(UsageError, match="its dtype and sizes cannot change"):
+        export_program(resolve(str(path)), tmp_path / "y.pt2", TraceOptions(state=["h"], dynamic=["x:0=b[1:4]"]))
 
 
 def test_a_saved_program_keeps_its_state_and_cannot_get_other_state(tmp_path: Path) -> None:
