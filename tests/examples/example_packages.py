@@ -78,8 +78,10 @@ def require_weights() -> None:
 
 def _key(example: Example, device: str) -> str:
     digest = hashlib.sha256(repr((example, device, torch.__version__)).encode())
-    folders = [ROOT / "exportkit" / "export", ROOT / "exportkit" / "package", EXAMPLES / example.folder]
-    for file in sorted(path for folder in folders for path in folder.rglob("*") if path.suffix in _SOURCES):
+    folders = [ROOT / "exportkit" / "export", ROOT / "exportkit" / "package"]
+    folders += [EXAMPLES / example.folder] if example.paged else []
+    found = {path for folder in folders for path in folder.rglob("*") if path.suffix in _SOURCES}
+    for file in sorted({EXAMPLES / example.folder / example.spec.partition(":")[0], *found}):
         digest.update(f"{file.relative_to(ROOT)}\n".encode() + file.read_bytes())
     return digest.hexdigest()[:16]
 

@@ -1,6 +1,7 @@
 """The command of the example: `exportkit-speech serve`, and `exportkit-speech listen voice.wav`."""
 
 import argparse
+import os
 import shlex
 import subprocess
 import sys
@@ -17,31 +18,42 @@ MAKE = (
 
 
 def serve(options: list[str]) -> int:
-    """Makes the package, if it is not there, and serves it. Shows each command."""
+    """Makes the package, if it is not there, and becomes its server. Shows each command."""
     for command in () if PACKAGE.exists() else MAKE:
-        if status := _run(shlex.split(command)):
+        if status := subprocess.run(_shown(shlex.split(command)), check=False).returncode:
             return status
-    return _run(["serve", str(PACKAGE), *options])
+    arguments = _shown(["serve", str(PACKAGE), *options])
+    os.execv(arguments[0], arguments)
 
 
-def _run(arguments: list[str]) -> int:
+def _shown(arguments: list[str]) -> list[str]:
     print("$", shlex.join(["exportkit", *arguments]), file=sys.stderr, flush=True)
-    process = subprocess.Popen([sys.executable, "-m", "exportkit", *arguments])
-    while True:
-        try:
-            return process.wait()
-        except KeyboardInterrupt:
-            pass  # the command got it, too, and knows how to end
+    return [sys.executable, "-m", "exportkit", *arguments]
 
 
 def listen(asked: argparse.Namespace) -> int:
-    """Prints what is heard in recordings."""
-    from exportkit_speech import listen as module
+    """Prints what is heard in recordings, and draws it."""
+    import torch
 
-    source = module.there(asked.url, asked.model, asked.api_key) if asked.url else module.here(asked.package)
-    with source as hear:
-        for line in module.listen(asked.files, hear, real_time=asked.real_time, each=asked.each):
+    from exportkit_speech import listen as heard
+    from exportkit_speech import picture, recording
+
+    pieces = [(file.name, recording.read(file)) for file in asked.files]
+    samples = torch.cat([piece for _, piece in pieces])
+    answers = []
+
+    def kept(found):
+        for answer in found:
+            answers.append(answer)
+            yield answer
+
+    with heard.there(asked.url, asked.model, asked.api_key) if asked.url else heard.here(asked.package) as hear:
+        for line in heard.lines(kept(heard.listen(samples, hear, real_time=asked.real_time)), each=asked.each):
             print(line, flush=True)
+    if asked.picture:
+        unfinished = asked.picture.with_name(f".{asked.picture.name}.unfinished")
+        unfinished.write_text(picture.draw(pieces, answers))
+        unfinished.replace(asked.picture)
     return 0
 
 
@@ -64,6 +76,7 @@ def _parser() -> argparse.ArgumentParser:
     heard.add_argument("--api-key", help="the server's API key")
     heard.add_argument("--real-time", action="store_true", help="send as fast as one speaks, not as fast as it goes")
     heard.add_argument("--each", action="store_true", help="print each answer, too")
+    heard.add_argument("--picture", type=Path, metavar="SVG", help="draw the answers over the waveform")
     return parser
 
 

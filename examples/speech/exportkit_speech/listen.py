@@ -1,22 +1,31 @@
 """Listens to recordings, with a package in this process or with a server that has it."""
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import NamedTuple
 
-import torch
 from torch import Tensor
 
 import exportkit
 from exportkit_speech import recording
 from exportkit_speech.detector import SAMPLES
-from exportkit_speech.speech_times import CHUNK, SpeechTimes
+from exportkit_speech.speech_times import CHUNK, Change, SpeechTimes
 
 _DEADLINE = 10.0  # seconds for an answer of the server
 
 Hear = Callable[[Tensor, bool], float]
 """Takes a chunk [512], and whether it is the last; returns how likely speech is in it."""
+
+
+class Answer(NamedTuple):
+    """What was heard in a chunk, which begins `at` seconds; and whether somebody speaks, and what has changed."""
+
+    at: float
+    likely: float
+    speech: bool
+    change: Change | None
 
 
 @contextmanager
@@ -41,31 +50,34 @@ def there(url: str, model: str, api_key: str | None = None) -> Iterator[Hear]:
         yield hear
 
 
-def listen(files: Sequence[Path], hear: Hear, *, real_time: bool = False, each: bool = False) -> Iterator[str]:
-    """Yields a line when somebody begins or ends to speak in recordings that follow one another.
+def listen(samples: Tensor, hear: Hear, *, real_time: bool = False) -> Iterator[Answer]:
+    """Yields the answer for each chunk of a recording.
 
     Args:
-        files: The recordings, as WAV files.
+        samples: The recording [count] at 16 kHz.
         hear: What hears a chunk.
         real_time: Whether a chunk is sent when its last sample would have been recorded, instead of at once.
-        each: Whether each answer is a line, too.
 
     Raises:
-        ValueError: A file is no recording that can be read.
-        OSError: Likewise.
         ExportkitError: The package or the server did not answer.
     """
-    chunks = recording.chunks(torch.cat([recording.read(file) for file in files]), SAMPLES)
+    chunks = recording.chunks(samples, SAMPLES)
     times, start = SpeechTimes(), time.monotonic()
     for number, chunk in enumerate(chunks, 1):
         if real_time:
             time.sleep(max(0.0, start + number * CHUNK - time.monotonic()))
-        began = times.seconds
-        likely = hear(chunk, number == len(chunks))
+        at, likely = times.seconds, hear(chunk, number == len(chunks))
         change = times.add(likely)
+        yield Answer(at, likely, times.speech, change)
+
+
+def lines(answers: Iterable[Answer], *, each: bool = False) -> Iterator[str]:
+    """Yields a line when somebody begins or ends to speak; with `each`, also one for each answer."""
+    answer = None
+    for answer in answers:
         if each:
-            yield f"{began:6.2f} s  {likely:.2f} {'#' * round(40 * likely)}".rstrip()
-        if change is not None:
-            yield f"{change.at:6.2f} s  speech {'begins' if change.speech else 'ends'}"
-    if times.speech:
-        yield f"{times.seconds:6.2f} s  the recording ends in speech"
+            yield f"{answer.at:6.2f} s  {answer.likely:.2f} {'#' * round(40 * answer.likely)}".rstrip()
+        if answer.change is not None:
+            yield f"{answer.change.at:6.2f} s  speech {'begins' if answer.change.speech else 'ends'}"
+    if answer is not None and answer.speech:
+        yield f"{answer.at + CHUNK:6.2f} s  the recording ends in speech"
