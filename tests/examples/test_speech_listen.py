@@ -118,7 +118,7 @@ def test_what_cannot_be_heard_is_said_in_a_sentence(
     assert "no.pt2" in heard("listen", good, "--package", tmp_path / "no.pt2", capsys=capsys, status=2)
     other = heard("listen", good, "--url", site.url, "--model", "other", capsys=capsys, status=1)
     assert re.search("other", other)
-    monkeypatch.setattr(listen, "_DEADLINE", 0.3)
+    monkeypatch.setattr(listen, "DEADLINE", 0.3)
     gone = heard("listen", good, "--url", "http://127.0.0.1:9", capsys=capsys, status=1)
     assert re.search(r"did not answer within 0\.3 s.*refused", gone)
 

@@ -13,7 +13,7 @@ from exportkit_speech import recording
 from exportkit_speech.detector import SAMPLES
 from exportkit_speech.speech_times import CHUNK, Change, SpeechTimes
 
-_DEADLINE = 10.0  # seconds for an answer of the server
+DEADLINE = 10.0  # seconds for an answer of the server
 
 Hear = Callable[[Tensor, bool], float]
 """Takes a chunk [512], and whether it is the last; returns how likely speech is in it."""
@@ -40,7 +40,7 @@ def there(url: str, model: str, api_key: str | None = None) -> Iterator[Hear]:
     """A sequence of requests to a server."""
     from exportkit.serve.client import Client
 
-    with Client(url, deadline=_DEADLINE, api_key=api_key) as client:
+    with Client(url, deadline=DEADLINE, api_key=api_key) as client:
         sequence = client.sequence(model)
 
         def hear(chunk: Tensor, last: bool) -> float:
