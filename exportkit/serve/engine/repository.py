@@ -164,9 +164,8 @@ class Repository:
         Raises:
             QueueFullError, NotReadyError: What every package says.
         """
-        packages = {
-            model.package.name: model for model in self.models() if model.package is not None and model.stateful
-        }
+        stateful = [model for model in self.models() if model.sequences is not None]
+        packages = {model.package.name: model for model in stateful if model.package is not None}
         refused: ServeError | None = None
         for model in packages.values():
             try:

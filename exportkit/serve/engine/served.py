@@ -170,9 +170,9 @@ class ServedModel:
             raise
 
     @property
-    def stateful(self) -> bool:
-        """Whether each request is a step of a sequence."""
-        return self._sequences is not None
+    def sequences(self) -> ServedSequences | None:
+        """The package's sequences, if each request is a step of one; None: the method has no state."""
+        return self._sequences
 
     @property
     def names(self) -> Collection[str]:

@@ -89,13 +89,14 @@ class ServedSequences:
     """The sequences of a package, whatever the versions on which they run. All methods are for the event loop's thread.
 
     Attributes:
+        name: The name of the package.
         limits: How many there may be, and for how long.
     """
 
     def __init__(self, name: str, limits: SequenceLimits) -> None:
         """There are none yet. `name` is the package's."""
         self.limits = limits
-        self._name = name
+        self.name = name
         self._table: SequenceTable[_Place, _Turn] = SequenceTable(limits)
         self._timer: asyncio.TimerHandle | None = None
         self._changed = asyncio.Event()  # one of them ended
@@ -246,14 +247,14 @@ class ServedSequences:
         """Says to the client that there is no room for a sequence whose state has so many bytes, now or ever."""
         if size > self.limits.most_bytes:
             raise TooLargeError(
-                f"the state of this sequence of {self._name} would have {size} bytes, "
+                f"the state of this sequence of {self.name} would have {size} bytes, "
                 f"and all sequences may have {self.limits.most_bytes}",
                 hint="`exportkit serve --max-sequence-bytes` allows more.",
             )
         try:
             yield
         except SequencesFullError as error:
-            raise QueueFullError(f"no sequence of {self._name} can begin: {error}", hint="Try again later.") from error
+            raise QueueFullError(f"no sequence of {self.name} can begin: {error}", hint="Try again later.") from error
 
     def _found(self, step: SequenceStep, sizes: dict[str, int]) -> _Sequence:
         try:
@@ -262,7 +263,7 @@ class ServedSequences:
                 self._end(sequence, "lost")
                 sequence = self._table.find(_key(step))
         except NoSequenceError as error:
-            raise _gone(self._name, step, error.reason) from error
+            raise _gone(self.name, step, error.reason) from error
         for name, number in sequence.payload.held.sizes.items():
             if sizes.get(name, number) != number:
                 raise BadRequestError(f"the sequence began with {name}={number}, and this request has {sizes[name]}")

@@ -103,6 +103,8 @@ def _of_request(finished: Finished) -> dict[str, Any]:
         attributes["client.address"] = finished.remote
     if record.model:
         attributes |= {"exportkit.model": record.model, "exportkit.version": record.version}
+    if record.sequence is not None:
+        attributes["exportkit.sequence"] = str(record.sequence)
     if timing is not None:
         attributes |= {"exportkit.batch_size": timing.batch_rows, "exportkit.queue_ms": timing.queue * 1e3}
     return attributes

@@ -9,6 +9,7 @@ import exportkit
 from exportkit.package.manifest import Size
 from exportkit.serve.engine.repository import Repository
 from exportkit.serve.engine.served import ServedModel
+from exportkit.serve.engine.served_sequences import ServedSequences
 from exportkit.serve.engine.statistics import REQUEST_SECONDS, Statistics
 from exportkit.serve.page.page_parts import part_of
 from exportkit.serve.serve_options import ServeOptions
@@ -55,6 +56,21 @@ def _model(model: ServedModel, options: ServeOptions) -> dict[str, Any]:
             "delay": options.batch.max_delay,
         },
         "counters": _counters(model.counted),
+        "sequences": None if model.sequences is None else _sequences(model.sequences),
+    }
+
+
+def _sequences(sequences: ServedSequences) -> dict[str, Any]:
+    limits = sequences.limits
+    return {
+        "package": sequences.name,
+        "count": sequences.count,
+        "most": limits.most,
+        "bytes": sequences.state_bytes,
+        "most_bytes": limits.most_bytes,
+        "oldest": sequences.oldest,
+        "idle_seconds": limits.idle_seconds,
+        "ended": dict(sorted(sequences.ended.items())),
     }
 
 

@@ -13,6 +13,7 @@ from exportkit.serve.batching.tickets import BatchLimits
 from exportkit.serve.engine.batchable import Batching
 from exportkit.serve.engine.model_description import ModelDescription
 from exportkit.serve.engine.repository import IndexEntry
+from exportkit.serve.engine.served_sequences import ServedSequences
 from exportkit.serve.engine.statistics import Statistics
 from exportkit.serve.protocol.http_request import BodyRules
 from tests.runtime import tiny
@@ -51,6 +52,7 @@ class Model:
     devices: tuple[str, ...] = ("cpu",)
     batching: Batching = ALONE
     failure: str | None = None
+    sequences: ServedSequences | None = None
 
     @property
     def described(self) -> ModelDescription:

@@ -2,6 +2,7 @@
 
 import { dotted, el, fill } from "./dom.js";
 import { Live } from "./live.js";
+import { Sequences } from "./sequences.js";
 import { TryAny } from "./try_any.js";
 import { bytes, duration, ranges, shape, whole } from "./words.js";
 
@@ -10,6 +11,7 @@ export class ModelView {
     this.model = model;
     this.call = callOf(model);
     this.live = new Live(bounds);
+    this.sequences = model.sequences ? new Sequences() : null;
     this.built = null;
   }
 
@@ -35,6 +37,7 @@ export class ModelView {
       el("h2", {}, model.name, " ", el("span", { class: "faint" }, `version ${model.version}`), " ", this.state),
       this.about,
       section("Now", this.live.element),
+      this.sequences && section("Sequences", this.sequences.element),
       section("Try it", tryIt(model)),
       section("Takes and gives", tensors("Inputs", model.inputs, model), tensors("Outputs", model.outputs, model)),
       section("Limits", this.facts),
@@ -49,6 +52,7 @@ export class ModelView {
   update(model, at) {
     this.model = model;
     this.live.add(at, model.counters);
+    this.sequences?.update(model.sequences);
     if (this.built) this.tell();
   }
 
@@ -66,7 +70,8 @@ export class ModelView {
   }
 }
 
-const callOf = ({ dimensions, inputs, outputs, part }) => JSON.stringify([dimensions, inputs, outputs, part]);
+const callOf = ({ dimensions, inputs, outputs, part, sequences }) =>
+  JSON.stringify([dimensions, inputs, outputs, part, sequences && sequences.package]);
 
 const parts = new Map(); // the installed parts of the page that are loaded, by name
 

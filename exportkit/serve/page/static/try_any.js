@@ -1,6 +1,7 @@
 // A try-it for any model: sizes and what fills the inputs are chosen, the outputs' shapes and first values are shown.
 
 import { dotted, el, fill } from "./dom.js";
+import { SequenceField } from "./kept_sequence.js";
 import { infer } from "./requests.js";
 import { encode, floating, itemBytes, known, product } from "./tensors.js";
 import { bytes, duration, element, shape } from "./words.js";
@@ -14,6 +15,7 @@ export class TryAny {
     this.result = el("div", { class: "result", "aria-live": "polite" });
     this.size = el("span", { class: "faint" });
     this.button = el("button", { type: "submit", class: "primary" }, "Run");
+    this.sequence = model.sequences ? new SequenceField(model) : null;
     this.sizes = new Map(model.dimensions.map((one) => [one.name, this.sizeField(one)]));
     this.fills = new Map(model.inputs.map((input) => [input.name, fillField(input)]));
     this.element = unknown
@@ -23,6 +25,7 @@ export class TryAny {
           { class: "any", submit: (event) => this.run(event) },
           this.sizes.size ? el("fieldset", {}, el("legend", {}, "Sizes"), this.sizeLabels()) : null,
           el("fieldset", {}, el("legend", {}, "Inputs"), this.inputLabels()),
+          this.sequence?.element,
           el("div", { class: "row" }, this.button, this.size),
           this.result,
         );
@@ -71,9 +74,12 @@ export class TryAny {
         shape: shapes[index],
         data: encode(datatype, filled(datatype, product(shapes[index]), this.fills.get(name).value)),
       }));
-      this.show(await infer(this.model, inputs));
+      const answer = await infer(this.model, inputs, undefined, this.sequence?.parameters());
+      this.sequence?.answered();
+      this.show(answer);
     } catch (error) {
-      fill(this.result, el("p", { class: "problem", role: "alert" }, error.message));
+      const lost = this.sequence?.refused(error.status);
+      fill(this.result, el("p", { class: "problem", role: "alert" }, error.message, lost && ` ${lost}`));
     }
     this.button.disabled = false;
   }

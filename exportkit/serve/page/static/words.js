@@ -19,6 +19,12 @@ export function duration(seconds) {
   return seconds < 1 ? `${short(seconds * 1e3)} ms` : `${short(seconds)} s`;
 }
 
+/** A longer time: "12 s", "3.5 min", "2.0 h". */
+export function span(seconds) {
+  if (seconds < 120) return duration(seconds);
+  return seconds < 7200 ? `${short(seconds / 60)} min` : `${short(seconds / 3600)} h`;
+}
+
 /** Bytes -> "3.1 MB". */
 export function bytes(count) {
   for (const [unit, scale] of [["GB", 1e9], ["MB", 1e6], ["kB", 1e3]]) {
