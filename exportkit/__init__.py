@@ -12,9 +12,10 @@ if TYPE_CHECKING:
     from exportkit.spec import ExportSpec as ExportSpec
     from exportkit.spec import Method as Method
     from exportkit.spec import Tolerance as Tolerance
+    from exportkit.verify.self_test import self_test as self_test
 
 __version__ = "0.1.0"
-__all__ = ["ExportSpec", "Method", "Model", "Session", "Tolerance", "load"]
+__all__ = ["ExportSpec", "Method", "Model", "Session", "Tolerance", "load", "self_test"]
 
 # Each name is imported on first use, so that --help need not wait for torch.
 _HOMES = {
@@ -24,6 +25,7 @@ _HOMES = {
     "Session": "exportkit.runtime.session",
     "Tolerance": "exportkit.spec",
     "load": "exportkit.runtime.loader",
+    "self_test": "exportkit.verify.self_test",
 }
 
 

@@ -94,7 +94,7 @@ class BuildError(ExportkitError):
 
 
 class WrongResultError(ExportkitError):
-    """A benchmarked alternative computes a result that differs from the reference."""
+    """A model answers a recorded case wrongly, or a benchmarked alternative differs from the reference."""
 
 
 class ModelRunError(ExportkitError):

@@ -18,6 +18,7 @@ from exportkit.serve.engine.batchable import Batching
 from exportkit.serve.engine.model_copy import ModelCopy, SharedModel, WorkerLostError, tensors_in
 from exportkit.serve.statuses import BackendError
 from exportkit.verify.compare import Match, Reference, compare_outputs
+from exportkit.verify.self_test import replay_case
 
 _TRIED_REQUESTS = 8  # that differ
 _MAX_TRIED = 256  # requests in one call
@@ -52,21 +53,16 @@ def answer_cases(copy: ModelCopy, *, compared: bool) -> None:
 
 def answer_sequences(model: SharedModel, *, compared: bool) -> None:
     """Replays the recorded cases that use state, each in a session. The arguments and errors are `answer_cases`'."""
-    manifest = model.model.manifest
-    for place in _with_state(manifest):
-        case = model.model.cases[place]
+    for place in _with_state(model.model.manifest):
         try:
-            with model.model.session(**case.state_sizes) as session:
-                for number, call in enumerate(case.calls):
-                    answers = tensors_in(session.methods[call.method](*call.args, **call.kwargs))
-                    if compared:
-                        what = f"recorded case {place}, call {number} of {call.method},"
-                        errors = recorded_errors(manifest.cases, call.method)
-                        _compare(manifest.method(call.method).call, call, answers, errors, what, model.device)
-        except BackendError:
-            raise
+            verdict = replay_case(model.model, place)
         except ExportkitError as error:
             raise BackendError(f"the model fails on its recorded case {place}: {error.message}") from error
+        if compared and not isinstance(verdict, Match):
+            raise BackendError(
+                f"the model answers its recorded case {place} wrongly on {model.device}: {verdict.message}",
+                hint="`exportkit verify` says more about it.",
+            )
 
 
 def recorded_sequence(model: Model, method: str) -> LoadedCase | None:

@@ -14,7 +14,6 @@ import pytest
 import torch
 
 import exportkit
-from exportkit.serve.engine import warm_up
 from exportkit.serve.engine.repository import Repository
 from exportkit.serve.engine.served import ServedModel
 from exportkit.serve.protocol.inference import SequenceStep
@@ -29,6 +28,7 @@ from exportkit.serve.statuses import (
     QueueFullError,
     SequenceError,
 )
+from exportkit.verify import judging
 from tests.runtime import stateful
 from tests.serve.engine.asking import request, tensors
 
@@ -219,8 +219,8 @@ def test_steps_that_wait_for_their_turn_count_as_what_waits(recorder):
 def test_recorded_sequences_are_replayed_before_a_model_is_ready(monkeypatch):
     package = Path(__file__).parents[2] / "golden" / "state-1-cpu.pt2"
     played = []
-    compare = warm_up.compare_outputs
-    monkeypatch.setattr(warm_up, "compare_outputs", lambda *given, **more: played.append(1) or compare(*given, **more))
+    compare = judging.compare_outputs
+    monkeypatch.setattr(judging, "compare_outputs", lambda *given, **more: played.append(1) or compare(*given, **more))
 
     async def ask():
         async with serving(package) as repository:
@@ -235,8 +235,8 @@ def test_recorded_sequences_are_replayed_before_a_model_is_ready(monkeypatch):
     def wrong(*given, **more):
         return compare(given[0], given[1], [tensor + 1 for tensor in given[2]], **more)
 
-    monkeypatch.setattr(warm_up, "compare_outputs", wrong)
-    with pytest.raises(BackendError, match="answers its recorded case 0, call 0 of remember, wrongly"):
+    monkeypatch.setattr(judging, "compare_outputs", wrong)
+    with pytest.raises(BackendError, match="answers its recorded case 0 wrongly on cpu: call 0: "):
         run(ask())
 
 
