@@ -111,6 +111,26 @@ class Model:
                 hint="`manifest.state` lists its tensors. Closed sessions free theirs.",
             ) from error
 
+    def session_over(
+        self, tensors: Sequence[torch.Tensor], sizes: Mapping[str, int], *, initialise: bool = True
+    ) -> Session:
+        """Makes a session whose state lies in memory of the caller's, who may keep that of many in one block.
+
+        Args:
+            tensors: The state in the manifest's order, with its dtypes and shapes, contiguous and aligned as an input
+                must be. Nobody else may use them while the session is open.
+            sizes: As of `session`.
+            initialise: Whether they get the values that a new session has.
+
+        Raises:
+            UsageError, ModelClosedError: As `session`.
+        """
+        self._code.open_runners()
+        checked = self._state.checked_sizes(sizes)
+        if initialise:
+            self._state.initialise(tensors)
+        return Session(self._code, LocalState(self._code, self._state, list(tensors)), checked)
+
     def _new_state(self, sizes: Mapping[str, int]) -> State:
         return LocalState.new(self._code, self._state, sizes)
 

@@ -37,7 +37,7 @@ from exportkit.serve.operations.api_keys import ApiKeys
 from exportkit.serve.operations.connection_limits import ConnectionLimits
 from exportkit.serve.operations.front_end import FrontEnd, LocalFrontEnd
 from exportkit.serve.operations.metrics import Metrics
-from exportkit.serve.operations.observation import Finished, Observation
+from exportkit.serve.operations.observation import Finished, Observation, Outcome
 from exportkit.serve.operations.tls import Tls, read_tls
 from exportkit.serve.page.page_routes import open_paths as page_paths
 from exportkit.serve.page.page_routes import page_routes
@@ -147,6 +147,7 @@ class _Server:
         self._repository = Repository(options)
         self._metrics = Metrics(self._repository)
         observers, self._closing = observers_of(options, self._metrics.log_lines_lost.inc)
+        self._each_wanted = bool(observers)  # by the access log or the traces
         self._observation = Observation([self._metrics, *observers])
         self._front = self._front_end(options.listen)
         self._stop = asyncio.Event()
@@ -223,12 +224,17 @@ class _Server:
             allow=None if self._keys is None else self._keys.allow,
             shared_memory=self._memory,
             observe=self._observe_call,
+            count=None if self._each_wanted else self._count_answer,
+            max_held=self._options.load.limits.max_queued_bytes,
             max_connections=self._options.listen.max_connections,
         )
         with reserved:
             server = GrpcServer(self._repository, options)
         await server.start()
         return server
+
+    def _count_answer(self, model: str, version: str) -> None:
+        self._metrics.count(Outcome("grpc", 200, model, version, ""))
 
     def _observe_call(self, call: RpcCall, record: RequestRecord) -> None:
         metadata = {name: value for name, value in call.metadata.items() if isinstance(value, str)}

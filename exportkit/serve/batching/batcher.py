@@ -35,9 +35,16 @@ class Batcher(Generic[T]):
     No request waits while a runner is free, unless `max_delay` says so. A batch is closed when a runner takes it.
     """
 
-    def __init__(self, limits: BatchLimits, max_rows: int) -> None:
-        """`max_rows` is the most rows of a batch; 1 where the model is not batched. The limits may lower it."""
+    def __init__(self, limits: BatchLimits, max_rows: int, *, measured: bool = True) -> None:
+        """Nothing waits.
+
+        Args:
+            limits: The limits.
+            max_rows: The most rows of a batch; 1 where the model is not batched. The limits may lower it.
+            measured: Whether requests run one by one where that is faster. If not, or with `max_delay`, never.
+        """
         self._limits = limits
+        self._measured = measured and limits.max_delay <= 0
         self._max_rows = max_rows if limits.max_rows is None else min(max_rows, limits.max_rows)
         self._estimates = Estimates()
         self._benefit = BatchBenefit()
@@ -66,6 +73,11 @@ class Batcher(Generic[T]):
     def queued_bytes(self) -> int:
         """The bytes of inputs that wait."""
         return self._bytes
+
+    @property
+    def timed(self) -> bool:
+        """Whether the time alone may change what waits: a request has a deadline, or waits for others."""
+        return bool(self._late or self._latest_starts or self._delays)
 
     def submit(self, ticket: Ticket[T]) -> None:
         """Puts a request into the queue. An empty queue takes every request that a batch has room for.
@@ -178,7 +190,7 @@ class Batcher(Generic[T]):
 
     def _is_full(self, lane: Lane[T]) -> bool:
         """Whether the next batch of a lane would not grow by waiting."""
-        return lane.rows >= self._max_rows or (self._limits.max_delay <= 0 and self._benefit.runs_alone(lane.bucket))
+        return lane.rows >= self._max_rows or (self._measured and self._benefit.runs_alone(lane.bucket))
 
     def _may_run(self, lane: Lane[T]) -> bool:
         return not self._limits.max_delay > 0 or lane.overdue > 0 or lane.rows >= self._max_rows
@@ -256,8 +268,8 @@ class Batcher(Generic[T]):
         return tuple(removed[len(late) :])
 
     def _decide_together(self, bucket: Hashable) -> bool:
-        """Decides whether a request runs with others. With `max_delay` set, batching was asked for."""
-        return self._limits.max_delay > 0 or self._benefit.decide_together(bucket)
+        """Decides whether a request runs with others. With `max_delay`, it was asked for."""
+        return not self._measured or self._benefit.decide_together(bucket)
 
     def _ready_by(self, deadline: float, bucket: Hashable, rows: int, now: float, *, alone: bool) -> bool:
         return alone or deadline == math.inf or now + self._estimates.seconds(bucket, rows, now) < deadline

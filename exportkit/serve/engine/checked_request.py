@@ -18,6 +18,7 @@ from exportkit.runtime.inputs import InputPlan, describe_tensor
 from exportkit.serve.protocol.datatypes import datatype_of
 from exportkit.serve.protocol.inference import InferRequest, InputTensor
 from exportkit.serve.statuses import BackendError, BadRequestError, NotOfferedError
+from exportkit.sizes import sizes_of
 
 # torch warns once in a process of memory that is read-only. Nobody writes inputs, so the warning is used up here.
 with warnings.catch_warnings():
@@ -27,7 +28,7 @@ with warnings.catch_warnings():
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]  # positional and keyword arguments
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False, slots=True)
 class CheckedRequest:
     """A request that the model takes.
 
@@ -44,6 +45,26 @@ class CheckedRequest:
     bucket: Hashable
     size: int
     outputs: Sequence[int]
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class RequestForm:
+    """What a plan found out of a request by everything but the elements of its inputs.
+
+    Attributes:
+        plan: The plan.
+        rows, bucket, size, outputs: As of a CheckedRequest.
+        places: For each of the model's inputs, its place among the request's.
+        sizes: The sizes of the dimensions.
+    """
+
+    plan: RequestPlan
+    rows: int
+    bucket: Hashable
+    size: int
+    outputs: Sequence[int]
+    places: tuple[int, ...]
+    sizes: Mapping[str, int]
 
 
 def arguments_of(call: Call) -> Callable[[Sequence[torch.Tensor]], Arguments]:
@@ -77,6 +98,7 @@ class RequestPlan:
                 datatype_of(tensor.dtype)
             except NotOfferedError as error:
                 raise BackendError(f"`{tensor.name}` cannot be served: {error.message}", hint=error.hint) from error
+        self._call = call
         self._batched = batched
         self._stateful = stateful
         self._names = [tensor.name for tensor in call.inputs]
@@ -132,6 +154,17 @@ class RequestPlan:
             self._plan.check_shapes(shapes)
         except InputError as error:
             raise BadRequestError(error.message, hint=error.hint) from error
+
+    def form(self, request: InferRequest) -> RequestForm:
+        """Returns what is true of every request that differs from this one in its inputs' elements alone.
+
+        Raises what `check` raises.
+        """
+        checked = self.check(request)
+        names = [tensor.name for tensor in request.inputs]
+        sizes = sizes_of(self._call.inputs, [tensor.shape for tensor in checked.inputs])
+        places = tuple(names.index(name) for name in self._names)
+        return RequestForm(self, checked.rows, checked.bucket, checked.size, checked.outputs, places, sizes)
 
     def _wanted(self, names: Sequence[str] | None) -> Sequence[int]:
         if names is None:

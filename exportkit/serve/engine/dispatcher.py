@@ -30,12 +30,35 @@ _LIFE_SIGN_SECONDS = 1.0  # how often an idle runner looks whether its worker pr
 _log = logging.getLogger(__name__)
 
 
-class QueuedRequest:
-    """A request and the future of its answer, which belongs to the event loop."""
+Answered = Callable[["BatchResult | ServeError"], None]
+"""Gets the answer to a request, or why there is none, in the event loop's thread."""
 
-    def __init__(self, request: CheckedRequest, answer: asyncio.Future[BatchResult]) -> None:
+
+class QueuedRequest:
+    """A request and who gets its answer, which belongs to the event loop.
+
+    Attributes:
+        request: The request.
+        answered: Gets the answer.
+        over: Whether it had its answer, or nobody wants it any more.
+        expiry: Ends it when its timeout passes.
+    """
+
+    __slots__ = ("answered", "expiry", "over", "request")
+
+    def __init__(self, request: CheckedRequest, answered: Answered) -> None:
         self.request = request
-        self.answer = answer
+        self.answered = answered
+        self.over = False
+        self.expiry: asyncio.TimerHandle | None = None
+
+    def answer(self, outcome: BatchResult | ServeError) -> None:
+        """Tells the answer, unless it is over."""
+        if not self.over:
+            self.over = True
+            if self.expiry is not None:
+                self.expiry.cancel()
+            self.answered(outcome)
 
 
 class RequestRunner(Protocol):
@@ -108,24 +131,58 @@ class Dispatcher:
         Raises:
             ServeError: The class says why.
         """
-        now = time.monotonic()
-        ticket: _Ticket = Ticket(
-            payload=QueuedRequest(request, self._loop.create_future()),
-            bucket=request.bucket,
-            rows=request.rows,
-            size=request.size,
-            priority=priority,
-            deadline=None if timeout is None else now + timeout,
-            arrived=now,
-        )
-        self._submit(ticket)
-        # The batcher expects lateness; this timer is for a request that already runs, too.
-        expiry = None if timeout is None else self._loop.call_later(timeout, self._expire, ticket)
+        answer: asyncio.Future[BatchResult] = self._loop.create_future()
+
+        def answered(outcome: BatchResult | ServeError) -> None:
+            if answer.done():  # the task was cancelled
+                return
+            if isinstance(outcome, ServeError):
+                answer.set_exception(outcome)
+            else:
+                answer.set_result(outcome)
+
+        ticket = self.submit(request, answered, priority=priority, timeout=timeout)
         try:
-            return await ticket.payload.answer
+            return await answer
         finally:
-            if expiry is not None:
-                expiry.cancel()
+            self.give_up(ticket)
+
+    def submit(self, request: CheckedRequest, answered: Answered, *, priority: int, timeout: float | None) -> _Ticket:
+        """Runs a request when a runner takes it. `answered` is called once, and never before this returns.
+
+        Raises:
+            QueueFullError: As much waits as may.
+            BadRequestError: No batch has room for it.
+        """
+        now = time.monotonic()
+        payload = QueuedRequest(request, answered)
+        deadline = None if timeout is None else now + timeout
+        ticket: _Ticket = Ticket(payload, request.bucket, request.rows, request.size, priority, deadline, now)
+        with self._lock:
+            try:
+                self._batcher.submit(ticket)
+            except BatcherFullError as error:
+                raise QueueFullError(str(error), hint="Try again later.") from error
+            except ValueError as error:
+                raise BadRequestError(str(error), hint="Send its rows in several requests.") from error
+            self._waiting.add(ticket)
+            self._counted.entered(ticket.rows, ticket.size)
+            self._changed.notify()
+            if self._prepares and self._batcher.can_run_ahead(ticket.bucket):
+                self._full.notify()
+        if timeout is not None:
+            # The batcher expects lateness; this timer is for a request that already runs, too.
+            payload.expiry = self._loop.call_later(timeout, self._expire, ticket)
+        self._set_timer()
+        return ticket
+
+    def give_up(self, ticket: _Ticket) -> None:
+        """Takes a request out of the queue, whose answer nobody wants any more."""
+        payload = ticket.payload
+        if payload.expiry is not None:
+            payload.expiry.cancel()
+        payload.over = True
+        if ticket in self._waiting:
             self._withdraw([ticket])
 
     def fail_waiting(self, error: Callable[[], ServeError]) -> None:
@@ -145,21 +202,6 @@ class Dispatcher:
             self._full.notify_all()
         return self._threads
 
-    def _submit(self, ticket: _Ticket) -> None:
-        with self._lock:
-            try:
-                self._batcher.submit(ticket)
-            except BatcherFullError as error:
-                raise QueueFullError(str(error), hint="Try again later.") from error
-            except ValueError as error:
-                raise BadRequestError(str(error), hint="Send its rows in several requests.") from error
-            self._waiting.add(ticket)
-            self._counted.entered(ticket.rows, ticket.size)
-            self._changed.notify()
-            if self._prepares and self._batcher.can_run_ahead(ticket.bucket):
-                self._full.notify()
-        self._set_timer()
-
     def _withdraw(self, tickets: Iterable[_Ticket]) -> None:
         """Takes requests out of the queue. Those that run or ran are not in it."""
         with self._lock:
@@ -173,13 +215,13 @@ class Dispatcher:
         self._counted.left(ticket.rows, ticket.size)
 
     def _expire(self, ticket: _Ticket) -> None:
-        if not ticket.payload.answer.done():
-            ticket.payload.answer.set_exception(
-                DeadlineError("the request's timeout passed before the answer was there")
-            )
+        self._withdraw([ticket])
+        ticket.payload.answer(DeadlineError("the request's timeout passed before the answer was there"))
 
     def _set_timer(self) -> None:
         """Wakes the loop when the batcher may drop a request, or a runner may take one, without anything new."""
+        if self._timer is None and not self._batcher.timed:
+            return
         now = time.monotonic()
         with self._lock:
             when = None if self._stopping else self._batcher.next_event(now)
@@ -204,12 +246,7 @@ class Dispatcher:
 
     def _deliver(self, outcomes: Sequence[_Outcome]) -> None:
         for ticket, outcome in outcomes:
-            if ticket.payload.answer.done():  # it was cancelled, or too late
-                continue
-            if isinstance(outcome, ServeError):
-                ticket.payload.answer.set_exception(outcome)
-            else:
-                ticket.payload.answer.set_result(outcome)
+            ticket.payload.answer(outcome)
         self._set_timer()
 
     # --- in the runners' threads --------------------------------------------------------------------------------------

@@ -16,15 +16,17 @@ from typing import TYPE_CHECKING, Any
 from exportkit.package.manifest import Call, Manifest
 from exportkit.serve.batching.batcher import Batcher
 from exportkit.serve.engine.accepted import AcceptedRequests, Admission, WaitingStep
-from exportkit.serve.engine.checked_request import RequestPlan
-from exportkit.serve.engine.dispatcher import Dispatcher
+from exportkit.serve.engine.checked_request import CheckedRequest, RequestForm, RequestPlan
+from exportkit.serve.engine.counted_steps import CountedStep, QueuedSteps
+from exportkit.serve.engine.dispatcher import Answered, Dispatcher
 from exportkit.serve.engine.execution import BatchResult, BatchRunner
 from exportkit.serve.engine.model_copy import ModelCopy, SharedModel
 from exportkit.serve.engine.model_description import DEFAULT_PRIORITY, ModelDescription
 from exportkit.serve.engine.servable import Servable
-from exportkit.serve.engine.served_sequences import Home, ServedSequences
+from exportkit.serve.engine.served_sequences import Home, SequenceKey, ServedSequences
+from exportkit.serve.engine.state_rows import in_blocks
 from exportkit.serve.engine.statistics import Statistics
-from exportkit.serve.engine.steps import StepRequest, StepRunner
+from exportkit.serve.engine.steps import StepRunner
 from exportkit.serve.process_settings import cores
 from exportkit.serve.protocol.http_request import BodyRules
 from exportkit.serve.protocol.inference import InferAnswer, InferRequest, SequenceStart, SequenceStep
@@ -148,15 +150,20 @@ class ServedModel:
             home.models[self.method] = self
             most = max(limits.max_queued_rows, described.sequences.most)
             limits = replace(limits, max_queued_rows=most, max_queued_bytes=sys.maxsize)
-        self._dispatchers = [Dispatcher(Batcher(limits, described.batching.max_rows), counted) for _ in queues]
+        # Steps whose state lies in blocks are joined at next to no cost, which the first, slow ones would not show.
+        batched = described.batching.dimension
+        measured = not (stateful and in_blocks(self.manifest, batched.name if batched else None))
+        self._dispatchers = [
+            Dispatcher(Batcher(limits, described.batching.max_rows, measured=measured), counted) for _ in queues
+        ]
         for dispatcher, copies in zip(self._dispatchers, queues):
             for copy in copies:
-                batch = described.batching.dimension
-                kind = partial(StepRunner, dimension=batch.name if batch else None) if stateful else BatchRunner
+                kind = partial(StepRunner, dimension=batched.name if batched else None) if stateful else BatchRunner
                 make_runner = partial(kind, copy, self.call.outputs, counted, warm_up=loaded.warm_up)
                 ahead = 0 if stateful else _ahead(copies)
                 dispatcher.start(copy, make_runner, described.runners, ahead=ahead)
         self._accepted = AcceptedRequests()
+        self._queued = QueuedSteps(self._dispatchers, DEFAULT_PRIORITY)
         self._leaving: str | None = None  # why no new request is accepted
         self._closed = False
         self._successor: ServedModel | None = None
@@ -243,25 +250,81 @@ class ServedModel:
         checked = self._plan.check(request)
         if request.timeout is not None and request.timeout <= 0:
             raise DeadlineError("the request's timeout passed before it arrived")
-        priority = request.priority or DEFAULT_PRIORITY
         if request.sequence is None or self._sequences is None or self._home is None:
+            priority = request.priority or DEFAULT_PRIORITY
             return await self._dispatchers[0].run(checked, priority=priority, timeout=request.timeout)
         if request.sequence.start:
             self._check_begins()
-
         if checked.rows > self._described.batching.max_rows:
             raise BadRequestError(
                 f"the request has {checked.rows} rows, and a batch has 1 to {self._described.batching.max_rows}"
             )
+        return await self._run_step(request, checked, self._sequences, self._home)
+
+    async def _run_step(
+        self, request: InferRequest, checked: CheckedRequest, sequences: ServedSequences, home: Home
+    ) -> BatchResult:
+        answer: asyncio.Future[BatchResult | ServeError] = asyncio.get_running_loop().create_future()
+
+        def answered(outcome: BatchResult | ServeError) -> None:
+            if not answer.done():  # else the task was cancelled
+                answer.set_result(outcome)
+
+        assert request.sequence is not None
         waiting = WaitingStep(self.counted, checked)
-
-        async def run(step: StepRequest, copy: int, timeout: float | None) -> BatchResult:
-            waiting.close()  # the queue counts it from here on
-            return await self._dispatchers[copy].run(step, priority=priority, timeout=timeout)
-
+        run = QueuedSteps(self._dispatchers, request.priority or DEFAULT_PRIORITY, waiting)
         sizes = sizes_of(self.call.inputs, [tensor.shape for tensor in checked.inputs])
         with contextlib.closing(waiting):
-            return await self._sequences.run(request.sequence, self._home, checked, sizes, run, request.timeout)
+            step = sequences.begin_step(request.sequence, home, checked, sizes, run, request.timeout, answered)
+            try:
+                outcome = await answer
+            except BaseException:
+                step.give_up()
+                raise
+        if isinstance(outcome, ServeError):
+            raise outcome
+        return outcome
+
+    def form(self, request: InferRequest) -> RequestForm | None:
+        """Returns what holds for each step that differs from this request, which was answered, in its inputs alone."""
+        step = request.sequence
+        if step is None or step.start or request.timeout is not None or not self._described.batching.enabled:
+            return None
+        form = self._plan.form(request)
+        return form if isinstance(form.bucket, tuple) else None
+
+    def continue_step(
+        self,
+        form: RequestForm,
+        key: SequenceKey,
+        data: Sequence[memoryview],
+        answered: Answered,
+        *,
+        priority: int,
+        last: bool,
+    ) -> CountedStep | None:
+        """Answers a step of a sequence which runs here, and whose other steps are answered.
+
+        `form` is what `form` returned for a step like it; `data` has the bytes of the request's inputs; `answered` gets
+        the answer or the error, once, and never before this returns. Returns None if it is another step, which `infer`
+        answers or refuses. Raises what `admit` raises.
+        """
+        if self._sequences is None or self._home is None or self._leaving is not None or form.plan is not self._plan:
+            return None
+        sequence = self._sequences.resting(key, self._home, form.sizes)
+        if sequence is None:
+            return None
+        limits = self._limits
+        if (
+            self.counted.queued_rows >= limits.max_queued_rows
+            or self._accepted.bytes + form.size > limits.max_queued_bytes
+        ):
+            self._check_room(form.size)
+        counted = CountedStep(self._accepted, self.counted, form.size, answered)
+        run = QueuedSteps(self._dispatchers, priority) if priority else self._queued
+        chosen = data if len(data) == 1 else [data[place] for place in form.places]
+        counted.step = self._sequences.continue_step(sequence, form, chosen, run, last=last, answered=counted)
+        return counted
 
     def check_start(self, start: SequenceStart) -> None:
         """Refuses a request that would begin a sequence, before its body is read, if it can be refused by then.

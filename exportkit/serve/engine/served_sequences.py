@@ -5,14 +5,15 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from exportkit.package.manifest import Manifest
 from exportkit.runtime.state import state_bytes, state_dimensions
-from exportkit.serve.engine.checked_request import CheckedRequest
+from exportkit.serve.engine.checked_request import CheckedRequest, RequestForm
+from exportkit.serve.engine.dispatcher import Answered
 from exportkit.serve.engine.execution import BatchResult
 from exportkit.serve.engine.model_copy import SharedModel
 from exportkit.serve.engine.steps import HeldSession, StepRequest
@@ -25,7 +26,14 @@ from exportkit.serve.sequences.table import (
     SequencesFullError,
     SequenceTable,
 )
-from exportkit.serve.statuses import BadRequestError, DeadlineError, QueueFullError, SequenceError, TooLargeError
+from exportkit.serve.statuses import (
+    BadRequestError,
+    DeadlineError,
+    QueueFullError,
+    SequenceError,
+    ServeError,
+    TooLargeError,
+)
 
 if TYPE_CHECKING:
     from exportkit.serve.engine.served import ServedModel
@@ -79,10 +87,44 @@ class _Place:
     held: HeldSession
 
 
-_Turn = asyncio.Future[None]
-_Sequence = OpenSequence[_Place, _Turn]
-Run = Callable[[StepRequest, int, float | None], Awaitable[BatchResult]]
-"""Runs a step on one of a load's copies, within so many seconds."""
+Run = Callable[[StepRequest, int, float | None, Answered], Callable[[], None]]
+"""Runs a step on one of a load's copies, within so many seconds. Returns how to take it out of the queue."""
+
+
+class PendingStep:
+    """A step that waits for its turn or runs.
+
+    Attributes:
+        over: Whether it had its answer, or was given up.
+    """
+
+    __slots__ = ("_sequences", "answered", "deadline", "give_up_run", "over", "request", "run", "sequence", "timer")
+
+    def __init__(
+        self, sequences: ServedSequences, sequence: _Sequence, request: CheckedRequest, run: Run, answered: Answered
+    ) -> None:
+        self._sequences = sequences
+        self.sequence = sequence
+        self.request = request
+        self.run = run
+        self.answered = answered
+        self.over = False
+        self.deadline: float | None = None
+        self.timer: asyncio.TimerHandle | None = None
+        self.give_up_run: Callable[[], None] | None = None
+
+    def give_up(self) -> None:
+        """Ends the sequence: nobody waits for this step's answer any more, and it may have changed the state."""
+        self._sequences.ended_by(self, "unanswered")
+
+    def __call__(self, outcome: BatchResult | ServeError) -> None:
+        """Gets the answer."""
+        self._sequences.answered(self, outcome)
+
+
+_Sequence = OpenSequence[_Place, PendingStep]
+SequenceKey = tuple[str, int | str]
+"""Whose a sequence is, and its id."""
 
 
 class ServedSequences:
@@ -97,7 +139,7 @@ class ServedSequences:
         """There are none yet. `name` is the package's."""
         self.limits = limits
         self.name = name
-        self._table: SequenceTable[_Place, _Turn] = SequenceTable(limits)
+        self._table: SequenceTable[_Place, PendingStep] = SequenceTable(limits)
         self._timer: asyncio.TimerHandle | None = None
         self._changed = asyncio.Event()  # one of them ended
         self._closing: set[asyncio.Future[None]] = set()
@@ -141,16 +183,17 @@ class ServedSequences:
             raise BadRequestError(f"the sequence began with version {home.manifest.version}, which has no {method}")
         return home.models[method]
 
-    async def run(
+    def begin_step(
         self,
         step: SequenceStep,
         home: Home,
         request: CheckedRequest,
-        sizes: dict[str, int],
+        sizes: Mapping[str, int],
         run: Run,
         timeout: float | None,
-    ) -> BatchResult:
-        """Answers a step when it is its turn. Cancelling the task ends the sequence.
+        answered: Answered,
+    ) -> PendingStep:
+        """Answers a step when it is its turn.
 
         Args:
             step: The step.
@@ -159,32 +202,98 @@ class ServedSequences:
             sizes: The sizes of the request's dimensions.
             run: Runs it.
             timeout: Seconds within which the answer must be there. None: as long as it takes.
+            answered: Gets the answer or the error, once, and never before this returns. Each error of `run` ends the
+                sequence; and one that ends before it is the step's turn answers with a SequenceError.
 
         Raises:
-            SequenceError: There is no such sequence, or it ended before it was the step's turn.
+            SequenceError: There is no such sequence.
             QueueFullError: There is no room for one more.
             TooLargeError: There never is for one of this size.
             BadRequestError: The request has other sizes than its sequence.
-            ServeError: What `run` raises, which ends the sequence.
         """
         now = time.monotonic()
         sequence = self._begun(step, home, sizes, now) if step.start else self._found(step, sizes)
-        turn: _Turn = asyncio.get_running_loop().create_future()
-        first = self._table.submit(sequence, turn, last=step.end)
-        place = sequence.payload
+        pending = PendingStep(self, sequence, request, run, answered)
+        if timeout is not None:
+            pending.deadline = now + timeout
+        if self._table.submit(sequence, pending, last=step.end):
+            self._run(pending)
+        elif timeout is not None:
+            pending.timer = asyncio.get_running_loop().call_later(timeout, self._expire, pending)
+        return pending
+
+    def resting(
+        self, key: tuple[str, int | str], home: Home, sizes: Mapping[str, int]
+    ) -> OpenSequence[_Place, PendingStep] | None:
+        """Returns a sequence of a load and of these sizes none of whose steps runs; None: there is no such one."""
+        found = self._table.get(key)
+        if found is None or found.busy:
+            return None
+        place = found.payload
+        return found if place.home is home and place.held.sizes == sizes and not place.held.lost else None
+
+    def continue_step(
+        self,
+        sequence: _Sequence,
+        form: RequestForm,
+        data: Sequence[memoryview],
+        run: Run,
+        *,
+        last: bool,
+        answered: Answered,
+    ) -> PendingStep:
+        """Answers a step of a sequence of `resting`. See `begin_step`."""
+        request = StepRequest(form, sequence.payload.held, [], data)
+        pending = PendingStep(self, sequence, request, run, answered)
+        self._table.submit(sequence, pending, last=last)
+        self._run(pending)
+        return pending
+
+    def _run(self, pending: PendingStep) -> None:
+        """It is a step's turn."""
+        if pending.timer is not None:
+            pending.timer.cancel()
+        left = None if pending.deadline is None else pending.deadline - time.monotonic()
+        place = pending.sequence.payload
+        request = pending.request
+        if not isinstance(request, StepRequest):
+            request = StepRequest(request, place.held, request.inputs)
         try:
-            if not first:
-                await _in_turn(turn, timeout)
-            left = None if timeout is None else timeout - (time.monotonic() - now)
-            answer = await run(StepRequest.of(request, place.held), place.copy, left)
-        except BaseException as error:
-            self._end(sequence, _reason(error, place.held))
-            raise
-        following = self._table.answered(sequence, time.monotonic())
-        if following is not None and not following.done():
-            following.set_result(None)
-        self._take_ended()
-        return answer
+            pending.give_up_run = pending.run(request, place.copy, left, pending)
+        except ServeError as error:
+            asyncio.get_running_loop().call_soon(pending, error)
+
+    def _expire(self, pending: PendingStep) -> None:
+        if not pending.over and pending.give_up_run is None:
+            late = "the request's timeout passed before the steps before it were answered"
+            self.answered(pending, DeadlineError(late))
+
+    def answered(self, pending: PendingStep, outcome: BatchResult | ServeError) -> None:
+        """A step has its answer, and the next one of its sequence may run."""
+        if pending.over:
+            return
+        pending.over = True
+        sequence = pending.sequence
+        if isinstance(outcome, ServeError):
+            self._end(sequence, _reason(outcome, sequence.payload.held))
+        else:
+            following = self._table.answered(sequence, time.monotonic())
+            if following is not None:
+                self._run(following)
+            elif sequence.ended is not None:
+                self._take_ended()
+        pending.answered(outcome)
+
+    def ended_by(self, pending: PendingStep, reason: Reason) -> None:
+        """Ends the sequence of a step that is given up."""
+        if pending.over:
+            return
+        pending.over = True
+        if pending.timer is not None:
+            pending.timer.cancel()
+        if pending.give_up_run is not None:
+            pending.give_up_run()
+        self._end(pending.sequence, "lost" if pending.sequence.payload.held.lost else reason)
 
     def check_start(self, start: SequenceStart, manifest: Manifest, sizes: dict[str, int]) -> None:
         """Checks whether a sequence can begin now, before its first request is there.
@@ -229,7 +338,7 @@ class ServedSequences:
 
     # --- beginning and ending -----------------------------------------------------------------------------------------
 
-    def _begun(self, step: SequenceStep, home: Home, given: dict[str, int], now: float) -> _Sequence:
+    def _begun(self, step: SequenceStep, home: Home, given: Mapping[str, int], now: float) -> _Sequence:
         sizes = _state_sizes(home.manifest, given)
         size = state_bytes(home.manifest, sizes)
         self._table.end_idle(now)
@@ -256,7 +365,7 @@ class ServedSequences:
         except SequencesFullError as error:
             raise QueueFullError(f"no sequence of {self.name} can begin: {error}", hint="Try again later.") from error
 
-    def _found(self, step: SequenceStep, sizes: dict[str, int]) -> _Sequence:
+    def _found(self, step: SequenceStep, sizes: Mapping[str, int]) -> _Sequence:
         try:
             sequence = self._table.find(_key(step))
             if sequence.payload.held.lost:
@@ -272,9 +381,12 @@ class ServedSequences:
     def _end(self, sequence: _Sequence, reason: Reason) -> None:
         """Ends a sequence, unless it has ended, and refuses the steps that wait."""
         waited = self._table.end(sequence, reason)
-        for turn in waited:
-            if not turn.done():
-                turn.set_exception(SequenceError(f"the sequence ended: {_WHY[reason]}", hint=_AGAIN))
+        for pending in waited:
+            if not pending.over:
+                pending.over = True
+                if pending.timer is not None:
+                    pending.timer.cancel()
+                pending.answered(SequenceError(f"the sequence ended: {_WHY[reason]}", hint=_AGAIN))
         self._take_ended()
 
     def _take_ended(self) -> None:
@@ -308,7 +420,7 @@ class ServedSequences:
 _AGAIN = "Begin it again with `sequence_start`: its state is lost."
 
 
-def _key(step: SequenceStep) -> tuple[str, int | str]:
+def _key(step: SequenceStep) -> SequenceKey:
     return step.owner, step.id
 
 
@@ -322,22 +434,14 @@ def _gone(name: str, step: SequenceStep, reason: Reason | None) -> SequenceError
     return SequenceError(f"the sequence {step.id!r} of {name} ended: {_WHY[reason]}", hint=_AGAIN)
 
 
-def _reason(error: BaseException, held: HeldSession) -> Reason:
+def _reason(error: ServeError, held: HeldSession) -> Reason:
     """Returns why a sequence ends whose step got this error."""
     if held.lost:
         return "lost"
-    return "unanswered" if isinstance(error, (asyncio.CancelledError, DeadlineError)) else "failed"
+    return "unanswered" if isinstance(error, DeadlineError) else "failed"
 
 
-async def _in_turn(turn: _Turn, timeout: float | None) -> None:
-    """Waits for a step's turn. Raises SequenceError if its sequence ends before, DeadlineError if that is too late."""
-    try:
-        await asyncio.wait_for(turn, timeout)
-    except TimeoutError:
-        raise DeadlineError("the request's timeout passed before the steps before it were answered") from None
-
-
-def _state_sizes(manifest: Manifest, given: dict[str, int]) -> dict[str, int]:
+def _state_sizes(manifest: Manifest, given: Mapping[str, int]) -> dict[str, int]:
     """Returns the sizes of a new session. Raises BadRequestError if the first request does not say them all."""
     wanted = state_dimensions(manifest)
     if missing := [name for name in wanted if name not in given]:

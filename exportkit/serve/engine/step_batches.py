@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -19,6 +19,7 @@ from exportkit.runtime.state import state_dimensions
 from exportkit.serve.engine.batchable import Batching, batch_dimension
 from exportkit.serve.engine.checked_request import arguments_of
 from exportkit.serve.engine.model_copy import ModelCopy, tensors_in
+from exportkit.serve.engine.state_rows import Rows, StateRows
 from exportkit.serve.engine.warm_up import flat_inputs, recorded_sequence, rolled_rows, same_bits
 from exportkit.verify.compare import Match, compare_outputs
 
@@ -51,18 +52,30 @@ def _why_not(state: StateTensor, batch: str) -> str | None:
     return None
 
 
+@dataclass(frozen=True, eq=False)
+class OpenState:
+    """A session, and where its state lies among others'. None: by itself."""
+
+    session: Session
+    rows: Rows | None = None
+
+
 class JoinedSteps:
-    """Runs one method for several sessions of this process at once."""
+    """Runs one method for several sessions of this process at once. Only one thread uses it."""
 
     def __init__(self, manifest: Manifest, method: PackagedMethod, dimension: str) -> None:
         """`dimension` is that of `step_dimension`."""
         self._method = method.name
         self._dimension = dimension
         self._arguments = arguments_of(method.call)
-        self._state = [(manifest.state[use.index].name, use.written) for use in method.state]
+        self._read = [use.index for use in method.state]
+        self._written = [use.index for use in method.state if use.written]
+        self._memory: tuple[Model, list[torch.Tensor], int] | None = None
 
-    def run(self, model: Model, sessions: Sequence[Session], inputs: Sequence[_Flat]) -> tuple[_Flat, NewState]:
-        """Runs a step of each session, with inputs on the model's device. None is changed before `NewState.write_back`.
+    def run(self, model: Model, opened: Sequence[OpenState], inputs: _Flat) -> tuple[_Flat, NewState]:
+        """Runs a step of each session, with the inputs of all on the model's device.
+
+        No session is changed before `NewState.write_back`. Those that have rows in one block should follow one another.
 
         Returns:
             The flat outputs with the rows of all sessions, and their new state.
@@ -70,16 +83,66 @@ class JoinedSteps:
         Raises:
             ModelRunError: The model failed.
         """
-        sizes = [session.sizes[self._dimension] for session in sessions]
-        together = model.session(**{self._dimension: sum(sizes)})
-        states = [session.state for session in sessions]
-        target = together.state
+        sizes = [each.session.sizes[self._dimension] for each in opened]
+        target = self._target(model, sum(sizes))
+        parts = _parts(opened, sizes)
         with torch.no_grad():
-            for name, _ in self._state:
-                torch.cat([state[name] for state in states], out=target[name])
-        args, kwargs = self._arguments(joined(inputs))
+            for part in parts:
+                part.gather(target, self._read)
+        together = model.session_over(target, {self._dimension: sum(sizes)}, initialise=False)
+        args, kwargs = self._arguments(inputs)
         outputs = tensors_in(together.methods[self._method](*args, **kwargs))
-        return outputs, NewState([name for name, written in self._state if written], target, states, sizes)
+        return outputs, NewState(self._written, target, parts, sizes)
+
+    def _target(self, model: Model, rows: int) -> list[torch.Tensor]:
+        """Returns the state of all together, in memory that the next batch uses again."""
+        if self._memory is None or self._memory[0] is not model or self._memory[2] < rows:
+            grown = 1 << (rows - 1).bit_length()
+            self._memory = (model, StateRows(model, self._dimension).new(grown), grown)
+        return [tensor[:rows] for tensor in self._memory[1]]
+
+
+class _Part:
+    """The rows of a block that take part, or one session: rows `start` to `end` of all."""
+
+    def __init__(self, start: int, end: int, tensors: Sequence[torch.Tensor], index: torch.Tensor | None) -> None:
+        self._start, self._end = start, end
+        self._tensors = tensors
+        self._index = index
+
+    def gather(self, target: Sequence[torch.Tensor], places: Sequence[int]) -> None:
+        for place in places:
+            into = target[place][self._start : self._end]
+            if self._index is None:
+                into.copy_(self._tensors[place])
+            else:
+                torch.index_select(self._tensors[place], 0, self._index, out=into)
+
+    def scatter(self, source: Sequence[torch.Tensor], places: Sequence[int]) -> None:
+        for place in places:
+            part = source[place][self._start : self._end]
+            if self._index is None:
+                self._tensors[place].copy_(part)
+            else:
+                self._tensors[place].index_copy_(0, self._index, part)
+
+
+def _parts(opened: Sequence[OpenState], sizes: Sequence[int]) -> list[_Part]:
+    parts, at = [], 0
+    for block, group in itertools.groupby(zip(opened, sizes), lambda each: each[0].rows and each[0].rows.block):
+        members = list(group)
+        if block is None:
+            for state, size in members:
+                parts.append(_Part(at, at + size, list(state.session.state.values()), None))
+                at += size
+            continue
+        index: list[int] = []
+        for state, _ in members:
+            if state.rows is not None:
+                index += range(state.rows.start, state.rows.start + state.rows.count)
+        parts.append(_Part(at, at + len(index), block.tensors, torch.tensor(index, device=block.tensors[0].device)))
+        at += len(index)
+    return parts
 
 
 @dataclass(frozen=True, eq=False)
@@ -89,23 +152,22 @@ class NewState:
     It has the tensors of the sessions themselves. So one that is closed meanwhile keeps none of the others from theirs.
 
     Attributes:
-        names: What was written.
-        source: The rows of all sessions, by name.
-        states: The tensors of each session.
-        sizes: The rows of each.
+        places: What was written, by its place in the manifest.
+        source: The rows of all sessions.
+        parts: Where they belong.
+        sizes: The rows of each session.
     """
 
-    names: Sequence[str]
-    source: Mapping[str, torch.Tensor]
-    states: Sequence[Mapping[str, torch.Tensor]]
+    places: Sequence[int]
+    source: Sequence[torch.Tensor]
+    parts: Sequence[_Part]
     sizes: list[int]
 
     def write_back(self) -> None:
         """Writes it into the sessions."""
         with torch.no_grad():
-            for name in self.names:
-                for state, part in zip(self.states, self.source[name].split(self.sizes)):
-                    state[name].copy_(part)
+            for part in self.parts:
+                part.scatter(self.source, self.places)
 
 
 def try_steps(copy: ModelCopy, dimension: Dimension, max_rows: int) -> Batching:
@@ -167,7 +229,7 @@ def _play(copy: ModelCopy, case: LoadedCase, sequences: Sequence[Sequence[_Flat]
     for place, call in enumerate(case.calls):
         inputs = [sequence[place] for sequence in sequences]
         if len(sessions) > 1 and call.method == copy.method.name:
-            outputs, state = step.run(model, sessions, inputs)
+            outputs, state = step.run(model, [OpenState(session) for session in sessions], joined(inputs))
             state.write_back()
             ends = list(itertools.accumulate(state.sizes))
             for answer, start, end in zip(found, [0, *ends], ends):

@@ -6,21 +6,22 @@ import logging
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 import torch
 
 from exportkit.errors import ExportkitError
-from exportkit.package.manifest import TensorOutput
+from exportkit.package.manifest import TensorInput, TensorOutput
 from exportkit.runtime.model import Model
-from exportkit.runtime.session import Session
-from exportkit.serve.engine.checked_request import CheckedRequest, arguments_of, bytes_of, datatypes
+from exportkit.runtime.requests import joined
+from exportkit.serve.engine.checked_request import CheckedRequest, RequestForm, arguments_of, bytes_of, datatypes
 from exportkit.serve.engine.execution import BatchResult, failure_of, parts_of
 from exportkit.serve.engine.model_copy import ModelCopy, tensors_in
+from exportkit.serve.engine.state_rows import StateRows
 from exportkit.serve.engine.statistics import Statistics
-from exportkit.serve.engine.step_batches import JoinedSteps
+from exportkit.serve.engine.step_batches import JoinedSteps, OpenState
 from exportkit.serve.engine.warm_up import recorded_sequence
 from exportkit.serve.protocol.inference import InferTiming, OutputTensor
+from exportkit.serve.protocol.tensors import aligned_bytes
 from exportkit.serve.statuses import SequenceError, ServeError
 
 _log = logging.getLogger(__name__)
@@ -33,7 +34,7 @@ class HeldSession:
         """Has no session yet. `sizes` are those of the state's dimensions."""
         self.sizes = sizes
         self._lock = threading.Lock()
-        self._session: Session | None = None
+        self._opened: OpenState | None = None
         self._model: Model | None = None
         self._closed = False
 
@@ -43,40 +44,94 @@ class HeldSession:
         return self._model is not None and not self._model.alive
 
     @property
+    def block(self) -> int:
+        """The number of the block of memory that has its rows; 0: none has. Those of one block run side by side."""
+        opened = self._opened
+        return 0 if opened is None or opened.rows is None else id(opened.rows.block)
+
+    @property
     def closed(self) -> bool:
         """Whether the sequence ended."""
         return self._closed
 
-    def open(self, model: Model) -> Session:
-        """Returns the session, which it makes if there is none. Raises the errors of `Model.session`."""
+    def open(self, model: Model, rows: StateRows | None = None) -> OpenState:
+        """Returns the session, which it makes if there is none. Raises the errors of `Model.session`.
+
+        `rows` has memory for those whose steps run together. Who runs a step keeps what this returns until it is over.
+        """
         with self._lock:
             if self._closed:
                 raise SequenceError(
                     "the sequence ended before its step ran", hint="Begin it again with `sequence_start`."
                 )
-            if self._session is None:
+            if self._opened is None:
                 self._model = model
-                self._session = model.session(**self.sizes)
-            return self._session
+                self._opened = (
+                    OpenState(model.session(**self.sizes)) if rows is None else OpenState(*rows.open(self.sizes))
+                )
+            return self._opened
 
     def close(self) -> None:
         """Frees the state, after a step that runs. May block for a moment."""
         with self._lock:
             self._closed = True
-            if self._session is not None:
-                self._session.close()
+            if self._opened is not None:
+                self._opened.session.close()
+                self._opened = None
 
 
-@dataclass(frozen=True, eq=False)
 class StepRequest(CheckedRequest):
-    """A step of a sequence. `held` is the sequence's session."""
+    """A step of a sequence.
 
-    held: HeldSession
+    Attributes:
+        held: The sequence's session.
+        data: The bytes of the inputs, if no tensors were made of them yet.
+    """
 
-    @classmethod
-    def of(cls, request: CheckedRequest, held: HeldSession) -> StepRequest:
-        """Returns a request as a step."""
-        return cls(request.inputs, request.rows, request.bucket, request.size, request.outputs, held)
+    __slots__ = ("data", "held")
+
+    def __init__(
+        self,
+        form: CheckedRequest | RequestForm,
+        held: HeldSession,
+        inputs: list[torch.Tensor],
+        data: Sequence[memoryview] | None = None,
+    ) -> None:
+        """Has the inputs, or their bytes."""
+        self.inputs = inputs
+        self.rows, self.bucket, self.size, self.outputs = form.rows, form.bucket, form.size, form.outputs
+        self.held = held
+        self.data = data
+
+
+class StepInputs:
+    """Makes tensors of the inputs of steps."""
+
+    def __init__(self, inputs: Sequence[TensorInput]) -> None:
+        """`inputs` are those of the method."""
+        self._dtypes: list[torch.dtype] = [getattr(torch, each.dtype) for each in inputs]
+
+    def joined(self, steps: Sequence[StepRequest]) -> list[torch.Tensor]:
+        """Returns the inputs on the CPU, with the rows of all steps, whose other sizes are the same."""
+        parts = [step.data for step in steps if step.data is not None]
+        if len(parts) < len(steps):
+            each = [step.inputs if step.data is None else self.joined([step]) for step in steps]
+            return joined(each) if len(each) > 1 else each[0]
+        rows, bucket = sum(step.rows for step in steps), steps[0].bucket
+        assert isinstance(bucket, tuple)
+        return [
+            _of_bytes([part[place] for part in parts], dtype, (rows, *bucket[place]))
+            for place, dtype in enumerate(self._dtypes)
+        ]
+
+
+def _of_bytes(parts: Sequence[memoryview], dtype: torch.dtype, shape: Sequence[int]) -> torch.Tensor:
+    memory = aligned_bytes(sum(part.nbytes for part in parts))
+    at = 0
+    for part in parts:
+        memory[at : at + part.nbytes] = part
+        at += part.nbytes
+    return torch.frombuffer(memory, dtype=dtype).view(shape) if at else torch.empty(shape, dtype=dtype)
 
 
 class StepRunner:
@@ -102,10 +157,12 @@ class StepRunner:
         self._copy = copy
         self._outputs = list(zip([output.name for output in outputs], datatypes(outputs)))
         self._arguments = arguments_of(copy.method.call)
+        self._inputs = StepInputs(copy.method.call.inputs)
         self._counted = counted
         self.waited = 0.0
         manifest = copy.model.manifest
         self._joined = None if dimension is None else JoinedSteps(manifest, copy.method, dimension)
+        self._rows = None if dimension is None else copy.shared.state_rows(dimension)
         copy.model.use_own_stream()
         case = recorded_sequence(copy.model, copy.method.name) if warm_up else None
         if case is not None:
@@ -120,6 +177,7 @@ class StepRunner:
             going = [place for place, step in enumerate(steps) if not step.held.closed]  # others would fail together
             if len(going) > 1:
                 try:
+                    going.sort(key=lambda place: steps[place].held.block)
                     chosen = [(steps[place], waited[place]) for place in going]
                     with self._copy.slot():
                         ran = dict(zip(going, self._together(self._joined, *zip(*chosen))))
@@ -129,15 +187,15 @@ class StepRunner:
         return [self._answer(step, seconds) for step, seconds in zip(steps, waited)]
 
     def _together(
-        self, joined: JoinedSteps, steps: Sequence[StepRequest], waited: Sequence[float]
+        self, together: JoinedSteps, steps: Sequence[StepRequest], waited: Sequence[float]
     ) -> list[BatchResult]:
         """Runs steps in one call. What it raises was raised before any state was changed, or the device is broken."""
         model, device = self._copy.model, self._copy.device
-        sessions = [step.held.open(model) for step in steps]
+        opened = [step.held.open(model, self._rows) for step in steps]
         started = time.perf_counter()
-        inputs = [[tensor.to(device) for tensor in step.inputs] for step in steps]
+        inputs = [tensor.to(device) for tensor in self._inputs.joined(steps)]
         moved = time.perf_counter()
-        found, state = joined.run(model, sessions, inputs)
+        found, state = together.run(model, opened, inputs)
         self._wait_for_device()
         state.write_back()
         self._wait_for_device()
@@ -168,11 +226,11 @@ class StepRunner:
 
     def _ran(self, request: StepRequest, waited: float) -> BatchResult:
         """Runs a step. Raises what the model raises."""
-        session, device = request.held.open(self._copy.model), self._copy.device
+        opened, device = request.held.open(self._copy.model, self._rows), self._copy.device
         started = time.perf_counter()
-        args, kwargs = self._arguments([tensor.to(device) for tensor in request.inputs])
+        args, kwargs = self._arguments([tensor.to(device) for tensor in self._inputs.joined([request])])
         moved = time.perf_counter()
-        found = tensors_in(session.methods[self._copy.method.name](*args, **kwargs))
+        found = tensors_in(opened.session.methods[self._copy.method.name](*args, **kwargs))
         self._wait_for_device()
         ran = time.perf_counter()
         outputs = tuple(self._output(place, found[place]) for place in request.outputs)

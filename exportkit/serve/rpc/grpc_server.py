@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import socket
 import ssl
-from collections.abc import AsyncGenerator, Awaitable, Callable
 from dataclasses import dataclass
 from functools import partial
 
@@ -15,9 +14,10 @@ from exportkit.serve.listeners import Acceptor, open_port
 from exportkit.serve.protocol.shared_memory import SharedMemory
 from exportkit.serve.rpc.health_service import HealthService
 from exportkit.serve.rpc.http2_connection import PREFACE_SECONDS, Connections, Http2Connection
+from exportkit.serve.rpc.infer_stream import Count
 from exportkit.serve.rpc.inference_service import InferenceService
 from exportkit.serve.rpc.message_classes import HEALTH, INFERENCE, methods
-from exportkit.serve.rpc.rpc_calls import Allow, Observe, RpcCall, answer_call
+from exportkit.serve.rpc.rpc_calls import Allow, Answer, Observe, RpcCall, answer_call
 from exportkit.serve.rpc.rpc_stream import RpcStream
 from exportkit.serve.statuses import NotOfferedError
 
@@ -27,8 +27,6 @@ _LARGEST_LIMIT = (1 << 31) - 1  # many clients' lengths are of this size
 _LOOK_SECONDS = 2.0
 
 _INFER = {"ModelInfer", "ModelStreamInfer"}
-
-_Answer = Callable[[RpcCall], Awaitable[bytes]] | Callable[[RpcCall], AsyncGenerator[bytes, None]]
 
 
 @dataclass(frozen=True)
@@ -42,6 +40,8 @@ class RpcOptions:
         allow: Says whether a value of `authorization` is allowed. None: everybody may call.
         shared_memory: The regions that clients may register. None: they may not.
         observe: Gets each request when it is over.
+        count: Counts answered steps of streams in place of `observe`.
+        max_held: The most bytes of messages that wait or are not complete; of the largest model's at least.
         max_connections: The most connections that are open at the same time. More are closed at once.
     """
 
@@ -51,6 +51,8 @@ class RpcOptions:
     allow: Allow | None = None
     shared_memory: SharedMemory | None = None
     observe: Observe | None = None
+    count: Count | None = None
+    max_held: int = 1 << 30
     max_connections: int = 1024
 
 
@@ -69,9 +71,10 @@ class GrpcServer:
         """
         self._health = HealthService(repository)
         largest = max([_SMALLEST_LIMIT, *(model.max_body for model in repository.models())]) + _HEADROOM
-        inference = InferenceService(repository, options.shared_memory, options.observe)
+        inference = InferenceService(repository, options.shared_memory, options.observe, options.count)
         self._handlers = _Handlers(inference, self._health, options)
-        self._setup = Connections(self._begin, min(largest, _LARGEST_LIMIT))
+        most = min(largest, _LARGEST_LIMIT)
+        self._setup = Connections(self._begin, most, max(options.max_held, 2 * most))
         self._options = options
         self._sockets = open_port(options.host, options.port, "--grpc-port")
         self.port = int(self._sockets[0].getsockname()[1])
@@ -138,14 +141,13 @@ class GrpcServer:
 
     def _begin(self, stream: RpcStream) -> None:
         answer, allow = self._handlers.find(stream.method)
-        work = answer_call(stream, answer, allow, self._options.observe)
-        stream.run(_quietly(work), self._setup.tasks)
+        stream.run(_quietly(stream, answer, allow, self._options.observe), self._setup.tasks)
 
 
-async def _quietly(work: Awaitable[None]) -> None:
-    """Ends a call. Its client was told what it raised, and so was the log."""
+async def _quietly(stream: RpcStream, answer: Answer, allow: Allow | None, observe: Observe | None) -> None:
+    """Answers a call. Its client was told what this raises, and so was the log."""
     with contextlib.suppress(Exception):
-        await work
+        await answer_call(stream, answer, allow, observe)
 
 
 class _Handlers:
@@ -154,15 +156,15 @@ class _Handlers:
     def __init__(self, inference: InferenceService, health: HealthService, options: RpcOptions) -> None:
         allow = options.allow
         unary = {f"/{INFERENCE}/{name}": inference.method(name) for name in methods(INFERENCE).keys() - _INFER}
-        self._found: dict[str, tuple[_Answer, Allow | None]] = {
+        self._found: dict[str, tuple[Answer, Allow | None]] = {
             **{method: (answer, allow) for method, answer in unary.items()},
-            f"/{INFERENCE}/ModelInfer": (inference.infer, allow),
+            f"/{INFERENCE}/ModelInfer": (inference.infer_once, allow),
             f"/{INFERENCE}/ModelStreamInfer": (inference.infer_stream, allow),
             f"/{HEALTH}/Check": (health.check, None),  # who probes a server has no key
             f"/{HEALTH}/Watch": (health.watch, None),
         }
 
-    def find(self, method: str) -> tuple[_Answer, Allow | None]:
+    def find(self, method: str) -> tuple[Answer, Allow | None]:
         """Returns what answers a method, and who may call it."""
         return self._found.get(method) or (_refuse, None)
 

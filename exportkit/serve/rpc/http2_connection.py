@@ -19,11 +19,13 @@ _CREDIT = 4 << 20  # bytes of a connection after which its client hears that it 
 _MOST_STREAMS = 256  # calls beyond these wait at the client
 _HEADER_BYTES = 64 << 10
 _MOST_CONTROL, _CONTROL_SECONDS = 10_000, 10.0  # frames that cost us something, and the client nothing
+_BYTES_OF_A_FRAME = 1 << 10  # Who takes so many bytes of answers may send one such frame more, to say that he did.
 _COST_OF_A_RESET = 10  # of these frames: a call was begun for it
 _MOST_PARTS = 32  # of frames that are written before any is sent
 _MOST_SENT_TOGETHER = 64 << 10  # bytes for which one copy is cheaper than one more system call
 
 PREFACE_SECONDS, IDLE_SECONDS, PONG_SECONDS, UNSENT_SECONDS = 15.0, 60.0, 20.0, 30.0
+MESSAGE_SECONDS = 20.0  # A message that has begun, or that a call waits for, may pause for so long, as over HTTP.
 
 
 @dataclass(eq=False)
@@ -33,12 +35,16 @@ class Connections:
     Attributes:
         begin: Answers a call, whose headers have come.
         max_message: The most bytes of a message.
+        max_held: The most bytes of messages that are not complete, or not wanted yet, of all connections.
+        held: Their bytes now.
         opened: Those that are open.
         tasks: The calls that are being answered.
     """
 
     begin: Callable[[RpcStream], None]
     max_message: int
+    max_held: int
+    held: int = 0
     opened: set[Http2Connection] = field(default_factory=set)
     tasks: set[asyncio.Task[None]] = field(default_factory=set)
 
@@ -52,7 +58,9 @@ class Http2Connection(asyncio.Protocol):
         most_frame: The most bytes of a frame that it takes.
         paused: Whether what was written before is not sent yet.
         streams: The calls that are open, by number.
-        max_message: The most bytes of a message.
+        shared: What all connections have in common.
+        heard: When something came last.
+        sent_bytes: Of answers.
     """
 
     def __init__(self, setup: Connections) -> None:
@@ -65,7 +73,8 @@ class Http2Connection(asyncio.Protocol):
         self.most_frame = h2.MOST_FRAME
         self.paused = False
         self.streams: dict[int, RpcStream] = {}
-        self.max_message = setup.max_message
+        self.shared = setup
+        self.sent_bytes = 0
         self.blocked: dict[RpcStream, None] = {}  # those that could send if the connection could
         self._left = b""
         self._greeted = False
@@ -75,7 +84,7 @@ class Http2Connection(asyncio.Protocol):
         self._room = _CONNECTION_WINDOW
         self._out: list[bytes | memoryview] = []
         self._control, self._control_since = 0, self._loop.time()
-        self._heard = self._since = self._loop.time()
+        self.heard = self._since = self._loop.time()
         self._pinged: float | None = None
         self._leaving = False
         setup.opened.add(self)
@@ -139,17 +148,19 @@ class Http2Connection(asyncio.Protocol):
         if self._transport is None:
             return
         if not self._greeted:
-            late = now - self._heard > PREFACE_SECONDS
+            late = now - self.heard > PREFACE_SECONDS
         elif self._pinged is not None:
             late = now - self._pinged > PONG_SECONDS
         else:
             late = False
-            if now - self._heard > IDLE_SECONDS:
+            if now - self.heard > IDLE_SECONDS:
                 self._pinged = now
                 self.write(h2.frame(h2.PING, payload=bytes(8)))
         stuck = [self._since] if self.paused else [s.stuck for s in self.streams.values() if s.stuck is not None]
         if late or (stuck and now - min(stuck) > UNSENT_SECONDS):
             self._transport.abort()
+        for stream in [s for s in self.streams.values() if s.wants and now - s.moved > MESSAGE_SECONDS]:
+            stream.give_up_waiting()
 
     def write(self, part: bytes | memoryview) -> None:
         """Sends what is written in this turn of the loop together."""
@@ -192,7 +203,7 @@ class Http2Connection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         """Reads the frames that are complete."""
-        self._heard, self._pinged = self._loop.time(), None
+        self.heard, self._pinged = self._loop.time(), None
         try:
             self._left = self._read(self._left + data if self._left else data)
         except ConnectionProblemError as error:
@@ -361,11 +372,11 @@ class Http2Connection(asyncio.Protocol):
     def _count(self, cost: int = 1) -> None:
         """Counts a frame that a client can send by the million without waiting for us."""
         self._control += cost
-        if self._control > _MOST_CONTROL:
+        if self._control > _MOST_CONTROL + self.sent_bytes // _BYTES_OF_A_FRAME:
             now = self._loop.time()
             if now - self._control_since < _CONTROL_SECONDS:
                 raise ConnectionProblemError(Problem.TOO_MUCH, "too many frames without data came")
-            self._control, self._control_since = 0, now
+            self._control, self._control_since, self.sent_bytes = 0, now, 0
 
     _OTHERS: ClassVar[Mapping[int, Callable[[Http2Connection, int, int, bytes], None]]] = {
         h2.HEADERS: _headers,

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 from exportkit.serve.protocol.datatypes import shown
-from exportkit.serve.protocol.inference import InferAnswer, InferRequest, InputTensor
+from exportkit.serve.protocol.inference import InferAnswer, InferRequest, InputTensor, OutputTensor
 from exportkit.serve.protocol.parameters import (
     OutputForm,
     RegionSlice,
@@ -19,7 +20,7 @@ from exportkit.serve.protocol.parameters import (
 from exportkit.serve.protocol.shared_memory import SharedMemory, input_of_region, offered
 from exportkit.serve.protocol.tensors import LONG, TensorSpec, work_of_copying
 from exportkit.serve.rpc.message_classes import message_class, read_message
-from exportkit.serve.rpc.wire import Data, join, split
+from exportkit.serve.rpc.wire import Data, field_head, join, split
 from exportkit.serve.statuses import BadRequestError
 
 _REQUEST = message_class("inference.ModelInferRequest")
@@ -29,6 +30,7 @@ _RESPONSE = message_class("inference.ModelInferResponse")
 _INPUTS: int = _REQUEST.INPUTS_FIELD_NUMBER
 _TYPED_INPUT: int = _INPUT.CONTENTS_FIELD_NUMBER
 _RAW_INPUTS: int = _REQUEST.RAW_INPUT_CONTENTS_FIELD_NUMBER
+_ANSWER_ID: int = _RESPONSE.ID_FIELD_NUMBER
 _RAW_OUTPUTS: int = _RESPONSE.RAW_OUTPUT_CONTENTS_FIELD_NUMBER
 
 # More than any model needs. A short message could otherwise become millions of objects.
@@ -122,12 +124,14 @@ def encode_infer_answer(
     Raises:
         BadRequestError: An output does not fit its region.
     """
+    if not regions or shared_memory is None:
+        return encode_outputs(answer.model, answer.version, answer.id, answer.outputs)
     message = _RESPONSE(model_name=answer.model, model_version=answer.version, id=answer.id)
     contents = []
     for output in answer.outputs:
         described = message.outputs.add(name=output.name, datatype=output.datatype, shape=output.shape)
         region = regions.get(output.name)
-        if region is None or shared_memory is None:
+        if region is None:
             contents.append(output.data)
             continue
         shared_memory.write(region, output.data)
@@ -136,6 +140,35 @@ def encode_infer_answer(
         described.parameters["shared_memory_byte_size"].int64_param = output.data.nbytes
         contents.append(memoryview(b""))  # Clients find an output's bytes by its place among the outputs.
     return join(message.SerializeToString(), _RAW_OUTPUTS, contents)
+
+
+def encode_outputs(model: str, version: str, request_id: str, outputs: Sequence[OutputTensor]) -> bytes:
+    """Returns the ModelInferResponse with these outputs, which are copied once."""
+    before, behind = _described_outputs(
+        model, version, tuple([(output.name, output.datatype, output.shape) for output in outputs])
+    )
+    parts: list[bytes | memoryview] = [before]
+    if request_id:
+        encoded = request_id.encode()
+        parts += (field_head(_ANSWER_ID, len(encoded)), encoded)
+    parts.append(behind)
+    for output in outputs:
+        parts += (field_head(_RAW_OUTPUTS, output.data.nbytes), output.data)
+    return b"".join(parts)
+
+
+@lru_cache(1024)
+def _described_outputs(
+    model: str, version: str, outputs: tuple[tuple[str, str, Sequence[int]], ...]
+) -> tuple[bytes, bytes]:
+    """Returns what stands before the id of an answer, and what stands between it and the elements."""
+    described = _RESPONSE()
+    for name, datatype, shape in outputs:
+        described.outputs.add(name=name, datatype=datatype, shape=shape)
+    return (
+        bytes(_RESPONSE(model_name=model, model_version=version).SerializeToString()),
+        bytes(described.SerializeToString()),
+    )
 
 
 def plain_parameters(parameters: Mapping[str, Any]) -> dict[str, Any]:

@@ -5,65 +5,85 @@ from __future__ import annotations
 import asyncio
 import functools
 import inspect
-from collections import deque
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 from google.protobuf import json_format
 from msgspec.structs import replace
 
+from exportkit.serve.engine.execution import BatchResult
 from exportkit.serve.engine.repository import Repository
+from exportkit.serve.protocol.inference import InferRequest
 from exportkit.serve.protocol.parameters import start_in_headers
 from exportkit.serve.protocol.shared_memory import SharedMemory
 from exportkit.serve.queries import Queries
 from exportkit.serve.request_record import RequestRecord
-from exportkit.serve.rpc.infer_messages import ReceivedRequest, encode_infer_answer, plain_parameters
+from exportkit.serve.rpc.infer_messages import (
+    ReceivedRequest,
+    encode_infer_answer,
+    encode_outputs,
+    plain_parameters,
+)
+from exportkit.serve.rpc.infer_stream import Count, InferStream
+from exportkit.serve.rpc.known_heads import Found, KnownHead, KnownHeads
 from exportkit.serve.rpc.message_classes import INFERENCE, message_class, methods, read_message
 from exportkit.serve.rpc.rpc_calls import Observe, RpcCall
 from exportkit.serve.rpc.rpc_stream import Message
-from exportkit.serve.rpc.wire import join
+from exportkit.serve.rpc.wire import field_head
 from exportkit.serve.statuses import NotOfferedError, NotReadyError, NotServedError, ServeError
 
 _STREAMED = message_class("inference.ModelStreamInferResponse")
-_MOST_IN_A_STREAM = 64  # requests of a stream that wait or run, as many as a client without streams may well send
 
 
 class InferenceService:
     """Answers from a repository."""
 
     def __init__(
-        self, repository: Repository, shared_memory: SharedMemory | None, observe: Observe | None = None
+        self,
+        repository: Repository,
+        shared_memory: SharedMemory | None,
+        observe: Observe | None = None,
+        count: Count | None = None,
     ) -> None:
-        """`observe` gets each request of a stream. Those of other calls are seen by their handler."""
+        """`observe` gets each request of a stream. Those of other calls are seen by their handler.
+
+        `count` counts answered steps, if nobody wants their records.
+        """
         self._repository = repository
         self._queries = Queries(repository, shared_memory)
         self._shared_memory = shared_memory
-        self._observe = observe
+        self.observe, self.count = observe, count
+        self._heads = KnownHeads()
 
-    async def infer(self, call: RpcCall) -> bytes:
+    async def infer_once(self, call: RpcCall) -> bytes:
         """Answers ModelInfer."""
         start = start_in_headers(call.metadata)
         if start is not None:
             self._repository.check_start(replace(start, owner=call.record.client))
         return await self._infer(await call.message(), call.seconds_left, call.record)
 
-    def infer_stream(self, call: RpcCall) -> AsyncGenerator[bytes, None]:
+    async def infer_stream(self, call: RpcCall) -> None:
         """Answers ModelStreamInfer, whose requests run together. The answers have the order of the requests."""
+        await InferStream(self, call).run()
 
-        async def answer(message: Message) -> bytes:
-            record = call.new_record()
-            record.received_bytes = len(message)
-            inference = self._infer(message, call.seconds_left, record)
-            del message
-            try:
-                with call.recorded(record, self._observe):
-                    data = await inference
-                    record.sent_bytes = len(data)
-                return join(b"", _STREAMED.INFER_RESPONSE_FIELD_NUMBER, [memoryview(data)])
-            except ServeError as error:
-                return bytes(_STREAMED(error_message=error.text).SerializeToString())
+    def in_stream(self, answer: bytes | ServeError) -> bytes:
+        """Returns the message of an answer or an error in a stream."""
+        if isinstance(answer, ServeError):
+            return bytes(_STREAMED(error_message=answer.text).SerializeToString())
+        return field_head(_STREAMED.INFER_RESPONSE_FIELD_NUMBER, len(answer)) + answer
 
-        return _answers_in_order(call.next_message, answer, _MOST_IN_A_STREAM)
+    def known(self, message: Message) -> Found | None:
+        """Returns what is known of a request that is like one before."""
+        return self._heads.find(message)
+
+    def encoded(self, found: Found, result: BatchResult) -> bytes:
+        """Returns the answer to such a request."""
+        model = found.head.model
+        return encode_outputs(model.name, model.version, found.id, result.outputs)
+
+    async def infer(self, data: Message, seconds_left: float | None, record: RequestRecord) -> bytes:
+        """Answers a request of a stream."""
+        return await self._infer(data, seconds_left, record, learn=True)
 
     def method(self, name: str) -> Callable[[RpcCall], Awaitable[bytes]]:
         """Returns one of the other methods."""
@@ -113,7 +133,9 @@ class InferenceService:
         except (NotServedError, NotReadyError):
             return {"ready": False}
 
-    async def _infer(self, data: Message, seconds_left: float | None, record: RequestRecord) -> bytes:
+    async def _infer(
+        self, data: Message, seconds_left: float | None, record: RequestRecord, *, learn: bool = False
+    ) -> bytes:
         received = ReceivedRequest(data)
         model = self._repository.model(received.model, received.version, received.method)
         record.model, record.version = model.name, model.version
@@ -121,11 +143,14 @@ class InferenceService:
         with model.admit(received.size):
             read = functools.partial(received.request, seconds_left, self._shared_memory)
             request = await asyncio.to_thread(read) if received.long else read()
+            head = self._learn(data, received, request, model) if learn else None
             del data, received, read  # While the request waits, its inputs are in memory once.
             record.sequence = None if request.sequence is None else request.sequence.id
             request = request.owned_by(record.client)
             answer = await model.infer(request)
         record.timing = answer.timing
+        if head is not None:
+            self._heads.add(*head)
         try:
             return encode_infer_answer(answer, regions, self._shared_memory)
         except BaseException:
@@ -133,37 +158,16 @@ class InferenceService:
                 model.give_up(request.sequence)
             raise
 
-
-async def _answers_in_order(
-    read: Callable[[], Awaitable[Message | None]], answer: Callable[[Message], Awaitable[bytes]], most: int
-) -> AsyncGenerator[bytes, None]:
-    """Yields the answers to the requests of a stream. If this is closed or cancelled, so is what runs.
-
-    Args:
-        read: Returns the next request; None after the last.
-        answer: Answers a request. What it raises ends the stream.
-        most: The number of requests that run together. The next is read when the first of them is answered.
-    """
-    running: deque[asyncio.Future[bytes]] = deque()
-    reading: asyncio.Future[Message | None] | None = asyncio.ensure_future(read())
-    try:
-        while reading is not None or running:
-            watched: list[asyncio.Future[Any]] = list(running)[:1]
-            if reading is not None and len(running) < most:
-                watched.append(reading)
-            await asyncio.wait(watched, return_when=asyncio.FIRST_COMPLETED)
-            if reading is not None and reading.done() and len(running) < most:
-                request = reading.result()
-                if request is None:
-                    reading = None
-                else:
-                    running.append(asyncio.ensure_future(answer(request)))
-                    reading = asyncio.ensure_future(read())
-                del request
-            while running and running[0].done():
-                yield running.popleft().result()
-    finally:
-        left: list[asyncio.Future[Any]] = [*running, *([] if reading is None else [reading])]
-        for future in left:
-            future.cancel()
-        await asyncio.gather(*left, return_exceptions=True)
+    def _learn(
+        self, data: Message, received: ReceivedRequest, request: InferRequest, model: Any
+    ) -> tuple[bytes, KnownHead] | None:
+        """Returns what to remember of a step, once it is answered, to answer those like it without reading them."""
+        step = request.sequence
+        if step is None or received.regions or any(tensor.datatype == "BOOL" for tensor in request.inputs):
+            return None
+        learnt = self._heads.learn(data, [tensor.data.nbytes for tensor in request.inputs], request.id)
+        if learnt is None:
+            return None
+        served = model.of_method(request.method)
+        form = served.form(request)
+        return None if form is None else (learnt[0], KnownHead(step, request.priority, learnt[1], served, form))

@@ -54,10 +54,7 @@ class RpcCall:
             yield
             record.status = 200
         except (asyncio.CancelledError, GeneratorExit):
-            late = self.seconds_left is not None and self.seconds_left <= _TRANSIT_SECONDS
-            record.failed(
-                DeadlineError("the call's deadline passed") if late else CancelledError("the call was cancelled")
-            )
+            record.failed(self.why_cancelled())
             raise
         except Exception as error:
             if record.error is None:
@@ -66,6 +63,16 @@ class RpcCall:
         finally:
             if observe is not None:
                 observe(self, record)
+
+    def why_cancelled(self) -> ServeError:
+        """Returns why the call was cut off."""
+        late = self.seconds_left is not None and self.seconds_left <= _TRANSIT_SECONDS
+        return DeadlineError("the call's deadline passed") if late else CancelledError("the call was cancelled")
+
+    @property
+    def client(self) -> str:
+        """Who asks: what `identity_of` says of the API key. Empty: no key is asked for."""
+        return self._client
 
     @property
     def seconds_left(self) -> float | None:
@@ -131,9 +138,13 @@ Observe = Callable[[RpcCall, RequestRecord], None]
 """Gets each request when it is over. A stream is one, and so is each request in it."""
 
 
+Answer = Callable[[RpcCall], Awaitable[bytes | None]] | Callable[[RpcCall], AsyncGenerator[bytes, None]]
+"""Returns the answer to a call's message, None if it sent its answers itself; or yields them."""
+
+
 async def answer_call(
     stream: RpcStream,
-    answer: Callable[[RpcCall], Awaitable[bytes]] | Callable[[RpcCall], AsyncGenerator[bytes, None]],
+    answer: Answer,
     allow: Allow | None,
     observe: Observe | None,
 ) -> None:
@@ -141,7 +152,7 @@ async def answer_call(
 
     Args:
         stream: The call.
-        answer: Returns the answer's bytes, or yields those of several. What it raises becomes the status.
+        answer: Answers. What it raises becomes the status.
         allow: Who may call. None: everybody.
         observe: Gets the call when it is over.
     """
@@ -158,9 +169,10 @@ async def answer_call(
                         stream.send(data)
                         await stream.sent()
             else:
-                data = await answers
-                call.record.sent_bytes = len(data)
-                stream.send(data)
+                only = await answers
+                if only is not None:
+                    call.record.sent_bytes = len(only)
+                    stream.send(only)
             call.end()
         except Exception as error:
             call.fail(error)

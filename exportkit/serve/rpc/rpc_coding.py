@@ -22,6 +22,10 @@ class MessageTooLargeError(Exception):
     """A message is larger than any model takes."""
 
 
+class TooMuchHeldError(Exception):
+    """As many bytes of messages wait as may."""
+
+
 class UnreadableError(Exception):
     """A message is not compressed as it says."""
 

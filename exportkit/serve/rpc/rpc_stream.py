@@ -12,7 +12,14 @@ from typing import TYPE_CHECKING, Any
 
 from exportkit.serve.rpc import http2_frames as h2
 from exportkit.serve.rpc.http2_frames import FRAME, Problem
-from exportkit.serve.rpc.rpc_coding import CODES, MessageTooLargeError, UnreadableError, encoded_details, inflated
+from exportkit.serve.rpc.rpc_coding import (
+    CODES,
+    MessageTooLargeError,
+    TooMuchHeldError,
+    UnreadableError,
+    encoded_details,
+    inflated,
+)
 from exportkit.serve.statuses import BadRequestError, NotOfferedError, ServeError
 
 if TYPE_CHECKING:
@@ -43,7 +50,8 @@ class RpcStream:
         peer: The client's address, without its port.
         unsent: The bytes that wait for the client.
         stuck: Since when none of them moved; None: none waits.
-        take: Gets each message, and None after the last, as soon as it is there. None: `message` returns them.
+        moved: When a part of a message came last, or the call.
+        drained: Is called when nothing waits for the client any more.
     """
 
     def __init__(self, connection: Http2Connection, number: int, window: int) -> None:
@@ -57,7 +65,9 @@ class RpcStream:
         self.peer = connection.peer
         self.unsent = 0
         self.stuck: float | None = None
-        self.take: Callable[[Message | None], None] | None = None
+        self.moved = connection.heard
+        self.drained: Callable[[], None] | None = None
+        self._take: Callable[[Message | None], None] | None = None
         self._deadline: float | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._encoding = "identity"
@@ -67,7 +77,8 @@ class RpcStream:
         self._message: bytearray | None = None  # one that is not complete, and how much of it is there
         self._filled = self._compressed = 0
         self._ready: deque[Message] = deque()
-        self._held = self._owed = 0  # bytes in _ready, and bytes that the client may send again
+        self._held = self._owed = 0  # bytes in _ready or with `take`, and bytes that the client may send again
+        self._counted = 0  # bytes that count as held by all connections
         self._reader: asyncio.Future[None] | None = None
         self._waiting: deque[memoryview] = deque()
         self._trailers: bytes | None = None
@@ -135,6 +146,7 @@ class RpcStream:
     def received(self, data: bytes, start: int, end: int, size: int) -> None:
         """Takes a part of the client's messages. `size` counts for the stream's window."""
         self._owed += size
+        self.moved = self._connection.heard
         if self._over or self._ended:
             return
         if self._owed > STREAM_WINDOW:
@@ -142,7 +154,7 @@ class RpcStream:
             return
         try:
             self._assemble(data, start, end)
-        except MessageTooLargeError as error:
+        except (MessageTooLargeError, TooMuchHeldError) as error:
             self._fail("RESOURCE_EXHAUSTED", str(error))
         except UnreadableError as error:
             self._fail("INTERNAL", str(error))
@@ -157,10 +169,8 @@ class RpcStream:
             self._head = b""
         while end - start >= _PREFIX:
             size = int.from_bytes(data[start + 1 : start + _PREFIX], "big")
-            if size > self._connection.max_message:
-                raise MessageTooLargeError(
-                    f"a message of {size} bytes is larger than {self._connection.max_message}, the most of any model"
-                )
+            if size > (most := self._connection.shared.max_message):
+                raise MessageTooLargeError(f"a message of {size} bytes is larger than {most}, the most of any model")
             compressed, start = data[start], start + _PREFIX
             if compressed > 1 or (compressed and self._encoding == "identity"):
                 raise UnreadableError("a message says that it is compressed, and the call does not say how")
@@ -178,19 +188,21 @@ class RpcStream:
         taken = min(end - start, len(message) - self._filled)
         message[self._filled : self._filled + taken] = memoryview(data)[start : start + taken]
         self._filled += taken
+        self._count(taken)
         if self._filled == len(message):
             self._message = None
+            self._count(-len(message))
             self._complete(message, self._compressed)
         return start + taken
 
     def _complete(self, message: Message, compressed: int) -> None:
         if compressed:
-            message = inflated(message, self._encoding, self._connection.max_message)
-        if self.take is not None:
-            self.take(message)
+            message = inflated(message, self._encoding, self._connection.shared.max_message)
+        if self._take is not None:
+            self._take(message)
             return
         self._ready.append(message)
-        self._held += len(message)
+        self.hold(len(message))
         self._wake_reader()
 
     def half_closed(self) -> None:
@@ -202,8 +214,8 @@ class RpcStream:
             return
         if self._message is not None or self._head:
             self._fail("INTERNAL", "the last message is not complete")
-        elif self.take is not None:
-            self.take(None)
+        elif self._take is not None:
+            self._take(None)
         self._wake_reader()
 
     async def message(self) -> Message | None:
@@ -214,15 +226,44 @@ class RpcStream:
             self._reader = self._loop.create_future()
             await self._reader
         message = self._ready.popleft()
-        self._held -= len(message)
-        self._allow_more()
+        self.hold(-len(message))
         return message
+
+    def consume(self, take: Callable[[Message | None], None]) -> None:
+        """Calls `take` with each message as soon as it is there, and with None after the last."""
+        self._take = take
+        while self._ready:
+            message = self._ready.popleft()
+            self.hold(-len(message))
+            take(message)
+        if self._ended and not self._over:
+            take(None)
 
     def hold(self, size: int) -> None:
         """Counts bytes that `take` keeps (or, below 0, keeps no more): the client sends no more than it may."""
         self._held += size
+        self._count(size)
         if size < 0:
             self._allow_more()
+
+    def _count(self, size: int) -> None:
+        """Counts what all connections hold together, until the call is over."""
+        if self._over:
+            return
+        shared = self._connection.shared
+        self._counted += size
+        shared.held += size
+        if size > 0 and shared.held > shared.max_held:
+            raise TooMuchHeldError(f"{shared.held} bytes of messages wait, and at most {shared.max_held} may")
+
+    @property
+    def wants(self) -> bool:
+        """Whether something waits for the client's message, or for more of it."""
+        return self._message is not None or bool(self._head) or (self._reader is not None and not self._reader.done())
+
+    def give_up_waiting(self) -> None:
+        """Ends the call: its message does not come."""
+        self._fail("DEADLINE_EXCEEDED", "the message does not come, or comes too slowly")
 
     def _allow_more(self) -> None:
         if self._owed > _BEFOREHAND and self._held <= _BEFOREHAND and not self._ended and not self._over:
@@ -251,6 +292,7 @@ class RpcStream:
             return
         self.window -= size
         connection.window -= size
+        connection.sent_bytes += size
         # DATA is number 0: the length alone.
         connection.write(FRAME.pack(size << 8, 0, self.number) + b"\0" + len(message).to_bytes(4, "big") + message)
 
@@ -290,6 +332,7 @@ class RpcStream:
             connection.write(part[:size])
             self.window -= size
             connection.window -= size
+            connection.sent_bytes += size
             self.unsent -= size
             self.stuck = self._loop.time() if self.unsent else None
             if size == len(part):
@@ -300,6 +343,8 @@ class RpcStream:
         if not self._waiting:
             if self._writer is not None and not self._writer.done():
                 self._writer.set_result(None)
+            if self.drained is not None:
+                self.drained()
             if self._trailers is not None:
                 self._end_with(self._trailers)
 
@@ -327,6 +372,10 @@ class RpcStream:
             self._timer.cancel()
         self._waiting.clear()
         self.unsent, self.stuck = 0, None
+        self._connection.shared.held -= self._counted
+        self._counted = 0
+        self._message = None
+        self._ready.clear()
         if self._writer is not None and not self._writer.done():
             self._writer.set_result(None)
 

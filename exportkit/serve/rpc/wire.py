@@ -7,6 +7,7 @@ https://protobuf.dev/programming-guides/encoding
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import lru_cache
 
 from exportkit.serve.statuses import BadRequestError
 
@@ -49,8 +50,14 @@ def join(message: bytes, number: int, values: Sequence[memoryview]) -> bytes:
     """Returns the message with length-delimited fields `number` behind the others. Copies each value once."""
     parts: list[bytes | memoryview] = [message]
     for value in values:
-        parts += [_encoded(number << 3 | _LENGTH) + _encoded(value.nbytes), value]
+        parts += [field_head(number, value.nbytes), value]
     return b"".join(parts)
+
+
+@lru_cache(1024)
+def field_head(number: int, size: int) -> bytes:
+    """Returns what stands before the bytes of a length-delimited field."""
+    return _encoded(number << 3 | _LENGTH) + _encoded(size)
 
 
 def _fields(data: Data, number: int, most: int) -> Iterator[tuple[int, int, int]]:

@@ -173,6 +173,10 @@ class SequenceTable(Generic[P, S]):
             raise NoSequenceError(self._known.get(key))
         return found
 
+    def get(self, key: Hashable) -> OpenSequence[P, S] | None:
+        """Returns the sequence that takes the next step of this key; None: there is none."""
+        return self._open.get(key)
+
     def submit(self, sequence: OpenSequence[P, S], step: S, *, last: bool) -> bool:
         """Adds a step to a sequence that takes steps. Returns whether it may run now.
 

@@ -59,6 +59,10 @@ class RawClient:
             data += h2.frame(h2.DATA, h2.END_STREAM, number)
         self.send(data)
 
+    def opened(self, number: int) -> bytes:
+        """The headers of a call."""
+        return h2.frame(h2.HEADERS, h2.END_HEADERS, number, head())
+
     def frames(self) -> Iterator[Frame]:
         """Yields what comes, until the server closes."""
         while True:

@@ -20,6 +20,7 @@ from tritonclient.grpc import service_pb2
 from exportkit.errors import HostError
 from exportkit.serve.operations.tls import read_tls
 from exportkit.serve.rpc.grpc_server import GrpcServer, RpcOptions
+from exportkit.serve.rpc.infer_stream import MOST_REQUESTS
 from exportkit.serve.serve_options import ListenOptions
 from exportkit.serve.statuses import BackendError, BadRequestError, NotReadyError, QueueFullError, ServeError
 from tests.serve.rpc.echo_models import EchoModel, EchoRepository
@@ -176,11 +177,11 @@ def test_a_stream_that_is_cancelled_takes_all_its_requests_along(echo: Served):
     with triton.InferenceServerClient(echo.address) as client:
         client.start_stream(lambda result, error: None)
         x = triton.InferInput("x", [1], "INT8").set_data_from_numpy(np.zeros(1, np.int8))
-        for _ in range(100):
+        for _ in range(MOST_REQUESTS + 50):
             client.async_stream_infer("echo", [x])
-        echo.until(lambda: echo.model.running == 64)  # and the stream is read no further
+        echo.until(lambda: echo.model.running == MOST_REQUESTS)  # and the stream is read no further
         client.stop_stream(cancel_requests=True)
-    echo.until(lambda: echo.model.cancelled == 64)
+    echo.until(lambda: echo.model.cancelled == MOST_REQUESTS)
     assert echo.model.running == 0
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 import time
 import zlib
@@ -12,8 +13,9 @@ import pytest
 from exportkit.serve.rpc import grpc_server, http2_connection
 from exportkit.serve.rpc import http2_frames as h2
 from exportkit.serve.rpc.http2_frames import Problem
+from tests.serve.rpc.echo_models import EchoModel, EchoRepository
 from tests.serve.rpc.raw_http2 import INFER, READY, STREAM, RawClient, head, prefixed
-from tests.serve.rpc.serving_echo import Served
+from tests.serve.rpc.serving_echo import Served, served
 from tests.serve.rpc.test_grpc_server import request
 
 OPEN = h2.frame(h2.HEADERS, h2.END_HEADERS, 1, head())
@@ -193,8 +195,7 @@ def test_more_data_than_was_allowed_ends_its_call(echo: Served, client: RawClien
     echo.call(echo.model.gate.clear)
     client.call(1, STREAM)
     message = prefixed(request(16000))
-    echo.call(lambda: None)
-    for _ in range(400):  # of which the server takes 64
+    for _ in range(1000):  # of which the server takes some hundred
         client.send(data(message[:16000], end=False) + data(message[16000:], end=False))
     assert client.trailers(1)["grpc-status"] == "8"
     echo.until(lambda: echo.model.running == 0)
@@ -254,7 +255,7 @@ def test_answers_share_the_window_of_their_connection(echo: Served):
 @pytest.fixture
 def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
     """What takes seconds takes a tenth."""
-    for name in ("PREFACE_SECONDS", "IDLE_SECONDS", "PONG_SECONDS", "UNSENT_SECONDS"):
+    for name in ("PREFACE_SECONDS", "IDLE_SECONDS", "PONG_SECONDS", "UNSENT_SECONDS", "MESSAGE_SECONDS"):
         monkeypatch.setattr(http2_connection, name, 0.3)
     monkeypatch.setattr(grpc_server, "_LOOK_SECONDS", 0.02)
 
@@ -289,6 +290,45 @@ def test_who_is_silent_is_asked_whether_he_lives(hasty: None, client: RawClient)
         client.send(h2.frame(h2.PING, h2.ACK, payload=asked.payload))
     client.until(h2.PING)  # which is not answered
     assert client.ended() is None
+
+
+@pytest.mark.parametrize("sent", [b"", b"\0\0", prefixed(request(1000))[:500]])
+def test_a_message_that_does_not_come_ends_its_call(hasty: None, client: RawClient, sent: bytes):
+    client.send(OPEN + (data(sent, end=False) if sent else b""))
+    for frame in client.frames():
+        if frame.kind == h2.PING and not frame.flags & h2.ACK:
+            client.send(h2.frame(h2.PING, h2.ACK, payload=frame.payload))
+        if frame.kind == h2.HEADERS:
+            break
+    assert b"grpc-status\x014" in frame.payload
+
+
+def test_messages_that_are_not_complete_have_one_limit(loop: asyncio.AbstractEventLoop):
+    repository = EchoRepository(EchoModel(max_body=1))  # so that a message has at most 5 MiB, and all have 12
+    part = h2.frame(h2.DATA, 0, 1, bytes(h2.MOST_FRAME))
+    with served(loop, repository, max_held=12 << 20) as echo, RawClient(echo.server.port) as client:
+        client.send(b"".join(client.opened(number) for number in (1, 3, 5)))
+        for at in range(3 << 20 >> 14):
+            for number in (1, 3, 5):
+                begun = prefixed(bytes(5 << 20))[:5] if at == 0 else b""
+                client.send(h2.frame(h2.DATA, 0, number, begun + part[9 + len(begun) :]))
+        echo.until(lambda: echo.server._setup.held > 7 << 20)
+        for _ in range(70):
+            for number in (1, 3, 5):
+                client.send(h2.frame(h2.DATA, 0, number, part[9:]))
+        refused = client.until(h2.HEADERS)
+        assert b"grpc-status\x018" in refused.payload
+        assert client.is_open()
+    echo.until(lambda: echo.server._setup.held == 0)
+
+
+def test_who_takes_many_answers_may_say_so_often(client: RawClient):
+    client.send(h2.settings([(h2.INITIAL_WINDOW_SIZE, h2.MOST_WINDOW)]) + h2.window_update(0, 1 << 30))
+    for number in range(1, 41, 2):
+        client.call(number, INFER, request(1 << 20))
+        client.trailers(number)
+    client.send(h2.window_update(0, 1) * 20_000)
+    assert client.is_open()
 
 
 # --- the end ----------------------------------------------------------------------------------------------------------
