@@ -225,7 +225,7 @@ class _Server:
             shared_memory=self._memory,
             observe=self._observe_call,
             count=None if self._each_wanted else self._count_answer,
-            max_held=self._options.load.limits.max_queued_bytes,
+            max_held=self._options.batch.max_queued_bytes,
             max_connections=self._options.listen.max_connections,
         )
         with reserved:
