@@ -62,6 +62,13 @@ def test_a_request_over_http_follows_the_conventions():
     assert span.parent is None
 
 
+def test_a_step_names_its_sequence():
+    for sequence in (7, "7"):
+        request = finished()
+        request.record.sequence = sequence
+        assert (span_of(request).attributes or {})["exportkit.sequence"] == "7"
+
+
 def test_a_call_over_grpc_follows_the_conventions():
     span = span_of(finished("/inference.GRPCInferenceService/ModelInfer", ""))
     assert span.name == "inference.GRPCInferenceService/ModelInfer"
