@@ -5,34 +5,99 @@ from __future__ import annotations
 import functools
 import re
 import traceback
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any
 
 import sympy
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
+from exportkit.export.proofs import Ranges, Verdict, verdict
+from exportkit.export.shapes import DynamicSizes
 from exportkit.export.source_lines import user_frame, where
 from exportkit.export.torch_internals import replaced
+from exportkit.package.manifest import Size
 
 SOURCE = re.compile(r"L\[['\"](?P<name>\w+)['\"]\](?P<path>.*?)\.size\(\)\[(?P<dim>\d+)\]")
 
 
 @dataclass
-class GuardLog:
-    """The conditions on sizes, in the order in which the model's lines needed them."""
+class Declared:
+    """What the caller declared of sizes, in the symbols of a trace.
 
+    Attributes:
+        places: The size of each place, such as "image:2".
+        ranges: The range of each name.
+    """
+
+    places: Mapping[str, Size] = field(default_factory=dict)
+    ranges: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+    _known: dict[sympy.Basic, Verdict] = field(default_factory=dict)
+
+    def verdict(self, condition: object, env: ShapeEnv) -> Verdict:
+        """Judges a condition over the declared ranges, where a name is one number at all its places.
+
+        Tracing takes every size to be at least 2, so a condition that fails at 1 alone counts as true, as torch's own do.
+        """
+        if not isinstance(condition, sympy.Basic):
+            return Verdict.UNTRUE
+        places = {symbol: self.places.get(place or "") for symbol, place in _places_of_symbols(env).items()}
+        named = condition.xreplace({symbol: _in_names(size) for symbol, size in places.items() if size})
+        if named not in self._known:
+            found = verdict(named, _symbols(self.ranges))
+            self._known[named] = verdict(named, _symbols(self._from_two())) if found is Verdict.UNTRUE else found
+        return self._known[named]
+
+    def _from_two(self) -> dict[str, tuple[int, int]]:
+        """Returns the ranges without the values at which a place has a size below 2."""
+        ranges = dict(self.ranges)
+        for size in self.places.values():
+            low, high = ranges[size.dimension]
+            ranges[size.dimension] = (max(low, -((size.offset - 2) // size.scale)), high)
+        return {name: ends for name, ends in ranges.items() if ends[0] <= ends[1]}
+
+
+def declared(sizes: DynamicSizes, state: Mapping[str, str] = MappingProxyType({})) -> Declared:
+    """Returns what the caller declared.
+
+    Args:
+        sizes: The sizes of the inputs.
+        state: The names that further places have.
+    """
+    places = {f"{tensor}:{dim}": size for tensor, dims in sizes.places.items() for dim, size in dims.items()}
+    return Declared(
+        places={**places, **{place: Size(dimension=name) for place, name in state.items()}},
+        ranges={dimension.name: (dimension.min, dimension.max) for dimension in sizes.dimensions},
+    )
+
+
+@dataclass
+class GuardLog:
+    """The conditions on sizes, in the order in which the model's lines needed them.
+
+    Attributes:
+        declared: What the caller declared of sizes.
+        entries: The conditions, each with the line.
+    """
+
+    declared: Declared = field(default_factory=Declared)
     entries: list[tuple[ShapeEnv, object, traceback.FrameSummary | None]] = field(default_factory=list)
 
     def lines(self, places: Iterable[str]) -> list[str]:
-        """Returns the lines that depended on one of the places, such as "image:2", each once."""
+        """Returns the lines that depended on one of the places, such as "image:2", each once.
+
+        A condition that holds for all declared sizes is no reason to refuse them, and is left out.
+        """
         wanted = set(places)
         found: dict[str, list[tuple[bool, int, str]]] = {}
         for env, guard, frame in self.entries:
             sources = _places_of_symbols(env)
             symbols: set[sympy.Symbol] = getattr(guard, "free_symbols", set())
             if frame is None or not any(sources.get(symbol) in wanted for symbol in symbols):
+                continue
+            if self.declared.verdict(guard, env) is not Verdict.UNTRUE:
                 continue
             text = placed_relation(guard, env)
             # One line may need several conditions: the one that fixes a size says most, and the shortest is clearest.
@@ -59,12 +124,13 @@ class GuardLog:
 
 
 @contextmanager
-def guard_log() -> Iterator[GuardLog]:
-    """Records which line of the model's code each guard on a size comes from.
+def guard_log(known: Declared) -> Iterator[GuardLog]:
+    """Records which line of the model's code each guard on a size comes from, and lets torch refuse only untrue ones.
 
-    torch's own record (SLoc) has the line inside of torch, which does not help the user.
+    torch's own record (SLoc) has the line inside of torch, which does not help the user. And torch refuses what it cannot
+    prove: a minimum, a division that rounds, a relation of two places that have one name.
     """
-    log = GuardLog()
+    log = GuardLog(known)
 
     def recording(log_guard: Callable[..., None]) -> Callable[..., None]:
         def record(env: ShapeEnv, prefix: str, guard: object, *rest: Any, **named: Any) -> None:
@@ -73,7 +139,15 @@ def guard_log() -> Iterator[GuardLog]:
 
         return record
 
-    with replaced(ShapeEnv, "_log_guard", recording):
+    def producing(produce: Callable[..., Any]) -> Callable[..., Any]:
+        def without_true(env: ShapeEnv, *args: Any, guards: Sequence[Any] | None = None, **named: Any) -> Any:
+            given = env.guards if guards is None else guards
+            kept = [guard for guard in given if known.verdict(guard.expr, env) is Verdict.UNTRUE]
+            return produce(env, *args, guards=kept, **named)
+
+        return without_true
+
+    with replaced(ShapeEnv, "_log_guard", recording), replaced(ShapeEnv, "produce_guards", producing):
         yield log
 
 
@@ -81,6 +155,18 @@ def with_places(line: str) -> str:
     """Returns a line of torch's message with the places named as on the command line."""
     line = re.sub(r"\s*If you're using mark_dynamic.*", "", line)
     return SOURCE.sub(_place, line)
+
+
+def _in_names(size: Size) -> sympy.Expr:
+    return size.scale * _name(size.dimension) + size.offset
+
+
+def _name(name: str) -> sympy.Symbol:
+    return sympy.Symbol(name, integer=True, nonnegative=True)
+
+
+def _symbols(ranges: Mapping[str, tuple[int, int]]) -> Ranges:
+    return {_name(name): ends for name, ends in ranges.items()}
 
 
 def _places_of_symbols(env: ShapeEnv) -> dict[sympy.Symbol, str | None]:

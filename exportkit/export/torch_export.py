@@ -12,7 +12,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._pytree import tree_map
 
 from exportkit.export.call_signature import BoundCall, is_tensor, plain_tuples
-from exportkit.export.guards import GuardLog, guard_log
+from exportkit.export.guards import GuardLog, declared, guard_log
 from exportkit.export.lifted import STATE, lifted
 from exportkit.export.quiet import quiet_torch
 from exportkit.export.shapes import DynamicSizes, torch_dimensions, torch_shape
@@ -84,8 +84,9 @@ def call_export(
         [torch_shape(sizes, dims, name) for name in bound.names]
         + [{0: dims[buffer.dimension]} if buffer.dimension in dims else None for buffer in task.state]
     )
+    lengths = {f"{STATE}.{i}:0": b.dimension for i, b in enumerate(task.state) if b.dimension in dims}
     with (
-        guard_log() as log,
+        guard_log(declared(sizes, lengths)) as log,
         lifted(model, bound, task.state, task.spec.writes),
         plain_tuples(model, bound.args, given) as (args, kwargs),
     ):
