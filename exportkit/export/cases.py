@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import fnmatch
 import hashlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -134,15 +134,15 @@ def dtype_of(tensor: TensorInput) -> torch.dtype:
 def _resample(
     tensor: torch.Tensor, wanted: TensorInput, sizes: Mapping[str, int], generator: torch.Generator
 ) -> torch.Tensor:
-    """Returns a tensor of the wanted size with values of the given one: token ids stay valid, pixels stay pixels."""
-    shape = shape_at(wanted, sizes)
-    tensor = tensor.detach().cpu()
-    if list(tensor.shape) == shape or not tensor.numel():
-        values = tensor
-    else:
-        chosen = torch.randint(tensor.numel(), shape, generator=generator)
-        values = tensor.reshape(-1)[chosen]
-    return values.to(dtype_of(wanted)).contiguous()
+    return resampled(tensor.detach().cpu(), shape_at(wanted, sizes), generator).to(dtype_of(wanted)).contiguous()
+
+
+def resampled(tensor: torch.Tensor, shape: Sequence[int], generator: torch.Generator) -> torch.Tensor:
+    """Returns a tensor of a shape with values of the given one: token ids stay valid, pixels stay pixels."""
+    if list(tensor.shape) == list(shape) or not tensor.numel():
+        return tensor
+    chosen = torch.randint(tensor.numel(), tuple(shape), generator=generator)
+    return tensor.reshape(-1)[chosen.to(tensor.device)]
 
 
 def check_drawn(drawn: BoundCall, call: Call, sizes: Mapping[str, int], what: str) -> None:

@@ -59,7 +59,10 @@ def _by_sympy(expression: sympy.Basic, columns: Mapping[sympy.Symbol, numpy.ndar
     rows = list(zip(*(column.tolist() for column in columns.values())))
     if len(rows) > _SLOW:
         raise NotComputableError(f"{expression} for {len(rows)} values")
-    found = [expression.xreplace(dict(zip(columns, map(sympy.Integer, row)))) for row in rows]
+    try:
+        found = [expression.xreplace(dict(zip(columns, map(sympy.Integer, row)))) for row in rows]
+    except ZeroDivisionError as error:
+        raise NotComputableError(f"{expression}: {error}") from error
     if any(each not in (sympy.true, sympy.false) for each in found):
         raise NotComputableError(str(expression))
     return numpy.array([bool(each) for each in found])

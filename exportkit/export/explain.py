@@ -19,13 +19,18 @@ from exportkit.export.torch_export import RefusedByTorchError, TracingTask, size
 _TRIES = 2  # a tie that nobody named is a guess, and what torch says itself comes after it
 
 
-def explain_refusal(refused: RefusedByTorchError, task: TracingTask) -> ExportError:
+def explain_refusal(refused: RefusedByTorchError, task: TracingTask, *, strict: bool = False) -> ExportError:
     """Returns the error to raise instead of an error from torch.export.
 
     Sizes are advised only if torch.export took the model with them: it is called again, at most twice.
+
+    Args:
+        refused: The refusal.
+        task: What was refused.
+        strict: Advises only sizes for which no condition fails by which an operator chose a layout.
     """
     if violated_names(str(refused)):
-        found = sizes_that_trace(task, refused, _TRIES)
+        found = sizes_that_trace(task, refused, _TRIES, strict=strict)
         changes = changes_between(refused.sizes, found[0], task.examples) if found else ()
         return sizes_error(refused, changes)
     return _explained(refused.error)

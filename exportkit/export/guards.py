@@ -1,4 +1,4 @@
-"""Records what torch.export concludes about sizes, and at which line of the model."""
+"""Records what torch.export concludes about sizes, and at which line; lets it refuse only what is untrue."""
 
 from __future__ import annotations
 
@@ -8,69 +8,33 @@ import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from types import MappingProxyType
 from typing import Any
 
 import sympy
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
-from exportkit.export.proofs import Ranges, Verdict, verdict
-from exportkit.export.shapes import DynamicSizes
-from exportkit.export.source_lines import user_frame, where
+from exportkit.export.declared import Declared
+from exportkit.export.source_lines import asked_by_user, user_frame, where
 from exportkit.export.torch_internals import replaced
-from exportkit.package.manifest import Size
 
 SOURCE = re.compile(r"L\[['\"](?P<name>\w+)['\"]\](?P<path>.*?)\.size\(\)\[(?P<dim>\d+)\]")
 
 
-@dataclass
-class Declared:
-    """What the caller declared of sizes, in the symbols of a trace.
+@dataclass(frozen=True)
+class Condition:
+    """A condition on sizes for which a trace is right.
 
     Attributes:
-        places: The size of each place, such as "image:2".
-        ranges: The range of each name.
+        env: torch's record of the trace's sizes.
+        guard: The condition, in the symbols of the trace.
+        frame: The line of the model that needed it, or None.
+        torchs_own: Whether torch asked for it inside of an operator, and not Python's code.
     """
 
-    places: Mapping[str, Size] = field(default_factory=dict)
-    ranges: Mapping[str, tuple[int, int]] = field(default_factory=dict)
-    _known: dict[sympy.Basic, Verdict] = field(default_factory=dict)
-
-    def verdict(self, condition: object, env: ShapeEnv) -> Verdict:
-        """Judges a condition over the declared ranges, where a name is one number at all its places.
-
-        Tracing takes every size to be at least 2, so a condition that fails at 1 alone counts as true, as torch's own do.
-        """
-        if not isinstance(condition, sympy.Basic):
-            return Verdict.UNTRUE
-        places = {symbol: self.places.get(place or "") for symbol, place in _places_of_symbols(env).items()}
-        named = condition.xreplace({symbol: _in_names(size) for symbol, size in places.items() if size})
-        if named not in self._known:
-            found = verdict(named, _symbols(self.ranges))
-            self._known[named] = verdict(named, _symbols(self._from_two())) if found is Verdict.UNTRUE else found
-        return self._known[named]
-
-    def _from_two(self) -> dict[str, tuple[int, int]]:
-        """Returns the ranges without the values at which a place has a size below 2."""
-        ranges = dict(self.ranges)
-        for size in self.places.values():
-            low, high = ranges[size.dimension]
-            ranges[size.dimension] = (max(low, -((size.offset - 2) // size.scale)), high)
-        return {name: ends for name, ends in ranges.items() if ends[0] <= ends[1]}
-
-
-def declared(sizes: DynamicSizes, state: Mapping[str, str] = MappingProxyType({})) -> Declared:
-    """Returns what the caller declared.
-
-    Args:
-        sizes: The sizes of the inputs.
-        state: The names that further places have.
-    """
-    places = {f"{tensor}:{dim}": size for tensor, dims in sizes.places.items() for dim, size in dims.items()}
-    return Declared(
-        places={**places, **{place: Size(dimension=name) for place, name in state.items()}},
-        ranges={dimension.name: (dimension.min, dimension.max) for dimension in sizes.dimensions},
-    )
+    env: ShapeEnv
+    guard: Any
+    frame: traceback.FrameSummary | None
+    torchs_own: bool
 
 
 @dataclass
@@ -79,11 +43,39 @@ class GuardLog:
 
     Attributes:
         declared: What the caller declared of sizes.
-        entries: The conditions, each with the line.
+        entries: The conditions.
+        forgiving: Whether conditions by which operators choose a layout may fail.
+        forgiven: Those that do.
+        tried: Sizes at which they do, where the program must be held against eager.
     """
 
     declared: Declared = field(default_factory=Declared)
-    entries: list[tuple[ShapeEnv, object, traceback.FrameSummary | None]] = field(default_factory=list)
+    entries: list[Condition] = field(default_factory=list)
+    forgiving: bool = False
+    forgiven: set[sympy.Basic] = field(default_factory=set)
+    tried: list[dict[str, int]] = field(default_factory=list)
+
+    def refuting(self, env: ShapeEnv, guards: Sequence[Any]) -> list[Any]:
+        """Returns those of torch's guards because of which the declared sizes are to be refused.
+
+        Operators ask whether strides differ, and whether a size inside of the model is 0 or 1. If that is forgiven,
+        such a condition is none of them, nor is what fails only where one does.
+        """
+        users = {entry.guard for entry in self.entries if not entry.torchs_own}
+        untrue = [(guard, named) for guard in guards if (named := self._named(guard.expr, env)) is not None]
+        untrue = [(guard, named) for guard, named in untrue if self.declared.untrue(named)]
+        if not self.forgiving:
+            return [guard for guard, _ in untrue]
+        plain = [named for guard, named in untrue if guard.expr not in users and _says_differs(named)]
+        kept = []
+        for guard, named in untrue:
+            elsewhere = sympy.Or(named, *(sympy.Not(each) for each in plain))
+            if guard.expr in users or (named not in plain and (not plain or self.declared.untrue(elsewhere))):
+                kept.append(guard)
+            else:
+                self.forgiven.add(guard.expr)
+                self.tried += [sizes for sizes in self.declared.failing(named) if sizes not in self.tried]
+        return kept
 
     def lines(self, places: Iterable[str]) -> list[str]:
         """Returns the lines that depended on one of the places, such as "image:2", each once.
@@ -92,16 +84,16 @@ class GuardLog:
         """
         wanted = set(places)
         found: dict[str, list[tuple[bool, int, str]]] = {}
-        for env, guard, frame in self.entries:
-            sources = _places_of_symbols(env)
-            symbols: set[sympy.Symbol] = getattr(guard, "free_symbols", set())
-            if frame is None or not any(sources.get(symbol) in wanted for symbol in symbols):
+        for entry in self.entries:
+            sources = _places_of_symbols(entry.env)
+            symbols: set[sympy.Symbol] = getattr(entry.guard, "free_symbols", set())
+            if entry.frame is None or not any(sources.get(symbol) in wanted for symbol in symbols):
                 continue
-            if self.declared.verdict(guard, env) is not Verdict.UNTRUE:
+            if not self._untrue(entry):
                 continue
-            text = placed_relation(guard, env)
+            text = placed_relation(entry.guard, entry.env)
             # One line may need several conditions: the one that fixes a size says most, and the shortest is clearest.
-            found.setdefault(where(frame), []).append((not _fixes_size(guard), len(text), text))
+            found.setdefault(where(entry.frame), []).append((not _fixes_size(entry.guard), len(text), text))
         return [f"{place} needs {min(texts)[2]}" for place, texts in found.items()]
 
     def hold_at(self, values: Mapping[str, int], *, equations: bool = False) -> bool:
@@ -112,37 +104,70 @@ class GuardLog:
             equations: Only equations count. Tracing also assumes that no size is 1, which torch forgives.
         """
         places_of = functools.cache(_places_of_symbols)
-        for env, guard, _ in self.entries:
+        for entry in self.entries:
+            guard = entry.guard
             symbols = getattr(guard, "free_symbols", None)
             if not symbols or (equations and not isinstance(guard, sympy.Eq)):
                 continue
-            places = places_of(env)
+            if guard in self.forgiven or not (equations or self._untrue(entry)):
+                continue
+            places = places_of(entry.env)
             known = {symbol: values[place] for symbol in symbols if (place := places.get(symbol) or "") in values}
-            if isinstance(guard, sympy.Basic) and len(known) == len(symbols) and guard.xreplace(known) == sympy.false:
+            if isinstance(guard, sympy.Basic) and len(known) == len(symbols) and not _holds(guard, known):
                 return False
         return True
 
+    def constant_sizes(self) -> list[sympy.Basic]:
+        """Returns the untrue conditions, in names, by which torch itself took a size inside of the model for 0 or 1."""
+        found = []
+        for entry in self.entries:
+            named = self._named(entry.guard, entry.env)
+            if isinstance(named, sympy.Eq) and any(side in (0, 1) for side in named.args) and self._untrue(entry):
+                found += [named] if entry.torchs_own and named not in found else []
+        return found
+
+    def branches(self) -> list[sympy.Basic]:
+        """Returns the untrue conditions of Python's code, in names, that relate several names: torch ignores those."""
+        found = [
+            named
+            for entry in self.entries
+            if not entry.torchs_own
+            and (named := self._named(entry.guard, entry.env)) is not None
+            and len(named.free_symbols) > 1
+            and self._untrue(entry)
+        ]
+        return list(dict.fromkeys(found))
+
+    def _untrue(self, entry: Condition) -> bool:
+        named = self._named(entry.guard, entry.env)
+        return entry.guard not in self.forgiven and (named is None or self.declared.untrue(named))
+
+    def _named(self, guard: object, env: ShapeEnv) -> sympy.Basic | None:
+        if not isinstance(guard, sympy.Basic):
+            return None
+        return self.declared.in_names(guard, _places_of_symbols(env))
+
 
 @contextmanager
-def guard_log(known: Declared) -> Iterator[GuardLog]:
+def guard_log(declared: Declared, *, forgiving: bool = False) -> Iterator[GuardLog]:
     """Records which line of the model's code each guard on a size comes from, and lets torch refuse only untrue ones.
 
-    torch's own record (SLoc) has the line inside of torch, which does not help the user. And torch refuses what it cannot
-    prove: a minimum, a division that rounds, a relation of two places that have one name.
+    torch's own record (SLoc) has the line inside of torch, which does not help the user. And torch refuses what it
+    cannot prove: a minimum, a division that rounds, a relation of two places that have one name.
     """
-    log = GuardLog(known)
+    log = GuardLog(declared, forgiving=forgiving)
 
     def recording(log_guard: Callable[..., None]) -> Callable[..., None]:
         def record(env: ShapeEnv, prefix: str, guard: object, *rest: Any, **named: Any) -> None:
-            log.entries.append((env, guard, user_frame(traceback.extract_stack())))
+            stack = traceback.extract_stack()
+            log.entries.append(Condition(env, guard, user_frame(stack), not asked_by_user(stack)))
             log_guard(env, prefix, guard, *rest, **named)
 
         return record
 
     def producing(produce: Callable[..., Any]) -> Callable[..., Any]:
         def without_true(env: ShapeEnv, *args: Any, guards: Sequence[Any] | None = None, **named: Any) -> Any:
-            given = env.guards if guards is None else guards
-            kept = [guard for guard in given if known.verdict(guard.expr, env) is Verdict.UNTRUE]
+            kept = log.refuting(env, env.guards if guards is None else guards)
             return produce(env, *args, guards=kept, **named)
 
         return without_true
@@ -155,18 +180,6 @@ def with_places(line: str) -> str:
     """Returns a line of torch's message with the places named as on the command line."""
     line = re.sub(r"\s*If you're using mark_dynamic.*", "", line)
     return SOURCE.sub(_place, line)
-
-
-def _in_names(size: Size) -> sympy.Expr:
-    return size.scale * _name(size.dimension) + size.offset
-
-
-def _name(name: str) -> sympy.Symbol:
-    return sympy.Symbol(name, integer=True, nonnegative=True)
-
-
-def _symbols(ranges: Mapping[str, tuple[int, int]]) -> Ranges:
-    return {_name(name): ends for name, ends in ranges.items()}
 
 
 def _places_of_symbols(env: ShapeEnv) -> dict[sympy.Symbol, str | None]:
@@ -184,6 +197,25 @@ def _source_place(sources: Iterable[object]) -> str | None:
 def _place(match: re.Match[str]) -> str:
     path = "".join(f".{part}" for part in re.findall(r"\w+", match["path"]))
     return f"{match['name']}{path}:{match['dim']}"
+
+
+def _holds(guard: sympy.Basic, sizes: Mapping[sympy.Symbol, int]) -> bool:
+    try:
+        return bool(guard.xreplace(sizes) != sympy.false)
+    except ZeroDivisionError:  # a condition on a size that is 0 there
+        return False
+
+
+def _says_differs(condition: sympy.Basic) -> bool:
+    """Returns whether a condition says that two numbers differ, or that a size inside of the model is not 0 or 1.
+
+    Operators ask so to choose a layout: whether a part of a tensor is contiguous, or a view of it exists.
+    """
+    if isinstance(condition, (sympy.Gt, sympy.Ge)):
+        return condition.rhs in (0, 1) or (isinstance(condition, sympy.Ge) and condition.rhs == 2)
+    if isinstance(condition, (sympy.Lt, sympy.Le)):
+        return condition.lhs in (0, 1) or (isinstance(condition, sympy.Le) and condition.lhs == 2)
+    return isinstance(condition, sympy.Ne)
 
 
 def _fixes_size(guard: object) -> bool:

@@ -61,22 +61,49 @@ def verdict(condition: sympy.Basic, ranges: Ranges) -> Verdict:
     """
     if condition in (sympy.true, sympy.false):
         return Verdict.PROVED if condition == sympy.true else Verdict.UNTRUE
-    symbols = sorted(condition.free_symbols, key=str)
-    if any(symbol not in ranges for symbol in symbols):
+    box = _box(condition, ranges)
+    if box is None:
         return Verdict.UNTRUE
-    box = {symbol: ranges[symbol] for symbol in symbols}
-    count = math.prod(high - low + 1 for low, high in box.values())
     try:
-        if not _holds_at(condition, box, _every(box) if count <= _EVERY else _some(box)):
+        if not _holds_at(condition, box, _values(box)):
             return Verdict.UNTRUE
-        if count <= _EVERY:
-            return Verdict.PROVED
     except NotComputableError:
         return Verdict.UNTRUE
-    return Verdict.PROVED if _Prover().proves(condition, box) else Verdict.TRIED
+    if _count(box) <= _EVERY or _Prover().proves(condition, box):
+        return Verdict.PROVED
+    return Verdict.TRIED
+
+
+def counterexamples(condition: sympy.Basic, ranges: Ranges) -> list[dict[sympy.Symbol, int]]:
+    """Returns the least and the greatest of the values for which a condition fails, as far as they were found."""
+    box = _box(condition, ranges)
+    if not box:
+        return []
+    columns = _values(box)
+    try:
+        fails = numpy.flatnonzero(~numpy.asarray(evaluate(condition, dict(zip(box, columns))), dtype=bool))
+    except NotComputableError:
+        return []
+    rows = sorted({tuple(int(column[row]) for column in columns) for row in (*fails[:1], *fails[-1:])})
+    return [dict(zip(box, row)) for row in rows]
 
 
 # --- values -----------------------------------------------------------------------------------------------------------
+
+
+def _box(condition: sympy.Basic, ranges: Ranges) -> Ranges | None:
+    """Returns the ranges of the symbols of a condition; None if one has no range."""
+    symbols = sorted(condition.free_symbols, key=str)
+    return {symbol: ranges[symbol] for symbol in symbols} if all(symbol in ranges for symbol in symbols) else None
+
+
+def _count(box: Ranges) -> int:
+    return math.prod(high - low + 1 for low, high in box.values())
+
+
+def _values(box: Ranges) -> list[numpy.ndarray]:
+    """Returns all values of each symbol, or some if those are too many: a table, by columns."""
+    return _every(box) if _count(box) <= _EVERY else _some(box)
 
 
 def _holds_at(condition: sympy.Basic, box: Ranges, columns: Sequence[numpy.ndarray]) -> bool:
@@ -122,7 +149,7 @@ class _Prover:
         if reduced in (sympy.true, sympy.false):
             return bool(reduced)
         inside = {symbol: ends for symbol, ends in box.items() if symbol in reduced.free_symbols}
-        if math.prod(high - low + 1 for low, high in inside.values()) <= _DRAWN:
+        if _count(inside) <= _DRAWN:
             try:
                 return _holds_at(reduced, inside, _every(inside))
             except NotComputableError:
@@ -136,7 +163,7 @@ class _Prover:
 
 
 def reduce(expression: sympy.Basic, box: Ranges) -> sympy.Basic:
-    """Returns an expression that is equal inside of the box, with less in it; a condition that is decided is a constant.
+    """Returns an expression that is equal inside of the box, with less in it. A decided condition becomes a constant.
 
     Args:
         expression: A number or a condition.
@@ -174,7 +201,27 @@ def _relation(kind: type, difference: sympy.Expr, box: Ranges) -> sympy.Basic:
                 return sympy.true
             if kind is not sympy.Ne and not any(always):
                 return sympy.false
-    return kind(difference, 0)  # type: ignore[no-any-return]
+    if kind in (sympy.Le, sympy.Lt):
+        difference, kind = sympy.expand(-difference), sympy.Ge if kind is sympy.Le else sympy.Gt
+    if kind in (sympy.Ge, sympy.Gt) and _by_arguments(kind, difference, box):
+        return sympy.true
+    return kind(difference, 0)
+
+
+def _by_arguments(kind: type, difference: sympy.Expr, box: Ranges) -> bool:
+    """Returns whether a difference is at least, or greater than, 0 by what a minimum or maximum in it may be."""
+    for part in _opaque(difference):
+        if not isinstance(part, (*_MIN, *_MAX)):
+            continue
+        factor = difference.coeff(part)
+        ends = bounds(factor, box) if difference == sympy.expand(factor * part + difference.coeff(part, 0)) else None
+        if ends is None or ends[0] < 0 < ends[1]:
+            continue
+        # A maximum is at least each of its arguments, so any of them will do; elsewhere all must.
+        enough = any if isinstance(part, _MAX) == (ends[0] >= 0) else all
+        if enough(_relation(kind, difference.xreplace({part: arg}), box) == sympy.true for arg in part.args):
+            return True
+    return False
 
 
 def _extreme(kind: type, args: Sequence[sympy.Expr], box: Ranges, *, least: bool) -> sympy.Expr:
@@ -186,7 +233,7 @@ def _extreme(kind: type, args: Sequence[sympy.Expr], box: Ranges, *, least: bool
             if ends and ends[0] >= 0:
                 kept.remove(arg)
                 break
-    return kept[0] if len(kept) == 1 else kind(*kept)  # type: ignore[no-any-return]
+    return kept[0] if len(kept) == 1 else kind(*kept)
 
 
 def _divided(base: sympy.Expr, divisor: sympy.Expr, box: Ranges) -> tuple[sympy.Expr, sympy.Expr] | None:
@@ -313,7 +360,9 @@ def _to_bernstein(degree: int, low: Fraction, high: Fraction) -> numpy.ndarray:
         [math.comb(j, k) * low ** (j - k) * (high - low) ** k if j >= k else Fraction(0) for j in places]
         for k in places
     ]
-    change = [[Fraction(math.comb(k, j), math.comb(degree, j)) if j <= k else Fraction(0) for j in places] for k in places]
+    change = [
+        [Fraction(math.comb(k, j), math.comb(degree, j)) if j <= k else Fraction(0) for j in places] for k in places
+    ]
     return numpy.dot(numpy.array(change, dtype=object), numpy.array(shift, dtype=object))
 
 

@@ -85,9 +85,21 @@ def record_cases(
     cases = []
     for number, calls in enumerate(sequences):
         progress(f"recording case {number + 1}")
-        placed = [replace(call, bound=on_device(call.bound, device)) for call in calls]
-        cases.append(record_case(eager, methods, state, placed, tf32=options.tf32))
+        cases.append(record_drawn(eager, methods, state, calls, options, device))
     return tuple(cases)
+
+
+def record_drawn(
+    eager: EagerMethods,
+    methods: Sequence[PackagedMethod],
+    state: Sequence[StateTensor],
+    calls: Sequence[DrawnCall],
+    options: TraceOptions,
+    device: torch.device,
+) -> RecordedCase:
+    """Records calls that were drawn on the CPU. `record_case` has the rest."""
+    placed = [replace(call, bound=on_device(call.bound, device)) for call in calls]
+    return record_case(eager, methods, state, placed, tf32=options.tf32)
 
 
 def _check_size(calls: Sequence[DrawnCall], sizes: Mapping[str, int]) -> None:

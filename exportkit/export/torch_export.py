@@ -4,20 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
+import sympy
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._pytree import tree_map
 
-from exportkit.export.call_signature import BoundCall, is_tensor, plain_tuples
-from exportkit.export.guards import GuardLog, declared, guard_log
+from exportkit.export.call_signature import BoundCall, describe_call, is_tensor, plain_tuples
+from exportkit.export.cases import resampled
+from exportkit.export.declared import declared
+from exportkit.export.guards import GuardLog, guard_log
 from exportkit.export.lifted import STATE, lifted
 from exportkit.export.quiet import quiet_torch
 from exportkit.export.shapes import DynamicSizes, torch_dimensions, torch_shape
-from exportkit.export.size_changes import Examples, proposals, untrue_names
+from exportkit.export.size_changes import Examples, proposals, untrue_names, violated_names
+from exportkit.export.source_lines import users_code
 from exportkit.export.state_buffers import StateBuffer
+from exportkit.sizes import label_of
 from exportkit.spec import ExportSpec
 
 
@@ -62,16 +67,112 @@ def export_with(task: TracingTask, sizes: DynamicSizes) -> torch.export.Exported
         RefusedByTorchError: torch.export refused the model, or dropped a condition on a size with a factor
             (pytorch#141115).
     """
-    program, log = call_export(torch.export.export, task, sizes)
+    return export_tried(task, sizes)[0]
+
+
+@dataclass(frozen=True)
+class Trial:
+    """Where a program must be held against eager, because it was traced under a condition that fails there.
+
+    Attributes:
+        sizes: Sizes at which it fails.
+        refused: What to explain if the program is wrong there.
+        legal: Whether eager must take these sizes.
+    """
+
+    sizes: tuple[dict[str, int], ...]
+    refused: RefusedByTorchError
+    legal: bool
+
+
+def export_tried(task: TracingTask, sizes: DynamicSizes) -> tuple[torch.export.ExportedProgram, tuple[Trial, ...]]:
+    """Calls torch.export for these dynamic sizes: once more if it refused them, and from another example if need be.
+
+    Returns:
+        The program, and where it must be tried: conditions fail there by which operators chose a layout, or Python's
+        code branched on several sizes, which torch does not refuse.
+
+    Raises:
+        RefusedByTorchError: torch.export refused the model, or dropped a condition on a size with a factor
+            (pytorch#141115).
+    """
+    trials: list[Trial] = []
+    try:
+        program, log = _export_once(task, sizes)
+    except RefusedByTorchError as refused:
+        if not refused.log.entries or not violated_names(str(refused)):
+            raise
+        program, log = _export_forgiving(task, sizes)
+        trials.append(Trial(tuple(log.tried), refused, legal=True))
+    for branch in log.branches():
+        names = ", ".join(sorted(symbol.name for symbol in branch.free_symbols))
+        refusal = RefusedByTorchError(ValueError(f"Constraints violated ({names})!"), sizes, log)
+        trials.append(Trial(tuple(log.declared.failing(branch)), refusal, legal=False))
+    return program, tuple(trials)
+
+
+def _export_forgiving(task: TracingTask, sizes: DynamicSizes) -> tuple[torch.export.ExportedProgram, GuardLog]:
+    try:
+        return _export_once(task, sizes, forgiving=True)
+    except RefusedByTorchError as refused:
+        if (other := _from_another_example(task, sizes, refused.log)) is None:
+            raise
+        try:
+            return _export_once(*other, forgiving=True)
+        except RefusedByTorchError as again:
+            # From there it shows what else is untrue, not what an unlucky example made a constant.
+            reason = again if violated_names(str(again)) else refused
+            raise RefusedByTorchError(reason.error, sizes, reason.log) from reason.error
+
+
+def _export_once(
+    task: TracingTask, sizes: DynamicSizes, *, forgiving: bool = False
+) -> tuple[torch.export.ExportedProgram, GuardLog]:
+    program, log = call_export(torch.export.export, task, sizes, forgiving=forgiving)
     if names := untrue_names(sizes, log):
         raise RefusedByTorchError(ValueError(f"Constraints violated ({', '.join(names)})!"), sizes, log)
-    return program
+    return program, log
+
+
+def _from_another_example(
+    task: TracingTask, sizes: DynamicSizes, log: GuardLog
+) -> tuple[TracingTask, DynamicSizes] | None:
+    """Returns a call of other sizes, where no size inside of the model is 0 or 1 that is so at the example's alone."""
+    constant = log.constant_sizes()
+    other = log.declared.failing(sympy.Or(*constant)) if constant else []
+    if not other:
+        return None
+    generator = torch.Generator().manual_seed(0)
+    bound = task.bound
+    if task.spec.draw_inputs is not None:
+        with users_code(f"the spec's draw_inputs at {label_of(other[0])}"):
+            bound = describe_call(task.spec.model, *task.spec.draw_inputs(other[0], generator))
+    if bound.names != task.bound.names:
+        return None
+    shapes = [
+        [size.at(other[0]) if (size := sizes.at(name, dim)) else given for dim, given in enumerate(example)]
+        for name, example in task.examples.items()
+    ]
+    tensors = tuple(resampled(tensor, shape, generator) for tensor, shape in zip(bound.tensors, shapes))
+    placed = tuple(tensor.to(like.device, like.dtype) for tensor, like in zip(tensors, task.bound.tensors))
+    drawn = describe_call(task.spec.model, *bound.with_tensors(placed))
+    return replace(task, bound=drawn), replace(sizes, example=other[0])
 
 
 def call_export(
-    export: Callable[..., torch.export.ExportedProgram], task: TracingTask, sizes: DynamicSizes
+    export: Callable[..., torch.export.ExportedProgram],
+    task: TracingTask,
+    sizes: DynamicSizes,
+    *,
+    forgiving: bool = False,
 ) -> tuple[torch.export.ExportedProgram, GuardLog]:
     """Calls torch.export.export, or a function with the same arguments. Returns the conditions on sizes as well.
+
+    Args:
+        export: The function.
+        task: What it gets.
+        sizes: The dynamic sizes.
+        forgiving: Whether conditions by which operators choose a layout may fail.
 
     Raises:
         RefusedByTorchError: torch refused the model.
@@ -86,7 +187,7 @@ def call_export(
     )
     lengths = {f"{STATE}.{i}:0": b.dimension for i, b in enumerate(task.state) if b.dimension in dims}
     with (
-        guard_log(declared(sizes, lengths)) as log,
+        guard_log(declared(sizes, lengths), forgiving=forgiving) as log,
         lifted(model, bound, task.state, task.spec.writes),
         plain_tuples(model, bound.args, given) as (args, kwargs),
     ):
@@ -112,14 +213,15 @@ def _attention_of_no_machine() -> AbstractContextManager[None]:
 
 
 def sizes_that_trace(
-    task: TracingTask, refused: RefusedByTorchError, tries: int
+    task: TracingTask, refused: RefusedByTorchError, tries: int, *, strict: bool = False
 ) -> tuple[DynamicSizes, torch.export.ExportedProgram] | None:
     """Searches sizes near the refused ones for which torch.export takes the model.
 
     Args:
         task: The model and its example call.
         refused: The first refusal.
-        tries: How often torch.export may be called.
+        tries: How many sizes may be tried.
+        strict: Takes only sizes for which no condition fails by which an operator chose a layout.
 
     Returns:
         The sizes and their program; None if there was nothing to try, or nothing worked.
@@ -130,7 +232,7 @@ def sizes_that_trace(
             break
         sizes = waiting.pop(0)
         try:
-            return sizes, export_with(task, sizes)
+            return sizes, _export_once(task, sizes)[0] if strict else export_with(task, sizes)
         except RefusedByTorchError as again:
             waiting = proposals(str(again), sizes, task.examples, again.log) + waiting
     return None

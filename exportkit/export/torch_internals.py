@@ -10,7 +10,8 @@ No torch that exports has an option for any of these, so export replaces:
   that lie one after the other, `CppKernel.decide_parallel_depth`, so that every machine writes the same loops, and
   `cpp_flex_attention_template.parallel_num_threads`, so that every thread has its memory (`inductor_changes`).
 - `ShapeEnv._log_guard`, so that an error names the line of the model that a size failed at (`guards`), and that a
-  decomposition does not branch on a size (`exportkit.onnx.branches`).
+  decomposition does not branch on a size (`exportkit.onnx.branches`); and `ShapeEnv.produce_guards`, so that torch
+  refuses no condition that holds (`guards`).
 - `ONNXRegistry.from_torchlib`, so that the table of translations to ONNX is made once (`exportkit.onnx.convert`).
 
 `quiet` adds an attribute instead, which an error does not have: with it, torch.export prints no half-traced graph.

@@ -26,6 +26,7 @@ from exportkit.export.shapes import DynamicSizes, Shapes, dynamic_sizes, merge_s
 from exportkit.export.torch_export import TracingTask
 from exportkit.export.trace_method import trace_method
 from exportkit.export.traced import Traced
+from exportkit.export.trial import tried_cases
 from exportkit.package.manifest import Source
 from exportkit.progress import Progress
 from exportkit.spec import ExportSpec
@@ -55,6 +56,7 @@ def trace(model: EagerModel, options: TraceOptions, device: torch.device, progre
         packaged = [method.packaged for method in methods]
         examples = {name: sizes.example for name, (_, sizes) in ready.tasks.items()}
         cases = record_cases(eager, packaged, state, examples, options, device, progress)
+        tried = tried_cases(eager, traced, state, options, device, progress, values=not free)
         progress("comparing the program with the cases")
         check_programs(eager, traced, state, cases, values=not free, tf32=options.tf32)
         source = Source(
@@ -68,7 +70,7 @@ def trace(model: EagerModel, options: TraceOptions, device: torch.device, progre
     return Traced(
         methods=methods,
         operators=describe_operators(operators),
-        cases=cases,
+        cases=cases + tried,
         source=source,
         provenance=provenance(tf32=options.tf32),
         name=options.name or spec.name or _class_name(spec.model),

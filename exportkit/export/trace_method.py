@@ -23,7 +23,7 @@ from exportkit.export.preflight import check_model, check_operators, graph_opera
 from exportkit.export.repeatable import DECLARE_STATE, DECLARE_WRITES, check_random, check_repeatable
 from exportkit.export.shapes import DynamicSizes
 from exportkit.export.state_buffers import StateBuffer
-from exportkit.export.torch_export import RefusedByTorchError, TracingTask, export_with
+from exportkit.export.torch_export import RefusedByTorchError, TracingTask, Trial, export_tried
 from exportkit.export.traced import TracedMethod
 from exportkit.package.manifest import ANY_VALUE, StateUse
 from exportkit.package.structure import names
@@ -42,11 +42,13 @@ class TracedTask:
         task: The module of the method and its example call, on their device.
         sizes: The dynamic sizes.
         method: The traced method.
+        trials: Where the program must be held against eager, too.
     """
 
     task: TracingTask
     sizes: DynamicSizes
     method: TracedMethod
+    trials: tuple[Trial, ...] = ()
 
 
 def trace_method(
@@ -95,7 +97,7 @@ def trace_method(
         written = [f"written.{each}" for each in answer.written]
         spec = replace(spec, tolerances=dict.fromkeys((*listed, *written), Tolerance(rtol=0.0, atol=ANY_VALUE)))
     progress(f"tracing{of} with torch.export")
-    program, state = trace_with_torch_export(replace(task, spec=spec), sizes)
+    program, state, trials = trace_with_torch_export(replace(task, spec=spec), sizes)
     if values:
         check_random(program)
     check_operators(graph_operators(program.graph_module), device)
@@ -103,28 +105,29 @@ def trace_method(
         program, bound, sizes, output, spec, written=tuple(answer.written), cast=parse_floating(options.dtype)
     )
     check_shapes(name, dict(zip((use.index for use in state), described.state)), eager.buffers)
-    return TracedTask(task, sizes, TracedMethod(name, program, described.call, state))
+    return TracedTask(task, sizes, TracedMethod(name, program, described.call, state), trials)
 
 
 def trace_with_torch_export(
     task: TracingTask, sizes: DynamicSizes
-) -> tuple[torch.export.ExportedProgram, tuple[StateUse, ...]]:
+) -> tuple[torch.export.ExportedProgram, tuple[StateUse, ...], tuple[Trial, ...]]:
     """Calls torch.export and explains its errors.
 
     Returns:
-        The program, which takes the state that it uses after the tensors of the call, and what of it that is.
+        The program, which takes the state that it uses after the tensors of the call, what of it that is, and where the
+        program must be held against eager.
 
     Raises:
         ExportError: torch.export refused the model, or it writes what is not declared.
     """
     try:
-        program = export_with(task, sizes)
+        program, trials = export_tried(task, sizes)
     except RefusedByTorchError as refused:
         raise explain_refusal(refused, task) from refused.error
     places = check_writes(program, task.bound, task.spec, task.state)
     used = used_state(program, len(task.state))
     state = tuple(StateUse(index=place, written=place in places) for place in used)
-    return without_unused(program, len(task.state), used), state
+    return without_unused(program, len(task.state), used), state, trials
 
 
 def check_writes(

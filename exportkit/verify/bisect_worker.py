@@ -80,7 +80,7 @@ class Cutter:
         dynamic = dynamic_texts(self._method.call) if len(manifest.methods) == 1 else ()
         options = TraceOptions(self._command.device, dynamic=dynamic, tf32=manifest.provenance.tf32)
         with ready_to_trace(EagerModel(spec), options, self._device) as ready:
-            self._program, _ = trace_with_torch_export(*ready.tasks[self._command.method])
+            self._program, *_ = trace_with_torch_export(*ready.tasks[self._command.method])
 
     def cut(self, command: CutGraph) -> GraphCut:
         """Writes an artifact that computes the graph up to a node, with one case."""

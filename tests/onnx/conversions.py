@@ -27,7 +27,7 @@ BFLOAT16 = onnx.TensorProto.BFLOAT16
 def convert_spec(spec: ExportSpec, *, opset: int = 20, inline: bool = False) -> Converted:
     with ready_to_trace(EagerModel(spec=spec), TraceOptions(), torch.device("cpu")) as ready:
         task, sizes = ready.tasks["forward"]
-        program, _ = trace_with_torch_export(task, sizes)
+        program, *_ = trace_with_torch_export(task, sizes)
         with torch.no_grad():
             output = describe_output(spec.model(*spec.example_inputs, **spec.example_kwargs))
         call = describe_program(program, task.bound, sizes, output, spec).call
