@@ -20,6 +20,9 @@ void promote_libstdcxx() {
   (void)promoted;  // null if torch was built with another standard library
 }
 
+// AOTInductor's name of a constant that the code computes from the weights, such as a weight in another order.
+bool is_computed(const std::string& constant) { return constant.rfind("_FOLDED_CONST_", 0) == 0; }
+
 }  // namespace
 
 Code::Code(const std::filesystem::path& library, const CodeOptions& options, Constants constants)
@@ -69,7 +72,12 @@ void Code::wait_for_device() const {
 
 void Code::set_constants() {
   std::map<std::string, std::string> names;  // from the constant's name to AOTInductor's internal name
+  bool computes = false;
   for (const auto& [name, constant] : runner_->getConstantNamesToOriginalFQNs()) {
+    if (is_computed(constant)) {
+      computes = true;
+      continue;
+    }
     names.emplace(constant, name);
     TORCH_CHECK(constants_.count(constant), "the manifest does not say which weight the code takes for ", constant);
   }
@@ -87,6 +95,8 @@ void Code::set_constants() {
     lent.emplace(names.at(constant), aliases_.back());
   }
   runner_->update_constant_buffer(lent, /*use_inactive=*/false, /*validate_full_updates=*/true, /*user_managed=*/true);
+  // Otherwise the first call computes them, and with torch 2.11 two first calls at once wait for each other forever.
+  if (computes) runner_->run_const_fold(/*use_inactive=*/false);
 }
 
 std::vector<at::Tensor> Code::run(const std::vector<at::Tensor>& inputs) const {

@@ -24,7 +24,9 @@ from exportkit.export.cases import eager_mode
 from exportkit.export.export_options import CompileOptions, CudaArch
 from exportkit.export.inductor_changes import changed_inductor
 from exportkit.export.model_sources import compiling_model_sources
+from exportkit.export.packed_weights import packed_weights
 from exportkit.export.program_weights import ProgramWeights
+from exportkit.export.small_convolutions import small_convolutions
 from exportkit.export.toolchain import (
     check_cpu_isa,
     compiling_for,
@@ -194,7 +196,7 @@ def compile_program(
             # Otherwise Inductor times two forms of each kernel, at the example's sizes and on a GPU that may be busy.
             # Its choice costs other sizes up to a tenth of a call (docs/performance.md).
             options["triton.autotune_pointwise"] = False
-        files, constants = _compile(method.program, {**options, **plan.inductor_config}, tf32=tf32)
+        files, constants = _compile(method.program, device, {**options, **plan.inductor_config}, tf32=tf32)
     target = _target(device, cpu_isa, ptx, _library(files))
     found = weights.take(constants, device) if weights else {}
     target = msgspec.structs.replace(target, constants={method.name: found})
@@ -240,7 +242,7 @@ def _read_value(value: Any) -> Any:
 
 
 def _compile(
-    program: torch.export.ExportedProgram, options: dict[str, Any], *, tf32: bool
+    program: torch.export.ExportedProgram, device: torch.device, options: dict[str, Any], *, tf32: bool
 ) -> tuple[list[Path], Mapping[str, torch.Tensor]]:
     """Returns the files, and the constants that are outside of them."""
     args, kwargs = program.example_inputs
@@ -250,6 +252,9 @@ def _compile(
             contexts.enter_context(eager_mode(tf32=tf32))
             contexts.enter_context(_rare_collections())
             contexts.enter_context(changed_inductor())
+            if device.type == "cpu":
+                contexts.enter_context(small_convolutions())
+                contexts.enter_context(packed_weights())
             contexts.enter_context(compiling_model_sources())
             contexts.enter_context(warnings.catch_warnings())
             # torch 2.13 copies its own deprecated LeafSpec.

@@ -26,6 +26,7 @@ class MethodPlan:
         inputs: The checks of its inputs.
         state: The state that its code takes after the inputs, by index in the manifest's `state`.
         written_state: The part of it that the code writes.
+        interrupted: Why a session is broken while a call runs.
         described: The arguments that the code takes: the inputs, then the state.
         written: What the code writes, by index of its arguments.
     """
@@ -37,6 +38,7 @@ class MethodPlan:
         self.inputs = InputPlan(method.call, device)
         self.state = tuple(use.index for use in method.state)
         self.written_state = tuple(use.index for use in method.state if use.written)
+        self.interrupted = f"a call of {method.name} was interrupted"
         self.described: tuple[Described, ...] = (
             *method.call.inputs,
             *(manifest.state[use.index] for use in method.state),
@@ -76,6 +78,7 @@ class ModelCode:
         self.plans = plans
         self.device = device
         self.runners: Runners | None = runners
+        self._default = plans[reader.manifest.default.name] if reader.manifest.default else None
 
     def runner(self, method: str) -> Runner:
         """Returns the code for a new call of a method. Raises ModelClosedError if the model was closed."""
@@ -90,6 +93,8 @@ class ModelCode:
 
     def plan(self, method: str | None = None) -> MethodPlan:
         """Returns a method's plan by name, or the default one's. Raises UsageError if there is none."""
+        if method is None and self._default is not None:
+            return self._default
         return self.plans[self.manifest.method(method).name]
 
     def run(

@@ -78,6 +78,8 @@ class ContainerRunner:
         """There are no graphs."""
 
 
+COMPUTED = "_FOLDED_CONST_"  # begins AOTInductor's names of constants that the code computes from the weights
+
 RunnerClass = type[NativeRunner] | type[ContainerRunner]
 
 
@@ -162,7 +164,8 @@ def _capture_again(runner: Runner, old: Runner) -> None:
 def _lend_constants(container: Any, constants: Mapping[str, torch.Tensor]) -> None:
     """Sets the constants as csrc/runtime/code.cpp does; the reasons are there. torch leaks the handles here."""
     # Within the code, AOTInductor uses names derived from the constants' names.
-    names = {constant: name for name, constant in container.get_constant_names_to_original_fqns().items()}
+    known = container.get_constant_names_to_original_fqns().items()
+    names = {constant: name for name, constant in known if not constant.startswith(COMPUTED)}
     if names.keys() != constants.keys():
         odd = ", ".join(sorted(names.keys() ^ constants.keys()))
         raise RuntimeError(f"the code's constants differ from the manifest's: {odd}")
