@@ -107,6 +107,8 @@ RECIPES: Mapping[str, Recipe] = {
     # Every kind of weight, outside of the code of two targets.
     "weighted": _WEIGHTED,
     "weighted-cuda": replace(_WEIGHTED, trace={"device": "cuda"}, compile={}),
+    # Convolutions that are computed as products.
+    "small-convolutions": Recipe("tests/export/small_models.py:small", ["tests/export/small_models.py"]),
     # Larger than all else: 128 MiB of weights.
     "table": _TABLE,
     "table-cuda": replace(_TABLE, trace={"device": "cuda", "cases": 1}),

@@ -1,4 +1,4 @@
-"""Small models for a CPU: a step of a GRU, a perceptron, a keyword spotter. benchmarks/small_models.py compares them."""
+"""Small models, for benchmarks/small_models.py: a step of a GRU, a perceptron, a keyword spotter."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ class Perceptron(nn.Sequential):
     """Three hidden layers of 256 for a table of 64 columns."""
 
     def __init__(self) -> None:
-        widths = [64, 256, 256, 256]
-        hidden = [each for a, b in zip(widths, widths[1:]) for each in (nn.Linear(a, b), nn.LayerNorm(b), nn.GELU())]
+        sizes = ((64, 256), (256, 256), (256, 256))
+        hidden = [each for a, b in sizes for each in (nn.Linear(a, b), nn.LayerNorm(b), nn.GELU())]
         super().__init__(*hidden, nn.Linear(256, 10))
 
 
@@ -61,7 +61,8 @@ def _ready(model: nn.Module) -> nn.Module:
     generator = torch.Generator().manual_seed(0)
     for module in model.modules():
         if isinstance(module, nn.BatchNorm2d):
-            assert module.running_mean is not None and module.running_var is not None
+            assert module.running_mean is not None
+            assert module.running_var is not None
             module.running_mean.copy_(torch.randn(module.running_mean.shape, generator=generator) / 4)
             module.running_var.copy_(torch.rand(module.running_var.shape, generator=generator) + 0.5)
     return model.eval()

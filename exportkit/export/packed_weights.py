@@ -8,45 +8,63 @@ loaded, and again for other weights. AOTInductor calls this constant folding at 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from typing import Any
 
 import torch
 from torch._inductor import compile_fx, config
+from torch._inductor.graph import GraphLowering, getattr_recursive
 from torch.fx import Graph, GraphModule, Node
 
 from exportkit.export.torch_internals import replaced
 
-MOST_BYTES = 16 << 20  # of all weights in another order: each process has them in memory of its own
+MOST_BYTES = 16 << 20  # of all transposed weights: each process has them in memory of its own
 
-_aten = torch.ops.aten
-_SECOND = {_aten.mm.default: 1, _aten.addmm.default: 2}  # the place of the second factor
-_MOVES = (_aten.permute.default, _aten.reshape.default, _aten.view.default, _aten._unsafe_view.default)
+_FOLDING = "aot_inductor.use_runtime_constant_folding"
 _CONTIGUOUS = {"memory_format": torch.contiguous_format}
+_aten = torch.ops.aten
+_SECOND: dict[Any, int] = {_aten.mm.default: 1, _aten.addmm.default: 2}  # the place of the second factor
+_MOVES = {_aten.permute.default, _aten.reshape.default, _aten.view.default, _aten._unsafe_view.default}
 
 
 @contextmanager
 def packed_weights() -> Iterator[None]:
     """Makes the change while the block runs."""
+    ours = False  # whether nobody else asked for constant folding
+
+    def decide(graph: Graph) -> None:  # is called for the whole graph last, after its branches and bodies
+        nonlocal ours
+        ours = ours or not config.aot_inductor.use_runtime_constant_folding
+        if ours:
+            config.aot_inductor.use_runtime_constant_folding = bool(_copies(graph) or _products(graph))
 
     def packing(split: Callable[..., Any]) -> Callable[..., Any]:
-        def packed(module: GraphModule, *args: Any, **kwargs: Any) -> Any:
+        def packed(module: GraphModule, *args: Any, skip_folding_node_fn: Any = None, **kwargs: Any) -> Any:
             computed = pack(module.graph)
             module.recompile()
-            skip = kwargs.get("skip_folding_node_fn") or (lambda node: False)
-            kwargs["skip_folding_node_fn"] = lambda node: skip(node) or node.op != "get_attr" and node not in computed
-            return split(module, *args, **kwargs)
+
+            def skip(node: Node) -> bool:
+                others = ours and node.op != "get_attr" and node not in computed
+                return others or bool(skip_folding_node_fn and skip_folding_node_fn(node))
+
+            return split(module, *args, skip_folding_node_fn=skip, **kwargs)
 
         return packed
 
-    folding = "aot_inductor.use_runtime_constant_folding"
+    def writing_small_ones(get_attr: Callable[..., Any]) -> Callable[..., Any]:
+        # Asked to fold constants, Inductor would read single numbers and short vectors from outside of the code.
+        def lower(graph: Any, target: str, *args: Any, **kwargs: Any) -> Any:
+            value = getattr_recursive(graph.module, target)
+            short = ours and isinstance(value, torch.Tensor) and value.dim() <= 1
+            with config.patch({_FOLDING: False}) if short else nullcontext():
+                return get_attr(graph, target, *args, **kwargs)
 
-    def decide(graph: Graph) -> None:  # is called for the whole graph last, after its branches and bodies
-        config.aot_inductor.use_runtime_constant_folding = bool(_orders(graph) or _factors(graph))
+        return lower
 
     with ExitStack() as changes:
-        changes.enter_context(config.patch({folding: False, "post_grad_custom_post_pass": decide}))
+        changes.enter_context(config.patch({_FOLDING: False, "post_grad_custom_post_pass": decide}))
         changes.enter_context(replaced(compile_fx, "split_const_gm", packing))
+        changes.enter_context(replaced(GraphLowering, "get_attr", writing_small_ones))
         yield
 
 
@@ -56,44 +74,45 @@ def pack(graph: Graph) -> set[Node]:
     Returns:
         The nodes that compute that order, which depends on the weights alone.
     """
-    computed: set[Node] = set()
-    for node in _orders(graph):
-        computed.update(_way(node))
-    for product in _factors(graph):
-        place = _SECOND[product.target]
-        factor = product.args[place]
-        assert isinstance(factor, Node)
+    computed = {node for copy in _copies(graph) for node in _way(copy)}
+    for product in _products(graph):
+        factor = _factor(product)
         with graph.inserting_before(product):
             ordered = graph.call_function(_aten.clone.default, (factor,), dict(_CONTIGUOUS))
         ordered.meta["val"] = factor.meta["val"].clone(memory_format=torch.contiguous_format)
-        product.update_arg(place, ordered)
+        product.update_arg(_SECOND[product.target], ordered)
         computed.update(_way(ordered))
     for product in graph.find_nodes(op="call_function", target=_aten.addmm.default):
-        if product.args[2] in computed:
+        if _factor(product) in computed:
             _add_bias_apart(graph, product)
     return computed
 
 
-def _orders(graph: Graph) -> list[Node]:
+def _copies(graph: Graph) -> list[Node]:
     """Finds contiguous copies of weights whose axes were exchanged, which the code would make in every call."""
     copies = graph.find_nodes(op="call_function", target=_aten.clone.default)
     return [node for node in copies if node.kwargs == _CONTIGUOUS and _way(node)]
 
 
-def _factors(graph: Graph) -> list[Node]:
+def _products(graph: Graph) -> list[Node]:
     """Finds the products with a transposed weight; none if their weights are large."""
-    products = [
+    found = [
         product
-        for target, place in _SECOND.items()
+        for target in _SECOND
         for product in graph.find_nodes(op="call_function", target=target)
-        if _is_transposed(product.args[place])
+        if _is_transposed(_factor(product))
     ]
-    weights = {_way(product.args[_SECOND[product.target]])[-1]: product for product in products}
-    size = sum(product.args[_SECOND[product.target]].meta["val"].nbytes for product in weights.values())
-    return products if size <= MOST_BYTES else []
+    sizes = {_weight(_factor(product)): _factor(product).meta["val"].nbytes for product in found}
+    return found if sum(sizes.values()) <= MOST_BYTES else []
 
 
-def _is_transposed(factor: Any) -> bool:
+def _factor(product: Node) -> Node:
+    factor = product.args[_SECOND[product.target]]
+    assert isinstance(factor, Node)
+    return factor
+
+
+def _is_transposed(factor: Node) -> bool:
     value = factor.meta["val"]
     of_cpu = value.device.type == "cpu" and value.dtype == torch.float32
     return of_cpu and bool(_way(factor)) and not value.is_contiguous()
@@ -104,19 +123,25 @@ def _way(node: Node) -> list[Node]:
     found = []
     while node.op == "call_function" and (node.target in _MOVES or node.target is _aten.clone.default):
         found.append(node)
-        node = node.args[0]  # type: ignore[assignment]
+        first = node.args[0]
+        assert isinstance(first, Node)
+        node = first
     return found if node.op == "get_attr" else []
 
 
+def _weight(factor: Node) -> Any:
+    return _way(factor)[-1].args[0]
+
+
 def _add_bias_apart(graph: Graph, product: Node) -> None:
-    """Adds a bias in the loop that comes next. `addmm` would copy it into the result first, which costs a microsecond."""
+    """Adds a bias in the loop that comes next. `addmm` would copy it into the result first, for a microsecond."""
     bias, first, second = product.args
-    if product.kwargs or bias.meta["val"].dim() != 1:  # type: ignore[union-attr]
+    assert isinstance(bias, Node)
+    if product.kwargs or bias.meta["val"].dim() != 1:
         return
     with graph.inserting_before(product):
         alone = graph.call_function(_aten.mm.default, (first, second))
-        alone.meta["val"] = product.meta["val"]
         total = graph.call_function(_aten.add.Tensor, (alone, bias))
-        total.meta["val"] = product.meta["val"]
+    alone.meta["val"] = total.meta["val"] = product.meta["val"]
     product.replace_all_uses_with(total)
     graph.erase_node(product)

@@ -1,6 +1,6 @@
 """Computes small convolutions on a CPU as matrix products (docs/adr/0051).
 
-Called for a small convolution, oneDNN needs longer to prepare than to compute: it orders the weights anew in every call,
+For a small convolution, oneDNN needs longer to prepare than to compute: it orders the weights anew in every call,
 because AOTInductor hands them over as they are.
 """
 

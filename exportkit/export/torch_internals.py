@@ -2,13 +2,17 @@
 
 No torch that exports has an option for any of these, so export replaces:
 
-- `GraphLowering.get_attr`, so that no weight is written into the code as numbers (`program_weights`).
+- `GraphLowering.get_attr`, so that no weight is written into the code as numbers (`program_weights`), and other short
+  tensors still are (`packed_weights`).
 - `cpu_vec_isa.valid_vec_isa_list` and, on torch 2.11, `cpp_builder._get_optimization_cflags`, so that the code is for
   the chosen instruction set and not for this machine's (`toolchain`).
 - `CppBuilder.build`, so that the two sources of a model are compiled at the same time, and once (`model_sources`).
 - `sympy.simplify`, which takes seconds where Inductor looks for strides, `sizevars.join_dimensions`, which misses rows
   that lie one after the other, `CppKernel.decide_parallel_depth`, so that every machine writes the same loops, and
   `cpp_flex_attention_template.parallel_num_threads`, so that every thread has its memory (`inductor_changes`).
+- `compile_fx.select_decomp_table`, so that small convolutions become products (`small_convolutions`), and
+  `compile_fx.split_const_gm`, so that of all constants only weights in another order are computed when the code is
+  loaded (`packed_weights`).
 - `ShapeEnv._log_guard`, so that an error names the line of the model that a size failed at (`guards`), and that a
   decomposition does not branch on a size (`exportkit.onnx.branches`); and `ShapeEnv.produce_guards`, so that torch
   refuses no condition that holds (`guards`).

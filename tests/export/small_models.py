@@ -1,0 +1,38 @@
+"""A model of small convolutions and products."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from exportkit import ExportSpec
+
+
+class Small(nn.Module):
+    """A convolution with few channels, one with many, a depthwise one, and a linear layer."""
+
+    def __init__(self, seed: int = 0) -> None:
+        super().__init__()
+        torch.manual_seed(seed)
+        self.layers = nn.Sequential(
+            nn.Conv1d(2, 8, 3, padding=1),
+            nn.ReLU(),
+            nn.Conv1d(8, 9, 3, 2, dilation=2),
+            nn.ReLU(),
+            nn.Conv1d(9, 9, 3, padding=1, groups=9),
+            nn.Flatten(),
+            nn.Linear(54, 4),
+        )
+
+    @torch.no_grad()
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layers(x)
+
+
+def small() -> ExportSpec:
+    return ExportSpec(
+        model=Small().eval(),
+        example_inputs=(torch.randn(2, 2, 16),),
+        dynamic_shapes={"x": {0: "batch[1:64]"}},
+        name="small",
+    )
