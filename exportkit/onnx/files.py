@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, BinaryIO
 import msgspec
 
 from exportkit.errors import ExportError, OnnxFileError, PackageError, UsageError
+from exportkit.onnx.data_file import DATA_THRESHOLD, digest_of, weights_outside
 from exportkit.package import core
 from exportkit.package.archive import Content, PackageReader, write_package
 from exportkit.package.atomic import temporary_folder, write_whole
@@ -29,10 +30,6 @@ if TYPE_CHECKING:
     import onnx_ir
 
 COMPANION_SUFFIX = ".exportkit"
-DATA_THRESHOLD = 2 * 10**9  # bytes of tensors inside the model; protobuf takes 2^31 with everything else
-_KEPT_INSIDE = 1024  # bytes of a tensor that stays in the model: shapes are among them, and checkers read those
-_ALIGNMENT = 4096  # of tensors in the data file, so that they can be mapped
-_CHUNK = 1 << 20
 _COPY_ALL = "Copy all files that `exportkit export --format onnx` wrote, or export again."
 _PACKAGE_START = b"PK\x03\x04"  # never that of an ONNX model: it would be a field of ModelProto that does not exist
 
@@ -119,7 +116,7 @@ def write_onnx(
     opset: int,
     data_threshold: int = DATA_THRESHOLD,
 ) -> Manifest:
-    """Writes the models of all methods, their weights if they do not fit into them, and the companion.
+    """Writes the models of all methods, their weights if they are not inside, and the companion.
 
     The files get their names when all of them are complete. The name of a data file has its digest, so a process that
     is killed leaves no model with the weights of another. Data files of models that are replaced are removed.
@@ -141,14 +138,16 @@ def write_onnx(
         PackageError: The manifest breaks a rule of the format.
         OSError: A file cannot be written.
     """
-    described, ready = [], []
-    with temporary_folder(out.parent, "exportkit-onnx") as folder:
-        for number, (method, each) in enumerate(zip(manifest.methods, models, strict=True)):
-            path, place = method_path(out, manifest.methods, method.name), folder / str(number)
-            place.mkdir()
-            with _outside(path, each.model, place, data_threshold) as data:
-                content = _serialized(each.model)
-                write_whole(place / "model", content)
+    described: list[Onnx] = []
+    ready: list[tuple[Path, Path]] = []
+    with (
+        temporary_folder(out.parent, "exportkit-onnx") as folder,
+        weights_outside([each.model for each in models], out.name, folder, data_threshold) as needed,
+    ):
+        for method, each, data in zip(manifest.methods, models, needed, strict=True):
+            path, place = method_path(out, manifest.methods, method.name), folder / f"model-{len(ready)}"
+            content = _serialized(each.model)
+            write_whole(place, content)
             described.append(
                 Onnx(
                     method=method.name,
@@ -159,50 +158,15 @@ def write_onnx(
                     functions=each.functions,
                 )
             )
-            ready.append((path, place, data))
+            ready.append((path, place))
         written = write_package(folder / "companion", msgspec.structs.replace(manifest, onnx=tuple(described)), records)
-        for path, place, data in ready:
-            if data is not None:
-                (place / "data").replace(path.with_name(data.name))
-            (place / "model").replace(path)
+        for data in {data.name: data for data in needed if data is not None}.values():
+            (folder / "data").replace(out.with_name(data.name))
+        for path, place in ready:
+            place.replace(path)
         (folder / "companion").replace(companion_path(out))
-    for path, _, data in ready:
-        _remove_old_data(path, data)
+    _remove_old_data(out, {data.name for data in needed if data is not None})
     return written
-
-
-@contextmanager
-def _outside(out: Path, model: onnx_ir.Model, folder: Path, threshold: int) -> Iterator[OnnxData | None]:
-    """Puts large tensors into a data file in the folder while the block runs, if the model has too many bytes."""
-    import onnx_ir
-    from onnx_ir.external_data import convert_tensors_to_external
-
-    values = [value for graph in model.graphs() for value in graph.initializers.values()]
-    tensors = {
-        value: value.const_value
-        for value in values
-        if value.const_value is not None and value.const_value.dtype != onnx_ir.DataType.STRING
-    }
-    large = {value: tensor for value, tensor in tensors.items() if tensor.nbytes > _KEPT_INSIDE}
-    if not large or sum(tensor.nbytes for tensor in tensors.values()) <= threshold:
-        yield None
-        return
-    placed = convert_tensors_to_external(
-        list(large.values()), folder, "data", alignment=_ALIGNMENT, align_threshold=_KEPT_INSIDE
-    )
-    with (folder / "data").open("rb") as file:
-        os.fsync(file.fileno())
-        sha256, size = _digest(file), os.fstat(file.fileno()).st_size
-    data = OnnxData(name=f"{out.name}.{sha256[:16]}.data", size=size, sha256=sha256)
-    try:
-        for value, tensor in zip(large, placed):
-            value.const_value = onnx_ir.ExternalTensor(
-                data.name, tensor.offset, tensor.length, tensor.dtype, shape=tensor.shape, name=tensor.name
-            )
-        yield data
-    finally:
-        for value, original in large.items():
-            value.const_value = original
 
 
 def _serialized(model: onnx_ir.Model) -> bytes:
@@ -220,10 +184,10 @@ def _serialized(model: onnx_ir.Model) -> bytes:
     return content
 
 
-def _remove_old_data(out: Path, data: OnnxData | None) -> None:
+def _remove_old_data(out: Path, needed: set[str]) -> None:
     pattern = re.compile(re.escape(out.name) + r"\.[0-9a-f]{16}\.data")
     for file in out.parent.iterdir():
-        if pattern.fullmatch(file.name) and (data is None or file.name != data.name):
+        if pattern.fullmatch(file.name) and file.name not in needed:
             file.unlink(missing_ok=True)
 
 
@@ -264,11 +228,15 @@ def open_onnx(model: Path, *, demand: core.Demand | None = None) -> PackageReade
                 f"{', '.join(path.name for path in several.values())}",
                 hint="It may be left from an export of another model. Remove it, or export again.",
             )
+        known: set[OnnxData | None] = {None}  # methods may share a file
         for onnx in reader.manifest.onnx:
             # A link may stand for the model, with its companion elsewhere.
             path = several.get(onnx.method, model)
-            with _opened(path, onnx.size) as file, open_data(path, onnx):
-                _check_digest(path, _digest(file), onnx.sha256)
+            with _opened(path, onnx.size) as file:
+                _check_digest(path, digest_of(file), onnx.sha256)
+            if onnx.data not in known:
+                with open_data(path, onnx):
+                    known.add(onnx.data)
         return reader
     except BaseException:
         reader.close()
@@ -340,7 +308,7 @@ def open_data(model: Path, onnx: Onnx) -> Iterator[BinaryIO | None]:
         return
     path = _beside(model, onnx.data.name)
     with _opened(path, onnx.data.size) as file:
-        _check_digest(path, _digest(file), onnx.data.sha256)
+        _check_digest(path, digest_of(file), onnx.data.sha256)
         yield file
 
 
@@ -369,10 +337,3 @@ def _changed(path: Path, how: str) -> OnnxFileError:
         f"{path.name} is not the file that was exported: {how}",
         hint=f"It was changed, or it belongs to another export. {_COPY_ALL}",
     )
-
-
-def _digest(file: BinaryIO) -> str:
-    digest = hashlib.sha256()
-    while chunk := file.read(_CHUNK):
-        digest.update(chunk)
-    return digest.hexdigest()

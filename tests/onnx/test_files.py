@@ -203,7 +203,7 @@ write_small(out, proto=model_proto(Net().w + 1), data_threshold=0)
 """
 
 
-@pytest.mark.parametrize("last", ["data", "model"])
+@pytest.mark.parametrize("last", ["data", "model-0"])
 def test_a_killed_process_leaves_the_old_model_or_one_that_is_refused(model: Path, last: str) -> None:
     killed_in_the_middle(WRITE, model, last)
     if last == "data":

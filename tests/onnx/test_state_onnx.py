@@ -13,6 +13,7 @@ import onnxruntime
 import pytest
 import torch
 
+import exportkit
 from exportkit.cli import main
 from exportkit.errors import OnnxFileError
 from exportkit.export.export_options import TraceOptions
@@ -65,6 +66,53 @@ def test_there_is_a_file_for_each_method_and_one_companion(decoder: Path) -> Non
     assert [each.name for each in model.graph.output][:3] == ["0", "written.heard", "present_keys_0"]
     (axis, *_) = model.graph.input[2].type.tensor_type.shape.dim
     assert axis.dim_param == "batch"
+
+
+class Shared(torch.nn.Module):
+    """Two methods over one weight of 4 * width**2 bytes."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.project = torch.nn.Linear(width, width)
+
+    def up(self, x: torch.Tensor) -> torch.Tensor:
+        return self.project(x)
+
+    def alike(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return (self.project(x) * self.project(y)).sum(-1)
+
+
+def export_shared(out: Path, width: int) -> Shared:
+    model, x = Shared(width).eval(), torch.rand(2, width)
+    methods = {"up": exportkit.Method(example_inputs=(x,)), "alike": exportkit.Method(example_inputs=(x, x + 1))}
+    export_onnx(exportkit.ExportSpec(model=model, methods=methods), out, TraceOptions(cases=1))
+    return model
+
+
+def test_methods_share_the_file_of_their_weights(tmp_path: Path) -> None:
+    model = export_shared(tmp_path / "two.onnx", 600)
+    (data,) = tmp_path.glob("two.onnx.*.data")
+    weights = sum(tensor.nbytes for tensor in model.state_dict().values())
+    assert weights <= data.stat().st_size < 1.1 * weights
+    assert sum(path.stat().st_size for path in tmp_path.glob("two.*.onnx")) < 0.1 * weights
+    x, y = torch.rand(2, 2, 600)
+    with torch.no_grad():
+        for name, given in (("up", {"x": x}), ("alike", {"x": x, "y": y})):
+            session = runtime(tmp_path / f"two.{name}.onnx")
+            (answer,) = session.run(None, {key: tensor.numpy() for key, tensor in given.items()})
+            np.testing.assert_allclose(answer, getattr(model, name)(*given.values()).numpy(), rtol=1e-3, atol=1e-4)
+    with open_onnx(tmp_path / "two.up.onnx") as companion:
+        assert {each.data.name for each in companion.manifest.onnx if each.data} == {data.name}
+    content = bytearray(data.read_bytes())
+    content[-1] ^= 1
+    data.write_bytes(content)
+    for name in ("up", "alike"):
+        with pytest.raises(OnnxFileError, match=rf"{data.name} is not the file that was exported"):
+            open_onnx(tmp_path / f"two.{name}.onnx")
+    # Little that would be there twice stays inside; the file of the old weights goes.
+    export_shared(tmp_path / "two.onnx", 64)
+    assert not list(tmp_path.glob("*.data"))
 
 
 def test_stock_onnx_runtime_remembers_what_eager_remembers(decoder: Path) -> None:
