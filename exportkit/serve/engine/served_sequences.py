@@ -16,7 +16,7 @@ from exportkit.serve.engine.checked_request import CheckedRequest, RequestForm
 from exportkit.serve.engine.dispatcher import Answered
 from exportkit.serve.engine.execution import BatchResult
 from exportkit.serve.engine.model_copy import SharedModel
-from exportkit.serve.engine.steps import HeldSession, StepRequest
+from exportkit.serve.engine.steps import AGAIN, HeldSession, StepRequest
 from exportkit.serve.protocol.inference import SequenceStart, SequenceStep
 from exportkit.serve.sequences.table import (
     NoSequenceError,
@@ -386,7 +386,7 @@ class ServedSequences:
                 pending.over = True
                 if pending.timer is not None:
                     pending.timer.cancel()
-                pending.answered(SequenceError(f"the sequence ended: {_WHY[reason]}", hint=_AGAIN))
+                pending.answered(SequenceError(f"the sequence ended: {_WHY[reason]}", hint=AGAIN))
         self._take_ended()
 
     def _take_ended(self) -> None:
@@ -417,9 +417,6 @@ class ServedSequences:
         self._set_timer()
 
 
-_AGAIN = "Begin it again with `sequence_start`: its state is lost."
-
-
 def _key(step: SequenceStep) -> SequenceKey:
     return step.owner, step.id
 
@@ -431,7 +428,7 @@ def _gone(name: str, step: SequenceStep, reason: Reason | None) -> SequenceError
             hint="It never began, ended long ago, or another replica has or had it. "
             "Begin it again under another id, with `sequence_start`.",
         )
-    return SequenceError(f"the sequence {step.id!r} of {name} ended: {_WHY[reason]}", hint=_AGAIN)
+    return SequenceError(f"the sequence {step.id!r} of {name} ended: {_WHY[reason]}", hint=AGAIN)
 
 
 def _reason(error: ServeError, held: HeldSession) -> Reason:

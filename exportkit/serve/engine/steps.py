@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
-from exportkit.errors import ExportkitError
+from exportkit.errors import ExportkitError, ModelClosedError
 from exportkit.package.manifest import TensorInput, TensorOutput
 from exportkit.runtime.model import Model
 from exportkit.runtime.requests import joined
@@ -25,6 +25,10 @@ from exportkit.serve.protocol.tensors import aligned_bytes
 from exportkit.serve.statuses import SequenceError, ServeError
 
 _log = logging.getLogger(__name__)
+
+
+_ENDED = "the sequence ended before its step ran"
+AGAIN = "Begin it again with `sequence_start`: its state is lost."
 
 
 class HeldSession:
@@ -61,9 +65,7 @@ class HeldSession:
         """
         with self._lock:
             if self._closed:
-                raise SequenceError(
-                    "the sequence ended before its step ran", hint="Begin it again with `sequence_start`."
-                )
+                raise SequenceError(_ENDED, hint=AGAIN)
             if self._opened is None:
                 self._model = model
                 self._opened = (
@@ -221,7 +223,11 @@ class StepRunner:
                 return self._ran(request, waited)
         except ServeError as error:
             return error
+        except ModelClosedError:  # another runner found out
+            return SequenceError("the sequence ended: the process with its state died", hint=AGAIN)
         except Exception as error:  # no step runs twice: the state may be half written
+            if request.held.closed:  # meanwhile, so that the state was gone
+                return SequenceError(_ENDED, hint=AGAIN)
             return failure_of(self._copy, error)
 
     def _ran(self, request: StepRequest, waited: float) -> BatchResult:

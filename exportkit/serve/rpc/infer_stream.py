@@ -174,7 +174,7 @@ class _Request:
         if self._answers.count is None:
             self._record = self._new_record(found, size)
         try:
-            self._step = head.model.continue_step(
+            self._step = found.model.continue_step(
                 head.form,
                 head.key(self._call.client),
                 found.data,
@@ -188,7 +188,7 @@ class _Request:
         return self._step is not None
 
     def _new_record(self, found: Found, size: int) -> RequestRecord:
-        record, model = self._call.new_record(), found.head.model
+        record, model = self._call.new_record(), found.model
         record.received_bytes, record.sequence = size, found.head.step.id
         record.model, record.version = model.name, model.version
         return record
@@ -207,7 +207,7 @@ class _Request:
 
     def _finish(self, outcome: bytes | ServeError) -> None:
         if self._found is not None and self._answers.count is not None and not isinstance(outcome, ServeError):
-            self._answers.count(self._found.head.model.name, self._found.head.model.version)
+            self._answers.count(self._found.model.name, self._found.model.version)
         else:
             self._observe(outcome)
         self._step = None

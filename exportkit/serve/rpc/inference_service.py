@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import inspect
+import weakref
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -78,7 +79,7 @@ class InferenceService:
 
     def encoded(self, found: Found, result: BatchResult) -> bytes:
         """Returns the answer to such a request."""
-        model = found.head.model
+        model = found.model
         return encode_outputs(model.name, model.version, found.id, result.outputs)
 
     async def infer(self, data: Message, seconds_left: float | None, record: RequestRecord) -> bytes:
@@ -170,4 +171,8 @@ class InferenceService:
             return None
         served = model.of_method(request.method)
         form = served.form(request)
-        return None if form is None else (learnt[0], KnownHead(step, request.priority, learnt[1], served, form))
+        return (
+            None
+            if form is None
+            else (learnt[0], KnownHead(step, request.priority, learnt[1], weakref.ref(served), form))
+        )

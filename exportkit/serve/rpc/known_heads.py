@@ -6,6 +6,7 @@ id: only bytes that were read as a whole message before, and have no id, are eve
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -29,14 +30,14 @@ class KnownHead:
         step: The sequence.
         priority: As of the request.
         parts: For each input, the bytes before its elements, and their number.
-        model: Who answered the request.
+        model: Who answered the request, unless it is gone: a reference that does not keep it.
         form: What it found out of it.
     """
 
     step: SequenceStep
     priority: int
     parts: Sequence[tuple[bytes, int]]
-    model: ServedModel
+    model: weakref.ref[ServedModel]
     form: RequestForm
     keys: dict[str, tuple[str, int | str]] = field(default_factory=dict)
 
@@ -50,9 +51,10 @@ class KnownHead:
 
 
 class Found(NamedTuple):
-    """A request whose head is known."""
+    """A request whose head is known, and who answers it."""
 
     head: KnownHead
+    model: ServedModel
     id: str
     data: list[memoryview]
 
@@ -72,8 +74,10 @@ class KnownHeads:
                 continue
             key, identity = _without_id(message[:end])
             head = self._heads.get(key)
-            if head is not None and (data := _data(message, end, head.parts)) is not None:
-                return Found(head, identity, data)
+            if head is None or (model := head.model()) is None:
+                continue
+            if (data := _data(message, end, head.parts)) is not None:
+                return Found(head, model, identity, data)
         return None
 
     def learn(self, message: Message, sizes: Sequence[int], id: str) -> tuple[bytes, list[tuple[bytes, int]]] | None:
