@@ -1,0 +1,30 @@
+"""The soak of sequences, for some seconds: benchmarks/sequence_soak.py says what it holds the server to."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.serve.engine import ticker
+
+ROOT = Path(__file__).parents[3]
+
+
+@pytest.fixture(scope="module")
+def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return ticker.write(tmp_path_factory.mktemp("soak") / "ticker.pt2")
+
+
+@pytest.mark.parametrize("options", [(), ("--isolate",)], ids=["together", "isolated"])
+def test_no_client_gets_an_answer_from_the_state_of_another(package: Path, tmp_path: Path, options: tuple[str, ...]):
+    command = [sys.executable, "-m", "benchmarks.sequence_soak", str(package), "--minutes", "0.05", "--clients", "6"]
+    command += ["--zero", "coupling", "-o", str(tmp_path / "soak.json"), *options]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=600, check=False)
+    assert done.returncode == 0, done.stdout[-5000:] + done.stderr[-2000:]
+    seen = json.loads((tmp_path / "soak.json").read_text())["seen"]
+    assert seen["answered"] > 50
+    assert not [name for name in seen if name.startswith("WRONG")]
