@@ -72,7 +72,8 @@ def running(
     Raises:
         RuntimeError: It ended, or does not listen in three minutes. The log says why.
     """
-    everything = dict(os.environ, PYTHONPATH=str(ROOT), **(environment or {}))
+    paths = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+    everything = dict(os.environ, PYTHONPATH=paths, **(environment or {}))
     with log.open("wb") as written:
         process = subprocess.Popen(
             list(command),
