@@ -8,6 +8,8 @@ themselves. Decision 0049 says what else was tried.
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 from ray import serve
 from ray.serve._private.constants import RAY_SERVE_ENABLE_HA_PROXY, SERVE_SESSION_ID
@@ -33,12 +35,12 @@ def with_sequences(deployment: serve.Deployment) -> serve.Deployment:
             f"Ray reads the sequence's id from the header {SERVE_SESSION_ID}, and clients send {SEQUENCE_ID}",
             hint="Unset RAY_SERVE_SESSION_ID_HEADER_KEY on every node.",
         )
-    router = RequestRouterConfig(
-        request_router_class="ray.serve.experimental.consistent_hash_router.ConsistentHashRouter",  # type: ignore[arg-type]  # a text is right
+    settings: dict[str, Any] = {  # Ray's annotations want a class, and its documents a text
+        "request_router_class": "ray.serve.experimental.consistent_hash_router.ConsistentHashRouter",
         # Another replica has no state: a step waits for its own one.
-        request_router_kwargs={"num_fallback_replicas": 0},
-    )
-    return deployment.options(request_router_config=router)
+        "request_router_kwargs": {"num_fallback_replicas": 0},
+    }
+    return deployment.options(request_router_config=RequestRouterConfig(**settings))
 
 
 def behind_router(application: serve.Application) -> serve.Application:
