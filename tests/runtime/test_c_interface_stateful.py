@@ -51,7 +51,7 @@ def test_a_session_goes_on_with_swapped_weights_and_its_own_state(c_library, tmp
                 torch.testing.assert_close(tensor, eager.get_buffer(name).detach(), rtol=1e-4, atol=1e-4)
 
 
-def test_other_weights_with_state_that_sessions_do_not_begin_with_are_refused_in_pythons_words(c_library, tmp_path):
+def test_weights_with_other_state_are_refused_in_pythons_words(c_library, tmp_path):
     state = {name: tensor.clone() for name, tensor in Decoder().state_dict().items()}
     state["position"] += 1
     state["keys_0"][0, 0, 0] = 1e-40
