@@ -30,6 +30,7 @@ class SessionModel(nn.Module):
         batch: The rows that the module itself has.
 
     Attributes:
+        forms: What each layer remembers.
         length: How many tokens a row can have.
         position: How many each row has.
     """
@@ -42,7 +43,7 @@ class SessionModel(nn.Module):
         device = next(model.parameters()).device
         self.cache = nn.ModuleList(_Buffers(form, batch, device) for form in forms)
         self.register_buffer("position", torch.zeros(batch, dtype=torch.int64, device=device))
-        self._forms = tuple(forms)
+        self.forms = tuple(forms)
         self.length = length
         self._argument = cache_argument(model)
         self._takes_positions = "position_ids" in inspect.signature(model.forward).parameters
@@ -84,11 +85,11 @@ class SessionModel(nn.Module):
         return logits.masked_fill((self.position > self.length)[:, None], math.nan) if self._limited else logits
 
     def _tensors(self) -> Tensors:
-        return [{name: getattr(own, name) for name in form.shapes} for form, own in zip(self._forms, self.cache)]
+        return [{name: getattr(own, name) for name in form.shapes} for form, own in zip(self.forms, self.cache)]
 
     def _logits(self, tokens: Tensor, turn: Turn, tensors: Tensors, weights: dict[str, Tensor] | None = None) -> Tensor:
         """Calls the model, which writes into the tensors; returns the logits of the last column."""
-        given: dict[str, Any] = {self._argument: cache_of(self._forms, tensors, turn)}
+        given: dict[str, Any] = {self._argument: cache_of(self.forms, tensors, turn)}
         if self._takes_positions:
             given["position_ids"] = turn.positions
         given |= {"input_ids": tokens, "use_cache": True, "logits_to_keep": 1}
@@ -99,7 +100,7 @@ class SessionModel(nn.Module):
 
     def _one_by_one(self, tokens: Tensor, lengths: Tensor) -> Tensor:
         """Takes column after column, because a state knows only the token before; returns each row's last logits."""
-        named = [(number, name) for number, form in enumerate(self._forms) for name in form.shapes]
+        named = [(number, name) for number, form in enumerate(self.forms) for name in form.shapes]
         own = self._tensors()
         weights = dict(self.model.named_parameters()) | dict(self.model.named_buffers())
         states = tuple(own[number][name] for number, name in named)
@@ -114,7 +115,7 @@ class SessionModel(nn.Module):
         def step(index: Tensor, logits: Tensor, position: Tensor, *rest: Tensor) -> tuple[Tensor, ...]:
             before, (tokens, lengths), values = rest[: len(states)], rest[len(states) :][:2], rest[len(states) + 2 :]
             now = tuple(state.clone() for state in before)
-            layers: list[dict[str, Tensor]] = [{} for _ in self._forms]
+            layers: list[dict[str, Tensor]] = [{} for _ in self.forms]
             for (number, name), tensor in zip(named, now):
                 layers[number][name] = tensor
             turn = Turn.one(position, self.length)

@@ -46,6 +46,7 @@ class Example:
 NAMED = {
     "speech": Example("speech", "exportkit_speech/detector.py:spec"),
     "llama": Example("llama", "llama.py:spec"),
+    "llm": Example("llm", "llm.py:spec"),
     "paged": Example("paged_cache", "paged_model.py:spec", paged=True),
     "paged-written": Example("paged_cache", "paged_model.py:written", paged=True),
 }
@@ -78,7 +79,8 @@ def require_weights() -> None:
 
 def _key(example: Example, device: str) -> str:
     digest = hashlib.sha256(repr((example, device, torch.__version__)).encode())
-    folders = [ROOT / "exportkit" / "export", ROOT / "exportkit" / "package"]
+    parts = ("export", "package", *(["transformers"] if example.folder == "llm" else []))
+    folders = [ROOT / "exportkit" / part for part in parts]
     folders += [EXAMPLES / example.folder] if example.paged else []
     found = {path for folder in folders for path in folder.rglob("*") if path.suffix in _SOURCES}
     for file in sorted({EXAMPLES / example.folder / example.spec.partition(":")[0], *found}):

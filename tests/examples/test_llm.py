@@ -1,0 +1,145 @@
+"""examples/llm: the package writes what transformers' `generate` writes, in Python and in C++, and needs it no more."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from itertools import islice
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+
+import exportkit
+from exportkit.errors import InputError
+from exportkit.runtime.native import library_path
+from tests.examples import example_packages
+from tests.fresh import run_python
+from tests.operators.scaffold.scaffolded import imported
+from tests.runtime import exportkit_run
+
+pytest.importorskip("transformers", reason="pip install -c constraints.txt 'exportkit[transformers]'")
+
+FOLDER = example_packages.EXAMPLES / "llm"
+TEXTS = ["Call me Ishmael.", "It was", "The sky above the port was the color of television"]
+COUNT = 200
+
+
+@pytest.fixture(scope="module")
+def loops() -> ModuleType:
+    """generate.py."""
+    return imported("example_llm_generate", FOLDER / "generate.py")
+
+
+@pytest.fixture
+def reference(device: torch.device) -> Any:
+    """The model, of transformers."""
+    return imported("example_llm", FOLDER / "llm.py").small().to(device)
+
+
+@pytest.fixture
+def package(device: torch.device) -> Path:
+    return example_packages.made("llm", device.type)
+
+
+@pytest.fixture
+def model(package: Path, device: torch.device) -> Iterator[exportkit.Model]:
+    with exportkit.load(package, str(device)) as loaded:
+        yield loaded
+
+
+def wanted(reference: Any, text: str, count: int = COUNT, **options: Any) -> list[int]:
+    tokens = torch.tensor([list(text.encode())], device=reference.device)
+    given = {"do_sample": False, "pad_token_id": 0, "max_new_tokens": count, **options}
+    written = reference.generate(tokens, attention_mask=torch.ones_like(tokens), **given)
+    return list(written[0, tokens.shape[1] :].tolist())
+
+
+def written(loops: ModuleType, model: exportkit.Model, texts: list[str], choose: Any, count: int = COUNT) -> Any:
+    with model.session(batch=len(texts)) as session:
+        logits = loops.read(session, [list(text.encode()) for text in texts], device=model.device)
+        return torch.cat(list(islice(loops.generate(session, logits, choose), count)), dim=1).tolist()
+
+
+def test_texts_of_different_lengths_go_on_as_generate_s(loops, model, reference) -> None:
+    expected = [wanted(reference, text) for text in TEXTS]
+    assert written(loops, model, TEXTS, loops.greedy) == expected
+    assert len({token for row in expected for token in row}) > 50
+
+
+def test_drawn_tokens_are_generate_s(loops, model, reference) -> None:
+    options = {"temperature": 0.8, "top_k": 40, "top_p": 0.9}
+    torch.manual_seed(7)
+    expected = wanted(reference, TEXTS[0], do_sample=True, **options)
+    torch.manual_seed(7)
+    assert written(loops, model, TEXTS[:1], loops.sampler(**options)) == [expected]
+
+
+def test_a_long_text_is_read_in_several_calls(loops, model, reference) -> None:
+    long = " ".join(TEXTS * 3)
+    assert len(long) > 3 * 64
+    assert written(loops, model, [long, "A"], loops.greedy, 20) == [wanted(reference, each, 20) for each in (long, "A")]
+
+
+def test_a_fork_goes_on_its_own_way(loops, model) -> None:
+    with model.session(batch=1) as session:
+        first = loops.read(session, [list(b"Twice")], device=model.device)
+        other = session.fork()
+        one = [int(token) for token in islice(loops.generate(session, first), 30)]
+        assert [int(token) for token in islice(loops.generate(other, first), 30)] == one
+
+
+def test_what_the_package_does_not_take_is_refused(model: exportkit.Model) -> None:
+    with model.session(batch=1) as session:
+        tokens = torch.zeros(1, 65, dtype=torch.int64, device=model.device)
+        with pytest.raises(InputError, match="count"):
+            session.prefill(tokens, torch.tensor([65], device=model.device))
+        assert int(session.state["position"]) == 0
+
+
+@pytest.mark.process
+def test_generate_py_needs_no_transformers(package: Path, reference, device: torch.device, tmp_path: Path) -> None:
+    script = """
+import runpy, sys
+sys.modules["transformers"] = None  # importing it would fail
+sys.argv = sys.argv[1:]
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+    said = run_python(script, FOLDER / "generate.py", package, *TEXTS, "--count", "40", cwd=tmp_path)
+    texts = [bytes(wanted(reference, text, 40)).decode(errors="replace") for text in TEXTS]
+    assert "\n".join(f"{text!r}: {found}" for text, found in zip(TEXTS, texts)) in said
+
+
+@pytest.fixture(scope="module")
+def generator(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """generate.cpp, built by its CMakeLists.txt."""
+    exportkit_run.require_built()
+    if shutil.which("cmake") is None:
+        pytest.skip("no cmake")
+    folder = tmp_path_factory.mktemp("generate")
+    configure = ["cmake", "-S", FOLDER, "-B", folder, f"-DCMAKE_PREFIX_PATH={library_path().parents[2]}"]
+    for command in ([*configure, f"-DPython3_EXECUTABLE={sys.executable}"], ["cmake", "--build", folder]):
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stdout + done.stderr
+    return folder / "generate"
+
+
+@pytest.mark.process
+def test_cpp_writes_the_same(generator: Path, package: Path, reference) -> None:
+    def said(*arguments: str) -> list[list[int]]:
+        command = [generator, package, *arguments]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+        return [list(map(int, line.split())) for line in done.stdout.splitlines()]
+
+    found = said(str(COUNT), *TEXTS)
+    assert list(map(list, zip(*found))) == [wanted(reference, text) for text in TEXTS]
+    draw = ("60", "--temperature", "0.9", "--top-k", "20", "--seed")
+    first = said(*draw, "3", *TEXTS)
+    assert said(*draw, "3", *TEXTS) == first
+    assert said(*draw, "4", *TEXTS) != first
+    assert said("60", "--temperature", "0.5", "--top-k", "1", *TEXTS) == found[:60]

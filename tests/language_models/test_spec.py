@@ -1,0 +1,114 @@
+"""exportkit.transformers.spec refuses what it does not support, and says what to do."""
+
+from __future__ import annotations
+
+import inspect
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+
+from benchmarks import llm
+from exportkit.errors import UsageError
+from exportkit.transformers import spec
+from tests.fresh import run_python
+
+_TINY = {"vocab_size": 32, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 16}
+
+
+def t5() -> Any:
+    config = transformers.T5Config(vocab_size=32, d_model=16, d_kv=8, d_ff=16, num_layers=1, num_heads=2)
+    return transformers.T5ForConditionalGeneration(config).eval()
+
+
+def bert() -> Any:
+    return transformers.BertModel(transformers.BertConfig(**_TINY)).eval()
+
+
+def llama() -> Any:
+    return llm.small_model("llama")
+
+
+def indexed() -> Any:
+    """A model whose attention has an index of its own."""
+    model = llama()
+    forward = model.forward
+
+    def other(*args: Any, **kwargs: Any) -> Any:
+        answer = forward(*args, **kwargs)
+        layer = answer.cache.layers[1]
+        answer.cache.layers[1] = type("DynamicIndexedLayer", (type(layer),), {})()
+        return answer
+
+    other.__signature__ = inspect.signature(forward)
+    model.forward = other
+    return model
+
+
+def counting() -> Any:
+    """A model that takes positions of its own: those of a call, not those of a text."""
+    model = llama()
+    inner = model.model.forward
+
+    def other(*args: Any, **kwargs: Any) -> Any:
+        kwargs["position_ids"] = torch.arange(kwargs["input_ids"].shape[1])[None]
+        return inner(*args, **kwargs)
+
+    model.model.forward = other
+    return model
+
+
+@pytest.mark.parametrize(
+    ("make", "options", "message"),
+    [
+        (lambda: torch.nn.Linear(2, 2), {}, "none of transformers'(?s:.*)AutoModelForCausalLM"),
+        (t5, {}, "T5ForConditionalGeneration has an encoder and a decoder(?s:.*)docs/state.md"),
+        (bert, {}, "BertModel does not generate from tokens(?s:.*)AutoModelForCausalLM"),
+        (lambda: llama().train(), {}, "training mode(?s:.*)eval"),
+        (llama, {"cache_length": 600}, "cache_length is 600, and LlamaForCausalLM has 512 positions(?s:.*)at most 512"),
+        (llama, {"prompt": 65}, "prompt is 65, and the cache holds 64 tokens"),
+        (llama, {"batch": 0}, "batch is 0"),
+        (llama, {"cache_length": "64"}, "cache_length is '64'"),
+        (indexed, {}, "layer 1 of LlamaForCausalLM remembers in a DynamicIndexedLayer(?s:.*)docs/state.md"),
+        (counting, {}, "answers otherwise over exportkit's cache than without a cache(?s:.*)positions"),
+    ],
+)
+def test_it_refuses_with_the_name_and_a_way_out(make: Any, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(UsageError, match=message) as caught:
+        spec(make(), **{"cache_length": 64, "prompt": 8, **options})
+    assert caught.value.hint or "must be" in str(caught.value)
+
+
+@pytest.mark.parametrize(("length", "prompt", "batch"), [(1, 1, 1), (4, 4, 2), (8, 1, 1)])
+def test_the_smallest_sizes_make_a_spec(length: int, prompt: int, batch: int) -> None:
+    made = spec(llama(), cache_length=length, prompt=prompt, batch=batch)
+    assert made.state_dimensions["position"] == ("batch" if batch > 1 else None)
+    assert not any(buffer.any() for name, buffer in made.model.named_buffers() if not name.startswith("model."))
+
+
+def test_drawn_calls_fit() -> None:
+    made = spec(llama(), cache_length=64, prompt=32)
+    assert made.draw_sequence is not None
+    calls = made.draw_sequence({"batch": 3, "count": 32}, torch.Generator().manual_seed(0))
+    assert [name for name, *_ in calls] == ["prefill", "decode", "decode", "decode", "prefill", "decode"]
+    tokens, lengths = calls[0][1]
+    assert tokens.shape == (3, 32)
+    assert int(lengths.min()) >= 1
+    assert int(lengths.max()) <= 32
+    assert int(tokens.max()) < llm.VOCABULARY
+
+
+@pytest.mark.process
+def test_without_transformers_the_import_says_what_to_install(tmp_path: Path) -> None:
+    script = """
+import sys
+sys.modules["transformers"] = None
+try:
+    import exportkit.transformers
+except ModuleNotFoundError as error:
+    print(error)
+import exportkit.cli, exportkit.export.artifact, exportkit.runtime.loader  # need none
+"""
+    assert "pip install 'exportkit[transformers]'" in run_python(script, cwd=tmp_path)
