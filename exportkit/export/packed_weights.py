@@ -1,8 +1,9 @@
-"""Lets code for a CPU keep weights in the order that matrix products read fastest (docs/adr/0051).
+"""Lets code for a CPU compute what the weights alone decide once, when it is loaded (docs/adr/0051).
 
 torch keeps the weights of a linear layer by rows of outputs. For few samples, MKL multiplies up to four times as fast
-with the transposed matrix. The package keeps the weights as they are: the code computes the other order once when it is
-loaded, and again for other weights. AOTInductor calls this constant folding at run time.
+with the transposed matrix. And a normalization divides by the root of its variance for every element. The package keeps
+the weights as they are: the code computes the other order and the roots when it is loaded, and again for other weights.
+AOTInductor calls this constant folding at run time.
 """
 
 from __future__ import annotations
@@ -19,12 +20,16 @@ from torch.fx import Graph, GraphModule, Node
 from exportkit.export.torch_internals import replaced
 
 MOST_BYTES = 16 << 20  # of all transposed weights: each process has them in memory of its own
+MOST_ELEMENTS = 1 << 16  # of a root or a quotient of weights
 
 _FOLDING = "aot_inductor.use_runtime_constant_folding"
 _CONTIGUOUS = {"memory_format": torch.contiguous_format}
 _aten = torch.ops.aten
 _SECOND: dict[Any, int] = {_aten.mm.default: 1, _aten.addmm.default: 2}  # the place of the second factor
 _MOVES = {_aten.permute.default, _aten.reshape.default, _aten.view.default, _aten._unsafe_view.default}
+
+_COSTLY = {_aten.sqrt.default, _aten.rsqrt.default, _aten.reciprocal.default, _aten.div.Tensor, _aten.exp.default}
+_CHEAP = {_aten.add.Tensor, _aten.sub.Tensor, _aten.mul.Tensor, _aten.unsqueeze.default, *_MOVES}
 
 
 @contextmanager
@@ -36,7 +41,9 @@ def packed_weights() -> Iterator[None]:
         nonlocal ours
         ours = ours or not config.aot_inductor.use_runtime_constant_folding
         if ours:
-            config.aot_inductor.use_runtime_constant_folding = bool(_copies(graph) or _products(graph))
+            config.aot_inductor.use_runtime_constant_folding = bool(
+                _copies(graph) or _products(graph) or _quotients(graph)
+            )
 
     def packing(split: Callable[..., Any]) -> Callable[..., Any]:
         def packed(module: GraphModule, *args: Any, skip_folding_node_fn: Any = None, **kwargs: Any) -> Any:
@@ -55,8 +62,8 @@ def packed_weights() -> Iterator[None]:
         # Asked to fold constants, Inductor would read single numbers and short vectors from outside of the code.
         def lower(graph: Any, target: str, *args: Any, **kwargs: Any) -> Any:
             value = getattr_recursive(graph.module, target)
-            short = ours and isinstance(value, torch.Tensor) and value.dim() <= 1
-            with config.patch({_FOLDING: False}) if short else nullcontext():
+            short = isinstance(value, torch.Tensor) and value.dim() <= 1 and not target.startswith("_FOLDED_CONST_")
+            with config.patch({_FOLDING: False}) if ours and short else nullcontext():
                 return get_attr(graph, target, *args, **kwargs)
 
         return lower
@@ -72,9 +79,9 @@ def pack(graph: Graph) -> set[Node]:
     """Changes a graph so that its products take weights in another order.
 
     Returns:
-        The nodes that compute that order, which depends on the weights alone.
+        The nodes that are to be computed once: they depend on the weights alone.
     """
-    computed = {node for copy in _copies(graph) for node in _way(copy)}
+    computed = {node for copy in _copies(graph) for node in _way(copy)} | _quotients(graph)
     for product in _products(graph):
         factor = _factor(product)
         with graph.inserting_before(product):
@@ -92,6 +99,35 @@ def _copies(graph: Graph) -> list[Node]:
     """Finds contiguous copies of weights whose axes were exchanged, which the code would make in every call."""
     copies = graph.find_nodes(op="call_function", target=_aten.clone.default)
     return [node for node in copies if node.kwargs == _CONTIGUOUS and _way(node)]
+
+
+def _quotients(graph: Graph) -> set[Node]:
+    """Finds roots and quotients of weights, which the code would compute for every element, and what leads to them."""
+    found: set[Node] = set()
+    for node in graph.nodes:
+        if node.target in _COSTLY and (way := _arithmetic(node)):
+            found.update(way)
+    return found
+
+
+def _arithmetic(node: Node) -> set[Node]:
+    """Returns a node and the nodes before it, if there is nothing but little arithmetic with weights; else nothing."""
+    value = node.meta.get("val")
+    if node.target not in _COSTLY | _CHEAP or not isinstance(value, torch.Tensor) or not node.all_input_nodes:
+        return set()
+    of_cpu = value.device.type == "cpu" and value.dtype.is_floating_point
+    if not of_cpu or not value.dim() or not all(isinstance(size, int) for size in value.shape):
+        return set()
+    if value.numel() > MOST_ELEMENTS:
+        return set()
+    found = {node}
+    for before in node.all_input_nodes:
+        if before.op != "get_attr":
+            way = _arithmetic(before)
+            if not way:
+                return set()
+            found |= way
+    return found
 
 
 def _products(graph: Graph) -> list[Node]:

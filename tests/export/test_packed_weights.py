@@ -68,6 +68,36 @@ def test_a_recurrent_cell_takes_transposed_weights() -> None:
     torch.testing.assert_close(module(*inputs), cell(inputs[0], inputs[1:]))
 
 
+def test_the_roots_of_a_normalization_are_computed_once() -> None:
+    class Normalized(nn.Module):  # what Inductor makes of a BatchNorm
+        def __init__(self) -> None:
+            super().__init__()
+            self.mean, self.variance = nn.Parameter(torch.randn(5)), nn.Parameter(torch.rand(5) + 0.5)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return (x - self.mean[:, None]) * (self.variance + 1e-5).sqrt().reciprocal()[:, None]
+
+    model, x = Normalized(), torch.randn(3, 5, 2)
+    module = graph_of(model, x)
+    assert packed(module) == {"aten.add.Tensor", "aten.sqrt.default", "aten.reciprocal.default"}
+    torch.testing.assert_close(module(x), model(x))
+
+
+def test_roots_of_inputs_single_numbers_and_large_weights_stay(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Roots(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.one, self.many = nn.Parameter(torch.rand(())), nn.Parameter(torch.rand(9))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return x.sqrt() * self.one.exp() + self.many.sqrt() + (self.many * x).exp()
+
+    monkeypatch.setattr(packed_weights, "MOST_ELEMENTS", 8)
+    assert not packed(graph_of(Roots(), torch.rand(3, 9)))
+    monkeypatch.setattr(packed_weights, "MOST_ELEMENTS", 9)
+    assert packed(graph_of(Roots(), torch.rand(3, 9))) == {"aten.sqrt.default"}
+
+
 def test_large_weights_stay_where_the_package_has_them(monkeypatch: pytest.MonkeyPatch) -> None:
     model, x = nn.Sequential(nn.Linear(6, 5), nn.Linear(5, 4)), torch.randn(3, 6)
     monkeypatch.setattr(packed_weights, "MOST_BYTES", 4 * (30 + 20) - 1)
