@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import re
 import shutil
 import signal
 import threading
@@ -295,8 +297,23 @@ def test_sequences_stay_with_their_replica_and_are_lost_with_it(cluster: Any, fo
         for sequence in told_to:
             sequence.infer({"x": row(0)})
         assert 0 < sum(sequence.restarts > 0 for sequence in told_to) < len(told_to)
-    package.unlink()
-    deploy(folder)
+    end = time.monotonic() + 120
+    while len(replica_processes()) != 2:  # those of the deployment before drain, and the killed one is replaced
+        assert time.monotonic() < end
+        time.sleep(0.5)
+
+
+def replica_processes() -> set[int]:
+    """The processes of the replicas, and not those of the routers."""
+    titles = {path.parent.name: title_of(path) for path in Path("/proc").glob("[0-9]*/cmdline")}
+    pattern = re.compile(f"ray::ServeReplica:{NAME}:{NAME}(?!-)")
+    return {int(process) for process, title in titles.items() if pattern.match(title)}
+
+
+def title_of(path: Path) -> str:
+    with contextlib.suppress(OSError):  # it ended
+        return path.read_bytes().decode(errors="replace")
+    return ""
 
 
 def row(step: int) -> np.ndarray[Any, Any]:
