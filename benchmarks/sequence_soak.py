@@ -106,6 +106,7 @@ class Soak:
         self._stopping, self._draining = threading.Event(), threading.Event()
         self._memory: list[int] = []
         self._number = 0
+        self._clock = threading.local()  # when this client's last step was answered
         self._ended: dict[str, float] = {}
         method = model.manifest.method()
         (self._dimension,) = {
@@ -189,6 +190,7 @@ class Soak:
 
     def _sequence(self, way: Way, chance: random.Random) -> None:
         """Plays one sequence, until it ends in whatever way."""
+        self._clock.answered = time.monotonic()
         with self._lock:
             self._number += 1
             sequence = chance.choice([self._number, f"text {self._number}"])
@@ -282,12 +284,15 @@ class Soak:
     # --- judging ------------------------------------------------------------------------------------------------------
 
     def _compare(self, what: str, answer: torch.Tensor, *allowed: torch.Tensor) -> None:
+        self._clock.answered = time.monotonic()
         right = any(torch.allclose(answer, each, rtol=1e-4, atol=1e-5) for each in allowed)
         self._count(what if right else f"WRONG: {what}, with another state")
 
     def _judge_refusal(self, error: Refused, *allowed: re.Pattern[str]) -> None:
         if self._draining.is_set():
             self._count("refused while draining")
+        elif IDLE.search(error.text) and time.monotonic() - self._clock.answered > IDLE_SECONDS:
+            self._count("refused: no step came for too long")  # this machine has other work than this client
         elif any(each.search(error.text) for each in allowed):
             why = next(found for each in allowed if (found := each.search(error.text)))
             self._count(f"refused: {why.group()}")

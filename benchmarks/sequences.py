@@ -16,10 +16,12 @@ import argparse
 import json
 import os
 import platform
+import shutil
 import subprocess
 import sys
 import tempfile
 import time
+import urllib.request
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -52,7 +54,8 @@ def recording(path: Path) -> np.ndarray:
 
 def serve(options: argparse.Namespace, log: Path, ports: tuple[int, int]) -> Any:
     """Starts the server on its cores. One thread runs the model: the other core reads and writes."""
-    command = [sys.executable, "-m", "exportkit", "serve", str(options.package), "--no-access-log"]
+    profile = ["-m", "cProfile", "-o", str(options.profile)] if options.profile else []
+    command = [sys.executable, *profile, "-m", "exportkit", "serve", str(options.package), "--no-access-log"]
     command += ["--port", f"{ports[0]}", "--grpc-port", f"{ports[1]}", "--max-sequences", "4096", *options.serve]
     environment = {"OMP_NUM_THREADS": "1"}
     return running(command, ports[1], cores=set(options.cores), log=log, environment=environment)
@@ -82,8 +85,9 @@ def run(options: argparse.Namespace, streams: int, rows: int, layout: str, folde
         before, start = _threads(server), time.time()
         time.sleep(max(0.0, begin + options.seconds - 1 - time.time()))
         after, end = _threads(server), time.time()
+        rows_a_batch = _rows_a_batch(ports[0])
         seen = [json.loads(client.communicate()[0]) for client in started]
-    return _summary(options, streams, rows, layout, seen, _spent(before, after, end - start))
+    return _summary(options, streams, rows, layout, seen, {**_spent(before, after, end - start), **rows_a_batch})
 
 
 def _client(
@@ -127,14 +131,22 @@ def _threads(server: Server) -> dict[str, float]:
     return found
 
 
-def _spent(before: dict[str, float], after: dict[str, float], seconds: float) -> dict[str, float]:
+def _rows_a_batch(port: int) -> dict[str, float]:
+    """Returns the mean rows of a batch, since the server began."""
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/v2/models/stats") as answer:
+        found = json.load(answer)["model_stats"][0]
+    return {"rows_a_batch": round(found["inference_count"] / max(1, found["execution_count"]), 1)}
+
+
+def _spent(before: dict[str, float], after: dict[str, float], seconds: float) -> dict[str, Any]:
     """Returns the cores that the server used, and its busiest thread did."""
     spent = [after[name] - before.get(name, 0.0) for name in after]
-    return {"cores": round(sum(spent) / seconds, 3), "busiest": round(max(spent) / seconds, 3)}
+    busiest = [round(each / seconds, 3) for each in sorted(spent, reverse=True)[:4]]
+    return {"cores": round(sum(spent) / seconds, 3), "busiest_threads": busiest}
 
 
 def _summary(
-    options: argparse.Namespace, streams: int, rows: int, layout: str, seen: Sequence[Any], spent: dict[str, float]
+    options: argparse.Namespace, streams: int, rows: int, layout: str, seen: Sequence[Any], spent: dict[str, Any]
 ) -> dict[str, Any]:
     times = np.concatenate([each["ms"] for each in seen])
     late = np.concatenate([each["late_ms"] for each in seen])
@@ -191,6 +203,7 @@ def main() -> None:
     parser.add_argument("--cores", type=int, nargs="+", default=[0, 1], help="of the server")
     parser.add_argument("--voice", type=Path, default=VOICE)
     parser.add_argument("--serve", nargs=argparse.REMAINDER, default=[], help="further options of the server")
+    parser.add_argument("--profile", type=Path, help="a file for a profile of the server's event loop, which it slows")
     parser.add_argument("--no-others", action="store_true", help="neither ONNX Runtime nor Triton's rule")
     parser.add_argument("-o", "--output", type=Path)
     options = parser.parse_args()
@@ -200,6 +213,7 @@ def main() -> None:
     document["all_cores"], document["rows"] = len(every), []
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
+        options.package = Path(shutil.copy(options.package, folder / f"{options.model}.pt2"))  # its name is the model's
         np.save(folder / "voice.npy", recording(options.voice))
         asked = [(streams, 1, layout) for layout in options.layouts for streams in options.streams]
         asked += [(4 * options.gateway, options.gateway, "many")] if options.gateway else []

@@ -75,6 +75,16 @@ class Batcher(Generic[T]):
         return self._bytes
 
     @property
+    def may_take(self) -> bool:
+        """Whether `take` may return a batch: not if all wait for others. To wake a runner for nothing is costly."""
+        return self._heads.first() is not None
+
+    @property
+    def delay(self) -> float:
+        """Seconds after which a request without a deadline waits for others no more; infinite: it does not at all."""
+        return self._limits.max_delay if self._limits.max_delay > 0 else math.inf
+
+    @property
     def timed(self) -> bool:
         """Whether the time alone may change what waits: a request has a deadline, or waits for others."""
         return bool(self._late or self._latest_starts or self._delays)
@@ -92,7 +102,7 @@ class Batcher(Generic[T]):
             lane = self._lanes[ticket.bucket] = Lane(ticket.bucket)
         self._number += 1
         waiter = self._waiters[ticket] = Waiter(ticket, lane, self._number)
-        lane.add(waiter)
+        first = lane.add(waiter)
         self._rows += ticket.rows
         self._bytes += ticket.size
         latest = self._latest_start(ticket, ticket.arrived)
@@ -102,7 +112,8 @@ class Batcher(Generic[T]):
             # At most half of the time that the deadline leaves is spent on waiting for others.
             delay = min(self._limits.max_delay, max(0.0, latest - ticket.arrived) / 2)
             self._delays.push(ticket.arrived + delay, waiter)
-        self._list_head(lane)
+        if first or lane.rows >= self._max_rows:
+            self._list_head(lane)
 
     def take(self, now: float, *, ahead: bool = False) -> Batch[T] | None:
         """Returns what a free runner should run now, or None. Late requests are never in it: see `late`.

@@ -63,8 +63,8 @@ class Lane(Generic[T]):
         for priority in self._priorities:
             yield from self._queues[priority].values()
 
-    def add(self, waiter: Waiter[T]) -> None:
-        """Adds the newest request."""
+    def add(self, waiter: Waiter[T]) -> bool:
+        """Adds the newest request. Returns whether it is the first in the order."""
         priority = waiter.ticket.priority
         queue = self._queues.get(priority)
         if queue is None:
@@ -72,6 +72,7 @@ class Lane(Generic[T]):
             insort(self._priorities, priority)
         queue[waiter.number] = waiter
         self.rows += waiter.ticket.rows
+        return len(queue) == 1 and self._priorities[0] == priority
 
     def remove(self, waiter: Waiter[T]) -> None:
         """Removes a request that is there."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -96,6 +97,7 @@ class Dispatcher:
         self._threads: list[threading.Thread] = []
         self._copies: list[ModelCopy] = []
         self._timer: asyncio.TimerHandle | None = None
+        self._wakes = math.inf  # when it does
         self._preparing: list[asyncio.Future[None]] = []
 
     def start(self, copy: ModelCopy, make_runner: Callable[[], RequestRunner], runners: int, *, ahead: int = 0) -> None:
@@ -167,13 +169,15 @@ class Dispatcher:
                 raise BadRequestError(str(error), hint="Send its rows in several requests.") from error
             self._waiting.add(ticket)
             self._counted.entered(ticket.rows, ticket.size)
-            self._changed.notify()
+            if self._batcher.may_take:
+                self._changed.notify()
             if self._prepares and self._batcher.can_run_ahead(ticket.bucket):
                 self._full.notify()
         if timeout is not None:
             # The batcher expects lateness; this timer is for a request that already runs, too.
             payload.expiry = self._loop.call_later(timeout, self._expire, ticket)
-        self._set_timer()
+        if timeout is not None or self._wakes > now + self._batcher.delay:  # else it wakes in time for this one, too
+            self._set_timer()
         return ticket
 
     def give_up(self, ticket: _Ticket) -> None:
@@ -229,8 +233,10 @@ class Dispatcher:
             self._timer.cancel()
         delay = None if when is None else max(when - now, _SHORTEST_TIMER)
         self._timer = None if delay is None else self._loop.call_later(delay, self._on_timer)
+        self._wakes = math.inf if delay is None else now + delay
 
     def _on_timer(self) -> None:
+        self._timer, self._wakes = None, math.inf
         with self._lock:
             late = self._drop_late(time.monotonic())
             self._changed.notify_all()  # several batches may have waited long enough
@@ -288,8 +294,9 @@ class Dispatcher:
                 now = time.monotonic()
                 ahead = self._busy[copy] >= self._runners
                 batch = self._batcher.take(now, ahead=ahead)
-                for ticket in batch.tickets if batch is not None else ():
-                    self._left(ticket)
+                if batch is not None:
+                    self._waiting.difference_update(batch.tickets)
+                    self._counted.left(batch.rows, sum(ticket.size for ticket in batch.tickets), len(batch.tickets))
                 if late := self._drop_late(now):
                     self._call_in_loop(self._deliver, late)
                 if batch is not None:

@@ -20,10 +20,11 @@ from exportkit.serve.engine.checked_request import CheckedRequest, RequestForm, 
 from exportkit.serve.engine.counted_steps import CountedStep, QueuedSteps
 from exportkit.serve.engine.dispatcher import Answered, Dispatcher
 from exportkit.serve.engine.execution import BatchResult, BatchRunner
+from exportkit.serve.engine.home import Home
 from exportkit.serve.engine.model_copy import ModelCopy, SharedModel
 from exportkit.serve.engine.model_description import DEFAULT_PRIORITY, ModelDescription
 from exportkit.serve.engine.servable import Servable
-from exportkit.serve.engine.served_sequences import Home, SequenceKey, ServedSequences
+from exportkit.serve.engine.served_sequences import SequenceKey, ServedSequences
 from exportkit.serve.engine.state_rows import in_blocks
 from exportkit.serve.engine.statistics import Statistics
 from exportkit.serve.engine.steps import StepRunner
@@ -150,8 +151,8 @@ class ServedModel:
             home.models[self.method] = self
             most = max(limits.max_queued_rows, described.sequences.most)
             limits = replace(limits, max_queued_rows=most, max_queued_bytes=sys.maxsize)
-        # Steps whose state lies in blocks are joined at next to no cost, which the first, slow ones would not show.
         batched = described.batching.dimension
+        # Steps whose state lies in blocks are joined at next to no cost, which the first, slow ones would not show.
         measured = not (stateful and in_blocks(self.manifest, batched.name if batched else None))
         self._dispatchers = [
             Dispatcher(Batcher(limits, described.batching.max_rows, measured=measured), counted) for _ in queues
@@ -305,9 +306,8 @@ class ServedModel:
     ) -> CountedStep | None:
         """Answers a step of a sequence which runs here, and whose other steps are answered.
 
-        `form` is what `form` returned for a step like it; `data` has the bytes of the request's inputs; `answered` gets
-        the answer or the error, once, and never before this returns. Returns None if it is another step, which `infer`
-        answers or refuses. Raises what `admit` raises.
+        `form` is that of a step like it; `data` has the bytes of the request's inputs; `answered` gets the answer or
+        the error, once and later. Returns None if `infer` has to answer the step. Raises what `admit` raises.
         """
         if self._sequences is None or self._home is None or self._leaving is not None or form.plan is not self._plan:
             return None

@@ -15,7 +15,7 @@ from exportkit.runtime.state import state_bytes, state_dimensions
 from exportkit.serve.engine.checked_request import CheckedRequest, RequestForm
 from exportkit.serve.engine.dispatcher import Answered
 from exportkit.serve.engine.execution import BatchResult
-from exportkit.serve.engine.model_copy import SharedModel
+from exportkit.serve.engine.home import Home
 from exportkit.serve.engine.steps import AGAIN, HeldSession, StepRequest
 from exportkit.serve.protocol.inference import SequenceStart, SequenceStep
 from exportkit.serve.sequences.table import (
@@ -49,33 +49,6 @@ _WHY: dict[Reason, str] = {
     "lost": "the process with its state died",
     "unloaded": "its version of the model was unloaded, or the server ends",
 }
-
-
-class Home:
-    """A load of a package, on which sequences run.
-
-    Attributes:
-        manifest: The package's manifest.
-        models: What is served of the load, by method.
-        counts: The sequences that run on each copy.
-    """
-
-    def __init__(self, manifest: Manifest, copies: Sequence[SharedModel]) -> None:
-        """No method is served yet."""
-        self.manifest = manifest
-        self.models: dict[str, ServedModel] = {}
-        self.counts = [0] * len(copies)
-        self._copies = copies
-
-    @property
-    def count(self) -> int:
-        """The sequences that run on it."""
-        return sum(self.counts)
-
-    def emptiest(self) -> int:
-        """Returns the copy that a new sequence should run on: one that lives, with the fewest sequences."""
-        copies = range(len(self._copies))
-        return min(copies, key=lambda place: (not self._copies[place].alive, self.counts[place]))
 
 
 @dataclass(frozen=True, eq=False)

@@ -118,11 +118,11 @@ class Statistics:
         with self._lock:
             self.busy_runners += more
 
-    def left(self, rows: int, size: int) -> None:
-        """Counts a request that waits no more."""
+    def left(self, rows: int, size: int, requests: int = 1) -> None:
+        """Counts requests that wait no more, with their rows and bytes together."""
         with self._lock:
             self.pending, self.queued_rows, self.queued_bytes = (
-                self.pending - 1,
+                self.pending - requests,
                 self.queued_rows - rows,
                 self.queued_bytes - size,
             )

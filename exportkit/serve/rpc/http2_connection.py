@@ -19,7 +19,7 @@ _CREDIT = 4 << 20  # bytes of a connection after which its client hears that it 
 _MOST_STREAMS = 256  # calls beyond these wait at the client
 _HEADER_BYTES = 64 << 10
 _MOST_CONTROL, _CONTROL_SECONDS = 10_000, 10.0  # frames that cost us something, and the client nothing
-_BYTES_OF_A_FRAME = 1 << 10  # Who takes so many bytes of answers may send one such frame more, to say that he did.
+_BYTES_OF_A_FRAME = 256  # Who sends and takes so many bytes of messages may send one such frame more, to say so.
 _COST_OF_A_RESET = 10  # of these frames: a call was begun for it
 _MOST_PARTS = 32  # of frames that are written before any is sent
 _MOST_SENT_TOGETHER = 64 << 10  # bytes for which one copy is cheaper than one more system call
@@ -60,7 +60,7 @@ class Http2Connection(asyncio.Protocol):
         streams: The calls that are open, by number.
         shared: What all connections have in common.
         heard: When something came last.
-        sent_bytes: Of answers.
+        moved_bytes: Of messages in both directions.
     """
 
     def __init__(self, setup: Connections) -> None:
@@ -74,7 +74,7 @@ class Http2Connection(asyncio.Protocol):
         self.paused = False
         self.streams: dict[int, RpcStream] = {}
         self.shared = setup
-        self.sent_bytes = 0
+        self.moved_bytes = 0
         self.blocked: dict[RpcStream, None] = {}  # those that could send if the connection could
         self._left = b""
         self._greeted = False
@@ -241,6 +241,7 @@ class Http2Connection(asyncio.Protocol):
 
     def _data(self, flags: int, number: int, data: bytes, start: int, end: int) -> None:
         size = end - start
+        self.moved_bytes += size
         self._room -= size
         if self._room < 0:
             raise ConnectionProblemError(Problem.FLOW_CONTROL, "more data came than was allowed")
@@ -372,11 +373,11 @@ class Http2Connection(asyncio.Protocol):
     def _count(self, cost: int = 1) -> None:
         """Counts a frame that a client can send by the million without waiting for us."""
         self._control += cost
-        if self._control > _MOST_CONTROL + self.sent_bytes // _BYTES_OF_A_FRAME:
+        if self._control > _MOST_CONTROL + self.moved_bytes // _BYTES_OF_A_FRAME:
             now = self._loop.time()
             if now - self._control_since < _CONTROL_SECONDS:
                 raise ConnectionProblemError(Problem.TOO_MUCH, "too many frames without data came")
-            self._control, self._control_since, self.sent_bytes = 0, now, 0
+            self._control, self._control_since, self.moved_bytes = 0, now, 0
 
     _OTHERS: ClassVar[Mapping[int, Callable[[Http2Connection, int, int, bytes], None]]] = {
         h2.HEADERS: _headers,

@@ -292,7 +292,7 @@ class RpcStream:
             return
         self.window -= size
         connection.window -= size
-        connection.sent_bytes += size
+        connection.moved_bytes += size
         # DATA is number 0: the length alone.
         connection.write(FRAME.pack(size << 8, 0, self.number) + b"\0" + len(message).to_bytes(4, "big") + message)
 
@@ -332,7 +332,7 @@ class RpcStream:
             connection.write(part[:size])
             self.window -= size
             connection.window -= size
-            connection.sent_bytes += size
+            connection.moved_bytes += size
             self.unsent -= size
             self.stuck = self._loop.time() if self.unsent else None
             if size == len(part):
