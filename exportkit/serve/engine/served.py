@@ -288,8 +288,8 @@ class ServedModel:
 
     def form(self, request: InferRequest) -> RequestForm | None:
         """Returns what holds for each step that differs from this request, which was answered, in its inputs alone."""
-        step = request.sequence
-        if step is None or step.start or request.timeout is not None or not self._described.batching.enabled:
+        step, batching = request.sequence, self._described.batching
+        if step is None or step.start or step.end or request.timeout is not None or not batching.enabled:
             return None
         form = self._plan.form(request)
         return form if isinstance(form.bucket, tuple) else None

@@ -19,7 +19,7 @@ from exportkit.serve.rpc.wire import field_head
 
 _NAME, _VERSION, _ID = 0x0A, 0x12, 0x1A  # the first byte of these fields of ModelInferRequest
 _MOST_BYTES = 512  # of a head
-_MOST_HEADS, _MOST_TAILS = 16_384, 8
+_MOST_HEADS, _MOST_TAILS = 8192, 8
 
 
 @dataclass(eq=False, slots=True)
@@ -65,6 +65,7 @@ class KnownHeads:
     def __init__(self) -> None:
         self._heads: dict[bytes, KnownHead] = {}
         self._tails: list[int] = []  # the lengths of what stands behind heads
+        self._models: weakref.WeakSet[ServedModel] = weakref.WeakSet()  # those of which heads are known
 
     def find(self, message: Message) -> Found | None:
         """Returns what is known of a request."""
@@ -97,10 +98,18 @@ class KnownHeads:
         """Remembers a head."""
         if len(self._heads) >= _MOST_HEADS:
             self._heads.clear()
+        model = head.model()
+        if model is not None and model not in self._models:
+            self._models.add(model)
+            weakref.finalize(model, self._forget).atexit = False
         self._heads[key] = head
         tail = sum(len(before) + size for before, size in head.parts)
         if tail not in self._tails:
             self._tails = [tail, *self._tails][:_MOST_TAILS]
+
+    def _forget(self) -> None:
+        """Forgets the heads of a model that is gone, with what it found out of them."""
+        self._heads = {key: head for key, head in self._heads.items() if head.model() is not None}
 
 
 def _without_id(head: Message) -> tuple[bytes, str]:

@@ -104,6 +104,7 @@ def test_a_model_that_is_gone_is_not_kept():
     del model
     gc.collect()
     assert found(heads, message()) is None
+    assert not heads._heads
 
 
 @settings(max_examples=300)
