@@ -18,10 +18,10 @@ from exportkit.runtime.model import Model
 from exportkit.serve.batching.tickets import BatchLimits
 from exportkit.serve.engine.batchable import Batching, batch_dimension
 from exportkit.serve.engine.folder import PackageFile
+from exportkit.serve.engine.loaded_package import LoadedCopies, LoadedPackage
 from exportkit.serve.engine.model_copy import ModelCopy, SharedModel
 from exportkit.serve.engine.model_description import ModelDescription
 from exportkit.serve.engine.servable import servable
-from exportkit.serve.engine.served import LoadedCopies, LoadedPackage
 from exportkit.serve.engine.step_batches import step_dimension, try_steps
 from exportkit.serve.engine.warm_up import answer_cases, answer_sequences, try_batches
 from exportkit.serve.sequences.table import SequenceLimits

@@ -15,9 +15,10 @@ from exportkit.errors import ExportkitError, UsageError
 from exportkit.serve.engine.folder import PackageFile, check_names, newest_last, packages_in, single_package
 from exportkit.serve.engine.home import Home
 from exportkit.serve.engine.load_parameters import weights_of
+from exportkit.serve.engine.loaded_package import LoadedPackage
 from exportkit.serve.engine.loading import load_copies
 from exportkit.serve.engine.servable import Servable
-from exportkit.serve.engine.served import LoadedPackage, ServedModel
+from exportkit.serve.engine.served import ServedModel
 from exportkit.serve.engine.served_package import Named, ServedPackage
 from exportkit.serve.engine.served_sequences import ServedSequences
 from exportkit.serve.engine.statistics import Statistics

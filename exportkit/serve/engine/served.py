@@ -9,7 +9,7 @@ import sys
 import time
 from collections.abc import Callable, Collection, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -21,9 +21,9 @@ from exportkit.serve.engine.counted_steps import CountedStep, QueuedSteps
 from exportkit.serve.engine.dispatcher import Answered, Dispatcher
 from exportkit.serve.engine.execution import BatchResult, BatchRunner
 from exportkit.serve.engine.home import Home
-from exportkit.serve.engine.model_copy import ModelCopy, SharedModel
-from exportkit.serve.engine.model_description import DEFAULT_PRIORITY, ModelDescription
-from exportkit.serve.engine.servable import Servable
+from exportkit.serve.engine.loaded_package import LoadedCopies
+from exportkit.serve.engine.model_copy import ModelCopy
+from exportkit.serve.engine.model_description import DEFAULT_PRIORITY
 from exportkit.serve.engine.served_sequences import SequenceKey, ServedSequences
 from exportkit.serve.engine.state_rows import in_blocks
 from exportkit.serve.engine.statistics import Statistics
@@ -53,34 +53,6 @@ _SERIALS = itertools.count()
 def new_serial() -> int:
     """Returns a number that no load has."""
     return next(_SERIALS)
-
-
-@dataclass(frozen=True, eq=False)
-class LoadedCopies:
-    """What a thread has loaded and warmed up, for `ServedModel` to serve."""
-
-    copies: tuple[ModelCopy, ...]
-    described: ModelDescription
-    warm_up: bool = True
-
-    def close(self) -> None:
-        """Frees the copies. Blocks."""
-        for copy in self.copies:
-            copy.close()
-
-
-@dataclass(frozen=True, eq=False)
-class LoadedPackage:
-    """The methods of a package that a thread has loaded and warmed up."""
-
-    methods: tuple[LoadedCopies, ...]
-    offered: Servable
-    models: tuple[SharedModel, ...]
-
-    def close(self) -> None:
-        """Frees the copies. Blocks."""
-        for method in self.methods:
-            method.close()
 
 
 class ServedModel:

@@ -55,7 +55,7 @@ class HealthService:
         if service in {"", INFERENCE}:
             return "SERVING" if self._repository.ready else "NOT_SERVING"
         try:
-            return "SERVING" if self._repository.model(service).ready else "NOT_SERVING"
+            return "SERVING" if self._repository.named(service).ready else "NOT_SERVING"
         except NotReadyError:
             return "NOT_SERVING"
         except NotServedError:

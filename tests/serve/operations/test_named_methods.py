@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import grpc
 import numpy as np
 import pytest
 import tritonclient.grpc
@@ -123,3 +124,10 @@ def test_a_body_without_json_is_for_a_default_method(server: ServerProcess):
     status, _, answer = server.ask("/v2/models/recorder/infer", content, headers)
     assert (status, b"no default method" in answer) == (404, True)
     assert server.ask("/v2/models/recorder.embed/infer", content, headers)[0] == 200
+
+
+def test_grpcs_health_knows_a_package_by_its_name(server: ServerProcess):
+    with grpc.insecure_channel(server.started["grpc"]) as channel:
+        check = channel.unary_unary("/grpc.health.v1.Health/Check")
+        for name in (b"", b"recorder", b"recorder.push"):
+            assert check(b"\x0a" + bytes([len(name)]) + name, timeout=60) == b"\x08\x01"  # SERVING
