@@ -139,12 +139,12 @@ def test_the_thresholds_themselves_are_speech_and_not_yet_silence() -> None:
 
 @pytest.mark.parametrize("rate", [22_050, 44_100, 48_000, 96_000])
 def test_tones_below_7_khz_pass_and_those_above_8_5_khz_do_not(rate: int) -> None:
-    at = torch.arange(rate, dtype=torch.float64) / rate
-    expected_at = torch.arange(16_000, dtype=torch.float64) / 16_000
+    at = torch.arange(rate // 5, dtype=torch.float64) / rate
+    expected_at = torch.arange(3200, dtype=torch.float64) / 16_000
     for hertz in (100, 1000, 3999, 6900):
         found = recording.resampled(torch.sin(2 * math.pi * hertz * at), rate)
         expected = torch.sin(2 * math.pi * hertz * expected_at)
-        assert len(found) == 16_000
+        assert len(found) == 3200
         assert (found - expected)[100:-100].abs().max() < 0.01, hertz
     for hertz in (8500, 10_000):
         assert recording.resampled(torch.sin(2 * math.pi * hertz * at), rate)[100:-100].abs().max() < 0.01, hertz
