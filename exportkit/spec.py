@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from exportkit.errors import UsageError
 
@@ -56,6 +56,10 @@ DrawSequence = Callable[
     [Mapping[str, int], "torch.Generator"], Sequence[tuple[str, tuple[Any, ...], Mapping[str, Any]]]
 ]
 
+# By tensor and dimension, such as {"image": {0: "batch[1:64]"}}; or what torch.export takes: by parameter or in their
+# order, nested as the arguments are, with Dim in place of texts; a ShapesCollection, or AdditionalInputs.
+DynamicShapes: TypeAlias = Any
+
 # The method that a call without a name means.
 FORWARD = "forward"
 
@@ -76,7 +80,7 @@ class Method:
 
     example_inputs: tuple[Any, ...] = ()
     example_kwargs: Mapping[str, Any] = field(default_factory=dict)
-    dynamic_shapes: Mapping[str, Mapping[int, str]] = field(default_factory=dict)
+    dynamic_shapes: DynamicShapes = field(default_factory=dict)
     tolerances: Mapping[str, Tolerance] = field(default_factory=dict)
     draw_inputs: DrawInputs | None = None
     writes: Sequence[str] = ()
@@ -102,7 +106,7 @@ class ExportSpec:
         example_kwargs: Keyword inputs for tracing.
         dynamic_shapes: Maps parameter names to dimensions to expressions, as on the command line: "batch[1:64]", or
             "16*gh[8:96]" for a size of 16 times `gh`, with gh from 8 to 96; "4" for a fixed size. A name has the same
-            value everywhere.
+            value everywhere. What torch.export takes is taken too: nested, with Dim, a ShapesCollection.
         tolerances: Maps output names to tolerances. An output without one must be as accurate as eager, or equal if it
             is an integer. An output's name is its key in a dict, its field in a named tuple, or else "0", "1", ...; a
             dot joins nested names. If --dtype casts the model, the numbers of an output of that dtype are at least the
@@ -129,7 +133,7 @@ class ExportSpec:
     model: torch.nn.Module
     example_inputs: tuple[Any, ...] = ()
     example_kwargs: Mapping[str, Any] = field(default_factory=dict)
-    dynamic_shapes: Mapping[str, Mapping[int, str]] = field(default_factory=dict)
+    dynamic_shapes: DynamicShapes = field(default_factory=dict)
     tolerances: Mapping[str, Tolerance] = field(default_factory=dict)
     operator_libraries: Sequence[str | Path] = ()
     name: str | None = None
@@ -210,10 +214,10 @@ def _inside(model: torch.nn.Module) -> torch.nn.Module:
 
 
 def _are_shapes(shapes: object) -> bool:
-    return isinstance(shapes, Mapping) and all(
-        isinstance(dims, Mapping) and all(isinstance(d, int) and isinstance(e, str) for d, e in dims.items())
-        for dims in shapes.values()
-    )
+    """Returns whether a value can be dynamic shapes. exportkit.export.torch_sizes reads what is inside."""
+    if isinstance(shapes, Mapping):
+        return all(isinstance(dims, (Mapping, tuple, list, type(None))) for dims in shapes.values())
+    return isinstance(shapes, (tuple, list)) or type(shapes).__name__ in ("ShapesCollection", "AdditionalInputs")
 
 
 def _are_functions(functions: object) -> bool:

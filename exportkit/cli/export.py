@@ -71,6 +71,13 @@ def _decompositions(_: click.Context, __: click.Parameter, texts: Sequence[str])
     "Repeatable.",
 )
 @click.option(
+    "--range",
+    "ranges",
+    multiple=True,
+    metavar="NAME=MIN:MAX",
+    help="The range of a size by its name, such as length=1:4096, in place of the one that was declared. Repeatable.",
+)
+@click.option(
     "--draft",
     is_flag=True,
     help="Write nothing, and report everything that keeps the model from being exported, with sizes that work.",

@@ -25,11 +25,22 @@ from exportkit.spec import ExportSpec
 MAX_CASE_BYTES = 4 << 20
 
 
-def case_sizes(call: Call, example: Mapping[str, int], count: int, seed: int) -> list[dict[str, int]]:
-    """Chooses the sizes of cases: the example's, the smallest, each dimension's largest that fits, then random ones."""
+def case_sizes(
+    call: Call, example: Mapping[str, int], count: int, seed: int, *, max_bytes: int = MAX_CASE_BYTES
+) -> list[dict[str, int]]:
+    """Chooses the sizes of cases: the example's, the smallest, each dimension's largest that fits, then random ones.
+
+    Args:
+        call: The traced call.
+        example: The sizes of the example inputs.
+        count: How many cases there are at most.
+        seed: Seed of the random sizes.
+        max_bytes: The limit on the inputs of one case, but for the example and the smallest.
+    """
     sizes = [dict(example)]
-    if input_bytes(call, {d.name: d.min for d in call.dimensions}) <= MAX_CASE_BYTES:
-        sizes += plan_sizes(call, count, seed=seed, max_bytes=MAX_CASE_BYTES).sizes
+    smallest = input_bytes(call, {d.name: d.min for d in call.dimensions})
+    if smallest <= MAX_CASE_BYTES:
+        sizes += plan_sizes(call, count, seed=seed, max_bytes=max(smallest, max_bytes)).sizes
     unique = {tuple(sorted(item.items())): item for item in sizes}
     return list(unique.values())[:count]
 

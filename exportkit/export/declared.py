@@ -12,6 +12,8 @@ from exportkit.export.proofs import Ranges, Verdict, counterexamples, verdict
 from exportkit.export.shapes import DynamicSizes
 from exportkit.package.manifest import Size
 
+_NEAR = 4  # sizes up to so many times the example's are near
+
 
 @dataclass(frozen=True)
 class Declared:
@@ -51,9 +53,21 @@ class Declared:
         return self._known[condition] is Verdict.UNTRUE
 
     def failing(self, condition: sympy.Basic) -> list[dict[str, int]]:
-        """Returns the least and the greatest of the sizes for which a condition fails, as far as they were found."""
-        found = counterexamples(condition, self._from_two()) or counterexamples(condition, _ranges(self.ranges))
-        return [{**self.example, **{symbol.name: value for symbol, value in each.items()}} for each in found]
+        """Returns the least and the greatest of the sizes for which a condition fails, as far as they were found.
+
+        Those near the example's come first.
+        """
+        wide, all_sizes = self._from_two(), _ranges(self.ranges)
+        near = {s: (low, min(high, max(low, _NEAR * self.example[s.name]))) for s, (low, high) in wide.items()}
+        found = counterexamples(condition, near) + counterexamples(condition, wide)
+        found = found or counterexamples(condition, all_sizes)
+        sizes = [{**self.example, **{symbol.name: value for symbol, value in each.items()}} for each in found]
+        return [each for i, each in enumerate(sizes) if each not in sizes[:i]]
+
+    def widest_first(self, symbol: sympy.Symbol) -> tuple[int, str]:
+        """Returns a key that sorts symbols by the width of their ranges."""
+        low, high = self.ranges[symbol.name]
+        return low - high, symbol.name
 
     def _from_two(self) -> Ranges:
         """Returns the ranges without the values at which a place has a size below 2."""

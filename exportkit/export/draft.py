@@ -14,7 +14,7 @@ from exportkit.export.export_options import TraceOptions
 from exportkit.export.placement import usable_device
 from exportkit.export.preflight import check_operators, graph_operators
 from exportkit.export.resolved import EagerModel, ResolvedModel
-from exportkit.export.shapes import DynamicSizes
+from exportkit.export.shapes import DynamicSizes, size_of
 from exportkit.export.size_changes import SizeChange, changes_between, violated_names
 from exportkit.export.source_lines import user_frame, where
 from exportkit.export.torch_draft import DraftProblem, draft_export
@@ -141,9 +141,14 @@ def _suggested(task: TracingTask, sizes: DynamicSizes, allow_narrowing: bool) ->
 
 def with_changes(options: TraceOptions, changes: Sequence[SizeChange]) -> TraceOptions:
     """Returns the options with each changed place's size in place of the one given before."""
-    changed = {change.place for change in changes}
+    changed = {change.place: change.after for change in changes}
     kept = [text for text in options.dynamic if text.partition("=")[0].strip() not in changed]
-    return replace(options, dynamic=(*kept, *(f"{change.place}={change.after}" for change in changes)))
+    names = {size.dimension for text in changed.values() if (size := size_of(text))}
+    return replace(
+        options,
+        dynamic=(*kept, *(f"{place}={after}" for place, after in changed.items())),
+        ranges=tuple(text for text in options.ranges if text.partition("=")[0].strip() not in names),
+    )
 
 
 def _eager(model: ResolvedModel, option: str) -> EagerModel:

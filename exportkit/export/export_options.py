@@ -38,6 +38,7 @@ class TraceOptions:
         dtype: The dtype to cast floating parameters, buffers and inputs to, such as `float16`. None does not cast.
         dynamic: Dynamic sizes, as "image:0=batch[1:64]" or "image:2=16*gh[8:96]". They replace the spec's entry for
             that dimension.
+        ranges: Ranges of dynamic sizes by name, as "length=1:4096". They replace those of the spec and of `dynamic`.
         static: Fixes every size to the example inputs' and ignores the spec's dynamic sizes.
         cases: The number of cases to record.
         seed: The seed of the drawn cases.
@@ -57,6 +58,7 @@ class TraceOptions:
     device: str = "cpu"
     dtype: str | None = None
     dynamic: Sequence[str] = ()
+    ranges: Sequence[str] = ()
     static: bool = False
     cases: int = 4
     seed: int = 0
@@ -69,8 +71,10 @@ class TraceOptions:
 
     def __post_init__(self) -> None:
         """Checks the options that do not depend on a model."""
-        if self.static and self.dynamic:
-            raise UsageError("static and dynamic exclude each other", hint="Give either --static or --dynamic.")
+        if self.static and (self.dynamic or self.ranges):
+            raise UsageError(
+                "static and dynamic exclude each other", hint="Give either --static or --dynamic and --range."
+            )
         if self.cases < 0:
             raise UsageError(f"the number of cases must be at least 0, got {self.cases}")
         if self.name is not None:

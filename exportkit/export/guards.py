@@ -126,6 +126,28 @@ class GuardLog:
                 found += [named] if entry.torchs_own and named not in found else []
         return found
 
+    def bounded(self, name: str) -> bool:
+        """Returns whether an inequality on one name alone is untrue. torch drops those on sizes with a factor."""
+        for entry in self.entries:
+            named = self._named(entry.guard, entry.env)
+            if not isinstance(named, (sympy.Gt, sympy.Ge, sympy.Lt, sympy.Le)) or _says_differs(named):
+                continue
+            if {symbol.name for symbol in named.free_symbols} == {name} and self._untrue(entry):
+                return True
+        return False
+
+    def ties(self) -> dict[str, str]:
+        """Returns the names that must follow another, such as {"m": "2*n + 1"}. torch drops those with a factor."""
+        found: dict[str, str] = {}
+        for entry in self.entries:
+            named = self._named(entry.guard, entry.env)
+            if isinstance(named, sympy.Eq) and self._of_names(named, 2) and self._untrue(entry):
+                for symbol in sorted(named.free_symbols, key=self.declared.widest_first):
+                    solution = _solved(sympy.expand(named.lhs - named.rhs), symbol)
+                    if solution is not None and not set(found) & {each.name for each in named.free_symbols}:
+                        found[symbol.name] = str(solution)
+        return found
+
     def branches(self) -> list[sympy.Basic]:
         """Returns the untrue conditions of Python's code, in names, that relate several names: torch ignores those."""
         found = [
@@ -134,9 +156,15 @@ class GuardLog:
             if not entry.torchs_own
             and (named := self._named(entry.guard, entry.env)) is not None
             and len(named.free_symbols) > 1
+            and self._of_names(named, len(named.free_symbols))
             and self._untrue(entry)
         ]
         return list(dict.fromkeys(found))
+
+    def _of_names(self, condition: sympy.Basic, count: int) -> bool:
+        """Returns whether a condition is on so many names, and on nothing else."""
+        symbols = condition.free_symbols
+        return len(symbols) == count and all(symbol.name in self.declared.ranges for symbol in symbols)
 
     def _untrue(self, entry: Condition) -> bool:
         named = self._named(entry.guard, entry.env)
@@ -204,6 +232,19 @@ def _holds(guard: sympy.Basic, sizes: Mapping[sympy.Symbol, int]) -> bool:
         return bool(guard.xreplace(sizes) != sympy.false)
     except ZeroDivisionError:  # a condition on a size that is 0 there
         return False
+
+
+def _solved(difference: sympy.Expr, symbol: sympy.Symbol) -> sympy.Expr | None:
+    """Returns what a symbol is where a difference is 0: a multiple of the other symbol, and a number; or None."""
+    others = sorted(difference.free_symbols - {symbol}, key=str)
+    if len(others) != 1 or not difference.is_polynomial(symbol, *others):
+        return None
+    polynomial = sympy.Poly(difference, symbol, *others)
+    if polynomial.total_degree() != 1:
+        return None
+    own, factor, rest = (polynomial.coeff_monomial(each) for each in (symbol, others[0], 1))
+    scale, offset = -factor / own, -rest / own
+    return scale * others[0] + offset if scale.is_Integer and scale > 0 and offset.is_Integer else None
 
 
 def _says_differs(condition: sympy.Basic) -> bool:

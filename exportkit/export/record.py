@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import functools
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -30,6 +31,11 @@ from exportkit.package.manifest import Accuracy, CaseCall, Node, PackagedMethod,
 from exportkit.package.structure import flatten
 from exportkit.progress import Progress
 from exportkit.sizes import label_of
+
+MAX_CASES_BYTES = 4_000_000
+"""All cases of a package take at most so much, unless the example inputs are larger."""
+
+_SHRINKS = 4  # how often smaller sizes are tried for that
 
 MAX_STATE_BYTES = 32_000_000
 """State is recorded up to this size: all of it or none."""
@@ -69,24 +75,55 @@ def record_cases(
         device: The model's device.
         progress: Called with a description of each case.
     """
-    sequences: list[list[DrawnCall]] = []
-    for method in methods:
-        if not method.state:
-            sizes_of_cases = case_sizes(method.call, examples[method.name], options.cases, options.seed)
-            for number, sizes in enumerate(sizes_of_cases):
-                sequences.append([draw_call(eager, method, sizes, options.seed + number)])
+    plans: list[Callable[[int], list[list[DrawnCall]]]] = [
+        functools.partial(_calls, eager, method, examples[method.name], options)
+        for method in methods
+        if not method.state
+    ]
     if stateful := with_state(methods):
-        whole = session_call(methods)
         example = {name: size for method in reversed(stateful) for name, size in examples[method.name].items()}
-        for number, sizes in enumerate(case_sizes(whole, example, options.cases, options.seed)):
-            drawn_calls = draw_session(eager, methods, sizes, options.seed + number)
-            _check_size(drawn_calls, sizes)
-            sequences.append(drawn_calls)
-    cases = []
-    for number, calls in enumerate(sequences):
-        progress(f"recording case {number + 1}")
-        cases.append(record_drawn(eager, methods, state, calls, options, device))
+        plans.append(functools.partial(_sessions, eager, methods, example, options))
+    cases: list[RecordedCase] = []
+    for plan in plans:
+        limit = MAX_CASE_BYTES
+        for _ in range(_SHRINKS):
+            found: list[RecordedCase] = []
+            for calls in plan(limit):
+                progress(f"recording case {len(cases) + len(found) + 1}")
+                found.append(record_drawn(eager, methods, state, calls, options, device))
+            # The first two are the example's and the smallest, whatever they take.
+            fixed, drawn = (sum(len(case.tensors) for case in part) for part in (found[:2], found[2:]))
+            budget = max(MAX_CASES_BYTES // len(plans) - fixed, MAX_CASES_BYTES // 10)
+            if drawn <= budget:
+                break
+            limit = int(limit * 0.8 * budget / drawn)
+        cases += found
     return tuple(cases)
+
+
+def _calls(
+    eager: EagerMethods, method: PackagedMethod, example: Mapping[str, int], options: TraceOptions, max_bytes: int
+) -> list[list[DrawnCall]]:
+    """Draws single calls of a method."""
+    planned = case_sizes(method.call, example, options.cases, options.seed, max_bytes=max_bytes)
+    return [[draw_call(eager, method, sizes, options.seed + number)] for number, sizes in enumerate(planned)]
+
+
+def _sessions(
+    eager: EagerMethods,
+    methods: Sequence[PackagedMethod],
+    example: Mapping[str, int],
+    options: TraceOptions,
+    max_bytes: int,
+) -> list[list[DrawnCall]]:
+    """Draws sessions of the methods with state."""
+    planned = case_sizes(session_call(methods), example, options.cases, options.seed, max_bytes=max_bytes)
+    sessions = []
+    for number, sizes in enumerate(planned):
+        calls = draw_session(eager, methods, sizes, options.seed + number)
+        _check_size(calls, sizes)
+        sessions.append(calls)
+    return sessions
 
 
 def record_drawn(

@@ -8,9 +8,9 @@ import torch
 from torch.export.passes import move_to_device_pass
 from torch.utils._pytree import tree_map_only
 
-from exportkit.errors import DigestMismatchError, ExportError, UsageError
+from exportkit.errors import DigestMismatchError, UsageError
 from exportkit.export.cases import eager_mode, state_sha256
-from exportkit.export.describe_program import describe_output, describe_program, taken_tensors
+from exportkit.export.describe_program import describe_output, describe_program
 from exportkit.export.eager_methods import EagerMethods
 from exportkit.export.export_options import TraceOptions
 from exportkit.export.preflight import check_model, check_operators, describe_operators, graph_operators
@@ -18,15 +18,15 @@ from exportkit.export.program_model import ForeignModel
 from exportkit.export.provenance import provenance
 from exportkit.export.record import RecordedCase, record_cases
 from exportkit.export.resolved import EagerModel, SavedProgram
-from exportkit.export.shapes import DynamicSizes, Symbols
+from exportkit.export.saved_sizes import named_sizes, shapes_of
 from exportkit.export.trace import trace
 from exportkit.export.trace_method import check_writes
 from exportkit.export.traced import Traced, TracedMethod
 from exportkit.package.archive import Content, PackageReader
-from exportkit.package.manifest import Manifest, Size, Source
+from exportkit.package.manifest import Manifest, Source
 from exportkit.progress import Progress
 from exportkit.sizes import sizes_of
-from exportkit.spec import FORWARD, ExportSpec
+from exportkit.spec import FORWARD
 
 
 def trace_saved(saved: SavedProgram, options: TraceOptions, device: torch.device, progress: Progress) -> Traced:
@@ -46,10 +46,10 @@ def trace_saved(saved: SavedProgram, options: TraceOptions, device: torch.device
         OperatorNotExportableError: A custom operator cannot be packed.
         DigestMismatchError: The file was replaced since the program was read.
     """
-    if options.dtype or options.dynamic or options.static:
+    if options.dtype or options.static or (saved.manifest is not None and (options.dynamic or options.ranges)):
         raise UsageError(
             f"{saved.path} is already traced: its dtype and sizes cannot change",
-            hint="Leave out --dtype, --dynamic and --static, or export the model itself.",
+            hint="Leave out --dtype, --dynamic, --range and --static, or export the model itself.",
         )
     progress(f"moving the program to {device}")
     programs = {name: _moved(program, device) for name, program in saved.programs.items()}
@@ -129,8 +129,9 @@ def _trace_foreign(
     check_writes(program, bound, spec, (), traced=False)
     with eager_mode(tf32=options.tf32):
         answer = check_model(lambda: eager.session().call(FORWARD, bound), device)
+    sizes = named_sizes(program, spec, options, bound.tensors)
     call = describe_program(
-        program, bound, DynamicSizes(), describe_output(answer.result), spec, written=tuple(answer.written)
+        program, bound, sizes, describe_output(answer.result), spec, written=tuple(answer.written)
     ).call
     method = TracedMethod(FORWARD, program, call)
     example = {FORWARD: sizes_of(call.inputs, [tensor.shape for tensor in bound.tensors])}
@@ -142,24 +143,3 @@ def _trace_foreign(
         provenance=provenance(tf32=options.tf32),
         name=options.name or spec.name or "model",
     )
-
-
-def shapes_of(program: torch.export.ExportedProgram, spec: ExportSpec) -> dict[str, dict[int, str]]:
-    """Returns the sizes of a program's inputs that vary, as `ExportSpec.dynamic_shapes` has them.
-
-    Raises:
-        ExportError: A size does not depend on one dimension alone.
-    """
-    args, kwargs = program.example_inputs
-    names = EagerMethods(spec).bind(FORWARD, args, kwargs).names
-    shapes = [(name, tuple(value.shape)) for name, value in zip(names, taken_tensors(program))]
-    symbols = Symbols(shapes, DynamicSizes(), program.range_constraints)
-    found: dict[str, dict[int, str]] = {}
-    for name, shape in shapes:
-        for axis, size in enumerate(symbols.size(each) for each in shape):
-            if size is None:
-                raise ExportError(f"{name} was traced as {list(shape)}, where a size depends on several dimensions")
-            if isinstance(size, Size):
-                (limits,) = (each for each in symbols.dimensions if each.name == size.dimension)
-                found.setdefault(name, {})[axis] = f"{size}[{limits.min}:{limits.max}]"
-    return found

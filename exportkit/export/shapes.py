@@ -19,6 +19,7 @@ _EXPRESSION = re.compile(
     r"(?:\[(?P<min>[0-9]+):(?P<max>[0-9]+)\])?"
 )
 _PLACE = re.compile(r"(?P<tensor>[^:=]+):(?P<dim>[0-9]+)=(?P<expression>.+)")
+_RANGE = re.compile(r"(?P<name>[A-Za-z_][A-Za-z0-9_]{0,63})=(?P<min>[0-9]+):(?P<max>[0-9]+)")
 _FORM = "NAME:DIM=NAME[MIN:MAX] or NAME:DIM=16*NAME[MIN:MAX], such as image:0=batch[1:64]; NAME:DIM=4 fixes a size"
 
 Shapes = Mapping[str, Mapping[int, str]]
@@ -33,11 +34,13 @@ class DynamicSizes:
         dimensions: The named numbers, in the order of their first use.
         places: Tensor name -> dimension -> size.
         example: The value of each name in the example inputs.
+        free: Places whose sizes torch is to infer.
     """
 
     dimensions: tuple[Dimension, ...] = ()
     places: Mapping[str, Mapping[int, Size]] = field(default_factory=dict)
     example: Mapping[str, int] = field(default_factory=dict)
+    free: Sequence[tuple[str, int]] = ()
 
     def at(self, tensor: str, dim: int) -> Size | None:
         """Returns the size at a place; None if it is fixed."""
@@ -60,6 +63,42 @@ def parse_places(texts: Iterable[str]) -> dict[str, dict[int, str]]:
             raise UsageError(f"dimension {dim} of {match['tensor']} is given twice: {dims[dim]} and {text}")
         dims[dim] = match["expression"].strip()
     return shapes
+
+
+def parse_ranges(texts: Iterable[str]) -> dict[str, tuple[int, int]]:
+    """Parses texts such as "length=1:4096".
+
+    Raises:
+        UsageError: A text has another form, or two texts give the same name.
+    """
+    ranges: dict[str, tuple[int, int]] = {}
+    for text in texts:
+        match = _RANGE.fullmatch(text.strip())
+        if match is None or int(match["min"]) >= int(match["max"]):
+            raise UsageError(
+                f"cannot read the range {text!r}", hint="Write NAME=MIN:MAX with MIN below MAX, such as length=1:4096."
+            )
+        if match["name"] in ranges:
+            raise UsageError(f"the range of {match['name']} is given twice")
+        ranges[match["name"]] = int(match["min"]), int(match["max"])
+    return ranges
+
+
+def with_ranges(shapes: Shapes, ranges: Mapping[str, tuple[int, int]]) -> dict[str, dict[int, str]]:
+    """Returns the sizes with other ranges for the names that have one."""
+    found: dict[str, dict[int, str]] = {}
+    for tensor, dims in shapes.items():
+        for dim, text in dims.items():
+            if ranges and (size := size_of(text)) and size.dimension in ranges:
+                low, high = ranges[size.dimension]
+                text = f"{size}[{low}:{high}]"
+            found.setdefault(tensor, {})[dim] = text
+    return found
+
+
+def size_of(text: str) -> Size | None:
+    """Returns the size that an expression means; None if it fixes a size."""
+    return None if text.strip().isdecimal() else parse_expression(text)[0]
 
 
 def merge_shapes(shapes: Shapes, replacements: Shapes) -> dict[str, dict[int, str]]:
@@ -145,7 +184,7 @@ def torch_dimensions(sizes: DynamicSizes) -> dict[str, torch.export.Dim]:
 
 def torch_shape(sizes: DynamicSizes, dims: Mapping[str, torch.export.Dim], tensor: str) -> dict[int, object] | None:
     """Returns one tensor's dynamic shape for torch.export."""
-    shape: dict[int, object] = {}
+    shape: dict[int, object] = {dim: torch.export.Dim.AUTO for name, dim in sizes.free if name == tensor}
     for dim, size in sizes.places.get(tensor, {}).items():
         derived = dims[size.dimension]
         # torch.export would treat 1*n and n+0 as different from n.

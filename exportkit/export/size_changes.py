@@ -81,12 +81,21 @@ def proposals(text: str, sizes: DynamicSizes, examples: Examples, log: GuardLog)
 
 
 def untrue_names(sizes: DynamicSizes, log: GuardLog) -> list[str]:
-    """Returns the names with a factor or an offset, not all of whose values the recorded equations allow.
+    """Returns the names with a factor or an offset, not all of whose values the recorded conditions allow.
 
     torch.export itself holds other names against their conditions.
     """
     derived = {s.dimension for dims in sizes.places.values() for s in dims.values() if s.scale != 1 or s.offset}
-    return [name for name in sizes.example if name in derived and _Edit(sizes).untrue(name, sizes.example[name], log)]
+    return [
+        name
+        for name in sizes.example
+        if name in derived and (_Edit(sizes).untrue(name, sizes.example[name], log) or log.bounded(name))
+    ]
+
+
+def sizes_as_texts(sizes: DynamicSizes) -> dict[str, dict[int, str]]:
+    """Returns sizes as ExportSpec.dynamic_shapes has them."""
+    return _Edit(sizes).texts()
 
 
 class _Edit:

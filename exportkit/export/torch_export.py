@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -24,6 +25,8 @@ from exportkit.export.source_lines import users_code
 from exportkit.export.state_buffers import StateBuffer
 from exportkit.sizes import label_of
 from exportkit.spec import ExportSpec
+
+_MOST = 64_000_000  # numbers in the inputs of another example
 
 
 @dataclass(frozen=True)
@@ -129,8 +132,10 @@ def _export_once(
     task: TracingTask, sizes: DynamicSizes, *, forgiving: bool = False
 ) -> tuple[torch.export.ExportedProgram, GuardLog]:
     program, log = call_export(torch.export.export, task, sizes, forgiving=forgiving)
-    if names := untrue_names(sizes, log):
-        raise RefusedByTorchError(ValueError(f"Constraints violated ({', '.join(names)})!"), sizes, log)
+    ties = log.ties()
+    if names := [*ties, *(name for name in untrue_names(sizes, log) if name not in ties)]:
+        fixes = "\nSuggested fixes:" * bool(ties) + "".join(f"\n  {name} = {size}" for name, size in ties.items())
+        raise RefusedByTorchError(ValueError(f"Constraints violated ({', '.join(names)})!{fixes}"), sizes, log)
     return program, log
 
 
@@ -139,7 +144,11 @@ def _from_another_example(
 ) -> tuple[TracingTask, DynamicSizes] | None:
     """Returns a call of other sizes, where no size inside of the model is 0 or 1 that is so at the example's alone."""
     constant = log.constant_sizes()
-    other = log.declared.failing(sympy.Or(*constant)) if constant else []
+    other = [
+        sizes_there
+        for sizes_there in (log.declared.failing(sympy.Or(*constant)) if constant else [])
+        if sum(math.prod(shape) for shape in _shapes_at(task, sizes, sizes_there)) <= _MOST
+    ]
     if not other:
         return None
     generator = torch.Generator().manual_seed(0)
@@ -149,14 +158,19 @@ def _from_another_example(
             bound = describe_call(task.spec.model, *task.spec.draw_inputs(other[0], generator))
     if bound.names != task.bound.names:
         return None
-    shapes = [
-        [size.at(other[0]) if (size := sizes.at(name, dim)) else given for dim, given in enumerate(example)]
-        for name, example in task.examples.items()
-    ]
+    shapes = _shapes_at(task, sizes, other[0])
     tensors = tuple(resampled(tensor, shape, generator) for tensor, shape in zip(bound.tensors, shapes))
     placed = tuple(tensor.to(like.device, like.dtype) for tensor, like in zip(tensors, task.bound.tensors))
     drawn = describe_call(task.spec.model, *bound.with_tensors(placed))
     return replace(task, bound=drawn), replace(sizes, example=other[0])
+
+
+def _shapes_at(task: TracingTask, sizes: DynamicSizes, values: Mapping[str, int]) -> list[list[int]]:
+    """Returns the shapes of the inputs for these values of the names."""
+    return [
+        [size.at(values) if (size := sizes.at(name, dim)) else given for dim, given in enumerate(example)]
+        for name, example in task.examples.items()
+    ]
 
 
 def call_export(

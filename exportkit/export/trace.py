@@ -16,14 +16,25 @@ from exportkit.export.describe_state import describe_state
 from exportkit.export.eager_methods import EagerMethods
 from exportkit.export.entries import entry_specs
 from exportkit.export.export_options import TraceOptions
+from exportkit.export.inferred_sizes import with_inferred
 from exportkit.export.placement import parse_floating, prepared
 from exportkit.export.preflight import describe_operators, graph_operators
 from exportkit.export.program_check import check_programs
 from exportkit.export.provenance import provenance
 from exportkit.export.record import record_cases
 from exportkit.export.resolved import EagerModel
-from exportkit.export.shapes import DynamicSizes, Shapes, dynamic_sizes, merge_shapes, parse_places
+from exportkit.export.shapes import (
+    DynamicSizes,
+    Shapes,
+    dynamic_sizes,
+    merge_shapes,
+    parse_places,
+    parse_ranges,
+    size_of,
+    with_ranges,
+)
 from exportkit.export.torch_export import TracingTask
+from exportkit.export.torch_sizes import with_plain_shapes
 from exportkit.export.trace_method import trace_method
 from exportkit.export.traced import Traced
 from exportkit.export.trial import tried_cases
@@ -99,7 +110,7 @@ def ready_to_trace(model: EagerModel, options: TraceOptions, device: torch.devic
     Raises:
         UsageError: An option names an unknown parameter, dimension, dtype or buffer.
     """
-    with prepared(_declared(model.spec, options), device, parse_floating(options.dtype)) as spec:
+    with prepared(_declared(with_plain_shapes(model.spec), options), device, parse_floating(options.dtype)) as spec:
         eager = EagerMethods(spec)
         if options.static and (fixed := [each for each in eager.buffers if each.dimension]):
             raise UsageError(
@@ -140,14 +151,21 @@ def _shapes(tasks: Mapping[str, TracingTask], options: TraceOptions) -> dict[str
     """Returns the dynamic shapes of each method. An option is for each method that has the tensor."""
     if options.static:
         return {name: {} for name in tasks}
-    given = parse_places(options.dynamic)
+    given, ranges = parse_places(options.dynamic), parse_ranges(options.ranges)
     found: dict[str, Shapes] = {}
     for name, task in tasks.items():
         own = given if len(tasks) == 1 else {t: dims for t, dims in given.items() if t in task.bound.names}
-        found[name] = merge_shapes(task.spec.dynamic_shapes, own)
+        found[name] = with_ranges(with_inferred(task, merge_shapes(task.spec.dynamic_shapes, own), ranges), ranges)
     for tensor in given:
         if not any(tensor in shapes for shapes in found.values()):
             raise UsageError(f"--dynamic {tensor}:...: no method has a tensor input {tensor!r}")
+    texts = [text for shapes in found.values() for dims in shapes.values() for text in dims.values()]
+    names = {size.dimension: text for text in texts if (size := size_of(text))}
+    if unknown := [name for name in ranges if name not in names]:
+        raise UsageError(
+            f"--range {unknown[0]}=...: no size has the name `{unknown[0]}`",
+            hint=f"There are {', '.join(names)}." if names else "Give sizes names with --dynamic or dynamic_shapes.",
+        )
     return found
 
 

@@ -12,7 +12,7 @@ from exportkit.export.eager_methods import EagerMethods
 from exportkit.export.explain import explain_refusal
 from exportkit.export.export_options import TraceOptions
 from exportkit.export.program_check import check_programs
-from exportkit.export.record import RecordedCase, record_drawn
+from exportkit.export.record import MAX_CASES_BYTES, RecordedCase, record_drawn
 from exportkit.export.sequences import draw_call, draw_session
 from exportkit.export.trace_method import TracedTask
 from exportkit.package.manifest import StateTensor
@@ -52,7 +52,7 @@ def tried_cases(
     for each in traced:
         method = each.method.packaged
         places = [(trial, sizes) for trial in each.trials for sizes in trial.sizes]
-        fitting = [each for each in places if input_bytes(method.call, each[1]) <= MAX_CASE_BYTES]
+        fitting = [each for each in places if input_bytes(method.call, each[1]) <= MAX_CASE_BYTES] or places[:1]
         for number, (trial, sizes) in enumerate(fitting[:_CASES]):
             progress(f"trying {label_of(sizes)}")
             try:
@@ -71,5 +71,6 @@ def tried_cases(
                 check_programs(eager, traced, state, [case], values=values, tf32=options.tf32)
             except ExportError as error:
                 raise explain_refusal(trial.refused, each.task, strict=True) from error
-            cases.append(case)
+            if len(case.tensors) <= MAX_CASES_BYTES // 8:
+                cases.append(case)
     return tuple(cases)

@@ -1,0 +1,231 @@
+"""dynamic_shapes is taken as torch.export takes it, with its names, and ranges are given by name."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.export import AdditionalInputs, Dim, ShapesCollection
+
+from exportkit import ExportSpec
+from exportkit.errors import ExportError, UsageError
+from exportkit.export.export_options import TraceOptions
+from exportkit.export.resolve import resolve
+from exportkit.export.resolved import EagerModel, SavedProgram
+from exportkit.export.saved_program import trace_saved
+from exportkit.export.shapes import MAX_SIZE, parse_ranges
+from exportkit.export.torch_sizes import plain_shapes
+from exportkit.export.trace import ready_to_trace, trace
+from exportkit.export.traced import Traced
+
+CPU = torch.device("cpu")
+
+
+class Nested(torch.nn.Module):
+    """A step of a decoder, whose cache is nested."""
+
+    def forward(self, x: Tensor, past: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, list[tuple[Tensor, Tensor]]]:
+        return x @ past[0][0].transpose(-1, -2), [(torch.cat([a, x], -2), b) for a, b in past]
+
+
+class Pair(torch.nn.Module):
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        return x.view(x.shape[0], -1, 2, 3).sum(2) + y
+
+
+class Table(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.rows = torch.nn.Parameter(torch.rand(100, 3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (x + self.rows[: x.shape[1]]).view(x.shape[0], -1, 4, 3).sum(2)
+
+
+def nested(shapes: Any) -> ExportSpec:
+    inputs = (torch.randn(2, 1, 4), [(torch.randn(2, 7, 4), torch.randn(2, 7, 4))])
+    return ExportSpec(model=Nested(), example_inputs=inputs, dynamic_shapes=shapes)
+
+
+def pair(shapes: Any) -> ExportSpec:
+    return ExportSpec(model=Pair(), example_inputs=PAIR, dynamic_shapes=shapes)
+
+
+def sizes_of(spec: ExportSpec, *ranges: str) -> dict[str, dict[int, str]]:
+    """Returns the sizes of a spec as they are traced, with the ranges of their names."""
+    with ready_to_trace(EagerModel(spec), TraceOptions(ranges=ranges), CPU) as ready:
+        _, sizes = ready.tasks["forward"]
+    ends = {d.name: f"[{d.min}:{d.max}]" for d in sizes.dimensions}
+    return {t: {d: f"{s}{ends[s.dimension]}" for d, s in dims.items()} for t, dims in sizes.places.items()}
+
+
+PAIR = (torch.randn(2, 14, 3), torch.randn(2, 7, 3))
+BATCH, LENGTH, N = Dim("batch", min=1, max=8), Dim("length", min=1, max=100), Dim("n", max=50)
+STEP = {
+    "x": {0: "batch[1:8]"},
+    "past.0.0": {0: "batch[1:8]", 1: "length[1:100]"},
+    "past.0.1": {0: "batch[1:8]", 1: "length[1:100]"},
+}
+TWICE = {"x": {0: "batch[1:8]", 1: "2*n[1:50]"}, "y": {0: "batch[1:8]", 1: "n[1:50]"}}
+
+
+@pytest.mark.parametrize(
+    "shapes",
+    [
+        {"x": {0: BATCH}, "past": [({0: BATCH, 1: LENGTH}, (BATCH, LENGTH, None))]},
+        ({0: BATCH}, [[{0: BATCH, 1: LENGTH}, {0: BATCH, 1: LENGTH, 2: Dim.STATIC}]]),
+        {"x": {0: "batch[1:8]"}, "past": [({0: BATCH, 1: "length[1:100]"}, {0: "batch[1:8]", 1: LENGTH})]},
+        {"x": (BATCH, 1, 4), "past.0.0": {0: BATCH, 1: LENGTH}, "past.0.1": {0: BATCH, 1: LENGTH}},
+        STEP,
+    ],
+)
+def test_nested_sizes_mean_the_same_in_every_form(shapes: Any) -> None:
+    found = plain_shapes(nested(shapes))
+    assert {t: {d: text for d, text in dims.items() if "[" in text} for t, dims in found.items()} == STEP
+    assert sizes_of(nested(shapes)) == STEP
+
+
+def test_a_dim_that_follows_from_another_keeps_its_factor_and_its_offset() -> None:
+    assert plain_shapes(pair({"x": {0: BATCH, 1: 2 * N}, "y": {0: BATCH, 1: N}})) == TWICE
+    assert plain_shapes(pair(({1: 2 * N + 4}, {1: N - 1}))) == {"x": {1: "2*n+4[2:50]"}, "y": {1: "n-1[2:50]"}}
+    assert plain_shapes(pair(({0: Dim("b")}, None))) == {"x": {0: f"b[1:{MAX_SIZE}]"}}
+
+
+def test_a_collection_is_read_before_its_tensors_are_cast() -> None:
+    shapes = ShapesCollection()
+    shapes[PAIR[0]] = {0: BATCH, 1: 2 * N}
+    shapes[PAIR[1]] = (BATCH, N, None)
+    with ready_to_trace(EagerModel(pair(shapes)), TraceOptions(dtype="float64"), CPU) as ready:
+        task, sizes = ready.tasks["forward"]
+    assert task.bound.tensors[0].dtype == torch.float64
+    assert str(sizes.at("x", 1)) == "2*n"
+
+
+def test_sizes_that_torch_infers_get_names_and_follow_one_another() -> None:
+    most = f"[1:{MAX_SIZE}]"
+    auto = {0: Dim.AUTO, 1: Dim.AUTO}
+    assert sizes_of(nested({"x": {0: Dim.AUTO}, "past": [(auto, auto)]})) == {
+        "x": {0: f"x_0{most}"},
+        "past.0.0": {0: f"x_0{most}", 1: f"past_0_0_1{most}"},
+        "past.0.1": {0: f"past_0_1_0{most}", 1: f"past_0_1_1{most}"},
+    }
+
+
+def test_an_inferred_size_follows_a_declared_one() -> None:
+    assert sizes_of(pair({"x": {0: Dim.DYNAMIC, 1: Dim.AUTO}, "y": {0: "batch[1:8]", 1: N}})) == TWICE
+
+
+def test_other_inputs_say_what_varies() -> None:
+    shapes = AdditionalInputs()
+    shapes.add((torch.randn(2, 20, 3), torch.randn(2, 10, 3)))
+    assert sizes_of(pair(shapes), "y_1=1:64") == {"x": {1: "2*y_1[1:64]"}, "y": {1: "y_1[1:64]"}}
+
+
+def test_an_inferred_size_is_narrowed_to_what_the_model_takes() -> None:
+    spec = ExportSpec(Table(), (torch.rand(2, 8, 3),), dynamic_shapes=({0: Dim.AUTO(max=16), 1: Dim.AUTO},))
+    assert sizes_of(spec) == {"x": {0: "x_0[1:16]", 1: "4*x_1[1:25]"}}
+
+
+def test_a_size_that_must_vary_and_does_not_is_an_error() -> None:
+    class Fixed(torch.nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x.view(4, 7)
+
+    spec = ExportSpec(Fixed(), (torch.rand(4, 7),), dynamic_shapes=({0: Dim.DYNAMIC},))
+    with pytest.raises(ExportError, match=r"x:0 was declared Dim\.DYNAMIC, and is always 4"):
+        sizes_of(spec)
+
+
+@pytest.mark.parametrize(
+    ("shapes", "message"),
+    [
+        ({"x": {0: 3.5}, "y": None}, r"dynamic_shapes gives x:0 3\.5"),
+        ({"x": (BATCH,), "y": None}, "gives x, a tensor of 3 dimensions,"),
+        ((None,), "has 1 entries; the example inputs are 2: x, y"),
+        ({"z": {0: BATCH}}, "the model has no tensor input 'z'"),
+        ({"y": {5: BATCH}}, "y has no dimension 5"),
+        ({"y": {5: Dim.AUTO}}, "y has no dimension 5"),
+        ({"x": {"0": BATCH}}, "a tensor of 3 dimensions"),
+        ({"x": {0: Dim("a", max=3)}, "y": {0: "a[1:9]"}}, "1 to 3 in one place and 1 to 9"),
+    ],
+)
+def test_what_does_not_fit_the_inputs_names_the_place(shapes: Any, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        sizes_of(pair(shapes))
+
+
+def test_another_structure_than_the_arguments_says_what_there_is() -> None:
+    with pytest.raises(UsageError, match=r"gives past .* it holds 0(.|\n)*name its tensors: past\.0"):
+        plain_shapes(nested({"x": None, "past": {0: BATCH}}))
+
+
+@pytest.mark.parametrize("ranges", ["length", "length=4", "length=4:2", "length=a:b", "2n=1:4"])
+def test_a_range_that_cannot_be_read_says_the_form(ranges: str) -> None:
+    with pytest.raises(UsageError, match="NAME=MIN:MAX"):
+        parse_ranges([ranges])
+
+
+def test_a_range_by_name_replaces_every_declared_one_and_must_have_a_name() -> None:
+    found = sizes_of(nested(STEP), "length=1:4096")
+    assert [dims[1] for dims in found.values() if 1 in dims] == ["length[1:4096]"] * 2
+    with pytest.raises(UsageError, match=r"no size has the name `lenght`\n  There are batch, length"):
+        sizes_of(nested(STEP), "lenght=1:4096")
+
+
+# --- files of torch.export.save ---------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> SavedProgram:
+    path = tmp_path_factory.mktemp("saved") / "auto.pt2"
+    auto = {0: Dim.AUTO, 1: Dim.AUTO}
+    spec = nested({})
+    program = torch.export.export(
+        spec.model, spec.example_inputs, dynamic_shapes={"x": {0: Dim.AUTO}, "past": [(auto, auto)]}
+    )
+    torch.export.save(program, path)
+    found = resolve(str(path))
+    assert isinstance(found, SavedProgram)
+    return found
+
+
+def of_saved(saved: SavedProgram, **options: Any) -> Traced:
+    return trace_saved(saved, TraceOptions(**options), CPU, lambda _: None)
+
+
+def test_the_cases_of_sizes_without_an_end_are_small(saved: SavedProgram) -> None:
+    assert sum(len(case.tensors) for case in of_saved(saved).cases) < 4_000_000
+
+
+def test_a_saved_programs_sizes_get_names_and_ends(saved: SavedProgram) -> None:
+    found = of_saved(saved, dynamic=["past.0.0:0=batch[2:8]", "past.0.0:1=length"], ranges=["length=2:64"])
+    call = found.methods[0].call
+    assert [str(size) for size in call.inputs[0].shape] == ["batch", "1", "4"]
+    assert {d.name: (d.min, d.max) for d in call.dimensions if d.name in ("batch", "length")} == {
+        "batch": (2, 8),
+        "length": (2, 64),
+    }
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"dynamic": ["x:1=k[1:2]"]}, "x:1=k.*traced with that size fixed\n.*These vary: x:0 as "),
+        ({"dynamic": ["x:0=2*k[1:4]"]}, "Write a name in place of"),
+        ({"dynamic": ["x:0=batch[0:8]"]}, "`batch` would be 0 to 8, and the program was traced for 2 to"),
+        ({"ranges": ["nothing=2:4"]}, "no size has the name `nothing`"),
+        ({"static": True}, "its dtype and sizes cannot change"),
+    ],
+)
+def test_a_saved_program_takes_no_other_sizes(saved: SavedProgram, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        of_saved(saved, **options)
+
+
+def test_no_cases_of_wide_ranges_take_more_than_four_megabytes() -> None:
+    wide = {"x": {0: Dim("batch"), 1: 2 * Dim("n")}, "y": {0: Dim("batch"), 1: Dim("n")}}
+    found = trace(EagerModel(pair(wide)), TraceOptions(cases=8), CPU, lambda _: None)
+    assert len(found.cases) == 8
+    assert sum(len(case.tensors) for case in found.cases) < 4_000_000
