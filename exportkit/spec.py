@@ -191,7 +191,11 @@ def _entry_checks(entry: Method | ExportSpec) -> tuple[tuple[str, bool, str], ..
     return (
         ("example_inputs", isinstance(inputs, (tuple, list)), "a tuple of forward's arguments"),
         ("example_kwargs", isinstance(entry.example_kwargs, Mapping), "a dict"),
-        ("dynamic_shapes", _are_shapes(shapes), 'such as {"image": {0: "batch[1:64]", 2: "16*gh[8:96]"}}'),
+        (
+            "dynamic_shapes",
+            _are_shapes(shapes),
+            'such as {"image": {0: "batch[1:64]", 2: "16*gh[8:96]"}}, or what torch.export takes',
+        ),
         ("writes", not isinstance(entry.writes, str), 'a list of inputs such as ("cache",)'),
     )
 

@@ -186,7 +186,7 @@ def test_a_file_that_is_no_python_is_told_with_its_line(tmp_path: Path) -> None:
         ({"model": abs}, "model is <built-in function abs>; it must be an nn.Module"),
         ({"example_inputs": torch.rand(2, 3)}, "example_inputs is a Tensor; it must be a tuple"),
         ({"dynamic_shapes": {"x": "n[1:4]"}}, r"dynamic_shapes is {'x': 'n\[1:4\]'}; it must be such as"),
-        ({"dynamic_shapes": {"x": {0: torch.export.Dim("n")}}}, "dynamic_shapes is .*; it must be such as"),
+        ({"dynamic_shapes": torch.export.Dim("n")}, "dynamic_shapes is .*; it must be such as"),
         ({"operator_libraries": "lib.so"}, "operator_libraries is 'lib.so'; it must be a list"),
     ],
 )
