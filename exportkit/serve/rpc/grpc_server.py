@@ -24,7 +24,7 @@ from exportkit.serve.statuses import NotOfferedError
 _SMALLEST_LIMIT = 4 << 20  # gRPC's own limit: it keeps room for names, parameters and small messages
 _HEADROOM = 1 << 20
 _LARGEST_LIMIT = (1 << 31) - 1  # many clients' lengths are of this size
-_LOOK_SECONDS = 2.0
+LOOK_SECONDS = 2.0
 
 _INFER = {"ModelInfer", "ModelStreamInfer"}
 
@@ -137,7 +137,7 @@ class GrpcServer:
         loop = asyncio.get_running_loop()
         for connection in list(self._setup.opened):
             connection.look(loop.time())
-        self._timer = loop.call_later(_LOOK_SECONDS, self._look)
+        self._timer = loop.call_later(LOOK_SECONDS, self._look)
 
     def _begin(self, stream: RpcStream) -> None:
         answer, allow = self._handlers.find(stream.method)

@@ -257,7 +257,7 @@ def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
     """What takes seconds takes a tenth."""
     for name in ("PREFACE_SECONDS", "IDLE_SECONDS", "PONG_SECONDS", "UNSENT_SECONDS", "MESSAGE_SECONDS"):
         monkeypatch.setattr(http2_connection, name, 0.3)
-    monkeypatch.setattr(grpc_server, "_LOOK_SECONDS", 0.02)
+    monkeypatch.setattr(grpc_server, "LOOK_SECONDS", 0.02)
 
 
 def test_who_takes_no_answer_is_cut_off(hasty: None, echo: Served):
