@@ -19,7 +19,7 @@ _MOST_ROWS = 256
 _ALIGNMENT = 64  # of each row, as of a tensor of its own
 
 
-class Block:
+class StateBlock:
     """A block of rows.
 
     Attributes:
@@ -53,7 +53,7 @@ class Rows:
 
     __slots__ = ("block", "count", "start")
 
-    def __init__(self, block: Block, start: int, count: int) -> None:
+    def __init__(self, block: StateBlock, start: int, count: int) -> None:
         self.block = block
         self.start = start
         self.count = count
@@ -70,7 +70,7 @@ class StateRows:
         self._model = model
         self._dimension = dimension
         self._lock = threading.Lock()
-        self._blocks: list[Block] = []
+        self._blocks: list[StateBlock] = []
         self._shapes = [
             [size for size in each.shape[1:] if not isinstance(size, Size)] for each in model.manifest.state
         ]
@@ -93,7 +93,7 @@ class StateRows:
                     return Rows(block, start, count)
             # Blocks that are empty go, but for those that are here already.
             self._blocks = [block for block in self._blocks if not block.empty]
-            block = Block(self.new(self._rows), self._rows)
+            block = StateBlock(self.new(self._rows), self._rows)
             self._blocks.append(block)
             return Rows(block, block.take(count), count)
 

@@ -23,7 +23,7 @@ Count = Callable[[str, str], None]
 """Counts an answered request of a model and its version."""
 
 
-class Answers(Protocol):
+class StreamService(Protocol):
     """What answers the requests of a stream.
 
     Attributes:
@@ -35,7 +35,7 @@ class Answers(Protocol):
     count: Count | None
 
     def infer(self, data: Message, seconds_left: float | None, record: RequestRecord) -> Coroutine[Any, Any, bytes]:
-        """Answers a request."""
+        """StreamService a request."""
 
     def known(self, message: Message) -> Found | None:
         """Returns what is known of a request that is like one before."""
@@ -50,7 +50,7 @@ class Answers(Protocol):
 class InferStream:
     """The requests of one call."""
 
-    def __init__(self, answers: Answers, call: RpcCall) -> None:
+    def __init__(self, answers: StreamService, call: RpcCall) -> None:
         """`run` answers them."""
         self._answers = answers
         self._call = call
@@ -148,7 +148,7 @@ class _Request:
 
     __slots__ = ("_answers", "_call", "_found", "_of", "_record", "_step", "_task", "answer")
 
-    def __init__(self, of: InferStream, answers: Answers, call: RpcCall) -> None:
+    def __init__(self, of: InferStream, answers: StreamService, call: RpcCall) -> None:
         self._of = of
         self._answers = answers
         self._call = call
