@@ -29,7 +29,9 @@ class Small(nn.Module):
 
     @torch.no_grad()
     def forward(self, x: Tensor) -> Tensor:
-        return self.layers(x)
+        head = self.layers[-1]
+        assert isinstance(head, nn.Linear)
+        return self.layers(x) + head.weight[:, 0]  # the code needs this weight as it is, too
 
 
 def small() -> ExportSpec:
