@@ -63,7 +63,7 @@ class ExportkitConfig(ExportConfigMixin):
     verify: bool = True
 
 
-class PackageFile:
+class WrittenPackage:
     """A package that an exporter has written. It is removed when nothing refers to it any more.
 
     Attributes:
@@ -86,7 +86,7 @@ class ExportkitExporter(HfExporter):
 
     def export_program(
         self, model: Any, sample_inputs: MutableMapping[str, Any], config: ExportkitConfig
-    ) -> tuple[PackageFile, ExportMetadata]:
+    ) -> tuple[WrittenPackage, ExportMetadata]:
         """Exports one call of a model without a cache.
 
         Args:
@@ -138,7 +138,7 @@ class ExportkitExporter(HfExporter):
         return ExportedModel({"model": component}, FORMAT, config=model.config, generation_config=generation_config)
 
     @classmethod
-    def save_program(cls, program: PackageFile, path: str | Path) -> None:
+    def save_program(cls, program: WrittenPackage, path: str | Path) -> None:
         """Copies the package."""
         shutil.copyfile(program.path, path)
 
@@ -160,9 +160,11 @@ class ExportkitRunner(ModelRunner):
         self.model = model
 
     @classmethod
-    def from_program(cls, program: PackageFile | Path, metadata: ExportMetadata, device: Any = None) -> ExportkitRunner:
+    def from_program(
+        cls, program: WrittenPackage | Path, metadata: ExportMetadata, device: Any = None
+    ) -> ExportkitRunner:
         """Loads a package, on the best target's device by default."""
-        path = program.path if isinstance(program, PackageFile) else program
+        path = program.path if isinstance(program, WrittenPackage) else program
         return cls(load(path, device="auto" if device is None else str(device)), metadata)
 
     @property
@@ -194,9 +196,9 @@ class ExportkitRunner(ModelRunner):
         return CausalLMOutput(logits=logits[:, None])
 
 
-def _packaged(spec: ExportSpec, model: Any, config: ExportkitConfig) -> PackageFile:
+def _packaged(spec: ExportSpec, model: Any, config: ExportkitConfig) -> WrittenPackage:
     """Exports, packs and verifies."""
-    file = PackageFile()
+    file = WrittenPackage()
     artifact = file.path.with_name("artifact.pt2")
     device = "cuda" if next(model.parameters()).device.type == "cuda" else "cpu"
     export_aoti(spec, artifact, TraceOptions(device=device), CompileOptions(inductor_config=dict(config.inductor)))

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from exportkit.errors import UsageError
 from exportkit.spec import ExportSpec, Method
 from exportkit.transformers.experts import register_experts
-from exportkit.transformers.probe import layer_forms
+from exportkit.transformers.layer_forms import layer_forms
 from exportkit.transformers.session_model import SessionModel
 from exportkit.transformers.turn import register
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from exportkit.transformers.layers import LayerForm, cache_of
-from exportkit.transformers.probe import cache_argument
+from exportkit.transformers.layer_forms import cache_argument
 from exportkit.transformers.turn import Turn, taking
 
 Tensors = Sequence[Mapping[str, Tensor]]

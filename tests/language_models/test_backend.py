@@ -36,7 +36,7 @@ def packed(monkeypatch: pytest.MonkeyPatch) -> list[ExportSpec]:
 
     def stand_in(spec: ExportSpec, *_: object) -> Path:
         specs.append(spec)
-        file = backend.PackageFile()
+        file = backend.WrittenPackage()
         file.path.write_bytes(example_packages.made("llm").read_bytes())
         return file
 
