@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from exportkit.transformers.layers import LayerForm, cache_of
 from exportkit.transformers.layer_forms import cache_argument
+from exportkit.transformers.layers import LayerForm, cache_of
 from exportkit.transformers.turn import Turn, taking
 
 Tensors = Sequence[Mapping[str, Tensor]]
