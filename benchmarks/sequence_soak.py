@@ -215,6 +215,7 @@ class Soak:
         except Refused as error:
             self._judge_refusal(error, FAULTS)
             return False
+        self._clock.answered = time.monotonic()
         self._compare("answered", answer, session(*inputs.values()))
         return True
 
@@ -232,6 +233,7 @@ class Soak:
             self._judge_refusal(error, GIVEN_UP, FAULTS)
             self._has_ended(way, sequence, chance, GIVEN_UP, FAULTS)
             return False
+        self._clock.answered = time.monotonic()
         self._compare("answered in time", answer, session(*inputs.values()))
         return True
 
@@ -284,7 +286,6 @@ class Soak:
     # --- judging ------------------------------------------------------------------------------------------------------
 
     def _compare(self, what: str, answer: torch.Tensor, *allowed: torch.Tensor) -> None:
-        self._clock.answered = time.monotonic()
         right = any(torch.allclose(answer, each, rtol=1e-4, atol=1e-5) for each in allowed)
         self._count(what if right else f"WRONG: {what}, with another state")
 
@@ -318,7 +319,8 @@ class Soak:
         shutil.copy(self._package, new)
         os.replace(new, self._package)
         status, body = _get(self._ports[0], f"/v2/repository/models/{self._model.manifest.name}/load", b"{}")
-        self._count("loads" if status == 200 else "loads that failed" if "worker" in body else f"WRONG: {body[:100]}")
+        failed = "loads that failed" if "worker" in body or self._draining.is_set() else f"WRONG: {body[:100]}"
+        self._count("loads" if status == 200 else failed)
 
     def _kill(self, chance: random.Random) -> None:
         """Kills a worker process: a child of a child, as workers are forked from a template."""

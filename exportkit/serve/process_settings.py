@@ -48,6 +48,13 @@ def keep_freed_memory() -> bool:
     return all(mallopt(*setting) for setting in settings)
 
 
+def give_freed_memory_back() -> None:
+    """Returns freed memory to the system, which `keep_freed_memory` keeps: after a model was closed, it is a lot."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)
+
+
 def give_up_the_lock_soon() -> None:
     """Lets a thread that works give Python's lock to one that waits for it after 0.1 ms, instead of 5 ms.
 

@@ -28,7 +28,7 @@ from exportkit.serve.engine.served_sequences import SequenceKey, ServedSequences
 from exportkit.serve.engine.state_rows import in_blocks
 from exportkit.serve.engine.statistics import Statistics
 from exportkit.serve.engine.steps import StepRunner
-from exportkit.serve.process_settings import cores
+from exportkit.serve.process_settings import cores, give_freed_memory_back
 from exportkit.serve.protocol.http_request import BodyRules
 from exportkit.serve.protocol.inference import InferAnswer, InferRequest, SequenceStart, SequenceStep
 from exportkit.serve.statuses import (
@@ -378,6 +378,7 @@ class ServedModel:
             copy.close()
         for thread in threads:
             thread.join()
+        give_freed_memory_back()
 
     @property
     def _goes_on(self) -> bool:
