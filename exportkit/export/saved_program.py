@@ -19,6 +19,7 @@ from exportkit.export.provenance import provenance
 from exportkit.export.record import RecordedCase, record_cases
 from exportkit.export.resolved import EagerModel, SavedProgram
 from exportkit.export.saved_sizes import named_sizes, shapes_of
+from exportkit.export.size_changes import sizes_as_texts
 from exportkit.export.trace import trace
 from exportkit.export.trace_method import check_writes
 from exportkit.export.traced import Traced, TracedMethod
@@ -120,7 +121,9 @@ def _trace_foreign(
             example_kwargs=kwargs,
             dynamic_shapes=shapes_of(program, saved.spec),
         )
-        return trace(EagerModel(spec), options, device, progress)
+        if options.dynamic or options.ranges:
+            spec = replace(spec, dynamic_shapes=sizes_as_texts(named_sizes(program, saved.spec, options)))
+        return trace(EagerModel(spec), replace(options, dynamic=(), ranges=()), device, progress)
     spec = replace(
         saved.spec, model=program.module(), example_inputs=args, example_kwargs=kwargs, writes=tuple(options.writes)
     )
@@ -129,7 +132,7 @@ def _trace_foreign(
     check_writes(program, bound, spec, (), traced=False)
     with eager_mode(tf32=options.tf32):
         answer = check_model(lambda: eager.session().call(FORWARD, bound), device)
-    sizes = named_sizes(program, spec, options, bound.tensors)
+    sizes = named_sizes(program, spec, options)
     call = describe_program(
         program, bound, sizes, describe_output(answer.result), spec, written=tuple(answer.written)
     ).call

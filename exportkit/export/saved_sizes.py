@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import torch
 
@@ -43,9 +43,7 @@ def shapes_of(program: torch.export.ExportedProgram, spec: ExportSpec) -> dict[s
     return found
 
 
-def named_sizes(
-    program: torch.export.ExportedProgram, spec: ExportSpec, options: TraceOptions, tensors: Sequence[torch.Tensor]
-) -> DynamicSizes:
+def named_sizes(program: torch.export.ExportedProgram, spec: ExportSpec, options: TraceOptions) -> DynamicSizes:
     """Returns the sizes of a traced program with the names and ranges that the options give; nothing if they give none.
 
     torch.export.save keeps no names: a program has `s77` where its author wrote `Dim("batch")`.
@@ -54,7 +52,6 @@ def named_sizes(
         program: The program.
         spec: Its module.
         options: `dynamic` names a place that varies, `ranges` narrows a range.
-        tensors: The tensors of the example call.
 
     Raises:
         UsageError: A place does not vary, or varies in another way or within other ends than those given.
@@ -63,7 +60,7 @@ def named_sizes(
         return DynamicSizes()
     shapes = shapes_of(program, spec)
     args, kwargs = program.example_inputs
-    names = EagerMethods(spec).bind(FORWARD, args, kwargs).names
+    bound = EagerMethods(spec).bind(FORWARD, args, kwargs)
     known = {size.dimension: ends for size, ends in _all(shapes)}
     renamed, ranges = _renamed(shapes, options), parse_ranges(options.ranges)
     named: dict[str, dict[int, str]] = {}
@@ -80,7 +77,7 @@ def named_sizes(
                 )
             size = Size(dimension=name, scale=size.scale, offset=size.offset)
             named.setdefault(tensor, {})[dim] = f"{size}[{low}:{high}]"
-    sizes = dynamic_sizes(named, {name: tuple(tensor.shape) for name, tensor in zip(names, tensors)})
+    sizes = dynamic_sizes(named, {name: tuple(tensor.shape) for name, tensor in zip(bound.names, bound.tensors)})
     if unknown := [name for name in ranges if name not in sizes.example]:
         raise UsageError(
             f"--range {unknown[0]}=...: no size has the name `{unknown[0]}`", hint=f"These vary: {_listed(shapes)}."
