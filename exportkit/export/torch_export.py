@@ -74,7 +74,7 @@ def export_with(task: TracingTask, sizes: DynamicSizes) -> torch.export.Exported
 
 
 @dataclass(frozen=True)
-class Trial:
+class SizeTrial:
     """Where a program must be held against eager, because it was traced under a condition that fails there.
 
     Attributes:
@@ -88,7 +88,7 @@ class Trial:
     legal: bool
 
 
-def export_tried(task: TracingTask, sizes: DynamicSizes) -> tuple[torch.export.ExportedProgram, tuple[Trial, ...]]:
+def export_tried(task: TracingTask, sizes: DynamicSizes) -> tuple[torch.export.ExportedProgram, tuple[SizeTrial, ...]]:
     """Calls torch.export for these dynamic sizes: once more if it refused them, and from another example if need be.
 
     Returns:
@@ -99,18 +99,18 @@ def export_tried(task: TracingTask, sizes: DynamicSizes) -> tuple[torch.export.E
         RefusedByTorchError: torch.export refused the model, or dropped a condition on a size with a factor
             (pytorch#141115).
     """
-    trials: list[Trial] = []
+    trials: list[SizeTrial] = []
     try:
         program, log = _export_once(task, sizes)
     except RefusedByTorchError as refused:
         if not refused.log.entries or not violated_names(str(refused)):
             raise
         program, log = _export_forgiving(task, sizes)
-        trials.append(Trial(tuple(log.tried), refused, legal=True))
+        trials.append(SizeTrial(tuple(log.tried), refused, legal=True))
     for branch in log.branches():
         names = ", ".join(sorted(symbol.name for symbol in branch.free_symbols))
         refusal = RefusedByTorchError(ValueError(f"Constraints violated ({names})!"), sizes, log)
-        trials.append(Trial(tuple(log.declared.failing(branch)), refusal, legal=False))
+        trials.append(SizeTrial(tuple(log.declared.failing(branch)), refusal, legal=False))
     return program, tuple(trials)
 
 

@@ -37,7 +37,7 @@ from exportkit.export.torch_export import TracingTask
 from exportkit.export.torch_sizes import with_plain_shapes
 from exportkit.export.trace_method import trace_method
 from exportkit.export.traced import Traced
-from exportkit.export.trial import tried_cases
+from exportkit.export.tried_cases import tried_cases
 from exportkit.package.manifest import Source
 from exportkit.progress import Progress
 from exportkit.spec import ExportSpec

@@ -23,7 +23,7 @@ from exportkit.export.preflight import check_model, check_operators, graph_opera
 from exportkit.export.repeatable import DECLARE_STATE, DECLARE_WRITES, check_random, check_repeatable
 from exportkit.export.shapes import DynamicSizes
 from exportkit.export.state_buffers import StateBuffer
-from exportkit.export.torch_export import RefusedByTorchError, TracingTask, Trial, export_tried
+from exportkit.export.torch_export import RefusedByTorchError, SizeTrial, TracingTask, export_tried
 from exportkit.export.traced import TracedMethod
 from exportkit.package.manifest import ANY_VALUE, StateUse
 from exportkit.package.structure import names
@@ -48,7 +48,7 @@ class TracedTask:
     task: TracingTask
     sizes: DynamicSizes
     method: TracedMethod
-    trials: tuple[Trial, ...] = ()
+    trials: tuple[SizeTrial, ...] = ()
 
 
 def trace_method(
@@ -110,7 +110,7 @@ def trace_method(
 
 def trace_with_torch_export(
     task: TracingTask, sizes: DynamicSizes
-) -> tuple[torch.export.ExportedProgram, tuple[StateUse, ...], tuple[Trial, ...]]:
+) -> tuple[torch.export.ExportedProgram, tuple[StateUse, ...], tuple[SizeTrial, ...]]:
     """Calls torch.export and explains its errors.
 
     Returns:
