@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 import hpack
 
 from exportkit.serve.rpc import http2_frames as h2
-from exportkit.serve.rpc.http2_frames import FRAME, ConnectionProblemError, Problem
+from exportkit.serve.rpc.http2_frames import FRAME, ConnectionProblemError, ErrorCode
 from exportkit.serve.rpc.rpc_stream import STREAM_WINDOW, RpcStream
 
 _CONNECTION_WINDOW = 64 << 20  # no limit of its own: the streams have theirs
@@ -129,7 +129,7 @@ class Http2Connection(asyncio.Protocol):
         """Begins no more calls, and closes after the last one."""
         if not self._leaving:
             self._leaving = True
-            self.write(h2.go_away(self._last, Problem.NONE))
+            self.write(h2.go_away(self._last, ErrorCode.NONE))
         self._close_if_left()
 
     def end(self) -> None:
@@ -194,7 +194,7 @@ class Http2Connection(asyncio.Protocol):
             self.flush()
             self._transport.close()
 
-    def _fail(self, problem: Problem, message: str) -> None:
+    def _fail(self, problem: ErrorCode, message: str) -> None:
         self.write(h2.go_away(self._last, problem, message))
         self.flush()
         self._transport.close()
@@ -216,7 +216,7 @@ class Http2Connection(asyncio.Protocol):
         if not self._greeted:
             at = len(h2.PREFACE)
             if data[:at] != h2.PREFACE[:size]:
-                raise ConnectionProblemError(Problem.PROTOCOL, "this port speaks HTTP/2")
+                raise ConnectionProblemError(ErrorCode.PROTOCOL, "this port speaks HTTP/2")
             if size < at:
                 return data
             self._greeted = True
@@ -225,12 +225,12 @@ class Http2Connection(asyncio.Protocol):
             start = at + FRAME.size
             at = start + (packed >> 8)
             if at - start > h2.MOST_FRAME:
-                raise ConnectionProblemError(Problem.FRAME_SIZE, "a frame is larger than it may be")
+                raise ConnectionProblemError(ErrorCode.FRAME_SIZE, "a frame is larger than it may be")
             if at > size:
                 return data[start - FRAME.size :]
             kind = packed & 0xFF
             if self._block is not None and kind != h2.CONTINUATION:
-                raise ConnectionProblemError(Problem.PROTOCOL, "headers are not complete")
+                raise ConnectionProblemError(ErrorCode.PROTOCOL, "headers are not complete")
             if kind == h2.DATA:
                 self._data(flags, number & h2.NUMBER, data, start, at)
             elif (read := self._OTHERS.get(kind)) is not None:  # who sends an unknown one may
@@ -244,7 +244,7 @@ class Http2Connection(asyncio.Protocol):
         self.moved_bytes += size
         self._room -= size
         if self._room < 0:
-            raise ConnectionProblemError(Problem.FLOW_CONTROL, "more data came than was allowed")
+            raise ConnectionProblemError(ErrorCode.FLOW_CONTROL, "more data came than was allowed")
         if self._room < _CONNECTION_WINDOW - _CREDIT:
             self.write(h2.window_update(0, _CONNECTION_WINDOW - self._room))
             self._room = _CONNECTION_WINDOW
@@ -258,24 +258,24 @@ class Http2Connection(asyncio.Protocol):
             if flags & h2.END_STREAM:
                 stream.half_closed()
         elif number > self._last or not number:
-            raise ConnectionProblemError(Problem.PROTOCOL, "data came for no stream")
+            raise ConnectionProblemError(ErrorCode.PROTOCOL, "data came for no stream")
 
     def _headers(self, flags: int, number: int, payload: bytes) -> None:
         start, end = _without_padding(payload, 0, len(payload)) if flags & h2.PADDED else (0, len(payload))
         if flags & h2.HAS_PRIORITY:
             start += 5
             if start > end:
-                raise ConnectionProblemError(Problem.FRAME_SIZE, "a frame of headers is too short")
+                raise ConnectionProblemError(ErrorCode.FRAME_SIZE, "a frame of headers is too short")
         self._block = (number, flags, bytearray(payload[start:end]))
         self._end_headers(flags)
 
     def _continuation(self, flags: int, number: int, payload: bytes) -> None:
         if self._block is None or self._block[0] != number:
-            raise ConnectionProblemError(Problem.PROTOCOL, "a continuation came of no headers")
+            raise ConnectionProblemError(ErrorCode.PROTOCOL, "a continuation came of no headers")
         self._count()
         self._block[2].extend(payload)
         if len(self._block[2]) > _HEADER_BYTES:
-            raise ConnectionProblemError(Problem.TOO_MUCH, f"headers have more than {_HEADER_BYTES} bytes")
+            raise ConnectionProblemError(ErrorCode.TOO_MUCH, f"headers have more than {_HEADER_BYTES} bytes")
         self._end_headers(flags)
 
     def _end_headers(self, flags: int) -> None:
@@ -285,24 +285,24 @@ class Http2Connection(asyncio.Protocol):
         try:
             headers = self._decoder.decode(bytes(block), raw=True)
         except hpack.OversizedHeaderListError:
-            raise ConnectionProblemError(Problem.TOO_MUCH, f"headers have more than {_HEADER_BYTES} bytes") from None
+            raise ConnectionProblemError(ErrorCode.TOO_MUCH, f"headers have more than {_HEADER_BYTES} bytes") from None
         except hpack.HPACKError as error:
-            raise ConnectionProblemError(Problem.COMPRESSION, f"headers cannot be read: {error}") from None
+            raise ConnectionProblemError(ErrorCode.COMPRESSION, f"headers cannot be read: {error}") from None
         stream = self.streams.get(number)
         if stream is not None:  # trailers of the client
             if not first & h2.END_STREAM:
-                raise ConnectionProblemError(Problem.PROTOCOL, "headers came twice")
+                raise ConnectionProblemError(ErrorCode.PROTOCOL, "headers came twice")
             stream.half_closed()
         elif number > self._last and number & 1:
             self._last = number
             self._open(number, headers, ended=bool(first & h2.END_STREAM))
         elif not number & 1:
-            raise ConnectionProblemError(Problem.PROTOCOL, "a client's streams have odd numbers")
+            raise ConnectionProblemError(ErrorCode.PROTOCOL, "a client's streams have odd numbers")
 
     def _open(self, number: int, headers: Any, *, ended: bool) -> None:
         if self._leaving or len(self.streams) >= _MOST_STREAMS:
             self._count(_COST_OF_A_RESET)
-            self.write(h2.reset(number, Problem.REFUSED_STREAM))
+            self.write(h2.reset(number, ErrorCode.REFUSED_STREAM))
             return
         stream = RpcStream(self, number, self._initial_window)
         self.streams[number] = stream
@@ -325,11 +325,11 @@ class Http2Connection(asyncio.Protocol):
         if flags & h2.ACK:
             return
         if len(payload) % 6 or number:
-            raise ConnectionProblemError(Problem.FRAME_SIZE, "settings have another length")
+            raise ConnectionProblemError(ErrorCode.FRAME_SIZE, "settings have another length")
         for key, value in struct.iter_unpack(">HI", payload):
             if key == h2.INITIAL_WINDOW_SIZE:
                 if value > h2.MOST_WINDOW:
-                    raise ConnectionProblemError(Problem.FLOW_CONTROL, "a window is larger than it may be")
+                    raise ConnectionProblemError(ErrorCode.FLOW_CONTROL, "a window is larger than it may be")
                 more, self._initial_window = value - self._initial_window, value
                 for stream in list(self.streams.values()):
                     stream.window_grew(more)
@@ -350,15 +350,15 @@ class Http2Connection(asyncio.Protocol):
         if number == 0:
             self.window += more
             if not more or self.window > h2.MOST_WINDOW:
-                raise ConnectionProblemError(Problem.FLOW_CONTROL, "a window is larger than it may be")
+                raise ConnectionProblemError(ErrorCode.FLOW_CONTROL, "a window is larger than it may be")
             self._send_blocked()
         elif (stream := self.streams.get(number)) is not None:
             stream.window_grew(more)
             if not more or stream.window > h2.MOST_WINDOW:
-                raise ConnectionProblemError(Problem.FLOW_CONTROL, "a window is larger than it may be")
+                raise ConnectionProblemError(ErrorCode.FLOW_CONTROL, "a window is larger than it may be")
 
     def _refused(self, flags: int, number: int, payload: bytes) -> None:
-        raise ConnectionProblemError(Problem.PROTOCOL, "a client pushes nothing")
+        raise ConnectionProblemError(ErrorCode.PROTOCOL, "a client pushes nothing")
 
     def _ignored(self, flags: int, number: int, payload: bytes) -> None:
         self._count()
@@ -376,7 +376,7 @@ class Http2Connection(asyncio.Protocol):
         if self._control > _MOST_CONTROL + self.moved_bytes // _BYTES_OF_A_FRAME:
             now = self._loop.time()
             if now - self._control_since < _CONTROL_SECONDS:
-                raise ConnectionProblemError(Problem.TOO_MUCH, "too many frames without data came")
+                raise ConnectionProblemError(ErrorCode.TOO_MUCH, "too many frames without data came")
             self._control, self._control_since, self.moved_bytes = 0, now, 0
 
     _OTHERS: ClassVar[Mapping[int, Callable[[Http2Connection, int, int, bytes], None]]] = {
@@ -394,10 +394,10 @@ class Http2Connection(asyncio.Protocol):
 
 def _without_padding(data: bytes, start: int, end: int) -> tuple[int, int]:
     if start == end or start + 1 + data[start] > end:
-        raise ConnectionProblemError(Problem.PROTOCOL, "a frame has more padding than bytes")
+        raise ConnectionProblemError(ErrorCode.PROTOCOL, "a frame has more padding than bytes")
     return start + 1, end - data[start]
 
 
 def _check_size(payload: bytes, size: int) -> None:
     if len(payload) != size:
-        raise ConnectionProblemError(Problem.FRAME_SIZE, f"a frame has {len(payload)} bytes instead of {size}")
+        raise ConnectionProblemError(ErrorCode.FRAME_SIZE, f"a frame has {len(payload)} bytes instead of {size}")

@@ -22,7 +22,7 @@ NUMBER = (1 << 31) - 1  # the bits of a stream's number
 HEADER_TABLE_SIZE, _, MAX_STREAMS, INITIAL_WINDOW_SIZE, MAX_FRAME_SIZE, MAX_HEADER_LIST = range(1, 7)
 
 
-class Problem(IntEnum):
+class ErrorCode(IntEnum):
     """Why a connection or a stream is ended."""
 
     NONE = 0
@@ -40,7 +40,7 @@ class Problem(IntEnum):
 class ConnectionProblemError(Exception):
     """The client breaks the protocol, so that the connection ends."""
 
-    def __init__(self, problem: Problem, message: str) -> None:
+    def __init__(self, problem: ErrorCode, message: str) -> None:
         super().__init__(message)
         self.problem = problem
 
@@ -60,12 +60,12 @@ def window_update(stream: int, size: int) -> bytes:
     return FRAME.pack(4 << 8 | WINDOW_UPDATE, 0, stream) + size.to_bytes(4, "big")
 
 
-def reset(stream: int, problem: Problem) -> bytes:
+def reset(stream: int, problem: ErrorCode) -> bytes:
     """Returns a frame that ends a stream."""
     return FRAME.pack(4 << 8 | RST_STREAM, 0, stream) + int(problem).to_bytes(4, "big")
 
 
-def go_away(last_stream: int, problem: Problem, message: str = "") -> bytes:
+def go_away(last_stream: int, problem: ErrorCode, message: str = "") -> bytes:
     """Returns a frame after which no stream begins. Those after the last one were not begun."""
     return frame(GOAWAY, payload=struct.pack(">II", last_stream, problem) + message.encode()[:200])
 

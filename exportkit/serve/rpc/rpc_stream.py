@@ -11,7 +11,7 @@ from collections.abc import Callable, Coroutine, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from exportkit.serve.rpc import http2_frames as h2
-from exportkit.serve.rpc.http2_frames import FRAME, Problem
+from exportkit.serve.rpc.http2_frames import FRAME, ErrorCode
 from exportkit.serve.rpc.rpc_coding import (
     CODES,
     MessageTooLargeError,
@@ -359,7 +359,7 @@ class RpcStream:
         self._over = True
         self._connection.write(h2.frame(h2.HEADERS, h2.END_HEADERS | h2.END_STREAM, self.number, block))
         if not self._ended:  # or the client would go on sending
-            self._connection.write(h2.reset(self.number, Problem.NONE))
+            self._connection.write(h2.reset(self.number, ErrorCode.NONE))
         self._stop()
         self._connection.closed(self)
 

@@ -12,7 +12,7 @@ import pytest
 
 from exportkit.serve.rpc import grpc_server, http2_connection
 from exportkit.serve.rpc import http2_frames as h2
-from exportkit.serve.rpc.http2_frames import Problem
+from exportkit.serve.rpc.http2_frames import ErrorCode
 from tests.serve.rpc.echo_models import EchoModel, EchoRepository
 from tests.serve.rpc.raw_http2 import INFER, READY, STREAM, RawClient, head, prefixed
 from tests.serve.rpc.serving_echo import Served, served
@@ -121,35 +121,35 @@ def test_a_message_that_is_too_large_is_refused_from_its_beginning(client: RawCl
 # --- what ends a connection -------------------------------------------------------------------------------------------
 
 BROKEN = {
-    "a large frame": (h2.frame(h2.DATA, 0, 1, bytes(h2.MOST_FRAME + 1)), Problem.FRAME_SIZE),
-    "data of no stream": (h2.frame(h2.DATA, 0, 7, b"x"), Problem.PROTOCOL),
-    "data of stream 0": (h2.frame(h2.DATA, 0, 0, b"x"), Problem.PROTOCOL),
-    "an even stream": (h2.frame(h2.HEADERS, h2.END_HEADERS, 2, head()), Problem.PROTOCOL),
-    "headers twice": (OPEN + OPEN, Problem.PROTOCOL),
-    "other frames within headers": (h2.frame(h2.HEADERS, 0, 1) + h2.window_update(0, 1), Problem.PROTOCOL),
-    "a continuation of nothing": (h2.frame(h2.CONTINUATION, 0, 1), Problem.PROTOCOL),
-    "a continuation of others": (h2.frame(h2.HEADERS, 0, 1) + h2.frame(h2.CONTINUATION, 0, 3), Problem.PROTOCOL),
-    "a push": (h2.frame(h2.PUSH_PROMISE, 0, 1, bytes(4)), Problem.PROTOCOL),
-    "padding without end": (OPEN + h2.frame(h2.DATA, h2.PADDED, 1, b"\5abc"), Problem.PROTOCOL),
-    "padding of nothing": (OPEN + h2.frame(h2.DATA, h2.PADDED, 1), Problem.PROTOCOL),
-    "short priorities": (h2.frame(h2.HEADERS, h2.HAS_PRIORITY, 1, b"abc"), Problem.FRAME_SIZE),
-    "a short ping": (h2.frame(h2.PING, payload=b"1"), Problem.FRAME_SIZE),
-    "a short reset": (OPEN + h2.frame(h2.RST_STREAM, 0, 1, b"1"), Problem.FRAME_SIZE),
-    "short settings": (h2.frame(h2.SETTINGS, payload=b"12345"), Problem.FRAME_SIZE),
-    "a window beyond its range": (h2.settings([(h2.INITIAL_WINDOW_SIZE, 1 << 31)]), Problem.FLOW_CONTROL),
-    "a window of nothing": (h2.window_update(0, 0), Problem.FLOW_CONTROL),
-    "a window that overflows": (h2.window_update(0, h2.MOST_WINDOW), Problem.FLOW_CONTROL),
-    "a stream's that overflows": (OPEN + h2.window_update(1, h2.MOST_WINDOW), Problem.FLOW_CONTROL),
-    "no HPACK": (h2.frame(h2.HEADERS, h2.END_HEADERS, 1, b"\xff\xff\xff\xff\xff\xff"), Problem.COMPRESSION),
-    "a table beyond its size": (h2.frame(h2.HEADERS, h2.END_HEADERS, 1, b"\x3f\xff\xff\x03"), Problem.COMPRESSION),
+    "a large frame": (h2.frame(h2.DATA, 0, 1, bytes(h2.MOST_FRAME + 1)), ErrorCode.FRAME_SIZE),
+    "data of no stream": (h2.frame(h2.DATA, 0, 7, b"x"), ErrorCode.PROTOCOL),
+    "data of stream 0": (h2.frame(h2.DATA, 0, 0, b"x"), ErrorCode.PROTOCOL),
+    "an even stream": (h2.frame(h2.HEADERS, h2.END_HEADERS, 2, head()), ErrorCode.PROTOCOL),
+    "headers twice": (OPEN + OPEN, ErrorCode.PROTOCOL),
+    "other frames within headers": (h2.frame(h2.HEADERS, 0, 1) + h2.window_update(0, 1), ErrorCode.PROTOCOL),
+    "a continuation of nothing": (h2.frame(h2.CONTINUATION, 0, 1), ErrorCode.PROTOCOL),
+    "a continuation of others": (h2.frame(h2.HEADERS, 0, 1) + h2.frame(h2.CONTINUATION, 0, 3), ErrorCode.PROTOCOL),
+    "a push": (h2.frame(h2.PUSH_PROMISE, 0, 1, bytes(4)), ErrorCode.PROTOCOL),
+    "padding without end": (OPEN + h2.frame(h2.DATA, h2.PADDED, 1, b"\5abc"), ErrorCode.PROTOCOL),
+    "padding of nothing": (OPEN + h2.frame(h2.DATA, h2.PADDED, 1), ErrorCode.PROTOCOL),
+    "short priorities": (h2.frame(h2.HEADERS, h2.HAS_PRIORITY, 1, b"abc"), ErrorCode.FRAME_SIZE),
+    "a short ping": (h2.frame(h2.PING, payload=b"1"), ErrorCode.FRAME_SIZE),
+    "a short reset": (OPEN + h2.frame(h2.RST_STREAM, 0, 1, b"1"), ErrorCode.FRAME_SIZE),
+    "short settings": (h2.frame(h2.SETTINGS, payload=b"12345"), ErrorCode.FRAME_SIZE),
+    "a window beyond its range": (h2.settings([(h2.INITIAL_WINDOW_SIZE, 1 << 31)]), ErrorCode.FLOW_CONTROL),
+    "a window of nothing": (h2.window_update(0, 0), ErrorCode.FLOW_CONTROL),
+    "a window that overflows": (h2.window_update(0, h2.MOST_WINDOW), ErrorCode.FLOW_CONTROL),
+    "a stream's that overflows": (OPEN + h2.window_update(1, h2.MOST_WINDOW), ErrorCode.FLOW_CONTROL),
+    "no HPACK": (h2.frame(h2.HEADERS, h2.END_HEADERS, 1, b"\xff\xff\xff\xff\xff\xff"), ErrorCode.COMPRESSION),
+    "a table beyond its size": (h2.frame(h2.HEADERS, h2.END_HEADERS, 1, b"\x3f\xff\xff\x03"), ErrorCode.COMPRESSION),
     "long headers": (
         h2.frame(h2.HEADERS, 0, 1, bytes(16000)) + 5 * h2.frame(h2.CONTINUATION, 0, 1, bytes(16000)),
-        Problem.TOO_MUCH,
+        ErrorCode.TOO_MUCH,
     ),
     # A field of 4,000 bytes is put into the table once, and then is one byte.
     "a bomb of headers": (
         h2.frame(h2.HEADERS, h2.END_HEADERS, 1, b"\x40\1x\x7f\xa1\x1e" + bytes(4000) + b"\xbe" * 1000),
-        Problem.TOO_MUCH,
+        ErrorCode.TOO_MUCH,
     ),
 }  # fmt: skip
 FLOODS = {
@@ -158,7 +158,7 @@ FLOODS = {
     "windows": h2.window_update(0, 1),
     "priorities": h2.frame(h2.PRIORITY, 0, 1, bytes(5)),
     "empty data": data(b"", end=False),
-    "resets of nothing": h2.reset(1, Problem.CANCEL),
+    "resets of nothing": h2.reset(1, ErrorCode.CANCEL),
 }
 
 
@@ -175,19 +175,19 @@ def test_what_breaks_the_protocol_ends_the_connection(echo: Served, client: RawC
 @pytest.mark.parametrize("what", FLOODS)
 def test_a_flood_of_frames_ends_the_connection(client: RawClient, what: str):
     client.send((OPEN if what == "empty data" else b"") + FLOODS[what] * 10_001)
-    assert client.ended() == Problem.TOO_MUCH
+    assert client.ended() == ErrorCode.TOO_MUCH
 
 
 def test_a_flood_of_continuations_ends_the_connection(client: RawClient):
     client.send(h2.frame(h2.HEADERS, 0, 1, b"") + h2.frame(h2.CONTINUATION, 0, 1) * 10_001)
-    assert client.ended() == Problem.TOO_MUCH
+    assert client.ended() == ErrorCode.TOO_MUCH
 
 
 def test_calls_that_are_given_up_at_once_end_the_connection(echo: Served, client: RawClient):
     block = h2.frame(h2.HEADERS, h2.END_HEADERS, 1, head())
     for number in range(1, 2004, 2):
-        client.send(block[:5] + number.to_bytes(4, "big") + block[9:] + h2.reset(number, Problem.CANCEL))
-    assert client.ended() == Problem.TOO_MUCH
+        client.send(block[:5] + number.to_bytes(4, "big") + block[9:] + h2.reset(number, ErrorCode.CANCEL))
+    assert client.ended() == ErrorCode.TOO_MUCH
     echo.until(lambda: not echo.server._setup.tasks)
 
 
@@ -204,7 +204,7 @@ def test_more_data_than_was_allowed_ends_its_call(echo: Served, client: RawClien
 def test_http_1_is_told_to_go(echo: Served):
     with RawClient(echo.server.port, greet=False) as client:
         client.send(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n")
-        assert client.ended() == Problem.PROTOCOL
+        assert client.ended() == ErrorCode.PROTOCOL
 
 
 def test_more_calls_than_allowed_are_refused_alone(echo: Served, client: RawClient):
@@ -212,7 +212,7 @@ def test_more_calls_than_allowed_are_refused_alone(echo: Served, client: RawClie
     for number in range(1, 2 * 257, 2):
         client.call(number, INFER, request())
     refused = client.until(h2.RST_STREAM)
-    assert (refused.stream, refused.payload[-1]) == (513, Problem.REFUSED_STREAM)
+    assert (refused.stream, refused.payload[-1]) == (513, ErrorCode.REFUSED_STREAM)
     echo.call(echo.model.gate.set)
     assert client.trailers(511)["grpc-status"] == "0"
 
@@ -342,7 +342,7 @@ def test_the_end_is_told_and_what_runs_is_answered(echo: Served, client: RawClie
     told = client.until(h2.GOAWAY)
     assert told.payload == (1).to_bytes(4, "big") + bytes(4)
     client.call(3, INFER, request())
-    assert client.until(h2.RST_STREAM, 3).payload[-1] == Problem.REFUSED_STREAM
+    assert client.until(h2.RST_STREAM, 3).payload[-1] == ErrorCode.REFUSED_STREAM
     echo.call(echo.model.gate.set)
     assert client.trailers(1)["grpc-status"] == "0"
     assert client.ended() is None
