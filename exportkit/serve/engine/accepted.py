@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from contextlib import AbstractContextManager
 
-from exportkit.serve.engine.checked_request import CheckedRequest
+from exportkit.serve.engine.checked_request import CheckedRequest, RequestForm
 from exportkit.serve.engine.statistics import Statistics
 
 
@@ -58,7 +58,7 @@ class Admission(AbstractContextManager[None]):
 class WaitingStep:
     """A step that waits for those before it, which counts as what waits for a runner does."""
 
-    def __init__(self, counted: Statistics, request: CheckedRequest) -> None:
+    def __init__(self, counted: Statistics, request: CheckedRequest | RequestForm) -> None:
         """Waits from now on."""
         self._counted: Statistics | None = counted
         self._rows, self._size = request.rows, request.size

@@ -20,9 +20,10 @@ class CountedStep:
 
     Attributes:
         step: The step in its sequence.
+        waiting: Counts it while it waits for the steps before it.
     """
 
-    __slots__ = ("_accepted", "_answered", "_began", "_counted", "_size", "step")
+    __slots__ = ("_accepted", "_answered", "_began", "_counted", "_size", "step", "waiting")
 
     def __init__(self, accepted: AcceptedRequests, counted: Statistics, size: int, answered: Answered) -> None:
         """Is accepted from now on."""
@@ -32,11 +33,12 @@ class CountedStep:
         self._answered = answered
         self._began = time.perf_counter()
         self.step: PendingStep | None = None
+        self.waiting: WaitingStep | None = None
         accepted.enter(size)
 
     def __call__(self, outcome: BatchResult | ServeError) -> None:
         """Gets the answer."""
-        self._accepted.leave(self._size)
+        self._leave()
         seconds = time.perf_counter() - self._began
         if isinstance(outcome, ServeError):
             self._counted.failed(outcome.reason, seconds)
@@ -47,9 +49,14 @@ class CountedStep:
     def give_up(self) -> None:
         """Ends the sequence, unless the step was answered: nobody waits for it any more."""
         if self.step is not None and not self.step.over:
-            self._accepted.leave(self._size)
+            self._leave()
             self._counted.failed(CancelledError.reason, time.perf_counter() - self._began)
             self.step.give_up()
+
+    def _leave(self) -> None:
+        self._accepted.leave(self._size)
+        if self.waiting is not None:
+            self.waiting.close()
 
 
 class QueuedSteps:

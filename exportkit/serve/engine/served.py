@@ -276,14 +276,14 @@ class ServedModel:
         priority: int,
         last: bool,
     ) -> CountedStep | None:
-        """Answers a step of a sequence which runs here, and whose other steps are answered.
+        """Answers a step of a sequence which runs here.
 
         `form` is that of a step like it; `data` has the bytes of the request's inputs; `answered` gets the answer or
         the error, once and later. Returns None if `infer` has to answer the step. Raises what `admit` raises.
         """
         if self._sequences is None or self._home is None or self._leaving is not None or form.plan is not self._plan:
             return None
-        sequence = self._sequences.resting(key, self._home, form.sizes)
+        sequence = self._sequences.going_on(key, self._home, form.sizes)
         if sequence is None:
             return None
         limits = self._limits
@@ -293,7 +293,10 @@ class ServedModel:
         ):
             self._check_room(form.size)
         counted = CountedStep(self._accepted, self.counted, form.size, answered)
-        run = QueuedSteps(self._dispatchers, priority) if priority else self._queued
+        run = self._queued
+        if priority or sequence.busy:
+            waiting = counted.waiting = WaitingStep(self.counted, form) if sequence.busy else None
+            run = QueuedSteps(self._dispatchers, priority or DEFAULT_PRIORITY, waiting)
         chosen = data if len(data) == 1 else [data[place] for place in form.places]
         counted.step = self._sequences.continue_step(sequence, form, chosen, run, last=last, answered=counted)
         return counted

@@ -195,12 +195,10 @@ class ServedSequences:
             pending.timer = asyncio.get_running_loop().call_later(timeout, self._expire, pending)
         return pending
 
-    def resting(
-        self, key: tuple[str, int | str], home: Home, sizes: Mapping[str, int]
-    ) -> OpenSequence[_Place, PendingStep] | None:
-        """Returns a sequence of a load and of these sizes none of whose steps runs; None: there is no such one."""
+    def going_on(self, key: SequenceKey, home: Home, sizes: Mapping[str, int]) -> _Sequence | None:
+        """Returns a sequence of a load and of these sizes; None: there is no such one."""
         found = self._table.get(key)
-        if found is None or found.busy:
+        if found is None:
             return None
         place = found.payload
         return found if place.home is home and place.held.sizes == sizes and not place.held.lost else None
@@ -215,11 +213,11 @@ class ServedSequences:
         last: bool,
         answered: Answered,
     ) -> PendingStep:
-        """Answers a step of a sequence of `resting`. See `begin_step`."""
+        """Answers a step of a sequence of `going_on`. See `begin_step`."""
         request = StepRequest(form, sequence.payload.held, [], data)
         pending = PendingStep(self, sequence, request, run, answered)
-        self._table.submit(sequence, pending, last=last)
-        self._run(pending)
+        if self._table.submit(sequence, pending, last=last):
+            self._run(pending)
         return pending
 
     def _run(self, pending: PendingStep) -> None:
