@@ -34,9 +34,7 @@ class StateBlock:
 
     def take(self, count: int) -> int:
         """Returns the first of so many rows that follow one another; -1: there are none."""
-        while self.returned:
-            start, number = self.returned.popleft()
-            self._taken[start : start + number] = bytes(number)
+        self._clear_returned()
         start = self._taken.find(bytes(count))
         if start >= 0:
             self._taken[start : start + count] = b"\1" * count
@@ -45,7 +43,13 @@ class StateBlock:
     @property
     def empty(self) -> bool:
         """Whether nobody has any of its rows."""
-        return sum(self._taken) == sum(number for _, number in self.returned)
+        self._clear_returned()
+        return not any(self._taken)
+
+    def _clear_returned(self) -> None:
+        while self.returned:
+            start, number = self.returned.popleft()
+            self._taken[start : start + number] = bytes(number)
 
 
 class Rows:
@@ -71,9 +75,7 @@ class StateRows:
         self._dimension = dimension
         self._lock = threading.Lock()
         self._blocks: list[StateBlock] = []
-        self._shapes = [
-            [size for size in each.shape[1:] if not isinstance(size, Size)] for each in model.manifest.state
-        ]
+        self._shapes = _row_shapes(model.manifest)
         self._dtypes: list[torch.dtype] = [getattr(torch, each.dtype) for each in model.manifest.state]
         self._rows = _rows_of_a_block(model.manifest)
 

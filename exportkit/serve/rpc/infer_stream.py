@@ -35,7 +35,7 @@ class StreamService(Protocol):
     count: Count | None
 
     def infer(self, data: Message, seconds_left: float | None, record: RequestRecord) -> Coroutine[Any, Any, bytes]:
-        """StreamService a request."""
+        """Answers a request."""
 
     def known(self, message: Message) -> Found | None:
         """Returns what is known of a request that is like one before."""
