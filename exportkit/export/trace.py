@@ -5,7 +5,7 @@ from __future__ import annotations
 import unicodedata
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import torch
 
@@ -24,7 +24,6 @@ from exportkit.export.provenance import provenance
 from exportkit.export.record import record_cases
 from exportkit.export.resolved import EagerModel
 from exportkit.export.shapes import (
-    DynamicSizes,
     Shapes,
     dynamic_sizes,
     merge_shapes,
@@ -35,7 +34,7 @@ from exportkit.export.shapes import (
 )
 from exportkit.export.torch_export import TracingTask
 from exportkit.export.torch_sizes import with_plain_shapes
-from exportkit.export.trace_method import trace_method
+from exportkit.export.trace_method import ReadyModel, trace_method
 from exportkit.export.traced import Traced
 from exportkit.export.tried_cases import tried_cases
 from exportkit.package.manifest import Source
@@ -88,19 +87,6 @@ def trace(model: EagerModel, options: TraceOptions, device: torch.device, progre
         state=state,
         initial=initial,
     )
-
-
-@dataclass(frozen=True)
-class ReadyModel:
-    """A model on its device and in its dtype.
-
-    Attributes:
-        eager: Its methods.
-        tasks: What to trace, by method, each with its dynamic sizes.
-    """
-
-    eager: EagerMethods
-    tasks: Mapping[str, tuple[TracingTask, DynamicSizes]]
 
 
 @contextmanager

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 import torch
 
@@ -13,7 +12,7 @@ from exportkit.export.call_signature import BoundCall
 from exportkit.export.cases import eager_mode
 from exportkit.export.describe_program import describe_output, describe_program
 from exportkit.export.describe_state import check_shapes
-from exportkit.export.eager_methods import EagerAnswer
+from exportkit.export.eager_methods import EagerAnswer, EagerMethods
 from exportkit.export.entries import written_names
 from exportkit.export.explain import explain_refusal
 from exportkit.export.export_options import TraceOptions
@@ -30,8 +29,18 @@ from exportkit.package.structure import names
 from exportkit.progress import Progress
 from exportkit.spec import FORWARD, ExportSpec, Tolerance
 
-if TYPE_CHECKING:
-    from exportkit.export.trace import ReadyModel
+
+@dataclass(frozen=True)
+class ReadyModel:
+    """A model on its device and in its dtype.
+
+    Attributes:
+        eager: Its methods.
+        tasks: What to trace, by method, each with its dynamic sizes.
+    """
+
+    eager: EagerMethods
+    tasks: Mapping[str, tuple[TracingTask, DynamicSizes]]
 
 
 @dataclass(frozen=True)
