@@ -13,6 +13,7 @@ from torch import Tensor
 from exportkit.export.program_model import state_of
 from exportkit.package.archive import PackageReader
 from exportkit.package.manifest import Size, code_folder
+from exportkit.runtime.runner import COMPUTED
 from exportkit.runtime.weights import constants_of, mapped_weights
 from tests.artifacts import artifact
 
@@ -40,7 +41,8 @@ class Code:
             (library,) = place.glob("*.so")
             runner = torch._C._aoti.AOTIModelContainerRunnerCpu(str(library), 1)
             found = constants_of(target, method.name, mapped_weights(reader))
-            names = runner.get_constant_names_to_original_fqns()
+            known = runner.get_constant_names_to_original_fqns()
+            names = {inner: name for inner, name in known.items() if not inner.startswith(COMPUTED)}
             if names:
                 given = {inner: found[name].clone() for inner, name in names.items()}
                 runner.update_constant_buffer(given, False, True, True)
