@@ -53,7 +53,7 @@ class Way:
 
     def send_and_leave(self, inputs: Mapping[str, torch.Tensor], sequence: Any) -> None:
         """Sends a step and goes away before its answer."""
-        raise NotImplementedError
+        raise NotImplementedError  # each protocol leaves in its own way
 
     def close(self) -> None:
         """Closes the connection."""
@@ -76,7 +76,7 @@ class Http(Way):
     def send_and_leave(self, inputs: Mapping[str, torch.Tensor], sequence: Any) -> None:
         """See Way: a timeout that ends the connection."""
         short = tritonclient.http.InferenceServerClient(self._address, network_timeout=0.001)
-        with contextlib.suppress(Exception):  # it has no class for that
+        with contextlib.suppress(Exception):  # the client raises plain exceptions here, and leaving is the point
             short.infer(self._model, self._given(inputs), sequence_id=sequence)
         short.close()
 
