@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
@@ -27,3 +28,8 @@ def test_modules_of_tests_are_imported_by_their_whole_names() -> None:
 def test_limits_that_tests_set_have_public_names() -> None:
     """Who changes a private one would not expect that anybody else relies on it."""
     assert found(r"setattr\([\w., ]*\"(?:[\w.]*\.)?(_[A-Z][A-Z_]+)\"") == []
+
+
+def test_no_two_files_of_tests_have_one_name() -> None:
+    """pytest imports a file by its name alone, and refuses the second of a name."""
+    assert [name for name, count in Counter(path.name for path in TEXTS).items() if count > 1 and "test_" in name] == []
