@@ -2,26 +2,20 @@
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Literal
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves, tree_map_only
+from torch.utils._pytree import tree_leaves
 
 from exportkit.accuracy import eager_error
 from exportkit.export.call_signature import BoundCall
 from exportkit.export.state_buffers import StateBuffer, settled
+from exportkit.export.widened import PRECISIONS, Widened, cast, is_large
 from exportkit.package.manifest import Accuracy, TensorOutput
-
-# A cast to one of these is a choice of precision, and is widened. A cast to float8 or to an integer changes what the
-# model computes, and stays.
-_PRECISIONS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
-
 
 _TF32_EPS = 2.0**-10  # of a product's factors
 
@@ -145,15 +139,18 @@ def session_references(
         for call in calls
         for tensor in (*call.model.parameters(), *call.model.buffers(), *call.bound.tensors, *call.eager.values())
     ]
-    dtypes = {tensor.dtype for tensor in tensors if tensor.dtype in _PRECISIONS}
+    dtypes = {tensor.dtype for tensor in tensors if tensor.dtype in PRECISIONS}
     if not dtypes:
         return None
     narrow = max(dtypes, key=lambda dtype: torch.finfo(dtype).eps)
     for wide in (torch.float64, torch.float32):
         if torch.finfo(wide).eps >= torch.finfo(narrow).eps:
             return None
-        # Where the mode itself fails, only the state and the inputs are widened.
-        for mode in (_Widened(wide, narrow), None):
+        # Where the mode itself fails, only weights, state and inputs are widened.
+        modes = [Widened(wide, narrow), None]
+        if is_large({tensor for call in calls for tensor in call.model.parameters()}, wide):
+            modes.insert(0, Widened(wide, narrow, lazily=True))
+        for mode in modes:
             session = _WideSession(wide, mode, state)
             try:
                 computed = [session.call(call) for call in calls]
@@ -238,16 +235,16 @@ class _WideSession:
         state: The state by name, in that dtype.
     """
 
-    def __init__(self, wide: torch.dtype, mode: _Widened | None, state: SessionState) -> None:
+    def __init__(self, wide: torch.dtype, mode: Widened | None, state: SessionState) -> None:
         self.wide = wide
-        self.state = {buffer.name: _cast(buffer.at(state.sizes), wide) for buffer in state.buffers}
+        self.state = {buffer.name: cast(buffer.at(state.sizes), wide) for buffer in state.buffers}
         self._mode = mode
         self._buffers = state.buffers
         self._weights: dict[torch.Tensor, torch.Tensor] = {}
 
     def call(self, call: AnsweredCall) -> list[torch.Tensor]:
         """Returns the results of a call in the wide dtype."""
-        given = tuple(_cast(tensor, self.wide).clone() for tensor in call.bound.tensors)
+        given = tuple(cast(tensor, self.wide).clone() for tensor in call.bound.tensors)
         args, kwargs = call.bound.with_tensors(given)
         replaced = self._replaced(call.model)
         mode = self._mode
@@ -263,7 +260,7 @@ class _WideSession:
             return results
         results = [tensor.clone() for tensor in results]  # some may be the state itself, which the next call changes
         for buffer in self._buffers:
-            now = {name: _cast(replaced[name], self.wide) for name in buffer.names}
+            now = {name: cast(replaced[name], self.wide) for name in buffer.names}
             self.state[buffer.name] = settled(buffer, self.state[buffer.name], now)
         self.state = {name: tensor.clone() for name, tensor in self.state.items()}
         return results
@@ -272,12 +269,18 @@ class _WideSession:
         """Returns the model's parameters and buffers in the wide dtype, and this session's state."""
         own = {name: self.state[buffer.name] for buffer in self._buffers for name in buffer.names}
         replaced: dict[str, torch.Tensor] = {}
-        for named in (model.named_parameters(remove_duplicate=False), model.named_buffers(remove_duplicate=False)):
+        for named, wider in (
+            (model.named_parameters(remove_duplicate=False), self._mode.parameter if self._mode else self._wider),
+            (model.named_buffers(remove_duplicate=False), self._wider),
+        ):
             for name, tensor in named:
                 if name not in own and tensor not in self._weights:
-                    self._weights[tensor] = _cast(tensor.detach(), self.wide)
+                    self._weights[tensor] = wider(tensor)
                 replaced[name] = own[name] if name in own else self._weights[tensor]
         return replaced
+
+    def _wider(self, tensor: torch.Tensor) -> torch.Tensor:
+        return cast(tensor.detach(), self.wide)
 
 
 @contextmanager
@@ -288,59 +291,3 @@ def _default_dtype(dtype: torch.dtype) -> Iterator[None]:
         yield
     finally:
         torch.set_default_dtype(before)
-
-
-class _Widened(TorchDispatchMode):
-    """Computes each operator in a wider dtype, also where the model's code names a narrower one.
-
-    Attributes:
-        narrowest: The least precise dtype of the model: that of its tensors, or one that its code named.
-        met_control_flow: Whether the model called torch.cond or its like.
-    """
-
-    supports_higher_order_operators = True
-
-    def __init__(self, wide: torch.dtype, narrow: torch.dtype) -> None:
-        super().__init__()
-        self.narrowest = narrow
-        self.met_control_flow = False
-        self._wide = wide
-        self._tried = tuple(dict.fromkeys((wide, torch.float32, narrow)))
-
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        if func is torch.ops.aten._assert_tensor_metadata.default:
-            return None  # an exported program checks the dtypes that it was traced with
-        self.met_control_flow |= isinstance(func, torch._ops.HigherOrderOperator)
-        given = tree_map_only(torch.dtype, self._wider, (args, kwargs or {}))
-        refusal: Exception | None = None
-        for dtype in self._tried:
-            cast_args, cast_kwargs = cast = tree_map_only(torch.Tensor, functools.partial(_cast, dtype=dtype), given)
-            try:
-                result = func(*cast_args, **cast_kwargs)
-            except (RuntimeError, NotImplementedError) as error:
-                refusal = refusal or error  # an operator without a kernel for this dtype
-                continue
-            _write_back(func, given, cast)
-            return tree_map_only(torch.Tensor, lambda t: _cast(t, self._wide), result)
-        assert refusal is not None
-        raise refusal
-
-    def _wider(self, dtype: torch.dtype) -> torch.dtype:
-        if dtype not in _PRECISIONS:
-            return dtype
-        self.narrowest = max(self.narrowest, dtype, key=lambda each: torch.finfo(each).eps)
-        return self._wide
-
-
-def _cast(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    return tensor.to(dtype) if tensor.dtype in _PRECISIONS and tensor.dtype != dtype else tensor
-
-
-def _write_back(func: Any, given: Any, cast: Any) -> None:
-    """Copies what an operator wrote into a cast copy to the tensor that it was to write into."""
-    if isinstance(func, torch._ops.OpOverload) and func._schema.is_mutable:
-        for tensor, copy in zip(tree_leaves(given), tree_leaves(cast)):
-            if isinstance(tensor, torch.Tensor) and copy is not tensor:
-                tensor.copy_(copy)

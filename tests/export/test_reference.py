@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor, nn
 
+from exportkit.export import widened
 from exportkit.export.call_signature import describe_call
 from exportkit.export.reference import References, references
 from exportkit.package.manifest import OutputTolerance, TensorOutput
@@ -97,6 +100,59 @@ def test_the_model_and_its_inputs_stay_as_they_are() -> None:
         tensor.dtype is torch.float32 and torch.equal(tensor, before[name])
         for name, tensor in model.state_dict().items()
     )
+
+
+class Layers(nn.Module):
+    """Linear layers in bfloat16, and what becomes of a parameter that is written to."""
+
+    def __init__(self, width: int, number: int) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layers = nn.ModuleList(nn.Linear(width, width, bias=False).bfloat16() for _ in range(number))
+        self.calls = nn.Parameter(torch.zeros((), dtype=torch.bfloat16), requires_grad=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls.add_(2**-10)  # 1 and this are 1 in bfloat16
+        for layer in self.layers:
+            x = torch.tanh(layer(x))
+        return x + (1 + self.calls)
+
+
+def test_parameters_of_a_large_model_are_widened_one_after_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, x = Layers(1024, 16), torch.randn(2, 1024).bfloat16()  # 34 MB, and 134 in float64
+    with torch.no_grad():
+        model.calls.fill_(0)
+    small = known(model, x)
+    model.calls.data.fill_(0)
+    monkeypatch.setattr(widened, "LARGE_BYTES", 1 << 20)
+    monkeypatch.setattr(widened, "KEPT_BYTES", 1 << 24)
+    before = _peak_bytes(anew=True)
+    large = known(model, x)
+    assert _peak_bytes() - before < 64 << 20
+    assert small is not None
+    assert large is not None
+    assert torch.equal(small.outputs["y"], large.outputs["y"])
+    assert model.calls == 2**-10  # of the one call that was eager's
+
+
+def test_a_large_model_that_compares_dtypes_has_a_reference(monkeypatch: pytest.MonkeyPatch) -> None:
+    def function(linear: nn.Linear, x: Tensor) -> Tensor:
+        assert x.dtype == linear.weight.dtype
+        return linear(x)
+
+    monkeypatch.setattr(widened, "LARGE_BYTES", 1)
+    found = known(Lambda(function), X)
+    assert found is not None
+    assert found.dtype == "float64"
+
+
+def _peak_bytes(*, anew: bool = False) -> int:
+    """The most memory that this process had, or has if it is to count anew."""
+    if anew:
+        Path("/proc/self/clear_refs").write_text("5")
+    found = re.search(r"VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text())
+    assert found is not None
+    return int(found[1]) << 10
 
 
 def test_a_model_that_refuses_float64_is_computed_in_float32() -> None:

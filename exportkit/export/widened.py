@@ -1,0 +1,129 @@
+"""A mode in which a model computes in a wider dtype than its own."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves, tree_map_only
+
+# A cast to one of these is a choice of precision, and is widened. A cast to float8 or to an integer changes what the
+# model computes, and stays.
+PRECISIONS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+
+LARGE_BYTES = 1 << 30  # of all parameters in the wide dtype, which may be four times the model
+KEPT_BYTES = 1 << 28  # of a large model's widened parameters
+
+
+class Widened(TorchDispatchMode):
+    """Computes each operator in a wider dtype, also where the model's code names a narrower one.
+
+    Attributes:
+        narrowest: The least precise dtype of the model: that of its tensors, or one that its code named.
+        met_control_flow: Whether the model called torch.cond or its like.
+    """
+
+    supports_higher_order_operators = True
+
+    def __init__(self, wide: torch.dtype, narrow: torch.dtype, *, lazily: bool = False) -> None:
+        """Widens to `wide` what a model computes in `narrow` or its like.
+
+        Args:
+            wide: The dtype.
+            narrow: The least precise dtype of the model's tensors.
+            lazily: Whether parameters are widened where they are used, and at most KEPT_BYTES of them stay. Code that
+                compares their dtype with that of inputs does not work then, such as that of torch's recurrent layers.
+        """
+        super().__init__()
+        self.narrowest = narrow
+        self.met_control_flow = False
+        self._wide = wide
+        self._tried = tuple(dict.fromkeys((wide, torch.float32, narrow)))
+        self._parameters = _WideParameters(wide)
+        self._lazily = lazily
+
+    def parameter(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Returns what takes a parameter's place in the model."""
+        return self._parameters.stand_in(tensor) if self._lazily else cast(tensor.detach(), self._wide)
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if func is torch.ops.aten._assert_tensor_metadata.default:
+            return None  # an exported program checks the dtypes that it was traced with
+        self.met_control_flow |= isinstance(func, torch._ops.HigherOrderOperator)
+        given = tree_map_only(torch.dtype, self._wider, (args, kwargs or {}))
+        refusal: Exception | None = None
+        for dtype in self._tried:
+            wide_args, wide_kwargs = wide = tree_map_only(torch.Tensor, self._parameters.caster(dtype), given)
+            try:
+                result = func(*wide_args, **wide_kwargs)
+            except (RuntimeError, NotImplementedError) as error:
+                refusal = refusal or error  # an operator without a kernel for this dtype
+                continue
+            self._write_back(func, given, wide)
+            return tree_map_only(torch.Tensor, lambda tensor: cast(tensor, self._wide), result)
+        assert refusal is not None
+        raise refusal
+
+    def _write_back(self, func: Any, given: Any, wide: Any) -> None:
+        """Copies what an operator wrote into a cast copy to the tensor that it was to write into."""
+        if isinstance(func, torch._ops.OpOverload) and func._schema.is_mutable:
+            for tensor, copy in zip(tree_leaves(given), tree_leaves(wide)):
+                if isinstance(tensor, torch.Tensor) and copy is not tensor:
+                    self._parameters.write(tensor, copy)
+
+    def _wider(self, dtype: torch.dtype) -> torch.dtype:
+        if dtype not in PRECISIONS:
+            return dtype
+        self.narrowest = max(self.narrowest, dtype, key=lambda each: torch.finfo(each).eps)
+        return self._wide
+
+
+def is_large(parameters: Iterable[torch.Tensor], wide: torch.dtype) -> bool:
+    """Returns whether a model's parameters would take more than LARGE_BYTES in a dtype."""
+    return sum(tensor.numel() for tensor in parameters) * wide.itemsize > LARGE_BYTES
+
+
+class _WideParameters:
+    """Parameters in a wide dtype, made where they are used. The model's own do not change."""
+
+    def __init__(self, wide: torch.dtype) -> None:
+        self._wide = wide
+        self._originals: set[torch.Tensor] = set()
+        self._kept: OrderedDict[torch.Tensor, torch.Tensor] = OrderedDict()
+        self._written: dict[torch.Tensor, torch.Tensor] = {}
+
+    def stand_in(self, parameter: torch.Tensor) -> torch.Tensor:
+        """Returns what takes the parameter's place in the model: its values, of which `caster` knows."""
+        stand_in = parameter.detach()
+        self._originals.add(stand_in)
+        return stand_in
+
+    def caster(self, dtype: torch.dtype) -> Callable[[torch.Tensor], torch.Tensor]:
+        """Returns what gives a tensor in a dtype, and a parameter with what was written to it."""
+        return lambda tensor: self._cast(tensor, dtype) if tensor in self._originals else cast(tensor, dtype)
+
+    def _cast(self, parameter: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+        if parameter in self._written or dtype != self._wide:
+            return cast(self._written.get(parameter, parameter), dtype)
+        wide = self._kept.pop(parameter, None)
+        self._kept[parameter] = wide = cast(parameter, dtype) if wide is None else wide
+        while len(self._kept) > 1 and sum(each.nbytes for each in self._kept.values()) > KEPT_BYTES:
+            self._kept.popitem(last=False)
+        return wide
+
+    def write(self, tensor: torch.Tensor, values: torch.Tensor) -> None:
+        """Writes into a tensor, or keeps what was written to a parameter."""
+        if tensor in self._originals:
+            self._written[tensor] = cast(values, self._wide)
+        else:
+            tensor.copy_(values)
+
+
+def cast(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Returns a tensor of floating numbers in another dtype, and any other as it is."""
+    return tensor.to(dtype) if tensor.dtype in PRECISIONS and tensor.dtype != dtype else tensor
