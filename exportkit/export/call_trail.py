@@ -31,8 +31,16 @@ def fingerprint(tensor: torch.Tensor) -> tuple[object, ...]:
     if tensor.layout is not torch.strided or tensor.is_quantized:
         return described  # only within the model: a sparse tensor has no bits of its own to look at
     data = torch.view_as_real(tensor.detach().resolve_conj()) if tensor.is_complex() else tensor.detach()
-    bits = data.contiguous().view(_INTEGERS[data.element_size()])
+    bits = _words(data.contiguous())
     return (*described, int(bits.sum()), int(torch.hash_tensor(bits).view(torch.int64))) if bits.numel() else described
+
+
+def _words(data: torch.Tensor) -> torch.Tensor:
+    """Returns the bits of contiguous memory as integers, of 64 bits where they fit: a large weight is read in fewer."""
+    size = data.element_size()
+    if size < 8 and (data.numel() * size) % 8 == 0 and (data.storage_offset() * size) % 8 == 0:
+        return data.flatten().view(torch.int64)
+    return data.view(_INTEGERS[size])
 
 
 class Writes(OperatorMode):
@@ -60,7 +68,7 @@ class Writes(OperatorMode):
 
 @dataclass(frozen=True)
 class _Step:
-    """An operator of a call: where it was called, what it took and what it gave."""
+    """An operator of a call: where it was called, what it took and what it gave; the tensors of a custom one only."""
 
     called: str
     operator: OpOverload
@@ -95,14 +103,11 @@ class CallTrail(OperatorMode):
             return memory
         if func.is_view:
             return func(*args, **kwargs)
-        numbers, tensors = _split((args, kwargs))
+        custom = func.namespace not in TORCH_NAMESPACES
+        tensors = _fingerprints((args, kwargs)) if custom else ()
         answer = func(*args, **kwargs)
-        self.steps.append(_Step(_called(func), func, numbers, tensors, _split(answer)[1]))
-        if (
-            func.namespace not in TORCH_NAMESPACES
-            and not func._schema.is_mutable
-            and _split((args, kwargs))[1] != tensors
-        ):
+        self.steps.append(_Step(_called(func), func, _numbers((args, kwargs)), tensors, _fingerprints(answer)))
+        if custom and not func._schema.is_mutable and _fingerprints((args, kwargs)) != tensors:
             self.undeclared.append(_called(func))
         return answer
 
@@ -124,7 +129,7 @@ def first_difference(one: CallTrail, other: CallTrail) -> str | None:
         if a.answer != b.answer:
             if torch.Tag.nondeterministic_seeded in a.operator.tags:
                 return f"{a.called} draws random numbers"
-            if a.tensors == b.tensors and a.operator.namespace not in TORCH_NAMESPACES:
+            if a.operator.namespace not in TORCH_NAMESPACES and a.tensors == b.tensors:
                 return (
                     f"{a.called} answers the same arguments differently: it keeps a state, or returns unwritten memory"
                 )
@@ -132,12 +137,14 @@ def first_difference(one: CallTrail, other: CallTrail) -> str | None:
     return None
 
 
-def _split(value: Any) -> tuple[tuple[object, ...], tuple[object, ...]]:
-    """Returns the numbers in a nested value, and the fingerprints of its tensors."""
-    leaves = tree_leaves(value)
-    # NaN would differ from itself.
-    numbers = tuple(leaf for leaf in leaves if isinstance(leaf, (bool, int, float)) and leaf == leaf)
-    return numbers, tuple(fingerprint(leaf) for leaf in leaves if isinstance(leaf, torch.Tensor))
+def _numbers(value: Any) -> tuple[object, ...]:
+    """Returns the numbers in a nested value, without NaN, which would differ from itself."""
+    return tuple(leaf for leaf in tree_leaves(value) if isinstance(leaf, (bool, int, float)) and leaf == leaf)
+
+
+def _fingerprints(value: Any) -> tuple[object, ...]:
+    """Returns the fingerprints of the tensors in a nested value."""
+    return tuple(fingerprint(leaf) for leaf in tree_leaves(value) if isinstance(leaf, torch.Tensor))
 
 
 def _called(operator: OpOverload) -> str:
