@@ -79,7 +79,7 @@ def build_package(
         PackageError: An artifact is bad or lacks a required signature, or no library defines an operator.
         PolicyError: A policy of this machine cannot be read or trusted.
     """
-    check_writable(output)
+    check_writable(output, sum(artifact.stat().st_size for artifact in artifacts))
     trust, eager = options.verification.trust, options.verification.eager
     if trust.signature is not None and len(artifacts) > 1:
         raise UsageError(

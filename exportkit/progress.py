@@ -1,4 +1,4 @@
-"""How long work says what it does."""
+"""How work says what it does."""
 
 from __future__ import annotations
 
@@ -10,3 +10,13 @@ Progress = Callable[[str], None]
 
 def silent(step: str) -> None:
     """Says nothing."""
+
+
+def bytes_text(count: int) -> str:
+    """Returns such as `1.4 MB`, in decimal units."""
+    if count > 2**63:  # a manifest may declare such sizes; the largest do not fit a float
+        return "more than 2^63 bytes"
+    for unit, scale in (("GB", 10**9), ("MB", 10**6), ("kB", 10**3)):
+        if count >= scale:
+            return f"{count / scale:.1f} {unit}"
+    return f"{count} bytes"

@@ -10,6 +10,7 @@ from typing import overload
 
 from exportkit.package.dtypes import ITEM_BYTES
 from exportkit.package.manifest import Call, Case, Dimension, Size, StateTensor, TensorInput, TensorOutput
+from exportkit.progress import bytes_text
 from exportkit.spec import FORWARD
 
 WORK = 500_000  # sizes to evaluate per planned call; all of them take a quarter of a second
@@ -204,13 +205,3 @@ def _draw(
 
 def _too_large(needed: int, max_bytes: int) -> str:
     return f"inputs take {bytes_text(needed)}, more than the limit of {bytes_text(max_bytes)}"
-
-
-def bytes_text(count: int) -> str:
-    """Returns such as `1.4 MB`, in decimal units."""
-    if count > 2**63:  # a manifest may declare such sizes; the largest do not fit a float
-        return "more than 2^63 bytes"
-    for unit, scale in (("GB", 10**9), ("MB", 10**6), ("kB", 10**3)):
-        if count >= scale:
-            return f"{count / scale:.1f} {unit}"
-    return f"{count} bytes"

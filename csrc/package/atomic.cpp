@@ -102,6 +102,14 @@ WrittenWhole::~WrittenWhole() {
   if (!temporary_.empty()) unlink(temporary_.c_str());
 }
 
+void WrittenWhole::reserve(uint64_t size) {
+  const int error = fallocate(file_.get(), 0, 0, static_cast<off_t>(size)) == 0 ? 0 : errno;
+  if (error == ENOSPC || error == EFBIG || error == EDQUOT) {
+    throw FileError(path_, std::generic_category().message(error) + ", it needs " + std::to_string(size) + " bytes",
+                    error);
+  }
+}
+
 void WrittenWhole::write(std::string_view data) {
   while (!data.empty()) {
     const ssize_t count = ::write(file_.get(), data.data(), data.size());

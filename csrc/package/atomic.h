@@ -6,6 +6,7 @@
 #include <sys/types.h>
 
 #include <cerrno>
+#include <cstdint>
 #include <filesystem>
 #include <string>
 #include <string_view>
@@ -74,6 +75,8 @@ class WrittenWhole {
   WrittenWhole& operator=(const WrittenWhole&) = delete;
 
   int fd() const { return file_.get(); }
+  // Takes the room for so many bytes, where the file system can, so that a full disk is known before they are written.
+  void reserve(uint64_t size);
   void write(std::string_view data);
   // Gives the file its name. If `durable`, waits first until the data reach the disk; files that are checked each time
   // they are read do not need that.

@@ -95,7 +95,9 @@ void PackageWriter::finish(const std::filesystem::path& path, const std::string&
   std::vector<Entry> listed(entries.begin() + 1, entries.end());
   for (Entry& entry : listed) entry.name.erase(0, kRoot.size());
   check_listed(manifest.records, listed);
+  const std::string directory = central_directory(entries);
   WrittenWhole file(path, 0666);
+  file.reserve(entries.back().end() + directory.size());
   file.write(local_header(entries[0]));
   file.write(text);
   auto content = contents_.begin();
@@ -103,7 +105,7 @@ void PackageWriter::finish(const std::filesystem::path& path, const std::string&
     file.write(local_header(entries[i]));
     copy(content->second, entries[i], file);
   }
-  file.write(central_directory(entries));
+  file.write(directory);
   file.finish(/*durable=*/true);
 }
 

@@ -12,7 +12,7 @@ from exportkit.cli.app import command as exportkit_command
 from exportkit.cli.app import command_group
 from exportkit.cli.output import print_json, print_table
 from exportkit.cli.shared_options import byte_size, duration
-from exportkit.sizes import bytes_text
+from exportkit.progress import bytes_text
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -20,7 +20,8 @@ from exportkit.package.manifest import (
     TensorNode,
     TensorOutput,
 )
-from exportkit.sizes import bytes_text, shape_text, state_row_bytes
+from exportkit.progress import bytes_text
+from exportkit.sizes import shape_text, state_row_bytes
 
 
 def input_rows(call: Call) -> Iterator[tuple[str, ...]]:

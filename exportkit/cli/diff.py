@@ -14,7 +14,7 @@ from exportkit.cli.app import command as exportkit_command
 from exportkit.cli.output import print_json, print_table, printable, progress
 from exportkit.cli.shared_options import EXISTING_FILE, device_option, op_library_option, timeout_option
 from exportkit.eager_source import EagerSource
-from exportkit.sizes import bytes_text
+from exportkit.progress import bytes_text
 from exportkit.verify.options import VerifyOptions
 
 if TYPE_CHECKING:

@@ -26,7 +26,7 @@ from exportkit.export.export_options import CompileOptions, CpuIsa, CudaArch, Tr
 from exportkit.onnx.files import companion_path, method_path
 from exportkit.onnx.onnx_options import OnnxOptions
 from exportkit.package.trust import Trust
-from exportkit.sizes import bytes_text
+from exportkit.progress import bytes_text
 
 if TYPE_CHECKING:
     from exportkit.export.size_changes import SizeChange

@@ -12,7 +12,8 @@ from exportkit.cli.app import command as exportkit_command
 from exportkit.cli.output import print_json, print_table, printable
 from exportkit.cli.shared_options import EXISTING_FILE, OUTPUT_FILE, public_key_options
 from exportkit.package.trust import Trust
-from exportkit.sizes import bytes_text, case_label
+from exportkit.progress import bytes_text
+from exportkit.sizes import case_label
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -26,7 +26,7 @@ from exportkit.cli.sign import ask_password
 from exportkit.eager_source import EagerSource
 from exportkit.errors import HostError
 from exportkit.package.trust import Trust
-from exportkit.sizes import bytes_text
+from exportkit.progress import bytes_text
 from exportkit.verify.options import VerifyOptions
 
 if TYPE_CHECKING:

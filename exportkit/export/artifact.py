@@ -177,7 +177,8 @@ def traced_model(
     resolved = EagerModel(spec=model) if isinstance(model, ExportSpec) else model
     if options.name is None and resolved.spec.name is not None:
         check_name("name", resolved.spec.name)
-    check_writable(out)
+    model_tensors = {*resolved.spec.model.parameters(), *resolved.spec.model.buffers()}
+    check_writable(out, sum(tensor.nbytes for tensor in model_tensors))
     if isinstance(resolved, EagerModel):
         return trace(resolved, options, device, progress)
     return trace_saved(resolved, options, device, progress)

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 from exportkit.errors import UsageError
 from exportkit.package import core
+from exportkit.progress import bytes_text
 
 
 def write_whole(path: Path, content: bytes) -> None:
@@ -50,13 +52,23 @@ def temporary_folder(parent: Path | None, prefix: str) -> Iterator[Path]:
         core.library().ek_folder_close(folder)
 
 
-def check_writable(path: Path) -> None:
+def check_writable(path: Path, size: int = 0) -> None:
     """Checks that a file can be written, before the work on its content.
 
+    Args:
+        path: The file.
+        size: The bytes that it will have at least.
+
     Raises:
-        UsageError: The folder does not exist, or it is not writable.
+        UsageError: The folder does not exist, is not writable, or is on a disk that has no room.
     """
     if not path.parent.is_dir():
         raise UsageError(f"cannot write {path}: there is no folder {path.parent}", hint="Create it first.")
     if not os.access(path.parent, os.W_OK | os.X_OK):
         raise UsageError(f"cannot write {path}: the folder {path.parent} is not writable")
+    free = shutil.disk_usage(path.parent).free
+    if size > free:
+        raise UsageError(
+            f"cannot write {path}: it will have {bytes_text(size)} or more, and {bytes_text(free)} are free",
+            hint="Make room, or write to another disk.",
+        )

@@ -97,7 +97,7 @@ def repack(
         )
     if named_model(package) is not None:
         raise UsageError(f"{package.name} is an ONNX model, which is not a package", hint="Export it again instead.")
-    check_writable(output)
+    check_writable(output, package.stat().st_size)
     _refuse_old_signatures(output, options.sign_key)
     trust = options.verification.trust
     eager = EagerSource(options.verification.eager.model, changes.weights, changes.op_libraries)

@@ -12,10 +12,11 @@ from typing import Any, NoReturn, Self
 import torch
 
 from exportkit.errors import ExportkitError, SessionBrokenError, SessionBusyError, SessionClosedError
+from exportkit.progress import bytes_text
 from exportkit.runtime.methods import MethodPlan, ModelCode
 from exportkit.runtime.state import State, state_bytes
 from exportkit.runtime.state_file import read_state, write_state
-from exportkit.sizes import bytes_text, label_of
+from exportkit.sizes import label_of
 
 
 class Session:

@@ -14,7 +14,7 @@ from exportkit.cli import app
 from exportkit.cli.app import COMMANDS, group, main
 from exportkit.cli.output import print_json, print_table, progress
 from exportkit.errors import EXIT_CODES, DigestMismatchError, NoTargetError
-from exportkit.sizes import bytes_text
+from exportkit.progress import bytes_text
 
 
 @pytest.fixture

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import fcntl
 import os
+import shutil
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 
 import pytest
 
+from exportkit.errors import UsageError
 from exportkit.package.archive import PackageReader, write_package
-from exportkit.package.atomic import temporary_folder, write_whole
+from exportkit.package.atomic import check_writable, temporary_folder, write_whole
 from tests.fresh import killed_in_the_middle
 from tests.package.samples import RECORDS, manifest
 
 FOLDER = """
-from exportkit.package.atomic import temporary_folder
+from exportkit.package.atomic import check_writable, temporary_folder
 with temporary_folder(Path(sys.argv[1]), "work") as folder:
     (folder / "sub").mkdir()
     (folder / "sub" / "file").write_text("half")
@@ -22,6 +25,7 @@ with temporary_folder(Path(sys.argv[1]), "work") as folder:
 """
 PACKAGE = """
 import os, threading
+from exportkit.errors import UsageError
 from exportkit.package.archive import write_package
 from tests.package.samples import RECORDS, manifest
 path, large = map(Path, sys.argv[1:])
@@ -45,6 +49,13 @@ def test_what_a_killed_writer_left_goes_and_what_somebody_writes_now_stays(tmp_p
     write_whole(tmp_path / "file", b"again")
     assert list(tmp_path.iterdir()) == [tmp_path / "file"]
     assert (tmp_path / "file").read_bytes() == b"again"
+
+
+def test_a_disk_without_room_is_told_before_the_work(tmp_path, monkeypatch):
+    monkeypatch.setattr(shutil, "disk_usage", lambda folder: SimpleNamespace(free=3 << 20))
+    check_writable(tmp_path / "file", 3 << 20)
+    with pytest.raises(UsageError, match=r"it will have 4\.2 MB or more, and 3\.1 MB are free"):
+        check_writable(tmp_path / "file", 4 << 20)
 
 
 def test_a_file_that_cannot_be_written_stays_as_it_was(tmp_path):
