@@ -138,6 +138,7 @@ class SharedModel:
             self._users -= 1
             if self._users > 0:
                 return
+            self._rows = None
         self.closed.set()
         self.model.close()
 

@@ -17,6 +17,7 @@ from exportkit.serve.engine.home import Home
 from exportkit.serve.engine.load_parameters import weights_of
 from exportkit.serve.engine.loaded_package import LoadedPackage
 from exportkit.serve.engine.loading import load_copies
+from exportkit.serve.engine.own_thread import in_own_thread
 from exportkit.serve.engine.servable import Servable
 from exportkit.serve.engine.served import ServedModel
 from exportkit.serve.engine.served_package import Named, ServedPackage
@@ -296,9 +297,7 @@ class Repository:
             entry.state, entry.reason = "LOADING", ""
         try:
             options = self._options
-            copies = await asyncio.to_thread(
-                load_copies, package, options.load, options.batch, weights, options.sequences
-            )
+            copies = await in_own_thread(load_copies, package, options.load, options.batch, weights, options.sequences)
             models = await self._prepared(entry, copies)
         except BaseException as error:
             if not old:
@@ -316,7 +315,7 @@ class Repository:
         entry.version = models[0].version
         for name, each in old.items():
             # Nobody waits for it: a slow client may still send it a body.
-            closing = asyncio.ensure_future(each.close(successor=entry.served.get(name)))
+            closing = asyncio.ensure_future(each.close(successor=partial(_served_by, entry, name)))
             self._closing.add(closing)
             closing.add_done_callback(self._closing.discard)
 
@@ -372,6 +371,10 @@ class Repository:
         await asyncio.gather(*(model.close() for model in models))
         entry.served, entry.whole, entry.loaded = {}, None, None
         entry.state, entry.reason = "UNAVAILABLE", "unloaded"
+
+
+def _served_by(entry: _Entry, name: str) -> ServedModel | None:
+    return entry.served.get(name)
 
 
 def _paths(packages: Sequence[PackageFile]) -> set[Path]:

@@ -139,7 +139,7 @@ class ServedModel:
         self._queued = QueuedSteps(self._dispatchers, DEFAULT_PRIORITY)
         self._leaving: str | None = None  # why no new request is accepted
         self._closed = False
-        self._successor: ServedModel | None = None
+        self._next: Callable[[], ServedModel | None] | None = None
 
     async def prepared(self) -> None:
         """Waits until every runner is warmed up. If one fails, the model is closed, and its error is raised."""
@@ -361,17 +361,20 @@ class ServedModel:
         """Accepts no more bodies. What was accepted is answered."""
         self._leaving = reason
 
-    async def close(self, successor: ServedModel | None = None) -> None:
+    async def close(self, successor: Callable[[], ServedModel | None] | None = None) -> None:
         """Frees the model once it has answered everything that it accepted.
 
         Args:
-            successor: Takes what still arrives here.
+            successor: Returns who takes what still arrives here. (Were it the model itself, whoever holds an old one
+                would keep all those that came after it.)
         """
-        self._successor = successor
+        self._next = successor
         if self._sequences is not None and self._home is not None:
             await self._sequences.finish(self._home)
         await self._accepted.none()
         self._closed, self.package = True, None
+        if self._home is not None:
+            self._home.models.pop(self.method, None)
         self._leaving = self._leaving or "it was unloaded"
         threads = [thread for dispatcher in self._dispatchers for thread in dispatcher.stop()]
         await asyncio.to_thread(self._free, threads)
@@ -382,6 +385,15 @@ class ServedModel:
         for thread in threads:
             thread.join()
         give_freed_memory_back()
+
+    @property
+    def _successor(self) -> ServedModel | None:
+        """Who takes what still arrives here; None: it was not exchanged. Raises NotReadyError if nobody does."""
+        if self._next is None:
+            return None
+        if (following := self._next()) is None:
+            raise NotReadyError(f"the model {self.name} was unloaded")
+        return following
 
     @property
     def _goes_on(self) -> bool:
