@@ -9,7 +9,7 @@ import shutil
 import subprocess
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -110,11 +110,10 @@ def compiling_for(isa: str | None) -> Iterator[dict[str, Any]]:
         "cpp.vec_isa_ok": True,
         "cpp.simdlen": _SIMD_BITS[isa] if isa else 128,
     }
-    flags: Any = nullcontext()
-    if hasattr(config.cpp, "march"):
-        options["cpp.march"] = isa or ""
-    else:  # torch 2.11; pytorch#184297 added the option in 2.13
-        flags = replaced(cpp_builder, "_get_optimization_cflags", _with_march(isa or ""))
+    march: str | None = isa or ""
+    if hasattr(config.cpp, "march"):  # pytorch#184297 added the option in 2.13
+        options["cpp.march"], march = march, None
+    flags = replaced(cpp_builder, "_get_optimization_cflags", _with_flags(march))
     # Given the width alone, torch takes the richest instruction set of this CPU: AVX512 with VNNI or AMX, which
     # x86-64-v4 does not have.
     vector = _vector_isa(isa)
@@ -122,12 +121,19 @@ def compiling_for(isa: str | None) -> Iterator[dict[str, Any]]:
         yield options
 
 
-def _with_march(march: str) -> Callable[[Any], Any]:
+def _with_flags(march: str | None) -> Callable[[Any], Any]:
+    """Adds flags to torch's own. `march` takes the place of "native"; None: torch knows it.
+
+    g++ makes some symbols unique in the process, among them a pointer of torch's that a model with integer divisions
+    writes in each call, so that all models would share it. And the dynamic linker never unmaps a library that has one.
+    """
+
     def wrap(original: Callable[..., tuple[list[str], list[str]]]) -> Callable[..., tuple[list[str], list[str]]]:
         def flags(*args: Any, **kwargs: Any) -> tuple[list[str], list[str]]:
             cflags, ldflags = original(*args, **kwargs)
-            kept = [flag for flag in cflags if flag != "march=native"]
-            return (kept + [f"march={march}"] if march else kept), ldflags
+            if march is not None:
+                cflags = [flag for flag in cflags if flag != "march=native"] + [f"march={march}"] * bool(march)
+            return [*cflags, *(["fno-gnu-unique"] if cpp_builder.is_gcc() else [])], ldflags
 
         return flags
 

@@ -4,8 +4,8 @@ No torch that exports has an option for any of these, so export replaces:
 
 - `GraphLowering.get_attr`, so that no weight is written into the code as numbers (`program_weights`), and other short
   tensors still are (`packed_weights`).
-- `cpu_vec_isa.valid_vec_isa_list` and, on torch 2.11, `cpp_builder._get_optimization_cflags`, so that the code is for
-  the chosen instruction set and not for this machine's (`toolchain`).
+- `cpu_vec_isa.valid_vec_isa_list` and `cpp_builder._get_optimization_cflags`, so that the code is for
+  the chosen instruction set and not for this machine, and can be unloaded (`toolchain`).
 - `CppBuilder.build`, so that the two sources of a model are compiled at the same time, and once (`model_sources`).
 - `sympy.simplify`, which takes seconds where Inductor looks for strides, `sizevars.join_dimensions`, which misses rows
   that lie one after the other, `CppKernel.decide_parallel_depth`, so that every machine writes the same loops, and

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import _ctypes
+import ctypes
 import shutil
 import subprocess
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -14,6 +17,7 @@ from exportkit.export.aot_inductor import read_inductor_config
 from exportkit.export.artifact import export_aoti
 from exportkit.export.export_options import CompileOptions
 from exportkit.export.resolve import resolve
+from tests.artifacts import artifact
 
 MODELS = str(Path(__file__).with_name("export_models.py"))
 
@@ -105,3 +109,16 @@ def test_an_instruction_set_of_no_cpu_is_refused(tmp_path: Path) -> None:
         export_aoti(
             resolve(f"{MODELS}:structured"), tmp_path / "x.pt2", compile_options=CompileOptions(cpu_isas=["x86-64-v9"])
         )
+
+
+@pytest.mark.skipif(toolchain.platform.machine() != "x86_64", reason="the artifact is for x86-64")
+def test_the_library_of_a_model_is_unmapped_when_it_is_closed(tmp_path: Path) -> None:
+    """Else each new version of a served model would stay in memory, and its symbols would be shared with others."""
+    library = tmp_path / "model.so"
+    with zipfile.ZipFile(artifact("small-convolutions")) as archive:
+        (name,) = (name for name in archive.namelist() if name.endswith(".so"))
+        library.write_bytes(archive.read(name))
+    opened = ctypes.CDLL(str(library))
+    assert str(library) in Path("/proc/self/maps").read_text()
+    _ctypes.dlclose(opened._handle)
+    assert str(library) not in Path("/proc/self/maps").read_text()

@@ -339,7 +339,7 @@ class Repository:
                 raise NotReadyError("the server drains")
         except BaseException:
             await asyncio.gather(*(model.close() for model in models))
-            await asyncio.to_thread(loaded.close)
+            await in_own_thread(loaded.close)
             raise
         return models
 

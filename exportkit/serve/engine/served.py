@@ -24,6 +24,7 @@ from exportkit.serve.engine.home import Home
 from exportkit.serve.engine.loaded_package import LoadedCopies
 from exportkit.serve.engine.model_copy import ModelCopy
 from exportkit.serve.engine.model_description import DEFAULT_PRIORITY
+from exportkit.serve.engine.own_thread import in_own_thread
 from exportkit.serve.engine.served_sequences import SequenceKey, ServedSequences
 from exportkit.serve.engine.state_rows import in_blocks
 from exportkit.serve.engine.statistics import Statistics
@@ -377,7 +378,7 @@ class ServedModel:
             self._home.models.pop(self.method, None)
         self._leaving = self._leaving or "it was unloaded"
         threads = [thread for dispatcher in self._dispatchers for thread in dispatcher.stop()]
-        await asyncio.to_thread(self._free, threads)
+        await in_own_thread(self._free, threads)
 
     def _free(self, threads: Sequence[Any]) -> None:
         for copy in self._copies:
