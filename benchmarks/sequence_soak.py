@@ -22,15 +22,11 @@ import os
 import random
 import re
 import shutil
-import signal
-import statistics
 import sys
 import tempfile
 import threading
 import time
 import urllib.request
-from collections import Counter
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -40,10 +36,10 @@ import torch
 import exportkit
 from benchmarks.sequence_ways import WAYS, Refused, Way
 from benchmarks.serve.running import Server, free_port, running
+from benchmarks.serve.soaking import WATCH_SECONDS, Soaking, Work
 
-GROWTH, GROWTH_BYTES = 1.05, 16 << 20  # of memory, from the second quarter of the time to the last
 IDLE_SECONDS, FINISH_SECONDS = 2.0, 1.0
-RELOAD_SECONDS, KILL_SECONDS, WATCH_SECONDS = 5.0, 11.0, 2.0
+RELOAD_SECONDS, KILL_SECONDS = 5.0, 11.0
 # What may happen to every sequence while models are loaded and workers killed.
 FAULTS = re.compile(
     r"version of the model was unloaded|process with its state died|[Ww]orker|not ready|begins any more|"
@@ -93,18 +89,15 @@ def _command(folder: Path, ports: tuple[int, int], options: argparse.Namespace) 
     return [*command, *(["--isolate"] if options.isolate else [])]
 
 
-class Soak:
+class Soak(Soaking):
     """The clients and the faults, and what they saw."""
 
     def __init__(
         self, server: Server, model: exportkit.Model, package: Path, ports: tuple[int, int], options: argparse.Namespace
     ) -> None:
         """Waits until the server is ready."""
-        self._server, self._model, self._package, self._ports, self._options = server, model, package, ports, options
-        self._seen: Counter[str] = Counter()
-        self._lock = threading.Lock()
-        self._stopping, self._draining = threading.Event(), threading.Event()
-        self._memory: list[int] = []
+        super().__init__(server, options.seed)
+        self._model, self._package, self._ports, self._options = model, package, ports, options
         self._number = 0
         self._clock = threading.local()  # when this client's last step was answered
         self._ended: dict[str, float] = {}
@@ -118,62 +111,35 @@ class Soak:
 
     def run(self) -> None:
         """Lets everything loose, then sends SIGTERM."""
-        works: list[Callable[[random.Random], None]] = [self._play] * self._options.clients
+        works: list[Work] = [self._play] * self._options.clients
         works += [self._double, self._double, self._reload, *([self._kill] if self._options.isolate else [])]
-        threads = [
-            threading.Thread(target=self._repeat, args=(work, random.Random(f"{self._options.seed} {index}")))
-            for index, work in enumerate(works)
-        ]
-        for thread in threads:
-            thread.start()
-        self._began = time.monotonic()
-        while (passed := time.monotonic() - self._began) < 60 * self._options.minutes:
-            time.sleep(min(WATCH_SECONDS, 20 * self._options.minutes))
-            self._memory.append(self._server.memory())
-            if int(passed / 60) != int((passed + WATCH_SECONDS) / 60):
-                print(f"{passed / 60:.0f} min, {self._memory[-1] / 1e6:.0f} MB, {dict(self._seen)}", flush=True)
+        self.let_loose(works, 60 * self._options.minutes, last=self._look_at_the_ends)
+
+    def _look_at_the_ends(self) -> None:
         self._ended = _ends(_get(self._ports[0], "/metrics")[1])
-        self._draining.set()
-        self._server.process.send_signal(signal.SIGTERM)
-        self._stopping.set()
-        for thread in threads:
-            thread.join()
 
     def end(self) -> list[str]:
         """Waits for the server's end. Returns what was not as promised."""
-        code = self._server.process.wait(60)
-        problems = [f"{name}: {count}" for name, count in sorted(self._seen.items()) if name.startswith("WRONG")]
-        if code:
-            problems.append(f"the server ended with {code}")
-        missing = [
-            reason for reason in (*ENDS, *(["lost"] if self._options.isolate else [])) if not self._ended.get(reason)
-        ]
+        problems = self.problems()
+        expected = [*ENDS, *(["lost"] if self._options.isolate else [])]
+        missing = [reason for reason in expected if not self._ended.get(reason)]
         if missing and self._options.minutes >= 1:
             problems.append(f"no sequence ended by {', '.join(missing)}")
-        before, after = self._quarters()
-        if before and after > GROWTH * before + GROWTH_BYTES:
-            problems.append(f"memory grew from {before / 1e6:.0f} to {after / 1e6:.0f} MB")
         print(json.dumps(self.summary(), indent=1))
         return problems
 
     def summary(self) -> dict[str, Any]:
         """Returns what happened."""
-        before, after = self._quarters()
+        before, after = self.quarters()
         return {
             "package": self._model.manifest.name,
             "isolate": self._options.isolate,
-            "minutes": round((time.monotonic() - self._began) / 60, 1),
-            "seen": dict(sorted(self._seen.items())),
+            "minutes": round(self.minutes, 1),
+            "seen": dict(sorted(self.seen.items())),
             "ended": self._ended,
             "memory_mb": {"second_quarter": round(before / 1e6, 1), "last_quarter": round(after / 1e6, 1)},
-            "memory_mb_each_minute": [round(each / 1e6, 1) for each in self._memory[:: int(60 / WATCH_SECONDS)]],
+            "memory_mb_each_minute": [round(each / 1e6, 1) for each in self.memory[:: int(60 / WATCH_SECONDS)]],
         }
-
-    def _quarters(self) -> tuple[float, float]:
-        quarter = len(self._memory) // 4
-        if not quarter:
-            return 0.0, 0.0
-        return statistics.median(self._memory[quarter : 2 * quarter]), statistics.median(self._memory[-quarter:])
 
     # --- clients ------------------------------------------------------------------------------------------------------
 
@@ -182,7 +148,7 @@ class Soak:
         way = chance.choice(WAYS)(self._model.manifest.name, self._ports)
         try:
             for _ in range(chance.randrange(1, 8)):
-                if self._stopping.is_set():
+                if self.stopping.is_set():
                     return
                 self._sequence(way, chance)
         finally:
@@ -198,7 +164,7 @@ class Soak:
         steps = chance.randrange(1, 25)
         with self._model.session(**sizes) as session:
             for step in range(steps):
-                self._stopping.wait(chance.expovariate(1 / self._options.pause))
+                self.stopping.wait(chance.expovariate(1 / self._options.pause))
                 deed = chance.choices(
                     [self._step, self._restart, self._late, self._idle, self._leave], [100, 2, 2, 0.3, 1]
                 )[0]
@@ -222,7 +188,7 @@ class Soak:
     def _restart(self, way: Way, session: Any, sequence: Any, inputs: Any, chance: random.Random, **flags: Any) -> bool:
         """Begins the sequence again."""
         session.reset()
-        self._count("restarted")
+        self.count("restarted")
         return self._step(way, session, sequence, inputs, chance, start=True, end=False)
 
     def _late(self, way: Way, session: Any, sequence: Any, inputs: Any, chance: random.Random, **flags: Any) -> bool:
@@ -239,15 +205,15 @@ class Soak:
 
     def _idle(self, way: Way, session: Any, sequence: Any, inputs: Any, chance: random.Random, **flags: Any) -> bool:
         """Is silent for too long."""
-        if not self._stopping.wait(IDLE_SECONDS + 1.5):
+        if not self.stopping.wait(IDLE_SECONDS + 1.5):
             self._has_ended(way, sequence, chance, IDLE, FAULTS)
         return False
 
     def _leave(self, way: Way, session: Any, sequence: Any, inputs: Any, chance: random.Random, **flags: Any) -> bool:
         """Sends a step and leaves. Who goes on finds the state before the step or after it, or an ended sequence."""
         way.send_and_leave(inputs, sequence)
-        self._count("left")
-        self._stopping.wait(0.2)
+        self.count("left")
+        self.stopping.wait(0.2)
         following = self._drawn(chance, dict(session.sizes))
         try:
             answer = way.ask(following, sequence)
@@ -269,7 +235,7 @@ class Soak:
                 inputs = self._drawn(chance, sizes)
                 with self._model.session(**sizes) as session:
                     self._step(way, session, 1 << 40, inputs, chance, start=True, end=chance.random() < 0.3)
-                self._stopping.wait(chance.expovariate(1 / self._options.pause))
+                self.stopping.wait(chance.expovariate(1 / self._options.pause))
         finally:
             way.close()
 
@@ -287,18 +253,18 @@ class Soak:
 
     def _compare(self, what: str, answer: torch.Tensor, *allowed: torch.Tensor) -> None:
         right = any(torch.allclose(answer, each, rtol=1e-4, atol=1e-5) for each in allowed)
-        self._count(what if right else f"WRONG: {what}, with another state")
+        self.count(what if right else f"WRONG: {what}, with another state")
 
     def _judge_refusal(self, error: Refused, *allowed: re.Pattern[str]) -> None:
-        if self._draining.is_set():
-            self._count("refused while draining")
+        if self.draining.is_set():
+            self.count("refused while draining")
         elif IDLE.search(error.text) and time.monotonic() - self._clock.answered > IDLE_SECONDS:
-            self._count("refused: no step came for too long")  # this machine has other work than this client
+            self.count("refused: no step came for too long")  # this machine has other work than this client
         elif any(each.search(error.text) for each in allowed):
             why = next(found for each in allowed if (found := each.search(error.text)))
-            self._count(f"refused: {why.group()}")
+            self.count(f"refused: {why.group()}")
         else:
-            self._count(f"WRONG: refused: {error.text[:160]}")
+            self.count(f"WRONG: refused: {error.text[:160]}")
 
     def _has_ended(self, way: Way, sequence: Any, chance: random.Random, *why: re.Pattern[str]) -> None:
         """Asks for a step of a sequence that must have ended."""
@@ -307,41 +273,30 @@ class Soak:
         except Refused as error:
             self._judge_refusal(error, *why)
         else:
-            self._count("WRONG: a sequence that ended is answered")
+            self.count("WRONG: a sequence that ended is answered")
 
     # --- faults -------------------------------------------------------------------------------------------------------
 
     def _reload(self, chance: random.Random) -> None:
         """Replaces the package's file and loads the model again."""
-        if self._stopping.wait(RELOAD_SECONDS):
+        if self.stopping.wait(RELOAD_SECONDS):
             return
         new = self._package.with_suffix(".new")
         shutil.copy(self._package, new)
         os.replace(new, self._package)
         status, body = _get(self._ports[0], f"/v2/repository/models/{self._model.manifest.name}/load", b"{}")
-        failed = "loads that failed" if "worker" in body or self._draining.is_set() else f"WRONG: {body[:100]}"
-        self._count("loads" if status == 200 else failed)
+        failed = "loads that failed" if "worker" in body or self.draining.is_set() else f"WRONG: {body[:100]}"
+        self.count("loads" if status == 200 else failed)
 
     def _kill(self, chance: random.Random) -> None:
         """Kills a worker process: a child of a child, as workers are forked from a template."""
-        if self._stopping.wait(KILL_SECONDS):
+        if self.stopping.wait(KILL_SECONDS):
             return
-        children = psutil.Process(self._server.process.pid).children()
+        children = psutil.Process(self.server.process.pid).children()
         workers = [worker for child in children for worker in child.children()]
         if workers:
             chance.choice(workers).kill()
-            self._count("killed workers")
-
-    def _repeat(self, work: Callable[[random.Random], None], chance: random.Random) -> None:
-        while not self._stopping.is_set():
-            try:
-                work(chance)
-            except Exception as error:  # whatever it is, the others go on
-                self._count("closed while draining" if self._draining.is_set() else f"WRONG: {error!r}")
-
-    def _count(self, what: str) -> None:
-        with self._lock:
-            self._seen[what] += 1
+            self.count("killed workers")
 
 
 def _ends(metrics: str) -> dict[str, float]:

@@ -20,14 +20,10 @@ import json
 import os
 import random
 import shutil
-import signal
-import statistics
 import sys
 import tempfile
-import threading
 import time
-from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import psutil
@@ -35,11 +31,11 @@ import psutil
 from benchmarks.serve.broken_requests import BROKEN
 from benchmarks.serve.load_client import Connection
 from benchmarks.serve.running import Server, free_port, running, serve_command
+from benchmarks.serve.soaking import Soaking, Work
 from benchmarks.serve.workload import Workload, http_post, workload
 
 MAX_BATCH = 8
-GROWTH, GROWTH_BYTES = 1.05, 16 << 20  # of memory, from the second quarter of the time to the last
-RELOAD_SECONDS, KILL_SECONDS, WATCH_SECONDS = 7.0, 20.0, 2.0
+RELOAD_SECONDS, KILL_SECONDS = 7.0, 20.0
 
 
 def main() -> None:
@@ -69,54 +65,30 @@ def main() -> None:
     sys.exit(1 if problems else 0)
 
 
-class Soak:
+class Soak(Soaking):
     """The clients and the faults, and what they saw."""
 
     def __init__(self, server: Server, workloads: Sequence[Workload], seed: int) -> None:
         """Asks the idle server for the answers that the clients compare with."""
-        self._server = server
+        super().__init__(server, seed)
         self._model = workloads[0].model
         self._package = workloads[0].package
-        self._seed = seed
-        self._seen: Counter[str] = Counter()
-        self._lock = threading.Lock()
-        self._stopping = threading.Event()
-        self._draining = threading.Event()
-        self._memory: list[int] = []
         self._wait_until_ready()
         self._asked: list[tuple[Workload, bytes]] = [(one, self._expected(one)) for one in workloads]
 
     def run(self, seconds: float, clients: int) -> None:
         """Lets everything loose, then sends SIGTERM."""
-        works: list[Callable[[random.Random], None]] = [self._behave] * clients
+        works: list[Work] = [self._behave] * clients
         works += [self._vanish, self._send_slowly, self._break_the_protocol, self._reload, self._kill]
-        threads = [
-            threading.Thread(target=self._repeat, args=(work, random.Random(f"{self._seed} {index}")))
-            for index, work in enumerate(works)
-        ]
-        for thread in threads:
-            thread.start()
-        start = time.monotonic()
-        while (passed := time.monotonic() - start) < seconds:
-            time.sleep(WATCH_SECONDS)
-            self._watch()
-            if int(passed / 60) != int((passed + WATCH_SECONDS) / 60):
-                print(f"{passed / 60:.0f} min, {self._memory[-1] / 1e6:.0f} MB, {self._summary()}", flush=True)
-        self._draining.set()
+        self.let_loose(works, seconds, last=self._look_at_the_successes)
+
+    def _look_at_the_successes(self) -> None:
         self._counted = self._successes()
-        self._server.process.send_signal(signal.SIGTERM)
-        self._stopping.set()
-        for thread in threads:
-            thread.join()
 
     def end(self) -> list[str]:
         """Waits for the server's end. Returns what was not as promised."""
-        code = self._server.process.wait(60)
-        print(f"at the end, {self._memory[-1] / 1e6:.0f} MB, {self._summary()}")
-        seen = self._seen
-        problems = [f"{name}: {count}" for name, count in sorted(seen.items()) if name.startswith("WRONG")]
-        if code:
-            problems.append(f"the server ended with {code}")
+        problems, seen = self.problems(), self.seen
+        print(f"at the end, {self.memory[-1] / 1e6:.0f} MB, {self.counted()}")
         most = seen["answered"] + seen["vanished"]
         if not seen["answered before SIGTERM"] <= self._counted <= most:
             problems.append(
@@ -124,46 +96,41 @@ class Soak:
             )
         if seen["failed"] > seen["killed workers"] * MAX_BATCH:  # a worker takes at most its batch with it
             problems.append(f"{seen['failed']} requests failed, and {seen['killed workers']} workers were killed")
-        quarter = len(self._memory) // 4
-        if quarter:
-            before = statistics.median(self._memory[quarter : 2 * quarter])
-            after = statistics.median(self._memory[-quarter:])
-            print(f"memory: {before / 1e6:.1f} MB in the second quarter, {after / 1e6:.1f} MB in the last")
-            if after > GROWTH * before + GROWTH_BYTES:
-                problems.append(f"memory grew from {before / 1e6:.0f} to {after / 1e6:.0f} MB")
+        before, after = self.quarters()
+        print(f"memory: {before / 1e6:.1f} MB in the second quarter, {after / 1e6:.1f} MB in the last")
         return problems
 
     # --- clients ------------------------------------------------------------------------------------------------------
 
     def _behave(self, chance: random.Random) -> None:
         """Sends requests on one connection and compares the answers."""
-        connection = Connection(self._server.port)
+        connection = Connection(self.server.port)
         for _ in range(chance.randrange(1, 50)):
-            if self._stopping.is_set():
+            if self.stopping.is_set():
                 break
             asked, expected = chance.choice(self._asked)
             parameters = chance.choice([{}, {}, {}, {"priority": chance.randrange(1, 4)}, {"timeout": 20_000_000}])
-            before = not self._draining.is_set()
+            before = not self.draining.is_set()
             status, body = connection.request(asked.infer_request(**parameters))
             self._judge(status, body, expected)
-            if status == 200 and before and not self._draining.is_set():
-                self._count("answered before SIGTERM")
+            if status == 200 and before and not self.draining.is_set():
+                self.count("answered before SIGTERM")
         connection.close()
 
     def _vanish(self, chance: random.Random) -> None:
         """Sends a part of a request, or all of it, and goes away."""
         request = chance.choice(self._asked)[0].infer_request()
-        connection = Connection(self._server.port)
+        connection = Connection(self.server.port)
         connection.send(request[: chance.choice([10, len(request) // 2, len(request) - 1, len(request)])])
         time.sleep(chance.choice([0.0, 0.001, 0.02]))
         connection.close()
-        self._count("vanished")
+        self.count("vanished")
 
     def _send_slowly(self, chance: random.Random) -> None:
         """Sends a request in pieces over some seconds, then reads the answer late."""
         asked, expected = chance.choice(self._asked)
         request = asked.infer_request()
-        connection, pieces = Connection(self._server.port), chance.randrange(2, 20)
+        connection, pieces = Connection(self.server.port), chance.randrange(2, 20)
         for start in range(0, len(request), size := -(-len(request) // pieces)):
             connection.send(request[start : start + size])
             time.sleep(0.1)
@@ -174,88 +141,78 @@ class Soak:
     def _break_the_protocol(self, chance: random.Random) -> None:
         """Sends a request that breaks the protocol. The answer must be an error, and say so in JSON."""
         name, broken = chance.choice(list(BROKEN.items()))
-        connection = Connection(self._server.port, timeout=20)
+        connection = Connection(self.server.port, timeout=20)
         with contextlib.suppress(ConnectionError):  # it may answer and close before it has read everything
             connection.send(broken(self._asked[0][0], chance))
         status, body = connection.answer()
         connection.close()
-        self._count("broken bodies")
+        self.count("broken bodies")
         try:
             explained = isinstance(json.loads(body)["error"], str)
         except (ValueError, KeyError, TypeError):
             explained = False
         refused = 400 <= status < 500 or status in (501, 503)  # 503 while the worker starts again, or in the end
         if not (refused and explained):
-            self._count(f"WRONG: {name} got status {status} and {body[:200]!r}")
+            self.count(f"WRONG: {name} got status {status} and {body[:200]!r}")
 
     # --- faults -------------------------------------------------------------------------------------------------------
 
     def _reload(self, chance: random.Random) -> None:
         """Replaces the package's file and loads the model again. What did not change would not be loaded again."""
-        if self._stopping.wait(RELOAD_SECONDS):
+        if self.stopping.wait(RELOAD_SECONDS):
             return
         new = self._package.with_suffix(".new")
         shutil.copy(self._package, new)
         os.replace(new, self._package)
-        connection = Connection(self._server.port, timeout=120)
+        connection = Connection(self.server.port, timeout=120)
         status, body = connection.request(http_post(f"/v2/repository/models/{self._model}/load", b"{}", {}))
-        self._count("loads")
-        if status != 200 and not self._draining.is_set():
+        self.count("loads")
+        if status != 200 and not self.draining.is_set():
             # A worker that is killed while it answers the recorded cases cannot be loaded.
-            self._count("loads that failed" if b"worker" in body else f"WRONG: load: {status} {body[:200]!r}")
+            self.count("loads that failed" if b"worker" in body else f"WRONG: load: {status} {body[:200]!r}")
         connection.close()
 
     def _kill(self, chance: random.Random) -> None:
         """Kills a worker process: a child of a child, as workers are forked from a template. It alone has torch."""
-        if self._stopping.wait(KILL_SECONDS):
+        if self.stopping.wait(KILL_SECONDS):
             return
         with contextlib.suppress(psutil.NoSuchProcess):
-            children = psutil.Process(self._server.process.pid).children()
+            children = psutil.Process(self.server.process.pid).children()
             workers = [worker for child in children for worker in child.children() if _has_torch(worker)]
             if workers:
                 chance.choice(workers).kill()
-                self._count("killed workers")
+                self.count("killed workers")
 
     # --- watching -----------------------------------------------------------------------------------------------------
 
-    def _repeat(self, work: Callable[[random.Random], None], chance: random.Random) -> None:
-        while not self._stopping.is_set():
-            try:
-                work(chance)
-            except OSError as error:
-                if self._draining.is_set():
-                    self._count("closed while draining")
-                else:
-                    self._count(f"WRONG: no answer to {work.__name__}: {error!r}")
-
     def _judge(self, status: int, body: bytes, expected: bytes) -> None:
         if status == 200:
-            self._count("answered")
+            self.count("answered")
             if _tensors(body) != expected:
-                self._count("WRONG: an answer differs")
+                self.count("WRONG: an answer differs")
         elif status in (429, 503):
-            self._count(f"refused with {status}")
+            self.count(f"refused with {status}")
         elif status == 500 and b"worker" in body:
-            self._count("failed")
+            self.count("failed")
         else:
-            self._count(f"WRONG: status {status} and {body[:200]!r}")
+            self.count(f"WRONG: status {status} and {body[:200]!r}")
 
-    def _watch(self) -> None:
-        self._memory.append(self._server.memory())
+    def watch(self) -> None:
+        """The server is live all the time."""
         try:
             status, _ = self._get("/v2/health/live")
         except OSError as error:
-            self._count(f"WRONG: not live: {error!r}")
+            self.count(f"WRONG: not live: {error!r}")
             return
         if status != 200:
-            self._count(f"WRONG: live has status {status}")
+            self.count(f"WRONG: live has status {status}")
 
     def _wait_until_ready(self) -> None:
         while self._get("/v2/health/ready")[0] != 200:
             time.sleep(0.2)
 
     def _expected(self, asked: Workload) -> bytes:
-        status, body = Connection(self._server.port).request(asked.infer_request())
+        status, body = Connection(self.server.port).request(asked.infer_request())
         if status != 200:
             raise RuntimeError(f"the idle server answers with {status}: {body[:300]!r}")
         return _tensors(body)
@@ -266,19 +223,11 @@ class Soak:
         return int(model["inference_stats"]["success"]["count"]) - len(self._asked)
 
     def _get(self, path: str) -> tuple[int, bytes]:
-        connection = Connection(self._server.port)
+        connection = Connection(self.server.port)
         try:
             return connection.request(http_post(path, b"", {}).replace(b"POST", b"GET", 1))
         finally:
             connection.close()
-
-    def _count(self, what: str) -> None:
-        with self._lock:
-            self._seen[what] += 1
-
-    def _summary(self) -> str:
-        with self._lock:
-            return ", ".join(f"{name}: {count}" for name, count in sorted(self._seen.items()))
 
 
 def _has_torch(process: psutil.Process) -> bool:
