@@ -1,9 +1,10 @@
 """Builds the reader of packages, the operator libraries and, where CMake is, the C++ runtime.
 
 The reader (csrc/package) becomes libexportkit_package.so, which needs neither torch nor Python. ARR-COC's C++ operators
-go into libarr_coc_cpu.so, its CUDA operators into libarr_coc_cuda.so. No library is a Python module (there is no
-PyInit): Python opens them by their path. Operators use the LibTorch stable ABI only, so one wheel serves every Python
-and torch of exportkit/support.py, with or without CUDA. The C++ runtime (csrc/runtime) serves the torch it was built
+go into libarr_coc_cpu.so, its CUDA operators into libarr_coc_cuda.so, recurrent layers (csrc/recurrent) into
+libexportkit_recurrent.so for every device. No library is a Python module (there is no PyInit): Python opens them by
+their path. Operators use the LibTorch stable ABI only, so one wheel serves every Python and torch of
+exportkit/support.py, with or without CUDA. The C++ runtime (csrc/runtime) serves the torch it was built
 with; with another torch, torch's Python binding runs the code. torch's own BuildExtension is not used: it refuses CUDA
 sources where torch is a CPU build, and it adds Python's link flags.
 
@@ -235,7 +236,7 @@ class BuildLibraries(build_ext):
         exports = f"-Wl,--version-script={ROOT / 'csrc/package/exports.map'}"
         lines += rules("link_package", [cxx, "-shared", *STRIP, "$in", "-o", "$out", exports,
                                         "-Wl,-soname,libexportkit_package.so", "-ldl", "-lpthread"])  # fmt: skip
-        lines += rules("link_cpu", [cxx, "-shared", *STRIP, "$in", "-o", "$out", "-Wl,-soname,libarr_coc_cpu.so", lib,
+        lines += rules("link_cpu", [cxx, "-shared", *STRIP, "$in", "-o", "$out", "$soname", lib,
                                     "-Wl,--no-as-needed", "-ltorch_cpu"])  # fmt: skip
         if cuda:
             flags = [*(NVCC_OPTIMISED if cuda.installed else NVCC_QUICK), *gencode_flags(cuda.architectures)]
@@ -248,7 +249,7 @@ class BuildLibraries(build_ext):
                                          "-Xlinker=--no-as-needed", "-ltorch"])  # fmt: skip
         for extension in self.extensions:
             library = extension.name.rpartition(".")[2]
-            kind = library.rpartition("_")[2]
+            kind = KINDS.get(library) or library.rpartition("_")[2]
             if kind == "cuda" and not cuda:
                 continue
             compiler = {"cpu": "cxx", "cuda": "nvcc", "package": "cxx_package"}[kind]
@@ -258,7 +259,7 @@ class BuildLibraries(build_ext):
                 objects.append(f"{folder}/{Path(source).stem}.o")
                 lines.append(f"build {objects[-1]}: {compiler} {ROOT / source}")
             target = f"{folder}/{library}.so" if checked else f"{library}.so"
-            lines.append(f"build {target}: link_{kind} {' '.join(objects)}")
+            lines += [f"build {target}: link_{kind} {' '.join(objects)}", f"  soname = -Wl,-soname,{library}.so"]
         return "\n".join(lines) + "\n"
 
 
@@ -278,7 +279,11 @@ def rules(name, command, depfile=False):
 
 
 ENTRY_POINTS = {"console_scripts": ["exportkit = exportkit.cli:main"]}
-LIBRARIES = {"exportkit.lib.libexportkit_package": "csrc/package/*.cpp"}
+LIBRARIES = {
+    "exportkit.lib.libexportkit_package": "csrc/package/*.cpp",
+    "exportkit.lib.libexportkit_recurrent": "csrc/recurrent/*.cpp",
+}
+KINDS = {"libexportkit_recurrent": "cpu"}  # the others' are in their names
 EXCLUDED = []
 if choice("EXPORTKIT_ARR_COC", default="1") == "0":
     EXCLUDED = ["exportkit.arr_coc", "exportkit.arr_coc.*"]

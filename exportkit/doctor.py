@@ -370,15 +370,18 @@ def _library(namespace: str, device: str) -> HostFinding:
 
     name = f"{namespace}, {device.upper()}"
     try:
-        path = libraries_of(namespace).get(device)
-        if path is None:
+        libraries = libraries_of(namespace)
+        path = libraries.get(device, libraries.get("cpu"))  # one library may have the kernels of every device
+        library = describe_library(path) if path is not None else None
+        if library is None or (device not in libraries and not {device, "any"} & {*library.kernels}):
             hint = "The package that brings these operators builds them."
             return HostFinding(name, False, f"not built for {device.upper()}, or not named by its module", hint)
-        library = describe_library(path)
     except ExportkitError as error:
         return HostFinding(name, False, error.message, error.hint or "Build that package again.")
     count = f"{len(library.defines)} operators" if library.defines else "kernels"
-    return HostFinding(name, True, f"{count}, torch {library.needs_torch} or newer, {path.name}")
+    return HostFinding(
+        name, True, f"{count}, torch {library.needs_torch} or newer, {library.record.rpartition('/')[2]}"
+    )
 
 
 def _output(command: Sequence[str]) -> str:

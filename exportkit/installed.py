@@ -29,6 +29,7 @@ from typing import Any, Protocol, cast
 from exportkit.errors import LibraryLoadError
 
 _OPERATORS, _MODELS = "exportkit.operators", "exportkit.models"
+_OWN = (EntryPoint("exportkit_recurrent", "exportkit.recurrent", _OPERATORS),)  # exportkit's: part of no guest
 
 
 class DescribedOperator(Protocol):
@@ -47,7 +48,8 @@ class DescribedOperator(Protocol):
 
 def declared(group: str) -> dict[str, EntryPoint]:
     """Returns the entry points of a group by name."""
-    return {entry.name: entry for entry in entry_points(group=group)}
+    own = [entry for entry in _OWN if entry.group == group]
+    return {entry.name: entry for entry in (*own, *entry_points(group=group))}
 
 
 def installed_models() -> dict[str, str]:

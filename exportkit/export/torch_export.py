@@ -13,12 +13,14 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._pytree import tree_map
 
+from exportkit.errors import HostError
 from exportkit.export.call_signature import BoundCall, describe_call, is_tensor, plain_tuples
 from exportkit.export.cases import resampled
 from exportkit.export.declared import declared
 from exportkit.export.guards import GuardLog, guard_log
 from exportkit.export.lifted import STATE, lifted
 from exportkit.export.quiet import quiet_torch
+from exportkit.export.recurrent_layers import whole_recurrent_layers
 from exportkit.export.shapes import DynamicSizes, torch_dimensions, torch_shape
 from exportkit.export.size_changes import Examples, proposals, untrue_names, violated_names
 from exportkit.export.source_lines import users_code
@@ -209,8 +211,10 @@ def call_export(
         arguments: dict[str, Any] = {**dict(zip((p.name for p in bound.parameters), args)), **kwargs}
         dynamic = tree_map(lambda leaf: next(shape_of) if is_tensor(leaf) else None, arguments)
         try:
-            with torch.no_grad(), quiet_torch(), _attention_of_no_machine():
+            with torch.no_grad(), quiet_torch(), _attention_of_no_machine(), whole_recurrent_layers():
                 return export(model, args, kwargs, dynamic_shapes=dynamic, strict=False), log
+        except HostError:  # of whole_recurrent_layers
+            raise
         except Exception as error:
             # torch.export raises about thirty unrelated classes.
             raise RefusedByTorchError(error, sizes, log) from error

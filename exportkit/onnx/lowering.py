@@ -26,6 +26,7 @@ import torch
 from onnxscript import evaluator, opset18
 
 from exportkit.onnx.corrections import CORRECTIONS
+from exportkit.onnx.recurrent import recurrent_translations
 from exportkit.onnx.stand_ins import STAND_IN, CustomCall
 
 STAND_IN_DOMAIN = "exportkit.stand_in"
@@ -54,7 +55,7 @@ def translations(calls: Mapping[str, CustomCall]) -> Mapping[Callable[..., Any],
         recorder.nodes.append(node)
         return list(node.outputs)
 
-    return {STAND_IN: stand_in, **_OPERATORS, **CORRECTIONS}
+    return {STAND_IN: stand_in, **_OPERATORS, **CORRECTIONS, **recurrent_translations()}
 
 
 # --- bounds -----------------------------------------------------------------------------------------------------------

@@ -25,6 +25,7 @@ from torch.utils._pytree import KeyPath, SequenceKey, tree_leaves
 from exportkit.errors import ExportError
 from exportkit.export.preflight import is_custom, qualified_name
 from exportkit.export.source_lines import where_traced
+from exportkit.recurrent import NAMESPACE
 
 Tensors = Sequence[torch.Tensor]
 Sizes = Sequence[int | torch.SymInt]
@@ -147,7 +148,7 @@ def with_stand_ins(
     for part in list(module.modules()):
         if isinstance(part, GraphModule):
             for node in list(part.graph.nodes):
-                if node.op == "call_function" and is_custom(node.target):
+                if node.op == "call_function" and is_custom(node.target) and node.target.namespace != NAMESPACE:
                     key = f"{next(_KEYS)}"
                     calls[key] = _replace(node, key)
             part.graph.lint()
