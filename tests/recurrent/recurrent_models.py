@@ -1,0 +1,200 @@
+"""Models with recurrent layers, and a plain loop that computes such a layer step by step."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
+
+from exportkit import ExportSpec
+
+FEATURES, SIZE = 6, 5
+
+
+@dataclass(frozen=True)
+class Options:
+    """What a layer is: `kind` is that of nn.RNN's nonlinearity, or "lstm" or "gru"."""
+
+    kind: str = "lstm"
+    layers: int = 1
+    bidirectional: bool = False
+    bias: bool = True
+    batch_first: bool = False
+    projection: int = 0
+    states: bool = False  # whether the call gives them
+    batched: bool = True
+    dtype: torch.dtype = torch.float32
+
+    def layer(self) -> nn.RNNBase:
+        """The layer, in eval mode, with dropout between its layers, which then does nothing."""
+        options: dict[str, Any] = {
+            "num_layers": self.layers,
+            "bias": self.bias,
+            "batch_first": self.batch_first,
+            "bidirectional": self.bidirectional,
+            "dropout": 0.5 if self.layers > 1 else 0.0,
+        }
+        torch.manual_seed(self.layers)
+        if self.kind == "lstm":
+            made: nn.RNNBase = nn.LSTM(FEATURES, SIZE, proj_size=self.projection, **options)
+        elif self.kind == "gru":
+            made = nn.GRU(FEATURES, SIZE, **options)
+        else:
+            made = nn.RNN(FEATURES, SIZE, nonlinearity=self.kind, **options)
+        return made.to(self.dtype).eval()
+
+    def inputs(self, batch: int, length: int) -> list[Tensor]:
+        """Inputs, and states if they are given."""
+        torch.manual_seed(batch * 1000 + length)
+        shape = (batch, length, FEATURES) if self.batch_first else (length, batch, FEATURES)
+        tensors = [torch.randn(shape)]
+        if self.states:
+            count = self.layers * (2 if self.bidirectional else 1)
+            sizes = [self.projection or SIZE, SIZE] if self.kind == "lstm" else [SIZE]
+            tensors += [torch.randn(count, batch, size) for size in sizes]
+        if not self.batched:
+            tensors = [tensors[0].squeeze(0 if self.batch_first else 1), *(state.squeeze(1) for state in tensors[1:])]
+        return [tensor.to(self.dtype) for tensor in tensors]
+
+    def spec(self) -> ExportSpec:
+        """A model with this layer, its batch and its length varying."""
+        dimensions = ["batch", "length"] if self.batch_first else ["length", "batch"]
+        if not self.batched:
+            dimensions = ["length"]
+        dynamic: dict[str, dict[int, str]] = {"x": dict(enumerate(f"{name}[1:64]" for name in dimensions))}
+        model = WithStates(self.layer()) if self.states else Alone(self.layer())
+        if self.states and self.batched:
+            dynamic |= {key: {1: "batch[1:64]"} for key in (("h", "c") if self.kind == "lstm" else ("h",))}
+        return ExportSpec(model, tuple(self.inputs(3 if self.batched else 1, 7)), dynamic_shapes=dynamic)
+
+
+class Alone(nn.Module):
+    """A layer without states."""
+
+    def __init__(self, layer: nn.RNNBase) -> None:
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, x: Tensor) -> Any:
+        return self.layer(x)
+
+
+class WithStates(Alone):
+    """A layer that is given its states: `c` for an LSTM."""
+
+    def forward(self, x: Tensor, h: Tensor, c: Tensor | None = None) -> Any:  # type: ignore[override]
+        return self.layer(x, h if c is None else (h, c))
+
+
+class Packed(nn.Module):
+    """Sequences of different lengths, packed for one layer after the other, and unpacked."""
+
+    def __init__(self, first: nn.RNNBase, second: nn.RNNBase, *, whole: bool, sorted: bool) -> None:
+        super().__init__()
+        self.first, self.second, self.whole, self.sorted = first, second, whole, sorted
+
+    def forward(self, x: Tensor, lengths: Tensor) -> Any:
+        packed = pack_padded_sequence(x, lengths.cpu(), batch_first=True, enforce_sorted=self.sorted)
+        between, last = self.first(packed)
+        found, state = self.second(between)
+        padded, length = pad_packed_sequence(
+            found, batch_first=True, padding_value=-1.5, total_length=x.shape[1] if self.whole else None
+        )
+        features = torch.cat([state[0] if isinstance(state, tuple) else state, x.new_zeros(1, x.shape[0], 1)], dim=2)
+        return padded, length, last, features
+
+
+def packed_spec(*, whole: bool = True, sorted: bool = False) -> ExportSpec:
+    """Packed sequences; a spec for `exportkit export`, too."""
+    torch.manual_seed(0)
+    model = Packed(
+        nn.LSTM(FEATURES, SIZE, 2, batch_first=True, bidirectional=True),
+        nn.GRU(2 * SIZE, SIZE, batch_first=True),
+        whole=whole,
+        sorted=sorted,
+    )
+    dynamic = {"x": {0: "batch[1:64]", 1: "length[7:64]"}, "lengths": {0: "batch[1:64]"}}
+    return ExportSpec(model.eval(), packed_inputs(3, 7), dynamic_shapes=dynamic)
+
+
+def packed_inputs(batch: int, length: int) -> tuple[Tensor, Tensor]:
+    """Sequences, and their lengths, of which the first is the greatest."""
+    torch.manual_seed(batch * 1000 + length)
+    lengths = torch.arange(batch).remainder(length).neg().add(length)
+    return torch.randn(batch, length, FEATURES), lengths
+
+
+class Both(nn.Module):
+    """What one compiled package shows: layers over each other, and packed sequences."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.rnn = nn.RNN(FEATURES, SIZE, 2, nonlinearity="relu", batch_first=True)
+        self.packed = packed_spec().model
+
+    def forward(self, x: Tensor, lengths: Tensor) -> Any:
+        return self.rnn(x), self.packed(x, lengths)
+
+
+def both() -> ExportSpec:
+    """For `exportkit export`."""
+    return ExportSpec(Both().eval(), packed_inputs(3, 7), dynamic_shapes=packed_spec().dynamic_shapes)
+
+
+# --- the oracle -------------------------------------------------------------------------------------------------------
+
+
+def stepped(options: Options, layer: nn.RNNBase, inputs: Sequence[Tensor]) -> list[Tensor]:
+    """Computes a layer in float64, one step after the other, as torch's documents define it.
+
+    Returns:
+        The output and the last states, as the layer returns them.
+    """
+    x, *states = (tensor.double() for tensor in inputs)
+    if not options.batched:
+        x, states = x.unsqueeze(0 if options.batch_first else 1), [state.unsqueeze(1) for state in states]
+    if options.batch_first:
+        x = x.transpose(0, 1)
+    directions = 2 if options.bidirectional else 1
+    sizes = [options.projection or SIZE, SIZE] if options.kind == "lstm" else [SIZE]
+    states = states or [x.new_zeros(options.layers * directions, x.shape[1], size) for size in sizes]
+    last: list[list[Tensor]] = []
+    for number in range(options.layers):
+        outs = []
+        for direction in range(directions):
+            suffix = f"_l{number}{'_reverse' if direction else ''}"
+            w = {name.removesuffix(suffix): p.double() for name, p in layer.named_parameters() if name.endswith(suffix)}
+            state = [of[number * directions + direction] for of in states]
+            steps = range(len(x) - 1, -1, -1) if direction else range(len(x))
+            out: list[Tensor] = [x] * len(x)
+            for t in steps:
+                state = _step(options.kind, x[t], state, w)
+                out[t] = state[0]
+            outs.append(torch.stack(out))
+            last.append(state)
+        x = torch.cat(outs, dim=2)
+    ends = [torch.stack([state[i] for state in last]) for i in range(len(sizes))]
+    x = x.transpose(0, 1) if options.batch_first else x
+    if not options.batched:
+        x, ends = x.squeeze(0 if options.batch_first else 1), [end.squeeze(1) for end in ends]
+    return [x, *ends]
+
+
+def _step(kind: str, x: Tensor, state: list[Tensor], w: dict[str, Tensor]) -> list[Tensor]:
+    into = x @ w["weight_ih"].T + w.get("bias_ih", torch.zeros(1).double())
+    onto = state[0] @ w["weight_hh"].T + w.get("bias_hh", torch.zeros(1).double())
+    if kind == "lstm":
+        i, f, g, o = (into + onto).chunk(4, dim=1)
+        c = f.sigmoid() * state[1] + i.sigmoid() * g.tanh()
+        h = o.sigmoid() * c.tanh()
+        return [h @ w["weight_hr"].T if "weight_hr" in w else h, c]
+    if kind == "gru":
+        (r, z, n), (rh, zh, nh) = into.chunk(3, dim=1), onto.chunk(3, dim=1)
+        update = (z + zh).sigmoid()
+        return [(1 - update) * (n + (r + rh).sigmoid() * nh).tanh() + update * state[0]]
+    return [(into + onto).tanh() if kind == "tanh" else (into + onto).relu()]
