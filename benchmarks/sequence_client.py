@@ -39,6 +39,7 @@ class Plan:
         rows: The streams in one sequence: the rows of a request.
         sequences: The sequences in one call ModelStreamInfer.
         chunks: The chunks of each stream.
+        ramp: Seconds within which all streams begin, one after another, as calls do.
     """
 
     address: str
@@ -51,6 +52,7 @@ class Plan:
     rows: int
     sequences: int
     chunks: int
+    ramp: float
 
 
 def chunks_of(recording: np.ndarray, stream: int, chunks: int) -> np.ndarray:
@@ -99,7 +101,7 @@ class Client:
         asked: list[deque[tuple[int, int]]] = [deque() for _ in clients]  # answers come in this order
         for client, order in zip(clients, asked):
             client.start_stream(partial(self._take, order))
-        phases = PERIOD * (np.arange(count) * plan.rows + plan.first) / plan.of
+        phases = max(PERIOD, plan.ramp) * (np.arange(count) * plan.rows + plan.first) / plan.of
         self._due[:] = begin + phases[:, None] + PERIOD * np.arange(plan.chunks)
         order = np.argsort(self._due, axis=None)
         for sequence, place in zip(*np.unravel_index(order, self._due.shape)):
@@ -134,9 +136,11 @@ class Client:
         self._found[sequence, place] = np.frombuffer(answer.raw_output_contents[0], np.float32)
 
     def seen(self) -> dict[str, Any]:
-        """Returns what came back, without the first second."""
-        settled = int(1 / PERIOD)
+        """Returns what came back: the times of first chunks, and of those that were sent while all streams spoke."""
         came = ~np.isnan(self._seconds)
+        begin = self._due[:, :1].min(initial=np.inf)
+        settled = self._due >= begin + self._plan.ramp + 1
+        settled &= self._due < begin + PERIOD * self._plan.chunks
         wrong = np.abs(self._found - self._expected).max(-1) > TOLERANCE
         wrong &= np.arange(self._plan.chunks) < self._until[:, None]
         return {
@@ -148,7 +152,8 @@ class Client:
             "differs_from_neighbour": float((np.abs(np.diff(self._expected, axis=0)) > TOLERANCE).mean())
             if len(self._expected) > 1
             else None,
-            "ms": [round(1e3 * each, 2) for each in self._seconds[:, settled:][came[:, settled:]].tolist()],
+            "ms": [round(1e3 * each, 2) for each in self._seconds[settled & came].tolist()],
+            "start_ms": [round(1e3 * each, 2) for each in self._seconds[:, 0][came[:, 0]].tolist()],
             "late_ms": [round(1e3 * each, 2) for each in sorted(self._late)[:: max(1, len(self._late) // 200)]],
         }
 

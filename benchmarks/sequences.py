@@ -4,6 +4,7 @@
 
 Starts the server on two cores (`--cores`), and clients on the others. Each client is a process with tritonclient,
 unmodified, and sends the chunks of its streams at their real time, 32 ms apart: see benchmarks/sequence_client.py.
+The streams begin within `--ramp` seconds, one after another, as calls do. Their first chunks are reported apart.
 Every answer is compared with that of a session which heard this stream alone. Beside it: what the same cores do with
 ONNX Runtime and the publisher's own file, and with Triton's rule (benchmarks/sequence_rules.py).
 
@@ -81,9 +82,9 @@ def run(options: argparse.Namespace, streams: int, rows: int, layout: str, folde
             assert client.stdin is not None
             client.stdin.write(f"{begin}\n")
             client.stdin.flush()
-        time.sleep(max(0.0, begin + 1 - time.time()))
+        time.sleep(max(0.0, begin + options.ramp + 1 - time.time()))
         before, start = _threads(server), time.time()
-        time.sleep(max(0.0, begin + options.seconds - 1 - time.time()))
+        time.sleep(max(0.0, begin + options.ramp + options.seconds - 0.5 - time.time()))
         after, end = _threads(server), time.time()
         rows_a_batch = _rows_a_batch(ports[0])
         seen = [json.loads(client.communicate()[0]) for client in started]
@@ -103,7 +104,8 @@ def _client(
         "of": of,
         "rows": rows,
         "sequences": together,
-        "chunks": int(options.seconds / 0.032),
+        "chunks": int((options.ramp + options.seconds) / 0.032),
+        "ramp": options.ramp,
     }
     process = subprocess.Popen(
         [sys.executable, "-m", "benchmarks.sequence_client"],
@@ -153,6 +155,7 @@ def _summary(
     problems: Counter[str] = Counter()
     for each in seen:
         problems.update(each["problems"])
+    starts = np.concatenate([each["start_ms"] for each in seen])
     percentiles = np.percentile(times, (50, 99)) if len(times) else (np.nan, np.nan)
     return {
         "streams": streams,
@@ -164,6 +167,8 @@ def _summary(
         "p50_ms": round(float(percentiles[0]), 2),
         "p99_ms": round(float(percentiles[1]), 2),
         "max_ms": round(float(times.max(initial=0)), 2),
+        "starts_p50_ms": round(float(np.percentile(starts, 50)), 2) if len(starts) else None,
+        "starts_p99_ms": round(float(np.percentile(starts, 99)), 2) if len(starts) else None,
         "clients_late_p99_ms": round(float(np.percentile(late, 99)), 2),
         "lost": sum(each["lost"] for each in seen),
         "wrong": sum(each["wrong"] for each in seen),
@@ -178,13 +183,14 @@ def table(document: dict[str, Any]) -> str:
     lines = [
         f"{document['machine']}, server on {document['cores']} cores",
         "",
-        "| streams | in a request | calls | p50, ms | p99, ms | max, ms | lost | wrong | cores | us a chunk |",
-        "| ---: | ---: | --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: |",
+        "| streams | rows | calls | p50, ms | p99, ms | max, ms | p99 of starts | lost | wrong | cores | us a chunk |",
+        "| ---: | ---: | --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |",
     ]
     for row in document["rows"]:
         lines.append(
             f"| {row['streams']} | {row['rows']} | {row['layout']} | {row['p50_ms']} | {row['p99_ms']} "
-            f"| {row['max_ms']} | {row['lost']} | {row['wrong']} | {row['cores']} | {row['cpu_us_a_chunk']} |"
+            f"| {row['max_ms']} | {row['starts_p99_ms']} | {row['lost']} | {row['wrong']} "
+            f"| {row['cores']} | {row['cpu_us_a_chunk']} |"
         )
     for part in ("onnx_runtime", "triton_rule"):
         lines += ["", part, "", json.dumps(document.get(part), indent=1)]
@@ -200,6 +206,7 @@ def main() -> None:
     parser.add_argument("--gateway", type=int, default=0, help="also 4 sequences with so many streams in each request")
     parser.add_argument("--clients", type=int, default=8, help="processes")
     parser.add_argument("--seconds", type=float, default=15.0)
+    parser.add_argument("--ramp", type=float, default=2.0, help="seconds in which the streams begin")
     parser.add_argument("--cores", type=int, nargs="+", default=[0, 1], help="of the server")
     parser.add_argument("--voice", type=Path, default=VOICE)
     parser.add_argument("--serve", nargs=argparse.REMAINDER, default=[], help="further options of the server")

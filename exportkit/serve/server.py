@@ -224,7 +224,7 @@ class _Server:
             allow=None if self._keys is None else self._keys.allow,
             shared_memory=self._memory,
             observe=self._observe_call,
-            count=None if self._each_wanted else self._count_answer,
+            count=None if self._each_wanted else self._count_answers,
             max_held=self._options.batch.max_queued_bytes,
             max_connections=self._options.listen.max_connections,
         )
@@ -233,8 +233,8 @@ class _Server:
         await server.start()
         return server
 
-    def _count_answer(self, model: str, version: str) -> None:
-        self._metrics.count(Outcome("grpc", 200, model, version, ""))
+    def _count_answers(self, model: str, version: str, times: int) -> None:
+        self._metrics.count(Outcome("grpc", 200, model, version, ""), times)
 
     def _observe_call(self, call: RpcCall, record: RequestRecord) -> None:
         metadata = {name: value for name, value in call.metadata.items() if isinstance(value, str)}

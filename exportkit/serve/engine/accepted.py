@@ -22,16 +22,16 @@ class AcceptedRequests:
         self._none = asyncio.Event()
         self._none.set()
 
-    def enter(self, size: int) -> None:
-        """Counts one more."""
+    def enter(self, size: int, count: int = 1) -> None:
+        """Counts one more, or so many with their bytes together."""
         self.bytes += size
-        self._count += 1
+        self._count += count
         self._none.clear()
 
-    def leave(self, size: int) -> None:
-        """Counts one less."""
+    def leave(self, size: int, count: int = 1) -> None:
+        """Counts one less, or so many."""
         self.bytes -= size
-        self._count -= 1
+        self._count -= count
         if not self._count:
             self._none.set()
 

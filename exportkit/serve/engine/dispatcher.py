@@ -14,8 +14,10 @@ from typing import Protocol
 from exportkit.serve.batching.batcher import Batch, Batcher, BatcherFullError, Ticket
 from exportkit.serve.engine.checked_request import CheckedRequest
 from exportkit.serve.engine.execution import BatchResult
+from exportkit.serve.engine.fast_queue import FastBatch, FastQueue
 from exportkit.serve.engine.model_copy import ModelCopy
 from exportkit.serve.engine.statistics import Statistics
+from exportkit.serve.process_settings import cores
 from exportkit.serve.statuses import (
     BackendError,
     BadRequestError,
@@ -26,6 +28,7 @@ from exportkit.serve.statuses import (
 )
 
 _SHORTEST_TIMER = 0.001  # seconds
+_CORES_TO_PREPARE = 4
 _LIFE_SIGN_SECONDS = 1.0  # how often an idle runner looks whether its worker process lives
 
 _log = logging.getLogger(__name__)
@@ -74,6 +77,9 @@ class RequestRunner(Protocol):
     def run(self, requests: Sequence[CheckedRequest], waited: Sequence[float], /) -> Sequence[BatchResult | ServeError]:
         """Answers requests of one bucket, which waited for so many seconds each."""
 
+    def run_fast(self, batch: FastBatch, /) -> None:
+        """Runs plain steps of sequences, where the model has any."""
+
 
 _Ticket = Ticket[QueuedRequest]
 _Outcome = tuple[_Ticket, "BatchResult | ServeError"]
@@ -99,6 +105,9 @@ class Dispatcher:
         self._timer: asyncio.TimerHandle | None = None
         self._wakes = math.inf  # when it does
         self._preparing: list[asyncio.Future[None]] = []
+        self._fast: list[FastQueue] = []  # other queues, of plain steps
+        self._finish: Callable[[FastBatch], None] = lambda _: None
+        self._fast_first = False
 
     def start(self, copy: ModelCopy, make_runner: Callable[[], RequestRunner], runners: int, *, ahead: int = 0) -> None:
         """Starts the runners of a copy.
@@ -180,6 +189,22 @@ class Dispatcher:
             self._set_timer()
         return ticket
 
+    def add_queue(self, queue: FastQueue, finish: Callable[[FastBatch], None]) -> None:
+        """Runs plain steps as well. `finish` gets each batch that ran, in the loop's thread."""
+        queue.told = self._told
+        self._finish = finish
+        with self._lock:
+            self._fast.append(queue)
+
+    def _told(self, queue: FastQueue) -> None:
+        """Steps came into a queue."""
+        due = queue.due()
+        if due <= time.monotonic():
+            with self._lock:
+                self._changed.notify()
+        elif due < self._wakes:
+            self._set_timer()
+
     def give_up(self, ticket: _Ticket) -> None:
         """Takes a request out of the queue, whose answer nobody wants any more."""
         payload = ticket.payload
@@ -202,6 +227,7 @@ class Dispatcher:
             self._timer.cancel()
         with self._lock:
             self._stopping = True
+            self._fast = []
             self._changed.notify_all()
             self._full.notify_all()
         return self._threads
@@ -224,11 +250,16 @@ class Dispatcher:
 
     def _set_timer(self) -> None:
         """Wakes the loop when the batcher may drop a request, or a runner may take one, without anything new."""
-        if self._timer is None and not self._batcher.timed:
+        if self._timer is None and not self._batcher.timed and not self._fast:
             return
         now = time.monotonic()
+        fast = min((queue.due() for queue in self._fast), default=math.inf)
         with self._lock:
             when = None if self._stopping else self._batcher.next_event(now)
+            if fast <= now:
+                self._changed.notify()
+            elif fast < math.inf and not self._stopping:
+                when = fast if when is None else min(when, fast)
         if self._timer is not None:
             self._timer.cancel()
         delay = None if when is None else max(when - now, _SHORTEST_TIMER)
@@ -270,6 +301,9 @@ class Dispatcher:
         self._call_in_loop(prepared.set_result, None)
         answers: Sequence[BatchResult | ServeError]
         while (batch := self._next(copy)) is not None:
+            if isinstance(batch, FastBatch):
+                self._run_fast(copy, runner, batch)
+                continue
             began = time.monotonic()
             requests = [ticket.payload.request for ticket in batch.tickets]
             try:
@@ -283,7 +317,22 @@ class Dispatcher:
             self._call_in_loop(self._deliver, list(zip(batch.tickets, answers)))
             del batch, requests, answers  # the tensors of the last batch are not needed while this thread waits
 
-    def _next(self, copy: ModelCopy) -> Batch[QueuedRequest] | None:
+    def _run_fast(self, copy: ModelCopy, runner: RequestRunner, batch: FastBatch) -> None:
+        runner.run_fast(batch)
+        with self._lock:
+            self._count_batch(copy, -1)
+        self._call_in_loop(self._finished, batch)
+
+    def _finished(self, batch: FastBatch) -> None:
+        self._finish(batch)
+        self._set_timer()
+
+    def _take_fast(self, now: float) -> FastBatch | None:
+        """Takes the batch that could run first of plain steps."""
+        due = [(when, queue) for queue in self._fast if (when := queue.due()) <= now]
+        return min(due, key=lambda each: each[0])[1].take(now) if due else None
+
+    def _next(self, copy: ModelCopy) -> Batch[QueuedRequest] | FastBatch | None:
         """Waits for a batch that this copy can run. Returns None when the runner should end."""
         while True:
             if not copy.alive:
@@ -293,15 +342,19 @@ class Dispatcher:
                     return None
                 now = time.monotonic()
                 ahead = self._busy[copy] >= self._runners
-                batch = self._batcher.take(now, ahead=ahead)
+                fast = self._take_fast(now) if self._fast_first and self._fast else None
+                batch = None if fast else self._batcher.take(now, ahead=ahead)
+                if fast is None and batch is None and self._fast:
+                    fast = self._take_fast(now)
+                self._fast_first = fast is None  # no queue waits for the other one for ever
                 if batch is not None:
                     self._waiting.difference_update(batch.tickets)
                     self._counted.left(batch.rows, sum(ticket.size for ticket in batch.tickets), len(batch.tickets))
                 if late := self._drop_late(now):
                     self._call_in_loop(self._deliver, late)
-                if batch is not None:
+                if fast is not None or batch is not None:
                     self._count_batch(copy, 1)
-                    return batch
+                    return fast or batch
                 (self._full if ahead else self._changed).wait(_LIFE_SIGN_SECONDS)
 
     def _count_batch(self, copy: ModelCopy, more: int) -> None:
@@ -316,3 +369,12 @@ class Dispatcher:
             return
         reason = copy.failure or "the model was closed"
         self._call_in_loop(self.fail_waiting, lambda: NotReadyError(reason))
+
+
+def batches_ahead(copies: Sequence[ModelCopy]) -> int:
+    """Returns how many batches are prepared while others run.
+
+    Another thread joins the inputs of the next batch and hands out the answers of the last. With two cores, the event
+    loop and the clients need what that takes. A GPU has two runners anyway.
+    """
+    return 1 if len(copies) == 1 and copies[0].device.type == "cpu" and cores() >= _CORES_TO_PREPARE else 0

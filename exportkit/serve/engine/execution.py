@@ -12,6 +12,7 @@ import torch
 from exportkit.errors import ExportkitError
 from exportkit.package.manifest import TensorOutput
 from exportkit.serve.engine.checked_request import CheckedRequest, bytes_of, datatypes
+from exportkit.serve.engine.fast_queue import FastBatch
 from exportkit.serve.engine.model_copy import ModelCopy, WorkerLostError
 from exportkit.serve.engine.statistics import Statistics
 from exportkit.serve.engine.warm_up import flat_inputs
@@ -102,6 +103,10 @@ class BatchRunner:
             if len(requests) == 1 and not lost:
                 return [failure_of(self._copy, error)]
         return [self._retry_alone(request, seconds, lost=lost) for request, seconds in zip(requests, waited)]
+
+    def run_fast(self, batch: FastBatch, /) -> None:
+        """A model without state has none."""
+        raise NotImplementedError
 
     def _retry_alone(self, request: CheckedRequest, waited: float, *, lost: bool) -> BatchResult | ServeError:
         """Runs a request by itself, and while no other runner runs if the worker process was lost."""

@@ -18,18 +18,21 @@ from exportkit.serve.batching.batcher import Batcher
 from exportkit.serve.engine.accepted import AcceptedRequests, Admission, WaitingStep
 from exportkit.serve.engine.checked_request import CheckedRequest, RequestForm, RequestPlan
 from exportkit.serve.engine.counted_steps import CountedStep, QueuedSteps
-from exportkit.serve.engine.dispatcher import Answered, Dispatcher
+from exportkit.serve.engine.dispatcher import Answered, Dispatcher, batches_ahead
 from exportkit.serve.engine.execution import BatchResult, BatchRunner
+from exportkit.serve.engine.fast_lending import KnownAnswer, Lending
+from exportkit.serve.engine.fast_queue import Owner
+from exportkit.serve.engine.fast_steps import FastSteps
 from exportkit.serve.engine.home import Home
 from exportkit.serve.engine.loaded_package import LoadedCopies
-from exportkit.serve.engine.model_copy import ModelCopy
 from exportkit.serve.engine.model_description import DEFAULT_PRIORITY
 from exportkit.serve.engine.own_thread import in_own_thread
-from exportkit.serve.engine.served_sequences import SequenceKey, ServedSequences
+from exportkit.serve.engine.sequence_rules import SequenceKey
+from exportkit.serve.engine.served_sequences import ServedSequences
 from exportkit.serve.engine.state_rows import in_blocks
 from exportkit.serve.engine.statistics import Statistics
 from exportkit.serve.engine.steps import StepRunner
-from exportkit.serve.process_settings import cores, give_freed_memory_back
+from exportkit.serve.process_settings import give_freed_memory_back
 from exportkit.serve.protocol.http_request import BodyRules
 from exportkit.serve.protocol.inference import InferAnswer, InferRequest, SequenceStart, SequenceStep
 from exportkit.serve.statuses import (
@@ -47,7 +50,6 @@ from exportkit.sizes import sizes_of
 if TYPE_CHECKING:
     from exportkit.serve.engine.served_package import ServedPackage
 
-_CORES_TO_PREPARE = 4
 _SERIALS = itertools.count()
 
 
@@ -134,9 +136,15 @@ class ServedModel:
             for copy in copies:
                 kind = partial(StepRunner, dimension=batched.name if batched else None) if stateful else BatchRunner
                 make_runner = partial(kind, copy, self.call.outputs, counted, warm_up=loaded.warm_up)
-                ahead = 0 if stateful else _ahead(copies)
+                ahead = 0 if stateful else batches_ahead(copies)
                 dispatcher.start(copy, make_runner, described.runners, ahead=ahead)
         self._accepted = AcceptedRequests()
+        owner = Owner(self.name, self.version, counted, self._accepted, described.limits)
+        local = stateful and not measured and set(described.devices) == {"cpu"}
+        most = described.batching.max_rows
+        self._lending = (
+            Lending(owner, self.manifest, self.manifest.method(self.method), self._dispatchers, most) if local else None
+        )
         self._queued = QueuedSteps(self._dispatchers, DEFAULT_PRIORITY)
         self._leaving: str | None = None  # why no new request is accepted
         self._closed = False
@@ -262,7 +270,7 @@ class ServedModel:
     def form(self, request: InferRequest) -> RequestForm | None:
         """Returns what holds for each step that differs from this request, which was answered, in its inputs alone."""
         step, batching = request.sequence, self._described.batching
-        if step is None or step.start or step.end or request.timeout is not None or not batching.enabled:
+        if step is None or request.timeout is not None or not batching.enabled:
             return None
         form = self._plan.form(request)
         return form if isinstance(form.bucket, tuple) else None
@@ -301,6 +309,13 @@ class ServedModel:
         chosen = data if len(data) == 1 else [data[place] for place in form.places]
         counted.step = self._sequences.continue_step(sequence, form, chosen, run, last=last, answered=counted)
         return counted
+
+    def lend(self, steps: FastSteps, key: SequenceKey, known: KnownAnswer) -> None:
+        """Lets the plain steps of a sequence that runs here go through the library, if they can: one was answered."""
+        if self._lending is None or self._sequences is None or self._home is None or self._leaving is not None:
+            return
+        if known.form.plan is self._plan:
+            self._lending.lend(steps, key, self._sequences, self._home, known)
 
     def check_start(self, start: SequenceStart) -> None:
         """Refuses a request that would begin a sequence, before its body is read, if it can be refused by then.
@@ -376,6 +391,8 @@ class ServedModel:
         self._closed, self.package = True, None
         if self._home is not None:
             self._home.models.pop(self.method, None)
+        if self._lending is not None:
+            self._lending.close()
         self._leaving = self._leaving or "it was unloaded"
         threads = [thread for dispatcher in self._dispatchers for thread in dispatcher.stop()]
         await in_own_thread(self._free, threads)
@@ -422,15 +439,6 @@ class ServedModel:
             return
         self.counted.failed(error.reason)
         raise error
-
-
-def _ahead(copies: Sequence[ModelCopy]) -> int:
-    """Returns how many batches are prepared while others run.
-
-    Another thread joins the inputs of the next batch and hands out the answers of the last. With two cores, the event
-    loop and the clients need what that takes. A GPU has two runners anyway.
-    """
-    return 1 if len(copies) == 1 and copies[0].device.type == "cpu" and cores() >= _CORES_TO_PREPARE else 0
 
 
 def _reason(error: BaseException) -> str:

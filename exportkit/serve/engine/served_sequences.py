@@ -5,9 +5,8 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from exportkit.package.manifest import Manifest
@@ -15,12 +14,15 @@ from exportkit.runtime.state import state_bytes, state_dimensions
 from exportkit.serve.engine.checked_request import CheckedRequest, RequestForm
 from exportkit.serve.engine.dispatcher import Answered
 from exportkit.serve.engine.execution import BatchResult
+from exportkit.serve.engine.fast_queue import FastQueue
+from exportkit.serve.engine.fast_steps import FastSteps, Lent
 from exportkit.serve.engine.home import Home
-from exportkit.serve.engine.steps import AGAIN, HeldSession, StepRequest
+from exportkit.serve.engine.pending_steps import NO_INPUTS, OneSequence, PendingStep, Place, Run, never, nobody
+from exportkit.serve.engine.sequence_rules import SequenceKey, ended, gone, key_of, reason_of, state_sizes
+from exportkit.serve.engine.steps import HeldSession, StepRequest
 from exportkit.serve.protocol.inference import SequenceStart, SequenceStep
 from exportkit.serve.sequences.table import (
     NoSequenceError,
-    OpenSequence,
     Reason,
     SequenceLimits,
     SequencesFullError,
@@ -30,7 +32,6 @@ from exportkit.serve.statuses import (
     BadRequestError,
     DeadlineError,
     QueueFullError,
-    SequenceError,
     ServeError,
     TooLargeError,
 )
@@ -39,65 +40,6 @@ if TYPE_CHECKING:
     from exportkit.serve.engine.served import ServedModel
 
 _SWEEP_SECONDS = 1.0  # how often it is looked whether a sequence idles for too long, or lost its process
-
-_WHY: dict[Reason, str] = {
-    "end": "its last step was answered",
-    "restarted": "another one was begun in its place",
-    "idle": "no step came for too long",
-    "failed": "the model failed on one of its steps",
-    "unanswered": "one of its steps was given up, and may have changed the state",
-    "lost": "the process with its state died",
-    "unloaded": "its version of the model was unloaded, or the server ends",
-}
-
-
-@dataclass(frozen=True, eq=False)
-class _Place:
-    """Where a sequence runs: on which copy of which load, in which session."""
-
-    home: Home
-    copy: int
-    held: HeldSession
-
-
-Run = Callable[[StepRequest, int, float | None, Answered], Callable[[], None]]
-"""Runs a step on one of a load's copies, within so many seconds. Returns how to take it out of the queue."""
-
-
-class PendingStep:
-    """A step that waits for its turn or runs.
-
-    Attributes:
-        over: Whether it had its answer, or was given up.
-    """
-
-    __slots__ = ("_sequences", "answered", "deadline", "give_up_run", "over", "request", "run", "sequence", "timer")
-
-    def __init__(
-        self, sequences: ServedSequences, sequence: _Sequence, request: CheckedRequest, run: Run, answered: Answered
-    ) -> None:
-        self._sequences = sequences
-        self.sequence = sequence
-        self.request = request
-        self.run = run
-        self.answered = answered
-        self.over = False
-        self.deadline: float | None = None
-        self.timer: asyncio.TimerHandle | None = None
-        self.give_up_run: Callable[[], None] | None = None
-
-    def give_up(self) -> None:
-        """Ends the sequence: nobody waits for this step's answer any more, and it may have changed the state."""
-        self._sequences.ended_by(self, "unanswered")
-
-    def __call__(self, outcome: BatchResult | ServeError) -> None:
-        """Gets the answer."""
-        self._sequences.answered(self, outcome)
-
-
-_Sequence = OpenSequence[_Place, PendingStep]
-SequenceKey = tuple[str, int | str]
-"""Whose a sequence is, and its id."""
 
 
 class ServedSequences:
@@ -112,10 +54,11 @@ class ServedSequences:
         """There are none yet. `name` is the package's."""
         self.limits = limits
         self.name = name
-        self._table: SequenceTable[_Place, PendingStep] = SequenceTable(limits)
+        self._table: SequenceTable[Place, PendingStep] = SequenceTable(limits)
         self._timer: asyncio.TimerHandle | None = None
         self._changed = asyncio.Event()  # one of them ended
         self._closing: set[asyncio.Future[None]] = set()
+        self._fast: FastSteps | None = None
 
     @property
     def count(self) -> int:
@@ -149,7 +92,7 @@ class ServedSequences:
         if step.start:
             return None
         try:
-            home = self._table.find(_key(step)).payload.home
+            home = self._table.find(key_of(step)).payload.home
         except NoSequenceError:
             return None
         if method not in home.models:
@@ -195,7 +138,7 @@ class ServedSequences:
             pending.timer = asyncio.get_running_loop().call_later(timeout, self._expire, pending)
         return pending
 
-    def going_on(self, key: SequenceKey, home: Home, sizes: Mapping[str, int]) -> _Sequence | None:
+    def going_on(self, key: SequenceKey, home: Home, sizes: Mapping[str, int]) -> OneSequence | None:
         """Returns a sequence of a load and of these sizes; None: there is no such one."""
         found = self._table.get(key)
         if found is None:
@@ -205,7 +148,7 @@ class ServedSequences:
 
     def continue_step(
         self,
-        sequence: _Sequence,
+        sequence: OneSequence,
         form: RequestForm,
         data: Sequence[memoryview],
         run: Run,
@@ -214,6 +157,7 @@ class ServedSequences:
         answered: Answered,
     ) -> PendingStep:
         """Answers a step of a sequence of `going_on`. See `begin_step`."""
+        self._take_back(sequence)
         request = StepRequest(form, sequence.payload.held, [], data)
         pending = PendingStep(self, sequence, request, run, answered)
         if self._table.submit(sequence, pending, last=last):
@@ -246,14 +190,18 @@ class ServedSequences:
         pending.over = True
         sequence = pending.sequence
         if isinstance(outcome, ServeError):
-            self._end(sequence, _reason(outcome, sequence.payload.held))
+            self._end(sequence, reason_of(outcome, sequence.payload.held))
         else:
-            following = self._table.answered(sequence, time.monotonic())
-            if following is not None:
-                self._run(following)
-            elif sequence.ended is not None:
-                self._take_ended()
+            self._go_on(sequence)
         pending.answered(outcome)
+
+    def _go_on(self, sequence: OneSequence) -> None:
+        """The step of a sequence that ran is answered."""
+        following = self._table.answered(sequence, time.monotonic())
+        if following is not None:
+            self._run(following)
+        elif sequence.ended is not None:
+            self._take_ended()
 
     def ended_by(self, pending: PendingStep, reason: Reason) -> None:
         """Ends the sequence of a step that is given up."""
@@ -278,7 +226,7 @@ class ServedSequences:
             QueueFullError: There is no room for one more.
             TooLargeError: There never is for one of this size.
         """
-        self._table.end_idle(time.monotonic())
+        self._end_idle(time.monotonic())
         self._take_ended()
         least = {name: sizes.get(name, low) for name, (low, _) in state_dimensions(manifest).items()}
         keys = [(start.owner, each) for each in start.ids]
@@ -289,8 +237,8 @@ class ServedSequences:
 
     def give_up(self, step: SequenceStep) -> None:
         """Ends a sequence whose step ran, and whose answer cannot be told to the client."""
-        if self._table.has(_key(step)):
-            self._end(self._table.find(_key(step)), "unanswered")
+        if self._table.has(key_of(step)):
+            self._end(self._table.find(key_of(step)), "unanswered")
 
     async def finish(self, home: Home) -> None:
         """Waits until the sequences of a load have ended, for a time. Ends those that are left."""
@@ -307,16 +255,71 @@ class ServedSequences:
         if self._closing:
             await asyncio.wait(self._closing)
 
+    # --- sequences whose plain steps run elsewhere --------------------------------------------------------------------
+
+    def copy_of(self, key: SequenceKey) -> int | None:
+        """Returns the copy on which a sequence runs that could be lent; None: it cannot."""
+        sequence = self._table.get(key)
+        if sequence is None or sequence.busy or sequence.payload.lent is not None:
+            return None
+        return sequence.payload.copy
+
+    def lend(self, steps: FastSteps, key: SequenceKey, home: Home, queue: FastQueue, form: int) -> None:
+        """Lets a sequence of `copy_of` have its plain steps elsewhere, until `_take_back`."""
+        sequence = self._table.find(key)
+        state = sequence.payload.held.opened
+        if sequence.payload.home is not home or state is None or state.rows is None:
+            return
+        rows = state.rows
+        addresses = [tensor[rows.start].data_ptr() for tensor in rows.block.tensors]
+        self._fast = steps
+        sequence.payload.lent = steps.lend(Lent(self, sequence, key, queue, form), state, addresses)
+
+    def _take_back(self, sequence: OneSequence) -> None:
+        """Before anything else happens to a sequence: what comes waits for the steps that it has elsewhere."""
+        lent = sequence.payload.lent
+        if lent is None or lent.left:
+            return
+        if lent.take_back():
+            request = StepRequest(NO_INPUTS, sequence.payload.held, [])
+            self._table.submit(sequence, PendingStep(self, sequence, request, never, nobody), last=False)
+        else:
+            sequence.payload.lent = None
+
+    def rested(self, sequence: OneSequence, /) -> None:
+        """See Lender."""
+        sequence.payload.lent = None
+        self._go_on(sequence)
+
+    def step_failed(self, sequence: OneSequence, error: ServeError, /) -> None:
+        """See Lender."""
+        self._end(sequence, reason_of(error, sequence.payload.held))
+
+    def left(self, sequence: OneSequence, /) -> None:
+        """See Lender."""
+        self._end(sequence, "lost" if sequence.payload.held.lost else "unanswered")
+
+    def used(self, sequence: OneSequence, when: float, /) -> None:
+        """See Lender."""
+        self._table.used(sequence, when)
+
+    def _end_idle(self, now: float) -> None:
+        if self._fast is not None and self._table.any_idle(now):
+            self._fast.note_used()
+        self._table.end_idle(now)
+
     # --- beginning and ending -----------------------------------------------------------------------------------------
 
-    def _begun(self, step: SequenceStep, home: Home, given: Mapping[str, int], now: float) -> _Sequence:
-        sizes = _state_sizes(home.manifest, given)
+    def _begun(self, step: SequenceStep, home: Home, given: Mapping[str, int], now: float) -> OneSequence:
+        sizes = state_sizes(home.manifest, given)
         size = state_bytes(home.manifest, sizes)
-        self._table.end_idle(now)
+        self._end_idle(now)
+        if (old := self._table.get(key_of(step))) is not None:
+            self._take_back(old)
         copy = home.emptiest()
-        place = _Place(home, copy, HeldSession(sizes))
+        place = Place(home, copy, HeldSession(sizes))
         with self._room(size):
-            sequence = self._table.begin(_key(step), place, size, now)
+            sequence = self._table.begin(key_of(step), place, size, now)
         home.counts[copy] += 1
         self._take_ended()
         self._set_timer()
@@ -336,28 +339,32 @@ class ServedSequences:
         except SequencesFullError as error:
             raise QueueFullError(f"no sequence of {self.name} can begin: {error}", hint="Try again later.") from error
 
-    def _found(self, step: SequenceStep, sizes: Mapping[str, int]) -> _Sequence:
+    def _found(self, step: SequenceStep, sizes: Mapping[str, int]) -> OneSequence:
         try:
-            sequence = self._table.find(_key(step))
+            sequence = self._table.find(key_of(step))
             if sequence.payload.held.lost:
                 self._end(sequence, "lost")
-                sequence = self._table.find(_key(step))
+                sequence = self._table.find(key_of(step))
         except NoSequenceError as error:
-            raise _gone(self.name, step, error.reason) from error
+            raise gone(self.name, step, error.reason) from error
         for name, number in sequence.payload.held.sizes.items():
             if sizes.get(name, number) != number:
                 raise BadRequestError(f"the sequence began with {name}={number}, and this request has {sizes[name]}")
+        self._take_back(sequence)
         return sequence
 
-    def _end(self, sequence: _Sequence, reason: Reason) -> None:
+    def _end(self, sequence: OneSequence, reason: Reason) -> None:
         """Ends a sequence, unless it has ended, and refuses the steps that wait."""
+        lent, sequence.payload.lent = sequence.payload.lent, None
+        if lent is not None:
+            lent.close(ended(reason))
         waited = self._table.end(sequence, reason)
         for pending in waited:
             if not pending.over:
                 pending.over = True
                 if pending.timer is not None:
                     pending.timer.cancel()
-                pending.answered(SequenceError(f"the sequence ended: {_WHY[reason]}", hint=AGAIN))
+                pending.answered(ended(reason))
         self._take_ended()
 
     def _take_ended(self) -> None:
@@ -371,7 +378,7 @@ class ServedSequences:
             closing.add_done_callback(self._closing.discard)
 
     def _sweep(self) -> None:
-        self._table.end_idle(time.monotonic())
+        self._end_idle(time.monotonic())
         for sequence in self._table:
             if sequence.payload.held.lost and not sequence.busy:
                 self._end(sequence, "lost")
@@ -386,35 +393,3 @@ class ServedSequences:
         self._timer = None
         self._sweep()
         self._set_timer()
-
-
-def _key(step: SequenceStep) -> SequenceKey:
-    return step.owner, step.id
-
-
-def _gone(name: str, step: SequenceStep, reason: Reason | None) -> SequenceError:
-    if reason is None:
-        return SequenceError(
-            f"{name} has no sequence {step.id!r}",
-            hint="It never began, ended long ago, or another replica has or had it. "
-            "Begin it again under another id, with `sequence_start`.",
-        )
-    return SequenceError(f"the sequence {step.id!r} of {name} ended: {_WHY[reason]}", hint=AGAIN)
-
-
-def _reason(error: ServeError, held: HeldSession) -> Reason:
-    """Returns why a sequence ends whose step got this error."""
-    if held.lost:
-        return "lost"
-    return "unanswered" if isinstance(error, DeadlineError) else "failed"
-
-
-def _state_sizes(manifest: Manifest, given: Mapping[str, int]) -> dict[str, int]:
-    """Returns the sizes of a new session. Raises BadRequestError if the first request does not say them all."""
-    wanted = state_dimensions(manifest)
-    if missing := [name for name in wanted if name not in given]:
-        raise BadRequestError(
-            f"the state has the size {missing[0]}, which the inputs of this method do not have",
-            hint="Begin the sequence with another method.",
-        )
-    return {name: given[name] for name in wanted}

@@ -6,7 +6,7 @@ import asyncio
 import struct
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Protocol
 
 import hpack
 
@@ -49,6 +49,13 @@ class Connections:
     tasks: set[asyncio.Task[None]] = field(default_factory=set)
 
 
+class FrameReader(Protocol):
+    """Reads frames with data that it knows."""
+
+    def read(self, data: bytes, at: int, /) -> int:
+        """Reads from a frame on, which is complete. Returns where the first one begins that it does not know."""
+
+
 class Http2Connection(asyncio.Protocol):
     """A connection of a client that speaks HTTP/2 without asking (prior knowledge, or ALPN of TLS).
 
@@ -61,6 +68,7 @@ class Http2Connection(asyncio.Protocol):
         shared: What all connections have in common.
         heard: When something came last.
         moved_bytes: Of messages in both directions.
+        fast: Reads frames with data before this does.
     """
 
     def __init__(self, setup: Connections) -> None:
@@ -75,6 +83,7 @@ class Http2Connection(asyncio.Protocol):
         self.streams: dict[int, RpcStream] = {}
         self.shared = setup
         self.moved_bytes = 0
+        self.fast: FrameReader | None = None
         self.blocked: dict[RpcStream, None] = {}  # those that could send if the connection could
         self._left = b""
         self._greeted = False
@@ -231,6 +240,12 @@ class Http2Connection(asyncio.Protocol):
             kind = packed & 0xFF
             if self._block is not None and kind != h2.CONTINUATION:
                 raise ConnectionProblemError(ErrorCode.PROTOCOL, "headers are not complete")
+            if kind == h2.DATA and self.fast is not None and not flags:
+                begin = start - FRAME.size
+                behind = self.fast.read(data, begin)
+                if behind > begin:
+                    at = behind
+                    continue
             if kind == h2.DATA:
                 self._data(flags, number & h2.NUMBER, data, start, at)
             elif (read := self._OTHERS.get(kind)) is not None:  # who sends an unknown one may
@@ -238,6 +253,14 @@ class Http2Connection(asyncio.Protocol):
             if self._transport.is_closing():
                 return b""
         return data[at:] if at < size else b""
+
+    def read_elsewhere(self, size: int) -> None:
+        """So many bytes of frames with data were read by `fast`."""
+        self.moved_bytes += size
+        self._room -= size
+        if self._room < _CONNECTION_WINDOW - _CREDIT:
+            self.write(h2.window_update(0, _CONNECTION_WINDOW - self._room))
+            self._room = _CONNECTION_WINDOW
 
     def _data(self, flags: int, number: int, data: bytes, start: int, end: int) -> None:
         size = end - start

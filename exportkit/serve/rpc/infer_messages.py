@@ -76,7 +76,7 @@ class ReceivedRequest:
         """
         described, raw = split(data, _RAW_INPUTS, _MOST_FIELDS)
         head, inputs = split(described, _INPUTS, _MOST_FIELDS)
-        self._message = read_message(_REQUEST, _described(head))
+        self._message = read_message(_REQUEST, _plain(head))
         self._sources = _sources(inputs, raw, _MOST_BYTES - len(head))
         self.model: str = self._message.model_name
         self.version: str = self._message.model_version
@@ -144,9 +144,7 @@ def encode_infer_answer(
 
 def encode_outputs(model: str, version: str, request_id: str, outputs: Sequence[OutputTensor]) -> bytes:
     """Returns the ModelInferResponse with these outputs, which are copied once."""
-    before, behind = _described_outputs(
-        model, version, tuple([(output.name, output.datatype, output.shape) for output in outputs])
-    )
+    before, behind = described_outputs(model, version, outputs)
     parts: list[bytes | memoryview] = [before]
     if request_id:
         encoded = request_id.encode()
@@ -157,11 +155,13 @@ def encode_outputs(model: str, version: str, request_id: str, outputs: Sequence[
     return b"".join(parts)
 
 
-@lru_cache(1024)
-def _described_outputs(
-    model: str, version: str, outputs: tuple[tuple[str, str, Sequence[int]], ...]
-) -> tuple[bytes, bytes]:
+def described_outputs(model: str, version: str, outputs: Sequence[OutputTensor]) -> tuple[bytes, bytes]:
     """Returns what stands before the id of an answer, and what stands between it and the elements."""
+    return _described(model, version, tuple([(output.name, output.datatype, output.shape) for output in outputs]))
+
+
+@lru_cache(1024)
+def _described(model: str, version: str, outputs: tuple[tuple[str, str, Sequence[int]], ...]) -> tuple[bytes, bytes]:
     described = _RESPONSE()
     for name, datatype, shape in outputs:
         described.outputs.add(name=name, datatype=datatype, shape=shape)
@@ -215,7 +215,7 @@ class _Source:
         return values
 
 
-def _described(data: Data, allowed: int = _MOST_BYTES) -> bytes:
+def _plain(data: Data, allowed: int = _MOST_BYTES) -> bytes:
     """Returns a part of the message that is no tensor."""
     if len(data) > allowed:
         raise BadRequestError(f"names, shapes and parameters have more than {_MOST_BYTES} bytes")
@@ -232,7 +232,7 @@ def _sources(messages: Sequence[memoryview], raw: Sequence[memoryview], allowed:
     sources, taken = [], 0
     for message in messages:
         head, contents = split(message, _TYPED_INPUT, _MOST_FIELDS_OF_AN_INPUT)
-        described = read_message(_INPUT, _described(head, allowed))
+        described = read_message(_INPUT, _plain(head, allowed))
         allowed -= len(head)
         spec = TensorSpec.of(described.name, described.datatype, described.shape)
         region = region_slice(spec.name, plain_parameters(described.parameters))

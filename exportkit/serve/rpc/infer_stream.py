@@ -9,18 +9,20 @@ from typing import Any, Protocol
 
 from exportkit.serve.engine.counted_steps import CountedStep
 from exportkit.serve.engine.execution import BatchResult
+from exportkit.serve.engine.fast_steps import FastSequence, FastSteps
 from exportkit.serve.request_record import RequestRecord
+from exportkit.serve.rpc.fast_calls import FastStream, fast_stream
 from exportkit.serve.rpc.known_heads import Found
 from exportkit.serve.rpc.rpc_calls import Observe, RpcCall
 from exportkit.serve.rpc.rpc_stream import Message
-from exportkit.serve.statuses import ServeError
+from exportkit.serve.statuses import CancelledError, ServeError
 
 MOST_REQUESTS = 256  # of a stream that wait or run, as many as a client without streams may well send
 _MOST_UNSENT = 1 << 20  # bytes of answers that wait for a client before its next request runs
 
 
-Count = Callable[[str, str], None]
-"""Counts an answered request of a model and its version."""
+Count = Callable[[str, str, int], None]
+"""Counts answered requests of a model and its version."""
 
 
 class StreamService(Protocol):
@@ -29,10 +31,12 @@ class StreamService(Protocol):
     Attributes:
         observe: Gets each request when it is over.
         count: Counts answered ones, where that is all that is wanted of them.
+        fast: Answers plain steps, where the library for it is there.
     """
 
     observe: Observe | None
     count: Count | None
+    fast: FastSteps | None
 
     def infer(self, data: Message, seconds_left: float | None, record: RequestRecord) -> Coroutine[Any, Any, bytes]:
         """Answers a request."""
@@ -42,6 +46,9 @@ class StreamService(Protocol):
 
     def encoded(self, found: Found, result: BatchResult) -> bytes:
         """Returns the answer to such a request."""
+
+    def answered(self, found: Found, owner: str, result: BatchResult) -> None:
+        """Such a request was answered, and its sequence may rest now."""
 
     def in_stream(self, answer: bytes | ServeError) -> bytes:
         """Returns the message of an answer or an error."""
@@ -56,7 +63,8 @@ class InferStream:
         self._call = call
         self._stream = call.stream
         self._loop = asyncio.get_running_loop()
-        self._order: deque[_Request] = deque()
+        self._order: dict[_Request, None] = {}
+        self._fast: FastStream | None = None
         self._unread: deque[Message] = deque()
         self._last_came = False
         self._tasks_begin = False  # in this turn of the loop: what comes now must not overtake them
@@ -65,11 +73,22 @@ class InferStream:
     async def run(self) -> None:
         """Returns when the last request is answered. What a request raises that is no ServeError ends the stream."""
         self._stream.drained = self._go_on
+        if self._answers.count is not None and self._call.seconds_left is None:
+            self._fast = fast_stream(
+                self._stream,
+                self._answers.fast,
+                owner=self._call.client,
+                most=MOST_REQUESTS,
+                failed=self._step_failed,
+                answered=self._steps_answered,
+            )
         try:
             self._stream.consume(self._take)
+            self._allow_fast()
             await self._over
         finally:
             self._stream.drained = None
+            self._close_fast()
             tasks = [task for request in self._order if (task := request.give_up()) is not None]
             self._order.clear()
             if tasks:
@@ -80,41 +99,87 @@ class InferStream:
             self._last_came = True
             self._end_if_done()
             return
-        self._call.record.received_bytes += len(message)
+        if self._fast is not None and not self._unread and self._fast.take(message):
+            return
         if self._may_begin():
             self._begin(message)
         else:
             self._unread.append(message)
             self._stream.hold(len(message))
+            self._allow_fast()
 
     def _may_begin(self) -> bool:
-        return len(self._order) < MOST_REQUESTS and self._stream.unsent < _MOST_UNSENT
+        waiting = len(self._order) if self._fast is None else self._fast.waiting
+        return waiting < MOST_REQUESTS and self._stream.unsent < _MOST_UNSENT
 
     def _begin(self, message: Message) -> None:
+        self._call.record.received_bytes += len(message)
         request = _Request(self, self._answers, self._call)
-        self._order.append(request)
+        self._order[request] = None
+        if self._fast is not None:
+            request.place = self._fast.keep_place()
         request.begin(message)
+
+    def _allow_fast(self) -> None:
+        """Lets plain steps take the way through C++, unless they would overtake what came before them."""
+        if self._fast is not None:
+            allowed = not (self._tasks_begin or self._stream.unsent)
+            self._fast.allow(frames=allowed and not self._unread, messages=allowed)
+
+    def _steps_answered(self) -> None:
+        self._allow_fast()
+        self._go_on()
+
+    def _step_failed(self, sequence: FastSequence, error: ServeError) -> bytes:
+        self._observe_failure(sequence, error)
+        return self._answers.in_stream(error)
+
+    def _observe_failure(self, sequence: FastSequence, error: ServeError) -> None:
+        if self._answers.observe is not None:
+            record, owner = self._call.new_record(), sequence.queue.owner
+            record.sequence, record.model, record.version = sequence.id, owner.name, owner.version
+            record.failed(error)
+            self._answers.observe(self._call, record)
+
+    def _close_fast(self) -> None:
+        if self._fast is None:
+            return
+        left, self._fast = self._fast, None
+        self._call.record.received_bytes += left.received
+        self._call.record.sent_bytes += left.sent
+        for sequence in left.close():
+            sequence.queue.owner.counted.failed(CancelledError.reason)
+            self._observe_failure(sequence, self._call.why_cancelled())
+            sequence.lender.left(sequence.sequence)
 
     def begin_task(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         """Begins a task. It gets as far as its sequence's queue in the next turn of the loop."""
         self._tasks_begin = True
+        self._allow_fast()
         task = self._loop.create_task(work)
         self._loop.call_soon(self._tasks_began)
         return task
 
     def _tasks_began(self) -> None:
         self._tasks_begin = False
+        self._allow_fast()
 
     @property
     def in_order(self) -> bool:
         """Whether a request that begins at once overtakes none before it."""
         return not self._tasks_begin
 
-    def answered(self) -> None:
+    def answered(self, request: _Request) -> None:
         """Sends what is the next in order."""
         order, stream = self._order, self._stream
-        while order and (data := order[0].answer) is not None:
-            order.popleft()
+        if self._fast is not None:
+            if request in order and request.answer is not None:
+                del order[request]
+                self._fast.put(request.place, request.answer)
+            self._steps_answered()
+            return
+        while order and (data := (first := next(iter(order))).answer) is not None:
+            del order[first]
             self._call.record.sent_bytes += len(data)
             stream.send(data)
         if self._unread:
@@ -126,11 +191,15 @@ class InferStream:
         while self._unread and self._may_begin():
             message = self._unread.popleft()
             self._stream.hold(-len(message))
-            self._begin(message)
+            if self._fast is None or not self._fast.take(message):
+                self._begin(message)
+        self._allow_fast()
         self._end_if_done()
 
     def _end_if_done(self) -> None:
-        if self._last_came and not self._order and not self._unread and not self._over.done():
+        if not self._last_came or self._order or self._unread or self._over.done():
+            return
+        if self._fast is None or not self._fast.waiting:
             self._over.set_result(None)
 
     def failed(self, error: BaseException) -> None:
@@ -144,15 +213,17 @@ class _Request:
 
     Attributes:
         answer: The message that answers it; None: it is not there yet.
+        place: Its place among the answers, where some are made in another way.
     """
 
-    __slots__ = ("_answers", "_call", "_found", "_of", "_record", "_step", "_task", "answer")
+    __slots__ = ("_answers", "_call", "_found", "_of", "_record", "_step", "_task", "answer", "place")
 
     def __init__(self, of: InferStream, answers: StreamService, call: RpcCall) -> None:
         self._of = of
         self._answers = answers
         self._call = call
         self.answer: bytes | None = None
+        self.place = 0
         self._found: Found | None = None
         self._step: CountedStep | None = None
         self._task: asyncio.Task[None] | None = None
@@ -169,17 +240,19 @@ class _Request:
 
     def _continue(self, found: Found, size: int) -> bool:
         """Begins a step of a sequence without a task. Returns whether it is one that can be."""
-        head = found.head
+        head, known = found.head, found.known
+        if head.step.start:
+            return False
         self._found = found
         if self._answers.count is None:
             self._record = self._new_record(found, size)
         try:
             self._step = found.model.continue_step(
-                head.form,
+                known.form,
                 head.key(self._call.client),
                 found.data,
                 self._answered,
-                priority=head.priority,
+                priority=known.priority,
                 last=head.step.end,
             )
         except ServeError as error:
@@ -202,18 +275,20 @@ class _Request:
         data = self._answers.encoded(self._found, outcome)
         if self._record is not None:
             self._record.timing = outcome.timing
+        found = self._found
         self._finish(data)
-        self._of.answered()
+        self._answers.answered(found, self._call.client, outcome)
+        self._of.answered(self)
 
     def _finish(self, outcome: bytes | ServeError) -> None:
         if self._found is not None and self._answers.count is not None and not isinstance(outcome, ServeError):
-            self._answers.count(self._found.model.name, self._found.model.version)
+            self._answers.count(self._found.model.name, self._found.model.version, 1)
         else:
             self._observe(outcome)
         self._step = None
         self.answer = self._answers.in_stream(outcome)
         if isinstance(outcome, ServeError):
-            asyncio.get_running_loop().call_soon(self._of.answered)
+            asyncio.get_running_loop().call_soon(self._of.answered, self)
 
     def _observe(self, outcome: bytes | ServeError) -> None:
         if self._answers.observe is None or self._found is None:
@@ -238,7 +313,7 @@ class _Request:
         except Exception as error:
             self._of.failed(error)
             return
-        self._of.answered()
+        self._of.answered(self)
 
     def give_up(self) -> asyncio.Task[None] | None:
         """Nobody waits for the answer any more. Returns what ends soon."""

@@ -13,7 +13,10 @@ from google.protobuf import json_format
 from msgspec.structs import replace
 
 from exportkit.serve.engine.execution import BatchResult
+from exportkit.serve.engine.fast_lending import KnownAnswer
+from exportkit.serve.engine.fast_steps import FastSteps
 from exportkit.serve.engine.repository import Repository
+from exportkit.serve.engine.step_library import step_library
 from exportkit.serve.protocol.inference import InferRequest
 from exportkit.serve.protocol.parameters import start_in_headers
 from exportkit.serve.protocol.shared_memory import SharedMemory
@@ -21,12 +24,13 @@ from exportkit.serve.queries import Queries
 from exportkit.serve.request_record import RequestRecord
 from exportkit.serve.rpc.infer_messages import (
     ReceivedRequest,
+    described_outputs,
     encode_infer_answer,
     encode_outputs,
     plain_parameters,
 )
 from exportkit.serve.rpc.infer_stream import Count, InferStream
-from exportkit.serve.rpc.known_heads import Found, KnownHead, KnownHeads
+from exportkit.serve.rpc.known_heads import Found, KnownForm, KnownHeads
 from exportkit.serve.rpc.message_classes import INFERENCE, message_class, methods, read_message
 from exportkit.serve.rpc.rpc_calls import Observe, RpcCall
 from exportkit.serve.rpc.rpc_stream import Message
@@ -54,7 +58,9 @@ class InferenceService:
         self._queries = Queries(repository, shared_memory)
         self._shared_memory = shared_memory
         self.observe, self.count = observe, count
-        self._heads = KnownHeads()
+        library = step_library()
+        self.fast = None if count is None or isinstance(library, str) else FastSteps(library, count)
+        self._heads = KnownHeads(self._forget)
 
     async def infer_once(self, call: RpcCall) -> bytes:
         """Answers ModelInfer."""
@@ -81,6 +87,22 @@ class InferenceService:
         """Returns the answer to such a request."""
         model = found.model
         return encode_outputs(model.name, model.version, found.id, result.outputs)
+
+    def answered(self, found: Found, owner: str, result: BatchResult) -> None:
+        """Such a request was answered, and its sequence may rest now: its next plain steps go through C++."""
+        known, model = found.known, found.model
+        if self.fast is None or known.priority or found.step.end:
+            return
+        if not known.number:
+            return
+        described = described_outputs(model.name, model.version, result.outputs)
+        sizes = [output.data.nbytes for output in result.outputs]
+        answer = KnownAnswer(known.number, known.form, described, sizes)
+        model.lend(self.fast, found.head.key(owner), answer)
+
+    def _forget(self, known: KnownForm) -> None:
+        if self.fast is not None and known.number:
+            self.fast.remove_form(known.number)
 
     async def infer(self, data: Message, seconds_left: float | None, record: RequestRecord) -> bytes:
         """Answers a request of a stream."""
@@ -161,18 +183,18 @@ class InferenceService:
 
     def _learn(
         self, data: Message, received: ReceivedRequest, request: InferRequest, model: Any
-    ) -> tuple[bytes, KnownHead] | None:
+    ) -> tuple[bytes, KnownForm] | None:
         """Returns what to remember of a step, once it is answered, to answer those like it without reading them."""
         step = request.sequence
         if step is None or received.regions or any(tensor.datatype == "BOOL" for tensor in request.inputs):
             return None
-        learnt = self._heads.learn(data, [tensor.data.nbytes for tensor in request.inputs], request.id)
-        if learnt is None:
-            return None
+        sizes = [tensor.data.nbytes for tensor in request.inputs]
+        learnt = self._heads.learn(data, sizes, request.id, step)
         served = model.of_method(request.method)
-        form = served.form(request)
-        return (
-            None
-            if form is None
-            else (learnt[0], KnownHead(step, request.priority, learnt[1], weakref.ref(served), form))
-        )
+        if learnt is None or self._heads.has(learnt[0], served) or (form := served.form(request)) is None:
+            return None
+        asked = (received.model, received.version, received.method)
+        known = KnownForm(request.priority, learnt[1], weakref.ref(served), form, asked)
+        if self.fast is not None:
+            known.number = self.fast.add_form(learnt[0], sizes, form.places, form.rows)
+        return learnt[0], known

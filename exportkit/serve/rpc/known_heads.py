@@ -1,13 +1,13 @@
-"""Requests that differ from one before in their id and in the elements of their inputs alone are not read again.
+"""Requests that differ from one before in what the steps of sequences differ in are not read again.
 
-The steps of a sequence are such requests. What stands before `raw_input_contents` is looked up as it is, without the
-id: only bytes that were read as a whole message before, and have no id, are ever found.
+That is the request's id, the sequence, and the elements of the inputs. What stands before `raw_input_contents` is read
+without protobuf, and found only if the rest of it was read as a whole message before.
 """
 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -15,30 +15,38 @@ from exportkit.serve.engine.checked_request import RequestForm
 from exportkit.serve.engine.served import ServedModel
 from exportkit.serve.protocol.inference import SequenceStep
 from exportkit.serve.rpc.rpc_stream import Message
+from exportkit.serve.rpc.step_heads import MOST_HEAD, read_head
 from exportkit.serve.rpc.wire import field_head
 
 _NAME, _VERSION, _ID = 0x0A, 0x12, 0x1A  # the first byte of these fields of ModelInferRequest
-_MOST_BYTES = 512  # of a head
-_MOST_HEADS, _MOST_TAILS = 8192, 8
+_MOST_FORMS, _MOST_HEADS, _MOST_TAILS = 1024, 8192, 8
 
 
 @dataclass(eq=False, slots=True)
-class KnownHead:
-    """What stands before the elements of a request's inputs.
+class KnownForm:
+    """What the requests of many sequences have in common.
 
     Attributes:
-        step: The sequence.
-        priority: As of the request.
+        priority: As of a request.
         parts: For each input, the bytes before its elements, and their number.
-        model: Who answered the request, unless it is gone: a reference that does not keep it.
+        model: Who answered the first one, unless it is gone: a reference that does not keep it.
         form: What it found out of it.
+        asked: The name, the version and the method that the requests say.
+        number: The form's number in the library of plain steps; 0: it has none.
     """
 
-    step: SequenceStep
     priority: int
     parts: Sequence[tuple[bytes, int]]
     model: weakref.ref[ServedModel]
     form: RequestForm
+    asked: tuple[str, str, str | None]
+    number: int = 0
+
+
+@dataclass(eq=False, slots=True)
+class _KnownHead:
+    known: KnownForm
+    step: SequenceStep
     keys: dict[str, tuple[str, int | str]] = field(default_factory=dict)
 
     def key(self, owner: str) -> tuple[str, int | str]:
@@ -53,63 +61,108 @@ class KnownHead:
 class Found(NamedTuple):
     """A request whose head is known, and who answers it."""
 
-    head: KnownHead
+    head: _KnownHead
     model: ServedModel
     id: str
     data: list[memoryview]
+
+    @property
+    def known(self) -> KnownForm:
+        """What is known of it."""
+        return self.head.known
+
+    @property
+    def step(self) -> SequenceStep:
+        """Which step of which sequence it is."""
+        return self.head.step
 
 
 class KnownHeads:
     """The heads of requests that were answered."""
 
-    def __init__(self) -> None:
-        self._heads: dict[bytes, KnownHead] = {}
+    def __init__(self, forgotten: Callable[[KnownForm], None] = lambda _: None) -> None:
+        """`forgotten` is told of forms that are known no more."""
+        self._forms: dict[bytes, KnownForm] = {}
+        self._heads: dict[bytes, _KnownHead] = {}  # of those, with a sequence but without an id
         self._tails: list[int] = []  # the lengths of what stands behind heads
-        self._models: weakref.WeakSet[ServedModel] = weakref.WeakSet()  # those of which heads are known
+        self._models: weakref.WeakSet[ServedModel] = weakref.WeakSet()  # those of which forms are known
+        self._forgotten = forgotten
 
     def find(self, message: Message) -> Found | None:
         """Returns what is known of a request."""
         for tail in self._tails:
             end = len(message) - tail
-            if not 0 < end <= _MOST_BYTES:
+            if not 0 < end <= MOST_HEAD:
                 continue
             key, identity = _without_id(message[:end])
             head = self._heads.get(key)
-            if head is None or (model := head.model()) is None:
+            if head is None or (model := head.known.model()) is None:
                 continue
-            if (data := _data(message, end, head.parts)) is not None:
+            if (data := _data(message, end, head.known.parts)) is not None:
                 return Found(head, model, identity, data)
-        return None
+        return self._read(message) if self._forms else None
 
-    def learn(self, message: Message, sizes: Sequence[int], id: str) -> tuple[bytes, list[tuple[bytes, int]]] | None:
-        """Returns the key and the parts of a request, whose inputs have so many bytes, if it can be known.
+    def _read(self, message: Message) -> Found | None:
+        read = read_head(message)
+        known = None if read is None else self._forms.get(read.form)
+        if read is None or known is None or (model := known.model()) is None:
+            return None
+        data = _data(message, read.data, known.parts)
+        if data is None:
+            return None
+        head = _KnownHead(known, read.step)
+        key, identity = _without_id(message[: read.data])
+        if not (read.step.start or read.step.end) and identity == read.id:
+            if len(self._heads) >= _MOST_HEADS:
+                self._heads.clear()
+            self._heads[key] = head
+        return Found(head, model, read.id, data)
 
-        `id` is the one that was read.
+    def learn(
+        self, message: Message, sizes: Sequence[int], id: str, step: SequenceStep
+    ) -> tuple[bytes, list[tuple[bytes, int]]] | None:
+        """Returns the form and the parts of a request, whose inputs have so many bytes, if it can be known.
+
+        `id` and `step` are what was read.
         """
         parts = [(field_head(7, size), size) for size in sizes]
-        tail = sum(len(before) + size for before, size in parts)
-        end = len(message) - tail
-        if not 0 < end <= _MOST_BYTES or _data(message, end, parts) is None:
+        read = read_head(message)
+        if read is None or read.id != id or read.step != step or _data(message, read.data, parts) is None:
             return None
-        key, found = _without_id(message[:end])
-        return (key, parts) if found == id else None
+        return read.form, parts
 
-    def add(self, key: bytes, head: KnownHead) -> None:
-        """Remembers a head."""
-        if len(self._heads) >= _MOST_HEADS:
+    def add(self, form: bytes, known: KnownForm) -> None:
+        """Remembers a form."""
+        if len(self._forms) >= _MOST_FORMS:
+            for each in self._forms.values():
+                self._forgotten(each)
+            self._forms.clear()
             self._heads.clear()
-        model = head.model()
+        model = known.model()
         if model is not None and model not in self._models:
             self._models.add(model)
             weakref.finalize(model, self._forget).atexit = False
-        self._heads[key] = head
-        tail = sum(len(before) + size for before, size in head.parts)
+        old = self._forms.get(form)
+        if old is not None:  # of a model that was exchanged
+            self._forgotten(old)
+            self._heads = {key: head for key, head in self._heads.items() if head.known is not old}
+        self._forms[form] = known
+        tail = sum(len(before) + size for before, size in known.parts)
         if tail not in self._tails:
             self._tails = [tail, *self._tails][:_MOST_TAILS]
 
+    def has(self, form: bytes, model: ServedModel) -> bool:
+        """Whether a form of a model is known."""
+        known = self._forms.get(form)
+        return known is not None and known.model() is model
+
     def _forget(self) -> None:
         """Forgets the heads of a model that is gone, with what it found out of them."""
-        self._heads = {key: head for key, head in self._heads.items() if head.model() is not None}
+        for known in self._forms.values():
+            if known.model() is None:
+                self._forgotten(known)
+        self._forms = {key: known for key, known in self._forms.items() if known.model() is not None}
+        self._heads = {key: head for key, head in self._heads.items() if head.known.model() is not None}
 
 
 def _without_id(head: Message) -> tuple[bytes, str]:

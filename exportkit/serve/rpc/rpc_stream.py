@@ -8,7 +8,7 @@ import binascii
 import re
 from collections import deque
 from collections.abc import Callable, Coroutine, Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from exportkit.serve.rpc import http2_frames as h2
 from exportkit.serve.rpc.http2_frames import FRAME, ErrorCode
@@ -39,6 +39,16 @@ Metadata = tuple[tuple[str, str | bytes], ...]
 Message = bytes | bytearray
 
 
+class FastReader(Protocol):
+    """Reads frames and messages that are plain steps."""
+
+    def message_cut(self) -> None:
+        """A message began, or is complete now."""
+
+    def stop(self) -> None:
+        """Reads nothing more."""
+
+
 class RpcStream:
     """A call. All methods are for the event loop's thread.
 
@@ -52,6 +62,7 @@ class RpcStream:
         stuck: Since when none of them moved; None: none waits.
         moved: When a part of a message came last, or the call.
         drained: Is called when nothing waits for the client any more.
+        fast: Reads messages in another way.
     """
 
     def __init__(self, connection: Http2Connection, number: int, window: int) -> None:
@@ -83,6 +94,7 @@ class RpcStream:
         self._waiting: deque[memoryview] = deque()
         self._trailers: bytes | None = None
         self._writer: asyncio.Future[None] | None = None
+        self.fast: FastReader | None = None
 
     # --- the call -----------------------------------------------------------------------------------------------------
 
@@ -158,8 +170,29 @@ class RpcStream:
             self._fail("RESOURCE_EXHAUSTED", str(error))
         except UnreadableError as error:
             self._fail("INTERNAL", str(error))
+        if self.fast is not None:
+            self.fast.message_cut()
         if self._owed > _BEFOREHAND:
             self._allow_more()
+
+    def received_elsewhere(self, size: int) -> None:
+        """So many bytes of frames with whole messages were read by `fast`."""
+        self._connection.read_elsewhere(size)
+        self._owed += size
+        self.moved = self._connection.heard
+        if self._owed > _BEFOREHAND:
+            self._allow_more()
+
+    def frame_reader(self, make: Callable[[], Any]) -> Any:
+        """Returns what reads frames of the connection before it does. It is made once."""
+        if self._connection.fast is None:
+            self._connection.fast = make()
+        return self._connection.fast
+
+    @property
+    def incomplete(self) -> bool:
+        """Whether a message has begun, and more of it must come."""
+        return self._message is not None or bool(self._head)
 
     def _assemble(self, data: bytes, start: int, end: int) -> None:
         if self._message is not None:
@@ -259,7 +292,7 @@ class RpcStream:
     @property
     def wants(self) -> bool:
         """Whether something waits for the client's message, or for more of it."""
-        return self._message is not None or bool(self._head) or (self._reader is not None and not self._reader.done())
+        return self.incomplete or (self._reader is not None and not self._reader.done())
 
     def give_up_waiting(self) -> None:
         """Ends the call: its message does not come."""
@@ -295,6 +328,24 @@ class RpcStream:
         connection.moved_bytes += size
         # DATA is number 0: the length alone.
         connection.write(FRAME.pack(size << 8, 0, self.number) + b"\0" + len(message).to_bytes(4, "big") + message)
+
+    def send_frames(self, frames: bytes, count: int, largest: int) -> None:
+        """Sends frames of a whole message each: so many, of which the largest has so many bytes."""
+        if self._over:
+            return
+        connection, size = self._connection, len(frames) - FRAME.size * count
+        most = min(self.window, connection.window)
+        if self._waiting or connection.paused or size > most or largest - FRAME.size > connection.most_frame:
+            at = 0
+            while at < len(frames):
+                start, at = at + FRAME.size + _PREFIX, at + FRAME.size + (FRAME.unpack_from(frames, at)[0] >> 8)
+                self.send(frames[start:at])
+            return
+        self._send_beginning()
+        self.window -= size
+        connection.window -= size
+        connection.moved_bytes += size
+        connection.write(frames)
 
     async def sent(self) -> None:
         """Waits until the client has taken so much that more may be written."""
@@ -368,6 +419,8 @@ class RpcStream:
         self._cancel()
 
     def _stop(self) -> None:
+        if self.fast is not None:
+            self.fast.stop()
         if self._timer is not None:
             self._timer.cancel()
         self._waiting.clear()

@@ -8,7 +8,7 @@ import time
 import pytest
 
 from exportkit.serve.batching.tickets import BatchLimits
-from exportkit.serve.engine import served
+from exportkit.serve.engine import dispatcher
 from tests.serve.engine import test_isolated_serving
 from tests.serve.engine.asking import equal, only, request, serving, tensors
 from tests.serve.engine.test_serving import answered, busy, call, run, until
@@ -18,7 +18,7 @@ HELD = 0.3  # seconds
 
 @pytest.fixture(autouse=True)
 def _eight_cores(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(served, "cores", lambda: 8.0)
+    monkeypatch.setattr(dispatcher, "cores", lambda: 8.0)
 
 
 def test_a_full_batch_is_prepared_and_its_wait_is_no_time_of_the_model(meeting_package):
@@ -59,7 +59,7 @@ def test_a_batch_that_could_grow_waits_for_the_runner(meeting_package):
 
 
 def test_with_two_cores_nothing_is_prepared(meeting_package, monkeypatch):
-    monkeypatch.setattr(served, "cores", lambda: 2.0)
+    monkeypatch.setattr(dispatcher, "cores", lambda: 2.0)
 
     async def ask():
         async with serving(meeting_package, batch=BatchLimits(max_rows=1)) as repository:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+import itertools
+import weakref
 from typing import Any
 
 import numpy as np
@@ -13,7 +15,7 @@ from tritonclient.grpc import service_pb2
 
 from exportkit.serve.protocol.inference import SequenceStep
 from exportkit.serve.rpc.infer_messages import ReceivedRequest
-from exportkit.serve.rpc.known_heads import Found, KnownHead, KnownHeads
+from exportkit.serve.rpc.known_heads import Found, KnownForm, KnownHeads
 
 
 class Model:
@@ -33,15 +35,13 @@ def message(request_id: str = "", sequence: int = 7, value: int = 1, size: int =
 
 def learnt(heads: KnownHeads, data: bytes, model: Any = MODEL) -> bool:
     """Learns a request as the service does. Returns whether it can be known."""
-    import weakref
-
     received = ReceivedRequest(data)
     request = received.request(None, None)
-    found = heads.learn(data, [tensor.data.nbytes for tensor in request.inputs], request.id)
+    assert request.sequence is not None
+    found = heads.learn(data, [tensor.data.nbytes for tensor in request.inputs], request.id, request.sequence)
     if found is None:
         return False
-    assert request.sequence is not None
-    heads.add(found[0], KnownHead(request.sequence, 0, found[1], weakref.ref(model), None))  # type: ignore[arg-type]
+    heads.add(found[0], KnownForm(0, found[1], weakref.ref(model), None, ("net", "", None)))  # type: ignore[arg-type]
     return True
 
 
@@ -56,22 +56,54 @@ def test_another_id_and_other_elements_are_found(version: str):
     for request_id in ("", "b", "a longer id of a request", "\u00e9"):
         result = found(heads, message(request_id, value=5, model_version=version))
         assert result is not None
-        assert (result.id, result.head.step) == (request_id, SequenceStep(7))
+        assert (result.id, result.step) == (request_id, SequenceStep(7))
         assert [bytes(each) for each in result.data] == [bytes([5] * 8)]
+
+
+@pytest.mark.parametrize("learnt_from_a_start", [False, True])
+def test_other_sequences_their_starts_and_their_ends_are_found(learnt_from_a_start: bool):
+    heads = KnownHeads()
+    first = service_pb2.ModelInferRequest.FromString(message("a"))
+    first.parameters["sequence_start"].bool_param = learnt_from_a_start
+    assert learnt(heads, first.SerializeToString())
+    for start, end in itertools.product((False, True), repeat=2):
+        for sequence in (1, 300, (1 << 63) - 1, "seven", "s" * 128):
+            request = service_pb2.ModelInferRequest.FromString(message("b", value=4))
+            key = "string_param" if isinstance(sequence, str) else "int64_param"
+            setattr(request.parameters["sequence_id"], key, sequence)
+            request.parameters["sequence_start"].bool_param = start
+            request.parameters["sequence_end"].bool_param = end
+            for _ in range(2):
+                result = found(heads, request.SerializeToString())
+                assert result is not None
+                assert (result.id, result.step) == ("b", SequenceStep(sequence, start, end))
+                assert [bytes(each) for each in result.data] == [bytes([4] * 8)]
 
 
 def test_what_differs_in_anything_else_is_not_found():
     heads = KnownHeads()
     assert learnt(heads, message("a"))
-    others = [message("a", sequence=8), message("a", size=9), message("a", model_version="2"), b"", b"\x0a", bytes(40)]
+    others = [message("a", sequence=0), message("a", size=9), message("a", model_version="2"), b"", b"\x0a", bytes(40)]
     request = service_pb2.ModelInferRequest.FromString(message("a"))
-    request.parameters["sequence_end"].bool_param = True
+    request.parameters["priority"].int64_param = 1
     others.append(request.SerializeToString())
+    request = service_pb2.ModelInferRequest.FromString(message("a"))
     request.raw_input_contents.append(b"more")
     others.append(request.SerializeToString())
     others += [message("a")[:-1], message("a") + b"\0", message("x" * 200)]
     for other in others:
         assert found(heads, other) is None
+
+
+def test_a_parameter_that_is_there_twice_is_left_to_protobuf():
+    heads = KnownHeads()
+    assert learnt(heads, message("a"))
+    again = service_pb2.ModelInferRequest()
+    again.parameters["sequence_id"].int64_param = 9
+    assert found(heads, again.SerializeToString() + message("a")) is None
+    # An entry whose value stands before its key is one all the same.
+    entry = b"\x12\x02\x10\x09" + b"\x0a\x0bsequence_id"
+    assert found(heads, b"\x22" + bytes([len(entry)]) + entry + message("a")) is None
 
 
 def test_several_inputs_are_found_in_the_order_of_the_request():
@@ -105,6 +137,7 @@ def test_a_model_that_is_gone_is_not_kept():
     gc.collect()
     assert found(heads, message()) is None
     assert not heads._heads
+    assert not heads._forms
 
 
 @settings(max_examples=300)
@@ -119,6 +152,11 @@ def test_a_damaged_request_that_is_found_is_what_protobuf_reads(changes: list[tu
     if result is not None:
         theirs = service_pb2.ModelInferRequest.FromString(bytes(data))
         assert (theirs.id, theirs.model_name) == (result.id, "net")
-        assert theirs.parameters["sequence_id"].int64_param == 7
+        step, theirs_say = result.step, theirs.parameters
+        assert (theirs_say["sequence_id"].int64_param or theirs_say["sequence_id"].string_param) == step.id
+        assert (theirs_say["sequence_start"].bool_param, theirs_say["sequence_end"].bool_param) == (
+            step.start,
+            step.end,
+        )
         assert [bytes(each) for each in result.data] == list(theirs.raw_input_contents)
         assert np.frombuffer(result.data[0], np.int8).size == 8

@@ -1,0 +1,215 @@
+#include <chrono>
+#include <cstring>
+
+#include "steps/server.h"
+
+namespace exportkit::steps {
+namespace {
+
+constexpr size_t kFrameHead = 9, kPrefix = 5, kMostFrame = 16 << 10;
+
+uint32_t big_endian(const char* data, size_t size) {
+  uint32_t value = 0;
+  for (size_t at = 0; at < size; ++at) value = value << 8 | static_cast<unsigned char>(data[at]);
+  return value;
+}
+
+// A message whose sequence is known, and which may be queued.
+struct Ready {
+  ek_steps_sequence* sequence;
+  const Form* form;
+  std::string_view message;
+  Step step;
+};
+
+bool find(ek_steps_call& call, std::string_view message, Ready& ready) {
+  ek_steps& steps = *call.client->steps;
+  if (!read_step(message, steps.form, ready.step) || ready.step.start || ready.step.end) return false;
+  const auto form = steps.forms.find(steps.form);
+  if (form == steps.forms.end()) return false;
+  size_t at = ready.step.data;
+  for (const Part& part : form->second.parts) {
+    if (message.size() - at < part.head.size() || message.compare(at, part.head.size(), part.head) != 0) return false;
+    at += part.head.size();
+    if (message.size() - at < part.size) return false;
+    at += part.size;
+  }
+  if (at != message.size()) return false;
+  const Step& step = ready.step;
+  const auto found =
+      steps.sequences.find(key_of(form->second.number, call.owner, step.is_number, step.number, step.text));
+  if (found == steps.sequences.end()) return false;
+  ready.sequence = found->second;
+  ready.form = &form->second;
+  ready.message = message;
+  return true;
+}
+
+ek_steps_count& counted(std::vector<ek_steps_count>& counts, uint64_t queue) {
+  for (ek_steps_count& count : counts)
+    if (count.queue == queue) return count;
+  return counts.emplace_back(ek_steps_count{queue, 0, 0, 0});
+}
+
+void accept(ek_steps_call& call, const Ready& ready, double arrived) {
+  auto step = std::make_unique<Waiting>();
+  ek_steps_sequence& sequence = *ready.sequence;
+  const Form& form = *ready.form;
+  step->sequence = &sequence;
+  step->call = &call;
+  step->place = call.first + call.places.size();
+  call.places.emplace_back().step = step.get();
+  step->stream = call.stream;
+  step->rows = form.rows;
+  step->size = form.size;
+  step->arrived = arrived;
+  step->request_id = ready.step.request_id;
+  step->data = std::make_unique<char[]>(form.size);
+  step->inputs.resize(form.parts.size());
+  size_t from = ready.step.data, to = 0;
+  for (const Part& part : form.parts) {
+    from += part.head.size();
+    std::memcpy(step->data.get() + to, ready.message.data() + from, part.size);
+    step->inputs[part.order] = {step->data.get() + to, part.size};
+    from += part.size;
+    to += part.size;
+  }
+  ek_steps_queue& queue = *sequence.queue;
+  queue.room.rows -= static_cast<int64_t>(form.rows);
+  queue.room.bytes -= static_cast<int64_t>(form.size);
+  ek_steps_count& count = counted(call.client->steps->read_queues, queue.number);
+  ++count.steps;
+  count.rows += form.rows;
+  count.bytes += form.size;
+  sequence.last = arrived;
+  if (!sequence.used) {
+    sequence.used = true;
+    call.client->steps->used.push_back(&sequence);
+  }
+  if (sequence.current == nullptr) {
+    sequence.current = step.get();
+    enqueue(queue, std::move(step));
+  } else {
+    sequence.waiting.push_back(std::move(step));
+  }
+}
+
+// Whether the queues have room for all of them, and the call for their answers.
+bool have_room(const ek_steps_call& call, const std::vector<Ready>& all) {
+  if (call.places.size() + all.size() > call.most) return false;
+  std::vector<std::pair<ek_steps_queue*, ek_steps_room>> rooms;
+  for (const Ready& ready : all) {
+    ek_steps_queue* queue = ready.sequence->queue;
+    auto room = rooms.begin();
+    while (room != rooms.end() && room->first != queue) ++room;
+    if (room == rooms.end()) room = rooms.insert(room, {queue, queue->room});
+    const auto size = static_cast<int64_t>(ready.form->size);
+    if (room->second.rows <= 0 || room->second.bytes < size) return false;
+    room->second.rows -= static_cast<int64_t>(ready.form->rows);
+    room->second.bytes -= size;
+  }
+  return true;
+}
+
+// Splits a frame's payload into messages. Returns false unless it has whole steps alone that all may be queued.
+bool read_messages(ek_steps_call& call, std::string_view payload, std::vector<Ready>& all) {
+  all.clear();
+  while (!payload.empty()) {
+    if (payload.size() < kPrefix || payload[0] != 0) return false;
+    const size_t size = big_endian(payload.data() + 1, 4);
+    if (payload.size() - kPrefix < size) return false;
+    Ready ready;
+    if (!find(call, payload.substr(kPrefix, size), ready)) return false;
+    all.push_back(ready);
+    payload.remove_prefix(kPrefix + size);
+  }
+  return have_room(call, all);
+}
+
+ek_steps_read_call& seen(ek_steps_call& call, std::vector<ek_steps_read_call>& calls) {
+  for (ek_steps_read_call& each : calls)
+    if (each.call == call.number) return each;
+  return calls.emplace_back(ek_steps_read_call{call.number, 0, 0, 0});
+}
+
+void count_read(ek_steps_call& call, const std::vector<Ready>& all, size_t frame, double arrived) {
+  ek_steps_read_call& read = seen(call, call.client->steps->read_calls);
+  read.frame_bytes += frame;
+  read.steps += all.size();
+  for (const Ready& ready : all) {
+    read.message_bytes += ready.message.size();
+    accept(call, ready, arrived);
+  }
+}
+
+void show(ek_steps& steps, size_t at, ek_steps_read_result* result) {
+  *result = {at, steps.read_calls.size(), steps.read_queues.size(), steps.read_calls.data(), steps.read_queues.data()};
+}
+
+}  // namespace
+
+double now() {
+  const auto since = std::chrono::steady_clock::now().time_since_epoch();
+  return std::chrono::duration<double>(since).count();
+}
+
+std::string key_of(uint64_t form, uint64_t owner, bool is_number, uint64_t number, std::string_view text) {
+  std::string key(2 * sizeof(uint64_t), '\0');
+  std::memcpy(key.data(), &form, sizeof form);
+  std::memcpy(key.data() + sizeof form, &owner, sizeof owner);
+  key.push_back(is_number ? 'n' : 't');
+  if (is_number) {
+    key.append(reinterpret_cast<const char*>(&number), sizeof number);
+  } else {
+    key.append(text);
+  }
+  return key;
+}
+
+}  // namespace exportkit::steps
+
+using namespace exportkit::steps;
+
+void ek_steps_read(ek_steps_client* client, const char* data, size_t size, size_t at, ek_steps_read_result* result) {
+  ek_steps& steps = *client->steps;
+  steps.read_calls.clear();
+  steps.read_queues.clear();
+  const double arrived = now();
+  static thread_local std::vector<Ready> all;
+  while (at <= size && size - at >= kFrameHead) {
+    const char* head = data + at;
+    const size_t length = big_endian(head, 3);
+    // Kind and flags are 0: a frame with data, which ends nothing and has no padding.
+    if (head[3] != 0 || head[4] != 0 || length == 0 || length > kMostFrame || length > size - at - kFrameHead) break;
+    const auto call = client->calls.find(big_endian(head + 5, 4) & 0x7FFFFFFF);
+    if (call == client->calls.end() || !call->second->frames) break;
+    if (!read_messages(*call->second, {head + kFrameHead, length}, all)) break;
+    count_read(*call->second, all, length, arrived);
+    at += kFrameHead + length;
+  }
+  show(steps, at, result);
+}
+
+int ek_steps_read_message(ek_steps_call* call, const char* message, size_t size, ek_steps_read_result* result) {
+  ek_steps& steps = *call->client->steps;
+  steps.read_calls.clear();
+  steps.read_queues.clear();
+  std::vector<Ready> all(1);
+  const bool taken = call->messages && find(*call, {message, size}, all[0]) && have_room(*call, all);
+  if (taken) count_read(*call, all, 0, now());
+  show(steps, 0, result);
+  return taken;
+}
+
+long ek_steps_read_head(const char* message, size_t size, char* form, size_t capacity, char* text, uint64_t* numbers) {
+  std::string read;
+  Step step;
+  if (!read_step({message, size}, read, step) || read.size() > capacity) return -1;
+  std::memcpy(form, read.data(), read.size());
+  std::memcpy(text, step.request_id.data(), step.request_id.size());
+  std::memcpy(text + step.request_id.size(), step.text.data(), step.text.size());
+  const uint64_t found[] = {
+      step.request_id.size(), step.text.size(), step.is_number, step.number, step.start, step.end, step.data};
+  std::memcpy(numbers, found, sizeof found);
+  return static_cast<long>(read.size());
+}
