@@ -141,6 +141,13 @@ def _decompositions(_: click.Context, __: click.Parameter, texts: Sequence[str])
     help="An option of torch._inductor.config. Repeatable.",
 )
 @click.option(
+    "--eager-kernel",
+    "eager_kernels",
+    multiple=True,
+    metavar="OPERATOR",
+    help="An operator of torch that the code leaves to eager's kernel, such as aten.amin. Repeatable.",
+)
+@click.option(
     "--embed-weights",
     is_flag=True,
     help="Keep the weights inside the compiled code, for torch's own loaders. They cannot be swapped then.",
@@ -195,6 +202,7 @@ def command(
     cpu_isas: tuple[Any, ...],
     cuda_arch: Any,
     inductor_config: dict[str, Any],
+    eager_kernels: tuple[str, ...],
     embed_weights: bool,
     opset: int,
     inline: bool,
@@ -224,9 +232,10 @@ def command(
         raise click.UsageError("--draft reports sizes that work, --apply-suggested-fixes takes them: give one of them.")
     if allow_narrowing and not apply_suggested_fixes:
         raise click.UsageError("--allow-narrowing is for --apply-suggested-fixes.")
-    if output_format != "aoti" and (cpu_isas or inductor_config or embed_weights):
+    if output_format != "aoti" and (cpu_isas or inductor_config or eager_kernels or embed_weights):
         raise click.UsageError(
-            "--cpu-isa, --inductor-config and --embed-weights are for --format aoti: other formats are not compiled."
+            "--cpu-isa, --inductor-config, --eager-kernel and --embed-weights are for --format aoti: other formats are "
+            "not compiled."
         )
     if output_format != "onnx" and (opset != OnnxOptions().opset or inline or decompositions):
         raise click.UsageError("--opset, --onnx-inline and --decomposition are for --format onnx.")
@@ -265,7 +274,7 @@ def command(
         elif output_format == "program":
             manifest = export_program(resolved, output, options, progress=step)
         else:
-            compile_options = CompileOptions(cpu_isas, cuda_arch, inductor_config, embed_weights)
+            compile_options = CompileOptions(cpu_isas, cuda_arch, inductor_config, embed_weights, eager_kernels)
             manifest = export_aoti(resolved, output, options, compile_options, progress=step)
     if output is None:
         return print_draft(report, as_json)

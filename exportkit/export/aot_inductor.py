@@ -21,6 +21,7 @@ from torch.utils._pytree import tree_structure
 
 from exportkit.errors import CompilerError, ExportError, UsageError
 from exportkit.export.cases import eager_mode
+from exportkit.export.eager_kernels import eager_kernels, read_eager_kernels
 from exportkit.export.export_options import CompileOptions, CudaArch
 from exportkit.export.inductor_changes import changed_inductor
 from exportkit.export.model_sources import compiling_model_sources
@@ -37,6 +38,7 @@ from exportkit.export.toolchain import (
 )
 from exportkit.export.traced import Traced, TracedMethod
 from exportkit.libraries import TORCH_NAMESPACES, host_platform, schemas_of
+from exportkit.package.compiled_with import COMPILED_WITH, GivenOptions
 from exportkit.package.consistency import AOTINDUCTOR_DIR
 from exportkit.package.elf import oldest_torch, read_elf
 from exportkit.package.manifest import Operator, Target, code_folder
@@ -50,6 +52,8 @@ _RESERVED = (
     *("aot_inductor.package_constants_on_disk_format", "aot_inductor.link_libtorch", "cpp.march", "cpp.simdlen"),
     "aot_inductor.cross_target_platform",
 )
+# The only choice of a vector's length: the target's instruction set has another one.
+WITHOUT_VECTORS = ("cpp.simdlen", 1)
 # These compute with the weights at compile time, or decide whether Inductor does.
 _FOR_EMBEDDED_WEIGHTS = (
     *("freezing", "always_keep_tensor_constants", "joint_graph_constant_folding"),
@@ -83,6 +87,7 @@ class CompilePlan:
         cuda_arch: Whether to add PTX.
         inductor_config: Options from `read_inductor_config`. They override ours.
         embed_weights: Keeps the weights inside the code.
+        eager_kernels: The operators that are left to eager's kernels, from `read_eager_kernels`.
     """
 
     device: torch.device
@@ -90,6 +95,7 @@ class CompilePlan:
     cuda_arch: CudaArch = "native"
     inductor_config: Mapping[str, Any] = field(default_factory=dict)
     embed_weights: bool = False
+    eager_kernels: Sequence[str] = ()
 
     @classmethod
     def of(cls, options: CompileOptions, device: torch.device) -> Self:
@@ -110,7 +116,17 @@ class CompilePlan:
             )
         if "cpp.cxx" not in inductor_config:
             usable_compiler()  # checked first, because tracing takes minutes
-        return cls(device, isas, options.cuda_arch, inductor_config, options.embed_weights)
+        left = read_eager_kernels(options.eager_kernels)
+        return cls(device, isas, options.cuda_arch, inductor_config, options.embed_weights, left)
+
+    @property
+    def remembered(self) -> dict[str, dict[str, str]]:
+        """The option of Inductor that writes what was given into the metadata of the code; empty if nothing was."""
+        if not self.inductor_config and not self.eager_kernels:
+            return {}
+        given = GivenOptions(self.inductor_config, tuple(self.eager_kernels)).encoded()
+        others = self.inductor_config.get("aot_inductor.metadata", {})
+        return {"aot_inductor.metadata": {**others, COMPILED_WITH: given}}
 
 
 def compile_methods(
@@ -196,7 +212,9 @@ def compile_program(
             # Otherwise Inductor times two forms of each kernel, at the example's sizes and on a GPU that may be busy.
             # Its choice costs other sizes up to a tenth of a call (docs/performance.md).
             options["triton.autotune_pointwise"] = False
-        files, constants = _compile(method.program, device, {**options, **plan.inductor_config}, tf32=tf32)
+        with eager_kernels(plan.eager_kernels):
+            asked = {**options, **plan.inductor_config, **plan.remembered}
+            files, constants = _compile(method.program, device, asked, tf32=tf32)
     target = _target(device, cpu_isa, ptx, _library(files))
     found = weights.take(constants, device) if weights else {}
     target = msgspec.structs.replace(target, constants={method.name: found})
@@ -213,7 +231,7 @@ def read_inductor_config(given: Mapping[str, Any], *, embed_weights: bool = Fals
     known = config.get_config_copy()
     options = {}
     for name, value in given.items():
-        if name in _RESERVED:
+        if name in _RESERVED and (name, _read_value(value)) != WITHOUT_VECTORS:
             raise UsageError(f"--inductor-config {name}: exportkit sets it, because the package format depends on it")
         if name in _FOR_EMBEDDED_WEIGHTS and not embed_weights:
             raise UsageError(

@@ -92,9 +92,11 @@ class CompileOptions:
         cuda_arch: `native` compiles machine code for this GPU only; `native+ptx` also runs on newer GPUs.
         inductor_config: Options of torch._inductor.config that override exportkit's.
         embed_weights: Keeps the weights inside the compiled code, for torch's own loaders. They cannot be swapped then.
+        eager_kernels: Operators of torch that the code leaves to eager's kernels, such as `aten.amin`.
     """
 
     cpu_isas: Sequence[CpuIsa] = ()
     cuda_arch: CudaArch = "native+ptx"
     inductor_config: Mapping[str, Any] = field(default_factory=dict)
     embed_weights: bool = False
+    eager_kernels: Sequence[str] = ()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from exportkit.child.messages import Message
 from exportkit.eager_source import EagerFiles
 
@@ -14,16 +16,20 @@ class ReadGraph(Message, frozen=True):
         program: The file of the method's exported program; None to trace MODEL.
         method: The method's name.
         manifest: The artifact's manifest, as JSON.
-        target: The name of the target that differs; None for the program itself, which is not compiled.
-        device: The device of the target.
+        device: The device of what differs.
+        compiled: Whether that is compiled code; the program itself is not compiled.
+        cpu_isa: The instruction set of the code.
+        embed_weights: Whether the weights are inside of the code.
     """
 
     eager: EagerFiles
     program: str | None
     method: str
     manifest: str
-    target: str | None
     device: str
+    compiled: bool
+    cpu_isa: str | None
+    embed_weights: bool
 
 
 class CutPoint(Message, frozen=True):
@@ -57,6 +63,8 @@ class CutGraph(Message, frozen=True):
         sizes: The sizes of the call.
         inputs: A safetensors file with the inputs of the call; None to draw them.
         seed: The seed of the inputs that are drawn.
+        inductor_config: Options of torch._inductor.config, to compile with.
+        eager_kernels: Operators that the code leaves to eager's kernels.
         output: The artifact to write.
     """
 
@@ -65,6 +73,8 @@ class CutGraph(Message, frozen=True):
     sizes: dict[str, int]
     inputs: str | None
     seed: int
+    inductor_config: dict[str, Any]
+    eager_kernels: tuple[str, ...]
     output: str
 
 

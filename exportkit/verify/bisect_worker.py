@@ -102,7 +102,7 @@ class Cutter:
             provenance=manifest.provenance,
             name="cut",
         )
-        self._write(traced, Path(command.output))
+        self._write(traced, command)
         return GraphCut(sum(tensor.numel() * tensor.element_size() for tensor in bound.tensors))
 
     def _inputs(self, command: CutGraph) -> BoundCall:
@@ -115,13 +115,18 @@ class Cutter:
         args, kwargs = example.with_tensors(inputs)
         return describe_call(entry.model, args, kwargs)
 
-    def _write(self, traced: Traced, out: Path) -> None:
-        name = self._command.target
-        if name is None:
+    def _write(self, traced: Traced, command: CutGraph) -> None:
+        out, read = Path(command.output), self._command
+        if not read.compiled:
             write_program(traced, out, device=self._device, version="0")
             return
-        target = next(target for target in self._manifest.targets if target.name == name)
-        plan = CompilePlan(self._device, (target.cpu_isa,), embed_weights=not self._manifest.weights)
+        plan = CompilePlan(
+            self._device,
+            (read.cpu_isa,),
+            inductor_config=command.inductor_config,
+            embed_weights=read.embed_weights,
+            eager_kernels=command.eager_kernels,
+        )
         write_compiled(traced, out, plan, version="0")
 
 

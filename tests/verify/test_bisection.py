@@ -17,8 +17,9 @@ from exportkit.errors import UsageError
 from exportkit.export.cut_program import cut_after, cut_points, own_values, values_after
 from exportkit.libraries import load_library
 from exportkit.package import manifest as m
-from exportkit.verify.bisecting import Located, bisect_artifact
+from exportkit.verify.bisecting import bisect_artifact
 from exportkit.verify.bisection import bisect
+from exportkit.verify.located import Located
 from exportkit.verify.options import VerifyOptions
 from exportkit.verify.report import Report
 from tests.fixtures import stable_library
@@ -208,7 +209,7 @@ def test_a_finding_that_is_not_certain_says_so() -> None:
     assert "first difference: node 3 of 4, n2" in between.message
     assert "nodes before it that were not decided: 1; one of them" in between.message
     assert "n1: no kernel" in between.message
-    from exportkit.verify.bisecting import NodeError
+    from exportkit.verify.located import NodeError
 
     older = _located(errors=(NodeError("n0", "n0: differs", None, None),))(4, lambda cut: cut >= 2)
     assert "fusion decides" in older.message

@@ -1,0 +1,225 @@
+"""Cuts a graph in a process of its own, compiles what is left, and verifies it."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Self
+
+import msgspec
+
+from exportkit.child.messages import Failed
+from exportkit.eager_source import EagerFiles, EagerSource, unnamed
+from exportkit.errors import UsageError
+from exportkit.package.archive import PackageReader
+from exportkit.package.assemble import assemble
+from exportkit.package.compiled_with import GivenOptions
+from exportkit.package.manifest import Library, Manifest, PackagedMethod
+from exportkit.package.trust import Trust
+from exportkit.progress import Progress, silent
+from exportkit.verify.bisect_commands import CutGraph, CutPoint, GraphCut, GraphRead, ReadGraph
+from exportkit.verify.bisection import bisect
+from exportkit.verify.located import Located, node_errors
+from exportkit.verify.options import VerifyOptions
+from exportkit.verify.outcomes import Crashed, TimedOut
+from exportkit.verify.report import Check
+from exportkit.verify.verify import verify
+from exportkit.verify.verify_worker import LOAD_TIMEOUT, VerifyWorker
+
+
+@dataclass(frozen=True)
+class CutCall:
+    """The call that fails: its method, its number in its case, its sizes, and the case's file or the inputs' seed."""
+
+    method: PackagedMethod
+    number: int
+    sizes: Mapping[str, int]
+    file: Path | None
+    seed: int
+
+
+@dataclass(frozen=True)
+class CutSubject:
+    """The graph that is cut, and how what a cut leaves is compiled.
+
+    Attributes:
+        manifest: The manifest of the artifact.
+        label: The check that failed.
+        call: The call that failed.
+        target: The name of what ran it.
+        device: Its device.
+        compiled: Whether it is compiled code, or the program itself.
+        cpu_isa: The instruction set of the code.
+        embed_weights: Whether the weights are inside of the code.
+        given: The options that it was compiled with.
+        libraries: The operator libraries of the artifact, as files.
+        program: The file of the method's exported program, if the artifact has one.
+        demanded_by: What requires a signature, if anything does.
+    """
+
+    manifest: Manifest
+    label: str
+    call: CutCall
+    target: str
+    device: str
+    compiled: bool = True
+    cpu_isa: str | None = None
+    embed_weights: bool = False
+    given: GivenOptions = GivenOptions()
+    libraries: tuple[tuple[Path, Library], ...] = ()
+    program: Path | None = None
+    demanded_by: str | None = None
+
+
+class CutSearch:
+    """The process that cuts, the cuts so far, and what came of them."""
+
+    def __init__(self, subject: CutSubject, options: VerifyOptions, folder: Path, progress: Progress) -> None:
+        self._subject, self._options, self._folder, self._progress = subject, options, folder, progress
+        self._worker: VerifyWorker | None = None
+        self._points: tuple[CutPoint, ...] = ()
+        self._failed: dict[int, tuple[Check, Manifest]] = {}
+        self._untested: dict[int, str] = {}
+        self._input_bytes = 0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        if self._worker is not None:
+            self._worker.close()
+
+    def locate(self, budget: int | None = None, *, fails: Callable[[int], bool | None] | None = None) -> Located:
+        """Searches for the first cut that fails.
+
+        Args:
+            budget: The number of cuts to test. None tests as many as needed.
+            fails: Tests a cut. Default: `fails` of this search.
+        """
+        self._start()
+        found = bisect(len(self._points), fails or self.fails, budget=budget)
+        failed = self._failed.get(found.fails) if found.fails is not None else None
+        return Located(
+            label=self._subject.label,
+            sizes=dict(self._subject.call.sizes),
+            input_bytes=self._input_bytes,
+            target=self._subject.target,
+            points=self._points,
+            search=found,
+            verdict=failed[0].verdict if failed else None,
+            errors=node_errors(failed[0].verdict, failed[1]) if failed else (),
+            untested=self._untested,
+        )
+
+    def _start(self) -> None:
+        """Starts the process that cuts, and lets it read the graph in the first way that works."""
+        refusals = []
+        for command in self._ways():
+            self._progress("reading the program" if command.program else f"tracing {command.eager.model} again")
+            self._worker = VerifyWorker("exportkit.verify.bisect_worker", search_path="caller")
+            timeout = max(self._options.timeout, LOAD_TIMEOUT)
+            answer = self._worker.ask(command, GraphRead, doing="reading the graph", timeout=timeout)
+            if isinstance(answer, GraphRead) and answer.points:
+                self._points = answer.points
+                return
+            if isinstance(answer, GraphRead):
+                raise UsageError("the graph has no node, so that there is nothing to cut")
+            refusals.append(answer.detail if isinstance(answer, Failed) else answer.message)
+            self._worker.close()
+        source = self._subject.manifest.source.model
+        reason = "\n".join(dict.fromkeys(refusals)) or unnamed(source, self._subject.demanded_by)
+        raise UsageError(f"there is no graph to cut: {reason}", hint="--model names the eager model.")
+
+    def _ways(self) -> Iterator[ReadGraph]:
+        """Yields what may give the graph.
+
+        A library that was given for the artifact may be what is wrong. So MODEL first takes those that it loads itself.
+        """
+        subject, eager = self._subject, self._options.eager
+        given = EagerFiles.of(eager, eager.model_of(subject.manifest.source.model, subject.demanded_by))
+        command = ReadGraph(
+            eager=msgspec.structs.replace(given, libraries=()),
+            program=None,
+            method=subject.call.method.name,
+            manifest=msgspec.json.encode(subject.manifest).decode(),
+            device=subject.device,
+            compiled=subject.compiled,
+            cpu_isa=subject.cpu_isa,
+            embed_weights=subject.embed_weights,
+        )
+        if given.model is not None:
+            yield command
+            if given.libraries:
+                yield msgspec.structs.replace(command, eager=given)
+        if subject.program is not None:
+            packed = tuple(str(path) for path, library in subject.libraries if library.device == "cpu")
+            files = EagerFiles(None, None, given.libraries or packed)
+            yield msgspec.structs.replace(command, eager=files, program=str(subject.program))
+
+    def fails(self, cut: int, given: GivenOptions = GivenOptions()) -> bool | None:
+        """Compiles the graph up to a node and verifies it.
+
+        Args:
+            cut: The number of the node.
+            given: Options of the compiler, in addition to those of the artifact.
+
+        Returns:
+            Whether it differs from eager; None if it cannot be compiled or loaded.
+        """
+        with tempfile.TemporaryDirectory(dir=self._folder) as place:
+            made = Path(place) / "cut.pt2"
+            answer = self._cut(cut, made, given)
+            if isinstance(answer, str):
+                self._untested[cut] = answer
+                return None
+            self._input_bytes = answer.input_bytes
+            if self._subject.libraries and self._subject.compiled:
+                assemble([made], self._subject.libraries, made)
+            return self._judge(cut, made)
+
+    def refused(self, cut: int, given: GivenOptions = GivenOptions()) -> str | None:
+        """Compiles the graph up to a node, and says why that fails; None if it does not. Arguments: see `fails`."""
+        with tempfile.TemporaryDirectory(dir=self._folder) as place:
+            answer = self._cut(cut, Path(place) / "cut.pt2", given)
+            return answer if isinstance(answer, str) else None
+
+    def _cut(self, cut: int, made: Path, given: GivenOptions) -> GraphCut | str:
+        """Writes the artifact of a cut, or says why there is none."""
+        point = self._points[cut]
+        self._progress(f"cutting after node {cut + 1} of {len(self._points)}, {point.name} ({point.operator})")
+        if self._worker is None or not self._worker.alive:
+            self._start()
+        assert self._worker is not None
+        call, given = self._subject.call, self._subject.given.with_more(given)
+        command = CutGraph(
+            point=cut,
+            number=call.number,
+            sizes=dict(call.sizes),
+            inputs=str(call.file) if call.file is not None else None,
+            seed=call.seed,
+            inductor_config=dict(given.inductor_config),
+            eager_kernels=given.eager_kernels,
+            output=str(made),
+        )
+        timeout = max(self._options.timeout, LOAD_TIMEOUT)
+        answer = self._worker.ask(command, GraphCut, doing=f"compiling up to {point.name}", timeout=timeout)
+        if isinstance(answer, (Crashed, TimedOut)):
+            return answer.message
+        return answer.detail if isinstance(answer, Failed) else answer
+
+    def _judge(self, cut: int, made: Path) -> bool | None:
+        with PackageReader(made) as reader:
+            manifest, digest = reader.manifest, reader.manifest_sha256
+        libraries = EagerSource(op_libraries=self._options.eager.op_libraries)
+        options = replace(self._options, against="cases", device="auto", target=None, trust=Trust(), eager=libraries)
+        report = verify(made, options, unsigned=digest, progress=silent)
+        failure = report.failure
+        if failure is None:
+            return False
+        if failure.against == "package":
+            self._untested[cut] = failure.verdict.message
+            return None
+        self._failed[cut] = failure, manifest
+        return True

@@ -1,0 +1,137 @@
+"""What a bisection found, and how it says so. Nothing here imports torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+
+from exportkit.package.manifest import Accuracy, Manifest
+from exportkit.verify.bisect_commands import CutPoint
+from exportkit.verify.bisection import Bisection
+from exportkit.verify.outcomes import Mismatch, Verdict
+
+FUSION = (
+    "Each cut makes values results that the whole model keeps inside, which changes what the compiler fuses. A "
+    "difference that comes from fusion may therefore vanish, or appear at another node."
+)
+
+
+@dataclass(frozen=True)
+class NodeError:
+    """A value after a cut that differs.
+
+    Attributes:
+        name: The name of its node.
+        message: How the compiled code's value differs, as a verification says it.
+        compiled: The compiled code's error against the float64 reference; None if there is no reference.
+        eager: Eager's error against the same reference.
+    """
+
+    name: str
+    message: str
+    compiled: Accuracy | None
+    eager: Accuracy | None
+
+
+@dataclass(frozen=True)
+class Located:
+    """What a bisection found.
+
+    Attributes:
+        label: The check of the verification that it began with.
+        sizes: The sizes of that check's case, by dimension.
+        input_bytes: The bytes of the case's inputs.
+        target: The target that differs.
+        points: The nodes after which the graph can be cut.
+        search: Which cuts were tested, and where they begin to fail.
+        verdict: How the first failing cut fails; None if the whole graph, compiled again, agrees.
+        errors: The values that differ after the first failing cut.
+        untested: By cut, why it could not be tested.
+    """
+
+    label: str
+    sizes: dict[str, int]
+    input_bytes: int
+    target: str
+    points: tuple[CutPoint, ...]
+    search: Bisection
+    verdict: Verdict | None
+    errors: tuple[NodeError, ...]
+    untested: dict[int, str] = field(default_factory=dict)
+
+    @property
+    def point(self) -> CutPoint | None:
+        """The node after which values begin to differ."""
+        return None if self.search.fails is None else self.points[self.search.fails]
+
+    @property
+    def message(self) -> str:
+        """The finding, in lines."""
+        case = f"{self.label} of {self.target}, with {self.input_bytes} bytes of inputs"
+        tested = f"{len(self.search.tested)} cuts of {len(self.points)} were tested."
+        if self.point is None or self.search.fails is None:
+            why = self.untested.get(len(self.points) - 1)
+            if why is not None:
+                return f"the whole graph could not be compiled again for {case}: {why}"
+            return (
+                f"the whole graph, traced and compiled again, agrees with eager for {case}.\n"
+                "So the difference comes from the artifact: from another build of the code or of a library, from other "
+                "options of the compiler, or from a model that has changed since."
+            )
+        lines = [f"first difference: {self._node(self.search.fails)}", f"for {case}"]
+        lines += [f"  {error.message}{_against_eager(error)}" for error in self.errors]
+        if not self.errors and self.verdict is not None:
+            lines += [f"  {line}" for line in self.verdict.message.splitlines()]
+        if self.search.passes is not None:
+            lines.append(f"the graph up to {self._node(self.search.passes)} agrees")
+        if not self.search.exact:
+            between = self.search.fails - (0 if self.search.passes is None else self.search.passes + 1)
+            lines.append(f"nodes before it that were not decided: {between}; one of them may be the first")
+            lines += [f"  {self.points[cut].name}: {why}" for cut, why in sorted(self.untested.items())][:4]
+        elif self.errors and not any(error.name in self.point.values for error in self.errors):
+            lines.append("only values of earlier nodes differ, which agreed after an earlier cut: fusion decides")
+        return "\n".join([*lines, f"{tested} {FUSION}"])
+
+    def document(self) -> dict[str, Any]:
+        """Returns all of it as JSON."""
+        point, search = self.point, self.search
+        return {
+            "message": self.message,
+            "node": None if point is None else {"number": search.fails, **msgspec.to_builtins(point)},
+            "exact": search.exact,
+            "errors": [msgspec.to_builtins(error) for error in self.errors],
+            "case": {"label": self.label, "sizes": self.sizes, "input_bytes": self.input_bytes, "target": self.target},
+            "nodes": len(self.points),
+            "tested": {self.points[cut].name: failed for cut, failed in sorted(search.tested.items())},
+            "untested": {self.points[cut].name: why for cut, why in sorted(self.untested.items())},
+        }
+
+    def _node(self, cut: int) -> str:
+        point = self.points[cut]
+        where = f", {point.where}" if point.where else ""
+        return f"node {cut + 1} of {len(self.points)}, {point.name} ({point.operator}){where}"
+
+
+def _against_eager(error: NodeError) -> str:
+    if error.eager is None:
+        return ""
+    return f"; eager's own errors: rms {error.eager.rms:.3g}, greatest {error.eager.greatest:.3g}"
+
+
+def node_errors(verdict: Verdict, manifest: Manifest) -> tuple[NodeError, ...]:
+    """Returns the values that differ, with eager's errors in the same case."""
+    if not isinstance(verdict, Mismatch):
+        return ()
+    eager = manifest.cases[0].calls[0].accuracy
+    return tuple(
+        NodeError(
+            name=output.name,
+            message=str(output),
+            compiled=Accuracy(rms=output.error.rms, greatest=output.error.greatest) if output.error else None,
+            eager=eager.get(output.name),
+        )
+        for output in verdict.outputs
+        if not output.agrees
+    )
