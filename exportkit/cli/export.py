@@ -11,7 +11,7 @@ import click
 
 from exportkit.cli.app import command as exportkit_command
 from exportkit.cli.draft_report import print_draft
-from exportkit.cli.output import print_json, print_table, progress
+from exportkit.cli.output import print_json, print_table, printable_lines, progress
 from exportkit.cli.shared_options import (
     assignments,
     device_option,
@@ -31,6 +31,7 @@ from exportkit.progress import bytes_text
 if TYPE_CHECKING:
     from exportkit.export.size_changes import SizeChange
     from exportkit.package.manifest import Manifest
+    from exportkit.repair.findings import Repaired
 
 _TRACE = TraceOptions()
 _FOLLOWING = {"aoti": "package {} -o OUT.pt2", "program": "export {} -o OUT.pt2", "onnx": "verify {}"}
@@ -153,6 +154,18 @@ def _decompositions(_: click.Context, __: click.Parameter, texts: Sequence[str])
     help="Keep the weights inside the compiled code, for torch's own loaders. They cannot be swapped then.",
 )
 @click.option(
+    "--repair",
+    is_flag=True,
+    help="Verify the compiled code. If it is wrong or does not compile, try options of the compiler, and take the "
+    "first with which it is right.",
+)
+@click.option(
+    "--repair-minutes",
+    type=click.FloatRange(min=1),
+    metavar="N",
+    help="With --repair: begin no further try after N minutes. Default: 20.",
+)
+@click.option(
     "--opset",
     type=int,
     default=OnnxOptions().opset,
@@ -204,6 +217,8 @@ def command(
     inductor_config: dict[str, Any],
     eager_kernels: tuple[str, ...],
     embed_weights: bool,
+    repair: bool,
+    repair_minutes: float | None,
     opset: int,
     inline: bool,
     decompositions: dict[str, str],
@@ -225,6 +240,7 @@ def command(
     exportkit export models/net.py:Net --input x=float32[4,3,64,64] --dynamic 'x:0=batch[1:32]' -o net.pt2
     exportkit export models/net.py:Net --input x=float32[4,3,64,64] --dynamic 'x:0=batch[1:32]' --draft
     exportkit export arr-coc --format onnx -o arr_coc.onnx
+    exportkit export models/net.py:spec --repair -o net.pt2
     """  # noqa: D301 (click wants the control character, to keep the lines below it)
     if draft == (output is not None):
         raise click.UsageError("Give --output FILE, or --draft, which writes no file.")
@@ -237,10 +253,36 @@ def command(
             "--cpu-isa, --inductor-config, --eager-kernel and --embed-weights are for --format aoti: other formats are "
             "not compiled."
         )
+    if repair and (output_format != "aoti" or draft or apply_suggested_fixes):
+        raise click.UsageError("--repair is for --format aoti, without --draft and --apply-suggested-fixes.")
+    if repair_minutes is not None and not repair:
+        raise click.UsageError("--repair-minutes is for --repair.")
     if output_format != "onnx" and (opset != OnnxOptions().opset or inline or decompositions):
         raise click.UsageError("--opset, --onnx-inline and --decomposition are for --format onnx.")
     onnx_options = OnnxOptions(opset, inline)
     changes: Sequence[SizeChange] = ()
+    options = TraceOptions(seed=seed, version=model_version, **trace)
+    compile_options = CompileOptions(cpu_isas, cuda_arch, inductor_config, embed_weights, eager_kernels)
+    if repair and output is not None:
+        from exportkit.repair.repair_commands import TraceModel
+        from exportkit.repair.repairing import DEFAULT_MINUTES, export_repaired
+
+        task = TraceModel.of(
+            model,
+            output,
+            options,
+            compile_options,
+            model_kwargs=model_kwargs,
+            inputs=inputs,
+            weights=weights,
+            op_libraries=op_libraries,
+            seed=seed,
+            trust=trust,
+            trusted=trusted,
+        )
+        with progress() as step:
+            repaired = export_repaired(task, output, minutes=repair_minutes or DEFAULT_MINUTES, progress=step)
+        return _print_written(output, "aoti", repaired.manifest, as_json, {"repair": repaired.document()}, repaired)
     with progress() as step:
         step(f"importing torch and {model}")
         from exportkit.export.artifact import export_aoti, export_program
@@ -248,7 +290,6 @@ def command(
         from exportkit.export.resolve import resolve, resolve_decompositions
         from exportkit.onnx.export_onnx import export_onnx
 
-        options = TraceOptions(seed=seed, version=model_version, **trace)
         resolved = resolve(
             model,
             model_kwargs=model_kwargs,
@@ -274,22 +315,49 @@ def command(
         elif output_format == "program":
             manifest = export_program(resolved, output, options, progress=step)
         else:
-            compile_options = CompileOptions(cpu_isas, cuda_arch, inductor_config, embed_weights, eager_kernels)
             manifest = export_aoti(resolved, output, options, compile_options, progress=step)
     if output is None:
         return print_draft(report, as_json)
+    more = {"changes": [asdict(change) for change in changes]} if apply_suggested_fixes else {}
+    return _print_written(output, output_format, manifest, as_json, more)
+
+
+def _print_written(
+    output: Path,
+    output_format: str,
+    manifest: Manifest,
+    as_json: bool,
+    more: dict[str, Any],
+    repaired: Repaired | None = None,
+) -> int:
+    """Prints what was written, and `more` of it in JSON."""
     # ONNX models of several methods are files beside one companion, which stands for them.
     written = output if len(manifest.onnx) < 2 else companion_path(output)
     if as_json:
         import msgspec
 
         file = {"path": str(written), "size": written.stat().st_size}
-        document = {"file": file, "manifest": msgspec.to_builtins(manifest)}
-        print_json(document | ({"changes": [asdict(change) for change in changes]} if apply_suggested_fixes else {}))
+        print_json({"file": file, "manifest": msgspec.to_builtins(manifest), **more})
         return 0
     _print_manifest(output, manifest)
+    if repaired is not None:
+        _print_repair(repaired)
     click.echo(f"Next: exportkit {_FOLLOWING[output_format].format(written)}")
     return 0
+
+
+def _print_repair(repaired: Repaired) -> None:
+    if repaired.costs is None and not repaired.attempts:
+        click.echo("Verified: the compiled code is right without a repair.")
+        return
+    from exportkit.repair.findings import tried_lines
+
+    click.echo("Repaired:")
+    for line in [*repaired.problem.splitlines(), *tried_lines(repaired.attempts)]:
+        click.echo(printable_lines(line, "  | "))
+    click.echo(f"  with {repaired.given.arguments}")
+    if repaired.costs is not None:
+        click.echo(f"  costs {repaired.costs}")
 
 
 def _print_manifest(output: Path, manifest: Manifest) -> None:

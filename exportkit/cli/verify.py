@@ -177,6 +177,8 @@ def print_report(report: Report) -> None:
             click.echo(printable_lines(check.verdict.message, "  | "))
     failed = sum(check.failed for check in report.checks)
     if failed:
+        if any(check.failed and check.target and check.against in ("cases", "eager") for check in report.checks):
+            click.echo("\n`verify --bisect` names the node, `export --repair` looks for options that make it right.")
         click.echo(f"\nFAILED: {failed} of {len(report.checks)} checks; exit code {report.exit_code}")
         return
     calls = sum(check.calls for check in report.checks)

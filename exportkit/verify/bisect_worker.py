@@ -11,13 +11,22 @@ from msgspec.structs import replace
 from safetensors.torch import load_file
 
 from exportkit.child.messages import serve
+from exportkit.child.offline import go_offline
 from exportkit.eager_source import EagerSource
 from exportkit.errors import UsageError
 from exportkit.export.aot_inductor import CompilePlan
 from exportkit.export.artifact import write_compiled, write_program
 from exportkit.export.call_signature import BoundCall, describe_call
 from exportkit.export.cases import state_sha256
-from exportkit.export.cut_program import cut_after, cut_call, cut_points, own_values, values_after
+from exportkit.export.cut_program import (
+    cut_after,
+    cut_call,
+    cut_points,
+    own_values,
+    result_nodes,
+    sources_of,
+    values_after,
+)
 from exportkit.export.eager_methods import EagerMethods
 from exportkit.export.eager_model import rebuild_eager
 from exportkit.export.export_options import TraceOptions
@@ -48,7 +57,7 @@ class Cutter:
         self._program: torch.export.ExportedProgram
 
     def read(self, command: ReadGraph) -> GraphRead:
-        """Traces the model, or reads the program."""
+        """Traces the model, or reads the program. From then on, this process has no network."""
         self._command, self._manifest = command, decode_checked(command.manifest.encode())
         self._device = usable_device(command.device)
         eager = command.eager.source()
@@ -60,7 +69,16 @@ class Cutter:
         else:
             self._trace(eager)
         points = cut_points(self._program)
-        return GraphRead(tuple(_described(node) for node in points))
+        results = result_nodes(self._program)
+        reached: dict[torch.fx.Node, list[int]] = {node: [] for node in points}
+        for number, result in enumerate(results):
+            for node in sources_of(result):
+                reached.get(node, []).append(number)
+        go_offline()
+        return GraphRead(
+            tuple(_described(node, tuple(reached[node])) for node in points),
+            tuple(str(node.target) for node in results),
+        )
 
     @property
     def _method(self) -> PackagedMethod:
@@ -130,8 +148,8 @@ class Cutter:
         write_compiled(traced, out, plan, version="0")
 
 
-def _described(node: torch.fx.Node) -> CutPoint:
-    return CutPoint(node.name, str(node.target), where_traced(node), own_values(node))
+def _described(node: torch.fx.Node, reaches: tuple[int, ...]) -> CutPoint:
+    return CutPoint(node.name, str(node.target), where_traced(node), own_values(node), reaches)
 
 
 def dynamic_texts(call: Call) -> list[str]:

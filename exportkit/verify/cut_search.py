@@ -74,12 +74,17 @@ class CutSubject:
 
 
 class CutSearch:
-    """The process that cuts, the cuts so far, and what came of them."""
+    """The process that cuts, the cuts so far, and what came of them.
+
+    Attributes:
+        results: The operator that computes each result of the graph, once it was read.
+    """
 
     def __init__(self, subject: CutSubject, options: VerifyOptions, folder: Path, progress: Progress) -> None:
         self._subject, self._options, self._folder, self._progress = subject, options, folder, progress
         self._worker: VerifyWorker | None = None
         self._points: tuple[CutPoint, ...] = ()
+        self.results: tuple[str, ...] = ()
         self._failed: dict[int, tuple[Check, Manifest]] = {}
         self._untested: dict[int, str] = {}
         self._input_bytes = 0
@@ -113,6 +118,15 @@ class CutSearch:
             untested=self._untested,
         )
 
+    @property
+    def method(self) -> PackagedMethod:
+        """The method whose graph is cut."""
+        return self._subject.call.method
+
+    def why_untested(self, cut: int) -> str:
+        """Returns why a cut could not be compiled or loaded."""
+        return self._untested.get(cut, "")
+
     def _start(self) -> None:
         """Starts the process that cuts, and lets it read the graph in the first way that works."""
         refusals = []
@@ -122,7 +136,7 @@ class CutSearch:
             timeout = max(self._options.timeout, LOAD_TIMEOUT)
             answer = self._worker.ask(command, GraphRead, doing="reading the graph", timeout=timeout)
             if isinstance(answer, GraphRead) and answer.points:
-                self._points = answer.points
+                self._points, self.results = answer.points, answer.results
                 return
             if isinstance(answer, GraphRead):
                 raise UsageError("the graph has no node, so that there is nothing to cut")

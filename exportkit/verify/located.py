@@ -67,6 +67,12 @@ class Located:
         return None if self.search.fails is None else self.points[self.search.fails]
 
     @property
+    def place(self) -> str:
+        """The node, its operator and the line of the model."""
+        assert self.search.fails is not None
+        return self._node(self.search.fails)
+
+    @property
     def message(self) -> str:
         """The finding, in lines."""
         case = f"{self.label} of {self.target}, with {self.input_bytes} bytes of inputs"
