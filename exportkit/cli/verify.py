@@ -104,6 +104,7 @@ def command(
 
     With --bisect, a call that fails is repeated on parts of the graph: cut after a node, compiled, and compared with
     what eager and a float64 reference compute up to that node. The first node that differs is named, with its errors.
+    ARTIFACT's name with .reproduce.py is a file that shows the difference with torch alone, for a report to PyTorch.
 
     \b
     exportkit verify arr_coc.pt2
@@ -140,9 +141,15 @@ def _bisect(
     from exportkit.verify.bisecting import bisect_artifact
 
     try:
-        return bisect_artifact(artifact, report, options, budget=budget, progress=step).document()
+        file = artifact.with_name(f"{artifact.stem}.reproduce.py")
+        located, found = bisect_artifact(artifact, report, options, budget=budget, reproduced=file, progress=step)
     except ExportkitError as error:
         return {"message": str(error), "node": None}
+    document = located.document()
+    if found is None or located.point is None:
+        return document
+    more = {"file": str(found.file) if found.file else None, "cause": found.cause, "reason": found.reason}
+    return document | {"message": f"{located.message}\n{found.message}", "reproduction": more}
 
 
 def report_document(report: Report) -> dict[str, Any]:

@@ -91,4 +91,4 @@ def _single(patient: Patient) -> Iterator[Remedy]:
 
 def left_to_eager(operators: Sequence[str]) -> str:
     """Says that eager's kernels compute these operators."""
-    return f"{' and '.join(operators)} left to eager's kernel{'s' if len(operators) > 1 else ''}"
+    return f"{', '.join(operators)} left to eager's kernel{'s' if len(operators) > 1 else ''}"

@@ -57,25 +57,35 @@ class GraphRead(Message, frozen=True):
     results: tuple[str, ...] = ()
 
 
+class CallInputs(Message, frozen=True):
+    """The inputs of a call.
+
+    Attributes:
+        number: The number of the call in its case.
+        sizes: The sizes of the call.
+        inputs: A safetensors file with the inputs of the call; None to draw them.
+        seed: The seed of the inputs that are drawn.
+    """
+
+    number: int
+    sizes: dict[str, int]
+    inputs: str | None
+    seed: int
+
+
 class CutGraph(Message, frozen=True):
     """Tells the process to cut the graph, to compile what is left, and to record one case. The answer is GraphCut.
 
     Attributes:
         point: The index of the node after which to cut.
-        number: The number of the call in its case.
-        sizes: The sizes of the call.
-        inputs: A safetensors file with the inputs of the call; None to draw them.
-        seed: The seed of the inputs that are drawn.
+        call: The inputs of the case.
         inductor_config: Options of torch._inductor.config, to compile with.
         eager_kernels: Operators that the code leaves to eager's kernels.
         output: The artifact to write.
     """
 
     point: int
-    number: int
-    sizes: dict[str, int]
-    inputs: str | None
-    seed: int
+    call: CallInputs
     inductor_config: dict[str, Any]
     eager_kernels: tuple[str, ...]
     output: str
@@ -85,3 +95,55 @@ class GraphCut(Message, frozen=True):
     """The bytes of the case's inputs."""
 
     input_bytes: int
+
+
+class WriteReproduction(Message, frozen=True):
+    """Tells the process to write a part of the graph as a Python file. The answer is ReproductionWritten.
+
+    Attributes:
+        point: The index of the node that differs.
+        results: The values that differ; none: those of the node.
+        call: The inputs of the graph.
+        depth: How many nodes back the file begins; None for the whole graph.
+        inductor_config: Options that the file sets.
+        output: The file.
+    """
+
+    point: int
+    results: tuple[str, ...]
+    call: CallInputs
+    depth: int | None
+    inductor_config: dict[str, Any]
+    output: str
+
+
+class ReproductionWritten(Message, frozen=True):
+    """How many nodes the file has, and whether it draws its inputs."""
+
+    nodes: int
+    drawn: bool
+
+
+class RunReproduction(Message, frozen=True):
+    """Tells the process to run a file of WriteReproduction. The answer is ReproductionRan."""
+
+    file: str
+
+
+class ReproductionRan(Message, frozen=True):
+    """Whether torch.compile and eager differ, and what the file printed."""
+
+    differs: bool
+    printed: str
+
+
+class NameCause(Message, frozen=True):
+    """Tells the process to search Inductor for the cause with torch's own bisector. The answer is CauseNamed."""
+
+    file: str
+
+
+class CauseNamed(Message, frozen=True):
+    """What torch's bisector found, in words."""
+
+    cause: str

@@ -34,6 +34,7 @@ from exportkit.export.placement import on_device, usable_device
 from exportkit.export.preflight import describe_operators, graph_operators
 from exportkit.export.program_file import load_extracted
 from exportkit.export.record import record_case
+from exportkit.export.reproduction import reproduction, reproduction_source, values_of
 from exportkit.export.resolved import EagerModel
 from exportkit.export.sequences import DrawnCall, draw_call
 from exportkit.export.source_lines import where_traced
@@ -42,7 +43,16 @@ from exportkit.export.trace_method import trace_with_torch_export
 from exportkit.export.traced import Traced, TracedMethod
 from exportkit.package.manifest import Call, Manifest, PackagedMethod, Size, decode_checked
 from exportkit.spec import FORWARD, ExportSpec
-from exportkit.verify.bisect_commands import CutGraph, CutPoint, GraphCut, GraphRead, ReadGraph
+from exportkit.verify.bisect_commands import (
+    CallInputs,
+    CutGraph,
+    CutPoint,
+    GraphCut,
+    GraphRead,
+    ReadGraph,
+    ReproductionWritten,
+    WriteReproduction,
+)
 
 
 class Cutter:
@@ -107,10 +117,10 @@ class Cutter:
         manifest = self._manifest
         call = cut_call(self._method.call, manifest.source, values)
         method = TracedMethod(FORWARD, program, call)
-        bound = on_device(self._inputs(command), self._device)
+        bound = on_device(self._inputs(command.call), self._device)
         # The same function as before the cut, node by node as eager computes it.
         spec = ExportSpec(program.module(check_guards=False), bound.args, bound.kwargs)
-        drawn = DrawnCall(FORWARD, bound, command.sizes)
+        drawn = DrawnCall(FORWARD, bound, command.call.sizes)
         case = record_case(EagerMethods(spec), (method.packaged,), (), [drawn], tf32=manifest.provenance.tf32)
         traced = Traced(
             methods=(method,),
@@ -123,7 +133,24 @@ class Cutter:
         self._write(traced, command)
         return GraphCut(sum(tensor.numel() * tensor.element_size() for tensor in bound.tensors))
 
-    def _inputs(self, command: CutGraph) -> BoundCall:
+    def reproduce(self, command: WriteReproduction) -> ReproductionWritten:
+        """Writes a part of the graph as a Python file that needs torch alone."""
+        point = cut_points(self._program)[command.point]
+        by_name = {node.name: node for node in self._program.graph.nodes}
+        results = [by_name[name] for name in command.results or own_values(point)]
+        tensors = [node for node in results if isinstance(node.meta.get("val"), torch.Tensor)]
+        values = values_of(self._program, on_device(self._inputs(command.call), self._device).tensors)
+        found = reproduction(tensors, values, command.depth)
+        source = reproduction_source(
+            found,
+            command.inductor_config,
+            dynamic=bool(self._method.call.dimensions),
+            title=f"torch.compile and eager differ at {point.target}.",
+        )
+        Path(command.output).write_text(source)
+        return ReproductionWritten(len(found.nodes), found.drawn)
+
+    def _inputs(self, command: CallInputs) -> BoundCall:
         method = self._method
         if command.inputs is None:
             return draw_call(self._eager, method, command.sizes, command.seed).bound
@@ -166,4 +193,4 @@ def main(connection: socket.socket) -> None:
     """Entry point of the child."""
     with ExitStack() as stack:
         cutter = Cutter(stack)
-        serve(connection, {ReadGraph: cutter.read, CutGraph: cutter.cut})
+        serve(connection, {ReadGraph: cutter.read, CutGraph: cutter.cut, WriteReproduction: cutter.reproduce})

@@ -23,6 +23,7 @@ from exportkit.verify.located import Located
 from exportkit.verify.options import VerifyOptions
 from exportkit.verify.outcomes import Mismatch
 from exportkit.verify.report import Check, Report
+from exportkit.verify.reproducing import Reproduced, reproduce
 
 
 def bisect_artifact(
@@ -31,8 +32,9 @@ def bisect_artifact(
     options: VerifyOptions,
     *,
     budget: int | None = None,
+    reproduced: Path | None = None,
     progress: Progress = silent,
-) -> Located:
+) -> tuple[Located, Reproduced | None]:
     """Finds the first node where the target of a failed check and eager differ.
 
     The graph is traced again from MODEL; if none may be imported, the artifact's ExportedProgram is used. Each cut
@@ -44,6 +46,7 @@ def bisect_artifact(
         report: The report of `verify` with the same options, which failed.
         options: The options of the verification.
         budget: The number of cuts to compile. None compiles as many as needed.
+        reproduced: A file to write that shows the difference with torch alone.
         progress: Called with each step before it starts.
 
     Raises:
@@ -52,7 +55,8 @@ def bisect_artifact(
         ExportkitError: The graph cannot be traced again.
     """
     with searching(artifact, report, options, progress=progress) as search:
-        return search.locate(budget)
+        located = search.locate(budget)
+        return located, None if reproduced is None else reproduce(search, located, reproduced, progress)
 
 
 @contextmanager

@@ -6,7 +6,7 @@ import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 import msgspec
 
@@ -19,7 +19,16 @@ from exportkit.package.compiled_with import GivenOptions
 from exportkit.package.manifest import Library, Manifest, PackagedMethod
 from exportkit.package.trust import Trust
 from exportkit.progress import Progress, silent
-from exportkit.verify.bisect_commands import CutGraph, CutPoint, GraphCut, GraphRead, ReadGraph
+from exportkit.verify.bisect_commands import (
+    CallInputs,
+    CutGraph,
+    CutPoint,
+    GraphCut,
+    GraphRead,
+    ReadGraph,
+    ReproductionWritten,
+    WriteReproduction,
+)
 from exportkit.verify.bisection import bisect
 from exportkit.verify.located import Located, node_errors
 from exportkit.verify.options import VerifyOptions
@@ -38,6 +47,11 @@ class CutCall:
     sizes: Mapping[str, int]
     file: Path | None
     seed: int
+
+    @property
+    def message(self) -> CallInputs:
+        """It for the process that cuts."""
+        return CallInputs(self.number, dict(self.sizes), str(self.file) if self.file is not None else None, self.seed)
 
 
 @dataclass(frozen=True)
@@ -77,11 +91,12 @@ class CutSearch:
     """The process that cuts, the cuts so far, and what came of them.
 
     Attributes:
+        folder: Where its files are.
         results: The operator that computes each result of the graph, once it was read.
     """
 
     def __init__(self, subject: CutSubject, options: VerifyOptions, folder: Path, progress: Progress) -> None:
-        self._subject, self._options, self._folder, self._progress = subject, options, folder, progress
+        self._subject, self._options, self.folder, self._progress = subject, options, folder, progress
         self._worker: VerifyWorker | None = None
         self._points: tuple[CutPoint, ...] = ()
         self.results: tuple[str, ...] = ()
@@ -182,7 +197,7 @@ class CutSearch:
         Returns:
             Whether it differs from eager; None if it cannot be compiled or loaded.
         """
-        with tempfile.TemporaryDirectory(dir=self._folder) as place:
+        with tempfile.TemporaryDirectory(dir=self.folder) as place:
             made = Path(place) / "cut.pt2"
             answer = self._cut(cut, made, given)
             if isinstance(answer, str):
@@ -195,9 +210,38 @@ class CutSearch:
 
     def refused(self, cut: int, given: GivenOptions = GivenOptions()) -> str | None:
         """Compiles the graph up to a node, and says why that fails; None if it does not. Arguments: see `fails`."""
-        with tempfile.TemporaryDirectory(dir=self._folder) as place:
+        with tempfile.TemporaryDirectory(dir=self.folder) as place:
             answer = self._cut(cut, Path(place) / "cut.pt2", given)
             return answer if isinstance(answer, str) else None
+
+    def write_reproduction(
+        self, located: Located, depth: int | None, options: Mapping[str, Any], output: Path
+    ) -> ReproductionWritten | str:
+        """Writes the part of the graph that differs as a Python file, or says why there is none.
+
+        Args:
+            located: What `locate` found.
+            depth: How many nodes back the file begins; None for the whole graph.
+            options: Options of torch._inductor.config that the file sets.
+            output: The file.
+        """
+        assert located.search.fails is not None
+        assert self._worker is not None
+        if not self._subject.compiled:
+            return "the program itself differs, which is not compiled"
+        results = tuple(error.name for error in located.errors)
+        call = self._subject.call.message
+        command = WriteReproduction(located.search.fails, results, call, depth, dict(options), str(output))
+        answer = self._worker.ask(command, ReproductionWritten, doing="writing a file", timeout=LOAD_TIMEOUT)
+        if isinstance(answer, (Crashed, TimedOut)):
+            return answer.message
+        return answer.detail if isinstance(answer, Failed) else answer
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """The options of torch._inductor.config that decide which code is written."""
+        bits = {"x86-64-v3": 256, "x86-64-v4": 512}.get(self._subject.cpu_isa or "")
+        return {**({"cpp.simdlen": bits} if bits else {}), **self._subject.given.inductor_config}
 
     def _cut(self, cut: int, made: Path, given: GivenOptions) -> GraphCut | str:
         """Writes the artifact of a cut, or says why there is none."""
@@ -206,13 +250,10 @@ class CutSearch:
         if self._worker is None or not self._worker.alive:
             self._start()
         assert self._worker is not None
-        call, given = self._subject.call, self._subject.given.with_more(given)
+        given = self._subject.given.with_more(given)
         command = CutGraph(
             point=cut,
-            number=call.number,
-            sizes=dict(call.sizes),
-            inputs=str(call.file) if call.file is not None else None,
-            seed=call.seed,
+            call=self._subject.call.message,
             inductor_config=dict(given.inductor_config),
             eager_kernels=given.eager_kernels,
             output=str(made),
