@@ -21,6 +21,7 @@ from torch.utils._pytree import tree_structure
 
 from exportkit.errors import CompilerError, ExportError, UsageError
 from exportkit.export.cases import eager_mode
+from exportkit.export.compile_failure import failed_operator
 from exportkit.export.eager_kernels import eager_kernels, read_eager_kernels
 from exportkit.export.export_options import CompileOptions, CudaArch
 from exportkit.export.inductor_changes import changed_inductor
@@ -285,11 +286,14 @@ def _compile(
         if isinstance(cause, (exc.CppCompileError, exc.InvalidCxxCompiler)):
             raise CompilerError(
                 f"the C++ compiler refused the generated code: {last_lines(str(cause), 8)}",
-                hint="`exportkit doctor` shows which compiler is used. Set CXX to use another one.",
+                hint="`exportkit doctor` shows which compiler is used. Set CXX to use another one. --repair looks for "
+                "options with which the code is another.",
             ) from error
+        failed = failed_operator(error)
+        at = f" at {failed.name}{f', {failed.where}' if failed.where else ''}" if failed else ""
         raise ExportError(
-            f"AOTInductor could not compile the program: {type(cause).__name__}: {str(cause).strip()[:4000]}",
-            hint="Tracing succeeded, so `--format program` works. --inductor-config may avoid the part that fails.",
+            f"AOTInductor could not compile the program{at}: {type(cause).__name__}: {str(cause).strip()[:4000]}",
+            hint="Tracing succeeded, so `--format program` works. --repair looks for options that avoid what fails.",
         ) from error
     paths: list[Path] = []
     constants: dict[str, torch.Tensor] = {}

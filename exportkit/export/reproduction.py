@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import keyword
 import operator
 import re
 from collections.abc import Mapping, Sequence
@@ -206,7 +207,11 @@ def _names(nodes: Sequence[torch.fx.Node]) -> dict[torch.fx.Node, str]:
     found: dict[torch.fx.Node, str] = {}
     for node in nodes:
         name = re.sub(r"\W", "_", node.name, flags=re.ASCII)
-        name = name if name.isidentifier() and not name.startswith("__") else f"value_{len(found)}"
+        name = (
+            name
+            if name.isidentifier() and not keyword.iskeyword(name) and not name.startswith("__")
+            else f"value_{len(found)}"
+        )
         while name in taken:
             name += "_"
         taken.add(name)

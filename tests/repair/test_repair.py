@@ -1,0 +1,210 @@
+"""`export --repair`: which options are tried, in which order, and what is said where they help and where none does."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pytest
+import torch
+
+from exportkit.cli import main
+from exportkit.errors import ExportError, UsageError
+from exportkit.export.compile_failure import failed_operator
+from exportkit.export.eager_kernels import read_eager_kernels
+from exportkit.package.archive import PackageReader
+from exportkit.package.compiled_with import GivenOptions, compiled_with
+from exportkit.repair.findings import Costs
+from exportkit.repair.remedies import Patient, remedies
+from tests.fresh import compiler_in_templates, run_python
+
+FOLDER = Path(__file__).parent
+MODELS = f"{FOLDER / 'repair_models.py'}"
+KNOWN = ("emulate_precision_casts", "pattern_matcher", "max_fusion_size", "epilogue_fusion", "cpp.simdlen") + (
+    "realize_opcount_threshold",
+    "realize_cpu_opcount_threshold",
+    "cpp.enable_unsafe_math_opt_flag",
+    "fallback_by_default",
+    "split_reductions",
+)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _children_have_torchs_compiler() -> Iterator[None]:
+    with compiler_in_templates():
+        yield
+
+
+# --- what is tried ----------------------------------------------------------------------------------------------------
+
+
+def _names(known: Sequence[str] = KNOWN, **changes: object) -> list[str]:
+    patient = {"device": "cpu", "halves": False, "known": known, "asked": {}, "operators": ("aten.amin.default",)}
+    return [remedy.what for remedy in remedies(Patient(**{**patient, **changes}))]  # type: ignore[arg-type]
+
+
+def test_what_costs_least_is_tried_first_and_what_leaves_all_to_eager_last() -> None:
+    assert _names(halves=True) == [
+        "values rounded to their dtype, as eager does",
+        "aten.amin.default left to eager's kernel",
+        "no patterns replaced in the graph",
+        "nothing fused",
+        "no vector instructions written",
+        "all of these together",
+        "every operator left to eager's kernel",
+    ]
+
+
+def test_what_cannot_help_is_not_tried() -> None:
+    assert "values rounded to their dtype, as eager does" not in _names()
+    assert not any("left to eager's" in name for name in _names(operators=("myops.scale.default",))[:-1])
+    assert "no vector instructions written" not in _names(device="cuda")
+    assert "reductions in one kernel" in _names(device="cuda")
+    unsafe = {"cpp.enable_unsafe_math_opt_flag": True}
+    assert _names(asked=unsafe)[0] == "without the options that allow inaccurate code"
+
+
+def test_options_that_this_torch_lacks_are_not_tried() -> None:
+    assert _names(("pattern_matcher",), operators=()) == ["no patterns replaced in the graph"]
+
+
+def test_names_of_operators_are_read_and_wrong_ones_refused() -> None:
+    assert read_eager_kernels(["aten.amin", "aten::div.Tensor", "amin"]) == (
+        "aten.amin.default",
+        "aten.amin.out",
+        "aten.div.Tensor",
+    )
+    with pytest.raises(UsageError, match=r"no operator 'aten\.amim'(?s:.*)aten\.amin"):
+        read_eager_kernels(["aten.amim"])
+    with pytest.raises(UsageError, match="no overload 'Tenzor'"):
+        read_eager_kernels(["aten.div.Tenzor"])
+
+
+def test_options_are_written_as_export_takes_them() -> None:
+    given = GivenOptions({"cpp.simdlen": 1}).with_more(GivenOptions({}, ("aten.amin.default",)))
+    assert given.arguments == "--inductor-config cpp.simdlen=1 --eager-kernel aten.amin.default"
+    assert str(Costs(2.0, 1.0, 3.0)) == "2 ms a call; unrepaired 1 ms, eager 3 ms (at the example's sizes)"
+
+
+@pytest.mark.parametrize("config", ["cpp.simdlen=1", "cpp.simdlen=8"])
+def test_a_vectors_length_can_only_be_one(config: str) -> None:
+    from exportkit.export.aot_inductor import read_inductor_config
+
+    name, value = config.split("=")
+    if value == "1":
+        assert read_inductor_config({name: value}) == {"cpp.simdlen": 1}
+    else:
+        with pytest.raises(UsageError, match="exportkit sets it"):
+            read_inductor_config({name: value})
+
+
+def test_the_operator_that_the_compiler_refused_is_read_from_its_error() -> None:
+    from torch._inductor.exc import LoweringException
+
+    trace = '  File "/home/me/model.py", line 7, in forward\n    y = torch.relu(x)\n'
+    cause = LoweringException(ValueError("no"), torch.ops.aten.relu.default, [], {}, stack_trace=trace)
+    error = ExportError("AOTInductor could not compile the program")
+    error.__cause__ = cause
+    found = failed_operator(error)
+    assert found is not None
+    assert found.name == "aten.relu.default"
+    assert found.where.startswith("model.py:7 in forward")
+    assert failed_operator(ValueError("no")) is None
+
+
+@pytest.mark.process
+def test_candidates_are_compiled_without_a_network() -> None:
+    script = """
+import socket, subprocess, sys
+from exportkit.child.offline import go_offline
+go_offline()
+refused = []
+for family in (socket.AF_INET, socket.AF_INET6):
+    try:
+        socket.socket(family)
+    except PermissionError:
+        refused.append(family)
+assert len(refused) == 2, refused
+socket.socketpair()
+child = "import socket\\ntry:\\n    socket.socket()\\nexcept PermissionError:\\n    raise SystemExit(7)"
+assert subprocess.run([sys.executable, "-c", child]).returncode == 7
+"""
+    run_python(script, cwd=FOLDER)
+
+
+# --- whole repairs ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.process
+def test_wrong_code_is_repaired_at_its_node(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """torch's own hook makes relu wrong. Leaving the one operator to eager is the first candidate that helps."""
+    out = tmp_path / "relu.pt2"
+    config = "cpp.inject_relu_bug_TESTING_ONLY=accuracy"
+    arguments = ["export", f"{MODELS}:relu", "-o", str(out), "--repair", "--inductor-config", config, "--cases", "1"]
+    assert main([*arguments, "--json"]) == 0
+    repair = json.loads(capsys.readouterr().out)["repair"]
+    assert "node 1 of 2, relu (aten.relu.default), repair_models.py:" in repair["problem"]
+    assert repair["arguments"] == "--eager-kernel aten.relu.default"
+    assert [(attempt["on"], attempt["right"]) for attempt in repair["attempts"]] == [
+        ("1 node", True),
+        ("the model", True),
+    ]
+    assert min(repair["milliseconds"].values()) > 0
+    with PackageReader(out) as reader:
+        remembered = compiled_with(reader, reader.manifest.targets[0])
+    assert remembered.eager_kernels == ("aten.relu.default",)
+    assert main(["verify", str(out), "--against", "cases"]) == 0
+    assert main(["inspect", str(out)]) == 0
+    assert "--eager-kernel aten.relu.default" in capsys.readouterr().out
+
+
+@pytest.mark.process
+def test_an_operator_that_does_not_compile_is_left_to_eager(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "refused.pt2"
+    assert main(["export", f"{MODELS}:refused", "-o", str(out), "--repair", "--cases", "1"]) == 0
+    said = capsys.readouterr().out
+    assert "does not compile: AOTInductor could not compile the program" in said
+    assert "at aten.relu.default, repair_models.py:" in said
+    assert "with --eager-kernel aten.relu.default" in said
+
+
+@pytest.fixture
+def nothing_helps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every candidate differs; nothing is compiled."""
+    from exportkit.repair import repairing
+
+    def wrong(self: object, given: object, path: Path) -> object:
+        return repairing._Problem(refused=repairing.NotCompiled("no\nmore", "aten.relu.default", "net.py:3"))
+
+    traced = repairing.ModelTraced(
+        manifest="{}",
+        device="cpu",
+        cpu_isa=None,
+        halves=False,
+        known=KNOWN,
+    )
+    monkeypatch.setattr(repairing._Repair, "_whole", wrong)
+    monkeypatch.setattr(repairing._Repair, "_ask", lambda *args: traced)
+    monkeypatch.setattr(repairing.msgspec.json, "decode", lambda *args, **kwargs: None)
+
+
+def test_where_nothing_helps_everything_that_was_tried_is_said(
+    tmp_path: Path, nothing_helps: None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "relu.pt2"
+    assert main(["export", f"{MODELS}:relu", "-o", str(out), "--repair"]) == ExportError.exit_code
+    said = capsys.readouterr().err
+    report = (tmp_path / "relu.pt2.repair.txt").read_text()
+    assert not out.exists()
+    for text in (said, report):
+        assert "at aten.relu.default, net.py:3" in text
+        assert "tried aten.relu.default left to eager's kernel (--eager-kernel aten.relu.default), the model:" in text
+        assert "tried every operator left to eager's kernel" in text
+    assert "nothing that was tried makes the compiled code right" in said
+
+
+def test_options_of_a_repair_need_one(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["export", f"{MODELS}:relu", "-o", "x.pt2", "--repair-minutes", "3"]) == 2
+    assert main(["export", f"{MODELS}:relu", "-o", "x.onnx", "--format", "onnx", "--repair"]) == 2
+    assert "--repair is for --format aoti" in capsys.readouterr().err
