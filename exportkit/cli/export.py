@@ -31,7 +31,7 @@ from exportkit.progress import bytes_text
 if TYPE_CHECKING:
     from exportkit.export.size_changes import SizeChange
     from exportkit.package.manifest import Manifest
-    from exportkit.repair.findings import Repaired
+    from exportkit.repair.attempts import Repaired
 
 _TRACE = TraceOptions()
 _FOLLOWING = {"aoti": "package {} -o OUT.pt2", "program": "export {} -o OUT.pt2", "onnx": "verify {}"}
@@ -350,7 +350,7 @@ def _print_repair(repaired: Repaired) -> None:
     if repaired.costs is None and not repaired.attempts:
         click.echo("Verified: the compiled code is right without a repair.")
         return
-    from exportkit.repair.findings import tried_lines
+    from exportkit.repair.attempts import tried_lines
 
     click.echo("Repaired:")
     for line in [*repaired.problem.splitlines(), *tried_lines(repaired.attempts)]:

@@ -22,7 +22,7 @@ from exportkit.package.atomic import check_writable, temporary_folder, write_who
 from exportkit.package.compiled_with import GivenOptions
 from exportkit.package.manifest import Manifest
 from exportkit.progress import Progress, silent
-from exportkit.repair.findings import Attempt, Costs, Repaired, tried_lines
+from exportkit.repair.attempts import Attempt, Costs, Repaired, tried_lines
 from exportkit.repair.remedies import Patient, Remedy, left_to_eager, remedies
 from exportkit.repair.repair_commands import (
     CallsTimed,

@@ -15,7 +15,7 @@ from exportkit.export.compile_failure import failed_operator
 from exportkit.export.eager_kernels import read_eager_kernels
 from exportkit.package.archive import PackageReader
 from exportkit.package.compiled_with import GivenOptions, compiled_with
-from exportkit.repair.findings import Costs
+from exportkit.repair.attempts import Costs
 from exportkit.repair.remedies import Patient, remedies
 from tests.fresh import compiler_in_templates, run_python
 
