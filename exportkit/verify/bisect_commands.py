@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
+
 from exportkit.child.messages import Message
 from exportkit.eager_source import EagerFiles
 
@@ -65,12 +67,16 @@ class CallInputs(Message, frozen=True):
         sizes: The sizes of the call.
         inputs: A safetensors file with the inputs of the call; None to draw them.
         seed: The seed of the inputs that are drawn.
+        before: The methods of the calls before it in its session, if it has state and they are in the file.
+        session_sizes: The sizes of the session's state.
     """
 
     number: int
     sizes: dict[str, int]
     inputs: str | None
     seed: int
+    before: tuple[str, ...] = ()
+    session_sizes: dict[str, int] = msgspec.field(default_factory=dict)
 
 
 class CutGraph(Message, frozen=True):

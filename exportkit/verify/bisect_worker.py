@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -27,21 +28,24 @@ from exportkit.export.cut_program import (
     sources_of,
     values_after,
 )
+from exportkit.export.cut_state import call_with_state, state_before, used_by, written_state
 from exportkit.export.eager_methods import EagerMethods
 from exportkit.export.eager_model import rebuild_eager
 from exportkit.export.export_options import TraceOptions
+from exportkit.export.lifted import STATE
 from exportkit.export.placement import on_device, usable_device
 from exportkit.export.preflight import describe_operators, graph_operators
 from exportkit.export.program_file import load_extracted
 from exportkit.export.record import record_case
 from exportkit.export.reproduction import reproduction, reproduction_source, values_of
 from exportkit.export.resolved import EagerModel
-from exportkit.export.sequences import DrawnCall, draw_call
+from exportkit.export.sequences import DrawnCall, draw_call, draw_session
 from exportkit.export.source_lines import where_traced
 from exportkit.export.trace import ready_to_trace
 from exportkit.export.trace_method import trace_with_torch_export
 from exportkit.export.traced import Traced, TracedMethod
 from exportkit.package.manifest import Call, Manifest, PackagedMethod, Size, decode_checked
+from exportkit.sizes import sizes_of
 from exportkit.spec import FORWARD, ExportSpec
 from exportkit.verify.bisect_commands import (
     CallInputs,
@@ -115,12 +119,13 @@ class Cutter:
         point = cut_points(self._program)[command.point]
         program, values = cut_after(self._program, point), values_after(self._program, point)
         manifest = self._manifest
-        call = cut_call(self._method.call, manifest.source, values)
+        call = cut_call(call_with_state(self._method, manifest), manifest.source, values)
         method = TracedMethod(FORWARD, program, call)
-        bound = on_device(self._inputs(command.call), self._device)
+        bound = self._bound(command.call)
         # The same function as before the cut, node by node as eager computes it.
-        spec = ExportSpec(program.module(check_guards=False), bound.args, bound.kwargs)
-        drawn = DrawnCall(FORWARD, bound, command.call.sizes)
+        writes = [*self._eager.entries[self._method.name].writes, *written_state(self._method)]
+        spec = ExportSpec(program.module(check_guards=False), bound.args, bound.kwargs, writes=writes)
+        drawn = DrawnCall(FORWARD, bound, sizes_of(call.inputs, [tensor.shape for tensor in bound.tensors]))
         case = record_case(EagerMethods(spec), (method.packaged,), (), [drawn], tf32=manifest.provenance.tf32)
         traced = Traced(
             methods=(method,),
@@ -139,7 +144,7 @@ class Cutter:
         by_name = {node.name: node for node in self._program.graph.nodes}
         results = [by_name[name] for name in command.results or own_values(point)]
         tensors = [node for node in results if isinstance(node.meta.get("val"), torch.Tensor)]
-        values = values_of(self._program, on_device(self._inputs(command.call), self._device).tensors)
+        values = values_of(self._program, self._bound(command.call).tensors)
         found = reproduction(tensors, values, command.depth)
         source = reproduction_source(
             found,
@@ -150,14 +155,40 @@ class Cutter:
         Path(command.output).write_text(source)
         return ReproductionWritten(len(found.nodes), found.drawn)
 
-    def _inputs(self, command: CallInputs) -> BoundCall:
+    def _bound(self, command: CallInputs) -> BoundCall:
+        """Returns a call of the graph, on its device: that of the method, and the state before it."""
+        bound, before = self._calls(command)
+        bound = on_device(bound, self._device)
+        if not self._method.state:
+            return bound
+        tf32 = self._manifest.provenance.tf32
+        state = state_before(self._eager, before, command.session_sizes, self._device, tf32=tf32)
+        taken = tuple(state[tensor.name] for tensor in used_by(self._method, self._manifest))
+        return describe_call(self._program.module(check_guards=False), bound.args, {**bound.kwargs, STATE: taken})
+
+    def _calls(self, command: CallInputs) -> tuple[BoundCall, list[DrawnCall]]:
+        """Returns the call that differs, and those before it in its session."""
         method = self._method
-        if command.inputs is None:
-            return draw_call(self._eager, method, command.sizes, command.seed).bound
-        tensors, entry = load_file(command.inputs), self._eager.entries[method.name]
+        if command.inputs is not None:
+            tensors = load_file(command.inputs)
+            before = [
+                DrawnCall(name, self._recorded(tensors, number, name), {}) for number, name in enumerate(command.before)
+            ]
+            return self._recorded(tensors, command.number, method.name), before if method.state else []
+        if not method.state:
+            return draw_call(self._eager, method, command.sizes, command.seed).bound, []
+        drawn = draw_session(self._eager, self._manifest.methods, command.sizes, command.seed)
+        if drawn[command.number].method != method.name:
+            raise UsageError(
+                f"call {command.number} of the session is of {drawn[command.number].method}, not of {method.name}",
+                hint="A bisection of a recorded case knows the methods: verify with `--against cases`.",
+            )
+        return drawn[command.number].bound, drawn[: command.number]
+
+    def _recorded(self, tensors: Mapping[str, torch.Tensor], number: int, name: str) -> BoundCall:
+        entry, count = self._eager.entries[name], len(self._manifest.method(name).call.inputs)
         example = describe_call(entry.model, entry.example_inputs, entry.example_kwargs)
-        inputs = tuple(tensors[f"{command.number}.input.{i}"] for i in range(len(method.call.inputs)))
-        args, kwargs = example.with_tensors(inputs)
+        args, kwargs = example.with_tensors(tuple(tensors[f"{number}.input.{i}"] for i in range(count)))
         return describe_call(entry.model, args, kwargs)
 
     def _write(self, traced: Traced, command: CutGraph) -> None:

@@ -15,7 +15,7 @@ from exportkit.onnx.files import named_model
 from exportkit.package.archive import PackageReader
 from exportkit.package.atomic import temporary_folder
 from exportkit.package.compiled_with import GivenOptions, compiled_with
-from exportkit.package.manifest import Library, PackagedMethod
+from exportkit.package.manifest import Library
 from exportkit.progress import Progress, silent
 from exportkit.verify.cut_search import CutCall, CutSearch, CutSubject
 from exportkit.verify.eager_plan import plan_eager
@@ -38,8 +38,7 @@ def bisect_artifact(
     """Finds the first node where the target of a failed check and eager differ.
 
     The graph is traced again from MODEL; if none may be imported, the artifact's ExportedProgram is used. Each cut
-    takes a compilation. Of a sequence, the first call that differs is named: the graph of a method with state is not
-    cut.
+    takes a compilation. Of a sequence, the first call that differs is repeated from the state that eager has before.
 
     Args:
         artifact: The artifact.
@@ -50,8 +49,8 @@ def bisect_artifact(
         progress: Called with each step before it starts.
 
     Raises:
-        UsageError: No call failed, the method has state, the artifact is an ONNX model, or there is neither a MODEL nor
-            a program.
+        UsageError: No call failed, the artifact is an ONNX model, there is neither a MODEL nor a program, or there is
+            no MODEL for a method with state.
         ExportkitError: The graph cannot be traced again.
     """
     with searching(artifact, report, options, progress=progress) as search:
@@ -90,7 +89,6 @@ def _subject(reader: PackageReader, check: Check, options: VerifyOptions, folder
     """Describes what is cut: the graph of the call that failed."""
     manifest = reader.manifest
     call = _failed_call(reader, check, options, folder)
-    _refuse_state(call.method, check)
     target = next((target for target in manifest.targets if target.name == check.target), None)
     program = None
     if manifest.program is not None:
@@ -130,32 +128,34 @@ def _failed_call(reader: PackageReader, check: Check, options: VerifyOptions, fo
         case = manifest.cases[int(check.label.split()[1])]
         path = folder / "case.safetensors"
         reader.extract(case.record, path)
-        number = _first_wrong_call(check) or 0
+        number = _first_wrong_call(check, len(case.calls))
         call = case.calls[number]
-        return CutCall(manifest.method(call.method), number, call.sizes, path, options.seed)
+        return CutCall(
+            manifest.method(call.method),
+            number,
+            call.sizes,
+            path,
+            options.seed,
+            before=tuple(each.method for each in case.calls[:number]),
+            session_sizes={name: size for each in case.calls for name, size in each.sizes.items()},
+        )
     for plan in plan_eager(manifest, options):
         labels = [plan.label(sizes) for sizes in plan.sizes.sizes]
         if check.label in labels:
+            seed, sizes = options.seed + labels.index(check.label), check.sizes
+            if plan.method is not None:
+                return CutCall(manifest.method(plan.method), 0, sizes, None, seed)
+            # As sessions are drawn without a draw_sequence; the process that draws them looks.
             stateful = [method for method in manifest.methods if method.state]
-            method = stateful[-1] if plan.method is None else manifest.method(plan.method)
-            return CutCall(method, 0, check.sizes, None, options.seed + labels.index(check.label))
+            number = _first_wrong_call(check, 0)
+            method = stateful[min(number, len(stateful) - 1)]
+            return CutCall(method, number, sizes, None, seed, session_sizes=sizes)
     raise UsageError(f"the check {check.label} is not of this artifact", hint="Give the report of the artifact.")
 
 
-def _first_wrong_call(check: Check) -> int | None:
-    """Returns the number of the first call of a sequence that differs; None if only the state after it does."""
+def _first_wrong_call(check: Check, count: int) -> int:
+    """Returns the number of the first call that differs; the last one's if only the state after it does."""
     if not isinstance(check.verdict, Mismatch):
         return 0
-    return next(output.call for output in check.verdict.outputs if not output.agrees)
-
-
-def _refuse_state(method: PackagedMethod, check: Check) -> None:
-    """Raises UsageError for a method whose graph cannot be cut, with what is known of the difference."""
-    if not method.state:
-        return
-    where = check.verdict.message.partition("\n")[0]
-    raise UsageError(
-        f"the first difference of {check.label} is in {where}",
-        hint=f"The graph of {method.name} is not searched, because it has state: what a cut computes depends on the "
-        "calls before it. `--against eager --shapes 1` with a short draw_sequence narrows it down.",
-    )
+    found = next(output.call for output in check.verdict.outputs if not output.agrees)
+    return max(0, count - 1) if found is None else found

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Self
 
@@ -40,18 +40,31 @@ from exportkit.verify.verify_worker import LOAD_TIMEOUT, VerifyWorker
 
 @dataclass(frozen=True)
 class CutCall:
-    """The call that fails: its method, its number in its case, its sizes, and the case's file or the inputs' seed."""
+    """The call that fails.
+
+    Attributes:
+        method: Its method.
+        number: Its number in its case or session.
+        sizes: Its sizes.
+        file: The case's file; None to draw the inputs.
+        seed: The seed of inputs that are drawn.
+        before: The methods of the calls before it in the case.
+        session_sizes: The sizes of the session's state.
+    """
 
     method: PackagedMethod
     number: int
     sizes: Mapping[str, int]
     file: Path | None
     seed: int
+    before: tuple[str, ...] = ()
+    session_sizes: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def message(self) -> CallInputs:
         """It for the process that cuts."""
-        return CallInputs(self.number, dict(self.sizes), str(self.file) if self.file is not None else None, self.seed)
+        file = str(self.file) if self.file is not None else None
+        return CallInputs(self.number, dict(self.sizes), file, self.seed, self.before, dict(self.session_sizes))
 
 
 @dataclass(frozen=True)
@@ -165,6 +178,7 @@ class CutSearch:
         """Yields what may give the graph.
 
         A library that was given for the artifact may be what is wrong. So MODEL first takes those that it loads itself.
+        What came before a call with state is computed by MODEL alone.
         """
         subject, eager = self._subject, self._options.eager
         given = EagerFiles.of(eager, eager.model_of(subject.manifest.source.model, subject.demanded_by))
@@ -182,7 +196,7 @@ class CutSearch:
             yield command
             if given.libraries:
                 yield msgspec.structs.replace(command, eager=given)
-        if subject.program is not None:
+        if subject.program is not None and not subject.call.method.state:
             packed = tuple(str(path) for path, library in subject.libraries if library.device == "cpu")
             files = EagerFiles(None, None, given.libraries or packed)
             yield msgspec.structs.replace(command, eager=files, program=str(subject.program))

@@ -79,12 +79,16 @@ def test_a_wrong_package_differs_from_eager_in_sequences_only(program: Path, tmp
     assert all(kind is (Mismatch if label.startswith("a session") else Match) for label, kind in kinds.items())
 
 
-def test_the_first_call_that_differs_is_named_where_its_graph_is_not_searched(program: Path, tmp_path: Path) -> None:
+def test_a_call_with_state_is_repeated_from_the_state_before_it(program: Path, tmp_path: Path) -> None:
+    """The manifest exchanges two tensors of the state. The graph itself is right: it agrees, with its state."""
     path = rewritten(program, tmp_path / "swapped.pt2", swapped)
-    options = VerifyOptions(against="cases")
-    with pytest.raises(UsageError, match="is in call 1: 0: less accurate") as error:
-        bisect_artifact(path, verify(path, options), options)
-    assert "The graph of decode is not searched, because it has state" in str(error.value)
+    options = replace(BOTH, against="cases")
+    located, _ = bisect_artifact(path, verify(path, options), options)
+    assert located.point is None
+    assert "the whole graph, traced and compiled again, agrees with eager for case" in located.message
+    alone = VerifyOptions(against="cases")
+    with pytest.raises(UsageError, match="there is no graph to cut: the artifact names its model"):
+        bisect_artifact(path, verify(path, alone), alone)
 
 
 def test_plans_have_a_name_where_there_is_more_than_one(program: Path) -> None:
