@@ -34,6 +34,7 @@ _REPOSITORIES = {
 _TITLES = {
     "sizes": "Sizes",
     "values": "Control flow and sizes that depend on values",
+    "flow": "Loops and branches of torch",
     "programs": "State, randomness, and code that is no operator",
     "structures": "Inputs, outputs and weights of unusual kinds",
     "operators": "Operators of a library",

@@ -19,10 +19,12 @@ import torch
 from torch._inductor import config, exc
 from torch.utils._pytree import tree_structure
 
-from exportkit.errors import CompilerError, ExportError, UsageError
+from exportkit.errors import CompilerError, UsageError
+from exportkit.export.branch_graphs import compilable_branches
 from exportkit.export.cases import eager_mode
 from exportkit.export.compile_failure import failed_operator
 from exportkit.export.eager_kernels import eager_kernels, read_eager_kernels
+from exportkit.export.explain import refused_by_compiler
 from exportkit.export.export_options import CompileOptions, CudaArch
 from exportkit.export.inductor_changes import changed_inductor
 from exportkit.export.model_sources import compiling_model_sources
@@ -279,6 +281,7 @@ def _compile(
             # torch 2.13 copies its own deprecated LeafSpec.
             warnings.filterwarnings("ignore", message=".*LeafSpec.*", category=FutureWarning)
             module = returning_tensors(program.module(check_guards=False))
+            contexts.enter_context(compilable_branches(module))
             files = torch._inductor.aot_compile(module, args, kwargs, options=options)
     except Exception as error:
         # Inductor raises its own errors, wrapped or not, and a custom operator's fake kernel may raise anything.
@@ -290,11 +293,8 @@ def _compile(
                 "options with which the code is another.",
             ) from error
         failed = failed_operator(error)
-        at = f" at {failed.name}{f', {failed.where}' if failed.where else ''}" if failed else ""
-        raise ExportError(
-            f"AOTInductor could not compile the program{at}: {type(cause).__name__}: {str(cause).strip()[:4000]}",
-            hint="Tracing succeeded, so `--format program` works. --repair looks for options that avoid what fails.",
-        ) from error
+        at = f"{failed.name}{f', {failed.where}' if failed.where else ''}" if failed else ""
+        raise refused_by_compiler(cause, program, at) from error
     paths: list[Path] = []
     constants: dict[str, torch.Tensor] = {}
     for file in files:  # type: ignore[union-attr]  # with aot_inductor.package it is a list

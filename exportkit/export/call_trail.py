@@ -27,6 +27,8 @@ _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 def fingerprint(tensor: torch.Tensor) -> tuple[object, ...]:
     """Returns numbers that change with a tensor's dtype, sizes or bits."""
+    if tensor.is_nested:  # only within the model, and it has no one shape
+        return (tensor.dtype,)
     described = (tensor.dtype, tuple(tensor.shape))
     if tensor.layout is not torch.strided or tensor.is_quantized:
         return described  # only within the model: a sparse tensor has no bits of its own to look at

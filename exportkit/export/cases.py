@@ -14,6 +14,7 @@ from safetensors.torch import save
 
 from exportkit.errors import ExportError, UsageError
 from exportkit.export.call_signature import BoundCall, describe_call
+from exportkit.export.control_flow import eager_control_flow
 from exportkit.export.source_lines import users_code
 from exportkit.package.dtypes import DTYPES
 from exportkit.package.manifest import Call, TensorInput
@@ -81,12 +82,12 @@ def draw_inputs(
 
 @contextmanager
 def eager_mode(*, tf32: bool = False) -> Iterator[None]:
-    """Computes without gradients, and with full precision in matrix products and convolutions.
+    """Computes without gradients, with full precision in products and convolutions, and with loops in Python.
 
     Args:
         tf32: Let torch round the factors of products and convolutions to TF32.
     """
-    with torch.no_grad(), with_tf32(tf32):
+    with torch.no_grad(), with_tf32(tf32), eager_control_flow():
         yield
 
 

@@ -24,6 +24,8 @@ class OperatorMode(TorchDispatchMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         """Gives operators to `operator`, and watches the branches and bodies of the others."""
+        if any(map(_wraps, types)):
+            return NotImplemented  # a jagged tensor, for one, calls operators on the tensors that it has
         if isinstance(func, HigherOrderOperator):
             return func(*map(self._watched, args), **(kwargs or {}))
         return self.operator(func, args, kwargs or {})
@@ -38,6 +40,10 @@ class OperatorMode(TorchDispatchMode):
                 return argument(*args, **kwargs)
 
         return watched
+
+
+def _wraps(kind: type) -> bool:
+    return hasattr(kind, "__tensor_flatten__") and hasattr(kind, "__tensor_unflatten__")
 
 
 M = TypeVar("M", bound=OperatorMode)

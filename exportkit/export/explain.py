@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+import traceback
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 
 import sympy
+import torch
 from sympy.logic.boolalg import BooleanFunction
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 
 from exportkit.errors import ExportError
+from exportkit.export.branch_graphs import flow_nodes
+from exportkit.export.control_flow import ControlFlowError
 from exportkit.export.guards import with_places
 from exportkit.export.shapes import DynamicSizes
 from exportkit.export.size_changes import SizeChange, changes_between, violated_names
-from exportkit.export.source_lines import where_raised
+from exportkit.export.source_lines import where_listed, where_raised
 from exportkit.export.torch_export import RefusedByTorchError, TracingTask, sizes_that_trace
 
 _TRIES = 2  # a tie that nobody named is a guess, and what torch says itself comes after it
@@ -71,12 +76,23 @@ def _explained(error: Exception) -> ExportError:
     text = str(error)
     place = where_raised(error)
     at = f" at {place}" if place else ""
+    if isinstance(error, ControlFlowError) and isinstance(error.error, GuardOnDataDependentSymNode):
+        error = error.error
     if isinstance(error, GuardOnDataDependentSymNode):
         return _depends_on_values(error, at)
+    if isinstance(error, ControlFlowError):
+        return flow_error(error.operator, f"cannot be traced{at}", error.error)
+    if any("/torch/nested/" in frame.filename for frame in traceback.extract_tb(error.__traceback__)):
+        return ExportError(
+            f"torch.export cannot trace nested tensors, and the model makes one{at}",
+            hint="Take rows of one length and a mask instead: rows = values[(offsets[:-1, None] + "
+            "torch.arange(longest)).clamp(max=len(values) - 1)], and attn_mask=torch.arange(longest) < "
+            "offsets.diff()[:, None]; rows[mask] has the values again.",
+        )
     for pattern, meaning, hint in _KNOWN:
         if re.search(pattern, text):
             return ExportError(f"{meaning}{at}: {_first_line(text)}", hint=hint)
-    return ExportError(f"torch.export refused the model{at}: {type(error).__name__}: {_essence(text)}")
+    return ExportError(f"torch.export refused the model{at}: {raised_text(error)}")
 
 
 BRANCHES = (
@@ -129,12 +145,117 @@ def _places(sizes: DynamicSizes, names: Iterable[str]) -> dict[str, list[str]]:
     }
 
 
+# By torch's name of a loop or a branch: what torch calls it, and what it asks of the model.
+_FLOW: Mapping[str, tuple[str, str]] = {
+    "cond": (
+        "torch.cond",
+        "Let both branches return as many tensors, of the same rank, dtype and device: write .to(dtype) or pad in one "
+        "of them. Or compute both and choose with torch.where(condition, a, b).",
+    ),
+    "while_loop": (
+        "while_loop",
+        "Let the body return a tuple with a tensor for each that it takes, of the same sizes and dtype: allocate at "
+        "full size before the loop, and write out of place. Inside of the body, write w.transpose(0, 1), not w.T.",
+    ),
+    "scan": (
+        "scan",
+        "Let the body return the carry, of the sizes and dtype that it got, and what to stack, and write out of place. "
+        "Inside of the body, write w.transpose(0, 1), not w.T.",
+    ),
+    "map": (
+        "map",
+        "Let the function return tensors and write into nothing, or apply it to all rows at once: torch.vmap(f)(rows).",
+    ),
+    "associative_scan": (
+        "associative_scan",
+        'Write combine_mode="generic": exportkit writes that out with torch\'s operators, on any device.',
+    ),
+}
+
+
+def flow_error(operator: str, what: str, error: Exception) -> ExportError:
+    """Explains that torch cannot trace or compile a loop or a branch.
+
+    Args:
+        operator: torch's name of it, such as while_loop or map_impl.
+        what: What cannot be done, and where.
+        error: torch's error.
+    """
+    name, hint = _FLOW.get(operator.removesuffix("_impl"), (operator, None))
+    return ExportError(f"{name} {what}: {_reason(error)}", hint=hint)
+
+
+def refused_by_compiler(error: Exception, program: torch.export.ExportedProgram) -> ExportError:
+    """Explains that AOTInductor did not compile a program, with the lines that it may be about."""
+    line = where_listed(str(error)) or where_raised(error)
+    message = f"AOTInductor could not compile the program{f' at {line}' if line else ''}: {raised_text(error)}"
+    if "CUDA error" in message:
+        message += "\n    this process can use the GPU no more"
+    works = "Tracing succeeded, so `--format program` works."
+    loops = flow_nodes(program.graph_module)
+    if not loops:
+        return ExportError(message, hint=f"{works} --inductor-config may avoid the part that fails.")
+    message += "".join(f"\n    it has {name} at {where}" for name, where in loops)
+    return ExportError(
+        message,
+        hint=f"{works} torch {torch.__version__} compiles few kinds of loops and branches: write torch.vmap(f)(rows) "
+        "for map, a Python loop over a fixed length or associative_scan for scan, a fixed number of steps for "
+        "while_loop, torch.where for cond.",
+    )
+
+
+def _reason(error: Exception) -> str:
+    """Returns what torch says is wrong in one sentence: Dynamo's explanation, or an error within it, or the error."""
+    text = str(error)
+    inner = re.search(r"got (\w+)\(['\"](.+?)['\"]\)", text, re.DOTALL)
+    explained = re.search(r"Explanation: (.+?)(?: Found in <|$)", text, re.MULTILINE)
+    if inner:
+        said = inner[2]
+    elif explained:
+        said = explained[1]
+    else:
+        said = f"{type(error).__name__}: {_first_line(text)}"
+        differing = re.search(r"differ in '(.+?)'", text)
+        said += f" {differing[1]}" if differing else ""
+    return short_text(said)
+
+
+# From here on torch prints graphs, its own lines, and advice about its own tools.
+_BEYOND = re.compile(
+    r"^\s*(graph\(\):|While executing|Original traceback|from user code|Developer debug context|Found from"
+    r"|Exception raised|Hint: Please open|args\[\d+\]:|The error above occurred|Use tlparse"
+    r"|class .*\(torch\.nn\.Module\))",
+    re.MULTILINE,
+)
+_MOST = 600
+
+
+def short_text(text: str) -> str:
+    """Returns a message of torch without graphs, without advice about torch's other tools, and of bounded length."""
+    text = _BEYOND.split(text, maxsplit=1)[0]
+    text = re.sub(
+        r"INTERNAL ASSERT FAILED at .*?, please report a bug to PyTorch\.?", "an assertion of torch's failed.", text
+    )
+    kept = [line.strip() for line in text.splitlines()]
+    kept = [
+        line for line in kept if line and not re.search("TORCH_LOGS|TORCHDYNAMO|http|[Pp]lease file an issue", line)
+    ]
+    whole = "\n    ".join(kept[:12])
+    return whole if len(whole) <= _MOST else f"{whole[: _MOST - 4]} ..."
+
+
 def _first_line(text: str) -> str:
     return next((line.strip() for line in text.splitlines() if line.strip()), "no message")
 
 
-def _essence(text: str) -> str:
-    """Returns the message without torch's advice about its other tools."""
-    text = text.partition("The error above occurred when calling torch.export.export")[0]
-    kept = [line for line in text.splitlines() if line.strip() and not re.search("TORCH_LOGS|TORCHDYNAMO|http", line)]
-    return "\n    ".join(kept[:20]) or "no message"
+def raised_text(error: BaseException) -> str:
+    """Returns an error's kind and message. One without a message has the line of torch's code that raised it."""
+    said = short_text(str(error))
+    if not said:
+        frames = traceback.extract_tb(error.__traceback__)
+        said = (
+            f"no message, from {Path(frames[-1].filename).name}:{frames[-1].lineno} in {frames[-1].name}"
+            if frames
+            else "no message"
+        )
+    return f"{type(error).__name__}: {said}"

@@ -14,9 +14,11 @@ from torch.export import ExportedProgram
 from torch.export.graph_signature import ExportGraphSignature, InputKind, TensorArgument
 from torch.utils._pytree import tree_leaves, tree_map_only, tree_structure
 
+from exportkit.errors import ExportError
 from exportkit.export.call_signature import BoundCall
 from exportkit.export.entries import written_names
 from exportkit.export.quiet import quiet_torch
+from exportkit.export.source_lines import where_traced
 from exportkit.export.state_buffers import StateBuffer, place_of, settled
 
 STATE = "exportkit_state"
@@ -126,18 +128,50 @@ def written_tensors(program: ExportedProgram, *, traced: bool) -> tuple[list[int
         found = {n for n, v in holders.items() if isinstance(v, torch.Tensor) and _shares(v, written)}
         buffers = {signature.inputs_to_buffers[name] for name in found if name in signature.inputs_to_buffers}
     elif writing or signature.user_inputs_to_mutate or signature.buffers_to_mutate:
-        with quiet_torch():
-            signature = program.run_decompositions({}).graph_signature
+        try:
+            with quiet_torch():
+                signature = program.run_decompositions({}).graph_signature
+        except Exception as error:  # torch raises several kinds where it cannot follow a write
+            raise _written_within(program, writing) from error
         found, buffers = set(signature.user_inputs_to_mutate.values()), set(signature.buffers_to_mutate.values())
     else:
         return [], []
     return [place for place, name in enumerate(taken(program)) if name in found], sorted(buffers)
 
 
+def written_constants(program: ExportedProgram) -> list[str]:
+    """Returns the operators of a newly traced program that write into its constants, and the lines that call them."""
+    names = program.graph_signature.inputs_to_lifted_tensor_constants
+    constants = [node.meta["val"] for node in program.graph.nodes if node.op == "placeholder" and node.name in names]
+    return [
+        _line(node)
+        for node in program.graph.nodes
+        if any(_shares(leaf.meta["val"], constants) for leaf in _written_by(node))
+    ]
+
+
+def _written_within(
+    program: ExportedProgram, writing: Sequence[tuple[torch.fx.GraphModule, torch.fx.Node]]
+) -> ExportError:
+    lines = dict.fromkeys(_line(node) for part, node in writing if part is not program.graph_module)
+    return ExportError(
+        "the model writes into a tensor inside of a branch or a loop, and torch cannot follow that:"
+        + "".join(f"\n    {line}" for line in lines),
+        hint="Write out of place there, `x = x + 1` and not `x += 1`, and return the new tensor.",
+    )
+
+
+def _line(node: torch.fx.Node) -> str:
+    where = where_traced(node)
+    return f"{node.target}{' at ' + where if where else ''}"
+
+
 def _written_by(node: torch.fx.Node) -> list[torch.fx.Node]:
     """Returns the arguments that a node writes into."""
     target = node.target
     if not isinstance(target, torch._ops.OpOverload) or not target._schema.is_mutable:
+        return []
+    if target is torch.ops.aten.detach_.default:  # of torch.tensor(0) in a model; it changes no value
         return []
     given = dict(zip((argument.name for argument in target._schema.arguments), node.args)) | node.kwargs
     written = [a.name for a in target._schema.arguments if a.alias_info is not None and a.alias_info.is_write]

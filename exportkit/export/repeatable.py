@@ -13,6 +13,7 @@ from exportkit.errors import ExportError, OperatorNotExportableError
 from exportkit.export.call_signature import BoundCall
 from exportkit.export.call_trail import CallTrail, Writes, changed_number, fingerprint, first_difference
 from exportkit.export.dispatch import watched_by
+from exportkit.export.lifted import written_constants
 from exportkit.export.source_lines import where_traced
 
 ALLOW = "--allow-nondeterministic permits it; then only dtypes and shapes of the outputs are verified."
@@ -83,6 +84,33 @@ def check_repeatable(
             + (f": {_listed(differing)} differs" if differing else "")
             + "".join(f"\n    {line}" for line in (reason, *_changed(*kept))),
             hint=f"Take what changes as an input. {ALLOW}",
+        )
+
+
+def check_constants(program: torch.export.ExportedProgram, call: Callable[[], Any]) -> None:
+    """Checks that a model does not write into tensors that are neither its own nor its inputs, as a closure has them.
+
+    Args:
+        program: The traced model. Its constants are the tensors that the model computes with.
+        call: Calls the model.
+
+    Raises:
+        ExportError: It writes into one. The message names the lines.
+    """
+    constants = {name: tensor for name, tensor in program.constants.items() if isinstance(tensor, torch.Tensor)}
+    lines = written_constants(program)
+    if constants and not lines:
+        before = {name: fingerprint(tensor) for name, tensor in constants.items()}
+        call()
+        if any(fingerprint(constants[name]) != was for name, was in before.items()):
+            with watched_by(Writes(constants)) as writes:
+                call()
+            lines = [line.partition(": ")[2] for line in writes.lines]
+    if lines:
+        raise ExportError(
+            "the model writes into a tensor that is no input, no parameter and no buffer: results would depend on "
+            "earlier calls" + "".join(f"\n    {line}" for line in dict.fromkeys(lines)),
+            hint=f"Make a buffer of it, self.register_buffer(...). {DECLARE_STATE} Or write into a clone() of it.",
         )
 
 

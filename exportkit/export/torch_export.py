@@ -14,8 +14,10 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._pytree import tree_map
 
 from exportkit.errors import HostError
+from exportkit.export.branch_graphs import correct_branches
 from exportkit.export.call_signature import BoundCall, describe_call, is_tensor, plain_tuples
 from exportkit.export.cases import resampled
+from exportkit.export.control_flow import ControlFlowError, traceable_control_flow, weights_apart
 from exportkit.export.declared import declared
 from exportkit.export.guards import GuardLog, guard_log
 from exportkit.export.lifted import STATE, lifted
@@ -134,6 +136,7 @@ def _export_once(
     task: TracingTask, sizes: DynamicSizes, *, forgiving: bool = False
 ) -> tuple[torch.export.ExportedProgram, GuardLog]:
     program, log = call_export(torch.export.export, task, sizes, forgiving=forgiving)
+    correct_branches(program)
     ties = log.ties()
     if names := [*ties, *(name for name in untrue_names(sizes, log) if name not in ties)]:
         fixes = "\nSuggested fixes:" * bool(ties) + "".join(f"\n  {name} = {size}" for name, size in ties.items())
@@ -211,8 +214,20 @@ def call_export(
         arguments: dict[str, Any] = {**dict(zip((p.name for p in bound.parameters), args)), **kwargs}
         dynamic = tree_map(lambda leaf: next(shape_of) if is_tensor(leaf) else None, arguments)
         try:
-            with torch.no_grad(), quiet_torch(), _attention_of_no_machine(), whole_recurrent_layers():
-                return export(model, args, kwargs, dynamic_shapes=dynamic, strict=False), log
+            with (
+                torch.no_grad(),
+                quiet_torch(),
+                _attention_of_no_machine(),
+                whole_recurrent_layers(),
+                traceable_control_flow(),
+            ):
+                try:
+                    return export(model, args, kwargs, dynamic_shapes=dynamic, strict=False), log
+                except ControlFlowError:
+                    with weights_apart(model) as moved:
+                        if not moved:
+                            raise
+                        return export(model, args, kwargs, dynamic_shapes=dynamic, strict=False), log
         except HostError:  # of whole_recurrent_layers
             raise
         except Exception as error:

@@ -19,7 +19,7 @@ from exportkit.export.export_options import TraceOptions
 from exportkit.export.lifted import used_state, without_unused, written_tensors
 from exportkit.export.placement import parse_floating
 from exportkit.export.preflight import check_model, check_operators, graph_operators
-from exportkit.export.repeatable import DECLARE_STATE, DECLARE_WRITES, check_random, check_repeatable
+from exportkit.export.repeatable import DECLARE_STATE, DECLARE_WRITES, check_constants, check_random, check_repeatable
 from exportkit.export.shapes import DynamicSizes
 from exportkit.export.state_buffers import StateBuffer
 from exportkit.export.torch_export import RefusedByTorchError, SizeTrial, TracingTask, export_tried
@@ -107,6 +107,8 @@ def trace_method(
         spec = replace(spec, tolerances=dict.fromkeys((*listed, *written), Tolerance(rtol=0.0, atol=ANY_VALUE)))
     progress(f"tracing{of} with torch.export")
     program, state, trials = trace_with_torch_export(replace(task, spec=spec), sizes)
+    with eager_mode(tf32=options.tf32):
+        check_constants(program, lambda: call_model().result)
     if values:
         check_random(program)
     check_operators(graph_operators(program.graph_module), device)

@@ -23,7 +23,7 @@ from tests.made_once import one_maker
 ROOT = Path(__file__).parents[2]
 FOLDER = Path(__file__).parent
 LIBRARY = "libexportkit_gallery.so"
-THEMES = ("sizes", "values", "programs", "structures", "operators")
+THEMES = ("sizes", "values", "flow", "programs", "structures", "operators")
 _ISSUE = re.compile(r"\b(pytorch|ao|executorch|TICO|kserve|onnxruntime|onnxscript|norse)#(\d+)")
 
 
