@@ -7,9 +7,32 @@ from collections.abc import Callable
 Progress = Callable[[str], None]
 """Called with each step before it starts."""
 
+_note: Callable[[str, str], None] | None = None
+
 
 def silent(step: str) -> None:
     """Says nothing."""
+
+
+def note_with(function: Callable[[str, str], None]) -> None:
+    """From now on the process notes what it is doing, for whoever finds it dead.
+
+    Args:
+        function: Called with a step, or with "" and a node of the graph within the step.
+    """
+    global _note
+    _note = function
+
+
+def notes() -> bool:
+    """Returns whether somebody wants to know what this process is doing."""
+    return _note is not None
+
+
+def note(step: str, node: str = "") -> None:
+    """Notes a step, or a node within the step if that is ""."""
+    if _note is not None:
+        _note(step, node)
 
 
 def bytes_text(count: int) -> str:

@@ -7,18 +7,22 @@ from __future__ import annotations
 
 import gc
 import importlib
+import signal
 import sys
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from importlib.metadata import EntryPoint
-from typing import Any, ClassVar, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 import click
 
 import exportkit
 from exportkit.cli.output import print_json, printable, printable_lines
-from exportkit.errors import EXIT_CODES, ExportkitError, HostError
+from exportkit.errors import EXIT_CODES, ExportError, ExportkitError, HostError
 from exportkit.installed import declared
+
+if TYPE_CHECKING:
+    from exportkit.child.watched import Crash
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -153,7 +157,36 @@ def main(arguments: Sequence[str] | None = None) -> int:
         The exit code.
     """
     gc.set_threshold(100_000)  # importing torch creates half a million objects and little garbage
-    arguments = sys.argv[1:] if arguments is None else list(arguments)
+    if arguments is not None or sys.argv[1:2] != ["export"] or "torch" in sys.modules:
+        return _main(sys.argv[1:] if arguments is None else list(arguments))
+    from exportkit.child.watched import run_watched
+
+    # The user's kernels, the compiler's and a GPU's driver run in there.
+    ended = run_watched(lambda: _main(sys.argv[1:]))
+    return ended if isinstance(ended, int) else _crashed(ended, "--json" in sys.argv)
+
+
+def _crashed(crash: Crash, as_json: bool) -> int:
+    """Says what died where, and removes what it left."""
+    from exportkit.child.process import describe_end
+    from exportkit.package.atomic import temporary_folder
+
+    with temporary_folder(None, "exportkit-compile"):
+        pass  # making one removes those of dead processes
+    where = crash.line or (crash.node if crash.status != -signal.SIGKILL else "")  # memory may run out anywhere
+    message = f"the process that exports {describe_end(crash.status)} while {crash.step or 'it started'}"
+    message += f", at {where}" if where else ""
+    if crash.status == -signal.SIGKILL:
+        hint = "Export on a machine with more memory, or with smaller example inputs."
+        return _show("HostError", message, hint, HostError.exit_code, as_json)
+    hint = (
+        "It is that operator, or what the compiler made of it: run it by itself (`exportkit ops check`), or keep it "
+        "out of the model. No file was written."
+    )
+    return _show("ExportError", message, hint, ExportError.exit_code, as_json)
+
+
+def _main(arguments: Sequence[str]) -> int:
     as_json, debug = "--json" in arguments, "--debug" in arguments
     try:
         code = group.main(arguments, prog_name="exportkit", standalone_mode=False)

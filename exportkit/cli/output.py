@@ -15,7 +15,7 @@ from typing import Any
 
 import click
 
-from exportkit.progress import Progress
+from exportkit.progress import Progress, note
 
 
 def print_json(document: Any) -> None:
@@ -65,7 +65,12 @@ def progress() -> Iterator[Progress]:
     What the user's code prints meanwhile goes to stderr as well, since stdout has the result.
     """
     with _stdout_to_stderr(), _steps() as step:
-        yield step
+
+        def noted(text: str) -> None:
+            note(text)
+            step(text)
+
+        yield noted
 
 
 @contextmanager

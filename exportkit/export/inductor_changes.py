@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any
 
 import sympy
+import torch
 from torch._inductor import config, sizevars
 from torch._inductor.codegen.cpp import CppKernel
 from torch._inductor.codegen.wrapper import PythonWrapperCodegen
 from torch.utils._sympy.functions import FloorDiv, ModularIndexing
 
+from exportkit.export.source_lines import where_listed
 from exportkit.export.torch_internals import replaced
+from exportkit.progress import note, notes
 
 _LOOP_THREADS = 8  # with which Inductor decides how many loops are divided among threads
 
@@ -28,7 +32,22 @@ def changed_inductor() -> Iterator[None]:
     with ExitStack() as changes:
         for change in (_quick_simplify, _whole_rows, _divided_loops, _room_for_every_thread, _errors_of_operators):
             changes.enter_context(change())
+        if notes():
+            changes.enter_context(replaced(torch.fx.Interpreter, "run_node", _noting))
         yield
+
+
+def _noting(run: Callable[..., Any]) -> Callable[..., Any]:
+    """Notes each node of a graph before torch runs, folds or lowers it."""
+    place = functools.lru_cache(maxsize=1000)(where_listed)
+
+    def noted(interpreter: torch.fx.Interpreter, node: torch.fx.Node) -> Any:
+        if node.op == "call_function":
+            where = place(node.meta.get("stack_trace") or "")
+            note("", f"{node.target}{' of ' + where if where else ''}")
+        return run(interpreter, node)
+
+    return noted
 
 
 def _quick_simplify() -> AbstractContextManager[None]:

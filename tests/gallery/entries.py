@@ -27,7 +27,7 @@ THEMES = ("sizes", "values", "flow", "programs", "structures", "operators")
 # What torch says to its own developers, and what no message of exportkit may have.
 NOISE = re.compile(
     r"Traceback|TORCH_LOGS|def forward\(self, arg0_1|INTERNAL ASSERT|[Pp]lease file an issue|report a bug|graph\(\):"
-    r"|placeholder\[|eval_with_key|While executing|from user code|Assertion(Error)?:?\s*$|<bound method|bug in exportkit",
+    r"|placeholder\[|eval_with_key|While executing|from user code|AssertionError:?\s*$|<bound method|bug in exportkit",
     re.MULTILINE,
 )
 LONGEST = 1500  # letters of a message

@@ -1,0 +1,32 @@
+"""Models that end the process which exports them."""
+
+import os
+import signal
+
+import torch
+from torch._inductor import lowering
+
+import exportkit
+
+
+class Dies(torch.nn.Module):
+    """Ends the process in its first call."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        os.kill(os.getpid(), signal.SIGSEGV)
+        return x
+
+
+class Sine(torch.nn.Module):
+    """A model with nothing wrong."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x.sin() + 1
+
+
+def spec(when: str) -> exportkit.ExportSpec:
+    """A model that dies in its first call, or when it is compiled."""
+    if when == "compiling":
+        # As a kernel does that the compiler runs to fold a constant, or to choose the fastest.
+        lowering.lowerings[torch.ops.aten.sin.default] = lambda *_: os.kill(os.getpid(), signal.SIGABRT)
+    return exportkit.ExportSpec(model=Dies() if when == "checking" else Sine(), example_inputs=(torch.rand(2, 3),))
