@@ -250,12 +250,12 @@ def _first_line(text: str) -> str:
 
 def raised_text(error: BaseException) -> str:
     """Returns an error's kind and message. One without a message has the line of torch's code that raised it."""
-    said = short_text(str(error))
-    if not said:
-        frames = traceback.extract_tb(error.__traceback__)
-        said = (
-            f"no message, from {Path(frames[-1].filename).name}:{frames[-1].lineno} in {frames[-1].name}"
-            if frames
-            else "no message"
-        )
-    return f"{type(error).__name__}: {said}"
+    said = f"{type(error).__name__}: {short_text(str(error))}".rstrip()
+    if not said.partition("\n")[0].endswith("Error:"):
+        return said
+    while error.__cause__ or error.__context__:
+        error = error.__cause__ or error.__context__ or error
+    frames = traceback.extract_tb(error.__traceback__)
+    raised = f", in {Path(frames[-1].filename).name}:{frames[-1].lineno}" if frames else ""
+    first, line, rest = said.partition("\n")
+    return f"{first} without a message{raised}{line}{rest}"

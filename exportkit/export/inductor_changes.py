@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import functools
 import importlib
+import importlib.util
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from typing import Any
 
 import sympy
@@ -32,6 +33,7 @@ def changed_inductor() -> Iterator[None]:
     with ExitStack() as changes:
         for change in (_quick_simplify, _whole_rows, _divided_loops, _room_for_every_thread, _errors_of_operators):
             changes.enter_context(change())
+        changes.enter_context(_operators_as_called())
         if notes():
             changes.enter_context(replaced(torch.fx.Interpreter, "run_node", _noting))
         yield
@@ -128,6 +130,17 @@ def _room_for_every_thread() -> AbstractContextManager[None]:
         "parallel_num_threads",
         lambda count: lambda: _ThreadsAtRunTime(count()),
     )
+
+
+def _operators_as_called() -> AbstractContextManager[None]:
+    """Lets the code call the operators that the model calls, not their overloads with the tag `out`.
+
+    torch 2.13 calls those, with a function of C that only its own operators have, and does not compile.
+    """
+    if importlib.util.find_spec("torch._library._out_variant") is None:
+        return nullcontext()  # torch 2.11
+    variants = importlib.import_module("torch._library._out_variant")
+    return replaced(variants, "to_out_variant", lambda _: lambda operator: None)
 
 
 _CALL = "aoti_torch_proxy_executor_call_function("

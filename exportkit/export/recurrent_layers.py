@@ -34,6 +34,8 @@ def whole_recurrent_layers() -> Iterator[None]:
         "_pad_packed_sequence": partial(batches.unpack, torchs._pad_packed_sequence),
         **{name: partial(_layer, name, getattr(torchs, name)) for name in ("lstm", "gru", "rnn_tanh", "rnn_relu")},
     }
+    for name, function in functions.items():
+        vars(function)["__name__"] = name  # Dynamo, which traces torch.cond, asks every function of torch
     with ExitStack() as stack:
         stack.enter_context(replaced(torch._VF, "vf", lambda vf: _Instead(vf, functions)))
         for name, function in functions.items():
