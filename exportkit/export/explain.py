@@ -185,16 +185,22 @@ def flow_error(operator: str, what: str, error: Exception) -> ExportError:
     return ExportError(f"{name} {what}: {_reason(error)}", hint=hint)
 
 
-def refused_by_compiler(error: Exception, program: torch.export.ExportedProgram) -> ExportError:
-    """Explains that AOTInductor did not compile a program, with the lines that it may be about."""
-    line = where_listed(str(error)) or where_raised(error)
+def refused_by_compiler(error: Exception, program: torch.export.ExportedProgram, at: str) -> ExportError:
+    """Explains that AOTInductor did not compile a program, with the lines that it may be about.
+
+    Args:
+        error: What it raised.
+        program: The program.
+        at: The operator that it failed at and the line of the model, or "".
+    """
+    line = at or where_listed(str(error))
     message = f"AOTInductor could not compile the program{f' at {line}' if line else ''}: {raised_text(error)}"
     if "CUDA error" in message:
         message += "\n    this process can use the GPU no more"
     works = "Tracing succeeded, so `--format program` works."
     loops = flow_nodes(program.graph_module)
     if not loops:
-        return ExportError(message, hint=f"{works} --inductor-config may avoid the part that fails.")
+        return ExportError(message, hint=f"{works} --repair looks for options that avoid what fails.")
     message += "".join(f"\n    it has {name} at {where}" for name, where in loops)
     return ExportError(
         message,
