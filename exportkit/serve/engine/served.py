@@ -310,9 +310,14 @@ class ServedModel:
         counted.step = self._sequences.continue_step(sequence, form, chosen, run, last=last, answered=counted)
         return counted
 
+    @property
+    def lends(self) -> bool:
+        """Whether plain steps of its sequences may go through the library."""
+        return self._lending is not None and self._leaving is None
+
     def lend(self, steps: FastSteps, key: SequenceKey, known: KnownAnswer) -> None:
-        """Lets the plain steps of a sequence that runs here go through the library, if they can: one was answered."""
-        if self._lending is None or self._sequences is None or self._home is None or self._leaving is not None:
+        """Lets those of a sequence that runs here, of which one was answered, if they can."""
+        if self._lending is None or self._sequences is None or self._home is None:
             return
         if known.form.plan is self._plan:
             self._lending.lend(steps, key, self._sequences, self._home, known)

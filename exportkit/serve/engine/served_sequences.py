@@ -355,9 +355,6 @@ class ServedSequences:
 
     def _end(self, sequence: OneSequence, reason: Reason) -> None:
         """Ends a sequence, unless it has ended, and refuses the steps that wait."""
-        lent, sequence.payload.lent = sequence.payload.lent, None
-        if lent is not None:
-            lent.close(ended(reason))
         waited = self._table.end(sequence, reason)
         for pending in waited:
             if not pending.over:
@@ -371,6 +368,9 @@ class ServedSequences:
         """Frees the sessions of sequences that ended, in another thread: a worker may have to be told."""
         for sequence in self._table.take_ended():
             place = sequence.payload
+            if place.lent is not None and sequence.ended is not None:
+                place.lent.close(ended(sequence.ended))
+                place.lent = None
             place.home.counts[place.copy] -= 1
             self._changed.set()
             closing = asyncio.get_running_loop().run_in_executor(None, place.held.close)

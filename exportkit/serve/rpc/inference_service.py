@@ -6,7 +6,7 @@ import asyncio
 import functools
 import inspect
 import weakref
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 from google.protobuf import json_format
@@ -17,7 +17,7 @@ from exportkit.serve.engine.fast_lending import KnownAnswer
 from exportkit.serve.engine.fast_steps import FastSteps
 from exportkit.serve.engine.repository import Repository
 from exportkit.serve.engine.step_library import step_library
-from exportkit.serve.protocol.inference import InferRequest
+from exportkit.serve.protocol.inference import InferRequest, OutputTensor, SequenceStep
 from exportkit.serve.protocol.parameters import start_in_headers
 from exportkit.serve.protocol.shared_memory import SharedMemory
 from exportkit.serve.queries import Queries
@@ -90,15 +90,15 @@ class InferenceService:
 
     def answered(self, found: Found, owner: str, result: BatchResult) -> None:
         """Such a request was answered, and its sequence may rest now: its next plain steps go through C++."""
-        known, model = found.known, found.model
-        if self.fast is None or known.priority or found.step.end:
+        self._lend(found.known, found.step, owner, result.outputs)
+
+    def _lend(self, known: KnownForm, step: SequenceStep, owner: str, outputs: Sequence[OutputTensor]) -> None:
+        model = known.model()
+        if self.fast is None or known.priority or step.end or model is None or not model.lends:
             return
-        if not known.number:
-            return
-        described = described_outputs(model.name, model.version, result.outputs)
-        sizes = [output.data.nbytes for output in result.outputs]
-        answer = KnownAnswer(known.number, known.form, described, sizes)
-        model.lend(self.fast, found.head.key(owner), answer)
+        described = described_outputs(model.name, model.version, outputs)
+        answer = KnownAnswer(known.number, known.form, described, [output.data.nbytes for output in outputs])
+        model.lend(self.fast, (owner, step.id), answer)
 
     def _forget(self, known: KnownForm) -> None:
         if self.fast is not None and known.number:
@@ -172,8 +172,8 @@ class InferenceService:
             request = request.owned_by(record.client)
             answer = await model.infer(request)
         record.timing = answer.timing
-        if head is not None:
-            self._heads.add(*head)
+        if head is not None and request.sequence is not None:
+            self._lend(self._known(*head), request.sequence, record.client, answer.outputs)
         try:
             return encode_infer_answer(answer, regions, self._shared_memory)
         except BaseException:
@@ -191,10 +191,20 @@ class InferenceService:
         sizes = [tensor.data.nbytes for tensor in request.inputs]
         learnt = self._heads.learn(data, sizes, request.id, step)
         served = model.of_method(request.method)
-        if learnt is None or self._heads.has(learnt[0], served) or (form := served.form(request)) is None:
+        if learnt is None:
+            return None
+        if (known := self._heads.of(learnt[0], served)) is not None:
+            return learnt[0], known
+        form = served.form(request)
+        if form is None:
             return None
         asked = (received.model, received.version, received.method)
-        known = KnownForm(request.priority, learnt[1], weakref.ref(served), form, asked)
-        if self.fast is not None:
-            known.number = self.fast.add_form(learnt[0], sizes, form.places, form.rows)
-        return learnt[0], known
+        return learnt[0], KnownForm(request.priority, learnt[1], weakref.ref(served), form, asked)
+
+    def _known(self, head: bytes, known: KnownForm) -> KnownForm:
+        """Remembers what was learnt, unless another request was answered before that taught the same."""
+        added = self._heads.add(head, known)
+        if self.fast is not None and not added.number:
+            sizes = [size for _, size in added.parts]
+            added.number = self.fast.add_form(head, sizes, added.form.places, added.form.rows)
+        return added

@@ -131,14 +131,16 @@ class KnownHeads:
             return None
         return read.form, parts
 
-    def add(self, form: bytes, known: KnownForm) -> None:
-        """Remembers a form."""
+    def add(self, form: bytes, known: KnownForm) -> KnownForm:
+        """Remembers a form. Returns it, or what is known of it already."""
+        model = known.model()
+        if model is not None and (found := self.of(form, model)) is not None:
+            return found
         if len(self._forms) >= _MOST_FORMS:
             for each in self._forms.values():
                 self._forgotten(each)
             self._forms.clear()
             self._heads.clear()
-        model = known.model()
         if model is not None and model not in self._models:
             self._models.add(model)
             weakref.finalize(model, self._forget).atexit = False
@@ -150,11 +152,12 @@ class KnownHeads:
         tail = sum(len(before) + size for before, size in known.parts)
         if tail not in self._tails:
             self._tails = [tail, *self._tails][:_MOST_TAILS]
+        return known
 
-    def has(self, form: bytes, model: ServedModel) -> bool:
-        """Whether a form of a model is known."""
+    def of(self, form: bytes, model: ServedModel) -> KnownForm | None:
+        """Returns what is known of a form of a model."""
         known = self._forms.get(form)
-        return known is not None and known.model() is model
+        return known if known is not None and known.model() is model else None
 
     def _forget(self) -> None:
         """Forgets the heads of a model that is gone, with what it found out of them."""
