@@ -46,6 +46,11 @@ class CountedStep:
             self._counted.succeeded(outcome.timing, seconds)
         self._answered(outcome)
 
+    def refused(self, error: ServeError) -> None:
+        """It did not begin."""
+        self._leave()
+        self._counted.failed(error.reason, time.perf_counter() - self._began)
+
     def give_up(self) -> None:
         """Ends the sequence, unless the step was answered: nobody waits for it any more."""
         if self.step is not None and not self.step.over:

@@ -29,6 +29,7 @@ from exportkit.serve.engine.model_description import DEFAULT_PRIORITY
 from exportkit.serve.engine.own_thread import in_own_thread
 from exportkit.serve.engine.sequence_rules import SequenceKey
 from exportkit.serve.engine.served_sequences import ServedSequences
+from exportkit.serve.engine.short_way import ShortWay
 from exportkit.serve.engine.state_rows import in_blocks
 from exportkit.serve.engine.statistics import Statistics
 from exportkit.serve.engine.steps import StepRunner
@@ -145,7 +146,9 @@ class ServedModel:
         self._lending = (
             Lending(owner, self.manifest, self.manifest.method(self.method), self._dispatchers, most) if local else None
         )
-        self._queued = QueuedSteps(self._dispatchers, DEFAULT_PRIORITY)
+        self._short = None
+        if self._sequences is not None and self._home is not None:
+            self._short = ShortWay(self._sequences, self._home, self._dispatchers, self._accepted, counted)
         self._leaving: str | None = None  # why no new request is accepted
         self._closed = False
         self._next: Callable[[], ServedModel | None] | None = None
@@ -275,40 +278,25 @@ class ServedModel:
         form = self._plan.form(request)
         return form if isinstance(form.bucket, tuple) else None
 
-    def continue_step(
-        self,
-        form: RequestForm,
-        key: SequenceKey,
-        data: Sequence[memoryview],
-        answered: Answered,
-        *,
-        priority: int,
-        last: bool,
+    def short_step(
+        self, step: SequenceStep, form: RequestForm, data: Sequence[memoryview], answered: Answered, *, priority: int
     ) -> CountedStep | None:
-        """Answers a step of a sequence which runs here.
+        """Answers a step of a sequence which runs here, or begins.
 
         `form` is that of a step like it; `data` has the bytes of the request's inputs; `answered` gets the answer or
         the error, once and later. Returns None if `infer` has to answer the step. Raises what `admit` raises.
         """
-        if self._sequences is None or self._home is None or self._leaving is not None or form.plan is not self._plan:
+        if self._short is None or self._leaving is not None or form.plan is not self._plan:
             return None
-        sequence = self._sequences.going_on(key, self._home, form.sizes)
-        if sequence is None:
+        sequence = None if step.start else self._short.going_on(step, form)
+        if sequence is None and not step.start:
             return None
-        limits = self._limits
-        if (
-            self.counted.queued_rows >= limits.max_queued_rows
-            or self._accepted.bytes + form.size > limits.max_queued_bytes
-        ):
+        limits, held = self._limits, self._accepted.bytes + form.size
+        if step.start or self.counted.queued_rows >= limits.max_queued_rows or held > limits.max_queued_bytes:
             self._check_room(form.size)
-        counted = CountedStep(self._accepted, self.counted, form.size, answered)
-        run = self._queued
-        if priority or sequence.busy:
-            waiting = counted.waiting = WaitingStep(self.counted, form) if sequence.busy else None
-            run = QueuedSteps(self._dispatchers, priority or DEFAULT_PRIORITY, waiting)
-        chosen = data if len(data) == 1 else [data[place] for place in form.places]
-        counted.step = self._sequences.continue_step(sequence, form, chosen, run, last=last, answered=counted)
-        return counted
+        if sequence is None:
+            return self._short.begin(step, form, data, answered, priority=priority)
+        return self._short.go_on(sequence, form, data, answered, priority=priority, last=step.end)
 
     @property
     def lends(self) -> bool:

@@ -103,23 +103,25 @@ class ServedSequences:
         self,
         step: SequenceStep,
         home: Home,
-        request: CheckedRequest,
+        request: CheckedRequest | RequestForm,
         sizes: Mapping[str, int],
         run: Run,
         timeout: float | None,
         answered: Answered,
+        data: Sequence[memoryview] | None = None,
     ) -> PendingStep:
         """Answers a step when it is its turn.
 
         Args:
             step: The step.
             home: The load that begins a new sequence.
-            request: The request, which the method takes.
+            request: The request, which the method takes; or what is known of those like it.
             sizes: The sizes of the request's dimensions.
             run: Runs it.
             timeout: Seconds within which the answer must be there. None: as long as it takes.
             answered: Gets the answer or the error, once, and never before this returns. Each error of `run` ends the
                 sequence; and one that ends before it is the step's turn answers with a SequenceError.
+            data: The bytes of the inputs, for a request of which only the form is there.
 
         Raises:
             SequenceError: There is no such sequence.
@@ -129,6 +131,8 @@ class ServedSequences:
         """
         now = time.monotonic()
         sequence = self._begun(step, home, sizes, now) if step.start else self._found(step, sizes)
+        if isinstance(request, RequestForm):
+            request = StepRequest(request, sequence.payload.held, [], data)
         pending = PendingStep(self, sequence, request, run, answered)
         if timeout is not None:
             pending.deadline = now + timeout
@@ -156,8 +160,7 @@ class ServedSequences:
         last: bool,
         answered: Answered,
     ) -> PendingStep:
-        """Answers a step of a sequence of `going_on`. See `begin_step`."""
-        self._take_back(sequence)
+        """Answers a step of a sequence of `going_on`, which was taken back. See `begin_step`."""
         request = StepRequest(form, sequence.payload.held, [], data)
         pending = PendingStep(self, sequence, request, run, answered)
         if self._table.submit(sequence, pending, last=last):
@@ -265,7 +268,7 @@ class ServedSequences:
         return sequence.payload.copy
 
     def lend(self, steps: FastSteps, key: SequenceKey, home: Home, queue: FastQueue, form: int) -> None:
-        """Lets a sequence of `copy_of` have its plain steps elsewhere, until `_take_back`."""
+        """Lets a sequence of `copy_of` have its plain steps elsewhere, until `take_back`."""
         sequence = self._table.find(key)
         state = sequence.payload.held.opened
         if sequence.payload.home is not home or state is None or state.rows is None:
@@ -275,7 +278,7 @@ class ServedSequences:
         self._fast = steps
         sequence.payload.lent = steps.lend(Lent(self, sequence, key, queue, form), state, addresses)
 
-    def _take_back(self, sequence: OneSequence) -> None:
+    def take_back(self, sequence: OneSequence) -> None:
         """Before anything else happens to a sequence: what comes waits for the steps that it has elsewhere."""
         lent = sequence.payload.lent
         if lent is None or lent.left:
@@ -315,7 +318,7 @@ class ServedSequences:
         size = state_bytes(home.manifest, sizes)
         self._end_idle(now)
         if (old := self._table.get(key_of(step))) is not None:
-            self._take_back(old)
+            self.take_back(old)
         copy = home.emptiest()
         place = Place(home, copy, HeldSession(sizes))
         with self._room(size):
@@ -350,7 +353,7 @@ class ServedSequences:
         for name, number in sequence.payload.held.sizes.items():
             if sizes.get(name, number) != number:
                 raise BadRequestError(f"the sequence began with {name}={number}, and this request has {sizes[name]}")
-        self._take_back(sequence)
+        self.take_back(sequence)
         return sequence
 
     def _end(self, sequence: OneSequence, reason: Reason) -> None:

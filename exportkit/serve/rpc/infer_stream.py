@@ -47,6 +47,9 @@ class StreamService(Protocol):
     def encoded(self, found: Found, result: BatchResult) -> bytes:
         """Returns the answer to such a request."""
 
+    def begins(self, found: Found) -> bool:
+        """Whether who answered requests like this one would begin its sequence, too."""
+
     def answered(self, found: Found, owner: str, result: BatchResult) -> None:
         """Such a request was answered, and its sequence may rest now."""
 
@@ -240,21 +243,15 @@ class _Request:
 
     def _continue(self, found: Found, size: int) -> bool:
         """Begins a step of a sequence without a task. Returns whether it is one that can be."""
-        head, known = found.head, found.known
-        if head.step.start:
+        known = found.known
+        if found.step.start and not self._answers.begins(found):
             return False
         self._found = found
         if self._answers.count is None:
             self._record = self._new_record(found, size)
         try:
-            self._step = found.model.continue_step(
-                known.form,
-                head.key(self._call.client),
-                found.data,
-                self._answered,
-                priority=known.priority,
-                last=head.step.end,
-            )
+            step = found.head.owned_by(self._call.client)
+            self._step = found.model.short_step(step, known.form, found.data, self._answered, priority=known.priority)
         except ServeError as error:
             self._finish(error)
             return True

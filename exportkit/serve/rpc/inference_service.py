@@ -88,6 +88,13 @@ class InferenceService:
         model = found.model
         return encode_outputs(model.name, model.version, found.id, result.outputs)
 
+    def begins(self, found: Found) -> bool:
+        """Whether who answered requests like this one would begin its sequence, too: not if there is a newer one."""
+        try:
+            return self._repository.model(*found.known.asked) is found.model
+        except ServeError:  # `infer` says what it is
+            return False
+
     def answered(self, found: Found, owner: str, result: BatchResult) -> None:
         """Such a request was answered, and its sequence may rest now: its next plain steps go through C++."""
         self._lend(found.known, found.step, owner, result.outputs)

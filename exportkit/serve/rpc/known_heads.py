@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from exportkit.serve.engine.checked_request import RequestForm
@@ -47,15 +47,13 @@ class KnownForm:
 class _KnownHead:
     known: KnownForm
     step: SequenceStep
-    keys: dict[str, tuple[str, int | str]] = field(default_factory=dict)
 
-    def key(self, owner: str) -> tuple[str, int | str]:
-        """Returns the sequence's key for a client."""
-        known = self.keys.get(owner)
-        if known is None:
-            self.keys.clear()
-            known = self.keys[owner] = (owner, self.step.id)
-        return known
+    def owned_by(self, owner: str) -> SequenceStep:
+        """Returns the step as a client's."""
+        step = self.step
+        if step.owner != owner:
+            step = self.step = SequenceStep(step.id, step.start, step.end, owner)
+        return step
 
 
 class Found(NamedTuple):
