@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import os
-from collections.abc import Sequence, Set
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from exportkit.eager_source import EagerSource
-from exportkit.errors import ExportError, LibraryLoadError, ModelNotFoundError, UsageError
-from exportkit.export.find_libraries import describe_libraries, find_libraries
-from exportkit.installed import operator_namespaces
+from exportkit.errors import UsageError
+from exportkit.export.find_libraries import describe_libraries, named_libraries
 from exportkit.onnx.files import refuse_companion
 from exportkit.package.archive import PackageReader
 from exportkit.package.assemble import assemble
@@ -93,7 +90,7 @@ def build_package(
             manifests.append(reader.manifest)
     devices = {target.device for each in manifests for target in each.targets}
     missing = _missing(manifests)
-    described = describe_libraries(_given(eager, missing, progress), missing, devices, progress)
+    described = describe_libraries(named_libraries(eager, missing, progress), missing, devices, progress)
     # A hidden folder beside the output, so that the last step is a rename. It is removed if anything fails.
     with temporary_folder(output.parent, f".{output.name[:200]}") as folder:
         unverified = folder / output.name
@@ -142,18 +139,3 @@ def _missing(manifests: Sequence[Manifest]) -> set[str]:
         operator.name for manifest in manifests for library in manifest.libraries for operator in library.defines
     }
     return {operator.name for manifest in manifests for operator in manifest.operators} - brought
-
-
-def _given(eager: EagerSource, missing: Set[str], progress: Progress) -> Sequence[Path | str]:
-    """Returns the libraries that were named, or else those that the module of the MODEL that was named loads."""
-    source = (eager.model or "").rpartition(":")[0]
-    wanted = sorted(name for name in missing if name.partition("::")[0] not in operator_namespaces())
-    if eager.op_libraries or not source or not wanted:
-        return eager.op_libraries
-    progress(f"importing {source} to find the library of {', '.join(wanted)}")
-    libraries: list[Path] = []
-    with contextlib.suppress(ModelNotFoundError, ExportError, LibraryLoadError):  # then none is found
-        libraries = find_libraries(source, wanted)
-    for path in libraries:
-        progress(f"taking {path}, which {source} loads")
-    return libraries

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence, Set
 from pathlib import Path
 
 from exportkit.child.conversation import ChildEndedError, Conversation
 from exportkit.child.messages import Failed, Message
 from exportkit.child.process import describe_end
-from exportkit.errors import LibraryLoadError, MissingLibraryError
+from exportkit.eager_source import EagerSource
+from exportkit.errors import ExportError, LibraryLoadError, MissingLibraryError, ModelNotFoundError
 from exportkit.installed import declared_module, installed_libraries, operator_namespaces
 from exportkit.package.describe_library import describe_with_needed
 from exportkit.package.manifest import Library
@@ -129,3 +131,24 @@ def _mentions(operator: str) -> tuple[re.Pattern[bytes], re.Pattern[bytes]]:
     namespace, _, name = operator.partition("::")
     base = re.escape(name.partition(".")[0]).encode()
     return re.compile(namespace.encode() + rb"(\0|::)"), re.compile(base + rb"[\0.(]")
+
+
+def named_libraries(eager: EagerSource, missing: Set[str], progress: Progress) -> Sequence[Path | str]:
+    """Returns the libraries that were named, or else those that the module of the MODEL that was named loads.
+
+    Args:
+        eager: What was named.
+        missing: The operators that no library brings so far.
+        progress: Called before the module is imported, in another process.
+    """
+    source = (eager.model or "").rpartition(":")[0]
+    wanted = sorted(name for name in missing if name.partition("::")[0] not in operator_namespaces())
+    if eager.op_libraries or not source or not wanted:
+        return eager.op_libraries
+    progress(f"importing {source} to find the library of {', '.join(wanted)}")
+    libraries: list[Path] = []
+    with contextlib.suppress(ModelNotFoundError, ExportError, LibraryLoadError):  # then none is found
+        libraries = find_libraries(source, wanted)
+    for path in libraries:
+        progress(f"taking {path}, which {source} loads")
+    return libraries

@@ -8,7 +8,7 @@ import os
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol, Self, TypeVar
 
@@ -17,10 +17,11 @@ import msgspec
 from exportkit.child.messages import Failed, Message
 from exportkit.eager_source import EagerSource
 from exportkit.errors import ExportError, ExportkitError, HostError
+from exportkit.export.find_libraries import named_libraries
 from exportkit.package.archive import PackageReader
 from exportkit.package.atomic import check_writable, temporary_folder, write_whole
 from exportkit.package.compiled_with import GivenOptions
-from exportkit.package.manifest import Manifest
+from exportkit.package.manifest import Manifest, PackagedMethod
 from exportkit.progress import Progress, silent
 from exportkit.repair.attempts import Attempt, Costs, Repaired, tried_lines
 from exportkit.repair.remedies import Patient, Remedy, left_to_eager, remedies
@@ -37,13 +38,25 @@ from exportkit.verify.bisecting import searching
 from exportkit.verify.cut_search import CutCall, CutSearch, CutSubject
 from exportkit.verify.located import Located
 from exportkit.verify.options import VerifyOptions
-from exportkit.verify.outcomes import Crashed, Mismatch, TimedOut
+from exportkit.verify.outcomes import (
+    CallFailed,
+    Crashed,
+    LoadFailed,
+    Mismatch,
+    TimedOut,
+    WrongDtype,
+    WrongShape,
+    WrongStructure,
+)
 from exportkit.verify.report import Report
 from exportkit.verify.verify import verify
 from exportkit.verify.verify_worker import VerifyWorker
 
 DEFAULT_MINUTES = 20.0
 _EXTENSIONS = 3  # how often more operators are left to eager
+
+# What other options of the compiler may change.
+_CODES_FAULT = (Mismatch, WrongDtype, WrongShape, WrongStructure, CallFailed, Crashed, TimedOut, LoadFailed)
 
 M = TypeVar("M", bound=Message)
 
@@ -138,18 +151,25 @@ class _Repair:
         self._progress(f"tracing {self._task.model} in a process of its own")
         self._traced = self._ask(self._task, ModelTraced, "tracing the model")
         self._manifest = msgspec.json.decode(self._traced.manifest, type=Manifest)
+        self._find_libraries()
         first = self._path()
         self._progress("compiling the model")
         problem = self._whole(GivenOptions(), first)
         if problem.right:
             return Repaired(self._keep(first))
-        self._problem_text = f"the compiled code {problem.text}"
+        self._problem_text = f"the compiled code {problem.text}" if problem.report else f"the model {problem.text}"
         found = self._look(problem, GivenOptions())
         if found is None:
             raise self._refusal(time.monotonic() >= deadline, minutes)
         given, path = found
         costs = self._time(path, first if problem.report else None)
         return Repaired(self._keep(path), given, self._problem_text, tuple(self._attempts), costs)
+
+    def _find_libraries(self) -> None:
+        """Finds the libraries that the artifact calls, as `exportkit package` does."""
+        eager, operators = self._options.eager, {each.name for each in self._manifest.operators}
+        libraries = named_libraries(eager, operators, self._progress)
+        self._options = replace(self._options, eager=replace(eager, op_libraries=libraries))
 
     def _look(self, problem: _Problem, base: GivenOptions, depth: int = 0) -> tuple[GivenOptions, Path] | None:
         """Returns options with which the model is right, and its artifact."""
@@ -218,23 +238,29 @@ class _Repair:
                 )
                 located = search.locate()
             else:
-                search = stack.enter_context(self._compile_search(base))
-                located = search.locate(fails=lambda cut: search.refused(cut) is not None)
+                for method in self._manifest.methods:
+                    search = stack.enter_context(self._compile_search(method, base))
+                    located = search.locate(fails=functools.partial(_refused, search))
+                    if located.point is not None:
+                        break
         except ExportkitError as error:
             self._problem_text += f"\n{error.message}"
             return None
-        if located.point is None or located.search.fails is None:
-            self._problem_text += f"\n{located.message}"
+        if located.point is None:
+            if problem.report is not None:
+                self._problem_text += f"\n{located.message}"
             return None
         self._problem_text += f"\n{located.place}"
-        return _Part(search, located, self._manifest, compiles=problem.refused is not None)
+        return _Part(search, located, compiles=problem.refused is not None)
 
-    def _compile_search(self, base: GivenOptions) -> CutSearch:
-        method = self._manifest.methods[0]
+    def _compile_search(self, method: PackagedMethod, base: GivenOptions) -> CutSearch:
+        """Returns a search over the graph of a method, for a model that does not compile."""
+        sizes = {dimension.name: dimension.min for each in self._manifest.methods for dimension in each.call.dimensions}
+        own = {dimension.name: dimension.min for dimension in method.call.dimensions}
         subject = CutSubject(
             manifest=self._manifest,
             label="compiling",
-            call=CutCall(method, 0, self._manifest.cases[0].calls[0].sizes if self._manifest.cases else {}, None, 0),
+            call=CutCall(method, 0, sizes if method.state else own, None, 0, session_sizes=sizes),
             target="the compiler",
             device=self._traced.device,
             cpu_isa=self._traced.cpu_isa,
@@ -264,7 +290,13 @@ class _Repair:
             return _Problem(refused=NotCompiled(message, None, ""))
         with PackageReader(path) as reader:
             digest = reader.manifest_sha256
-        return _Problem(report=verify(path, self._options, unsigned=digest, progress=self._progress))
+        report = verify(path, self._options, unsigned=digest, progress=self._progress)
+        if report.failure is not None and not isinstance(report.failure.verdict, _CODES_FAULT):
+            raise ExportError(
+                f"the compiled code cannot be verified: {report.failure.verdict.message}",
+                hint="Without --repair, nothing is verified here.",
+            )
+        return _Problem(report=report)
 
     def _time(self, repaired: Path, unrepaired: Path | None) -> Costs | None:
         self._progress("timing the code beside eager")
@@ -307,11 +339,10 @@ class _Repair:
 class _Part:
     """The smallest part of the graph that goes wrong, and how it does."""
 
-    def __init__(self, search: CutSearch, located: Located, manifest: Manifest, *, compiles: bool) -> None:
+    def __init__(self, search: CutSearch, located: Located, *, compiles: bool) -> None:
         assert located.point is not None
         assert located.search.fails is not None
         self._search, self._cut, self._point, self._compiles = search, located.search.fails, located.point, compiles
-        self._manifest = manifest
         self.operator = located.point.operator
 
     @property
@@ -337,7 +368,8 @@ class _Part:
         """Returns the operators that compute the results that are wrong."""
         names = [output.name for output in self._search.method.call.outputs]
         verdicts: list[Any] = [check.verdict for check in report.checks if check.failed] if report else []
-        wrong = {
+        wrong = {verdict.output for verdict in verdicts if isinstance(verdict, (WrongDtype, WrongShape))}
+        wrong |= {
             output.name
             for verdict in verdicts
             if isinstance(verdict, Mismatch)
@@ -347,6 +379,10 @@ class _Part:
         results = self._search.results
         numbers = [number for number, name in enumerate(names) if name in wrong and number not in without]
         return list(dict.fromkeys(results[number] for number in numbers if number < len(results)))
+
+
+def _refused(search: CutSearch, cut: int) -> bool:
+    return search.refused(cut) is not None
 
 
 def _not_compiled(message: str) -> str:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -17,6 +19,9 @@ from exportkit.package.archive import PackageReader
 from exportkit.package.compiled_with import GivenOptions, compiled_with
 from exportkit.repair.attempts import Costs
 from exportkit.repair.remedies import Patient, remedies
+from exportkit.verify.bisect_commands import CutPoint
+from exportkit.verify.outcomes import Mismatch
+from exportkit.verify.report import Check, Report
 from tests.fresh import compiler_in_templates, run_python
 
 FOLDER = Path(__file__).parent
@@ -133,6 +138,25 @@ assert subprocess.run([sys.executable, "-c", child]).returncode == 7
     run_python(script, cwd=FOLDER)
 
 
+def test_results_that_are_wrong_by_themselves_are_left_to_eager_as_well() -> None:
+    """Of three wrong results, one depends on the node that was found; a fourth is right."""
+    from exportkit.repair.repairing import _Part
+
+    names = ("darkest", "shifted", "highest", "n")
+    outputs = tuple(SimpleNamespace(name=name, agrees=name == "n") for name in names)
+    verdict = Mismatch(outputs)  # type: ignore[arg-type]
+    report = Report("a.pt2", None, (), (Check("cases", "case 0", {}, verdict, target="cpu"),))
+    call = SimpleNamespace(outputs=[SimpleNamespace(name=name) for name in names])
+    results = ("aten.amin.default", "aten.add.Tensor", "aten.amax.default", "aten.sum.dim_IntList")
+    search: Any = SimpleNamespace(method=SimpleNamespace(call=call), results=results)
+    point = CutPoint("amin", "aten.amin.default", "", ("amin",), reaches=(0, 1))
+    located: Any = SimpleNamespace(point=point, search=SimpleNamespace(fails=0))
+    part = _Part(search, located, compiles=False)
+    assert part.independent(report) == ["aten.amax.default"]
+    assert part.wrong_operators(report) == list(results[:3])
+    assert part.nodes == "1 node"
+
+
 # --- whole repairs ----------------------------------------------------------------------------------------------------
 
 
@@ -186,6 +210,7 @@ def nothing_helps(monkeypatch: pytest.MonkeyPatch) -> None:
     )
     monkeypatch.setattr(repairing._Repair, "_whole", wrong)
     monkeypatch.setattr(repairing._Repair, "_ask", lambda *args: traced)
+    monkeypatch.setattr(repairing._Repair, "_find_libraries", lambda self: None)
     monkeypatch.setattr(repairing.msgspec.json, "decode", lambda *args, **kwargs: None)
 
 
