@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol, Self, TypeVar
+from typing import Protocol, Self, TypeVar
 
 import msgspec
 
@@ -181,7 +181,7 @@ class _Repair:
                 given = base.with_more(remedy.given)
                 if part is not None and not self._try(remedy.what, given, part.nodes, part.outcome).right:
                     continue
-                given, path, outcome = self._try_whole(remedy, given, part)
+                given, path, outcome = self._try_whole(remedy, given, part, problem)
                 if outcome.right:
                     return given, path
                 if outcome.report is not None and problem.refused is not None and depth == 0:
@@ -189,19 +189,24 @@ class _Repair:
             return None
 
     def _try_whole(
-        self, remedy: Remedy, given: GivenOptions, part: _Part | None
+        self, remedy: Remedy, given: GivenOptions, part: _Part | None, problem: _Problem
     ) -> tuple[GivenOptions, Path, _Problem]:
-        """Compiles the model with a remedy. Where it is local, further operators that are wrong are left to eager."""
-        what = remedy.what
+        """Compiles the model with a remedy. Where that helps some results, the operators of the others go to eager."""
+        what, before = remedy.what, problem.report
         for extension in itertools.count():
             path = self._path()
             outcome = self._try(what, given, "the model", functools.partial(self._whole, path=path))
-            wrong = part.wrong_operators(outcome.report) if part and remedy.local else ()
+            helped = part is not None and (
+                remedy.local or part.wrong_results(outcome.report) < part.wrong_results(before)
+            )
+            wrong = part.wrong_operators(outcome.report) if part and helped else ()
             more = tuple(name for name in wrong if name.startswith("aten.") and name not in given.eager_kernels)
             if outcome.right or not more or extension == _EXTENSIONS or time.monotonic() >= self._deadline:
                 break
             given = given.with_more(GivenOptions({}, more))
             what = left_to_eager(given.eager_kernels)
+            if given.inductor_config:
+                what = f"{remedy.what}, and {what}"
         return given, path, outcome
 
     def _try(self, what: str, given: GivenOptions, on: str, test: Callable[[GivenOptions], Result]) -> Result:
@@ -366,19 +371,17 @@ class _Part:
 
     def wrong_operators(self, report: Report | None, *, without: Sequence[int] = ()) -> list[str]:
         """Returns the operators that compute the results that are wrong."""
-        names = [output.name for output in self._search.method.call.outputs]
-        verdicts: list[Any] = [check.verdict for check in report.checks if check.failed] if report else []
-        wrong = {verdict.output for verdict in verdicts if isinstance(verdict, (WrongDtype, WrongShape))}
-        wrong |= {
-            output.name
-            for verdict in verdicts
-            if isinstance(verdict, Mismatch)
-            for output in verdict.outputs
-            if not output.agrees
-        }
-        results = self._search.results
-        numbers = [number for number, name in enumerate(names) if name in wrong and number not in without]
+        results, numbers = self._search.results, sorted(self.wrong_results(report) - set(without))
         return list(dict.fromkeys(results[number] for number in numbers if number < len(results)))
+
+    def wrong_results(self, report: Report | None) -> set[int]:
+        """Returns the numbers of the results that are wrong in a verification."""
+        names = [output.name for output in self._search.method.call.outputs]
+        verdicts = [check.verdict for check in report.checks if check.failed] if report else []
+        wrong = {verdict.output for verdict in verdicts if isinstance(verdict, (WrongDtype, WrongShape))}
+        outputs = [output for verdict in verdicts if isinstance(verdict, Mismatch) for output in verdict.outputs]
+        wrong |= {output.name for output in outputs if not output.agrees}
+        return {number for number, name in enumerate(names) if name in wrong}
 
 
 def _refused(search: CutSearch, cut: int) -> bool:
