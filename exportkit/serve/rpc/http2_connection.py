@@ -8,19 +8,20 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Protocol
 
-import hpack
-
 from exportkit.serve.rpc import http2_frames as h2
-from exportkit.serve.rpc.http2_frames import FRAME, ConnectionProblemError, ErrorCode
+from exportkit.serve.rpc.http2_frames import FRAME, ConnectionProblemError, ErrorCode, StreamProblemError
+from exportkit.serve.rpc.http2_headers import HEADER_BYTES, HeaderBlocks, Headers, without_padding
+from exportkit.serve.rpc.http2_rules import Fields, check_frame, check_setting, why_malformed
 from exportkit.serve.rpc.rpc_stream import STREAM_WINDOW, RpcStream
 
 _CONNECTION_WINDOW = 64 << 20  # no limit of its own: the streams have theirs
 _CREDIT = 4 << 20  # bytes of a connection after which its client hears that it may go on
 _MOST_STREAMS = 256  # calls beyond these wait at the client
-_HEADER_BYTES = 64 << 10
 _MOST_CONTROL, _CONTROL_SECONDS = 10_000, 10.0  # frames that cost us something, and the client nothing
 _BYTES_OF_A_FRAME = 256  # Who sends and takes so many bytes of messages may send one such frame more, to say so.
 _COST_OF_A_RESET = 10  # of these frames: a call was begun for it
+_MOST_CLOSED = 2 * _MOST_STREAMS  # streams of which we know how they were closed
+_WINDOWS_OF_A_FRAME = 16  # that change by one, at the cost of a frame
 _MOST_PARTS = 32  # of frames that are written before any is sent
 _MOST_SENT_TOGETHER = 64 << 10  # bytes for which one copy is cheaper than one more system call
 
@@ -86,9 +87,9 @@ class Http2Connection(asyncio.Protocol):
         self.fast: FrameReader | None = None
         self.blocked: dict[RpcStream, None] = {}  # those that could send if the connection could
         self._left = b""
-        self._greeted = False
-        self._decoder = hpack.Decoder(max_header_list_size=_HEADER_BYTES)
-        self._block: tuple[int, int, bytearray] | None = None  # headers that are not complete
+        self._greeted = self._had_settings = False
+        self._closed: dict[int, bool] = {}  # streams that were closed last, and whether their client may not know it
+        self._headers = HeaderBlocks()
         self._last = 0
         self._room = _CONNECTION_WINDOW
         self._out: list[bytes | memoryview] = []
@@ -110,7 +111,7 @@ class Http2Connection(asyncio.Protocol):
                 [
                     (h2.MAX_STREAMS, _MOST_STREAMS),
                     (h2.INITIAL_WINDOW_SIZE, STREAM_WINDOW),
-                    (h2.MAX_HEADER_LIST, _HEADER_BYTES),
+                    (h2.MAX_HEADER_LIST, HEADER_BYTES),
                 ]
             )
             + h2.window_update(0, _CONNECTION_WINDOW - self.window)
@@ -192,11 +193,27 @@ class Http2Connection(asyncio.Protocol):
         if len(self._out) > _MOST_PARTS:
             self.flush()
 
-    def closed(self, stream: RpcStream) -> None:
-        """A call is over."""
+    def closed(self, stream: RpcStream, *, by_us: bool) -> None:
+        """A call is over. `by_us`: what the client still sends of it is no error."""
         self.streams.pop(stream.number, None)
         self.blocked.pop(stream, None)
+        self._was_closed(stream.number, by_us=by_us)
         self._close_if_left()
+
+    def _was_closed(self, number: int, *, by_us: bool) -> None:
+        self._closed[number] = by_us
+        if len(self._closed) > _MOST_CLOSED:
+            del self._closed[next(iter(self._closed))]
+
+    def _end_stream(self, error: StreamProblemError) -> None:
+        """Ends a stream whose client broke the protocol."""
+        self._count(_COST_OF_A_RESET)
+        self.write(h2.reset(error.number, error.problem))
+        if (stream := self.streams.get(error.number)) is not None:
+            stream.lost()
+            self.closed(stream, by_us=True)
+        else:
+            self._was_closed(error.number, by_us=True)
 
     def _close_if_left(self) -> None:
         if self._leaving and not self.streams and self._transport is not None:
@@ -238,7 +255,11 @@ class Http2Connection(asyncio.Protocol):
             if at > size:
                 return data[start - FRAME.size :]
             kind = packed & 0xFF
-            if self._block is not None and kind != h2.CONTINUATION:
+            if not self._had_settings:
+                if kind != h2.SETTINGS:
+                    raise ConnectionProblemError(ErrorCode.PROTOCOL, "a client begins with its settings")
+                self._had_settings = True
+            if self._headers.incomplete and kind != h2.CONTINUATION:
                 raise ConnectionProblemError(ErrorCode.PROTOCOL, "headers are not complete")
             if kind == h2.DATA and self.fast is not None and not flags:
                 begin = start - FRAME.size
@@ -246,10 +267,10 @@ class Http2Connection(asyncio.Protocol):
                 if behind > begin:
                     at = behind
                     continue
-            if kind == h2.DATA:
-                self._data(flags, number & h2.NUMBER, data, start, at)
-            elif (read := self._OTHERS.get(kind)) is not None:  # who sends an unknown one may
-                read(self, flags, number & h2.NUMBER, data[start:at])
+            try:
+                self._read_frame(kind, flags, number & h2.NUMBER, data, start, at)
+            except StreamProblemError as error:
+                self._end_stream(error)
             if self._transport.is_closing():
                 return b""
         return data[at:] if at < size else b""
@@ -262,6 +283,13 @@ class Http2Connection(asyncio.Protocol):
             self.write(h2.window_update(0, _CONNECTION_WINDOW - self._room))
             self._room = _CONNECTION_WINDOW
 
+    def _read_frame(self, kind: int, flags: int, number: int, data: bytes, start: int, end: int) -> None:
+        if kind == h2.DATA:
+            self._data(flags, number, data, start, end)
+        elif (read := self._OTHERS.get(kind)) is not None:  # who sends an unknown one may
+            check_frame(kind, flags, number, end - start)
+            read(self, flags, number, data[start:end])
+
     def _data(self, flags: int, number: int, data: bytes, start: int, end: int) -> None:
         size = end - start
         self.moved_bytes += size
@@ -272,113 +300,118 @@ class Http2Connection(asyncio.Protocol):
             self.write(h2.window_update(0, _CONNECTION_WINDOW - self._room))
             self._room = _CONNECTION_WINDOW
         if flags & h2.PADDED:
-            start, end = _without_padding(data, start, end)
+            start, end = without_padding(data, start, end)
         if start == end and not flags & h2.END_STREAM:
             self._count()
         stream = self.streams.get(number)
-        if stream is not None:
+        if stream is not None and not stream.ended:
             stream.received(data, start, end, size)
             if flags & h2.END_STREAM:
                 stream.half_closed()
-        elif number > self._last or not number:
+        elif self._is_idle(number) or not number:
             raise ConnectionProblemError(ErrorCode.PROTOCOL, "data came for no stream")
+        elif not self._closed.get(number):
+            raise StreamProblemError(ErrorCode.STREAM_CLOSED, number)
 
-    def _headers(self, flags: int, number: int, payload: bytes) -> None:
-        start, end = _without_padding(payload, 0, len(payload)) if flags & h2.PADDED else (0, len(payload))
-        if flags & h2.HAS_PRIORITY:
-            start += 5
-            if start > end:
-                raise ConnectionProblemError(ErrorCode.FRAME_SIZE, "a frame of headers is too short")
-        self._block = (number, flags, bytearray(payload[start:end]))
-        self._end_headers(flags)
+    def _is_idle(self, number: int) -> bool:
+        return number > self._last or not number & 1
+
+    def _header(self, flags: int, number: int, payload: bytes) -> None:
+        self._have(self._headers.begin(flags, number, payload))
 
     def _continuation(self, flags: int, number: int, payload: bytes) -> None:
-        if self._block is None or self._block[0] != number:
-            raise ConnectionProblemError(ErrorCode.PROTOCOL, "a continuation came of no headers")
         self._count()
-        self._block[2].extend(payload)
-        if len(self._block[2]) > _HEADER_BYTES:
-            raise ConnectionProblemError(ErrorCode.TOO_MUCH, f"headers have more than {_HEADER_BYTES} bytes")
-        self._end_headers(flags)
+        self._have(self._headers.go_on(flags, number, payload))
 
-    def _end_headers(self, flags: int) -> None:
-        if not flags & h2.END_HEADERS or self._block is None:
+    def _have(self, headers: Headers | None) -> None:
+        if headers is None:
             return
-        (number, first, block), self._block = self._block, None
-        try:
-            headers = self._decoder.decode(bytes(block), raw=True)
-        except hpack.OversizedHeaderListError:
-            raise ConnectionProblemError(ErrorCode.TOO_MUCH, f"headers have more than {_HEADER_BYTES} bytes") from None
-        except hpack.HPACKError as error:
-            raise ConnectionProblemError(ErrorCode.COMPRESSION, f"headers cannot be read: {error}") from None
-        stream = self.streams.get(number)
-        if stream is not None:  # trailers of the client
-            if not first & h2.END_STREAM:
-                raise ConnectionProblemError(ErrorCode.PROTOCOL, "headers came twice")
-            stream.half_closed()
-        elif number > self._last and number & 1:
-            self._last = number
-            self._open(number, headers, ended=bool(first & h2.END_STREAM))
-        elif not number & 1:
+        number, ended, fields = headers
+        why = why_malformed(fields, trailers=number in self.streams)
+        if not number & 1:
             raise ConnectionProblemError(ErrorCode.PROTOCOL, "a client's streams have odd numbers")
+        if number > self._last:
+            self._last = number
+            if why is not None:
+                raise StreamProblemError(ErrorCode.PROTOCOL, number)
+            self._open(number, fields, ended=ended)
+        elif (stream := self.streams.get(number)) is not None and not stream.ended:
+            if why is not None or not ended:
+                raise StreamProblemError(ErrorCode.PROTOCOL, number)
+            stream.half_closed()
+        elif not self._closed.get(number):
+            known = number in self.streams or number in self._closed
+            problem = ErrorCode.STREAM_CLOSED if known else ErrorCode.PROTOCOL
+            raise ConnectionProblemError(problem, "headers came of a stream that is closed")
 
-    def _open(self, number: int, headers: Any, *, ended: bool) -> None:
+    def _open(self, number: int, fields: Fields, *, ended: bool) -> None:
         if self._leaving or len(self.streams) >= _MOST_STREAMS:
             self._count(_COST_OF_A_RESET)
             self.write(h2.reset(number, ErrorCode.REFUSED_STREAM))
+            self._was_closed(number, by_us=True)
             return
         stream = RpcStream(self, number, self._initial_window)
         self.streams[number] = stream
-        if stream.begin(headers):
+        if stream.begin(fields):
             self._setup.begin(stream)
         if ended:
             stream.half_closed()
 
     def _reset(self, flags: int, number: int, payload: bytes) -> None:
-        _check_size(payload, 4)
-        if (stream := self.streams.get(number)) is not None:
+        if (stream := self._known(number)) is not None:
             stream.lost()
-            self.closed(stream)
+            self.closed(stream, by_us=False)
             self._count(_COST_OF_A_RESET)
         else:
             self._count()
+
+    def _known(self, number: int) -> RpcStream | None:
+        """Returns a stream that is open; None: it is closed."""
+        if self._is_idle(number):
+            raise ConnectionProblemError(ErrorCode.PROTOCOL, "a frame came for no stream")
+        return self.streams.get(number)
 
     def _settings(self, flags: int, number: int, payload: bytes) -> None:
         self._count()
         if flags & h2.ACK:
             return
-        if len(payload) % 6 or number:
-            raise ConnectionProblemError(ErrorCode.FRAME_SIZE, "settings have another length")
+        window = self._initial_window
         for key, value in struct.iter_unpack(">HI", payload):
+            check_setting(key, value)
             if key == h2.INITIAL_WINDOW_SIZE:
-                if value > h2.MOST_WINDOW:
-                    raise ConnectionProblemError(ErrorCode.FLOW_CONTROL, "a window is larger than it may be")
-                more, self._initial_window = value - self._initial_window, value
-                for stream in list(self.streams.values()):
-                    stream.window_grew(more)
+                window = value
             elif key == h2.MAX_FRAME_SIZE:
-                self.most_frame = max(h2.MOST_FRAME, min(value, 1 << 20))
+                self.most_frame = min(value, 1 << 20)
+        if more := window - self._initial_window:
+            self._initial_window = window
+            self._count(len(self.streams) // _WINDOWS_OF_A_FRAME)
+            for stream in list(self.streams.values()):
+                if stream.window + more > h2.MOST_WINDOW:
+                    raise ConnectionProblemError(ErrorCode.FLOW_CONTROL, "a window is larger than it may be")
+                stream.window_grew(more)
         self.write(h2.frame(h2.SETTINGS, h2.ACK))
 
     def _ping(self, flags: int, number: int, payload: bytes) -> None:
-        _check_size(payload, 8)
         self._count()
         if not flags & h2.ACK:
             self.write(h2.frame(h2.PING, h2.ACK, payload=payload))
 
     def _window_update(self, flags: int, number: int, payload: bytes) -> None:
-        _check_size(payload, 4)
         more = int.from_bytes(payload, "big") & h2.NUMBER
         self._count()
+        stream = self._known(number) if number else None
+        window = self.window if stream is None else stream.window
+        problem = ErrorCode.FLOW_CONTROL if more else ErrorCode.PROTOCOL
+        wrong = not more or window + more > h2.MOST_WINDOW
         if number == 0:
+            if wrong:
+                raise ConnectionProblemError(problem, "a window is larger than it may be, or grows by nothing")
             self.window += more
-            if not more or self.window > h2.MOST_WINDOW:
-                raise ConnectionProblemError(ErrorCode.FLOW_CONTROL, "a window is larger than it may be")
             self._send_blocked()
-        elif (stream := self.streams.get(number)) is not None:
+        elif stream is not None:
+            if wrong:
+                raise StreamProblemError(problem, number)
             stream.window_grew(more)
-            if not more or stream.window > h2.MOST_WINDOW:
-                raise ConnectionProblemError(ErrorCode.FLOW_CONTROL, "a window is larger than it may be")
 
     def _refused(self, flags: int, number: int, payload: bytes) -> None:
         raise ConnectionProblemError(ErrorCode.PROTOCOL, "a client pushes nothing")
@@ -403,7 +436,7 @@ class Http2Connection(asyncio.Protocol):
             self._control, self._control_since, self.moved_bytes = 0, now, 0
 
     _OTHERS: ClassVar[Mapping[int, Callable[[Http2Connection, int, int, bytes], None]]] = {
-        h2.HEADERS: _headers,
+        h2.HEADERS: _header,
         h2.PRIORITY: _ignored,
         h2.RST_STREAM: _reset,
         h2.SETTINGS: _settings,
@@ -413,14 +446,3 @@ class Http2Connection(asyncio.Protocol):
         h2.WINDOW_UPDATE: _window_update,
         h2.CONTINUATION: _continuation,
     }
-
-
-def _without_padding(data: bytes, start: int, end: int) -> tuple[int, int]:
-    if start == end or start + 1 + data[start] > end:
-        raise ConnectionProblemError(ErrorCode.PROTOCOL, "a frame has more padding than bytes")
-    return start + 1, end - data[start]
-
-
-def _check_size(payload: bytes, size: int) -> None:
-    if len(payload) != size:
-        raise ConnectionProblemError(ErrorCode.FRAME_SIZE, f"a frame has {len(payload)} bytes instead of {size}")

@@ -19,7 +19,7 @@ MOST_FRAME = 16 << 10  # bytes of a frame, of either side: the protocol's own li
 MOST_WINDOW = (1 << 31) - 1
 NUMBER = (1 << 31) - 1  # the bits of a stream's number
 
-HEADER_TABLE_SIZE, _, MAX_STREAMS, INITIAL_WINDOW_SIZE, MAX_FRAME_SIZE, MAX_HEADER_LIST = range(1, 7)
+HEADER_TABLE_SIZE, ENABLE_PUSH, MAX_STREAMS, INITIAL_WINDOW_SIZE, MAX_FRAME_SIZE, MAX_HEADER_LIST = range(1, 7)
 
 
 class ErrorCode(IntEnum):
@@ -43,6 +43,15 @@ class ConnectionProblemError(Exception):
     def __init__(self, problem: ErrorCode, message: str) -> None:
         super().__init__(message)
         self.problem = problem
+
+
+class StreamProblemError(Exception):
+    """The client breaks the protocol, so that a stream ends."""
+
+    def __init__(self, problem: ErrorCode, number: int) -> None:
+        super().__init__(f"stream {number}: {problem.name}")
+        self.problem = problem
+        self.number = number
 
 
 def frame(kind: int, flags: int = 0, stream: int = 0, payload: bytes = b"") -> bytes:

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import base64
+import binascii
 import zlib
+
+from exportkit.serve.statuses import BadRequestError
 
 _NAMES = (
     "OK CANCELLED UNKNOWN INVALID_ARGUMENT DEADLINE_EXCEEDED NOT_FOUND ALREADY_EXISTS PERMISSION_DENIED "
@@ -55,3 +59,13 @@ def inflated(message: bytes | bytearray, encoding: str, most: int) -> bytes:
     if not inflater.eof or inflater.unused_data:
         raise UnreadableError(f"a message of {encoding} is not complete, or more than one")
     return data
+
+
+def plain_field(name: bytes, value: bytes) -> tuple[str, str | bytes]:
+    """Returns a field as a call's metadata."""
+    if not name.endswith(b"-bin"):
+        return name.decode("latin-1"), value.decode("latin-1")
+    try:
+        return name.decode("latin-1"), base64.b64decode(value + b"=" * (-len(value) % 4), validate=True)
+    except binascii.Error:
+        raise BadRequestError(f"the metadata {name.decode('latin-1')[:100]} is not base64") from None

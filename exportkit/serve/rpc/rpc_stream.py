@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import base64
-import binascii
 import re
 from collections import deque
-from collections.abc import Callable, Coroutine, Iterable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from exportkit.serve.rpc import http2_frames as h2
-from exportkit.serve.rpc.http2_frames import FRAME, ErrorCode
+from exportkit.serve.rpc.http2_frames import FRAME, ErrorCode, StreamProblemError
+from exportkit.serve.rpc.http2_rules import Fields
 from exportkit.serve.rpc.rpc_coding import (
     CODES,
     MessageTooLargeError,
@@ -19,6 +18,7 @@ from exportkit.serve.rpc.rpc_coding import (
     UnreadableError,
     encoded_details,
     inflated,
+    plain_field,
 )
 from exportkit.serve.statuses import BadRequestError, NotOfferedError, ServeError
 
@@ -84,6 +84,7 @@ class RpcStream:
         self._encoding = "identity"
         self._task: asyncio.Task[None] | None = None
         self._began = self._over = self._ended = False  # our headers were sent; our trailers were; its messages were
+        self._missing: int | None = None  # bytes that must come still, where the client said how many there are
         self._head = b""  # the beginning of a message
         self._message: bytearray | None = None  # one that is not complete, and how much of it is there
         self._filled = self._compressed = 0
@@ -98,10 +99,11 @@ class RpcStream:
 
     # --- the call -----------------------------------------------------------------------------------------------------
 
-    def begin(self, headers: Iterable[tuple[bytes, bytes]]) -> bool:
+    def begin(self, fields: Fields) -> bool:
         """Reads the headers. Returns whether the call can be answered; if not, it was."""
-        pairs = [(bytes(name), bytes(value)) for name, value in headers]
-        given = dict(pairs)
+        given = dict(fields)
+        if (length := given.get(b"content-length")) is not None:
+            self._missing = int(length)
         kind = given.get(b"content-type", b"")
         if given.get(b":method") != b"POST" or not kind.startswith(b"application/grpc"):
             status = "415" if given.get(b":method") == b"POST" else "405"
@@ -109,7 +111,8 @@ class RpcStream:
             return False
         self.method = given.get(b":path", b"").decode("latin-1")
         try:
-            self.metadata = tuple(_plain(*pair) for pair in pairs if not pair[0].startswith(_NOT_METADATA))
+            self._count(sum(len(name) + len(value) for name, value in fields))
+            self.metadata = tuple(plain_field(*pair) for pair in fields if not pair[0].startswith(_NOT_METADATA))
             self._encoding = given.get(b"grpc-encoding", b"identity").decode("latin-1")
             if self._encoding not in _ENCODINGS.split(", "):
                 raise NotOfferedError(f"messages are compressed by {self._encoding[:20]}; taken are {_ENCODINGS}")
@@ -117,8 +120,9 @@ class RpcStream:
                 self._set_deadline(timeout)
         except ServeError as error:
             self.finish(error.code, error.text, (("grpc-accept-encoding", _ENCODINGS),))
-            return False
-        return True
+        except TooMuchHeldError as error:
+            self.finish("RESOURCE_EXHAUSTED", str(error))
+        return self._trailers is None
 
     def run(self, work: Coroutine[Any, Any, None], tasks: set[asyncio.Task[None]]) -> None:
         """Answers the call. If the client leaves, or its deadline passes, this is cancelled."""
@@ -159,6 +163,10 @@ class RpcStream:
         """Takes a part of the client's messages. `size` counts for the stream's window."""
         self._owed += size
         self.moved = self._connection.heard
+        if self._missing is not None:
+            self._missing -= end - start
+            if self._missing < 0:
+                raise StreamProblemError(ErrorCode.PROTOCOL, self.number)
         if self._over or self._ended:
             return
         if self._owed > STREAM_WINDOW:
@@ -179,6 +187,8 @@ class RpcStream:
         """So many bytes of frames with whole messages were read by `fast`."""
         self._connection.read_elsewhere(size)
         self._owed += size
+        if self._missing is not None:
+            self._missing -= size
         self.moved = self._connection.heard
         if self._owed > _BEFOREHAND:
             self._allow_more()
@@ -242,6 +252,8 @@ class RpcStream:
         """The client sends no more messages."""
         if self._ended:
             return
+        if self._missing:
+            raise StreamProblemError(ErrorCode.PROTOCOL, self.number)
         self._ended = True
         if self._over:
             return
@@ -288,6 +300,11 @@ class RpcStream:
         shared.held += size
         if size > 0 and shared.held > shared.max_held:
             raise TooMuchHeldError(f"{shared.held} bytes of messages wait, and at most {shared.max_held} may")
+
+    @property
+    def ended(self) -> bool:
+        """Whether the client sends no more messages."""
+        return self._ended
 
     @property
     def wants(self) -> bool:
@@ -412,7 +429,7 @@ class RpcStream:
         if not self._ended:  # or the client would go on sending
             self._connection.write(h2.reset(self.number, ErrorCode.NONE))
         self._stop()
-        self._connection.closed(self)
+        self._connection.closed(self, by_us=not self._ended)
 
     def _fail(self, code: str, details: str) -> None:
         self.finish(code, details)
@@ -431,13 +448,3 @@ class RpcStream:
         self._ready.clear()
         if self._writer is not None and not self._writer.done():
             self._writer.set_result(None)
-
-
-def _plain(name: bytes, value: bytes) -> tuple[str, str | bytes]:
-    """Returns a field as a call's metadata."""
-    if not name.endswith(b"-bin"):
-        return name.decode("latin-1"), value.decode("latin-1")
-    try:
-        return name.decode("latin-1"), base64.b64decode(value + b"=" * (-len(value) % 4), validate=True)
-    except binascii.Error:
-        raise BadRequestError(f"the metadata {name.decode('latin-1')[:100]} is not base64") from None

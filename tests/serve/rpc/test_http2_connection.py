@@ -123,23 +123,10 @@ def test_a_message_that_is_too_large_is_refused_from_its_beginning(client: RawCl
 BROKEN = {
     "a large frame": (h2.frame(h2.DATA, 0, 1, bytes(h2.MOST_FRAME + 1)), ErrorCode.FRAME_SIZE),
     "data of no stream": (h2.frame(h2.DATA, 0, 7, b"x"), ErrorCode.PROTOCOL),
-    "data of stream 0": (h2.frame(h2.DATA, 0, 0, b"x"), ErrorCode.PROTOCOL),
-    "an even stream": (h2.frame(h2.HEADERS, h2.END_HEADERS, 2, head()), ErrorCode.PROTOCOL),
-    "headers twice": (OPEN + OPEN, ErrorCode.PROTOCOL),
     "other frames within headers": (h2.frame(h2.HEADERS, 0, 1) + h2.window_update(0, 1), ErrorCode.PROTOCOL),
-    "a continuation of nothing": (h2.frame(h2.CONTINUATION, 0, 1), ErrorCode.PROTOCOL),
     "a continuation of others": (h2.frame(h2.HEADERS, 0, 1) + h2.frame(h2.CONTINUATION, 0, 3), ErrorCode.PROTOCOL),
-    "a push": (h2.frame(h2.PUSH_PROMISE, 0, 1, bytes(4)), ErrorCode.PROTOCOL),
-    "padding without end": (OPEN + h2.frame(h2.DATA, h2.PADDED, 1, b"\5abc"), ErrorCode.PROTOCOL),
     "padding of nothing": (OPEN + h2.frame(h2.DATA, h2.PADDED, 1), ErrorCode.PROTOCOL),
     "short priorities": (h2.frame(h2.HEADERS, h2.HAS_PRIORITY, 1, b"abc"), ErrorCode.FRAME_SIZE),
-    "a short ping": (h2.frame(h2.PING, payload=b"1"), ErrorCode.FRAME_SIZE),
-    "a short reset": (OPEN + h2.frame(h2.RST_STREAM, 0, 1, b"1"), ErrorCode.FRAME_SIZE),
-    "short settings": (h2.frame(h2.SETTINGS, payload=b"12345"), ErrorCode.FRAME_SIZE),
-    "a window beyond its range": (h2.settings([(h2.INITIAL_WINDOW_SIZE, 1 << 31)]), ErrorCode.FLOW_CONTROL),
-    "a window of nothing": (h2.window_update(0, 0), ErrorCode.FLOW_CONTROL),
-    "a window that overflows": (h2.window_update(0, h2.MOST_WINDOW), ErrorCode.FLOW_CONTROL),
-    "a stream's that overflows": (OPEN + h2.window_update(1, h2.MOST_WINDOW), ErrorCode.FLOW_CONTROL),
     "no HPACK": (h2.frame(h2.HEADERS, h2.END_HEADERS, 1, b"\xff\xff\xff\xff\xff\xff"), ErrorCode.COMPRESSION),
     "a table beyond its size": (h2.frame(h2.HEADERS, h2.END_HEADERS, 1, b"\x3f\xff\xff\x03"), ErrorCode.COMPRESSION),
     "long headers": (
@@ -174,7 +161,7 @@ def test_what_breaks_the_protocol_ends_the_connection(echo: Served, client: RawC
 
 @pytest.mark.parametrize("what", FLOODS)
 def test_a_flood_of_frames_ends_the_connection(client: RawClient, what: str):
-    client.send((OPEN if what == "empty data" else b"") + FLOODS[what] * 10_001)
+    client.send((OPEN if what in ("empty data", "resets of nothing") else b"") + FLOODS[what] * 10_001)
     assert client.ended() == ErrorCode.TOO_MUCH
 
 
