@@ -19,6 +19,7 @@ from exportkit.errors import UsageError
 from exportkit.export.cases import state_sha256
 from exportkit.export.eager_methods import EagerMethods
 from exportkit.export.eager_model import rebuild_eager
+from exportkit.export.gradients import in_its_mode
 from exportkit.installed import DescribedOperator, described_operators
 from exportkit.package.manifest import Call, Manifest, PackagedMethod
 from exportkit.package.trust import Trust
@@ -191,7 +192,8 @@ class EagerWay:
 
     def of(self, model: torch.nn.Module) -> Callable[..., Any]:
         """Returns what to call."""
-        return model if self.compiler is None else torch.compile(model, dynamic=False, **self.compiler)
+        function = model if self.compiler is None else torch.compile(model, dynamic=False, **self.compiler)
+        return in_its_mode(model, function)
 
 
 def eager_ways(manifest: Manifest, replaced: bool, options: PackageOptions) -> list[EagerWay]:

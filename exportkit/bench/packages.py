@@ -36,6 +36,7 @@ from exportkit.bench.timing import Alternative, Within, measure
 from exportkit.errors import UsageError, WrongResultError
 from exportkit.export.call_signature import describe_call
 from exportkit.export.cases import draw_inputs, eager_mode
+from exportkit.export.gradients import call_model
 from exportkit.export.reference import references
 from exportkit.export.resolve import load_operator_libraries
 from exportkit.export.tolerances import accuracy_outputs
@@ -229,7 +230,7 @@ def _expected(
 
 def _called(spec: ExportSpec, inputs: _Inputs) -> list[Tensor]:
     args, kwargs = tree_map_only(Tensor, torch.clone, inputs)
-    return _tensors(spec.model(*args, **kwargs))
+    return _tensors(call_model(spec.model, args, kwargs))
 
 
 def _eager_variants(

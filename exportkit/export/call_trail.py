@@ -30,8 +30,8 @@ def fingerprint(tensor: torch.Tensor) -> tuple[object, ...]:
     if tensor.is_nested:  # only within the model, and it has no one shape
         return (tensor.dtype,)
     described = (tensor.dtype, tuple(tensor.shape))
-    if tensor.layout is not torch.strided or tensor.is_quantized:
-        return described  # only within the model: a sparse tensor has no bits of its own to look at
+    if tensor.layout is not torch.strided or tensor.is_quantized or tensor.is_meta or tensor._is_zerotensor():
+        return described  # only within the model: sparse tensors and zeros of forward-mode gradients have no bits
     data = torch.view_as_real(tensor.detach().resolve_conj()) if tensor.is_complex() else tensor.detach()
     bits = _words(data.contiguous())
     return (*described, int(bits.sum()), int(torch.hash_tensor(bits).view(torch.int64))) if bits.numel() else described

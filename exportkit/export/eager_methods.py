@@ -11,6 +11,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 
 from exportkit.export.call_signature import BoundCall, describe_call, look_into_dataclasses
 from exportkit.export.entries import entry_specs, written_names
+from exportkit.export.gradients import asks, gradients_of
 from exportkit.export.state_buffers import StateBuffer, holding, settled, state_buffers
 from exportkit.spec import ExportSpec
 
@@ -41,6 +42,7 @@ class EagerMethods:
     Attributes:
         entries: By method, a spec with one entry: a module whose `forward` is the method.
         buffers: The buffers that are state.
+        called: The methods that were called once: whether they ask for gradients is known.
     """
 
     def __init__(self, spec: ExportSpec) -> None:
@@ -52,6 +54,7 @@ class EagerMethods:
         self.entries: dict[str, ExportSpec] = entry_specs(spec)
         self.buffers: tuple[StateBuffer, ...] = state_buffers(spec)
         self.spec = spec
+        self.called: set[str] = set()
 
     def bind(self, method: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> BoundCall:
         """Splits a call of a method into its parts.
@@ -115,12 +118,28 @@ class EagerSession:
             Exception: Whatever the model raises.
         """
         model = self._methods.entries[method].model
+        if method in self._methods.called:
+            return self._call(method, bound, copies=copies)
+        self._methods.called.add(method)
+        before = self.fork().state
+        try:
+            return self._call(method, bound, copies=copies)
+        except RuntimeError as error:
+            if not asks(model, error):
+                raise
+        self._state = dict(before)
+        return self._call(method, bound, copies=copies)
+
+    def _call(self, method: str, bound: BoundCall, *, copies: bool) -> EagerAnswer:
+        model = self._methods.entries[method].model
         wanted = self._methods.written(method, bound)
-        given = tuple(t.clone() if copies or name in wanted else t for name, t in zip(bound.names, bound.tensors))
+        given = tuple(
+            t.clone() if copies or name in wanted else t.detach() for name, t in zip(bound.names, bound.tensors)
+        )
         args, kwargs = bound.with_tensors(given)
         buffers = self._methods.buffers
         in_place = {name: self._state[buffer.name] for buffer in buffers for name in buffer.names}
-        with holding(model, in_place) as held:
+        with holding(model, in_place) as held, gradients_of(model):
             result = model(*args, **kwargs)
             now = {
                 buffer.name: settled(buffer, self._state[buffer.name], {name: held.now(name) for name in buffer.names})
@@ -130,6 +149,7 @@ class EagerSession:
         changing = [*self._state.values(), *(t for name, t in zip(bound.names, given) if name in wanted)]
         # Memory of a new tensor may be that of another state or of the result.
         self._state = {name: new if new is self._state[name] else _copy(new) for name, new in now.items()}
+        result = tree_map_only(torch.Tensor, lambda t: t.detach() if t.requires_grad else t, result)
         if changing:
             result = tree_map_only(torch.Tensor, lambda t: _copy(t) if _shares(t, changing) else t, result)
         outputs = tuple(leaf for leaf in tree_leaves(result) if isinstance(leaf, torch.Tensor))

@@ -13,6 +13,7 @@ from torch.utils._pytree import tree_leaves
 
 from exportkit.accuracy import eager_error
 from exportkit.export.call_signature import BoundCall
+from exportkit.export.gradients import gradients_of
 from exportkit.export.state_buffers import StateBuffer, settled
 from exportkit.export.widened import PRECISIONS, Widened, cast, is_large
 from exportkit.package.manifest import Accuracy, TensorOutput
@@ -249,12 +250,12 @@ class _WideSession:
         replaced = self._replaced(call.model)
         mode = self._mode
         try:
-            with torch.no_grad(), _default_dtype(self.wide), mode or nullcontext():
+            with gradients_of(call.model), _default_dtype(self.wide), mode or nullcontext():
                 result = torch.func.functional_call(call.model, replaced, args, kwargs, strict=False, tie_weights=False)
         finally:
             if mode is not None and mode.met_control_flow:
                 torch.compiler.reset()  # torch.cond was compiled in the mode, and would be refused from now on
-        outputs = [leaf for leaf in tree_leaves(result) if isinstance(leaf, torch.Tensor)]
+        outputs = [leaf.detach() for leaf in tree_leaves(result) if isinstance(leaf, torch.Tensor)]
         results = [*outputs, *(tensor for name, tensor in zip(call.bound.names, given) if name in call.written)]
         if not self._buffers:
             return results
@@ -275,7 +276,8 @@ class _WideSession:
         ):
             for name, tensor in named:
                 if name not in own and tensor not in self._weights:
-                    self._weights[tensor] = wider(tensor)
+                    wide = wider(tensor)
+                    self._weights[tensor] = wide.requires_grad_(tensor.requires_grad)  # the model may ask for its gradient
                 replaced[name] = own[name] if name in own else self._weights[tensor]
         return replaced
 

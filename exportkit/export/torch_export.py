@@ -19,6 +19,7 @@ from exportkit.export.call_signature import BoundCall, describe_call, is_tensor,
 from exportkit.export.cases import resampled
 from exportkit.export.control_flow import ControlFlowError, traceable_control_flow, weights_apart
 from exportkit.export.declared import declared
+from exportkit.export.gradients import gradients_of, traced
 from exportkit.export.guards import GuardLog, guard_log
 from exportkit.export.lifted import STATE, lifted
 from exportkit.export.quiet import quiet_torch
@@ -196,6 +197,12 @@ def call_export(
     Raises:
         RefusedByTorchError: torch refused the model.
     """
+    return traced(task.spec.model, lambda: _call_export(export, task, sizes, forgiving=forgiving))
+
+
+def _call_export(
+    export: Callable[..., torch.export.ExportedProgram], task: TracingTask, sizes: DynamicSizes, *, forgiving: bool
+) -> tuple[torch.export.ExportedProgram, GuardLog]:
     dims = torch_dimensions(sizes)
     bound, model = task.bound, task.spec.model
     state = tuple(buffer.at(sizes.example) for buffer in task.state)
@@ -215,7 +222,7 @@ def call_export(
         dynamic = tree_map(lambda leaf: next(shape_of) if is_tensor(leaf) else None, arguments)
         try:
             with (
-                torch.no_grad(),
+                gradients_of(model),
                 quiet_torch(),
                 _attention_of_no_machine(),
                 whole_recurrent_layers(),

@@ -10,6 +10,7 @@ from torch._ops import OpOverload
 
 from exportkit.errors import UsageError
 from exportkit.export.dispatch import OperatorMode, watched_by
+from exportkit.export.gradients import call_model
 from exportkit.export.placement import prepared
 from exportkit.export.preflight import is_custom, qualified_name
 from exportkit.export.source_lines import users_code, where_now
@@ -45,8 +46,8 @@ def calls_of_model(spec: ExportSpec, device: torch.device) -> dict[str, list[Sam
         ExportError: The model raised an error.
     """
     doing = users_code("running the model on its example inputs")
-    with prepared(spec, device, None) as placed, torch.no_grad(), watched_by(_Recorder()) as recorder, doing:
-        placed.model(*placed.example_inputs, **placed.example_kwargs)
+    with prepared(spec, device, None) as placed, watched_by(_Recorder()) as recorder, doing:
+        call_model(placed.model, placed.example_inputs, dict(placed.example_kwargs))
     return recorder.calls
 
 
