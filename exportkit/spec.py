@@ -28,18 +28,25 @@ class Tolerance:
             may differ if the two values are equal within that output's error or tolerance. Indices may not repeat.
         rows_of: For an output [B, K, ...] gathered by such indices: the name of the index output. Only rows whose
             indices agree are compared.
+        gradient_of: For an output that is `scale` times the gradient of another with respect to an input: the names of
+            that output, which is summed, and of the input, such as ("energy", "positions"). `verify` holds the package
+            and eager to it by differences of that output.
+        scale: The factor of `gradient_of`, such as -1 for forces.
     """
 
     rtol: float | None = None
     atol: float | None = None
     ranking_of: str | None = None
     rows_of: str | None = None
+    gradient_of: tuple[str, str] | None = None
+    scale: float = 1.0
 
     def __post_init__(self) -> None:
         """Checks the tolerances.
 
         Raises:
-            UsageError: Only one of `rtol` and `atol` is given, or one is negative, infinite or NaN.
+            UsageError: Only one of `rtol` and `atol` is given, or one is negative, infinite or NaN; or `gradient_of`
+                is no pair of names, or `scale` is 0, infinite or NaN.
         """
         if (self.rtol is None) != (self.atol is None):
             raise UsageError(
@@ -47,6 +54,14 @@ class Tolerance:
             )
         if not all(part is None or 0 <= part < math.inf for part in (self.rtol, self.atol)):
             raise UsageError(f"rtol {self.rtol}, atol {self.atol}: both tolerances must be finite and not negative")
+        pair = self.gradient_of
+        if pair is not None and not (isinstance(pair, (tuple, list)) and [type(name) for name in pair] == [str, str]):
+            raise UsageError(
+                f"gradient_of is {pair!r}",
+                hint='Name an output and an input, such as gradient_of=("energy", "positions").',
+            )
+        if not (math.isfinite(self.scale) and self.scale):
+            raise UsageError(f"scale {self.scale}: the factor of a gradient must be finite and not 0")
 
 
 # Sizes by dimension name, and a generator: the arguments of one call.

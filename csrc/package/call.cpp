@@ -187,7 +187,18 @@ void check_finite(const OutputTolerance& tolerance, const std::string& what) {
           [&] { return what + " has a tolerance that is not finite"; });
 }
 
-void check_tolerance(const TensorOutput& output, const Names& outputs) {
+void check_gradient(const TensorOutput& output, const GradientOf& gradient, const Names& outputs, const Call& call) {
+  const auto input = std::find_if(call.inputs.begin(), call.inputs.end(),
+                                  [&](const TensorInput& each) { return each.name == gradient.input; });
+  require(gradient.output != output.name && outputs.contains(gradient.output) && input != call.inputs.end(), [&] {
+    return "output " + shown(output.name) + " is the gradient of " + shown(gradient.output) + " with respect to " +
+           shown(gradient.input) + ", which are not another output and an input";
+  });
+  require(std::isfinite(gradient.scale) && gradient.scale != 0,
+          [&] { return "output " + shown(output.name) + " is a gradient with a scale that is 0 or not finite"; });
+}
+
+void check_tolerance(const TensorOutput& output, const Names& outputs, const Call& call) {
   const OutputTolerance& tolerance = output.tolerance;
   check_finite(tolerance, "output " + shown(output.name));
   for (const auto& other : {tolerance.ranking_of, tolerance.rows_of}) {
@@ -195,6 +206,7 @@ void check_tolerance(const TensorOutput& output, const Names& outputs) {
       return "output " + shown(output.name) + " refers to " + shown(*other) + ", which is not another output";
     });
   }
+  if (tolerance.gradient_of) check_gradient(output, *tolerance.gradient_of, outputs, call);
 }
 
 }  // namespace
@@ -212,7 +224,7 @@ void check_call(const Call& call) {
   check_dimensions(call);
   Names outputs;
   for (const TensorOutput& output : call.outputs) outputs.insert(output.name);
-  for (const TensorOutput& output : call.outputs) check_tolerance(output, outputs);
+  for (const TensorOutput& output : call.outputs) check_tolerance(output, outputs, call);
   for (const TensorInput& input : call.inputs) {
     if (!input.written) continue;
     check_own_tolerance(*input.written, "what is written into input " + shown(input.name));
@@ -226,8 +238,8 @@ std::string written_name(const TensorInput& input) { return "written." + input.n
 
 void check_own_tolerance(const OutputTolerance& tolerance, const std::string& what) {
   check_finite(tolerance, what);
-  require(!tolerance.ranking_of && !tolerance.rows_of,
-          [&] { return what + " has ranking_of or rows_of, which only outputs have"; });
+  require(!tolerance.ranking_of && !tolerance.rows_of && !tolerance.gradient_of,
+          [&] { return what + " has ranking_of or rows_of or gradient_of, which only outputs have"; });
 }
 
 }  // namespace exportkit

@@ -111,10 +111,18 @@ Extent extent(JsonReader& json) {
   return out;
 }
 
+GradientOf gradient_of(JsonReader& json) {
+  GradientOf out;
+  fields(json, field("output", out.output, text), field("input", out.input, text),
+         field("scale", out.scale, [](JsonReader& json) { return json.number(); }));
+  return out;
+}
+
 OutputTolerance output_tolerance(JsonReader& json) {
   OutputTolerance out;
   fields(json, field("rtol", out.rtol, not_negative), field("atol", out.atol, not_negative),
-         field("ranking_of", out.ranking_of, nullable(text)), field("rows_of", out.rows_of, nullable(text)));
+         field("ranking_of", out.ranking_of, nullable(text)), field("rows_of", out.rows_of, nullable(text)),
+         optional_field("gradient_of", out.gradient_of, gradient_of));
   return out;
 }
 

@@ -38,9 +38,16 @@ struct Size {
 
 using Extent = std::variant<int64_t, Size>;
 
+// `scale` times the gradient of the sum of an output with respect to an input.
+struct GradientOf {
+  std::string output, input;
+  double scale;
+};
+
 struct OutputTolerance {
   double rtol, atol;
   std::optional<std::string> ranking_of, rows_of;
+  std::optional<GradientOf> gradient_of;
 };
 
 // A tensor that the compiled code takes. `name` is its place in the call, such as `image` or `batch.mask`. `written` is

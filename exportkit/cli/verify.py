@@ -203,13 +203,15 @@ def _row(check: Check) -> tuple[str, ...]:
 def _state(verdict: Verdict) -> str:
     """Returns the mark of a verdict. mypy fails if a new kind of verdict is missing here."""
     match verdict:
-        case outcomes.Match() | outcomes.Signed() | outcomes.SessionsAgree():
+        case outcomes.Match() | outcomes.Signed() | outcomes.SessionsAgree() | outcomes.GradientsHold():
             return "ok"
         case outcomes.NotRun():
             return "--"
         case outcomes.EagerUnavailable():
             return "FAIL" if verdict.required else "--"
         case outcomes.Mismatch() | outcomes.WrongDtype() | outcomes.WrongShape() | outcomes.WrongStructure():
+            return "FAIL"
+        case outcomes.WrongGradient():
             return "FAIL"
         case outcomes.SharedState() | outcomes.ForkWithoutState() | outcomes.ForkSharesState():
             return "FAIL"

@@ -13,7 +13,7 @@ from exportkit.errors import ExportError
 from exportkit.export.call_signature import BoundCall, check_plain, is_tensor, look_into_dataclasses
 from exportkit.export.cases import check_packable
 from exportkit.export.shapes import DynamicSizes, Symbols
-from exportkit.export.tolerances import output_tolerances
+from exportkit.export.tolerances import check_gradients, output_tolerances
 from exportkit.package.manifest import Call, Node, Size, TensorInput, TensorOutput
 from exportkit.package.structure import flatten, names
 from exportkit.spec import ExportSpec
@@ -118,6 +118,7 @@ def describe_program(
         )
         for name, value in zip(output_names, given)
     )
+    check_gradients(inputs, outputs, repeats=not (state or written))
     call = Call(
         parameters=bound.parameters,
         inputs=inputs,

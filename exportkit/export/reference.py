@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import torch
@@ -161,6 +161,37 @@ def session_references(
             if all(len(each) == len(call.results) for each, call in zip(computed, calls)):
                 least = max(torch.finfo(mode.narrowest if mode else narrow).eps, _TF32_EPS if tf32 else 0)
                 return _references(session, calls, computed, state, limit=2 * math.sqrt(least))
+    return None
+
+
+def wide_calls(
+    model: torch.nn.Module, bound: BoundCall
+) -> tuple[Callable[[Sequence[torch.Tensor]], list[torch.Tensor]], list[torch.Tensor], float] | None:
+    """Returns a model without state in float64: what calls it, the inputs, and the epsilon of what it computes in.
+
+    Args:
+        model: The model. It does not change.
+        bound: An example call, on the model's device.
+
+    Returns:
+        None if it cannot be computed in float64.
+    """
+    for mode in (Widened(torch.float64, torch.float32), None):
+        session, call = _WideSession(torch.float64, mode, SessionState()), AnsweredCall(model, bound, (), {}, ())
+
+        def answers(
+            tensors: Sequence[torch.Tensor], session: _WideSession = session, call: AnsweredCall = call
+        ) -> list[torch.Tensor]:
+            args, kwargs = bound.with_tensors(tuple(tensors))
+            return session.call(replace(call, bound=replace(bound, args=args, kwargs=kwargs, tensors=tuple(tensors))))
+
+        inputs = [cast(tensor, torch.float64) for tensor in bound.tensors]
+        try:
+            answers(inputs)
+        except Exception:
+            continue  # the model's code may raise anything in another dtype
+        used = mode.coarsest if mode else torch.float64
+        return answers, inputs, torch.finfo(used).eps
     return None
 
 

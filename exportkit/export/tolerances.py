@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 import torch
+from msgspec import UNSET, UnsetType
 
 from exportkit.errors import UsageError
-from exportkit.package.manifest import ANY_VALUE, OutputTolerance, TensorOutput
+from exportkit.package.manifest import ANY_VALUE, GradientOf, OutputTolerance, TensorInput, TensorOutput
+from exportkit.sizes import shape_text
 from exportkit.spec import Tolerance
 
 # Compiled code fuses operators, so it rounds and sums in another order than eager mode. The defaults of torch.testing
@@ -42,7 +44,8 @@ def output_tolerances(
     """
     names = [name for name, _ in outputs]
     for name, tolerance in given.items():
-        for mentioned in (name, tolerance.ranking_of, tolerance.rows_of):
+        differentiated = tolerance.gradient_of[0] if tolerance.gradient_of else None
+        for mentioned in (name, tolerance.ranking_of, tolerance.rows_of, differentiated):
             if mentioned is not None and mentioned not in names:
                 raise UsageError(
                     f"the tolerance of {name!r} names the output {mentioned!r}, which the model does not have",
@@ -52,8 +55,50 @@ def output_tolerances(
     for name, dtype in outputs:
         tolerance = given.get(name, Tolerance())
         rtol, atol = _numbers(tolerance, dtype, cast)
-        found.append(OutputTolerance(rtol=rtol, atol=atol, ranking_of=tolerance.ranking_of, rows_of=tolerance.rows_of))
+        found.append(
+            OutputTolerance(
+                rtol=rtol,
+                atol=atol,
+                ranking_of=tolerance.ranking_of,
+                rows_of=tolerance.rows_of,
+                gradient_of=GradientOf(output=of[0], input=of[1], scale=float(tolerance.scale))
+                if (of := tolerance.gradient_of)
+                else UNSET,
+            )
+        )
     return tuple(found)
+
+
+def check_gradients(inputs: Sequence[TensorInput], outputs: Sequence[TensorOutput], *, repeats: bool) -> None:
+    """Checks that what is declared to be a gradient can be one.
+
+    Args:
+        inputs: The described inputs.
+        outputs: The described outputs.
+        repeats: Whether the answer depends on the inputs alone.
+
+    Raises:
+        UsageError: It names no input, has another shape than that input, or one of the three is not floating.
+    """
+    described: list[TensorInput | TensorOutput] = [*inputs, *outputs]
+    floating = {each.name for each in described if getattr(torch, each.dtype).is_floating_point}
+    by_name = {each.name: each for each in inputs}
+    for output in outputs:
+        of = output.tolerance.gradient_of
+        if isinstance(of, UnsetType):
+            continue
+        what = f"the tolerance of {output.name!r} says gradient_of=({of.output!r}, {of.input!r})"
+        if not repeats:
+            raise UsageError(f"{what}, and the method has state", hint="Declare it for a method without state.")
+        if of.input not in by_name:
+            raise UsageError(f"{what}, and there is no such input", hint=f"The inputs are {', '.join(by_name)}.")
+        if none := [name for name in (output.name, of.output, of.input) if name not in floating]:
+            raise UsageError(f"{what}, and {none[0]} is not floating", hint="Only floating numbers have gradients.")
+        if of.output == output.name or output.shape != by_name[of.input].shape:
+            raise UsageError(
+                f"{what}, and a gradient has the shape of the input that it is with respect to",
+                hint=f"They are {shape_text(output.shape)} and {shape_text(by_name[of.input].shape)}.",
+            )
 
 
 def accuracy_outputs(outputs: Sequence[TensorOutput], given: Mapping[str, Tolerance]) -> tuple[str, ...]:

@@ -24,6 +24,7 @@ class Widened(TorchDispatchMode):
     Attributes:
         narrowest: The least precise dtype of the model: that of its tensors, or one that its code named.
         met_control_flow: Whether the model called torch.cond or its like.
+        coarsest: The least precise dtype that an operator was computed in.
     """
 
     supports_higher_order_operators = True
@@ -40,6 +41,7 @@ class Widened(TorchDispatchMode):
         super().__init__()
         self.narrowest = narrow
         self.met_control_flow = False
+        self.coarsest = wide
         self._wide = wide
         self._tried = tuple(dict.fromkeys((wide, torch.float32, narrow)))
         self._parameters = _WideParameters(wide)
@@ -65,6 +67,7 @@ class Widened(TorchDispatchMode):
                 refusal = refusal or error  # an operator without a kernel for this dtype
                 continue
             self._write_back(func, given, wide)
+            self.coarsest = max(self.coarsest, dtype, key=lambda each: torch.finfo(each).eps)
             return tree_map_only(torch.Tensor, lambda tensor: cast(tensor, self._wide), result)
         assert refusal is not None
         raise refusal

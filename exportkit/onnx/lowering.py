@@ -25,6 +25,7 @@ import onnx_ir.tensor_adapters
 import torch
 from onnxscript import evaluator, opset18
 
+from exportkit.onnx.backward import BACKWARD
 from exportkit.onnx.corrections import CORRECTIONS
 from exportkit.onnx.recurrent import recurrent_translations
 from exportkit.onnx.stand_ins import STAND_IN, CustomCall
@@ -55,7 +56,7 @@ def translations(calls: Mapping[str, CustomCall]) -> Mapping[Callable[..., Any],
         recorder.nodes.append(node)
         return list(node.outputs)
 
-    return {STAND_IN: stand_in, **_OPERATORS, **CORRECTIONS, **recurrent_translations()}
+    return {STAND_IN: stand_in, **_OPERATORS, **BACKWARD, **CORRECTIONS, **recurrent_translations()}
 
 
 # --- bounds -----------------------------------------------------------------------------------------------------------

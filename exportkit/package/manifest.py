@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Literal, Union
 
 import msgspec
-from msgspec import Struct
+from msgspec import UNSET, Struct, UnsetType
 
 from exportkit.errors import UsageError
 from exportkit.package import core
@@ -62,13 +62,25 @@ class Size(Strict, frozen=True):
 # --- the call ---------------------------------------------------------------------------------------------------------
 
 
+class GradientOf(Strict, frozen=True):
+    """What a result is: `scale` times the gradient of the sum of another output with respect to an input."""
+
+    output: str
+    input: str
+    scale: float
+
+
 class OutputTolerance(Strict, frozen=True):
-    """The allowed difference between a result and eager's; see exportkit.spec.Tolerance."""
+    """The allowed difference between a result and eager's; see exportkit.spec.Tolerance.
+
+    A manifest has the key `gradient_of` only where it says something.
+    """
 
     rtol: float
     atol: float
     ranking_of: str | None = None
     rows_of: str | None = None
+    gradient_of: GradientOf | UnsetType = UNSET
 
 
 # The `atol` of an output whose values need not repeat. Every finite value is within it.

@@ -11,9 +11,10 @@ from exportkit.errors import CaseError
 from exportkit.package.archive import PackageReader
 from exportkit.progress import Progress
 from exportkit.sizes import case_label, case_sizes
-from exportkit.verify.commands import CallsDrawn
+from exportkit.verify.commands import CallsDrawn, GradientsCompared
 from exportkit.verify.eager import EagerProcess
 from exportkit.verify.eager_plan import EagerPlan
+from exportkit.verify.gradients import GradientChecks, cases_with_gradients, declared_gradients, verdict_of
 from exportkit.verify.options import VerifyOptions
 from exportkit.verify.outcomes import EagerUnavailable, LoadFailed, Verdict
 from exportkit.verify.player import PlayEndedError, Player, Script, has_state
@@ -73,6 +74,15 @@ class TargetCalls:
         for script in scripts:
             script.file.unlink()
 
+    def with_gradients(self) -> Iterator[Check]:
+        """Holds outputs that are gradients to differences, at recorded cases."""
+        manifest = self.reader.manifest
+        scripts = [self._script(index, f"case {index}") for index in cases_with_gradients(manifest)]
+        checks = GradientChecks(self.target, self.replay, manifest, self.folder, self.progress, self.options.seed)
+        yield from checks.checks(scripts)
+        for script in scripts:
+            script.file.unlink()
+
     def with_eager(self, eager: EagerProcess, plans: Sequence[EagerPlan]) -> Iterator[Check]:
         """Compares with the eager model: a sequence of calls, or a call, at each planned size."""
         for plan in plans:
@@ -91,6 +101,19 @@ class TargetCalls:
                 yield self._beside_eager(eager, plan, number, sizes)
                 if not eager.alive:
                     return
+            if plan.method and plan.sizes.sizes and declared_gradients(self.reader.manifest.method(plan.method).call):
+                yield from self._gradients_of_eager(eager, plan, plan.sizes.sizes[-1])
+
+    def _gradients_of_eager(self, eager: EagerProcess, plan: EagerPlan, sizes: Mapping[str, int]) -> Iterator[Check]:
+        """Holds the gradients of eager to differences: an operator with a wrong one misleads both."""
+        label = f"{plan.label(sizes)}, eager in a wider dtype"
+        self.progress(f"comparing gradients of eager with differences at {plan.label(sizes)}")
+        assert plan.method is not None
+        answer = eager.gradients(sizes, method=plan.method, label=label, seed=self.options.seed)
+        if not isinstance(answer, GradientsCompared):
+            yield Check("gradients", label, dict(sizes), answer, target=self.target)
+        elif answer.findings:
+            yield Check("gradients", label, dict(sizes), verdict_of(answer.findings, "eager"), target=self.target)
 
     def _beside_eager(self, eager: EagerProcess, plan: EagerPlan, number: int, sizes: Mapping[str, int]) -> Check:
         from exportkit.verify.judging import Judge

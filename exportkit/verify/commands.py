@@ -8,6 +8,7 @@ from __future__ import annotations
 from exportkit.child.messages import Message
 from exportkit.eager_source import EagerFiles
 from exportkit.package.manifest import Case, PackagedMethod, Source, StateTensor
+from exportkit.verify.comparisons import GradientFinding
 
 
 class LoadArtifact(Message, frozen=True):
@@ -189,3 +190,25 @@ class CallsDrawn(Message, frozen=True):
 
     case: Case
     structures: tuple[str, ...]
+
+
+class CompareGradients(Message, frozen=True):
+    """Tells the eager process to compare gradients with differences, in float64 where it can.
+
+    The answer is GradientsCompared.
+
+    Attributes:
+        method: The method to call, which has no state.
+        sizes: The sizes of the call, by dimension.
+        seed: The seed of the values and of the directions.
+    """
+
+    method: str
+    sizes: dict[str, int]
+    seed: int
+
+
+class GradientsCompared(Message, frozen=True):
+    """What was found of each gradient; nothing if the model computes in the widest dtype only."""
+
+    findings: tuple[GradientFinding, ...]

@@ -93,5 +93,45 @@ class OutputComparison:
         return f"{self.name}: {text}" + (f"; {self.note}" if self.note else "")
 
 
+@dataclass(frozen=True)
+class GradientFinding:
+    """How a declared gradient compares with differences of what it is the gradient of.
+
+    Attributes:
+        output: The gradient.
+        of: The output that it is the gradient of.
+        input: The input that it is with respect to.
+        scale: The factor that it is declared to have.
+        wrong: Whether it differs by more than rounding explains.
+        off: The difference, relative to the change of the output along a path.
+        visible: The least difference that would be seen; inf if the outputs are not finite.
+        change: The change of the output along that path.
+        work: What the gradient promises for it.
+    """
+
+    output: str
+    of: str
+    input: str
+    scale: float
+    wrong: bool
+    off: float
+    visible: float
+    change: float
+    work: float
+
+    def __str__(self) -> str:
+        what = f"{self.scale:g} times the gradient of {self.of} with respect to {self.input}"
+        if not self.wrong:
+            return f"{self.output} is {what}: off by {self.off:.1g}, and more than {self.visible:.1g} would be seen"
+        text = (
+            f"{self.output} is not {what}: along a path, {self.of} changes by {self.change:.6g}, and {self.output} "
+            f"promises {self.work:.6g}, off by {self.off:.2g}; more than {self.visible:.1g} is seen"
+        )
+        factor = self.work / self.change if self.change else 0.0
+        if abs(factor + 1) < 0.01:
+            return f"{text}. It has the other sign: scale={-self.scale:g}"
+        return text
+
+
 def _at(place: tuple[int, ...] | None) -> str:
     return "" if place is None else f" at {place}"

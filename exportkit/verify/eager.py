@@ -9,7 +9,7 @@ from typing import Self
 from exportkit.child.messages import Failed
 from exportkit.eager_source import EagerFiles, unnamed
 from exportkit.package.manifest import Manifest
-from exportkit.verify.commands import CallsDrawn, DrawCalls, EagerMade, MakeEager
+from exportkit.verify.commands import CallsDrawn, CompareGradients, DrawCalls, EagerMade, GradientsCompared, MakeEager
 from exportkit.verify.options import VerifyOptions
 from exportkit.verify.outcomes import Crashed, EagerDiffers, EagerFailed, EagerUnavailable, TimedOut, Verdict
 from exportkit.verify.verify_worker import LOAD_TIMEOUT, VerifyWorker
@@ -103,4 +103,21 @@ class EagerProcess:
         doing = f"running the eager model at {label}, which is inside the exported range"
         command = DrawCalls(method, dict(sizes), seed, str(file))
         answer = self._worker.ask(command, CallsDrawn, doing=doing, timeout=self._options.timeout)
+        return EagerFailed(answer.error, answer.detail, doing) if isinstance(answer, Failed) else answer
+
+    def gradients(
+        self, sizes: Mapping[str, int], *, method: str, label: str, seed: int
+    ) -> GradientsCompared | EagerFailed | Crashed | TimedOut:
+        """Compares the gradients of a method with differences. Needs `make` first.
+
+        Args:
+            sizes: The sizes by dimension.
+            method: The method to call.
+            label: The name of the comparison, for messages.
+            seed: The seed of the values.
+        """
+        assert self._worker is not None
+        doing = f"comparing gradients with differences at {label}"
+        command = CompareGradients(method, dict(sizes), seed)
+        answer = self._worker.ask(command, GradientsCompared, doing=doing, timeout=self._options.timeout)
         return EagerFailed(answer.error, answer.detail, doing) if isinstance(answer, Failed) else answer

@@ -9,7 +9,14 @@ from pathlib import Path
 from typing import Any
 
 from exportkit.child.messages import serve
-from exportkit.verify.commands import CallsDrawn, DrawCalls, EagerMade, MakeEager
+from exportkit.verify.commands import (
+    CallsDrawn,
+    CompareGradients,
+    DrawCalls,
+    EagerMade,
+    GradientsCompared,
+    MakeEager,
+)
 
 
 class Eager:
@@ -56,9 +63,34 @@ class Eager:
         case = Case(record="", calls=recorded.calls, reference_dtype=recorded.reference_dtype)
         return CallsDrawn(case, structures)
 
+    def compare(self, command: CompareGradients) -> GradientsCompared:
+        """Compares gradients with differences, in the widest dtype that the model can be computed in."""
+        from exportkit.export.placement import on_device
+        from exportkit.export.reference import wide_calls
+        from exportkit.export.sequences import draw_call
+        from exportkit.precision import with_tf32
+        from exportkit.verify.gradients import gradient_findings
+
+        method = next(each for each in self._command.methods if each.name == command.method)
+        drawn = draw_call(self._eager, method, command.sizes, command.seed)
+        bound = on_device(drawn.bound, self._device)
+        with with_tf32(False):
+            wide = wide_calls(self._eager.entries[method.name].model, bound)
+            if wide is None:
+                return GradientsCompared(())
+            answers, inputs, precision = wide
+            found = gradient_findings(
+                method.call,
+                inputs,
+                lambda calls: [answers(tensors) for tensors in calls],
+                seed=command.seed,
+                precision=precision,
+            )
+        return GradientsCompared(tuple(found))
+
 
 def main(connection: socket.socket) -> None:
     """Entry point of the child."""
     with ExitStack() as stack:
         eager = Eager(stack)
-        serve(connection, {MakeEager: eager.make, DrawCalls: eager.draw})
+        serve(connection, {MakeEager: eager.make, DrawCalls: eager.draw, CompareGradients: eager.compare})

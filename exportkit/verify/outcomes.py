@@ -11,7 +11,7 @@ from typing import ClassVar, Self
 
 from exportkit.child.process import describe_end
 from exportkit.errors import ExportkitError
-from exportkit.verify.comparisons import OutputComparison
+from exportkit.verify.comparisons import GradientFinding, OutputComparison
 
 _MOST_LINES = 12  # of results that differ; a sequence may have thousands
 
@@ -157,6 +157,51 @@ class NotRun(_Outcome, kind="not_run", message="not run: {reason}"):
     """A call was left out because earlier calls failed."""
 
     reason: str
+
+
+# --- verdicts on gradients --------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class GradientsHold(_Outcome, kind="gradients_hold"):
+    """Outputs that are declared to be gradients agree with differences, as far as those can tell.
+
+    Attributes:
+        findings: One for each gradient.
+        who: "eager", or empty for the package.
+    """
+
+    findings: tuple[GradientFinding, ...]
+    who: str = ""
+
+    @property
+    def message(self) -> str:
+        """A line for each gradient."""
+        return "\n".join(map(str, self.findings))
+
+
+@dataclass(frozen=True)
+class WrongGradient(_Outcome, kind="wrong_gradient", exit_code=1):
+    """An output is not the gradient that it is declared to be.
+
+    Attributes:
+        findings: The wrong ones.
+        who: "eager", or empty for the package.
+    """
+
+    findings: tuple[GradientFinding, ...]
+    who: str = ""
+
+    @property
+    def message(self) -> str:
+        """A line for each wrong gradient, and where to look."""
+        lines = "\n".join(map(str, self.findings))
+        if not self.who:
+            return lines
+        return (
+            f"in eager itself, {lines}\nan operator that the model calls may have a wrong gradient: `exportkit ops "
+            "check MODEL` compares those of custom operators with numeric derivatives"
+        )
 
 
 # --- verdicts on sessions ---------------------------------------------------------------------------------------------
@@ -343,6 +388,8 @@ Verdict = (
     | Crashed
     | TimedOut
     | NotRun
+    | GradientsHold
+    | WrongGradient
     | SessionsAgree
     | SharedState
     | ForkWithoutState

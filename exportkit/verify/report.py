@@ -8,7 +8,7 @@ from typing import Literal
 
 from exportkit.verify.outcomes import Verdict
 
-Against = Literal["package", "cases", "sessions", "eager"]
+Against = Literal["package", "cases", "sessions", "gradients", "eager"]
 
 
 @dataclass(frozen=True)
@@ -16,8 +16,8 @@ class Check:
     """One check and its verdict.
 
     Attributes:
-        against: "package" for loading, "cases" for a recorded case, "sessions" for what sessions promise, "eager" for a
-            comparison with the eager model.
+        against: "package" for loading, "cases" for a recorded case, "sessions" for what sessions promise, "gradients"
+            for outputs that are gradients of others, "eager" for a comparison with the eager model.
         label: The check's name, such as "case 0" or "batch=64, gh=8, gw=8".
         sizes: The dimensions of the calls, by name.
         verdict: The result.

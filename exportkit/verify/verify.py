@@ -184,6 +184,7 @@ class _Verification:
                 self.checks += calls.with_cases()
                 if run.target is not None:
                     self.checks += calls.with_sessions()
+                self.checks += calls.with_gradients()
             if self.options.against != "cases":
                 self.checks += calls.with_eager(eager, plans)
         return TargetReport(run.name, loaded.device, loaded.seconds)

@@ -29,6 +29,7 @@ ONE, TENTH = torch.ones(3), torch.tensor([0.1, 0.1, -0.1])
 NANS = torch.tensor([2.0, nan, 1.0, 3.0, nan, 0.0])
 LATE_NAN, PAIRS = torch.tensor([1.0, nan, inf, -inf]), torch.arange(6.0).reshape(3, 2)
 INDEX = torch.tensor([0, 0, 1])
+WINDOW = torch.linspace(-1, 1, 12).reshape(4, 1, 3)
 
 
 def attention(query: Tensor, mask: Tensor) -> Tensor:
@@ -95,6 +96,15 @@ CANARIES: dict[str, Canary] = {
     "min along an axis": (aten.min.dim, lambda a: a.min(0).values, (LATE_NAN,)),
     "argmax": (aten.argmax.default, lambda a: a.argmax(0), (LATE_NAN,)),
     "argmin": (aten.argmin.default, lambda a: a.argmin(0), (LATE_NAN,)),
+    "gradient of silu": (aten.silu_backward.default, aten.silu_backward, (LATE_NAN[:1], TENTH[2:])),
+    "gradient of mish": (aten.mish_backward.default, aten.mish_backward, (LATE_NAN[:1], TENTH[2:])),
+    "gradient of a convolution": (
+        aten.convolution_backward.default,
+        lambda a, b: aten.convolution_backward(a, b, WINDOW, None, [3], [1], [2], False, [0], 2, [True, False, False])[
+            0
+        ],
+        (torch.rand(1, 4, 3), torch.rand(1, 2, 12)),
+    ),
     "stable sort": (aten.sort.stable, lambda a: a.sort(dim=0, stable=True).values, (NANS,)),
 }
 

@@ -10,7 +10,7 @@ import pytest
 from exportkit import errors
 from exportkit.errors import EXIT_CODES
 from exportkit.verify import outcomes
-from exportkit.verify.comparisons import OutputComparison
+from exportkit.verify.comparisons import GradientFinding, OutputComparison
 from exportkit.verify.outcomes import (
     CallFailed,
     Crashed,
@@ -19,6 +19,7 @@ from exportkit.verify.outcomes import (
     EagerUnavailable,
     ForkSharesState,
     ForkWithoutState,
+    GradientsHold,
     LoadFailed,
     Match,
     Mismatch,
@@ -31,12 +32,14 @@ from exportkit.verify.outcomes import (
     Signed,
     TimedOut,
     WrongDtype,
+    WrongGradient,
     WrongShape,
     WrongStructure,
 )
 from exportkit.verify.report import Check, Report, TargetReport
 
 COMPARED = OutputComparison("y", "float32", (2, 3), 6, 1, 0.5, (1, 2), 0.25, (0, 1), 1e-3, 1e-5)
+GRADIENT = GradientFinding("forces", "energy", "positions", -1.0, True, 0.02, 0.001, 1.0, 0.98)
 EXAMPLES = [
     Match((dataclasses.replace(COMPARED, mismatched=0),)),
     Mismatch((COMPARED,)),
@@ -46,6 +49,8 @@ EXAMPLES = [
     CallFailed("RuntimeError", "boom"),
     Crashed(11, None, "running case 0", "last words"),
     TimedOut(3.0, "running case 0"),
+    GradientsHold((dataclasses.replace(GRADIENT, wrong=False),)),
+    WrongGradient((GRADIENT,), "eager"),
     SessionsAgree(8, "equal bits"),
     SharedState("First difference: call 3 (decode): logits, 5 of 8 elements."),
     ForkWithoutState("First difference: state cache, 1 of 8 elements."),

@@ -1,0 +1,172 @@
+"""Checks that an output is the gradient that the package says it is: of the package, and of eager in float64."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from msgspec import UnsetType
+from msgspec.structs import replace
+
+from exportkit.package.manifest import Call, Case, GradientOf, Manifest, PackagedMethod
+from exportkit.progress import Progress
+from exportkit.sizes import case_sizes
+from exportkit.verify.comparisons import GradientFinding
+from exportkit.verify.outcomes import GradientsHold, Verdict, WrongGradient
+from exportkit.verify.player import PlayEndedError, Player, Script
+from exportkit.verify.replay import ReplayProcess
+from exportkit.verify.report import Check
+
+if TYPE_CHECKING:
+    import torch
+
+_CASES = 2  # of each method
+
+Answers = Callable[[Sequence[Sequence["torch.Tensor"]]], Sequence[Sequence["torch.Tensor"]]]
+
+
+def declared_gradients(call: Call) -> dict[str, GradientOf]:
+    """Returns what the outputs of a call are the gradients of, by the output's name."""
+    found = {output.name: output.tolerance.gradient_of for output in call.outputs}
+    return {name: of for name, of in found.items() if not isinstance(of, UnsetType)}
+
+
+@dataclass(frozen=True)
+class GradientChecks:
+    """Holds the gradients of a loaded target to differences of its outputs.
+
+    Attributes:
+        target: The target's name.
+        replay: The process that runs the target.
+        manifest: The package's manifest.
+        folder: A private directory for tensors.
+        progress: Called with each step before it starts.
+        seed: The seed of the directions.
+    """
+
+    target: str
+    replay: ReplayProcess
+    manifest: Manifest
+    folder: Path
+    progress: Progress
+    seed: int
+
+    def checks(self, scripts: Iterable[Script]) -> Iterator[Check]:
+        """Yields a check for each of the first cases of a method that has gradients."""
+        seen: dict[str, int] = {}
+        for script in scripts:
+            method = self.manifest.method(script.case.calls[0].method)
+            seen[method.name] = seen.get(method.name, 0) + 1
+            if seen[method.name] > _CASES:
+                continue
+            self.progress(f"comparing gradients with differences at {script.label} of {self.target}")
+            yield self._check(script, method)
+
+    def _check(self, script: Script, method: PackagedMethod) -> Check:
+        from safetensors.torch import load_file
+
+        tensors = load_file(script.file)
+        inputs = [tensors[f"0.input.{i}"] for i in range(len(method.call.inputs))]
+
+        def answers(places: Sequence[Sequence[torch.Tensor]]) -> list[list[torch.Tensor]]:
+            return self._answers(script, places, len(method.call.outputs))
+
+        verdict: Verdict
+        try:
+            verdict = verdict_of(gradient_findings(method.call, inputs, answers, seed=self.seed), "")
+        except PlayEndedError as ended:
+            verdict = ended.verdict
+        return Check("gradients", script.label, case_sizes(script.case), verdict, target=self.target)
+
+    def _answers(
+        self, script: Script, places: Sequence[Sequence[torch.Tensor]], outputs: int
+    ) -> list[list[torch.Tensor]]:
+        """Calls the package with each of several inputs."""
+        from safetensors.torch import save_file
+
+        file = self.folder / "gradients.safetensors"
+        save_file({f"{n}.input.{i}": t.clone() for n, each in enumerate(places) for i, t in enumerate(each)}, file)
+        case = replace(script.case, calls=script.case.calls[:1] * len(places))
+        doing = f"comparing gradients with differences at {script.label} of {self.target}"
+        with Player(Script(script.label, case, file), self.replay, self.manifest, self.folder, doing=doing) as player:
+            player.run()
+        file.unlink()
+        return [[player.tensors[f"{n}.output.{i}"] for i in range(outputs)] for n in range(len(places))]
+
+
+def cases_with_gradients(manifest: Manifest) -> list[int]:
+    """Returns the numbers of the recorded cases that call a method that has gradients."""
+    return [number for number, case in enumerate(manifest.cases) if _has_gradients(manifest, case)]
+
+
+def _has_gradients(manifest: Manifest, case: Case) -> bool:
+    return bool(len(case.calls) == 1 and declared_gradients(manifest.method(case.calls[0].method).call))
+
+
+def verdict_of(findings: Sequence[GradientFinding], who: str) -> Verdict:
+    """Returns the verdict on the gradients of one call.
+
+    Args:
+        findings: The findings, one for each gradient.
+        who: Whose gradients they are, if not the package's: "eager".
+    """
+    if wrong := tuple(each for each in findings if each.wrong):
+        return WrongGradient(wrong, who)
+    return GradientsHold(tuple(findings), who)
+
+
+def gradient_findings(
+    call: Call,
+    inputs: Sequence[torch.Tensor],
+    answers: Answers,
+    *,
+    seed: int,
+    precision: float | None = None,
+) -> list[GradientFinding]:
+    """Compares each declared gradient of a call with differences of what it is the gradient of.
+
+    Args:
+        call: The described call.
+        inputs: Its inputs, on any device, in the dtype that the answers are computed in.
+        answers: Returns the outputs for each of several inputs.
+        seed: The seed of the directions.
+        precision: The epsilon of the least precise dtype that is computed in. Default: that of inputs and outputs.
+    """
+    import torch
+
+    from exportkit.verify.gradient_paths import held_along_paths
+
+    names = [output.name for output in call.outputs]
+    found = []
+    for name, of in declared_gradients(call).items():
+        place = next(i for i, each in enumerate(call.inputs) if each.name == of.input)
+        dtypes = {
+            call.inputs[place].dtype,
+            call.outputs[names.index(name)].dtype,
+            call.outputs[names.index(of.output)].dtype,
+        }
+        coarsest = max(torch.finfo(getattr(torch, dtype)).eps for dtype in dtypes)
+
+        def evaluate(
+            starts: Sequence[torch.Tensor], place: int = place, of: GradientOf = of, name: str = name
+        ) -> list[tuple[float, torch.Tensor]]:
+            device = inputs[place].device
+            calls = [[*inputs[:place], start.to(device), *inputs[place + 1 :]] for start in starts]
+            return [
+                (
+                    float(outputs[names.index(of.output)].double().sum()),
+                    outputs[names.index(name)].detach().double().cpu() / of.scale,
+                )
+                for outputs in answers(calls)
+            ]
+
+        start = inputs[place].detach().cpu()
+        along = held_along_paths(evaluate, start, seed=seed, precision=coarsest if precision is None else precision)
+        found.append(
+            GradientFinding(
+                name, of.output, of.input, of.scale, along.wrong, along.off, along.visible, along.change, along.work
+            )
+        )
+    return found
