@@ -307,8 +307,8 @@ class _WideSession:
         ):
             for name, tensor in named:
                 if name not in own and tensor not in self._weights:
-                    wide = wider(tensor)
-                    self._weights[tensor] = wide.requires_grad_(tensor.requires_grad)  # the model may ask for its gradient
+                    # The model may ask for its gradient.
+                    self._weights[tensor] = wider(tensor).requires_grad_(tensor.requires_grad)
                 replaced[name] = own[name] if name in own else self._weights[tensor]
         return replaced
 

@@ -181,7 +181,7 @@ class GradientsHold(_Outcome, kind="gradients_hold"):
 
 
 @dataclass(frozen=True)
-class WrongGradient(_Outcome, kind="wrong_gradient", exit_code=1):
+class WrongGradient(_Outcome, kind="wrong_gradient", exit_code=20):
     """An output is not the gradient that it is declared to be.
 
     Attributes:
