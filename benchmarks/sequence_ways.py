@@ -46,10 +46,13 @@ class Way:
         """Returns a step's first output. Raises Refused. `timeout` is in microseconds."""
         which = {"sequence_id": sequence, "sequence_start": start, "sequence_end": end, "timeout": timeout}
         try:
-            answer = self._client.infer(self._model, self._given(inputs), **which)
+            answer = self._answer(self._given(inputs), which)
         except InferenceServerException as error:
             raise Refused(str(error.message())) from None
         return _first(answer)
+
+    def _answer(self, given: list[Any], which: Mapping[str, Any]) -> Any:
+        return self._client.infer(self._model, given, **which)
 
     def send_and_leave(self, inputs: Mapping[str, torch.Tensor], sequence: Any) -> None:
         """Sends a step and goes away before its answer."""
@@ -108,28 +111,12 @@ class Stream(Way):
         answers = self._answers = queue.Queue()
         self._client.start_stream(lambda result, error: answers.put((result, error)))
 
-    def ask(
-        self,
-        inputs: Mapping[str, torch.Tensor],
-        sequence: Any,
-        *,
-        start: bool = False,
-        end: bool = False,
-        timeout: int | None = None,
-    ) -> torch.Tensor:
-        """See Way."""
-        self._client.async_stream_infer(
-            self._model,
-            self._given(inputs),
-            sequence_id=sequence,
-            sequence_start=start,
-            sequence_end=end,
-            timeout=timeout,
-        )
+    def _answer(self, given: list[Any], which: Mapping[str, Any]) -> Any:
+        self._client.async_stream_infer(self._model, given, **which)
         result, error = self._answers.get(timeout=_SECONDS)
         if error is not None:
-            raise Refused(str(error.message()))
-        return _first(result)
+            raise error
+        return result
 
     def send_and_leave(self, inputs: Mapping[str, torch.Tensor], sequence: Any) -> None:
         """See Way: the stream is cancelled, and another one begun."""

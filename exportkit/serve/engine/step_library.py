@@ -24,7 +24,8 @@ from ctypes import (
 from pathlib import Path
 from typing import Any
 
-LIBRARY = Path(__file__).parents[2] / "lib" / "libexportkit_steps.so"
+from exportkit.libraries import STEPS_LIBRARY
+
 BOUNDS = 16
 
 
@@ -175,14 +176,14 @@ class StepLibrary:
                 setattr(self, name.removeprefix("ek_steps_"), function)
 
     def __getattr__(self, name: str) -> Any:
-        raise AttributeError(f"{LIBRARY} has no function ek_steps_{name}")
+        raise AttributeError(f"{STEPS_LIBRARY} has no function ek_steps_{name}")
 
 
 @functools.cache
 def step_library() -> StepLibrary | str:
     """Returns the library, or why it cannot be used: then Python reads and answers all steps."""
     try:
-        return StepLibrary(LIBRARY)
+        return StepLibrary(STEPS_LIBRARY)
     except (OSError, AttributeError) as error:
         return str(error)
 
