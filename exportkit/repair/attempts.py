@@ -32,7 +32,7 @@ class Attempt:
 
     def __str__(self) -> str:
         """One line."""
-        return f"{self.what} ({self.options}), {self.on}: {self.result} ({self.seconds:.0f} s)"
+        return f"{self.what}, {self.on}: {self.result} ({self.seconds:.0f} s)"
 
 
 @dataclass(frozen=True)

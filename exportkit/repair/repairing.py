@@ -179,7 +179,8 @@ class _Repair:
                 if time.monotonic() >= self._deadline:
                     break
                 given = base.with_more(remedy.given)
-                if part is not None and not self._try(remedy.what, given, part.nodes, part.outcome).right:
+                smaller = part is not None and not part.is_whole
+                if part and smaller and not self._try(remedy.what, given, part.nodes, part.outcome).right:
                     continue
                 given, path, outcome = self._try_whole(remedy, given, part, problem)
                 if outcome.right:
@@ -211,7 +212,7 @@ class _Repair:
 
     def _try(self, what: str, given: GivenOptions, on: str, test: Callable[[GivenOptions], Result]) -> Result:
         left = max(0, round((self._deadline - time.monotonic()) / 60))
-        self._progress(f"trying on {on}: {what} ({given.arguments}); {left} minutes are left")
+        self._progress(f"trying on {on}: {what}; {left} minutes are left")
         begin = time.monotonic()
         outcome = test(given)
         took = time.monotonic() - begin
@@ -348,12 +349,18 @@ class _Part:
         assert located.point is not None
         assert located.search.fails is not None
         self._search, self._cut, self._point, self._compiles = search, located.search.fails, located.point, compiles
+        self._count = len(located.points)
         self.operator = located.point.operator
 
     @property
     def nodes(self) -> str:
         """How much of the graph it is."""
         return f"{self._cut + 1} node{'s' if self._cut else ''}"
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether it is the whole graph, so that nothing is gained by trying it first."""
+        return self._cut + 1 == self._count
 
     def outcome(self, given: GivenOptions) -> _Tested:
         """Compiles it with options: what came of it."""

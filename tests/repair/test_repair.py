@@ -150,11 +150,11 @@ def test_results_that_are_wrong_by_themselves_are_left_to_eager_as_well() -> Non
     results = ("aten.amin.default", "aten.add.Tensor", "aten.amax.default", "aten.sum.dim_IntList")
     search: Any = SimpleNamespace(method=SimpleNamespace(call=call), results=results)
     point = CutPoint("amin", "aten.amin.default", "", ("amin",), reaches=(0, 1))
-    located: Any = SimpleNamespace(point=point, search=SimpleNamespace(fails=0))
+    located: Any = SimpleNamespace(point=point, points=(point,) * 3, search=SimpleNamespace(fails=0))
     part = _Part(search, located, compiles=False)
     assert part.independent(report) == ["aten.amax.default"]
     assert part.wrong_operators(report) == list(results[:3])
-    assert part.nodes == "1 node"
+    assert (part.nodes, part.is_whole) == ("1 node", False)
 
 
 # --- whole repairs ----------------------------------------------------------------------------------------------------
@@ -168,7 +168,7 @@ def test_wrong_code_is_repaired_at_its_node(tmp_path: Path, capsys: pytest.Captu
     arguments = ["export", f"{MODELS}:relu", "-o", str(out), "--repair", "--inductor-config", config, "--cases", "1"]
     assert main([*arguments, "--json"]) == 0
     repair = json.loads(capsys.readouterr().out)["repair"]
-    assert "node 1 of 2, relu (aten.relu.default), repair_models.py:" in repair["problem"]
+    assert "node 1 of 1, relu (aten.relu.default), repair_models.py:" in repair["problem"]
     assert repair["arguments"] == "--eager-kernel aten.relu.default"
     assert [(attempt["on"], attempt["right"]) for attempt in repair["attempts"]] == [
         ("1 node", True),
@@ -224,7 +224,7 @@ def test_where_nothing_helps_everything_that_was_tried_is_said(
     assert not out.exists()
     for text in (said, report):
         assert "at aten.relu.default, net.py:3" in text
-        assert "tried aten.relu.default left to eager's kernel (--eager-kernel aten.relu.default), the model:" in text
+        assert "tried aten.relu.default left to eager's kernel, the model: does not compile: no (0 s)" in text
         assert "tried every operator left to eager's kernel" in text
     assert "nothing that was tried makes the compiled code right" in said
 
