@@ -18,7 +18,7 @@ from exportkit.export.source_lines import where_traced
 from exportkit.libraries import TORCH_NAMESPACES
 
 MOST_LITERALS = 2000  # elements of all inputs: more of them are drawn
-_LINE = 100
+_MOST_COPIED = 1 << 20  # elements of a value: a later node may write into it, but larger ones take too much memory
 
 
 @dataclass(frozen=True)
@@ -48,24 +48,27 @@ def values_of(program: ExportedProgram, tensors: Sequence[torch.Tensor]) -> dict
     given, weights = iter(tensors), {**program.state_dict, **program.constants}
 
     def value(spec: InputSpec, node: torch.fx.Node) -> Any:
+        """What may be written into is a copy."""
         if spec.kind is not InputKind.USER_INPUT:
-            return weights[spec.target] if spec.target is not None else node.meta.get("val")
-        return next(given) if isinstance(node.meta.get("val"), torch.Tensor) else getattr(spec.arg, "value", None)
+            kept = weights[spec.target] if spec.target is not None else node.meta.get("val")
+            return kept.clone() if spec.kind is InputKind.BUFFER and isinstance(kept, torch.Tensor) else kept
+        if isinstance(node.meta.get("val"), torch.Tensor):
+            return next(given).clone()
+        return getattr(spec.arg, "value", None)
 
     found: dict[torch.fx.Node, Any] = {}
 
     class Keeping(torch.fx.Interpreter):
         def run_node(self, n: torch.fx.Node) -> Any:
             result = super().run_node(n)
-            found[n] = result.clone() if isinstance(result, torch.Tensor) else result
+            small = isinstance(result, torch.Tensor) and result.numel() <= _MOST_COPIED
+            found[n] = result.clone() if small else result
             return result
 
     placeholders = [node for node in program.graph.nodes if node.op == "placeholder"]
     values = [value(spec, node) for spec, node in zip(program.graph_signature.input_specs, placeholders)]
     with torch.no_grad():
-        Keeping(program.graph_module, garbage_collect_values=False).run(
-            *(each.clone() if isinstance(each, torch.Tensor) else each for each in values)
-        )
+        Keeping(program.graph_module, garbage_collect_values=False).run(*values)
     return found
 
 

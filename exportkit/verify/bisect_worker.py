@@ -142,7 +142,9 @@ class Cutter:
         """Writes a part of the graph as a Python file that needs torch alone."""
         point = cut_points(self._program)[command.point]
         by_name = {node.name: node for node in self._program.graph.nodes}
-        results = [by_name[name] for name in command.results or own_values(point)]
+        # What differs may be what is written into an input, which is no value of the graph.
+        wrong = [name for name in command.results if name in by_name]
+        results = [by_name[name] for name in wrong or own_values(point)]
         tensors = [node for node in results if isinstance(node.meta.get("val"), torch.Tensor)]
         values = values_of(self._program, self._bound(command.call).tensors)
         found = reproduction(tensors, values, command.depth)
