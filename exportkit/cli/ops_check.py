@@ -51,7 +51,7 @@ _DTYPES = ("float32", "float64", "float16", "bfloat16")
     metavar="NAME=DTYPE[SIZES]",
     help="An example input of MODULE, such as x=float32[2,3,64,64]. Repeatable.",
 )
-@op_library_option("An operator library that MODULE calls, or a Python module that loads some. Repeatable.")
+@op_library_option("An operator library to load first, for a MODULE or a .py file that needs one. Repeatable.")
 @device_option("Where the operators run; auto: on each device of this machine that they have kernels for.", "auto")
 @click.option(
     "--dtype",
@@ -115,8 +115,8 @@ def command(
     from exportkit.operators.tools.source import parse_source
 
     parsed = parse_source(source, models=True)
-    if parsed.kind != "model" and (options["inputs"] or op_libraries):
-        raise click.UsageError("--input and --op-library are for a model.")
+    if parsed.kind != "model" and options["inputs"]:
+        raise click.UsageError("--input is for a model, such as my_model.py:Net.")
     lists = {name: tuple(value) for name, value in options.items() if isinstance(value, (list, tuple))}
     check_options = CheckOptions(
         **{**options, **lists},

@@ -40,7 +40,7 @@ def batch(trial: Trial, call: Sample) -> Problem | None:
     size = _batch_size(trial, call, whole)
     severity = Severity.broken if trial.subject.spec is not None else Severity.doubtful
     for index in range(size) if call.elements <= _LARGE else (0, size - 1):
-        alone = trial.fresh_answer(_rows(call, size, slice(index, index + 1)))
+        alone = trial.varied_answer(_rows(call, size, slice(index, index + 1)), "a row of the call alone")
         if any(a.dim() == 0 or a.shape[0] != 1 for a in alone):
             raise NotApplicable("the outputs do not follow the batch")
         if found := first_difference([a[0] for a in alone], [w[index] for w in whole]):
@@ -51,7 +51,7 @@ def batch(trial: Trial, call: Sample) -> Problem | None:
                 severity=severity,
             )
     reverse = torch.arange(size - 1, -1, -1, device=call.device)
-    turned = trial.fresh_answer(_rows(call, size, reverse))
+    turned = trial.varied_answer(_rows(call, size, reverse), "the rows in reverse")
     if found := first_difference(turned, [w.index_select(0, reverse) for w in whole]):
         which, text = found
         return Problem(
@@ -99,7 +99,7 @@ def threads(trial: Trial, call: Sample) -> Problem | None:
     if not 0 < call.elements <= _THREAD_ELEMENTS:
         raise NotApplicable("the call is empty, or large")
     calls = [_turned(call, shift) for shift in range(_THREADS)]
-    expected = [trial.fresh_answer(one) for one in calls]
+    expected = [trial.varied_answer(one, "other values") for one in calls]
     problems: list[str] = []
     with _frequent_switches():
         for _ in range(_BURSTS if call.elements <= _LARGE else 1):

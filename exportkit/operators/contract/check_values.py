@@ -173,9 +173,9 @@ def _poisoned(call: Sample, value: float) -> Iterator[tuple[int, int, Sample]]:
 
 def _laundered(trial: Trial, call: Sample, poisoned: Sample, number: int, where: int, value: float) -> str | None:
     """Says where an output should not be finite and is."""
-    actual = trial.fresh_answer(poisoned)
+    actual = trial.varied_answer(poisoned, f"{value} in an argument")
     if trial.subject.reference is not None:
-        expected, what = trial.fresh_answer(poisoned, trial.subject.reference), "the reference"
+        expected, what = trial.varied_answer(poisoned, f"{value}", trial.subject.reference), "the reference"
     elif (wide := _in_float64(trial, poisoned)) is not None:
         expected, what = wide, "the kernel in float64"
     elif value == value:
@@ -212,7 +212,8 @@ def _without_influence(trial: Trial, call: Sample, actual: list[Tensor], number:
         return None
     clean = [t for t in trial.answer(call) if t.is_floating_point()]
     for change in (lambda x: x + 1, lambda x: -2 * x - 1):
-        other = [t for t in trial.fresh_answer(_with_element(call, number, where, change)) if t.is_floating_point()]
+        changed = trial.varied_answer(_with_element(call, number, where, change), "other values")
+        other = [t for t in changed if t.is_floating_point()]
         if found := first_difference(other, clean):
             index, _ = found
             return f"which other numbers in its place show in output {index}, but all outputs are finite"

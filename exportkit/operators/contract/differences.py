@@ -36,6 +36,14 @@ def difference(actual: Tensor, expected: Tensor, rtol: float = 0.0, atol: float 
     return f"{wrong} of {equal.numel()} elements differ, first {where}: {values}"
 
 
+def shortened(text: str, most: int = 400) -> str:
+    """Returns a text in one line, without a full stop; of a long one the first sentences, or its first words."""
+    line = " ".join(text.split())
+    if len(line) > most:
+        line = line[:most].rpartition(". ")[0] or line[:most].rpartition(" ")[0] + " ..."
+    return line.removesuffix(".")
+
+
 def first_difference(
     actual: list[Tensor], expected: list[Tensor], rtol: float = 0.0, atol: float = 0.0
 ) -> tuple[int, str] | None:

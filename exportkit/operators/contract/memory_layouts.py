@@ -29,6 +29,8 @@ class MemoryLayout:
 
 
 def _spaced(tensor: Tensor) -> Tensor:
+    if tensor.dim() == 0:
+        return tensor
     for dim in range(tensor.dim()):
         tensor = tensor.repeat_interleave(2, dim)
     return tensor[tuple(slice(1, None, 2) for _ in tensor.shape)]
@@ -43,7 +45,9 @@ def _spaced_code(code: str, tensor: Tensor) -> str:
 
 def _reversed(tensor: Tensor) -> Tensor:
     order = tuple(range(tensor.dim()))[::-1]
-    return tensor.permute(order).contiguous().permute(order)
+    turned = tensor.permute(order)
+    # A tensor of one dimension, or of one row, lies so already, and contiguous() gives its own memory.
+    return tensor if turned.is_contiguous() else turned.contiguous().permute(order)
 
 
 def _reversed_code(code: str, tensor: Tensor) -> str:

@@ -141,6 +141,24 @@ class Trial:
         """Calls the operator, or another function, on copies of the arguments."""
         return self.used_up(call.copied(), function)
 
+    def varied_answer(self, call: Sample, what: str, function: Callable[..., Any] | None = None) -> list[Tensor]:
+        """Answers a call that a check made from a valid one, with other sizes or values, on copies of its arguments.
+
+        Args:
+            call: The call.
+            what: What it is, such as "a row of the call".
+            function: What is called instead of the operator.
+
+        Raises:
+            NotApplicable: The operator refuses it and has no SPEC, so that nobody said that the call is valid.
+        """
+        try:
+            return self.fresh_answer(call, function)
+        except Exception as error:
+            if self.subject.spec is not None:
+                raise
+            raise NotApplicable(f"the operator refuses {what}: {first_line(error)}") from None
+
     def used_up(self, call: Sample, function: Callable[..., Any] | None = None) -> list[Tensor]:
         """Returns what the call produces, on the arguments themselves."""
         results = tensors(self.run(call, function))

@@ -1,0 +1,120 @@
+"""Right operators of the kinds that a check could take for broken ones: each is called in a way that it must refuse.
+
+Or the check itself changes what it compares.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from exportkit.operators.contract.operator_trial import Subject
+from exportkit.operators.contract.sample import Sample
+
+_LIBRARY = torch.library.Library("right", "DEF")
+
+
+def _subject(
+    schema: str, kernel: Callable[..., Any], fake: Callable[..., Any], calls: Sequence[tuple[Any, ...]]
+) -> Subject:
+    name = schema.partition("(")[0]
+    _LIBRARY.define(schema)
+
+    def below_autograd(*args: Any) -> Any:
+        with torch._C._AutoDispatchBelowAutograd():  # as a kernel in C++
+            return kernel(*args)
+
+    _LIBRARY.impl(name, below_autograd, "CPU")
+    torch.library.register_fake(f"right::{name}", fake, lib=_LIBRARY)
+    generator = torch.Generator().manual_seed(0)
+
+    def drawn(value: Any) -> Any:
+        if isinstance(value, torch.Size):
+            return torch.randn(value, generator=generator)
+        return [drawn(each) for each in value] if isinstance(value, list) else value
+
+    samples = tuple(Sample(str(index), tuple(map(drawn, call))) for index, call in enumerate(calls))
+    return Subject(getattr(torch.ops.right, name).default, samples)
+
+
+def _shape(*sizes: int) -> torch.Size:
+    return torch.Size(sizes)
+
+
+def _nothing(*_: Any) -> None:
+    return None
+
+
+def _add_one(x: Tensor) -> None:
+    x.add_(1.0)
+
+
+def _add_one_to_each(xs: list[Tensor], by: float) -> None:
+    for x in xs:
+        x.add_(by)
+
+
+def _checked(right: bool, said: str) -> None:
+    if not right:
+        raise RuntimeError(said)
+
+
+def _finite(x: Tensor) -> Tensor:
+    _checked(bool(torch.isfinite(x).all()), "x must be finite")
+    return x.contiguous() * 2
+
+
+def _of_sorted(x: Tensor) -> Tensor:
+    _checked(bool((x.diff() >= 0).all()), "x must be sorted")
+    return x.contiguous() * 2
+
+
+def _sorted_calls() -> Subject:
+    subject = _subject(
+        "of_sorted(Tensor x) -> Tensor", _of_sorted, lambda x: x.new_empty(x.shape), [(_shape(5),), (_shape(8),)]
+    )
+    calls = tuple(Sample(call.label, (call.args[0].sort().values,)) for call in subject.calls)
+    return Subject(subject.overload, calls)
+
+
+def _reshaped(x: Tensor, sizes: list[int]) -> Tensor:
+    return x.contiguous().reshape(sizes).clone()
+
+
+def _segments(x: Tensor, offsets: Tensor) -> Tensor:
+    _checked(offsets.dim() == 1 and int(offsets[-1]) == x.shape[0], "offsets must end with the number of rows")
+    return x.contiguous() * 2
+
+
+RIGHT = {
+    "writes to a vector": _subject("add_one_(Tensor(a!) x) -> ()", _add_one, _nothing, [(_shape(3),), (_shape(1),)]),
+    "writes to a single number": _subject("add_one_0_(Tensor(a!) x) -> ()", _add_one, _nothing, [(_shape(),)]),
+    "writes to a matrix of one row": _subject(
+        "add_one_row_(Tensor(a!) x) -> ()", _add_one, _nothing, [(_shape(1, 4),), (_shape(1, 1),)]
+    ),
+    "writes to an image of one channel": _subject(
+        "add_one_image_(Tensor(a!) x) -> ()", _add_one, _nothing, [(_shape(2, 1, 3, 3),)]
+    ),
+    "writes to each of a list": _subject(
+        "add_each_(Tensor(a!)[] xs, float by) -> ()", _add_one_to_each, _nothing, [([_shape(3), _shape(1, 2)], 0.5)]
+    ),
+    "takes its sizes as an argument": _subject(
+        "reshaped(Tensor x, SymInt[] sizes) -> Tensor",
+        _reshaped,
+        lambda x, sizes: x.new_empty(sizes),
+        [(_shape(4, 2, 3), [4, 6]), (_shape(5, 2, 2), [5, 4])],
+    ),
+    "refuses NaN": _subject(
+        "finite(Tensor x) -> Tensor", _finite, lambda x: x.new_empty(x.shape), [(_shape(3, 4),), (_shape(5, 2),)]
+    ),
+    "refuses what is not sorted": _sorted_calls(),
+    "takes offsets into its rows": _subject(
+        "segments(Tensor x, Tensor offsets) -> Tensor",
+        _segments,
+        lambda x, offsets: x.new_empty(x.shape),
+        [(_shape(4, 3), torch.tensor([0, 2, 4])), (_shape(6, 2), torch.tensor([0, 6]))],
+    ),
+}
