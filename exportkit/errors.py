@@ -10,10 +10,11 @@ from collections.abc import Mapping
 # By exit code of the command line, what it means; the table of --help and of docs/cli.md.
 EXIT_CODES: Mapping[int, str] = {
     0: "success",
-    1: "a check failed: an output's values differ",
+    1: "a check failed: an output's values differ, or an operator breaks the contract",
     2: "wrong usage: an argument is invalid, or MODEL cannot be found",
     3: "the package is bad, tampered with, incomplete, or lacks a required signature",
     4: "this machine cannot do it: no compiler, no CUDA, another torch, or no target that runs here",
+    5: "refused: the model cannot be exported as it is, or an operator does not build",
     10: "verify: an output has the wrong dtype",
     11: "verify: an output has the wrong shape, or the result the wrong structure",
     12: "verify: the packaged model raised an error",
@@ -79,19 +80,30 @@ class MergeError(UsageError):
     """The artifacts come from different models."""
 
 
-# --- a step that failed (1) -------------------------------------------------------------------------------------------
+# --- what was refused (5) ---------------------------------------------------------------------------------------------
 
 
 class ExportError(ExportkitError):
-    """torch.export or the compiler refused the model."""
+    """The model cannot be exported: its code, torch.export or the compiler raised an error."""
+
+    exit_code = 5
 
 
 class OperatorNotExportableError(ExportError):
     """The graph calls a custom operator that has no fake kernel, or that exists in Python only."""
 
 
+class MissingOperatorError(ExportError):
+    """Code uses an operator that no loaded library defines."""
+
+
 class BuildError(ExportkitError):
     """An operator library does not build. The message has what the compiler said."""
+
+    exit_code = 5
+
+
+# --- a check or a step that failed (1) --------------------------------------------------------------------------------
 
 
 class WrongResultError(ExportkitError):

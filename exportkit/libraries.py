@@ -162,6 +162,19 @@ def loaded_library(sha256: str, size: int, *, defines: Collection[str] = ()) -> 
         return _loaded.get(sha256)
 
 
+def loaded_libraries() -> tuple[LoadedLibrary, ...]:
+    """Returns the libraries that exportkit has loaded into this process, in that order."""
+    return tuple(_loaded.values())
+
+
+def could_define(path: Path, namespace: str) -> bool:
+    """Returns whether a file looks like a library that defines operators of a namespace. It is not loaded."""
+    try:
+        return bool(_found_in(path, _DEFINING_SYMBOLS) and _mentioned(path, [namespace]))
+    except OSError:
+        return False
+
+
 def registered_schemas(namespace: str) -> dict[str, str]:
     """Returns the registered schemas of a namespace by operator name with overload."""
     return schemas_of(_in_namespaces(_operator_names(), [namespace]))
@@ -335,7 +348,7 @@ def _owner_of(namespace: str) -> str:
     for path, _ in mapped_files():
         if not path.is_relative_to(Path(torch.__file__).parent):
             with contextlib.suppress(OSError):
-                if _mentioned(path, [namespace]) and _found_in(path, _DEFINING_SYMBOLS):
+                if could_define(path, namespace):
                     found.append(f"sha256 {file_sha256(path)} from {path}")
     if not found:
         return "Python code, or a library whose file is gone, that exportkit did not load"

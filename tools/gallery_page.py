@@ -51,7 +51,7 @@ Written by `make docs` from real runs, with torch {torch} on a CPU. Do not edit 
 Each module is a few lines in [tests/gallery](../../tests/gallery). It was exported with `--format program`, which
 traces the model, checks its operators, records cases, and runs the traced program on them. `exportkit export` was given
 the inputs and sizes that the class names. "exports" means that the program answered what eager answered. Otherwise the
-message is shown, with the exit code if it is not 1. A named issue reports such a failure.
+message is shown, with the exit code if it is not 5. A named issue reports such a failure.
 
 Two parts of messages are left out: "the model does not take every size that `batch` (x:0) was declared to have", and
 that the model traces with the `--dynamic` to write. A letter stands for advice that several modules get; it is below.
@@ -103,7 +103,7 @@ def row(entry: Entry, outcome: Outcome, succeeded: str = "exports") -> str:
     links = [
         f"[{name}#{number}](https://github.com/{_REPOSITORIES[name]}/issues/{number})" for name, number in entry.issues
     ]
-    code = f"exit {outcome.exit_code}: " if outcome.exit_code != 1 else ""
+    code = f"exit {outcome.exit_code}: " if outcome.exit_code != 5 else ""
     ended = code + _cell(outcome.message) if outcome.exit_code else succeeded
     ended += f" (seen from torch {entry.since} on; older versions refuse it)" if entry.since else ""
     return f"| `{entry.name}` | {what}{'; ' + ', '.join(links) if links else ''} | {ended} |"

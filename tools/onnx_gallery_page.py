@@ -37,7 +37,7 @@ Written by `make docs` from real runs, with {versions} on a CPU. Do not edit it.
 
 Each module is a few lines in [tests/onnx/gallery](../../tests/onnx/gallery). It was exported with `--format onnx` and
 the inputs and sizes that its class names. "verified" means that `exportkit verify` found ONNX Runtime's answers equal
-to what eager answered, at both ends of the range and between. Otherwise the message is shown, the exit code is 1,
+to what eager answered, at both ends of the range and between. Otherwise the message is shown, the exit code is 5,
 and no file is written. A named issue reports such a failure in PyTorch, ONNX Runtime or onnxscript.
 """
 

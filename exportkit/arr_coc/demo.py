@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from exportkit.errors import ExportError
+from exportkit.errors import ExportError, WrongResultError
 from exportkit.package.atomic import temporary_folder
 from exportkit.package.case_files import named_tensors
 from exportkit.package.manifest import Manifest
@@ -152,9 +152,9 @@ def _run_elsewhere(
 
 
 def _require(report: Report | None) -> None:
-    """Raises ExportError if a check failed."""
+    """Raises WrongResultError if a check failed."""
     if report is not None and (check := report.failure) is not None:
-        raise ExportError(f"{check.against}, {check.label}: {check.verdict.message}")
+        raise WrongResultError(f"{check.against}, {check.label}: {check.verdict.message}")
 
 
 def _size(path: Path) -> str:

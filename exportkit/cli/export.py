@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -282,7 +283,7 @@ def command(
         )
         with progress() as step:
             repaired = export_repaired(task, output, minutes=repair_minutes or DEFAULT_MINUTES, progress=step)
-        return _print_written(output, "aoti", repaired.manifest, as_json, {"repair": repaired.document()}, repaired)
+        return _print_written(output, "aoti", repaired.manifest, as_json, {"repair": repaired.document()}, op_libraries, repaired)
     with progress() as step:
         step(f"importing torch and {model}")
         from exportkit.export.artifact import export_aoti, export_program
@@ -319,7 +320,8 @@ def command(
     if output is None:
         return print_draft(report, as_json)
     more = {"changes": [asdict(change) for change in changes]} if apply_suggested_fixes else {}
-    return _print_written(output, output_format, manifest, as_json, more)
+    libraries = dict.fromkeys([*op_libraries, *getattr(resolved.spec, "operator_libraries", ())])
+    return _print_written(output, output_format, manifest, as_json, more, list(libraries))
 
 
 def _print_written(
@@ -328,9 +330,10 @@ def _print_written(
     manifest: Manifest,
     as_json: bool,
     more: dict[str, Any],
+    libraries: Sequence[Path | str],
     repaired: Repaired | None = None,
 ) -> int:
-    """Prints what was written, and `more` of it in JSON."""
+    """Prints what was written, `more` of it in JSON, and what comes next, with the libraries that it needs."""
     # ONNX models of several methods are files beside one companion, which stands for them.
     written = output if len(manifest.onnx) < 2 else companion_path(output)
     if as_json:
@@ -342,7 +345,9 @@ def _print_written(
     _print_manifest(output, manifest)
     if repaired is not None:
         _print_repair(repaired)
-    click.echo(f"Next: exportkit {_FOLLOWING[output_format].format(written)}")
+    needed = () if output_format == "onnx" else [f"--op-library {shlex.quote(str(each))}" for each in libraries]
+    following = _FOLLOWING[output_format].format(shlex.quote(str(written)))
+    click.echo(f"Next: exportkit {' '.join([following, *needed])}")
     return 0
 
 

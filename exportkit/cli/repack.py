@@ -45,7 +45,8 @@ def command(
     until then, PACKAGE stays as it is. An old signature is not taken over.
 
     With --weights the recorded answers cannot hold. They are recorded again, with the recorded inputs: by the eager
-    model that --model names, else by the ExportedProgram if PACKAGE has one. If neither can, nothing is written.
+    model that --model names, with PACKAGE's own libraries if it loads none, else by the ExportedProgram if PACKAGE has
+    one. If neither can, nothing is written.
 
     \b
     exportkit repack model.pt2 --weights tuned.safetensors --model net.py:Net --model-version 2 -o tuned.pt2

@@ -18,10 +18,10 @@ from torch._subclasses.fake_tensor import DynamicOutputShapeException, FakeTenso
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from exportkit.errors import ExportError, OperatorNotExportableError, UsageError
+from exportkit.errors import OperatorNotExportableError, UsageError
 from exportkit.export.dispatch import OperatorMode, watched_by
 from exportkit.export.quiet import quiet_torch
-from exportkit.export.source_lines import user_frame, where_raised
+from exportkit.export.source_lines import raised_by_user, user_frame
 from exportkit.libraries import TORCH_NAMESPACES
 from exportkit.package.manifest import Operator
 
@@ -79,10 +79,9 @@ def check_model(call: Callable[[], Any], device: torch.device) -> Any:
         raise
     except (Exception, SystemExit) as error:
         # The model may raise anything. Its own traceback is chained.
-        place = where_raised(error)
-        raise ExportError(
-            f"the model cannot run on its example inputs{' at ' + place if place else ''}: "
-            f"{type(error).__name__}: {str(error).partition('Exception raised from')[0].strip()}",
+        raise raised_by_user(
+            "the model cannot run on its example inputs",
+            error,
             hint="The model must run in eager mode first, on these inputs. --debug shows the whole traceback.",
         ) from error
 

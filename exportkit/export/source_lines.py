@@ -12,7 +12,8 @@ from pathlib import Path
 
 import torch
 
-from exportkit.errors import ExportError, ExportkitError
+from exportkit.errors import ExportError, ExportkitError, MissingOperatorError
+from exportkit.export.missing_operators import advice, missing_operator
 from exportkit.installed import installed_models
 
 _EXPORTERS = tuple(str(Path(__file__).parents[1] / part) for part in ("export", "onnx"))
@@ -97,11 +98,24 @@ def users_code(doing: str) -> Iterator[None]:
     except ExportkitError:
         raise
     except (Exception, SystemExit) as error:
-        place = where_raised(error)
-        raise ExportError(
-            f"{doing} failed{' at ' + place if place else ''}: {type(error).__name__}: {error}",
-            hint="--debug shows the whole traceback.",
-        ) from error
+        raise raised_by_user(f"{doing} failed", error, hint="--debug shows the whole traceback.") from error
+
+
+def raised_by_user(what: str, error: BaseException, hint: str) -> ExportError:
+    """Returns the error to raise for what the caller's code raised.
+
+    Args:
+        what: What failed, for the message: "importing model.py failed".
+        error: The code's own error.
+        hint: The advice, if exportkit knows none for this error.
+    """
+    frame = user_frame(traceback.extract_tb(error.__traceback__))
+    said = str(error).partition("Exception raised from")[0].strip()
+    message = f"{what}{' at ' + where(frame) if frame else ''}: {type(error).__name__}: {said}"
+    if operator := missing_operator(said):
+        folders = [Path.cwd(), *([Path(frame.filename).parent] if frame else [])]
+        return MissingOperatorError(message, hint=advice(operator, folders))
+    return ExportError(message, hint=hint)
 
 
 def _is_exportkit(frame: traceback.FrameSummary) -> bool:

@@ -14,7 +14,7 @@ from exportkit.child.conversation import ChildEndedError, Conversation
 from exportkit.child.messages import Failed, Message
 from exportkit.child.process import describe_end
 from exportkit.eager_source import EagerFiles, EagerSource
-from exportkit.errors import ExportError, ModelNotFoundError, UsageError
+from exportkit.errors import ExportError, MissingOperatorError, ModelNotFoundError, UsageError
 from exportkit.package.archive import Content, PackageReader
 from exportkit.package.manifest import Case, Manifest
 from exportkit.verify.verify_worker import LOAD_TIMEOUT
@@ -72,8 +72,12 @@ def record_again(
     """
     refusal: ModelNotFoundError | None = None
     if eager.model is not None:
+        by = f"the eager model {eager.model}"
         try:
-            return *_record(reader, manifest, eager, folder, timeout, None), f"the eager model {eager.model}"
+            return *_record(reader, manifest, eager, folder, timeout, None), by
+        except MissingOperatorError:
+            # Its module loads no library of its own, so that the package's cannot be a second one.
+            return *_record(reader, manifest, eager, folder, timeout, None, with_libraries=True), by
         except ModelNotFoundError as error:
             refusal = error
     if reader.manifest.program is None:
@@ -97,6 +101,8 @@ def _record(
     folder: Path,
     timeout: float,
     programs: Mapping[str, Path] | None,
+    *,
+    with_libraries: bool = False,
 ) -> tuple[tuple[Case, ...], dict[str, Content]]:
     cases, files = reader.manifest.cases, []
     for number, case in enumerate(cases):
@@ -108,7 +114,7 @@ def _record(
         initial[name] = str(folder / f"state-{number}")
         reader.extract(name, Path(initial[name]))
     source = EagerFiles.of(eager, eager.model if programs is None else None)
-    if programs is not None:
+    if programs is not None or with_libraries:
         packed = _packed_libraries(reader, folder, {Path(each).name for each in source.libraries})
         source = msgspec.structs.replace(source, libraries=(*source.libraries, *packed))
     command = RecordCases(
@@ -127,7 +133,7 @@ def _record(
 
 
 def _packed_libraries(reader: PackageReader, folder: Path, given: set[str]) -> list[str]:
-    """Extracts the package's CPU libraries, which a program needs, but for those that are replaced."""
+    """Extracts the package's CPU libraries, which a model needs that loads none, but for those that are replaced."""
     found = []
     for library in reader.manifest.libraries:
         path = folder / Path(library.record).name

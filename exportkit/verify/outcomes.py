@@ -370,7 +370,9 @@ class EagerFailed(_Outcome, kind="eager_failed", exit_code=18):
         advice = (
             "fix the model, narrow its ranges (--dynamic at export), or compare with the cases only (--against cases)"
         )
-        if _MISSING_OPERATOR.search(self.detail):
+        if "--op-library" in self.detail:
+            advice = "or compare with --against cases"
+        elif _MISSING_OPERATOR.search(self.detail):
             advice = "give the library that defines the operator with --op-library, or compare with --against cases"
         return f"{self.error} while {self.doing}: {self.detail}\n{advice}"
 

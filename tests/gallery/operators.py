@@ -44,7 +44,7 @@ class Complete(nn.Module):
 class WithoutFake(nn.Module):
     """An operator without a fake kernel (pytorch#150809, pytorch#140048)."""
 
-    exit_code = 1
+    exit_code = 5
     says = "has no fake kernel, so torch.export cannot know the shape it returns"
     inputs = ("x=float32[4,3]",)
 
@@ -55,7 +55,7 @@ class WithoutFake(nn.Module):
 class WrongFake(nn.Module):
     """A fake kernel that says a row too many."""
 
-    exit_code = 1
+    exit_code = 5
     says = "it says [5, 3], the kernel returned [4, 3]"
     inputs = ("x=float32[4,3]",)
 
@@ -66,7 +66,7 @@ class WrongFake(nn.Module):
 class WrongSignature(nn.Module):
     """A fake kernel that takes other arguments (pytorch#181851)."""
 
-    exit_code = 1
+    exit_code = 5
     says = "the fake kernel of exportkit_gallery::wrong_signature"
     inputs = ("x=float32[4,3]",)
 
@@ -77,7 +77,7 @@ class WrongSignature(nn.Module):
 class WrongDtype(nn.Module):
     """A fake kernel that says another dtype."""
 
-    exit_code = 1
+    exit_code = 5
     says = "it says torch.float64, the kernel returned torch.float32"
     inputs = ("x=float32[4,3]",)
 
@@ -88,7 +88,7 @@ class WrongDtype(nn.Module):
 class WrongBeyond(nn.Module):
     """A fake kernel that is right at the example's size and wrong beyond (ao#3824)."""
 
-    exit_code = 1
+    exit_code = 5
     says = "it says [8, 3], the kernel returned [6, 3], at batch=8"
     inputs = ("x=float32[4,3]",)
     dynamic = ("x:0=batch[2:8]",)
@@ -100,7 +100,7 @@ class WrongBeyond(nn.Module):
 class Composite(nn.Module):
     """A composite kernel in C++, where a size is a number: 625 went into a graph this way (ao#3824)."""
 
-    exit_code = 1
+    exit_code = 5
     says = "`return ops.composite(x) + x.sum()` needs x:0 == 4"
     inputs = ("x=float32[4,3]",)
     dynamic = ("x:0=batch[2:8]",)
@@ -112,7 +112,7 @@ class Composite(nn.Module):
 class WithoutKernel(nn.Module):
     """An operator without a kernel for this device."""
 
-    exit_code = 1
+    exit_code = 5
     says = "has no kernel for cpu"
     inputs = ("x=float32[4,3]",)
 
@@ -123,7 +123,7 @@ class WithoutKernel(nn.Module):
 class Number(nn.Module):
     """An operator that returns a Python number, which becomes a constant."""
 
-    exit_code = 1
+    exit_code = 5
     says = "returns int, of which torch.export makes a constant"
     inputs = ("x=float32[4,3]",)
     dynamic = ("x:0=batch[2:8]",)
@@ -135,7 +135,7 @@ class Number(nn.Module):
 class OverloadWithoutFake(nn.Module):
     """An overload without a fake kernel, where the operator has one."""
 
-    exit_code = 1
+    exit_code = 5
     says = "no fake kernel, so torch.export cannot know"
     inputs = ("x=float32[4,3]",)
 
@@ -146,7 +146,7 @@ class OverloadWithoutFake(nn.Module):
 class InPython(nn.Module):
     """An operator that only Python has (pytorch#143786)."""
 
-    exit_code = 1
+    exit_code = 5
     says = "is implemented in Python, and hosts do not have its source"
     inputs = ("x=float32[4,3]",)
 

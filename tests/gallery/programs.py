@@ -14,7 +14,7 @@ from torch import Tensor, nn
 class Numpy(nn.Module):
     """NumPy in the middle of the model."""
 
-    exit_code = 1
+    exit_code = 5
     says = "the model calls NumPy at programs.py"
     inputs = ("x=float32[4,3]",)
 
@@ -25,7 +25,7 @@ class Numpy(nn.Module):
 class NumpyOfSizes(nn.Module):
     """NumPy that computes with sizes."""
 
-    exit_code = 1
+    exit_code = 5
     says = "needs 3*x:0 == 12"
     inputs = ("x=float32[4,3]",)
     dynamic = ("x:0=batch[2:8]",)
@@ -47,7 +47,7 @@ class Prints(nn.Module):
 class Raises(nn.Module):
     """A check of the model's own that the example does not pass."""
 
-    exit_code = 1
+    exit_code = 5
     says = "ValueError: the width must be even"
     inputs = ("x=float32[4,3]",)
 
@@ -60,7 +60,7 @@ class Raises(nn.Module):
 class RaisesAtOtherSizes(nn.Module):
     """A check of the model's own that the range does not pass."""
 
-    exit_code = 1
+    exit_code = 5
     says = "Write --dynamic 'x:0=4*batch[1:4]'"
     inputs = ("x=float32[8,3]",)
     dynamic = ("x:0=batch[4:16]",)
@@ -74,7 +74,7 @@ class RaisesAtOtherSizes(nn.Module):
 class Recursion(nn.Module):
     """A recursion without an end."""
 
-    exit_code = 1
+    exit_code = 5
     says = "RecursionError"
     inputs = ("x=float32[4,3]",)
 
@@ -85,7 +85,7 @@ class Recursion(nn.Module):
 class Exits(nn.Module):
     """A forward that ends the process."""
 
-    exit_code = 1
+    exit_code = 5
     says = "SystemExit: no licence"
     inputs = ("x=float32[4,3]",)
 
@@ -96,7 +96,7 @@ class Exits(nn.Module):
 class OnTheGpu(nn.Module):
     """A device in the code."""
 
-    exit_code = 1
+    exit_code = 5
     says = 'x.to("cuda:7")'
     inputs = ("x=float32[4,3]",)
 
@@ -107,7 +107,7 @@ class OnTheGpu(nn.Module):
 class Counter(nn.Module):
     """A buffer that counts the calls."""
 
-    exit_code = 1
+    exit_code = 5
     says = "the model changes its buffers calls"
     inputs = ("x=float32[4,3]",)
     calls: Tensor
@@ -124,7 +124,7 @@ class Counter(nn.Module):
 class PythonCounter(nn.Module):
     """A Python number that counts the calls."""
 
-    exit_code = 1
+    exit_code = 5
     says = "`calls` was"
     inputs = ("x=float32[4,3]",)
 
@@ -140,7 +140,7 @@ class PythonCounter(nn.Module):
 class WritesInput(nn.Module):
     """A forward that writes into its input."""
 
-    exit_code = 1
+    exit_code = 5
     says = "the model writes into its inputs x"
     inputs = ("x=float32[4,3]",)
 
@@ -151,7 +151,7 @@ class WritesInput(nn.Module):
 class TrainedStatistics(nn.Module):
     """Batch norm in training mode, which writes its statistics."""
 
-    exit_code = 1
+    exit_code = 5
     says = "the model changes its buffers mean, var"
     inputs = ("x=float32[4,3]",)
     mean: Tensor
@@ -169,7 +169,7 @@ class TrainedStatistics(nn.Module):
 class Noise(nn.Module):
     """Random noise."""
 
-    exit_code = 1
+    exit_code = 5
     says = "draws random numbers"
     inputs = ("x=float32[4,3]",)
 
@@ -180,7 +180,7 @@ class Noise(nn.Module):
 class PythonNoise(nn.Module):
     """A random number of Python's."""
 
-    exit_code = 1
+    exit_code = 5
     says = "does not repeat itself"
     inputs = ("x=float32[4,3]",)
 
@@ -191,7 +191,7 @@ class PythonNoise(nn.Module):
 class Dropout(nn.Module):
     """Dropout that stays on."""
 
-    exit_code = 1
+    exit_code = 5
     says = "draws random numbers"
     inputs = ("x=float32[4,3]",)
 
@@ -202,7 +202,7 @@ class Dropout(nn.Module):
 class Clock(nn.Module):
     """The time of day."""
 
-    exit_code = 1
+    exit_code = 5
     says = "does not repeat itself"
     inputs = ("x=float32[4,3]",)
 
@@ -261,7 +261,7 @@ class Scripted(nn.Module):
 class DynamicallyQuantized(nn.Module):
     """A layer of torch.ao's dynamic quantization."""
 
-    exit_code = 1
+    exit_code = 5
     says = "packed object of torch.ao's quantization"
     inputs = ("x=float32[4,3]",)
 

@@ -54,7 +54,7 @@ class NumberedDict(nn.Module):
 class NothingReturned(nn.Module):
     """No tensor as an output."""
 
-    exit_code = 1
+    exit_code = 5
     says = "the model returns no tensor"
     inputs = ("x=float32[4,3]",)
 

@@ -9,7 +9,7 @@ from torch._higher_order_ops.while_loop import while_loop
 class BranchOnValue(nn.Module):
     """A branch on a value (pytorch#145443)."""
 
-    exit_code = 1
+    exit_code = 5
     says = "the model branches on the value of a tensor at values.py"
     inputs = ("x=float32[4,3]",)
 
@@ -22,7 +22,7 @@ class BranchOnValue(nn.Module):
 class BranchOnOffset(nn.Module):
     """A branch on the last offset (pytorch#145443)."""
 
-    exit_code = 1
+    exit_code = 5
     says = "`if offsets[-1] > len(x):`"
     inputs = ("x=float32[4,3]", "offsets=int64[3]")
 
@@ -35,7 +35,7 @@ class BranchOnOffset(nn.Module):
 class BranchOnCount(nn.Module):
     """A branch on how many elements there are."""
 
-    exit_code = 1
+    exit_code = 5
     says = "the model branches on the value of a tensor"
     inputs = ("x=float32[4,3]",)
 
@@ -47,7 +47,7 @@ class BranchOnCount(nn.Module):
 class LoopOnValue(nn.Module):
     """A Python loop until a value is small."""
 
-    exit_code = 1
+    exit_code = 5
     says = "`while x.max() > 0.5:`"
     inputs = ("x=float32[4,3]",)
 
@@ -60,7 +60,7 @@ class LoopOnValue(nn.Module):
 class AssertOnValue(nn.Module):
     """An assertion on a value."""
 
-    exit_code = 1
+    exit_code = 5
     says = "`assert x.min() >= 0`"
     inputs = ("x=float32[4,3]",)
 
@@ -72,7 +72,7 @@ class AssertOnValue(nn.Module):
 class ItemBranch(nn.Module):
     """A branch on a number that was read from a tensor."""
 
-    exit_code = 1
+    exit_code = 5
     says = "the model needs a number from a tensor as Python's own number"
     inputs = ("x=float32[4,3]",)
 
@@ -92,7 +92,7 @@ class ItemScale(nn.Module):
 class ItemSize(nn.Module):
     """A size that was read from a tensor."""
 
-    exit_code = 1
+    exit_code = 5
     says = "Leave int(), float() or range() out there"
     inputs = ("x=float32[4,3]", "n=int64[]")
 
@@ -112,7 +112,7 @@ class ItemSlice(nn.Module):
 class ItemView(nn.Module):
     """A view whose size was read from a tensor."""
 
-    exit_code = 1
+    exit_code = 5
     says = "Leave int(), float() or range() out there"
     inputs = ("x=float32[4,3]", "n=int64[]")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import resource
+import shlex
 import socket
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -10,12 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from msgspec.structs import replace
 
 from exportkit.child.messages import serve
 from exportkit.errors import UsageError
 from exportkit.export.importing import import_code
 from exportkit.export.placement import usable_device
-from exportkit.export.resolve import parse_dtype, resolve, resolve_decompositions
+from exportkit.export.resolve import load_operator_libraries, parse_dtype, resolve, resolve_decompositions
 from exportkit.export.source_lines import users_code
 from exportkit.operators.contract.check import check_operator
 from exportkit.operators.contract.definition import checks
@@ -37,7 +39,8 @@ class _Worker:
     """The operators that this process has loaded, and what is known of them."""
 
     def __init__(self, command: Prepare) -> None:
-        self.options = options = command.options
+        self.options, self.source = command.options, command.source
+        options = self.options
         if unknown := [name for name in options.only if name not in checks()]:
             raise UsageError(f"there is no check {unknown[0]!r}", hint=f"The checks are: {', '.join(checks())}.")
         self.dtypes = tuple(map(parse_dtype, options.dtypes))
@@ -48,6 +51,7 @@ class _Worker:
             if command.source.kind == "model":
                 self._run_model(command.source.text)
             else:
+                load_operator_libraries(self._libraries())
                 load(command.source)
             specs = _specs(options.specs)
             names = sorted(self.recorded) if command.source.kind == "model" else registered()
@@ -95,9 +99,17 @@ class _Worker:
         )
         wanted = [check for check in options.only or checks() if check not in command.without]
         found, failures = _found(subject, wanted, collector)
-        findings, calls = (*collected.findings, *found.findings, *failures), found.calls + collected.tried
+        findings = (*collected.findings, *map(self._advised, found.findings), *failures)
+        calls = found.calls + collected.tried
         report = OperatorReport(name, schema, found.passed, found.skipped, findings, calls)
         return Checked(report, collected.origin)
+
+    def _advised(self, finding: Finding) -> Finding:
+        """Adds to the advice what follows from the source: a shared library alone shows no fakes in Python."""
+        if finding.check != "fake-runs" or self.source.kind != "file":
+            return finding
+        also = f"If a .py file registers it: exportkit ops check FILE.py --op-library {shlex.quote(self.source.text)}"
+        return replace(finding, hint=f"{finding.hint} {also}")
 
     def _calls(self, name: str, collector: Collector) -> Collected:
         if name in self.given:
@@ -107,10 +119,13 @@ class _Worker:
         return collector.samples_of(self.specs[name]) if name in self.specs else collector.drawn()
 
     def _run_model(self, model: str) -> None:
-        libraries = [Path(text) if Path(text).is_file() else text for text in self.options.libraries]
-        spec = resolve(model, inputs=self.options.inputs, op_libraries=libraries, seed=self.options.seed).spec
+        options = self.options
+        spec = resolve(model, inputs=options.inputs, op_libraries=self._libraries(), seed=options.seed).spec
         self.recorded = calls_of_model(spec, self.device or torch.device("cpu"))
         self.references |= spec.decompositions
+
+    def _libraries(self) -> list[Path | str]:
+        return [Path(text) if Path(text).is_file() else text for text in self.options.libraries]
 
     def _devices(self, name: str) -> list[torch.device]:
         has, cuda = devices_of(name), torch.cuda.is_available()

@@ -1,0 +1,64 @@
+"""What to do where code uses an operator that no loaded library defines."""
+
+from __future__ import annotations
+
+import itertools
+import re
+import shlex
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from exportkit.libraries import TORCH_NAMESPACES, LoadedLibrary, could_define, loaded_libraries
+
+_OPERATOR = r"(?P<namespace>\w+)::(?P<name>\w+)"
+# What torch says where a fake, a kernel or a gradient is added, where torch.ops is asked, and where a program is read.
+_SAID = tuple(
+    re.compile(pattern)
+    for pattern in (
+        rf"operator {_OPERATOR}\S* does not exist",
+        r"'_OpNamespace' '(?P<namespace>\w+)' object has no attribute '(?P<name>\w+)'",
+        rf"(?:Could not find schema for|No such operator|no operator named) {_OPERATOR}",
+    )
+)
+_MOST_FILES = 100
+_BUILD_FOLDERS = ("", "build", "lib")
+
+
+def missing_operator(text: str) -> str | None:
+    """Returns the operator, `namespace::name`, that by an error of torch is not defined; None for any other error."""
+    for said in _SAID:
+        if (match := said.search(text)) and match["namespace"] not in TORCH_NAMESPACES:
+            return f"{match['namespace']}::{match['name']}"
+    return None
+
+
+def advice(operator: str, folders: Iterable[Path]) -> str:
+    """Says how to give the library of an operator, and what was loaded instead.
+
+    Args:
+        operator: `namespace::name`.
+        folders: Where a library of the user may lie, such as the folder of the model's file.
+    """
+    loaded = "; ".join(map(_brings, loaded_libraries()))
+    namespace = operator.partition("::")[0]
+    found = next((path for path in _shared_libraries(folders) if could_define(path, namespace)), None)
+    if found is not None:
+        give = f"{_short(found)} may be it: --op-library {shlex.quote(_short(found))}"
+    else:
+        give = "Give the library that does, or the Python module that loads it: --op-library PATH|MODULE"
+    return f"No loaded library defines {operator}{loaded and f' (loaded: {loaded})'}. {give}"
+
+
+def _brings(library: LoadedLibrary) -> str:
+    namespaces = ", ".join(f"{each}::*" for each in sorted(library.namespaces))
+    return f"{library.path.name} with {namespaces or 'kernels only'}"
+
+
+def _shared_libraries(folders: Iterable[Path]) -> Iterator[Path]:
+    inner = (folder / part for folder in dict.fromkeys(folders) for part in _BUILD_FOLDERS)
+    files = (path for folder in inner if folder.is_dir() for path in sorted(folder.glob("*.so")))
+    return itertools.islice(files, _MOST_FILES)
+
+
+def _short(path: Path) -> str:
+    return str(path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path)
