@@ -60,17 +60,23 @@ class HostReport:
 
 # The findings that each capability needs. Every machine for exportkit should have the first three capabilities.
 _NEEDS: dict[str, tuple[str, ...]] = {
-    "load and run a CPU package": ("platform", "torch", "package reader", "cache"),
+    "load and run a CPU package": ("platform", "torch", "package reader", "policies", "cache"),
     "export an ExportedProgram": ("torch", "package reader"),
     "compile for the CPU": ("platform", "torch", "package reader", "compiler", "temporary files"),
     "check signatures": ("package reader", "signatures"),
     "export and verify ONNX models": ("torch", "package reader", "ONNX"),
-    "load and run a CUDA package": ("platform", "torch", "package reader", "cache", "CUDA device"),
+    "load and run a CUDA package": ("platform", "torch", "package reader", "policies", "cache", "CUDA device"),
     "compile for CUDA": ("platform", "torch", "package reader", "compiler", "temporary files", "CUDA device"),
     "build CUDA operators": ("compiler", "nvcc"),
     "run calls as CUDA graphs": ("torch", "C++ runtime", "CUDA device", "CUDA graphs"),
     "answer streams of sequences in C++": ("torch", "package reader", "steps of sequences"),
-    "run packages in worker processes (isolate=True)": ("platform", "torch", "temporary files", "worker processes"),
+    "run packages in worker processes (isolate=True)": (
+        "platform",
+        "torch",
+        "policies",
+        "temporary files",
+        "worker processes",
+    ),
 }
 BASIC = ("load and run a CPU package", "export an ExportedProgram", "compile for the CPU")
 
@@ -83,7 +89,7 @@ def diagnose(progress: Progress = silent) -> HostReport:
     """
     progress("checking torch and the machine")
     findings = [_python(), _platform(), _torch(), _if_torch("libstdc++", _libstdcxx), _package_reader()]
-    findings += [_signatures(), _onnx(), _if_reader("CPU", _cpu)]
+    findings += [_signatures(), _if_reader("policies", _policies), _onnx(), _if_reader("CPU", _cpu)]
     findings += [_if_torch("C++ runtime", _runtime), _if_torch("CUDA device", _cuda_device)]
     findings += [_if_torch("CUDA graphs", _cuda_graphs), _if_torch("worker processes", _worker_processes)]
     findings.append(_steps())
@@ -189,6 +195,18 @@ def _signatures() -> HostFinding:
     signs = importlib.util.find_spec("cryptography") is not None
     can = "made and checked" if signs else "checked; to make them: pip install 'exportkit[sign]'"
     return HostFinding("signatures", True, f"{can}, {library}")
+
+
+def _policies() -> HostFinding:
+    """Checks this machine's policies on signatures. One that cannot be followed lets nothing load."""
+    from exportkit.errors import PolicyError
+    from exportkit.package.trust import Trust
+
+    try:
+        by = Trust().demanded_by()
+    except PolicyError as error:
+        return HostFinding("policies", False, error.message, error.hint)
+    return HostFinding("policies", True, f"{by} requires a signature" if by else "none requires a signature")
 
 
 def _onnx() -> HostFinding:

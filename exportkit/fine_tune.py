@@ -15,6 +15,7 @@ from exportkit.export.program_weights import elements
 from exportkit.package.archive import STOCK_RECORDS, Content, PackageReader, StoredRecord, write_package
 from exportkit.package.consistency import WEIGHTS_DIR, match_state
 from exportkit.package.manifest import Manifest
+from exportkit.package.weights_advice import advised
 from exportkit.runtime.weights import described, read_state, replaced_weights
 
 
@@ -60,7 +61,8 @@ def replace_weights(reader: PackageReader, manifest: Manifest, records: dict[str
             hint="Export the model with these weights and without --embed-weights.",
         )
     state = read_state(weights)
-    replaced = replaced_weights(reader, manifest, manifest.targets, state)
+    with advised(weights, [weight.name for weight in manifest.weights if weight.state], state):
+        replaced = replaced_weights(reader, manifest, manifest.targets, state)
     old = {weight.record for weight in manifest.weights} | {case.record for case in manifest.cases}
     old |= set(manifest.program.records.values()) if manifest.program else set()
     for name in old - {None}:

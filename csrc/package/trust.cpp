@@ -146,12 +146,14 @@ const PublicKey* signer_of(const PackageFile& package, const Form& form, std::st
 
 PublicKey satisfy(const PackageFile& package, const Demand& demand, const fs::path& given) {
   std::string reasons;
+  bool by_others = false;
   for (const Form& form : forms_of(demand.keys, given)) {
     const fs::path file = given.empty() ? signature_beside(package.path(), form.suffix) : given;
     const std::string name = file.filename().string();
     const auto content = read_signature_file(file);
     const PublicKey* signer = content ? signer_of(package, form, *content, name) : nullptr;
     if (signer != nullptr) return *signer;
+    by_others = by_others || content.has_value();
     reasons += reasons.empty() ? "" : "; ";
     reasons += content ? file.string() + " has signatures by " + some(key_ids(form.suffix, *content, name))
                        : "there is no " + file.string();
@@ -160,7 +162,10 @@ PublicKey satisfy(const PackageFile& package, const Demand& demand, const fs::pa
   for (const PublicKey& key : demand.keys) wanted.push_back(key.id + " (" + key.source + ")");
   throw Error(errors::kSignatureMissing,
               package.name() + " is not signed as " + demand.by + " requires: " + reasons + "; wanted: " + some(wanted),
-              "`exportkit sign` signs a package. If the signature file has another name or place, give its path.");
+              by_others
+                  ? "Others signed it. Ask who released it for the signature by a wanted key; do not sign it yourself."
+                  : "Get the signature file that was released with it, or give its path if it has another name or "
+                    "place. Who made the package signs it with `exportkit sign`.");
 }
 
 // The requirements of the caller and of this machine's policies.

@@ -24,8 +24,11 @@ from exportkit.cli.shared_options import (
     weights_option,
 )
 from exportkit.export.export_options import CompileOptions, CpuIsa, CudaArch, TraceOptions
+from exportkit.export.model_names import check_model_name
+from exportkit.export.spelling import check_texts
 from exportkit.onnx.files import companion_path, method_path
 from exportkit.onnx.onnx_options import OnnxOptions
+from exportkit.package.atomic import check_writable
 from exportkit.package.trust import Trust
 from exportkit.progress import bytes_text
 
@@ -260,6 +263,10 @@ def command(
         raise click.UsageError("--repair-minutes is for --repair.")
     if output_format != "onnx" and (opset != OnnxOptions().opset or inline or decompositions):
         raise click.UsageError("--opset, --onnx-inline and --decomposition are for --format onnx.")
+    check_model_name(model)
+    check_texts(trace["dynamic"], trace["ranges"], inputs, trace["dtype"])
+    if output is not None:
+        check_writable(output)
     onnx_options = OnnxOptions(opset, inline)
     changes: Sequence[SizeChange] = ()
     options = TraceOptions(seed=seed, version=model_version, **trace)
@@ -287,6 +294,7 @@ def command(
     with progress() as step:
         step(f"importing torch and {model}")
         from exportkit.export.artifact import export_aoti, export_program
+        from exportkit.export.call_signature import left_out
         from exportkit.export.draft import draft_of, suggested_changes, with_changes
         from exportkit.export.resolve import resolve, resolve_decompositions
         from exportkit.onnx.export_onnx import export_onnx
@@ -301,6 +309,8 @@ def command(
             trust=trust,
             trusted=trusted,
         )
+        for parameter in left_out(resolved.spec.model):
+            step(f"leaving out {parameter.partition(':')[0]} of forward, which has no names for a package to describe")
         if apply_suggested_fixes:
             step("looking for sizes that the model takes")
             changes = suggested_changes(resolved, options, allow_narrowing=allow_narrowing)

@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 import click
 
 from exportkit.eager_source import EagerSource
+from exportkit.export.model_names import check_model_name
 from exportkit.package.trust import Trust
 from exportkit.verify.options import VerifyOptions
 
@@ -105,6 +106,8 @@ def eager_options(artifact: str) -> Callable[[Callable[..., Any]], Callable[...,
     def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(function)
         def with_eager(*args: Any, model: str | None, weights: Path | None, op_libraries: Any, **options: Any) -> Any:
+            if model is not None:
+                check_model_name(model)
             return function(*args, eager=EagerSource(model, weights, op_libraries), **options)
 
         return model(weights(libraries(with_eager)))

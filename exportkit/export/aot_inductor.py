@@ -36,6 +36,7 @@ from exportkit.export.toolchain import (
     compiling_for,
     default_cpu_isa,
     last_lines,
+    refuse_full_disk,
     torch_minor,
     usable_compiler,
 )
@@ -286,6 +287,7 @@ def _compile(
     except Exception as error:
         # Inductor raises its own errors, wrapped or not, and a custom operator's fake kernel may raise anything.
         cause = getattr(error, "inner_exception", None) or error
+        refuse_full_disk(cause)
         if isinstance(cause, (exc.CppCompileError, exc.InvalidCxxCompiler)):
             raise CompilerError(
                 f"the C++ compiler refused the generated code: {last_lines(str(cause), 8)}",

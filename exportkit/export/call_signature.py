@@ -80,6 +80,11 @@ def parameter_names(model: torch.nn.Module) -> list[str]:
     return [p.name for p in inspect.signature(model.forward).parameters.values() if p.kind not in _VARIADIC]
 
 
+def left_out(model: torch.nn.Module) -> list[str]:
+    """Returns the parameters of forward that no package can describe, such as `**kwargs`."""
+    return [str(p) for p in inspect.signature(model.forward).parameters.values() if p.kind in _VARIADIC]
+
+
 def bind_call(
     model: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, partial: bool = False
 ) -> dict[str, Any]:

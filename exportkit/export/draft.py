@@ -14,9 +14,10 @@ from exportkit.export.export_options import TraceOptions
 from exportkit.export.placement import usable_device
 from exportkit.export.preflight import check_operators, graph_operators
 from exportkit.export.resolved import EagerModel, ResolvedModel
-from exportkit.export.shapes import DynamicSizes, size_of
+from exportkit.export.shapes import DynamicSizes
 from exportkit.export.size_changes import SizeChange, changes_between, violated_names
 from exportkit.export.source_lines import user_frame, where
+from exportkit.export.spelling import size_of
 from exportkit.export.torch_draft import DraftProblem, draft_export
 from exportkit.export.torch_export import RefusedByTorchError, TracingTask, export_with, sizes_that_trace
 from exportkit.export.trace import ready_to_trace

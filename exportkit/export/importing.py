@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import sys
-from collections.abc import Collection
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -13,6 +12,7 @@ from typing import Any
 import torch
 
 from exportkit.errors import ModelNotFoundError
+from exportkit.export.model_names import check_model_name
 from exportkit.installed import installed_models
 from exportkit.spec import ExportSpec
 
@@ -22,10 +22,7 @@ def named_attribute(model: str) -> Any:
     built_in = installed_models()
     module_name, colon, attribute = built_in.get(model, model).rpartition(":")
     if not colon or not attribute:
-        raise ModelNotFoundError(
-            f"{model!r} is not a model",
-            hint=f"Give {_names(built_in)}package.module:attr, path/file.py:attr, or an ExportedProgram .pt2.",
-        )
+        check_model_name(model)
     module = import_code(module_name)
     value: Any = module
     for part in attribute.split("."):
@@ -36,10 +33,6 @@ def named_attribute(model: str) -> Any:
             )
         value = getattr(value, part)
     return value
-
-
-def _names(built_in: Collection[str]) -> str:
-    return f"a built-in name ({', '.join(built_in)}), " if built_in else ""
 
 
 def _is_candidate(name: str, item: Any, module: ModuleType) -> bool:
@@ -77,8 +70,7 @@ def _import_module(name: str) -> ModuleType:
 
 
 def _import_file(path: Path) -> ModuleType:
-    if not path.is_file():
-        raise ModelNotFoundError(f"there is no file {path}")
+    check_model_name(f"{path}:attribute")
     path = path.resolve()
     # Like `python file.py`, makes the file's folder importable. It goes last and shadows nothing.
     if str(path.parent) not in sys.path:

@@ -16,6 +16,7 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from exportkit.errors import HostError, UsageError
 from exportkit.export.call_signature import BoundCall, check_plain, describe_call
 from exportkit.export.entries import entry_specs
+from exportkit.export.spelling import check_cast
 from exportkit.package import core
 from exportkit.spec import FORWARD, ExportSpec
 
@@ -146,7 +147,7 @@ def parse_floating(name: str | None) -> torch.dtype | None:
     """
     if name is None:
         return None
-    dtype = getattr(torch, name, None) if name in ("float16", "bfloat16", "float32", "float64") else None
-    if not isinstance(dtype, torch.dtype):
-        raise UsageError(f"cannot cast a model to {name}", hint="Give float16, bfloat16, float32 or float64.")
+    check_cast(name)
+    dtype = getattr(torch, name)
+    assert isinstance(dtype, torch.dtype)
     return dtype

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import difflib
 import inspect
-import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -12,20 +12,19 @@ from typing import Any
 import torch
 
 from exportkit.errors import ModelNotFoundError, UsageError, WeightsError
-from exportkit.export.call_signature import NAMED, bind_call, parameter_names, rebind
+from exportkit.export.call_signature import NAMED, bind_call, left_out, parameter_names, rebind
 from exportkit.export.cases import matches
 from exportkit.export.importing import import_code, named_attribute
 from exportkit.export.program_file import load_program
 from exportkit.export.resolved import EagerModel, ResolvedModel
 from exportkit.export.source_lines import users_code
+from exportkit.export.spelling import check_dtype, parse_input_text
 from exportkit.libraries import LoadedLibrary, load_library
 from exportkit.package.describe_library import describe_with_needed
-from exportkit.package.dtypes import DTYPES
 from exportkit.package.manifest import Library
 from exportkit.package.trust import Trust
+from exportkit.package.weights_advice import renamed, to_safetensors
 from exportkit.spec import ExportSpec
-
-_INPUT = re.compile(r"(?P<name>[^=]+)=(?P<dtype>[a-z0-9_]+)\[(?P<sizes>[0-9,\s]*)\]")
 
 
 def resolve(
@@ -216,9 +215,11 @@ def _with_inputs(model: str, spec: ExportSpec, texts: Sequence[str]) -> ExportSp
         given[name] = tensor
     names = parameter_names(spec.model)
     if unknown := [name for name in given if name not in names]:
+        close = difflib.get_close_matches(unknown[0], names, 1)
+        takes = f"{f'Did you mean {close[0]}? ' if close else ''}forward takes {', '.join(names)}."
         raise UsageError(
             f"--input {unknown[0]}: {model} has no parameter of that name",
-            hint=f"forward takes {', '.join(names)}." if names else NAMED,
+            hint=NAMED if not names else f"{takes} {NAMED}" if left_out(spec.model) else takes,
         )
     if given:
         arguments = {**bind_call(spec.model, spec.example_inputs, spec.example_kwargs, partial=True), **given}
@@ -240,17 +241,12 @@ def parse_input(text: str) -> tuple[str, torch.Tensor]:
     Raises:
         UsageError: The text has another form or an unknown dtype, or the tensor does not fit in memory.
     """
-    match = _INPUT.fullmatch(text.strip())
-    if match is None:
-        raise UsageError(
-            f"cannot read the input {text!r}", hint="Write NAME=DTYPE[SIZES], such as image=float32[2,3,64,64]."
-        )
-    dtype = parse_dtype(match["dtype"])
-    shape = [int(size) for size in match["sizes"].split(",") if size.strip()]
+    name, dtype_name, shape = parse_input_text(text)
+    dtype = parse_dtype(dtype_name)
     try:
         if dtype.is_floating_point or dtype.is_complex:
-            return match["name"].strip(), torch.rand(shape, dtype=torch.float64).to(dtype)
-        return match["name"].strip(), torch.randint(0, 2, shape).to(dtype)
+            return name, torch.rand(shape, dtype=torch.float64).to(dtype)
+        return name, torch.randint(0, 2, shape).to(dtype)
     except RuntimeError as error:
         raise UsageError(f"cannot make the input {text!r}: {str(error).partition('] ')[2] or error}") from error
 
@@ -261,9 +257,9 @@ def parse_dtype(name: str) -> torch.dtype:
     Raises:
         UsageError: A package cannot have such a dtype.
     """
-    dtype = getattr(torch, name, None) if name in DTYPES else None
-    if not isinstance(dtype, torch.dtype):
-        raise UsageError(f"a package cannot have dtype {name!r}", hint=f"Give one of {', '.join(sorted(DTYPES))}.")
+    check_dtype(name)
+    dtype = getattr(torch, name)
+    assert isinstance(dtype, torch.dtype)
     return dtype
 
 
@@ -280,19 +276,28 @@ def _load_weights(spec: ExportSpec, path: Path) -> None:
     try:
         given = load_file(path)
     except SafetensorError as error:
-        raise WeightsError(f"{path} is not a safetensors file: {error}") from error
+        raise WeightsError(f"{path} is not a safetensors file: {error}", hint=to_safetensors(path)) from error
     model = spec.model
     state = {n: t for n, t in model.state_dict(keep_vars=True).items() if isinstance(t, torch.Tensor)}
     filled = {id(state[name]) for name in given if name in state}  # one name of a tied tensor is enough
     faults = {
         "missing": [n for n, t in state.items() if id(t) not in filled and not matches(n, spec.state)],
         "not in the model": [name for name in given if name not in state],
-        "wrong shape": [n for n, t in given.items() if n in state and state[n].shape != t.shape],
+        "wrong shape": [
+            f"{n} is {_form(t)}, not {_form(state[n])}"
+            for n, t in given.items()
+            if n in state and state[n].shape != t.shape
+        ],
     }
     if any(faults.values()):
         raise WeightsError(
             f"{path} does not fit {type(model).__name__}"
             + "".join(f"\n  {what}: {', '.join(names)}" for what, names in faults.items() if names),
-            hint="It must have exactly the model's parameters and buffers, with the same names and shapes.",
+            hint=renamed(path, [n for n in state if not matches(n, spec.state)], given)
+            or "It must have exactly the model's parameters and buffers, with the same names and shapes.",
         )
     model.load_state_dict(given, strict=False)
+
+
+def _form(tensor: torch.Tensor) -> str:
+    return f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}"

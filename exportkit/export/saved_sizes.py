@@ -10,14 +10,8 @@ from exportkit.errors import ExportError, UsageError
 from exportkit.export.describe_program import taken_tensors
 from exportkit.export.eager_methods import EagerMethods
 from exportkit.export.export_options import TraceOptions
-from exportkit.export.shapes import (
-    DynamicSizes,
-    Symbols,
-    dynamic_sizes,
-    parse_expression,
-    parse_places,
-    parse_ranges,
-)
+from exportkit.export.shapes import DynamicSizes, Symbols, dynamic_sizes
+from exportkit.export.spelling import parse_expression, parse_places, parse_ranges
 from exportkit.package.manifest import Size
 from exportkit.spec import FORWARD, ExportSpec
 

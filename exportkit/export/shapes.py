@@ -2,25 +2,17 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import sympy
 import torch
 
 from exportkit.errors import ExportError, UsageError
+from exportkit.export.spelling import parse_expression, size_of
 from exportkit.package.manifest import Dimension, Size
 
 MAX_SIZE = 2**31 - 1  # recorded if a program that exportkit did not write gives a dimension no upper end
-
-_EXPRESSION = re.compile(
-    r"(?:(?P<scale>[0-9]+)\*)?(?P<name>[A-Za-z_][A-Za-z0-9_]{0,63})(?:(?P<sign>[+-])(?P<offset>[0-9]+))?"
-    r"(?:\[(?P<min>[0-9]+):(?P<max>[0-9]+)\])?"
-)
-_PLACE = re.compile(r"(?P<tensor>[^:=]+):(?P<dim>[0-9]+)=(?P<expression>.+)")
-_RANGE = re.compile(r"(?P<name>[A-Za-z_][A-Za-z0-9_]{0,63})=(?P<min>[0-9]+):(?P<max>[0-9]+)")
-_FORM = "NAME:DIM=NAME[MIN:MAX] or NAME:DIM=16*NAME[MIN:MAX], such as image:0=batch[1:64]; NAME:DIM=4 fixes a size"
 
 Shapes = Mapping[str, Mapping[int, str]]
 """Tensor name -> dimension -> expression, as in ExportSpec.dynamic_shapes."""
@@ -47,43 +39,6 @@ class DynamicSizes:
         return self.places.get(tensor, {}).get(dim)
 
 
-def parse_places(texts: Iterable[str]) -> dict[str, dict[int, str]]:
-    """Parses texts such as "image:0=batch[1:64]".
-
-    Raises:
-        UsageError: A text has another form, or two texts give the same dimension.
-    """
-    shapes: dict[str, dict[int, str]] = {}
-    for text in texts:
-        match = _PLACE.fullmatch(text.strip())
-        if match is None:
-            raise UsageError(f"cannot read the dynamic size {text!r}", hint=f"Write {_FORM}.")
-        dims = shapes.setdefault(match["tensor"].strip(), {})
-        if (dim := int(match["dim"])) in dims:
-            raise UsageError(f"dimension {dim} of {match['tensor']} is given twice: {dims[dim]} and {text}")
-        dims[dim] = match["expression"].strip()
-    return shapes
-
-
-def parse_ranges(texts: Iterable[str]) -> dict[str, tuple[int, int]]:
-    """Parses texts such as "length=1:4096".
-
-    Raises:
-        UsageError: A text has another form, or two texts give the same name.
-    """
-    ranges: dict[str, tuple[int, int]] = {}
-    for text in texts:
-        match = _RANGE.fullmatch(text.strip())
-        if match is None or int(match["min"]) >= int(match["max"]):
-            raise UsageError(
-                f"cannot read the range {text!r}", hint="Write NAME=MIN:MAX with MIN below MAX, such as length=1:4096."
-            )
-        if match["name"] in ranges:
-            raise UsageError(f"the range of {match['name']} is given twice")
-        ranges[match["name"]] = int(match["min"]), int(match["max"])
-    return ranges
-
-
 def with_ranges(shapes: Shapes, ranges: Mapping[str, tuple[int, int]]) -> dict[str, dict[int, str]]:
     """Returns the sizes with other ranges for the names that have one."""
     found: dict[str, dict[int, str]] = {}
@@ -94,11 +49,6 @@ def with_ranges(shapes: Shapes, ranges: Mapping[str, tuple[int, int]]) -> dict[s
                 text = f"{size}[{low}:{high}]"
             found.setdefault(tensor, {})[dim] = text
     return found
-
-
-def size_of(text: str) -> Size | None:
-    """Returns the size that an expression means; None if it fixes a size."""
-    return None if text.strip().isdecimal() else parse_expression(text)[0]
 
 
 def merge_shapes(shapes: Shapes, replacements: Shapes) -> dict[str, dict[int, str]]:
@@ -146,35 +96,6 @@ def dynamic_sizes(shapes: Shapes, tensors: Mapping[str, Sequence[int]]) -> Dynam
     _check_lower_ends(places, ranges)
     dimensions = tuple(Dimension(name=name, min=low, max=high) for name, (low, high) in ranges.items())
     return DynamicSizes(dimensions, places, example)
-
-
-def parse_expression(text: str) -> tuple[Size, tuple[int, int] | None]:
-    """Parses a size expression with an optional range: "16*gh[8:96]", "batch", "n+1[2:9]".
-
-    Raises:
-        UsageError: The text has another form.
-    """
-    match = _EXPRESSION.fullmatch(re.sub(r"\s+", "", text))
-    if match is None:
-        raise UsageError(
-            f"cannot read the size {text!r}",
-            hint="Write NAME[MIN:MAX], or with a factor and an offset: 16*NAME[MIN:MAX], 2*NAME+1[MIN:MAX].",
-        )
-    scale = int(match["scale"] or 1)
-    if scale < 1:
-        raise UsageError(f"the size {text!r} is always 0: the factor must be at least 1")
-    size = Size(
-        dimension=match["name"], scale=scale, offset=int(match["offset"] or 0) * (-1 if match["sign"] == "-" else 1)
-    )
-    if match["min"] is None:
-        return size, None
-    low, high = int(match["min"]), int(match["max"])
-    if low >= high:
-        raise UsageError(
-            f"the range [{low}:{high}] of `{size.dimension}` is empty or has only one value",
-            hint="MIN must be below MAX. Leave out a size that never varies.",
-        )
-    return size, (low, high)
 
 
 def torch_dimensions(sizes: DynamicSizes) -> dict[str, torch.export.Dim]:

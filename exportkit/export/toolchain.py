@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import functools
 import os
 import platform
@@ -16,7 +17,7 @@ from typing import Any
 import torch
 from torch._inductor import config, cpp_builder, cpu_vec_isa
 
-from exportkit.errors import CompilerError, UsageError
+from exportkit.errors import CompilerError, HostError, UsageError
 from exportkit.export.export_options import CpuIsa
 from exportkit.export.torch_internals import replaced
 from exportkit.package.elf import read_elf
@@ -68,10 +69,20 @@ def objection(compiler: str) -> str | None:
         except OSError as error:
             return f"cannot run it: {error}"
         if done.returncode != 0:
+            refuse_full_disk(done.stderr)
             return f"it cannot compile a C++20 library: {last_lines(done.stderr, 3)}"
         if read_elf(library).static_libstdcxx:
             return "it links libstdc++ statically, so its models crash in std::regex when they are loaded"
     return None
+
+
+def refuse_full_disk(said: object) -> None:
+    """Raises HostError if what a compiler or torch said is that the disk is full: no other compiler would help."""
+    if os.strerror(errno.ENOSPC) in str(said):
+        raise HostError(
+            f"no space is left in the temporary folder {tempfile.gettempdir()}, where the compiler works",
+            hint="Free about 1 GB there, or name another folder: TMPDIR=/path/with/space.",
+        )
 
 
 def default_cpu_isa() -> CpuIsa | None:

@@ -23,15 +23,8 @@ from exportkit.export.program_check import check_programs
 from exportkit.export.provenance import provenance
 from exportkit.export.record import record_cases
 from exportkit.export.resolved import EagerModel
-from exportkit.export.shapes import (
-    Shapes,
-    dynamic_sizes,
-    merge_shapes,
-    parse_places,
-    parse_ranges,
-    size_of,
-    with_ranges,
-)
+from exportkit.export.shapes import Shapes, dynamic_sizes, merge_shapes, with_ranges
+from exportkit.export.spelling import parse_places, parse_ranges, size_of
 from exportkit.export.torch_export import TracingTask
 from exportkit.export.torch_sizes import with_plain_shapes
 from exportkit.export.trace_method import ReadyModel, trace_method

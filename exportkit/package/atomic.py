@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shlex
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -63,7 +64,10 @@ def check_writable(path: Path, size: int = 0) -> None:
         UsageError: The folder does not exist, is not writable, or is on a disk that has no room.
     """
     if not path.parent.is_dir():
-        raise UsageError(f"cannot write {path}: there is no folder {path.parent}", hint="Create it first.")
+        raise UsageError(
+            f"cannot write {path}: there is no folder {path.parent}",
+            hint=f"Make it: mkdir -p {shlex.quote(str(path.parent))}",
+        )
     if not os.access(path.parent, os.W_OK | os.X_OK):
         raise UsageError(f"cannot write {path}: the folder {path.parent} is not writable")
     free = shutil.disk_usage(path.parent).free

@@ -109,6 +109,11 @@ def read_private_key(path: Path, ask_password: Callable[[], str]) -> PrivateKey:
         except TypeError:  # it is encrypted
             key = load_pem_private_key(text, password=ask_password().encode())
     except (ValueError, TypeError, UnsupportedAlgorithm) as error:  # an empty password is a TypeError
+        if b"-----BEGIN PUBLIC KEY-----" in text:
+            raise UsageError(
+                f"{path} is a public key, which checks signatures and cannot make them",
+                hint="Give the private key that it belongs to. The public key is for --public-key.",
+            ) from error
         raise UsageError(
             f"{name} cannot be used: {str(error).partition(chr(10))[0].rstrip('.')}",
             hint=f"It must be a PEM file, and the password must be right. Make a key with: {_MAKE}",

@@ -7,6 +7,7 @@ import math
 import os
 import weakref
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -16,6 +17,7 @@ from exportkit.package import core
 from exportkit.package.archive import PackageReader
 from exportkit.package.consistency import match_state
 from exportkit.package.manifest import Manifest, Target, Weight
+from exportkit.package.weights_advice import advised, to_safetensors
 from exportkit.runtime.initial_state import check_given_state, same_content
 
 Weights = Mapping[str, torch.Tensor]  # by the weights' names in the manifest
@@ -133,7 +135,9 @@ def replaced_weights(
             code of a target, or they come with other state than sessions begin with.
     """
     given = read_state(source)
-    names = match_state(manifest.weights, described(given), manifest.state)
+    path = None if isinstance(source, Mapping) else Path(source)
+    with advised(path, [weight.name for weight in manifest.weights if weight.state], given):
+        names = match_state(manifest.weights, described(given), manifest.state)
     check_given_state(reader, given)
     packaged = mapped_weights(reader)
     weights = dict(packaged)
@@ -178,7 +182,8 @@ def read_state(source: WeightsSource) -> dict[str, torch.Tensor]:
     except OSError as error:
         raise WeightsError(f"cannot read the weights {source}: {error.strerror or error}") from error
     except SafetensorError as error:
-        raise WeightsError(f"{source} is not a safetensors file: {error}") from error
+        hint = to_safetensors(Path(source))
+        raise WeightsError(f"{source} is not a safetensors file: {error}", hint=hint) from error
 
 
 def described(state: Mapping[str, torch.Tensor]) -> dict[str, tuple[str, torch.Size]]:

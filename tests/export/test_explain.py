@@ -18,8 +18,9 @@ import exportkit
 from exportkit import ExportSpec
 from exportkit.errors import ExportError
 from exportkit.export.call_signature import describe_call
-from exportkit.export.shapes import dynamic_sizes, merge_shapes, parse_places
+from exportkit.export.shapes import dynamic_sizes, merge_shapes
 from exportkit.export.source_lines import user_frame
+from exportkit.export.spelling import parse_places
 from exportkit.export.torch_export import TracingTask
 from exportkit.export.trace_method import trace_with_torch_export
 

@@ -4,16 +4,8 @@ import pytest
 import torch
 
 from exportkit.errors import UsageError
-from exportkit.export.shapes import (
-    DynamicSizes,
-    Symbols,
-    dynamic_sizes,
-    merge_shapes,
-    parse_expression,
-    parse_places,
-    torch_dimensions,
-    torch_shape,
-)
+from exportkit.export.shapes import DynamicSizes, Symbols, dynamic_sizes, merge_shapes, torch_dimensions, torch_shape
+from exportkit.export.spelling import parse_expression, parse_places
 from exportkit.package.manifest import Dimension, Size
 
 IMAGE = {"image": (2, 3, 64, 80), "query": (2, 24)}

@@ -15,7 +15,8 @@ from exportkit.export.export_options import TraceOptions
 from exportkit.export.resolve import resolve
 from exportkit.export.resolved import EagerModel, SavedProgram
 from exportkit.export.saved_program import trace_saved
-from exportkit.export.shapes import MAX_SIZE, parse_ranges
+from exportkit.export.shapes import MAX_SIZE
+from exportkit.export.spelling import parse_ranges
 from exportkit.export.torch_sizes import plain_shapes
 from exportkit.export.trace import ready_to_trace, trace
 from exportkit.export.traced import Traced

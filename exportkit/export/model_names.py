@@ -1,0 +1,69 @@
+"""What MODEL may be, as far as that shows without importing it or torch."""
+
+from __future__ import annotations
+
+import ast
+import difflib
+from pathlib import Path
+
+from exportkit.errors import ModelNotFoundError
+from exportkit.installed import installed_models
+
+_MOST = 12  # names that are listed
+
+
+def check_model_name(model: str) -> None:
+    """Checks that MODEL names something that can be looked up.
+
+    Raises:
+        ModelNotFoundError: It has no such form, or its file does not exist.
+    """
+    if model in installed_models():
+        return
+    if model.endswith(".pt2"):
+        _check_file(Path(model))
+        return
+    name, colon, attribute = model.rpartition(":")
+    if not colon or not attribute:
+        raise ModelNotFoundError(f"{model!r} is not a model", hint=_form(model.removesuffix(":")))
+    if name.endswith(".py"):
+        _check_file(Path(name))
+
+
+def _check_file(path: Path) -> None:
+    if path.is_file():
+        return
+    folder = path.parent
+    others = [each.name for each in folder.glob(f"*{path.suffix}")] if folder.is_dir() else []
+    close = difflib.get_close_matches(path.name, others, 1)
+    hint = f"Did you mean {folder / close[0]}?" if close else f"The folder is {folder.resolve()}."
+    raise ModelNotFoundError(f"there is no file {path}", hint=hint)
+
+
+def _form(model: str) -> str:
+    """Returns the advice for a text that names no attribute."""
+    path = Path(model if model.endswith(".py") else f"{model}.py")
+    if path.is_file():
+        found = defined_names(path)
+        named = ", ".join(f"{path}:{each}" for each in found[:_MOST])
+        return f"Say what in it, such as {named}." if found else f"Say what in it: {path}:attr."
+    built_in = installed_models()
+    close = difflib.get_close_matches(model, built_in, 1)
+    names = f"a built-in name ({', '.join(built_in)}), " if built_in else ""
+    mean = f"Did you mean {close[0]}? " if close else ""
+    return f"{mean}Give {names}package.module:attr, path/file.py:attr, or an ExportedProgram .pt2."
+
+
+def defined_names(path: Path) -> tuple[str, ...]:
+    """Returns the public classes, functions and variables of a Python file, which is read and not run."""
+    try:
+        body = ast.parse(path.read_bytes()).body
+    except (SyntaxError, ValueError, OSError):
+        return ()
+    names: list[str] = []
+    for each in body:
+        if isinstance(each, (ast.ClassDef, ast.FunctionDef)):
+            names.append(each.name)
+        elif isinstance(each, ast.Assign):
+            names += [target.id for target in each.targets if isinstance(target, ast.Name)]
+    return tuple(dict.fromkeys(name for name in names if not name.startswith("_")))
