@@ -20,8 +20,9 @@ from exportkit.export.source_lines import user_frame, where
 from exportkit.export.spelling import size_of
 from exportkit.export.torch_draft import DraftProblem, draft_export
 from exportkit.export.torch_export import RefusedByTorchError, TracingTask, export_with, sizes_that_trace
-from exportkit.export.trace import ready_to_trace
+from exportkit.export.trace import ready_to_trace, trace
 from exportkit.export.trace_method import check_writes
+from exportkit.progress import silent
 
 TRIES = 5
 """How often a search for sizes traces the model."""
@@ -74,12 +75,18 @@ def draft_of(model: ResolvedModel, options: TraceOptions) -> Draft:
     device = usable_device(options.device)
     findings: list[DraftFinding] = []
     changes: list[SizeChange] = []
-    with ready_to_trace(_eager(model, "--draft"), options, device) as ready:
+    eager = _eager(model, "--draft")
+    with ready_to_trace(eager, options, device) as ready:
         for name, (task, sizes) in ready.tasks.items():
             found = _draft_of_method(task, sizes, device)
             of = "" if len(ready.tasks) == 1 else f"{name}: "
             findings += [replace(each, message=f"{of}{each.message}") for each in found.findings]
             changes += [each for each in found.changes if each not in changes]
+    if not findings:
+        try:
+            trace(eager, options, device, silent)  # which calls the model at the ends of the ranges, too
+        except (ExportError, UsageError) as error:
+            findings.append(_other(error))
     return Draft(tuple(findings), tuple(changes))
 
 
@@ -199,5 +206,5 @@ def _finding(problem: DraftProblem) -> DraftFinding:
     )
 
 
-def _other(error: ExportError) -> DraftFinding:
+def _other(error: ExportError | UsageError) -> DraftFinding:
     return DraftFinding("other", error.message, error.hint)

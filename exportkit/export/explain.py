@@ -16,6 +16,7 @@ from exportkit.errors import ExportError
 from exportkit.export.branch_graphs import flow_nodes
 from exportkit.export.control_flow import ControlFlowError
 from exportkit.export.guards import with_places
+from exportkit.export.preflight import OTHER_DTYPES, SAME_DTYPE
 from exportkit.export.shapes import DynamicSizes
 from exportkit.export.size_changes import SizeChange, changes_between, violated_names
 from exportkit.export.source_lines import where_listed, where_raised
@@ -114,6 +115,7 @@ def _depends_on_values(error: GuardOnDataDependentSymNode, at: str) -> ExportErr
 
 
 _KNOWN = (
+    (OTHER_DTYPES, "the model computes with tensors of two dtypes", SAME_DTYPE),
     (
         r"\.numpy\(\) is not supported|numpy",
         "the model calls NumPy",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import importlib
 import importlib.util
 import sys
@@ -28,8 +29,11 @@ def named_attribute(model: str) -> Any:
     for part in attribute.split("."):
         if not hasattr(value, part):
             candidates = sorted(name for name, item in vars(module).items() if _is_candidate(name, item, module))
+            close = difflib.get_close_matches(attribute, candidates, 1)
+            mean = f"Did you mean {close[0]}? " if close else ""
             raise ModelNotFoundError(
-                f"{module_name} has no {attribute!r}", hint=f"It has {', '.join(candidates) or 'nothing to export'}."
+                f"{module_name} has no {attribute!r}",
+                hint=f"{mean}It has {', '.join(candidates) or 'nothing to export'}.",
             )
         value = getattr(value, part)
     return value

@@ -26,11 +26,11 @@ from exportkit.libraries import TORCH_NAMESPACES
 from exportkit.package.manifest import Operator
 
 # What torch says of a model in half precision and inputs in float32, or the reverse.
-_OTHER_DTYPES = re.compile(
+OTHER_DTYPES = (
     r"must have the same dtype|expected (?:m1 and m2|scalar type|mat1 and mat2)|should be the same|"
     r"(?:Input type|Expected).*(?:Half|Float|BFloat16|Double)"
 )
-_SAME_DTYPE = (
+SAME_DTYPE = (
     "Give the inputs in the dtype of the model's weights, such as --input 'x=float16[2,8]', or cast both with "
     "--dtype, such as --dtype float16."
 )
@@ -90,8 +90,7 @@ def check_model(call: Callable[[], Any], device: torch.device) -> Any:
     except (Exception, SystemExit) as error:
         # The model may raise anything. Its own traceback is chained.
         runs = "The model must run in eager mode first, on these inputs. --debug shows the whole traceback."
-        other = _OTHER_DTYPES.search(str(error))
-        hint = f"{_SAME_DTYPE} {runs}" if other else runs
+        hint = f"{SAME_DTYPE} {runs}" if re.search(OTHER_DTYPES, str(error)) else runs
         raise raised_by_user("the model cannot run on its example inputs", error, hint=hint) from error
 
 

@@ -20,12 +20,13 @@ from exportkit.export.cases import resampled
 from exportkit.export.control_flow import ControlFlowError, traceable_control_flow, weights_apart
 from exportkit.export.declared import declared
 from exportkit.export.gradients import gradients_of, traced
+from exportkit.export.describe_program import taken_tensors
 from exportkit.export.guards import GuardLog, guard_log
 from exportkit.export.lifted import STATE, lifted
 from exportkit.export.quiet import quiet_torch
 from exportkit.export.recurrent_layers import whole_recurrent_layers
-from exportkit.export.shapes import DynamicSizes, torch_dimensions, torch_shape
-from exportkit.export.size_changes import Examples, proposals, untrue_names, violated_names
+from exportkit.export.shapes import DynamicSizes, dynamic_sizes, torch_dimensions, torch_shape
+from exportkit.export.size_changes import Examples, proposals, sizes_as_texts, untrue_names, violated_names
 from exportkit.export.source_lines import users_code
 from exportkit.export.state_buffers import StateBuffer
 from exportkit.sizes import label_of
@@ -267,6 +268,7 @@ def sizes_that_trace(
         The sizes and their program; None if there was nothing to try, or nothing worked.
     """
     waiting = proposals(str(refused), refused.sizes, task.examples, refused.log)
+    asked = False
     for _ in range(tries):
         if not waiting:
             break
@@ -275,4 +277,35 @@ def sizes_that_trace(
             return sizes, _export_once(task, sizes)[0] if strict else export_with(task, sizes)
         except RefusedByTorchError as again:
             waiting = proposals(str(again), sizes, task.examples, again.log) + waiting
+            if not asked:
+                asked, waiting = True, [*_with_followers(task, refused), *waiting]
     return None
+
+
+def _with_followers(task: TracingTask, refused: RefusedByTorchError) -> list[DynamicSizes]:
+    """Returns the sizes with those of other inputs that follow a refused one, which a trace without names tells.
+
+    Sizes that are equal in the example by chance are left alone.
+    """
+    named = {(tensor, dim): size for tensor, dims in refused.sizes.places.items() for dim, size in dims.items()}
+    wrong = {place for place, size in named.items() if size.dimension in violated_names(str(refused))}
+    alike = {task.examples[tensor][dim] for tensor, dim in wrong}
+    places = [(tensor, dim) for tensor, shape in task.examples.items() for dim in range(len(shape))]
+    unnamed = [(t, dim) for t, dim in places if (t, dim) not in named and task.examples[t][dim] in alike]
+    try:
+        program, _ = call_export(torch.export.export, task, DynamicSizes(free=[*named, *unnamed]))
+    except RefusedByTorchError:
+        return []
+    values = dict(zip(task.bound.names, taken_tensors(program)))
+    texts = sizes_as_texts(refused.sizes)
+    for tensor, dim in unnamed:
+        for leader in wrong:
+            if _same(values, (tensor, dim), leader):
+                texts.setdefault(tensor, {})[dim] = texts[leader[0]][leader[1]]
+    return [dynamic_sizes(texts, task.examples)] if texts != sizes_as_texts(refused.sizes) else []
+
+
+def _same(values: Mapping[str, torch.Tensor], one: tuple[str, int], other: tuple[str, int]) -> bool:
+    sizes: list[int | torch.SymInt] = [values[tensor].shape[dim] for tensor, dim in (one, other)]
+    expressions = [size.node.expr for size in sizes if isinstance(size, torch.SymInt)]
+    return len(expressions) == 2 and bool(expressions[0] == expressions[1])

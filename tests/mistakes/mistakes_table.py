@@ -33,6 +33,7 @@ class Mistake:
     """A mistake. mistakes.txt has the fields under these names."""
 
     typed: str
+    number: int
     code: int = 0
     says: list[str] = field(default_factory=list)
     never: list[str] = field(default_factory=list)
@@ -43,7 +44,8 @@ class Mistake:
     @property
     def name(self) -> str:
         """A name for the test."""
-        return re.sub(r"[^\w.]+", "-", self.typed.removeprefix("exportkit "))[:60].strip("-")
+        words = re.sub(r"'|--input|float32|--draft|exportkit ", "", self.typed)
+        return f"{self.number} {re.sub('[^a-zA-Z0-9_.]+', '-', words)[:60]}"
 
     def lines_by_advice(self, said: str) -> list[str]:
         """Returns what is typed by the advice."""
@@ -58,7 +60,7 @@ def mistakes() -> list[Mistake]:
     found = []
     for block in TABLE.read_text().strip().split("\n\n"):
         first, *lines = [line for line in block.splitlines() if not line.startswith("#")]
-        mistake = Mistake(first.removeprefix("$ "))
+        mistake = Mistake(first.removeprefix("$ "), len(found) + 1)
         for line in lines:
             key, _, text = line.partition(" ")
             match key:
@@ -86,7 +88,8 @@ def mistakes() -> list[Mistake]:
 def options(typed: str, said: str, _: str) -> list[str]:
     """Adds the options that the last line names; one for the same place stands in for the old one."""
     words = shlex.split(typed)
-    for option, value in _OPTION.findall(said.strip().splitlines()[-1]):
+    advice = [line for line in said.splitlines() if _OPTION.search(line)][-1]
+    for option, value in _OPTION.findall(advice):
         new = [option, *shlex.split(value.rstrip("."))]
         place = new[-1].partition("=")[0]
         old = [i for i, word in enumerate(words) if words[i - 1] == option and word.partition("=")[0] == place]

@@ -91,5 +91,5 @@ def _typed(line: str, programs: Path | None, capsys: pytest.CaptureFixture[str])
 def test_there_are_fifty_of_them_and_most_advice_can_be_followed() -> None:
     table = mistakes()
     assert len(table) >= 50
-    assert len({mistake.name for mistake in table}) == len(table)
+    assert len({mistake.typed for mistake in table}) == len(table)
     assert sum(mistake.then is not None for mistake in table) >= 30
