@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
 import ipaddress
 import logging
@@ -46,9 +47,14 @@ class Acceptor:
             self._watch(listener)
 
     def close(self) -> None:
-        """Closes the ports."""
+        """Closes the ports. Connections that wait in the system's queue are taken first: it would reset them."""
         for listener in self._sockets:
             self._loop.remove_reader(listener)
+            if self._may_accept():
+                listener.listen(0)  # no more of them wait from now on
+                with contextlib.suppress(OSError):  # none is left
+                    for _ in range(_BACKLOG):
+                        self._take(listener.accept()[0])
             listener.close()
         self._sockets = []
 

@@ -55,7 +55,7 @@ def load_copies(
     with contextlib.ExitStack() as undo:
         models: list[SharedModel] = []
         for device in devices:
-            models.append(SharedModel(partial(_load, package.path, device, options, weights)))
+            models.append(SharedModel(partial(_load, package.path, device, options, weights), package.name))
             undo.callback(models[-1].leave)
         manifest = models[0].model.manifest
         offered = servable(package.name, manifest, sequences=sequences.most > 0)

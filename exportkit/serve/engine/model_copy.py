@@ -38,14 +38,16 @@ class SharedModel:
         failure: Why it could not be loaded again; None if it was.
     """
 
-    def __init__(self, load: Callable[[], Model]) -> None:
+    def __init__(self, load: Callable[[], Model], name: str | None = None) -> None:
         """Loads the package. Raises the errors of `exportkit.load`.
 
         Args:
             load: Loads it, now and after its worker process died.
+            name: The name by which it is served, for the log. Default: the package's.
         """
         self._load = load
         self.model = load()
+        self._name = name or self.model.manifest.name
         self.device = self.model.device
         self._restarting = threading.Lock()
         self.closed = threading.Event()
@@ -115,7 +117,7 @@ class SharedModel:
                 self._load_again()
             except (ExportkitError, RuntimeError) as error:  # torch raises RuntimeError for a broken device
                 self.failure = f"the model died, and the package cannot be loaded again: {error}"
-                _log.error("%s: %s", self.model.manifest.name, self.failure)
+                _log.error("%s: %s", self._name, self.failure)
             return self.alive
 
     def _load_again(self) -> None:
@@ -130,7 +132,7 @@ class SharedModel:
         self.model, self.failure = new, None
         if self.closed.is_set():  # meanwhile
             new.close()
-        _log.warning("%s: the worker process died and was started again", new.manifest.name)
+        _log.warning("%s: the worker process died and was started again", self._name)
 
     def leave(self) -> None:
         """Counts one copy less. After the last one, the model is freed when its running calls have ended."""

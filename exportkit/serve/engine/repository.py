@@ -370,7 +370,7 @@ class Repository:
             model.refuse_new(reason)
         await asyncio.gather(*(model.close() for model in models))
         entry.served, entry.whole, entry.loaded = {}, None, None
-        entry.state, entry.reason = "UNAVAILABLE", "unloaded"
+        entry.state, entry.reason = "UNAVAILABLE", "the server drains" if self._draining else "unloaded"
 
 
 def _served_by(entry: _Entry, name: str) -> ServedModel | None:

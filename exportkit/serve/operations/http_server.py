@@ -16,6 +16,7 @@ from exportkit.serve.operations.http_connection import ConnectionSetup, HttpConn
 from exportkit.serve.operations.tls import Tls
 
 _CLOSE_SECONDS = 2.0
+_LAST_REQUESTS_SECONDS = 0.25
 
 
 class HttpServer:
@@ -76,7 +77,16 @@ class HttpServer:
         return len(self._setup.connections)
 
     async def finish(self) -> None:
-        """Closes the ports and waits until every answer is sent."""
+        """Closes the ports and waits until every answer is sent.
+
+        A client whose connection was open, or waited to be accepted, has a moment to send what it began: it is told
+        that the server ends, where a closed connection would tell it nothing.
+        """
+        if not self._stopping:
+            self._acceptor.close()
+            deadline = asyncio.get_running_loop().time() + _LAST_REQUESTS_SECONDS
+            while self._setup.connections and asyncio.get_running_loop().time() < deadline:
+                await asyncio.sleep(0.01)
         self._stop()
         while self._setup.connections or self._setup.tasks:
             await asyncio.sleep(0.01)

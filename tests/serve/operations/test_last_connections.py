@@ -1,0 +1,70 @@
+"""The server ends, and resets nobody: connections that wait to be accepted, or ask for the last time, are told so."""
+
+from __future__ import annotations
+
+import asyncio
+import http.client
+import socket
+import threading
+
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, Response
+from starlette.routing import Route
+
+from exportkit.serve.operations.connection_limits import ConnectionLimits
+from exportkit.serve.operations.http_server import HttpServer
+
+_REQUEST = b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"
+
+
+async def _ends(_: Request) -> Response:
+    return PlainTextResponse("it ends", 503, headers={"connection": "close"})
+
+
+def _server(listener: socket.socket) -> HttpServer:
+    app = Starlette(routes=[Route("/", _ends)])
+    server = HttpServer(app, ConnectionLimits(), lambda client, error: None, None)
+    server.listen([listener])
+    return server
+
+
+def _clients(listener: socket.socket, count: int) -> list[socket.socket]:
+    clients = [socket.create_connection(listener.getsockname()) for _ in range(count)]
+    for client in clients:
+        client.settimeout(10)
+    return clients
+
+
+def _status(client: socket.socket) -> int:
+    answer = http.client.HTTPResponse(client)
+    answer.begin()
+    return answer.status
+
+
+def test_connections_that_wait_to_be_accepted_are_answered() -> None:
+    with socket.create_server(("127.0.0.1", 0), backlog=64) as listener:
+        clients = _clients(listener, 20)
+        for client in clients:
+            client.sendall(_REQUEST)
+
+        async def end() -> None:
+            server = _server(listener)
+            await server.finish()  # before the loop has accepted one
+
+        asyncio.run(end())
+        assert [_status(client) for client in clients] == [503] * 20
+
+
+def test_an_open_connection_may_ask_until_the_moment_is_over() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        asks, is_silent = _clients(listener, 2)
+        threading.Timer(0.1, asks.sendall, [_REQUEST]).start()
+
+        async def end() -> None:
+            server = _server(listener)
+            await server.finish()
+
+        asyncio.run(end())
+        assert _status(asks) == 503
+        assert is_silent.recv(1) == b""
