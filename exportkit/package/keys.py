@@ -111,7 +111,7 @@ def read_private_key(path: Path, ask_password: Callable[[], str]) -> PrivateKey:
     except (ValueError, TypeError, UnsupportedAlgorithm) as error:  # an empty password is a TypeError
         if b"-----BEGIN PUBLIC KEY-----" in text:
             raise UsageError(
-                f"{path} is a public key, which checks signatures and cannot make them",
+                f"{name} cannot be used: it is a public key, which checks signatures and cannot make them",
                 hint="Give the private key that it belongs to. The public key is for --public-key.",
             ) from error
         raise UsageError(
