@@ -290,7 +290,8 @@ def command(
         )
         with progress() as step:
             repaired = export_repaired(task, output, minutes=repair_minutes or DEFAULT_MINUTES, progress=step)
-        return _print_written(output, "aoti", repaired.manifest, as_json, {"repair": repaired.document()}, op_libraries, repaired)
+        document = {"repair": repaired.document()}
+        return _print_written(output, "aoti", repaired.manifest, as_json, document, op_libraries, repaired)
     with progress() as step:
         step(f"importing torch and {model}")
         from exportkit.export.artifact import export_aoti, export_program

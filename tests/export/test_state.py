@@ -162,9 +162,9 @@ def test_the_command_declares_state_and_written_inputs(tmp_path: Path, capsys: p
     )
     command = ["export", f"{tmp_path}/m.py:M", "--input", "x=float32[3]", "--input", "out=float32[3]"]
     command += ["--format", "program", "-o", str(tmp_path / "m.pt2")]
-    assert main([*command, "--state", "h"]) == 1
+    assert main([*command, "--state", "h"]) == 5
     assert "--writes NAME" in capsys.readouterr().err
-    assert main([*command, "--writes", "out"]) == 1
+    assert main([*command, "--writes", "out"]) == 5
     assert "--state NAME" in capsys.readouterr().err
     assert main([*command, "--state", "h", "--writes", "out"]) == 0
     assert replayed(tmp_path / "m.pt2") == 4
