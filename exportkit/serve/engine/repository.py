@@ -53,7 +53,6 @@ class _Entry:
         whole: The same as one; None: nothing is served.
         offered: What is served and what is not, when the package was loaded.
         loaded: What the file and the weights were when it was loaded.
-        counted: What was counted, by name.
     """
 
     package: PackageFile
@@ -64,7 +63,6 @@ class _Entry:
     whole: ServedPackage | None = None
     offered: Servable | None = None
     loaded: tuple[Any, ...] | None = None
-    counted: dict[str, Statistics] = field(default_factory=dict)
 
     def has(self, name: str) -> bool:
         """Whether a name means this package or a method that it serves."""
@@ -94,6 +92,7 @@ class Repository:
         self._changing = asyncio.Lock()  # loads and unloads follow one another
         self._closing: set[asyncio.Future[None]] = set()  # models that were exchanged and have requests to answer
         self._sequences: dict[str, ServedSequences] = {}  # by the package's name, whatever the version
+        self._counted: dict[tuple[str, str], Statistics] = {}  # by name and version, also of those that are gone
         self._opened = False
         self._draining = False
 
@@ -182,6 +181,10 @@ class Repository:
         """Returns every version that is loaded, by name and version."""
         served = [model for entry in self._entries for model in entry.served.values()]
         return sorted(served, key=lambda model: (model.name, newest_last(model.version)))
+
+    def counted(self) -> Mapping[tuple[str, str], Statistics]:
+        """Returns what was counted of every version that was served, by name and version: a total never shrinks."""
+        return self._counted
 
     def sequences(self) -> Mapping[str, ServedSequences]:
         """Returns the sequences of packages with state, by the package's name."""
@@ -308,7 +311,7 @@ class Repository:
             # The model itself would keep what it has in memory, by a circle.
             model.versions = partial(self._versions, model.name)
             model.counted.load_seconds = time.perf_counter() - began
-        entry.counted = {model.name: model.counted for model in models}
+            self._counted[model.name, model.version] = model.counted
         entry.served = {model.name: model for model in models}
         entry.whole = ServedPackage(package.name, copies.offered, models)
         entry.offered, entry.state, entry.reason, entry.loaded = copies.offered, "READY", "", loaded
@@ -329,10 +332,8 @@ class Repository:
             stateful = any(method.described.stateful for method in loaded.methods)
             sequences = self._sequences_of(entry.package.name) if stateful else None
             for method in loaded.methods:
-                before = entry.served.get(method.described.name)
-                same = before is None or before.version == method.described.version
-                counted = entry.counted.get(method.described.name) if same else None
-                models.append(ServedModel(method, counted or Statistics(), sequences, home))
+                known = self._counted.get((method.described.name, method.described.version))
+                models.append(ServedModel(method, known or Statistics(), sequences, home))
             for model in models:
                 await model.prepared()
             if self._draining:

@@ -36,6 +36,9 @@ class Models(Protocol):
     def models(self) -> Sequence[ServedModel]:
         """Returns every version that is loaded."""
 
+    def counted(self) -> Mapping[tuple[str, str], Statistics]:
+        """Returns what was counted of every version that was served, by name and version."""
+
     def sequences(self) -> Mapping[str, ServedSequences]:
         """Returns the sequences of packages with state, by the package's name."""
 
@@ -118,22 +121,19 @@ class _ModelCollector(Collector):
 
     def collect(self) -> Iterator[Metric]:
         """Yields the metrics of all models."""
-        models = [([served.name, served.version], served, served.counted) for served in self._models.models()]
-        yield from _requests(models)
-        yield from _batches(models)
-        yield from _now(models)
+        counted = [([name, version], counted) for (name, version), counted in self._models.counted().items()]
+        yield from _requests(counted)
+        yield from _batches(counted)
+        yield from _now([([served.name, served.version], served, served.counted) for served in self._models.models()])
         yield from _sequences(self._models.sequences())
 
 
-_Rows = Sequence[tuple[list[str], ServedModel, Statistics]]
-
-
-def _requests(models: _Rows) -> Iterator[Metric]:
+def _requests(models: Sequence[tuple[list[str], Statistics]]) -> Iterator[Metric]:
     answered = CounterMetricFamily("exportkit_request_success", "Answered requests.", labels=_MODEL)
     seconds = HistogramMetricFamily(
         "exportkit_request_duration_seconds", "Time from acceptance to the answer, of answered requests.", labels=_MODEL
     )
-    for labels, _, counted in models:
+    for labels, counted in models:
         answered.add_metric(labels, counted.success.count)
         buckets = _buckets(REQUEST_SECONDS, counted.request_seconds)
         seconds.add_metric(labels, buckets, sum_value=counted.success.seconds)
@@ -142,17 +142,17 @@ def _requests(models: _Rows) -> Iterator[Metric]:
     for stage in _STAGES:
         text = f"Time of answered requests in the stage {stage}. Each request counts the whole time of its batch."
         summary = SummaryMetricFamily(f"exportkit_{stage}_duration_seconds", text, labels=_MODEL)
-        for labels, _, counted in models:
+        for labels, counted in models:
             spent: Spent = getattr(counted.stages, stage)
             summary.add_metric(labels, count_value=spent.count, sum_value=spent.seconds)
         yield summary
 
 
-def _batches(models: _Rows) -> Iterator[Metric]:
+def _batches(models: Sequence[tuple[list[str], Statistics]]) -> Iterator[Metric]:
     rows = CounterMetricFamily("exportkit_inference", "Rows of all batches that ran.", labels=_MODEL)
     batches = CounterMetricFamily("exportkit_execution", "Batches that ran.", labels=_MODEL)
     sizes = HistogramMetricFamily("exportkit_batch_rows", "Rows of a batch.", labels=_MODEL)
-    for labels, _, counted in models:
+    for labels, counted in models:
         rows.add_metric(labels, counted.rows)
         batches.add_metric(labels, counted.executions)
         counts = [0] * (len(_BATCH_ROWS) + 1)
@@ -163,7 +163,7 @@ def _batches(models: _Rows) -> Iterator[Metric]:
     yield from (rows, batches, sizes)
 
 
-def _now(models: _Rows) -> Iterator[Metric]:
+def _now(models: Sequence[tuple[list[str], ServedModel, Statistics]]) -> Iterator[Metric]:
     def gauge(name: str, text: str) -> GaugeMetricFamily:
         return GaugeMetricFamily(f"exportkit_{name}", text, labels=_MODEL)
 
