@@ -19,8 +19,8 @@ from exportkit.export.call_signature import BoundCall, describe_call, is_tensor,
 from exportkit.export.cases import resampled
 from exportkit.export.control_flow import ControlFlowError, traceable_control_flow, weights_apart
 from exportkit.export.declared import declared
-from exportkit.export.gradients import gradients_of, traced
 from exportkit.export.describe_program import taken_tensors
+from exportkit.export.gradients import gradients_of, traced
 from exportkit.export.guards import GuardLog, guard_log
 from exportkit.export.lifted import STATE, lifted
 from exportkit.export.quiet import quiet_torch

@@ -99,7 +99,7 @@ class BranchUnderVmap(nn.Module):
 class BranchesOfOtherRanks(nn.Module):
     """Branches whose results have other ranks."""
 
-    exit_code = 1
+    exit_code = 5
     says = "torch.cond cannot be traced at flow.py"
     inputs = ("x=float32[4,3]",)
 
@@ -110,7 +110,7 @@ class BranchesOfOtherRanks(nn.Module):
 class BodyOfAnotherDtype(nn.Module):
     """A loop whose body changes the dtype."""
 
-    exit_code = 1
+    exit_code = 5
     says = "dtype: torch.float64 vs torch.float32"
     inputs = ("x=float32[4,3]",)
 
@@ -121,7 +121,7 @@ class BodyOfAnotherDtype(nn.Module):
 class WritesInABranch(nn.Module):
     """A branch that writes into its argument."""
 
-    exit_code = 1
+    exit_code = 5
     says = "the model writes into a tensor inside of a branch or a loop"
     inputs = ("x=float32[4,3]",)
 
@@ -132,7 +132,7 @@ class WritesInABranch(nn.Module):
 class StatisticsOfAClosure(nn.Module):
     """Running statistics that are no buffers (pytorch#197096)."""
 
-    exit_code = 1
+    exit_code = 5
     says = "the model writes into a tensor that is no input, no parameter and no buffer"
     inputs = ("image=float32[2,3,9,9]",)
 
@@ -143,7 +143,7 @@ class StatisticsOfAClosure(nn.Module):
 class Jagged(nn.Module):
     """Attention over rows of different lengths (pytorch#149605)."""
 
-    exit_code = 1
+    exit_code = 5
     says = "torch.export cannot trace nested tensors, and the model makes one at flow.py"
     inputs = ("values=float32[11,8]", "lengths=int64[2]")
 
@@ -172,7 +172,7 @@ class PaddedRows(nn.Module):
 class VmapInABody(nn.Module):
     """torch.vmap within the body of a scan."""
 
-    exit_code = 1
+    exit_code = 5
     says = "torch.vmap is called within scan at flow.py"
     inputs = ("x=float32[7,4]",)
 
