@@ -35,6 +35,10 @@ _TORCH_NAMESPACES = (
 )
 TORCH_NAMESPACES = frozenset(_TORCH_NAMESPACES.split())
 
+# Those of exportkit's own library (exportkit.recurrent). What they compute never changes, so that packages of several
+# versions of exportkit go together in one process: the build that came first serves all. csrc/runtime has the same.
+OWN_NAMESPACE = "exportkit_recurrent"
+
 # A line of /proc/self/maps: addresses, permissions, offset, device, inode, path.
 _EXECUTABLE_MAPPING = re.compile(r"^\S+ ..x\S \S+ \S+ (\d+) +(/.+)$", re.MULTILINE)
 
@@ -137,6 +141,8 @@ def load_verified(
             if undeclared := _mentioned(path, registered - namespaces - TORCH_NAMESPACES):
                 schemas = {**_definitions(path, beside), **(schemas or {})}
                 namespaces |= undeclared & {name.partition("::")[0] for name in schemas}
+            if _is_served(path, namespaces, schemas, beside):
+                return _loaded.setdefault(sha256, LoadedLibrary(path, sha256, frozenset(namespaces)))
             _refuse_second_definition(path, sha256, namespaces & registered, schemas, beside)
         else:
             _refuse_other_kernels(path, sha256)
@@ -303,6 +309,17 @@ def _open(path: Path) -> None:
 def _definitions(path: Path, beside: Sequence[LoadedLibrary]) -> Mapping[str, str]:
     """Returns the operators that a library defines, which another process finds out."""
     return registrations(*(library.path for library in beside), path)[-1].defines
+
+
+def _is_served(
+    path: Path, namespaces: Collection[str], schemas: Mapping[str, str] | None, beside: Sequence[LoadedLibrary]
+) -> bool:
+    """Tells whether another build of exportkit's own library is loaded that has the operators of this one."""
+    if set(namespaces) != {OWN_NAMESPACE} or not (there := registered_schemas(OWN_NAMESPACE)):
+        return False
+    here = _definitions(path, beside) if schemas is None else schemas
+    wanted = _in_namespaces(here, [OWN_NAMESPACE])
+    return all(name in there and same_schema(there[name], here[name]) for name in wanted)
 
 
 def _refuse_second_definition(

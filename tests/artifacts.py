@@ -139,6 +139,11 @@ RECIPES: Mapping[str, Recipe] = {
         model_kwargs={"dim": 64},
         trace={"device": "cuda"},
     ),
+    # Recurrent layers, and packed sequences.
+    "recurrent": Recipe(
+        "tests/recurrent/recurrent_models.py:both",
+        ["tests/recurrent/recurrent_models.py", "exportkit/recurrent", "csrc/recurrent"],
+    ),
     "arr-coc": Recipe("arr-coc", ["exportkit/arr_coc", "csrc"]),
 }
 

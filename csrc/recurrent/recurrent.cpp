@@ -39,6 +39,7 @@ struct Layer {
   bool biases;
   int64_t layers;
   bool bidirectional;
+  bool requires_grad;
   int64_t states() const { return layers * (bidirectional ? 2 : 1); }
 };
 
@@ -99,11 +100,39 @@ std::array<Tensor, count> call(const char* name, const char* overload, const Arg
   return results;
 }
 
+// Until the end of a block, nothing is recorded for gradients.
+class NoGrad {
+ public:
+  NoGrad() : before_(aoti_torch_grad_mode_is_enabled()) { aoti_torch_grad_mode_set_enabled(false); }
+  ~NoGrad() { aoti_torch_grad_mode_set_enabled(before_); }
+  NoGrad(const NoGrad&) = delete;
+
+ private:
+  const bool before_;
+};
+
+// torch's matmul multiplies sequences that are not contiguous in one product if the weights require gradients, and one
+// by one otherwise (should_fold in ATen/native/LinearAlgebra.cpp), even where no gradient is computed. The last bits
+// differ. Returns the weights as eager's are; only the first layer gets sequences that may not be contiguous.
+Tensors as_eagers(const Layer& layer, const Tensor& input, const Tensors& weights) {
+  Tensors found = weights;
+  if (!layer.requires_grad || !input.is_cpu() || input.is_contiguous()) return found;
+  const size_t each = weights.size() / layer.states();
+  for (size_t direction = 0; direction < (layer.bidirectional ? 2 : 1); ++direction) {
+    Tensor& weight = found[direction * each];
+    weight = call<1>("aten::detach", "", weight)[0];
+    weight.set_requires_grad(true);
+  }
+  return found;
+}
+
 // Calls torch's layer without dropout, as in eval mode. `State` is a tensor, or a list of them for an LSTM.
 template <size_t count, class State>
 std::array<Tensor, count> torch_layer(const char* name, const Layer& layer, const Tensor& input,
                                       const std::optional<Tensor>& batch_sizes, const State& state,
-                                      const Tensors& weights) {
+                                      const Tensors& given) {
+  const NoGrad no_grad;
+  const Tensors weights = as_eagers(layer, input, given);
   constexpr double kDropout = 0;
   constexpr bool kTrain = false, kBatchFirst = false;
   std::array<Tensor, count> results =
@@ -117,8 +146,8 @@ std::array<Tensor, count> torch_layer(const char* name, const Layer& layer, cons
 
 std::tuple<Tensor, Tensor, Tensor> lstm(const Tensor& input, std::optional<Tensor> batch_sizes, const Tensor& h,
                                         const Tensor& c, Tensors weights, bool biases, int64_t layers,
-                                        bool bidirectional) {
-  const Layer layer{"lstm", biases, layers, bidirectional};
+                                        bool bidirectional, bool requires_grad) {
+  const Layer layer{"lstm", biases, layers, bidirectional, requires_grad};
   check_call(layer, input, batch_sizes, {h, c}, weights, h.size(-1) != c.size(-1));
   auto [out, h_n, c_n] = torch_layer<3>("aten::lstm", layer, input, batch_sizes, Tensors{h, c}, weights);
   return {out, h_n, c_n};
@@ -133,18 +162,22 @@ std::tuple<Tensor, Tensor> one_state(const char* name, const Layer& layer, const
 }
 
 std::tuple<Tensor, Tensor> gru(const Tensor& input, std::optional<Tensor> batch_sizes, const Tensor& h, Tensors weights,
-                               bool biases, int64_t layers, bool bidirectional) {
-  return one_state("aten::gru", {"gru", biases, layers, bidirectional}, input, batch_sizes, h, weights);
+                               bool biases, int64_t layers, bool bidirectional, bool requires_grad) {
+  return one_state("aten::gru", {"gru", biases, layers, bidirectional, requires_grad}, input, batch_sizes, h, weights);
 }
 
 std::tuple<Tensor, Tensor> rnn_tanh(const Tensor& input, std::optional<Tensor> batch_sizes, const Tensor& h,
-                                    Tensors weights, bool biases, int64_t layers, bool bidirectional) {
-  return one_state("aten::rnn_tanh", {"rnn_tanh", biases, layers, bidirectional}, input, batch_sizes, h, weights);
+                                    Tensors weights, bool biases, int64_t layers, bool bidirectional,
+                                    bool requires_grad) {
+  return one_state("aten::rnn_tanh", {"rnn_tanh", biases, layers, bidirectional, requires_grad}, input, batch_sizes, h,
+                   weights);
 }
 
 std::tuple<Tensor, Tensor> rnn_relu(const Tensor& input, std::optional<Tensor> batch_sizes, const Tensor& h,
-                                    Tensors weights, bool biases, int64_t layers, bool bidirectional) {
-  return one_state("aten::rnn_relu", {"rnn_relu", biases, layers, bidirectional}, input, batch_sizes, h, weights);
+                                    Tensors weights, bool biases, int64_t layers, bool bidirectional,
+                                    bool requires_grad) {
+  return one_state("aten::rnn_relu", {"rnn_relu", biases, layers, bidirectional, requires_grad}, input, batch_sizes, h,
+                   weights);
 }
 
 // torch's _pack_padded_sequence: sequences [T, B, ...], or [B, T, ...], to data [N, ...] and batch_sizes [longest].
@@ -202,14 +235,14 @@ std::tuple<Tensor, Tensor> unpack(const Tensor& data, const Tensor& batch_sizes,
 STABLE_TORCH_LIBRARY(exportkit_recurrent, m) {
   m.def(
       "lstm(Tensor input, Tensor? batch_sizes, Tensor h, Tensor c, Tensor[] weights, bool biases, int layers, bool "
-      "bidirectional) -> (Tensor, Tensor, Tensor)");
+      "bidirectional, bool requires_grad) -> (Tensor, Tensor, Tensor)");
   for (const char* schema : {
            "gru(Tensor input, Tensor? batch_sizes, Tensor h, Tensor[] weights, bool biases, int layers, bool "
-           "bidirectional) -> (Tensor, Tensor)",
+           "bidirectional, bool requires_grad) -> (Tensor, Tensor)",
            "rnn_tanh(Tensor input, Tensor? batch_sizes, Tensor h, Tensor[] weights, bool biases, int layers, bool "
-           "bidirectional) -> (Tensor, Tensor)",
+           "bidirectional, bool requires_grad) -> (Tensor, Tensor)",
            "rnn_relu(Tensor input, Tensor? batch_sizes, Tensor h, Tensor[] weights, bool biases, int layers, bool "
-           "bidirectional) -> (Tensor, Tensor)",
+           "bidirectional, bool requires_grad) -> (Tensor, Tensor)",
            "pack(Tensor input, Tensor lengths, bool batch_first) -> (Tensor, Tensor)",
            "unpack(Tensor data, Tensor batch_sizes, float padding, SymInt length, SymInt batch) -> (Tensor, Tensor)",
        }) {

@@ -191,6 +191,18 @@ std::string differences(const Schemas& there, const Schemas& here) {
   return lines.empty() ? "" : "\n    " + joined(lines, "\n    ");
 }
 
+// exportkit's own operators, csrc/recurrent: what they compute never changes. Of several builds, the one that came
+// first serves all packages. Whether it has the operators of this library.
+bool is_served(const Library& library) {
+  const std::string own = "exportkit_recurrent";
+  if (namespaces_of(library) != std::set<std::string>{own}) return false;
+  const Schemas there = registered_in(own);
+  return std::all_of(library.defines.begin(), library.defines.end(), [&](const Operator& op) {
+    const auto found = there.find(op.name);
+    return found != there.end() && same_schema(torch::jit::parseSchema(found->second), op.schema);
+  });
+}
+
 // Refuses another build of a registered namespace, for which dlopen would end the process. Libraries of the package
 // that were loaded before may have defined other operators of the namespaces in `shared`.
 void refuse_second_definition(const std::string& file, const Library& library, const std::set<std::string>& defines,
@@ -256,6 +268,7 @@ void load(const PackageReader& reader, const Library& library, const std::set<st
     loaded[library.sha256] = {*mapped, defines};
     return;
   }
+  if (is_served(library)) return;
   const CacheEntry entry = unpack(reader, library, how);
   const std::string file = file_name(library.record);
   const fs::path& path = entry.library();

@@ -74,7 +74,9 @@ def _layer(name: str, original: Callable[..., Any], *args: Any, **kwargs: Any) -
     operator = getattr(registered(), name)
     if batch_first:
         input = input.transpose(0, 1)
-    output, *last = operator(input, batch_sizes, *states, list(weights), biases, layers, bidirectional)
+    output, *last = operator(
+        input, batch_sizes, *states, list(weights), biases, layers, bidirectional, weights[0].requires_grad
+    )
     return (output.transpose(0, 1) if batch_first else output, *last)
 
 

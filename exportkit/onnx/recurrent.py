@@ -65,6 +65,7 @@ def _lstm(
     biases: bool,
     layers: int,
     bidirectional: bool,
+    requires_grad: bool,
 ) -> tuple[Any, ...]:
     return _stacked(_LSTM, input, batch_sizes, (h, c), weights, biases, layers, bidirectional)
 
@@ -75,7 +76,14 @@ def _one_state(
     kind = _Kind(name, gates, attributes, activation)
 
     def layer(
-        input: Any, batch_sizes: Any, h: Any, weights: Sequence[Any], biases: bool, layers: int, bidirectional: bool
+        input: Any,
+        batch_sizes: Any,
+        h: Any,
+        weights: Sequence[Any],
+        biases: bool,
+        layers: int,
+        bidirectional: bool,
+        requires_grad: bool,
     ) -> tuple[Any, ...]:
         return _stacked(kind, input, batch_sizes, (h,), weights, biases, layers, bidirectional)
 

@@ -13,12 +13,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from exportkit.libraries import LIBRARY_DIR
+from exportkit.libraries import LIBRARY_DIR, OWN_NAMESPACE
 
 if TYPE_CHECKING:
     from exportkit.installed import DescribedOperator
 
-NAMESPACE = "exportkit_recurrent"
+NAMESPACE = OWN_NAMESPACE
 
 _LIBRARY: Path = LIBRARY_DIR / "libexportkit_recurrent.so"
 

@@ -73,6 +73,7 @@ def _lstm(
     biases: bool,
     layers: int,
     bidirectional: bool,
+    requires_grad: bool,
 ) -> tuple[Tensor, ...]:
     return _layer("lstm", input, batch_sizes, (h, c), weights, biases, layers, bidirectional)
 
@@ -86,6 +87,7 @@ def _one_state(op: str) -> Callable[..., tuple[Tensor, ...]]:
         biases: bool,
         layers: int,
         bidirectional: bool,
+        requires_grad: bool,
     ) -> tuple[Tensor, ...]:
         return _layer(op, input, batch_sizes, (h,), weights, biases, layers, bidirectional)
 

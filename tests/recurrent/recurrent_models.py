@@ -28,6 +28,7 @@ class Options:
     states: bool = False  # whether the call gives them
     batched: bool = True
     dtype: torch.dtype = torch.float32
+    frozen: bool = False  # whether its weights require no gradients
 
     def layer(self) -> nn.RNNBase:
         """The layer, in eval mode, with dropout between its layers, which then does nothing."""
@@ -45,7 +46,7 @@ class Options:
             made = nn.GRU(FEATURES, SIZE, **options)
         else:
             made = nn.RNN(FEATURES, SIZE, nonlinearity=self.kind, **options)
-        return made.to(self.dtype).eval()
+        return made.to(self.dtype).eval().requires_grad_(not self.frozen)
 
     def inputs(self, batch: int, length: int) -> list[Tensor]:
         """Inputs, and states if they are given."""

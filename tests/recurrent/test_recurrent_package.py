@@ -1,0 +1,95 @@
+"""A package with recurrent layers carries their library, and two builds of that library go together."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+import exportkit
+from exportkit.errors import LibraryConflictError
+from exportkit.libraries import load_library
+from exportkit.package.assemble import assemble
+from exportkit.package.describe_library import describe_library
+from exportkit.recurrent import LIBRARIES, NAMESPACE, fakes
+from tests.artifacts import artifact
+from tests.fresh import run_python
+from tests.package import c_library
+from tests.recurrent.recurrent_models import both, packed_inputs
+from tests.recurrent.test_recurrent import answers
+from tests.runtime import exportkit_run
+
+
+@pytest.fixture(scope="module")
+def other_build(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The library as another compiler would have made it: other bytes, the same operators."""
+    path = tmp_path_factory.mktemp("other") / LIBRARIES["cpu"].name
+    path.write_bytes(LIBRARIES["cpu"].read_bytes() + b"\0")
+    return path
+
+
+@pytest.fixture(scope="module")
+def packages(other_build: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """One artifact with each build."""
+    folder = tmp_path_factory.mktemp("packages")
+    made = (folder / "one.pt2", folder / "two.pt2")
+    for package, library in zip(made, (LIBRARIES["cpu"], other_build)):
+        manifest = assemble([artifact("recurrent")], [(library, describe_library(library))], package)
+        assert {operator.name.partition("::")[0] for operator in manifest.operators} == {NAMESPACE}
+        assert [each.kernels for each in manifest.libraries] == [("any",)]
+    return made
+
+
+def test_a_package_has_eagers_bits_at_every_size(packages: tuple[Path, Path]) -> None:
+    model, eager = exportkit.load(packages[0]), both().model
+    for batch, length in ((1, 7), (1, 40), (9, 8), (30, 31)):
+        x, lengths = packed_inputs(batch, length)
+        for given in (lengths, lengths.flip(0), lengths.clamp(max=3)):
+            found = answers(model, (x, given))
+            assert all(torch.equal(a, b) for a, b in zip(found, answers(eager, (x, given)), strict=True))
+    with pytest.raises(RuntimeError, match="each length must be 1 to 7, got 9"):
+        model(packed_inputs(3, 7)[0], torch.tensor([9, 2, 1]))
+    assert model(*packed_inputs(3, 7))  # it goes on
+
+
+def test_it_runs_without_python(packages: tuple[Path, Path]) -> None:
+    assert exportkit_run.run(packages[0]).code == 0
+
+
+@pytest.mark.parametrize("runtime", ["python", "cpp"])
+def test_packages_with_two_builds_of_the_library_go_together(
+    packages: tuple[Path, Path], tmp_path: Path, runtime: str
+) -> None:
+    if runtime == "cpp":
+        exportkit_run.require_built()
+    code = """
+import sys, torch, exportkit
+inputs = torch.zeros(2, 7, 6), torch.tensor([3, 7])
+models = [exportkit.load(package) for package in sys.argv[1:]]
+answers = [model(*inputs)[0][0] for model in models]
+print(torch.equal(*answers))
+"""
+    said = run_python(code, *packages, cwd=tmp_path, EXPORTKIT_RUNTIME=runtime, EXPORTKIT_CACHE=str(tmp_path / "cache"))
+    assert said.strip() == "True"
+
+
+def test_a_build_of_the_library_serves_for_another(other_build: Path, tmp_path: Path) -> None:
+    code = """
+import sys
+from pathlib import Path
+from exportkit.libraries import load_library, mapped_files
+from exportkit.recurrent import LIBRARIES, fakes
+fakes.registered()
+assert load_library(Path(sys.argv[1]), defines=["exportkit_recurrent"]).namespaces == {"exportkit_recurrent"}
+assert load_library(Path(sys.argv[1])).namespaces == {"exportkit_recurrent"}
+print(sum(path.name == LIBRARIES["cpu"].name for path, _ in mapped_files()))
+"""
+    assert run_python(code, other_build, cwd=tmp_path).strip() == "1"
+
+
+def test_a_library_with_other_operators_of_that_name_is_refused(tmp_path: Path) -> None:
+    fakes.registered()
+    stranger = c_library.operator_library(tmp_path, "lstm(Tensor x) -> Tensor", namespace=NAMESPACE)
+    with pytest.raises(LibraryConflictError, match=f"`{NAMESPACE}` is already registered"):
+        load_library(stranger)
