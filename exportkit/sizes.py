@@ -124,8 +124,17 @@ def case_sizes(case: Case) -> dict[str, int]:
     return {name: size for call in case.calls for name, size in call.sizes.items()}
 
 
-def case_label(case: Case) -> str:
-    """Returns such as "batch=2", and for a sequence "prefill, 3 times decode; batch=2"."""
+def case_label(case: Case, trouble: str = "") -> str:
+    """Returns such as "batch=2", and for a sequence "prefill, 3 times decode; batch=2".
+
+    Args:
+        case: The case.
+        trouble: What is troublesome in its inputs, such as "ties in x", which comes last.
+    """
+    return "; ".join(filter(None, (_calls_label(case), trouble)))
+
+
+def _calls_label(case: Case) -> str:
     runs: list[tuple[str, int]] = []
     for call in case.calls:
         if runs and runs[-1][0] == call.method:

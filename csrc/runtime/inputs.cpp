@@ -7,7 +7,8 @@
 namespace exportkit {
 namespace {
 
-// torch's CUDA kernels may read 16 bytes at a time from the start of an input, so an unaligned input is copied.
+// torch's CUDA kernels may read 16 bytes at a time from the start of an input, and code for a CPU reads elements at
+// multiples of their size. An input that begins elsewhere is copied.
 constexpr uintptr_t kCudaAlignment = 16;
 
 constexpr std::pair<const char*, at::ScalarType> kDtypes[] = {
@@ -70,8 +71,12 @@ void check_kind(const at::Tensor& value, const std::string& name, at::ScalarType
 
 bool is_flipped(const at::Tensor& value) { return value.is_neg() || value.is_conj(); }
 
+uintptr_t alignment_of(const at::Tensor& value) {
+  return std::max<uintptr_t>(value.is_cuda() ? kCudaAlignment : 1, value.itemsize());
+}
+
 bool is_unaligned(const at::Tensor& value) {
-  return value.is_cuda() && reinterpret_cast<uintptr_t>(value.const_data_ptr()) % kCudaAlignment != 0;
+  return reinterpret_cast<uintptr_t>(value.const_data_ptr()) % alignment_of(value) != 0;
 }
 
 at::Tensor plain(const at::Tensor& value) {
@@ -89,7 +94,7 @@ void check_writable(const at::Tensor& value, const std::string& name) {
     refuse(name, "must be contiguous, got strides " + shape_text(value.strides()) + kWhy, kHint);
   if (is_flipped(value) || is_unaligned(value)) {
     refuse(name,
-           "must begin at a multiple of " + std::to_string(kCudaAlignment) +
+           "must begin at a multiple of " + std::to_string(alignment_of(value)) +
                " bytes and be no lazy conjugate or negative" + kWhy,
            kHint);
   }

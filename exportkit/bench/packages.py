@@ -132,7 +132,9 @@ def _inputs(
     """Returns (sizes, sets of (args, kwargs) on the device) for each size to time."""
     call = method.call
     if not options.sizes:
-        recorded = [call for case in model.cases for call in case.calls if call.method == method.name]
+        recorded = [
+            call for case in model.cases for call in case.calls if call.method == method.name and not case.trouble
+        ]
         if not recorded:
             raise UsageError(
                 f"the package {model.manifest.name} has no recorded call of {method.name}", hint="Give --size."
@@ -211,7 +213,8 @@ def _expected(
     manifest = package.manifest
     errors = recorded_errors(manifest.cases, method.name)
     if spec is None:
-        recorded = (call for case in package.cases for call in case.calls if call.method == method.name)
+        drawn = (case for case in package.cases if not case.trouble)
+        recorded = (call for case in drawn for call in case.calls if call.method == method.name)
         call = next(call for call in recorded if dict(call.sizes) == dict(sizes))
         return _Expected(_tensors(call.outputs), Reference(call.references, errors))
     try:

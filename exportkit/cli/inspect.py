@@ -11,6 +11,7 @@ import click
 from exportkit.cli.app import command as exportkit_command
 from exportkit.cli.output import print_json, print_table, printable
 from exportkit.cli.shared_options import EXISTING_FILE, OUTPUT_FILE, public_key_options
+from exportkit.package.case_files import trouble_in
 from exportkit.package.trust import Trust
 from exportkit.progress import bytes_text
 from exportkit.sizes import case_label
@@ -197,7 +198,10 @@ def _print(reader: PackageReader, signature_rows: Sequence[tuple[str, str]]) -> 
         click.echo("\nLibraries")
         print_table([(Path(x.record).name, library_text(x), bytes_text(sizes[x.record])) for x in manifest.libraries])
     click.echo("\nCases")
-    rows = [(f"case {i}", case_label(c), bytes_text(sizes[c.record])) for i, c in enumerate(manifest.cases)]
+    rows = [
+        (f"case {i}", case_label(c, trouble_in(reader, c)), bytes_text(sizes[c.record]))
+        for i, c in enumerate(manifest.cases)
+    ]
     print_table(rows or [("none recorded",)])
     click.echo("\nRecords")
     print_table([(r.sha256[:16], bytes_text(r.size), r.name) for r in manifest.records])

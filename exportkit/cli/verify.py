@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import re
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, assert_never, get_args
 
@@ -46,6 +48,14 @@ _DEFAULTS = VerifyOptions()
     default=_DEFAULTS.shapes,
     show_default=True,
     help="Number of sizes to compare with eager: of each method without state, and of sequences of the others.",
+)
+@click.option(
+    "--case",
+    "cases",
+    type=click.IntRange(min=0),
+    multiple=True,
+    metavar="N",
+    help="Replay only this recorded case, and compare nothing else. May be repeated.",
 )
 @tolerance_options
 @device_option("Run the targets of this device; auto: every target that runs here.", default=_DEFAULTS.device)
@@ -102,6 +112,9 @@ def command(
     With --public-key, or if this machine's policy requires signatures, signatures are checked first. A signature does
     not cover the model's source, so then only --model counts.
 
+    A case may have values that show what is wrong with a kernel, such as ties, and inputs are laid out in memory in
+    several ways. A failure names both, and the command that shows it alone.
+
     With --bisect, a call that fails is repeated on parts of the graph: cut after a node, compiled, and compared with
     what eager and a float64 reference compute up to that node. The first node that differs is named, with its errors.
     ARTIFACT's name with .reproduce.py is a file that shows the difference with torch alone, for a report to PyTorch.
@@ -117,6 +130,10 @@ def command(
 
     if bisect_budget is not None and not bisecting:
         raise click.UsageError("--bisect-budget is for --bisect.")
+    if options["cases"]:
+        if options["against"] == "eager":
+            raise click.UsageError("--case replays a recorded case: leave out --against eager.")
+        options["against"] = "cases"
     bisection: dict[str, Any] = {}
     with progress() as step:
         asked = VerifyOptions(max_input_bytes=max_input_mb * 10**6, **options)
@@ -182,16 +199,31 @@ def print_report(report: Report) -> None:
             of = f" of {check.target}" if check.target else ""
             click.echo(f"\n{check.against}, {printable(check.label)}{of}:")
             click.echo(printable_lines(check.verdict.message, "  | "))
+            if (again := _again(report, check)) is not None:
+                click.echo(f"  {again}")
     failed = sum(check.failed for check in report.checks)
     if failed:
         if any(check.failed and check.target and check.against in ("cases", "eager") for check in report.checks):
             click.echo("\n`verify --bisect` names the node, `export --repair` looks for options that make it right.")
         click.echo(f"\nFAILED: {failed} of {len(report.checks)} checks; exit code {report.exit_code}")
         return
-    calls = sum(check.calls for check in report.checks)
+    calls, beside = (sum(getattr(check, kind) for check in report.checks) for kind in ("calls", "beside"))
+    if beside:
+        click.echo(f"  {beside} calls with troublesome values or in other layouts agree")
     ran = sum(target.left_out is None for target in report.targets)
     of = f"; {ran} of {len(report.targets)} targets were run" if len(report.targets) > 1 else ""
     click.echo(f"ok: {calls} calls agree{of}")
+
+
+def _again(report: Report, check: Check) -> str | None:
+    """Returns the command that shows a failure of one recorded case alone."""
+    number = re.match(r"case (\d+) ", check.label) if check.against == "cases" else None
+    if number is None or len({each.label for each in report.checks}) == 1:
+        return None
+    words = ["exportkit", "verify", printable(report.artifact), "--target", check.target or "", "--case", number[1]]
+    return shlex.join(
+        words if check.target in {t.name for t in report.targets} - {"program", "onnx"} else words[:3] + words[5:]
+    )
 
 
 def _row(check: Check) -> tuple[str, ...]:

@@ -66,12 +66,14 @@ def lifted(
         ]
         # Of two buffers that change places, the first would be lost when the second is written.
         new = [t if t is old or not _shares(t, state) else t.clone() for old, t in zip(state, new)]
+        tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
+        changing = [*state, *(tensor for name, tensor in zip(bound.names, tensors) if name in wanted)]
+        # Copied first: a result may be what a buffer was before the model assigned to it.
+        result = tree_map_only(torch.Tensor, lambda t: t.clone() if _shares(t, changing) else t, result)
         for old, tensor in zip(state, new):
             if tensor is not old:
                 old.copy_(tensor)
-        tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
-        changing = [*state, *(tensor for name, tensor in zip(bound.names, tensors) if name in wanted)]
-        return tree_map_only(torch.Tensor, lambda t: t.clone() if _shares(t, changing) else t, result)
+        return result
 
     if buffers:
         lifted_forward.__dict__["__signature__"] = _with_state(inspect.signature(forward))

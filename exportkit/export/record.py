@@ -20,6 +20,7 @@ from exportkit.export.reference import AnsweredCall, References, SessionState, s
 from exportkit.export.sequences import DrawnCall, draw_call, draw_session, session_call, with_state
 from exportkit.export.tolerances import accuracy_outputs
 from exportkit.package.case_files import (
+    TROUBLE,
     named_results,
     named_tensors,
     result_keys,
@@ -35,6 +36,9 @@ from exportkit.sizes import label_of
 MAX_CASES_BYTES = 4_000_000
 """All cases of a package take at most so much, unless the example inputs are larger."""
 
+MAX_TROUBLE_BYTES = 400_000
+"""So much of that is left for the cases with troublesome values."""
+
 _SHRINKS = 4  # how often smaller sizes are tried for that
 
 MAX_STATE_BYTES = 32_000_000
@@ -45,7 +49,8 @@ MAX_STATE_BYTES = 32_000_000
 class RecordedCase:
     """A sequence of calls: its tensors as a safetensors file, and the rest as in the manifest.
 
-    `structures` has the structure of each result of eager, if this case was recorded now.
+    `structures` has the structure of each result of eager, if this case was recorded now. `trouble` says what is
+    troublesome in its inputs, such as "ties in x"; it is empty for inputs that were only drawn.
     """
 
     calls: tuple[CaseCall, ...]
@@ -53,6 +58,26 @@ class RecordedCase:
     reference_dtype: Literal["float64", "float32"] | None
     state_accuracy: Mapping[str, Accuracy | None]
     structures: tuple[Node, ...] = ()
+    trouble: str = ""
+
+
+@dataclass(frozen=True)
+class PlayedSession:
+    """Calls that eager has answered in a session of its own.
+
+    Attributes:
+        calls: The calls, on the model's device.
+        answered: The same with eager's results.
+        after: The state after them, if it is small enough to be recorded.
+        state: The description of that state.
+        structures: The structure of each result.
+    """
+
+    calls: Sequence[DrawnCall]
+    answered: Sequence[AnsweredCall]
+    after: SessionState
+    state: tuple[StateTensor, ...]
+    structures: tuple[Node, ...]
 
 
 def record_cases(
@@ -93,7 +118,7 @@ def record_cases(
                 found.append(record_drawn(eager, methods, state, calls, options, device))
             # The first two are the example's and the smallest, whatever they take.
             fixed, drawn = (sum(len(case.tensors) for case in part) for part in (found[:2], found[2:]))
-            budget = max(MAX_CASES_BYTES // len(plans) - fixed, MAX_CASES_BYTES // 10)
+            budget = max((MAX_CASES_BYTES - MAX_TROUBLE_BYTES) // len(plans) - fixed, MAX_CASES_BYTES // 10)
             if drawn <= budget:
                 break
             limit = int(limit * 0.8 * budget / drawn)
@@ -168,48 +193,77 @@ def record_case(
     Raises:
         ExportError: The model raised.
     """
+    return record_played(play_session(eager, methods, state, calls, tf32=tf32), methods, state, tf32=tf32)
+
+
+def play_session(
+    eager: EagerMethods,
+    methods: Sequence[PackagedMethod],
+    state: Sequence[StateTensor],
+    calls: Sequence[DrawnCall],
+    *,
+    tf32: bool,
+) -> PlayedSession:
+    """Lets eager answer calls in a session of its own. The arguments and errors are those of `record_case`."""
     by_name = {method.name: method for method in methods}
     sizes = _state_sizes(eager, calls)
     session = eager.session(sizes)
     answered: list[AnsweredCall] = []
-    tensors: dict[str, torch.Tensor] = {}
     structures: list[Node] = []
-    for number, drawn in enumerate(calls):
+    for drawn in calls:
         call = by_name[drawn.method].call
         answer = call_eager(session, drawn, tf32=tf32)
         structures.append(flatten(answer.result, is_tensor, where="the model's output")[0])
         written = {f"written.{name}": tensor for name, tensor in answer.written.items()}
-        tensors |= named_tensors(f"{number}.input", drawn.bound.tensors)
-        tensors |= named_tensors(f"{number}.output", answer.outputs)
-        tensors |= named_results(result_keys(number, call), written)
         entry, listed = eager.entries[drawn.method], results_of(call)
         results = {output.name: tensor for output, tensor in zip(call.outputs, answer.outputs)} | written
         # A result of another structure than the manifest's is a verdict of `verify`, which has no references.
-        wanted = accuracy_outputs(listed, entry.tolerances) if len(answer.outputs) == len(call.outputs) else ()
-        answered.append(AnsweredCall(entry.model, drawn.bound, listed, results, wanted))
+        same = len(answer.outputs) == len(call.outputs)
+        wanted = accuracy_outputs(listed, entry.tolerances) if same else ()
+        answered.append(AnsweredCall(entry.model, drawn.bound, listed, results, wanted, answer.outputs))
     used = any(by_name[drawn.method].state for drawn in calls)
     recorded = tuple(state) if used and _bytes(session.state.values()) <= MAX_STATE_BYTES else ()
-    tensors |= named_results(state_keys(state), {each.name: session.state[each.name] for each in recorded})
     listed = state_results(recorded)
     after = SessionState(eager.buffers, sizes, listed, dict(session.state), accuracy_outputs(listed, {}))
+    return PlayedSession(calls, answered, after, recorded, tuple(structures))
+
+
+def record_played(
+    played: PlayedSession,
+    methods: Sequence[PackagedMethod],
+    state: Sequence[StateTensor],
+    *,
+    tf32: bool,
+    trouble: str = "",
+) -> RecordedCase:
+    """Packs inputs and results of a session, with references. `trouble` is the case's."""
+    by_name = {method.name: method for method in methods}
     with eager_mode():
-        known = session_references(answered, after, tf32=tf32)
-    found: Sequence[References | None] = known.calls if known else [None] * len(calls)
-    for number, (drawn, reference) in enumerate(zip(calls, found)):
+        known = session_references(played.answered, played.after, tf32=tf32)
+    found: Sequence[References | None] = known.calls if known else [None] * len(played.calls)
+    tensors: dict[str, torch.Tensor] = {}
+    for number, (drawn, answered, reference) in enumerate(zip(played.calls, played.answered, found)):
+        call = by_name[drawn.method].call
+        written = {name: tensor for name, tensor in answered.eager.items() if name.startswith("written.")}
+        tensors |= named_tensors(f"{number}.input", drawn.bound.tensors)
+        tensors |= named_tensors(f"{number}.output", answered.outputs)
+        tensors |= named_results(result_keys(number, call), written)
         if reference is not None:
-            keys = result_keys(number, by_name[drawn.method].call, reference=True)
-            tensors |= named_results(keys, reference.outputs)
+            tensors |= named_results(result_keys(number, call, reference=True), reference.outputs)
+    after = {each.name: played.after.eager[each.name] for each in played.state}
+    tensors |= named_results(state_keys(state), after)
     if known and known.state:
         tensors |= named_results(state_keys(state, reference=True), known.state.outputs)
     return RecordedCase(
         calls=tuple(
             CaseCall(method=c.method, sizes=dict(c.sizes), accuracy=dict(r.accuracy) if r else {})
-            for c, r in zip(calls, found)
+            for c, r in zip(played.calls, found)
         ),
-        tensors=save(tensors),
+        tensors=save(tensors, metadata={TROUBLE: trouble} if trouble else None),
         reference_dtype=known.dtype if known else None,
         state_accuracy=dict(known.state.accuracy) if known and known.state else {},
-        structures=tuple(structures),
+        structures=played.structures,
+        trouble=trouble,
     )
 
 

@@ -46,6 +46,7 @@ class AnsweredCall:
         results: The manifest's outputs, then the inputs that the call writes, named `written.<input>`.
         eager: Eager's results, by name.
         wanted: The names of the floating results that need a reference.
+        outputs: Eager's outputs as it gave them, which may be others than the manifest's.
     """
 
     model: torch.nn.Module
@@ -53,6 +54,7 @@ class AnsweredCall:
     results: Sequence[TensorOutput]
     eager: Mapping[str, torch.Tensor]
     wanted: Collection[str]
+    outputs: Sequence[torch.Tensor] = ()
 
     @property
     def written(self) -> tuple[str, ...]:
@@ -87,6 +89,14 @@ class SessionReferences:
     dtype: Literal["float64", "float32"]
     calls: tuple[References | None, ...]
     state: References | None
+
+
+@dataclass(frozen=True)
+class WideResults:
+    """What a session gives in a wide dtype: by call, and for the state after the last, tensors by name on the CPU."""
+
+    calls: tuple[Mapping[str, torch.Tensor], ...]
+    state: Mapping[str, torch.Tensor]
 
 
 def references(
@@ -135,6 +145,48 @@ def session_references(
     """
     if not (state.wanted or any(call.wanted for call in calls)):
         return None
+    found = _computed(calls, state)
+    if found is None:
+        return None
+    least = max(found.eps, _TF32_EPS if tf32 else 0)
+    return _references(found.session, calls, found.results, state, limit=2 * math.sqrt(least))
+
+
+def wide_results(calls: Sequence[AnsweredCall], state: SessionState = SessionState()) -> WideResults | None:
+    """Returns what the calls of a session give in a wide dtype, in eager's dtypes.
+
+    Args:
+        calls: The calls, in order.
+        state: The session's state.
+
+    Returns:
+        By call and for the state, the results by name; None if no wider dtype works.
+    """
+    found = _computed(calls, state)
+    if found is None:
+        return None
+    named = [dict(zip((r.name for r in call.results), each)) for call, each in zip(calls, found.results)]
+    return WideResults(
+        tuple(_narrowed(results, call.eager) for results, call in zip(named, calls)),
+        _narrowed(found.session.state, state.eager),
+    )
+
+
+def _narrowed(results: Mapping[str, torch.Tensor], eager: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    return {name: tensor.detach().to(eager[name].dtype).cpu() for name, tensor in results.items() if name in eager}
+
+
+@dataclass(frozen=True)
+class _Computed:
+    """The results of each call, the session that computed them, and the least precise dtype that was widened."""
+
+    session: _WideSession
+    results: Sequence[Sequence[torch.Tensor]]
+    eps: float
+
+
+def _computed(calls: Sequence[AnsweredCall], state: SessionState) -> _Computed | None:
+    """Computes the calls in the widest dtype that works; None if none does."""
     tensors = [
         tensor
         for call in calls
@@ -159,8 +211,7 @@ def session_references(
                 # The model's code may raise anything in another dtype, and its wide weights may not fit into memory.
                 continue
             if all(len(each) == len(call.results) for each, call in zip(computed, calls)):
-                least = max(torch.finfo(mode.narrowest if mode else narrow).eps, _TF32_EPS if tf32 else 0)
-                return _references(session, calls, computed, state, limit=2 * math.sqrt(least))
+                return _Computed(session, computed, torch.finfo(mode.narrowest if mode else narrow).eps)
     return None
 
 

@@ -23,6 +23,7 @@ from exportkit.export.size_changes import sizes_as_texts
 from exportkit.export.trace import trace
 from exportkit.export.trace_method import check_writes
 from exportkit.export.traced import Traced, TracedMethod
+from exportkit.export.trouble_cases import trouble_cases
 from exportkit.package.archive import Content, PackageReader
 from exportkit.package.manifest import Manifest, Source
 from exportkit.progress import Progress
@@ -138,10 +139,13 @@ def _trace_foreign(
     ).call
     method = TracedMethod(FORWARD, program, call)
     example = {FORWARD: sizes_of(call.inputs, [tensor.shape for tensor in bound.tensors])}
+    cases = record_cases(eager, [method.packaged], (), example, options, device, progress)
+    if options.trouble and options.cases > 1:
+        cases += trouble_cases(eager, [method], (), cases, options, device, progress).cases
     return Traced(
         methods=(method,),
         operators=describe_operators(graph_operators(program.graph_module)),
-        cases=record_cases(eager, [method.packaged], (), example, options, device, progress),
+        cases=cases,
         source=Source(model=None, model_kwargs={}, dtype=None, seed=0, state_sha256=state_sha256(spec.model)),
         provenance=provenance(tf32=options.tf32),
         name=options.name or spec.name or "model",

@@ -30,6 +30,7 @@ from exportkit.export.torch_sizes import with_plain_shapes
 from exportkit.export.trace_method import ReadyModel, trace_method
 from exportkit.export.traced import Traced
 from exportkit.export.tried_cases import tried_cases
+from exportkit.export.trouble_cases import trouble_cases
 from exportkit.package.manifest import Source
 from exportkit.progress import Progress
 from exportkit.spec import ExportSpec
@@ -60,6 +61,8 @@ def trace(model: EagerModel, options: TraceOptions, device: torch.device, progre
         examples = {name: sizes.example for name, (_, sizes) in ready.tasks.items()}
         cases = record_cases(eager, packaged, state, examples, options, device, progress)
         tried = tried_cases(eager, traced, state, options, device, progress, values=not free)
+        if options.trouble and options.cases > 1 and not free:
+            cases += trouble_cases(eager, methods, state, cases, options, device, progress).cases
         progress("comparing the program with the cases")
         check_programs(eager, traced, state, cases, values=not free, tf32=options.tf32)
         source = Source(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -60,7 +61,8 @@ def export_onnx(
     from exportkit.onnx.trial import check_loads
 
     device = usable_device(options.device)
-    traced = traced_model(model, out, options, device, progress)
+    # ONNX has rules of its own for NaN, ties and zeros, so eager is no judge of them.
+    traced = traced_model(model, out, replace(options, trouble=False), device, progress)
     spec = model if isinstance(model, ExportSpec) else model.spec
     _check_named(onnx_options.decompositions, traced.operators)
     names = {operator.name for operator in traced.operators}

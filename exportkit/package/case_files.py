@@ -2,13 +2,44 @@
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from exportkit.errors import PackageError
 from exportkit.package.manifest import Accuracy, Call, Case, StateTensor, TensorOutput
 
 if TYPE_CHECKING:
     import torch
+
+    from exportkit.package.archive import PackageReader
+
+TROUBLE = "trouble"
+"""The key of a file's metadata that says what is troublesome in a case's inputs."""
+
+
+_SAID = re.compile(r"[\w ,.*-]{1,1000}")  # a stranger's file may say anything
+
+
+def trouble_of(head: bytes) -> str:
+    """Returns what is troublesome in the inputs of a case, such as "ties in x"; empty if they were only drawn.
+
+    Args:
+        head: The beginning of the case's file, which the reader of packages has checked: its header at least.
+    """
+    header = json.loads(head[8 : 8 + int.from_bytes(head[:8], "little")])
+    metadata = header.get("__metadata__") if isinstance(header, dict) else None
+    said = str(metadata.get(TROUBLE, "")) if isinstance(metadata, dict) else ""
+    return said if _SAID.fullmatch(said) else ""
+
+
+def trouble_in(reader: PackageReader, case: Case) -> str:
+    """Returns what is troublesome in the inputs of a case of a package; empty if it cannot be read."""
+    try:
+        return trouble_of(reader.read(case.record))
+    except (PackageError, ValueError):  # what is wrong with the case, its own check says
+        return ""
 
 
 def results_of(call: Call) -> tuple[TensorOutput, ...]:

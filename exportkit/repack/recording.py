@@ -15,7 +15,7 @@ from exportkit.child.messages import Failed, Message
 from exportkit.child.process import describe_end
 from exportkit.eager_source import EagerFiles, EagerSource
 from exportkit.errors import ExportError, MissingOperatorError, ModelNotFoundError, UsageError
-from exportkit.package.archive import Content, PackageReader
+from exportkit.package.archive import PackageReader
 from exportkit.package.manifest import Case, Manifest
 from exportkit.verify.verify_worker import LOAD_TIMEOUT
 
@@ -44,14 +44,14 @@ class RecordCases(Message, frozen=True):
 
 
 class CasesRecorded(Message, frozen=True):
-    """The new cases, with the records of the old ones."""
+    """The new cases, with the records of the old ones, of which some may have been left out."""
 
     cases: tuple[Case, ...]
 
 
 def record_again(
     reader: PackageReader, manifest: Manifest, eager: EagerSource, folder: Path, *, timeout: float, unnamed: str
-) -> tuple[tuple[Case, ...], dict[str, Content], str]:
+) -> tuple[tuple[Case, ...], dict[str, Path], str]:
     """Records the cases of a package again.
 
     Args:
@@ -103,7 +103,7 @@ def _record(
     programs: Mapping[str, Path] | None,
     *,
     with_libraries: bool = False,
-) -> tuple[tuple[Case, ...], dict[str, Content]]:
+) -> tuple[tuple[Case, ...], dict[str, Path]]:
     cases, files = reader.manifest.cases, []
     for number, case in enumerate(cases):
         old, recorded = folder / f"old-{number}.safetensors", folder / f"{number}.safetensors"
@@ -129,7 +129,8 @@ def _record(
     calls = sum(len(case.calls) for case in cases)
     whole = max(timeout, LOAD_TIMEOUT) + calls * timeout
     answer = _ask(command, eager.model if programs is None else "the exported program", whole)
-    return answer.cases, {case.record: Path(recorded) for case, (_, recorded) in zip(answer.cases, files)}
+    written = {case.record: Path(recorded) for case, (_, recorded) in zip(cases, files)}
+    return answer.cases, {case.record: written[case.record] for case in answer.cases}
 
 
 def _packed_libraries(reader: PackageReader, folder: Path, given: set[str]) -> list[str]:

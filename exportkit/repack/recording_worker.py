@@ -20,9 +20,11 @@ from exportkit.export.eager_model import rebuild_eager
 from exportkit.export.placement import on_device, usable_device
 from exportkit.export.program_file import load_extracted
 from exportkit.export.program_model import state_of
-from exportkit.export.record import record_case
+from exportkit.export.record import play_session, record_played
 from exportkit.export.sequences import DrawnCall
+from exportkit.export.steadiness import Steadiness
 from exportkit.fine_tune import whole_state
+from exportkit.package.case_files import trouble_of
 from exportkit.package.manifest import Case, CaseCall, Manifest, decode_checked
 from exportkit.repack.recording import CasesRecorded, RecordCases
 from exportkit.runtime.weights import read_state
@@ -30,29 +32,36 @@ from exportkit.spec import ExportSpec
 
 
 def record(command: RecordCases) -> CasesRecorded:
-    """Records the cases."""
+    """Records the cases. A troublesome one is left out if with these weights right code may answer it otherwise."""
     manifest = decode_checked(command.manifest.encode())
     device = usable_device(command.device)
-    found = []
+    found, drawn = [], []
+    steadiness: Steadiness | None = None
     with _model(command, manifest, device) as spec:
         eager = EagerMethods(spec)
         _begin_as_packaged(eager, command, manifest)
-        for case, (inputs, output) in zip(command.cases, command.files):
+        task = eager, manifest.methods, manifest.state
+        tf32 = manifest.provenance.tf32
+        old = [
+            (case, files, trouble_of(Path(files[0]).read_bytes())) for case, files in zip(command.cases, command.files)
+        ]
+        for case, (inputs, output), trouble in sorted(old, key=lambda each: bool(each[2])):
             tensors = load_file(inputs)
             calls = [_drawn(eager, manifest, tensors, number, call) for number, call in enumerate(case.calls)]
             placed = [replace(call, bound=on_device(call.bound, device)) for call in calls]
-            made = record_case(eager, manifest.methods, manifest.state, placed, tf32=manifest.provenance.tf32)
+            played = play_session(*task, placed, tf32=tf32)
+            made = record_played(played, *task[1:], tf32=tf32, trouble=trouble)
+            if not trouble:
+                drawn.append(made)
+            else:
+                steadiness = steadiness or Steadiness(*task, drawn, tf32=tf32)
+                if steadiness.problem(played, made) is not None:
+                    continue
             Path(output).write_bytes(made.tensors)
-            accuracy = dict(made.state_accuracy)
-            found.append(
-                Case(
-                    record=case.record,
-                    calls=made.calls,
-                    reference_dtype=made.reference_dtype,
-                    state_accuracy=accuracy,
-                )
-            )
-    return CasesRecorded(tuple(found))
+            accuracy, dtype = dict(made.state_accuracy), made.reference_dtype
+            found.append(Case(record=case.record, calls=made.calls, reference_dtype=dtype, state_accuracy=accuracy))
+    order = [case.record for case in command.cases]
+    return CasesRecorded(tuple(sorted(found, key=lambda case: order.index(case.record))))
 
 
 @contextmanager

@@ -17,6 +17,7 @@ from exportkit.package import signature as own
 from exportkit.package.archive import STOCK_RECORDS, Content, PackageReader, StoredRecord, write_package
 from exportkit.package.assemble import add_libraries, check_libraries
 from exportkit.package.atomic import check_writable, temporary_folder
+from exportkit.package.case_files import trouble_of
 from exportkit.package.consistency import AOTINDUCTOR_DIR, is_complete, libraries_for
 from exportkit.package.describe_library import describe_with_needed
 from exportkit.package.keys import PrivateKey
@@ -231,11 +232,12 @@ class _NewPackage:
         if had_program:
             self.done.append("left out the ExportedProgram: it has the old weights")
 
-    def take_cases(self, cases: Sequence[Case], records: Mapping[str, Content], by: str) -> None:
+    def take_cases(self, cases: Sequence[Case], records: Mapping[str, Path], by: str) -> None:
         """Adds cases that were recorded again."""
         self.change(cases=tuple(cases))
         self.records |= records
-        self.done.append(f"recorded {len(cases)} cases again, with {by}")
+        drawn = [case for case in cases if not trouble_of(records[case.record].read_bytes())]
+        self.done.append(f"recorded {len(drawn)} cases again, with {by}")
 
     def _keep_libraries(self, kept: Collection[str], reason: str | None) -> None:
         gone = [library.record for library in self.manifest.libraries if library.record not in kept]

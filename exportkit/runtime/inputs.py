@@ -20,7 +20,8 @@ from exportkit.runtime.overlap import Spans
 from exportkit.runtime.requests import joined_shapes
 from exportkit.sizes import shape_text
 
-# torch's CUDA kernels may read 16 bytes at a time from the start of an input, so an unaligned input is copied.
+# torch's CUDA kernels may read 16 bytes at a time from the start of an input, and code for a CPU reads elements at
+# multiples of their size. An input that begins elsewhere is copied.
 _CUDA_ALIGNMENT = 16
 
 # Looking up shapes that passed before is faster than checking them, and most processes use only a few shapes.
@@ -54,12 +55,12 @@ class InputPlan:
         self.device = device
         self._reason = reason
         self.build_result = builder(call.result)
-        self._alignment = _CUDA_ALIGNMENT if device.type == "cuda" else 1
         self._names = [parameter.name for parameter in call.parameters]
         self._positional = [p.name for p in call.parameters if p.kind == "positional"]
         self._takes = [_taker(parameter.value, f"`{parameter.name}`") for parameter in call.parameters]
         self._dimensions = {dimension.name: dimension for dimension in call.dimensions}
-        self._inputs = [_Input(tensor) for tensor in call.inputs]
+        least = _CUDA_ALIGNMENT if device.type == "cuda" else 1
+        self._inputs = [_Input(tensor, least) for tensor in call.inputs]
         self.written = tuple(place for place, tensor in enumerate(call.inputs) if tensor.written is not None)
         self._allowed_shapes: set[tuple[Any, ...]] = set()
         self.signature = _signature(call.parameters)
@@ -104,7 +105,7 @@ class InputPlan:
         if len(flat) != len(self._inputs):
             raise InputError(f"{len(flat)} tensors were given; the package takes {len(self._inputs)}: {self}")
         given = list(flat) if self.written else flat  # what is written must not overlap what is copied below
-        shapes, device, alignment = [], self.device, self._alignment
+        shapes, device = [], self.device
         for index, (value, expected) in enumerate(zip(flat, self._inputs)):
             if type(value) is not torch.Tensor:
                 flat[index] = value = _plain_tensor(value, expected)
@@ -127,7 +128,7 @@ class InputPlan:
                 flat[index] = value = value.resolve_neg().resolve_conj()
             if not contiguous:
                 flat[index] = value.contiguous()
-            elif address % alignment:
+            elif address % expected.alignment:
                 flat[index] = value.clone()
             shapes.append(shape)
             if expected.is_written and flat[index] is not own:
@@ -220,7 +221,7 @@ class InputPlan:
 
     def _refuse_layout(self, expected: _Input, value: torch.Tensor, *, contiguous: bool) -> NoReturn:
         if contiguous:
-            problem = f"must begin at a multiple of {self._alignment} bytes and be no lazy conjugate or negative"
+            problem = f"must begin at a multiple of {expected.alignment} bytes and be no lazy conjugate or negative"
         else:
             problem = f"must be contiguous, got strides {list(value.stride())}"
         raise InputError(
@@ -257,14 +258,15 @@ class InputPlan:
 class _Input:
     """One flat input, with the attributes that every call needs."""
 
-    __slots__ = ("dtype", "is_complex", "is_written", "item_bytes", "name", "tensor")
+    __slots__ = ("alignment", "dtype", "is_complex", "is_written", "item_bytes", "name", "tensor")
 
-    def __init__(self, tensor: m.TensorInput) -> None:
+    def __init__(self, tensor: m.TensorInput, alignment: int) -> None:
         self.tensor = tensor
         self.name = tensor.name
         self.dtype: torch.dtype = getattr(torch, tensor.dtype)
         self.is_complex = self.dtype.is_complex
         self.item_bytes = self.dtype.itemsize
+        self.alignment = max(alignment, self.item_bytes)
         self.is_written = tensor.written is not None
 
     def __str__(self) -> str:

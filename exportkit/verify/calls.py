@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
 from exportkit.errors import CaseError
 from exportkit.package.archive import PackageReader
+from exportkit.package.case_files import trouble_in
 from exportkit.progress import Progress
 from exportkit.sizes import case_label, case_sizes
 from exportkit.verify.commands import CallsDrawn, GradientsCompared
 from exportkit.verify.eager import EagerProcess
 from exportkit.verify.eager_plan import EagerPlan
 from exportkit.verify.gradients import GradientChecks, cases_with_gradients, declared_gradients, verdict_of
+from exportkit.verify.layouts import MAX_LAID_OUT, Layouts, label_of_layouts, layouts_of
 from exportkit.verify.options import VerifyOptions
-from exportkit.verify.outcomes import EagerUnavailable, LoadFailed, Verdict
+from exportkit.verify.outcomes import EagerUnavailable, LoadFailed, Match, Verdict
 from exportkit.verify.player import PlayEndedError, Player, Script, has_state
 from exportkit.verify.replay import ReplayProcess
 from exportkit.verify.report import Check
@@ -34,6 +36,7 @@ class TargetCalls:
         options: The verification's options.
         folder: A private directory for tensors.
         progress: Called with each step before it starts.
+        compiled: Whether the target is compiled code.
     """
 
     target: str
@@ -42,13 +45,18 @@ class TargetCalls:
     options: VerifyOptions
     folder: Path
     progress: Progress
+    compiled: bool = True
 
     def with_cases(self) -> Iterator[Check]:
         """Compares with each recorded case, in a session of its own if the case has state."""
         from exportkit.runtime.case_tensors import read_case
 
-        for index, case in enumerate(self.reader.manifest.cases):
-            label = f"case {index} ({case_label(case)})"
+        manifest, laid_out = self.reader.manifest, 0
+        for index, case in enumerate(manifest.cases):
+            if self.options.cases and index not in self.options.cases:
+                continue
+            trouble = trouble_in(self.reader, case)
+            label = f"case {index} ({case_label(case, trouble)})"
             self.progress(f"running {label} of {self.target}")
             try:
                 read_case(self.reader, case)
@@ -57,8 +65,23 @@ class TargetCalls:
                 yield Check("cases", label, case_sizes(case), failed, target=self.target)
                 continue
             script = self._script(index, label)
-            yield self._play("cases", script)
+            check = self._play("cases", script)
+            if trouble:
+                check = replace(check, calls=0, beside=check.calls)
+            layouts = layouts_of(manifest, case, index, trouble, compiled=self.compiled)
+            if layouts and laid_out < MAX_LAID_OUT and not manifest.onnx and isinstance(check.verdict, Match):
+                laid_out += 1
+                check = self._laid_out(check, script, layouts)
+            yield check
             script.file.unlink()
+
+    def _laid_out(self, plain: Check, script: Script, layouts: Layouts) -> Check:
+        """Makes the calls of a case again, with inputs in other layouts. Returns one check of both."""
+        named = f"{script.label[:-1]}; {label_of_layouts(self.reader.manifest, layouts)})"
+        check = self._play("cases", replace(script, label=named, layouts=layouts))
+        if check.failed:
+            return check
+        return replace(plain, beside=plain.beside + check.calls)
 
     def with_sessions(self) -> Iterator[Check]:
         """Compares sessions with one another. The two first recorded cases that have state say what is called."""
@@ -77,7 +100,9 @@ class TargetCalls:
     def with_gradients(self) -> Iterator[Check]:
         """Holds outputs that are gradients to differences, at recorded cases."""
         manifest = self.reader.manifest
-        scripts = [self._script(index, f"case {index}") for index in cases_with_gradients(manifest)]
+        # Between two values that tie, or at an infinity, there is no gradient to hold them to.
+        smooth = [n for n in cases_with_gradients(manifest) if not trouble_in(self.reader, manifest.cases[n])]
+        scripts = [self._script(index, f"case {index}") for index in smooth]
         checks = GradientChecks(self.target, self.replay, manifest, self.folder, self.progress, self.options.seed)
         yield from checks.checks(scripts)
         for script in scripts:

@@ -71,6 +71,7 @@ class CallModel(Message, frozen=True):
         number: The call's number in the files' names of tensors (exportkit/package/case_files.py).
         method: The method's name; None for the default one.
         session: The number of an open session; None for a method without state.
+        layouts: The layout of each input in memory (exportkit/verify/layouts.py); contiguous if there are none.
     """
 
     inputs: str
@@ -78,6 +79,7 @@ class CallModel(Message, frozen=True):
     number: int = 0
     method: str | None = None
     session: int | None = None
+    layouts: tuple[str, ...] = ()
 
 
 class ModelCalled(Message, frozen=True):

@@ -10,6 +10,7 @@ import msgspec
 
 from exportkit.errors import HostError
 from exportkit.package.archive import PackageReader
+from exportkit.package.case_files import trouble_in
 from exportkit.package.manifest import PackagedMethod
 from exportkit.sizes import shape_at
 from exportkit.verify.calls import case_label, case_sizes
@@ -118,7 +119,8 @@ def replay_in_cpp(
         document = msgspec.json.decode(done.stdout, type=_Document)
     except msgspec.DecodeError:
         return _refused(done.stdout, done.stderr, done.returncode)
-    checks = tuple(_checks(reader, document, target))
+    wanted = options.cases or range(len(document.cases))
+    checks = tuple(check for number, check in enumerate(_checks(reader, document, target)) if number in wanted)
     return CppReplay(document.device, document.torch, document.seconds, checks)
 
 
@@ -132,9 +134,11 @@ def _refused(said: str, printed: str, code: int) -> LoadFailed:
 
 def _checks(reader: PackageReader, document: _Document, target: str) -> Iterator[Check]:
     for index, (case, found) in enumerate(zip(reader.manifest.cases, document.cases)):
-        script = Script(f"case {index} ({case_label(case)})", case, reader.path)
+        trouble = trouble_in(reader, case)
+        script = Script(f"case {index} ({case_label(case, trouble)})", case, reader.path)
         verdict = _verdict(reader, script, found)
-        yield Check("cases", script.label, case_sizes(case), verdict, found.seconds, target, len(found.calls))
+        counts = (0, len(found.calls)) if trouble else (len(found.calls), 0)
+        yield Check("cases", script.label, case_sizes(case), verdict, found.seconds, target, *counts)
 
 
 def _verdict(reader: PackageReader, script: Script, found: _Case) -> Verdict:

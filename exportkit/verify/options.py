@@ -18,6 +18,7 @@ class VerifyOptions:
 
     Attributes:
         against: Compare with recorded cases, the eager model, or both. "both" skips an eager model that cannot be made.
+        cases: The numbers of the recorded cases to replay. Default: all.
         shapes: The number of sizes to compare with eager.
         rtol: Replaces, together with `atol`, the recorded tolerances of floating outputs.
         atol: See `rtol`.
@@ -33,6 +34,7 @@ class VerifyOptions:
     """
 
     against: Against = "both"
+    cases: tuple[int, ...] = ()
     shapes: int = 8
     rtol: float | None = None
     atol: float | None = None

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import itertools
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
@@ -44,11 +45,13 @@ class Script:
         label: The name of the whole, such as "case 0 (batch=2)".
         case: The calls: a recorded case, or one that eager has drawn.
         file: A safetensors file with the tensors of the case.
+        layouts: By method, the layout of each input in memory.
     """
 
     label: str
     case: Case
     file: Path
+    layouts: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
     def call_name(self, number: int) -> str:
         """Returns such as "call 3 (decode)"; "the call" if there is only one."""
@@ -128,6 +131,7 @@ class Player:
             number=number,
             method=self.script.case.calls[number].method,
             session=self._session,
+            layouts=self.script.layouts.get(self.script.case.calls[number].method, ()),
         )
         if isinstance(answer, CallFailed) and several:
             answer = CallFailed(answer.error, answer.detail, name)

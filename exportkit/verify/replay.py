@@ -128,6 +128,7 @@ class ReplayProcess:
         number: int = 0,
         method: str | None = None,
         session: int | None = None,
+        layouts: tuple[str, ...] = (),
     ) -> ModelCalled | Verdict:
         """Calls the model with the tensors of one file and writes its outputs to another.
 
@@ -138,8 +139,10 @@ class ReplayProcess:
             number: The number of the call in its sequence.
             method: The method to call; None for the default one.
             session: An open session; None for a method without state.
+            layouts: The layout of each input in memory.
         """
-        return self._ask(CallModel(str(inputs), str(outputs), number, method, session), ModelCalled, doing)
+        command = CallModel(str(inputs), str(outputs), number, method, session, layouts)
+        return self._ask(command, ModelCalled, doing)
 
     def use(self, command: SessionCommand, *, doing: str) -> SessionReady | Verdict:
         """Tells the process to open, copy, change, read or close a session. A new process has none."""

@@ -91,11 +91,13 @@ class Replay:
 
         from exportkit.package.case_files import named_results, named_tensors, result_keys
         from exportkit.package.structure import flatten, unflatten
+        from exportkit.verify.layouts import laid_out
 
         method = self._manifest.method(command.method)
         call, number = method.call, command.number
         with safe_open(command.inputs, framework="pt", device=self._device) as file:
             flat = [file.get_tensor(f"{number}.input.{i}") for i in range(len(call.inputs))]
+        flat = [laid_out(tensor, layout) for tensor, layout in zip(flat, command.layouts or [""] * len(flat))]
         args, kwargs = [], {}
         for parameter in call.parameters:
             value = unflatten(parameter.value, flat)

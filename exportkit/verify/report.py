@@ -23,7 +23,8 @@ class Check:
         verdict: The result.
         seconds: The time of the calls, including input checks; None if the model was not called.
         target: The checked target, as TargetReport names it; None if the check covers all targets.
-        calls: The number of calls that were made.
+        calls: The number of calls that were made, but for those that `beside` counts.
+        beside: The number of calls with troublesome values, or with inputs in other layouts.
     """
 
     against: Against
@@ -33,6 +34,7 @@ class Check:
     seconds: float | None = None
     target: str | None = None
     calls: int = 0
+    beside: int = 0
 
     @property
     def failed(self) -> bool:

@@ -93,6 +93,8 @@ def _check_comparable(artifact: Path, manifest: Manifest, options: VerifyOptions
         raise UsageError(
             f"{artifact.name} has no recorded cases", hint="Export with --cases N, or use --against eager."
         )
+    if missing := [number for number in options.cases if number >= len(manifest.cases)]:
+        raise UsageError(f"{artifact.name} has no case {missing[0]}", hint=f"It has {len(manifest.cases)} cases.")
     recorded = manifest.source.model
     if options.against == "eager" and options.eager.model_of(recorded, by) is None:
         raise UsageError(
@@ -179,10 +181,12 @@ class _Verification:
                 self.checks.append(Check("package", "load", {}, loaded, target=run.name))
                 return TargetReport(run.name, run.device)
             self.version = loaded.version
-            calls = TargetCalls(run.name, replay, self.reader, self.options, self.folder, self.progress)
+            calls = TargetCalls(
+                run.name, replay, self.reader, self.options, self.folder, self.progress, run.target is not None
+            )
             if self.options.against != "eager":
                 self.checks += calls.with_cases()
-                if run.target is not None:
+                if run.target is not None and not self.options.cases:
                     self.checks += calls.with_sessions()
                 self.checks += calls.with_gradients()
             if self.options.against != "cases":

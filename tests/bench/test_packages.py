@@ -19,6 +19,7 @@ from exportkit.bench.references import NoOperators, OperatorCalledError, WithRef
 from exportkit.eager_source import EagerSource
 from exportkit.errors import SignatureMissingError, UsageError, WrongResultError
 from exportkit.package.archive import PackageReader
+from exportkit.package.case_files import trouble_in
 from exportkit.package.signing import sign_package
 from exportkit.package.trust import Trust
 from tests.artifacts import artifact
@@ -64,7 +65,7 @@ def test_every_way_to_compile_is_timed_under_its_name(direct):
 def test_a_model_with_irreplaceable_operators_is_timed_with_them_and_that_is_said(direct):
     rows = bench(direct, eager=PATCHES)
     with PackageReader(direct) as reader:
-        assert len(rows) == len(reader.manifest.cases)
+        assert len(rows) == sum(not trouble_in(reader, case) for case in reader.manifest.cases)
     for row in rows:
         assert [m.name for m in row.measurements] == ["exportkit", "eager"]
         assert "through torch.ops" in row.get("eager").what

@@ -30,7 +30,7 @@ from tests.export.state_models import Tied, Writes
 
 
 def exported(spec: ExportSpec, folder: Path, **options: Any) -> Manifest:
-    return export_program(spec, folder / "x.pt2", TraceOptions(**options))
+    return export_program(spec, folder / "x.pt2", TraceOptions(**{"trouble": False} | options))
 
 
 def replayed(path: Path) -> int:
@@ -55,14 +55,14 @@ def replayed(path: Path) -> int:
                 args, kwargs = bound.with_tensors(tuple(inputs))
                 held = [state[use.index] for use in method.state]
                 for i, found in enumerate(run_program(modules[call.method], args, kwargs, held)):
-                    torch.testing.assert_close(found, tensors[f"{number}.output.{i}"])
+                    torch.testing.assert_close(found, tensors[f"{number}.output.{i}"], equal_nan=True)
                 for i, tensor in enumerate(method.call.inputs):
                     if tensor.written:
-                        torch.testing.assert_close(inputs[i], tensors[f"{number}.written.{i}"])
+                        torch.testing.assert_close(inputs[i], tensors[f"{number}.written.{i}"], equal_nan=True)
                 calls += 1
             if any(manifest.method(call.method).state for call in case.calls):
                 for j, tensor in enumerate(state):
-                    torch.testing.assert_close(tensor, tensors[f"state.{j}"])
+                    torch.testing.assert_close(tensor, tensors[f"state.{j}"], equal_nan=True)
     return calls
 
 
@@ -109,7 +109,7 @@ def test_methods_share_nested_state_and_take_only_what_they_use(tmp_path: Path) 
 
 
 def test_assigned_buffers_are_written_and_results_are_not_the_state_itself(tmp_path: Path) -> None:
-    exported(models.assigned(), tmp_path)
+    exported(models.assigned(), tmp_path, trouble=True)
     saved = load_program(tmp_path / "x.pt2")
     module = saved.programs["forward"].module()
     new, old = torch.full((3,), 2.0), torch.zeros(3)
@@ -117,7 +117,10 @@ def test_assigned_buffers_are_written_and_results_are_not_the_state_itself(tmp_p
     assert (new.tolist(), old.tolist(), part.tolist(), before.tolist()) == ([2.0] * 3, [2.0] * 3, [2.0] * 2, [2.0] * 3)
     run_program(module, (torch.zeros(3),), {}, [new, old])
     assert (new.tolist(), part.tolist(), before.tolist()) == ([1.0] * 3, [2.0] * 2, [2.0] * 3)
-    assert replayed(tmp_path / "x.pt2") == 4
+    # A result that is what a buffer was before is not what the buffer becomes.
+    _, before = run_program(module, (torch.zeros(3),), {}, [new, old])
+    assert (new.tolist(), before.tolist()) == ([0.5] * 3, [1.0] * 3)
+    assert replayed(tmp_path / "x.pt2") > 4
 
 
 def test_an_initial_value_is_a_record_with_one_row_and_zeros_are_none(tmp_path: Path) -> None:
@@ -161,7 +164,7 @@ def test_the_command_declares_state_and_written_inputs(tmp_path: Path, capsys: p
         "        self.h += x\n        out.copy_(self.h * 2)\n        return self.h.sum()\n"
     )
     command = ["export", f"{tmp_path}/m.py:M", "--input", "x=float32[3]", "--input", "out=float32[3]"]
-    command += ["--format", "program", "-o", str(tmp_path / "m.pt2")]
+    command += ["--format", "program", "--no-trouble", "-o", str(tmp_path / "m.pt2")]
     assert main([*command, "--state", "h"]) == 5
     assert "--writes NAME" in capsys.readouterr().err
     assert main([*command, "--writes", "out"]) == 5
@@ -267,7 +270,7 @@ def test_a_program_of_torch_may_write_inputs_that_are_declared(tmp_path: Path) -
         export_program(resolve(str(writes)), tmp_path / "x.pt2")
     manifest = export_program(resolve(str(writes)), tmp_path / "x.pt2", TraceOptions(writes=["x"]))
     assert manifest.call.inputs[0].written is not None
-    assert replayed(tmp_path / "x.pt2") == 1
+    assert replayed(tmp_path / "x.pt2") == len(manifest.cases) > 1
 
 
 class Listener(torch.nn.Module):
@@ -311,7 +314,7 @@ def test_buffers_of_a_program_of_torch_become_state_where_they_are_declared(tmp_
             found, wanted = load(one.read(mine.record)), load(other.read(theirs.record))
             assert found.keys() == wanted.keys()
             for name, tensor in wanted.items():
-                torch.testing.assert_close(found[name], tensor)
+                torch.testing.assert_close(found[name], tensor, equal_nan=True)
 
 
 def test_what_a_program_of_torch_cannot_have_as_state_is_named(tmp_path: Path) -> None:

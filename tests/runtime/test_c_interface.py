@@ -112,6 +112,35 @@ def test_strides_and_offsets_are_followed(c_model, arrays):
         torch.testing.assert_close(torch.from_dlpack(output), wanted)
 
 
+def test_any_strides_give_the_same_numbers_or_are_refused_in_a_sentence(c_model, arrays):
+    """Views of any strides into memory with something between the elements: transposed, with steps, of stride 0."""
+    generator = np.random.default_rng(0)
+    for _ in range(300):
+        given, values = [], []
+        for array in arrays:
+            order = generator.permutation(array.ndim)
+            steps = [int(generator.choice([1, 1, 2, 3])) if array.shape[axis] > 1 else 1 for axis in order]
+            room = [array.shape[axis] * step for axis, step in zip(order, steps)]
+            memory = generator.standard_normal(int(np.prod(room)) + 3, np.float32)
+            start = int(generator.integers(0, 3))
+            whole = memory[start : start + int(np.prod(room))].reshape(room)
+            laid = whole[tuple(slice(None, None, step) for step in steps)].transpose(np.argsort(order))
+            laid[...] = array
+            if generator.random() < 0.3:  # one value along an axis
+                axis = int(generator.integers(array.ndim))
+                laid = np.broadcast_to(laid.take([0], axis), array.shape)
+            given.append(laid)
+            values.append(np.ascontiguousarray(laid))
+        offset = int(generator.choice([0, 4, 64, 2]))
+        views = [view(given[0], byte_offset=offset % 4 or offset), *map(view, given[1:])]
+        if offset == 2:
+            views[0].byte_offset += 2  # between two elements
+            assert c_interface.refused(c_model, *views).message.startswith("`image` must be aligned to its elements")
+            continue
+        for output, wanted in zip(c_model.run(*views), expected(values), strict=True):
+            torch.testing.assert_close(torch.from_dlpack(output), wanted)
+
+
 def test_tensors_of_other_libraries_are_inputs_in_both_forms_of_dlpack(c_model, arrays):
     pointer_of = c.pythonapi.PyCapsule_GetPointer
     pointer_of.restype, pointer_of.argtypes = c.c_void_p, (c.py_object, c.c_char_p)

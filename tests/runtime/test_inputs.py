@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 from collections import namedtuple
 from dataclasses import make_dataclass
 
@@ -17,6 +18,7 @@ from torch._subclasses import FakeTensorMode
 from exportkit.errors import InputError
 from exportkit.package import manifest as m
 from exportkit.runtime.inputs import InputPlan, describe_tensor
+from exportkit.verify.layouts import LAYOUTS, laid_out
 from tests.runtime import tiny
 
 CPU = torch.device("cpu")
@@ -59,6 +61,26 @@ def test_every_size_of_the_ranges_is_taken_ends_included(plan, batch, gh):
     args, kwargs = tiny.example(batch, gh)
     assert plan.prepare(args, kwargs)[0] is args[0]
     assert plan.prepare(args, kwargs)[0] is args[0]  # now that these shapes are known
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.int64, torch.float16, torch.complex64])
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_every_layout_arrives_contiguous_aligned_and_with_the_same_bits(dtype, layout):
+    for shape in ((2, 3, 4), (3,), (2, 1), (1, 2, 3, 2)):
+        values = torch.arange(24)[: math.prod(shape)].reshape(shape).to(dtype)
+        given = laid_out(values, layout)
+        (taken,) = one_tensor(str(dtype).removeprefix("torch."), shape).prepare((given,), {})
+        assert taken.is_contiguous()
+        assert taken.data_ptr() % taken.itemsize == 0
+        assert torch.equal(taken, values)
+
+
+def test_a_written_input_whose_elements_are_not_aligned_is_refused():
+    tensor = m.TensorInput(name="x", dtype="float32", shape=(2, 3), written=m.OutputTolerance(rtol=0, atol=0))
+    parameter = m.Parameter(name="x", kind="positional", value=m.TensorNode(index=0))
+    call = msgspec.structs.replace(tiny.call(), parameters=(parameter,), inputs=(tensor,))
+    with pytest.raises(InputError, match="`x` must begin at a multiple of 4 bytes"):
+        InputPlan(call, CPU).prepare((laid_out(torch.zeros(2, 3), "from the second byte"),), {})
 
 
 @pytest.mark.parametrize(

@@ -186,11 +186,11 @@ class ModelCopy:
         return self.shared.alive and not self._left
 
     def recorded(self) -> Iterator[LoadedCall]:
-        """Yields the recorded calls of the method."""
+        """Yields the recorded calls of the method. Those with troublesome values are for `verify`."""
         for place, case in enumerate(self.model.manifest.cases):
             if any(call.method == self.method.name for call in case.calls):
-                calls = self.model.cases[place].calls
-                yield from (call for call in calls if call.method == self.method.name)
+                recorded = self.model.cases[place]
+                yield from (c for c in recorded.calls if c.method == self.method.name and not recorded.trouble)
 
     def call(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """Returns the flat outputs for flat inputs.

@@ -54,6 +54,8 @@ def answer_cases(copy: ModelCopy, *, compared: bool) -> None:
 def answer_sequences(model: SharedModel, *, compared: bool) -> None:
     """Replays the recorded cases that use state, each in a session. The arguments and errors are `answer_cases`'."""
     for place in _with_state(model.model.manifest):
+        if model.model.cases[place].trouble:
+            continue
         try:
             verdict = replay_case(model.model, place)
         except ExportkitError as error:

@@ -1,0 +1,89 @@
+"""Kernels that are wrong for troublesome values only are caught, whatever the values that were drawn."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.fixtures import stable_library
+from tests.fresh import run_python
+
+FOLDER = Path(__file__).parent
+
+# By what PLANTED plants: what the label of a failing case says.
+WRONG = {
+    "ties": "ties in x",
+    "negative values": "negative values in x",
+    "positive values": "positive values in x",
+    "-0": "zeros in x",
+    "NaN": "NaN in x",
+    "infinities": "infinities in x",
+    "subnormal values": "subnormal values in x",
+    "the greatest values": "the greatest values in x",
+    "one value": "one value in x",
+    "-128": "in levels",
+    "nothing selected": "nothing in mask",
+    "one selected": "one place in mask",
+    "everything selected": "every place in mask",
+    "strides": "x transposed",
+    "strides of 0": "with strides of 0",
+    "alignment": "x from the second element",
+}
+# One process exports, and verifies with each error planted: the children's commands are done in it.
+_SCRIPT = """
+import json, os, sys
+from pathlib import Path
+from exportkit.eager_source import EagerSource
+from exportkit.export.artifact import export_program
+from exportkit.export.resolve import resolve
+from exportkit.verify import replay
+from exportkit.verify.commands import LoadArtifact
+from exportkit.verify.options import VerifyOptions
+from exportkit.verify.replay_worker import Replay, handlers
+from exportkit.verify.verify import verify
+
+class Here:
+    handlers, loaded, alive = handlers(Replay()), [], True
+    def __init__(self, module, **options):
+        pass
+    def ask(self, command, answer, **options):
+        if type(command) is LoadArtifact and self.loaded:  # the library tells from its environment what is planted
+            return self.loaded[0]
+        done = self.handlers[type(command)](command)
+        if type(command) is LoadArtifact:
+            self.loaded.append(done)
+        return done
+    def close(self):
+        pass
+
+library, out = map(Path, sys.argv[1:3])
+export_program(resolve("tests/verify/planted_models.py:looks", op_libraries=[library]), out)
+replay.VerifyWorker = Here
+found = {}
+for wrong in ["", *sys.argv[3:]]:
+    os.environ["PLANTED"] = wrong
+    report = verify(out, VerifyOptions(against="cases", eager=EagerSource(op_libraries=(library,))))
+    found[wrong] = {check.label: check.verdict.message for check in report.checks if check.failed}
+print(json.dumps(found))
+"""
+
+
+@pytest.fixture(scope="module")
+def failures(tmp_path_factory):
+    library = stable_library.build(FOLDER / "planted_kernels.cpp", name="planted")
+    out = tmp_path_factory.mktemp("planted") / "planted.pt2"
+    printed = run_python(_SCRIPT, library, out, *WRONG, cwd=FOLDER.parents[1], PLANTED_LIBRARY=str(library))
+    return json.loads(printed.splitlines()[-1])
+
+
+@pytest.mark.process
+def test_the_right_kernel_passes(failures):
+    assert failures[""] == {}
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("planted", WRONG)
+def test_a_wrong_kernel_is_caught_and_its_trouble_named(planted, failures):
+    assert any(WRONG[planted] in label for label in failures[planted]), failures[planted]
