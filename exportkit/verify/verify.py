@@ -188,7 +188,8 @@ class _Verification:
                 self.checks += calls.with_cases()
                 if run.target is not None and not self.options.cases:
                     self.checks += calls.with_sessions()
-                self.checks += calls.with_gradients()
+                if not self.options.cases:
+                    self.checks += calls.with_gradients()
             if self.options.against != "cases":
                 self.checks += calls.with_eager(eager, plans)
         return TargetReport(run.name, loaded.device, loaded.seconds)
