@@ -29,8 +29,25 @@ def _pool() -> descriptor_pool.DescriptorPool:
 
 
 @cache
+def _classes() -> list[Any]:
+    """Returns the classes of all messages, also of those within others.
+
+    protobuf makes the class of an inner message when it first comes, Python's collector takes it away when there is no
+    such message, and so on. Kept, they are made once, and no thread reads a message while its class goes.
+    """
+    pool, found = _pool(), []
+    for file in descriptor_pb2.FileDescriptorSet.FromString(_DESCRIPTORS.read_bytes()).file:
+        left = list(pool.FindFileByName(file.name).message_types_by_name.values())
+        while left:
+            found.append(message_factory.GetMessageClass(described := left.pop()))
+            left += described.nested_types
+    return found
+
+
+@cache
 def message_class(name: str) -> Any:
     """Returns the class of a message, by its full name: `inference.ModelInferRequest`."""
+    _classes()
     return message_factory.GetMessageClass(_pool().FindMessageTypeByName(name))
 
 

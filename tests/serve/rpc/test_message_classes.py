@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import subprocess
 import sys
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -122,3 +124,12 @@ def test_two_generated_modules_do_not_live_in_one_process(generated: Path):
     done = python("import tritonclient.grpc.service_pb2\nimport predict_v2_pb2\n", generated)
     assert done.returncode != 0
     assert "duplicate" in done.stderr
+
+
+def test_the_classes_of_messages_within_messages_stay() -> None:
+    message = message_class("inference.ModelInferRequest")()
+    message.parameters["x"].int64_param = 1
+    kind = weakref.ref(type(message.parameters["x"]))
+    del message
+    gc.collect()
+    assert kind() is not None
