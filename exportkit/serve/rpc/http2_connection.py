@@ -206,7 +206,9 @@ class Http2Connection(asyncio.Protocol):
             del self._closed[next(iter(self._closed))]
 
     def _end_stream(self, error: StreamProblemError) -> None:
-        """Ends a stream whose client broke the protocol."""
+        """Ends a stream whose client broke the protocol; if there is none, the connection."""
+        if self._is_idle(error.number):
+            raise ConnectionProblemError(error.problem, str(error))
         self._count(_COST_OF_A_RESET)
         self.write(h2.reset(error.number, error.problem))
         if (stream := self.streams.get(error.number)) is not None:

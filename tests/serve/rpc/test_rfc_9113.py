@@ -119,6 +119,7 @@ CASES: dict[str, tuple[bytes, Connection | Stream | None]] = {
     "6.2 more padding than headers": (h2.frame(h2.HEADERS, 4 | h2.PADDED, 1, b"\6abc"), Connection(PROTOCOL)),
     "6.3 a priority of stream 0": (h2.frame(h2.PRIORITY, 0, 0, bytes(5)), Connection(PROTOCOL)),
     "6.3 a short priority": (opened() + h2.frame(h2.PRIORITY, 0, 1, bytes(4)), Stream(SIZE)),
+    "6.3 a short priority of no stream": (h2.frame(h2.PRIORITY, 0, 2, bytes(4)), Connection(SIZE)),
     "6.4 a reset of stream 0": (h2.reset(0, ErrorCode.CANCEL), Connection(PROTOCOL)),
     "6.4 a short reset": (opened() + h2.frame(h2.RST_STREAM, 0, 1, bytes(3)), Connection(SIZE)),
     "6.5 settings confirmed with more": (SETTINGS_CUT, Connection(SIZE)),
