@@ -80,13 +80,21 @@ def command() -> None:
     """
 
 
+def _ago(seconds: float) -> str:
+    """Returns such as `5 minutes ago`."""
+    for unit, length in (("days", 86400), ("hours", 3600), ("minutes", 60)):
+        if seconds >= 2 * length:
+            return f"{int(seconds // length)} {unit} ago"
+    return "just now"
+
+
 def _rows(items: Sequence[Item]) -> list[tuple[str, ...]]:
     now = time.time()
     return [
         (
             item.kind,
             bytes_text(item.size),
-            "in use" if item.in_use else f"used {max(now - item.used, 0) / 86400:.1f} days ago",
+            "in use" if item.in_use else f"used {_ago(now - item.used)}",
             str(item.path),
         )
         for item in items

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from exportkit.cli.app import command as exportkit_command
-from exportkit.cli.output import print_json, print_table, printable, progress
+from exportkit.cli.output import print_json, print_table, printable, printable_lines, progress
 from exportkit.cli.shared_options import EXISTING_FILE, device_option, op_library_option, timeout_option
 from exportkit.eager_source import EagerSource
 from exportkit.progress import bytes_text
@@ -109,7 +109,13 @@ def _short(value: str) -> str:
 
 def _print_answers(answers: AnswerComparison) -> None:
     click.echo("Answers")
-    print_table([(check.case, "same" if check.same else "DIFFERENT", check.message) for check in answers.checks])
+    first_lines = [check.message.partition("\n")[0] if check.same else "" for check in answers.checks]
+    results = [(c.case, "same" if c.same else "DIFFERENT", line) for c, line in zip(answers.checks, first_lines)]
+    print_table([row if row[2] else row[:2] for row in results])
+    for check in answers.checks:
+        if not check.same:
+            click.echo(f"\n  {printable(check.case)}:")
+            click.echo(printable_lines(check.message, "    "))
     for note in answers.notes:
         click.echo(f"  not run: {printable(note)}")
     click.echo("")

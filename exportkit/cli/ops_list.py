@@ -9,6 +9,7 @@ import msgspec
 
 from exportkit.cli.app import command as exportkit_command
 from exportkit.cli.output import print_json, print_table, printable, progress
+from exportkit.package.elf import demangled
 from exportkit.support import OLDEST_TORCH
 
 if TYPE_CHECKING:
@@ -85,7 +86,7 @@ def _file_rows(file: ListedFile) -> list[tuple[str, ...]]:
     rows: list[tuple[str, ...]] = [("torch", torch)]
     if file.beyond:
         more = len(file.beyond) - _SHOWN_SYMBOLS
-        shown = ", ".join(file.beyond[:_SHOWN_SYMBOLS]) + (f" and {more} more" if more > 0 else "")
+        shown = ", ".join(map(demangled, file.beyond[:_SHOWN_SYMBOLS])) + (f" and {more} more" if more > 0 else "")
         rows.append(("beyond the stable ABI", f"{len(file.beyond)}: {shown}"))
     if file.needs:
         rows.append(("the host", ", ".join(file.needs)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import io
 import re
@@ -225,3 +226,22 @@ def _numbers(versions: Iterable[str], prefix: str) -> list[tuple[int, ...]]:
     return [
         tuple(map(int, name[len(prefix) :].split("."))) for name in versions if re.fullmatch(prefix + r"[\d.]+", name)
     ]
+
+
+def demangled(symbol: str) -> str:
+    """Returns the name of a C++ symbol without its parameters; any other symbol as it is."""
+    status = ctypes.c_int(1)
+    try:
+        library = ctypes.CDLL("libstdc++.so.6")
+    except OSError:
+        return symbol
+    demangle, free = library.__cxa_demangle, library.free
+    demangle.restype, demangle.argtypes = ctypes.c_void_p, (ctypes.c_char_p, *[ctypes.c_void_p] * 3)
+    free.argtypes = (ctypes.c_void_p,)
+    text = demangle(symbol.encode(), None, None, ctypes.addressof(status))
+    if not text or status.value:
+        return symbol
+    try:
+        return ctypes.string_at(text).decode().partition("(")[0]
+    finally:
+        free(text)

@@ -52,7 +52,9 @@ class Match(_Outcome, kind="match"):
         """How many agree, and how nearly."""
         count = f"{len(self.outputs)} outputs agree" if len(self.outputs) != 1 else "1 output agrees"
         worst = max((o for o in self.outputs if o.max_abs), key=lambda o: o.max_abs or 0.0, default=None)
-        return count + (f", greatest absolute difference {worst.max_abs:.2g} in {worst.name}" if worst else " exactly")
+        return count + (
+            f", greatest absolute difference {worst.max_abs:.2g} in {_named(worst.name)}" if worst else " exactly"
+        )
 
 
 @dataclass(frozen=True)
@@ -375,6 +377,11 @@ class EagerFailed(_Outcome, kind="eager_failed", exit_code=18):
         elif _MISSING_OPERATOR.search(self.detail):
             advice = "give the library that defines the operator with --op-library, or compare with --against cases"
         return f"{self.error} while {self.doing}: {self.detail}\n{advice}"
+
+
+def _named(output: str) -> str:
+    """Returns how a sentence names an output; one without a name is called by its number."""
+    return f"output {output}" if output.isdecimal() else output
 
 
 # torch's messages for an unregistered operator: as an attribute of torch.ops, and when a fake or kernel is added.

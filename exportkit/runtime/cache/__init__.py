@@ -51,6 +51,7 @@ the package's record.
 from __future__ import annotations
 
 import os
+import sys
 import warnings
 import weakref
 from pathlib import Path
@@ -59,6 +60,8 @@ from exportkit.errors import CacheError
 from exportkit.package import core
 from exportkit.package.archive import PackageReader
 from exportkit.package.manifest import Library, Target, code_folder
+
+_EXPORTKIT = str(Path(__file__).parents[2]) + os.sep
 
 
 class Entry:
@@ -113,4 +116,12 @@ def _unpack(function: str, reader: PackageReader, name: str, always: bool) -> En
         return Entry(core.handle(function, reader.handle, core.encoded(name), int(always)))
     finally:
         for message in core.warnings():
-            warnings.warn(message, RuntimeWarning, stacklevel=3)
+            warnings.warn(message, RuntimeWarning, stacklevel=_callers_level())
+
+
+def _callers_level() -> int:
+    """Returns the stacklevel of the line that called exportkit: one load, which unpacks several things, warns once."""
+    frame, level = sys._getframe(1), 1
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(_EXPORTKIT):
+        frame, level = frame.f_back, level + 1
+    return level
