@@ -20,6 +20,7 @@ _OF_TORCH = frozenset(
 )
 _TARGET = re.compile(r"torch\.ops\.(\w+)\.(\w+)(?:\.(\w+))?")
 _FRAME = re.compile(r'File "([^"\n]*)", line (\d+), in ([^\n]+)(?:\n(?!\s*File ")\s*([^\n]*))?')
+_WRITTEN = re.compile(r"Tensor\(\w+!\)[\[\]?]* (\w+)")  # in a schema
 _MOST_FRAMES = 12
 _PACKAGES = ("/site-packages/", "/dist-packages/")
 _MACHINERY = re.compile(r"(^|/)torch/|/lib/python3\.\d+/|^<")
@@ -63,10 +64,11 @@ class _Builder:
             *(tensor.name for tensor in method.call.inputs),
             *(f"state {manifest.state[use.index].name}" for use in method.state),
         ]
-        self._operators = {operator.name for operator in manifest.operators}
+        self._operators = {operator.name: operator.schema for operator in manifest.operators}
         self._nodes: list[dict[str, Any]] = []
         self._stacks: list[Stack | None] = []
         self._maker: dict[str, int] = {}  # the number of the node that makes a value
+        self._writer: dict[str, int] = {}  # the number of the node that was the last to write to a value in place
         self._weights: dict[str, str] = {}
         self._edges: dict[tuple[int, int], None] = {}
         self._symbols: Symbols = {}
@@ -128,10 +130,24 @@ class _Builder:
                 if name in self._weights:
                     weights.append([self._weights[name], self._type(name)])
                 elif name in self._maker:
-                    self._edges[self._maker[name], here] = None
+                    self._read(name, here)
         if weights:
             described["weights"] = weights
+        written = self._written(node, operator)
+        described["out"] += [self._value(name) for name in written]
         self._maker.update(dict.fromkeys(outputs, here))
+        self._writer.update(dict.fromkeys(written, here))
+
+    def _written(self, node: Node, operator: str | None) -> list[str]:
+        """Returns the values that an operator writes to in place."""
+        if operator is None:
+            return []
+        name, _, overload = operator.partition("::")[2].partition(".")
+        if operator in self._operators:
+            arguments = _WRITTEN.findall(self._operators[operator])
+        else:
+            arguments = [*["self"] * (name.endswith("_") and not name.endswith("__")), *["out"] * ("out" in overload)]
+        return [value for given in node.inputs if given.name in arguments for value in tensors_in(given.arg)]
 
     def _outputs(self) -> None:
         users = [
@@ -145,7 +161,13 @@ class _Builder:
             title = named[index].name if index < len(named) else name
             here = self._add({"kind": "output", "title": title, "out": [self._value(name)]}, None)
             if name in self._maker:
-                self._edges[self._maker[name], here] = None
+                self._read(name, here)
+
+    def _read(self, name: str, here: int) -> None:
+        """Draws the arrows to a node that reads a value: from what makes it, and from what has last written to it."""
+        self._edges[self._maker[name], here] = None
+        if name in self._writer:
+            self._edges[self._writer[name], here] = None
 
     def _add(self, node: dict[str, Any], stack: Stack | None) -> int:
         self._nodes.append(node)

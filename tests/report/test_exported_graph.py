@@ -198,3 +198,17 @@ def test_values_in_every_kind_of_argument_are_found():
 )
 def test_targets_have_their_operators_names(target: str, name: str | None):
     assert operator_name(target) == name
+
+
+def test_who_reads_a_value_later_reads_what_an_operator_has_written_to_it(tmp_path: Path):
+    writes = {**node("w", target="torch.ops.aten.add_.Tensor"), "outputs": []}
+    writes["inputs"] = [{"name": "self", "arg": {"as_tensor": {"name": "t"}}, "kind": 1}]
+    path = tmp_path / "program.pt2"
+    path.write_bytes(program(document([node("t", "x"), node("before", "t"), writes, node("y", "t")], ["y"])))
+    with PackageReader(package(tmp_path / "package.pt2")) as reader:
+        data = graph_data(graph_in(path), reader.manifest, LeftOut())
+    names = [each.get("name") or each["kind"] for each in data["nodes"]]
+    edges = {(names[a], names[b]) for a, b in data["edges"]}
+    assert {("t", "w"), ("t", "y"), ("w", "y")} <= edges
+    assert ("w", "before") not in edges
+    assert ["t", "float32[4]"] in data["nodes"][names.index("w")]["out"]
