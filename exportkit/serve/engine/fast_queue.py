@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import time
 import weakref
 from collections.abc import Callable, Sequence
 from ctypes import byref
@@ -216,8 +215,3 @@ class FastQueue:
         count = taken.count
         self.owner.counted.left(count.rows, count.bytes, count.steps)
         return FastBatch(self, self._library, taken)
-
-
-def monotonic() -> float:
-    """Returns the clock of the library."""
-    return time.monotonic()

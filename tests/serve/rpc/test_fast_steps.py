@@ -306,6 +306,33 @@ def test_a_full_queue_refuses_steps_and_their_sequences_go_on(package: Path, alo
         assert all(map(torch.equal, answered, expected(alone, 1, seeds)))
 
 
+def test_sequences_go_on_while_a_server_drains_and_then_end(package: Path, alone):
+    async def ask() -> tuple[list[Any], Any]:
+        server = await played(package, limits=SequenceLimits(finish_seconds=0.5))
+        connection = Connection(server.server)
+        call = connection.call()
+        begun(connection, call, "goes on", "ends")
+        await connection.until(call, 4)
+        draining = asyncio.ensure_future(server.repository.drain())
+        await asyncio.sleep(0.01)
+        for number in range(2, 8):
+            connection.put(call, step("goes on", number), step("ends", number, sequence_end=number == 7))
+            connection.arrive()
+            await connection.until(call, 2 * number + 2)
+        assert server.lent == 1
+        await draining
+        assert server.lent == 0
+        connection.put(call, step("goes on", 8))
+        connection.arrive()
+        return await connection.until(call, 17), server.repository.sequences()["ticker"].ended
+
+    found, ended = asyncio.run(asyncio.wait_for(ask(), 60))
+    assert ended == {"end": 1, "unloaded": 1}
+    assert found.pop().error_message
+    for which in range(2):
+        assert all(map(torch.equal, map(tensor_of, found[which::2]), expected(alone, 1, list(range(8)))))
+
+
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     st.lists(st.tuples(st.integers(0, 3000), st.integers(0, 255)), max_size=6),
