@@ -156,7 +156,8 @@ def _decompositions(_: click.Context, __: click.Parameter, texts: Sequence[str])
     "eager_kernels",
     multiple=True,
     metavar="OPERATOR",
-    help="An operator of torch that the code leaves to eager's kernel, such as aten.amin. Repeatable.",
+    help="An operator of torch that the code leaves to eager's kernel, such as aten.amin; aten: all of them. "
+    "Repeatable.",
 )
 @click.option(
     "--embed-weights",

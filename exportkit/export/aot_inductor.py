@@ -23,7 +23,7 @@ from exportkit.errors import CompilerError, UsageError
 from exportkit.export.branch_graphs import compilable_branches
 from exportkit.export.cases import eager_mode
 from exportkit.export.compile_failure import failed_operator
-from exportkit.export.eager_kernels import eager_kernels, read_eager_kernels
+from exportkit.export.eager_kernels import eager_kernels, read_eager_kernels, with_tensors
 from exportkit.export.explain import refused_by_compiler
 from exportkit.export.export_options import CompileOptions, CudaArch
 from exportkit.export.inductor_changes import changed_inductor
@@ -218,7 +218,7 @@ def compile_program(
             options["triton.autotune_pointwise"] = False
         with eager_kernels(plan.eager_kernels):
             asked = {**options, **plan.inductor_config, **plan.remembered}
-            files, constants = _compile(method.program, device, asked, tf32=tf32)
+            files, constants = _compile(method.program, device, asked, plan.eager_kernels, tf32=tf32)
     target = _target(device, cpu_isa, ptx, _library(files))
     found = weights.take(constants, device) if weights else {}
     target = msgspec.structs.replace(target, constants={method.name: found})
@@ -264,7 +264,12 @@ def _read_value(value: Any) -> Any:
 
 
 def _compile(
-    program: torch.export.ExportedProgram, device: torch.device, options: dict[str, Any], *, tf32: bool
+    program: torch.export.ExportedProgram,
+    device: torch.device,
+    options: dict[str, Any],
+    left_to_eager: Sequence[str],
+    *,
+    tf32: bool,
 ) -> tuple[list[Path], Mapping[str, torch.Tensor]]:
     """Returns the files, and the constants that are outside of them."""
     args, kwargs = program.example_inputs
@@ -282,6 +287,8 @@ def _compile(
             # torch 2.13 copies its own deprecated LeafSpec.
             warnings.filterwarnings("ignore", message=".*LeafSpec.*", category=FutureWarning)
             module = returning_tensors(program.module(check_guards=False))
+            if left_to_eager:
+                with_tensors(module, left_to_eager)
             contexts.enter_context(compilable_branches(module))
             files = torch._inductor.aot_compile(module, args, kwargs, options=options)
     except Exception as error:

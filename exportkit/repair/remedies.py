@@ -65,8 +65,7 @@ def remedies(patient: Patient) -> Iterator[Remedy]:
         together = together.with_more(remedy.given)
     if len(single) > 1:
         yield Remedy("all of these together", together)
-    if "fallback_by_default" in patient.known:
-        yield Remedy("every operator left to eager's kernel", GivenOptions({"fallback_by_default": True}))
+    yield Remedy("every operator left to eager's kernel", GivenOptions({}, ("aten",)))
 
 
 def _single(patient: Patient) -> Iterator[Remedy]:

@@ -14,7 +14,7 @@ import torch
 from exportkit.cli import main
 from exportkit.errors import ExportError, UsageError
 from exportkit.export.compile_failure import failed_operator
-from exportkit.export.eager_kernels import read_eager_kernels
+from exportkit.export.eager_kernels import read_eager_kernels, with_tensors
 from exportkit.package.archive import PackageReader
 from exportkit.package.compiled_with import GivenOptions, compiled_with
 from exportkit.repair.attempts import Costs
@@ -30,7 +30,6 @@ KNOWN = ("emulate_precision_casts", "pattern_matcher", "max_fusion_size", "epilo
     "realize_opcount_threshold",
     "realize_cpu_opcount_threshold",
     "cpp.enable_unsafe_math_opt_flag",
-    "fallback_by_default",
     "split_reductions",
 )
 
@@ -71,7 +70,8 @@ def test_what_cannot_help_is_not_tried() -> None:
 
 
 def test_options_that_this_torch_lacks_are_not_tried() -> None:
-    assert _names(("pattern_matcher",), operators=()) == ["no patterns replaced in the graph"]
+    tried = ["no patterns replaced in the graph", "every operator left to eager's kernel"]
+    assert _names(("pattern_matcher",), operators=()) == tried
 
 
 def test_names_of_operators_are_read_and_wrong_ones_refused() -> None:
@@ -80,10 +80,37 @@ def test_names_of_operators_are_read_and_wrong_ones_refused() -> None:
         "aten.amin.out",
         "aten.div.Tensor",
     )
+    assert read_eager_kernels(["aten.amin", "aten"]) == ("aten",)
     with pytest.raises(UsageError, match=r"no operator 'aten\.amim'(?s:.*)aten\.amin"):
         read_eager_kernels(["aten.amim"])
     with pytest.raises(UsageError, match="no overload 'Tenzor'"):
         read_eager_kernels(["aten.div.Tenzor"])
+
+
+@pytest.mark.parametrize(
+    ("dtype", "number", "made"),
+    [
+        (torch.bfloat16, 3.0, torch.float64),
+        (torch.int8, 3, torch.int64),
+        (torch.int8, 3.0, torch.float32),
+        (torch.float32, 2, torch.int64),
+    ],
+)
+def test_a_kernel_gets_tensors_for_numbers_and_answers_the_same(
+    dtype: torch.dtype, number: float, made: torch.dtype
+) -> None:
+    class Divide(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x / number
+
+    x = torch.arange(-8, 8).to(dtype)
+    module: Any = torch.export.export(Divide(), (x,)).module()
+    with_tensors(module, read_eager_kernels(["aten.div.Tensor"]))
+    (full,) = [node for node in module.graph.nodes if node.target is torch.ops.aten.full.default]
+    assert full.kwargs["dtype"] is made
+    answer = module(x)
+    assert answer.dtype is Divide()(x).dtype
+    assert torch.equal(answer, Divide()(x))
 
 
 def test_options_are_written_as_export_takes_them() -> None:
