@@ -20,6 +20,7 @@ Evaluate = Callable[[Sequence[torch.Tensor]], Sequence[tuple[float, torch.Tensor
 _LENGTHS = tuple(0.1 * 5.0**-k for k in range(4))  # of half a path, in units of the input's spread
 _PATHS = 3  # along the gradient, and in two random directions
 _PROBES = 8
+_BLIND = 0.1  # a path that sees only errors above this one
 _SAFETY = 3.0
 _STEPS = 8  # of the finer rule; the coarser one has half of them
 
@@ -97,10 +98,13 @@ def _verdict(paths: Sequence[_Path]) -> PathFinding:
     """Judges the paths in one direction.
 
     A path on which the output jumps is no reason to blame the gradient: two must fail, and none that sees as much pass.
+    What sees only large errors, as in bfloat16, judges nothing.
     """
     if not paths:
         return PathFinding(False, 0.0, math.inf, 0.0, 0.0)
-    failing = sorted((path for path in paths if path.off > path.visible), key=lambda path: path.visible)
+    failing = sorted(
+        (path for path in paths if path.off > path.visible and path.visible < _BLIND), key=lambda path: path.visible
+    )
     seeing = [path for path in paths if path.off <= path.visible]
     if len(failing) >= 2 and not any(path.sees(failing[0].off) for path in seeing):
         worst = failing[0]
