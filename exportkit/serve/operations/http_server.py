@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import socket
+import ssl
 from collections.abc import Sequence
 from functools import partial
 
@@ -17,6 +19,9 @@ from exportkit.serve.operations.tls import Tls
 
 _CLOSE_SECONDS = 2.0
 _LAST_REQUESTS_SECONDS = 0.25
+_SILENT_SECONDS = 60.0
+
+_log = logging.getLogger(__name__)
 
 
 class HttpServer:
@@ -35,6 +40,7 @@ class HttpServer:
         self._tls = None if tls is None else tls.context
         self._arriving: set[asyncio.Task[None]] = set()
         self._stopping = False
+        self._says_again = 0.0
         self._acceptor = Acceptor((), self.take)
 
     def listen(self, sockets: Sequence[socket.socket]) -> None:
@@ -60,8 +66,19 @@ class HttpServer:
         # asyncio takes this argument only together with TLS.
         limit = {} if self._tls is None else {"ssl_handshake_timeout": self._setup.limits.header_seconds}
         loop = asyncio.get_running_loop()
-        with contextlib.suppress(OSError):  # the client went away, does not speak TLS, or takes too long for it
+        try:
             await loop.connect_accepted_socket(lambda: protocol, connection, ssl=self._tls, **limit)
+        except ssl.SSLError as error:
+            if error.reason == "HTTP_REQUEST":
+                self._say_plain_http(loop.time())
+        except OSError:  # the client went away, or takes too long for the handshake
+            pass
+
+    def _say_plain_http(self, now: float) -> None:
+        """Says, once in a while, why a client got no answer: TLS cannot tell it."""
+        if now >= self._says_again:
+            self._says_again = now + _SILENT_SECONDS
+            _log.warning("a client spoke plain HTTP to this port, which has TLS: its address begins with https://")
 
     def _arrived(self, connection: socket.socket, protocol: HttpConnection, task: asyncio.Task[None]) -> None:
         self._arriving.discard(task)
