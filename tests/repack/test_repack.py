@@ -263,7 +263,9 @@ def test_other_weights_get_cases_of_their_own_with_the_same_inputs(
             assert torch.equal(tensors["0.input.0"], recorded["0.input.0"])
             with torch.no_grad():
                 answer = Weighted(1).eval()(recorded["0.input.0"])
-            assert torch.equal(recorded["0.output.0"], answer)
+            # Another process recorded it. Eager's last bits follow the number of threads, which differs between them.
+            torch.testing.assert_close(recorded["0.output.0"], answer)
+            assert not torch.allclose(recorded["0.output.0"], tensors["0.output.0"]), "the old weights' answer"
             assert again.calls[0].accuracy.keys() == case.calls[0].accuracy.keys()
 
 
