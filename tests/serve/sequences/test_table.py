@@ -19,7 +19,7 @@ from exportkit.serve.sequences.table import (
     SequenceTable,
 )
 
-KEYS = st.integers(0, 3)
+KEYS = st.tuples(st.sampled_from(["", "a", "b"]), st.integers(0, 2))
 
 
 @dataclass
@@ -27,7 +27,7 @@ class Naive:
     """A sequence, by all of its steps: those that were answered, and those that are not."""
 
     real: OpenSequence[str, int]
-    key: int
+    key: tuple[str, int]
     size: int
     rested: float
     steps: list[int] = field(default_factory=list)  # not answered, in order
@@ -37,9 +37,14 @@ class Naive:
 
 
 class SameAsALog(RuleBasedStateMachine):
-    @initialize(most=st.integers(1, 4), most_bytes=st.integers(10, 60), idle=st.integers(1, 20))
-    def prepare(self, most: int, most_bytes: int, idle: int) -> None:
-        self.limits = SequenceLimits(most, most_bytes, float(idle))
+    @initialize(
+        most=st.integers(1, 4),
+        most_bytes=st.integers(10, 60),
+        idle=st.integers(1, 20),
+        share=st.sampled_from([1.0, 0.5]),
+    )
+    def prepare(self, most: int, most_bytes: int, idle: int, share: float) -> None:
+        self.limits = SequenceLimits(most, most_bytes, float(idle), share=share)
         self.table: SequenceTable[str, int] = SequenceTable(self.limits)
         self.log: list[Naive] = []
         self.told: list[OpenSequence[str, int]] = []
@@ -49,14 +54,20 @@ class SameAsALog(RuleBasedStateMachine):
     def live(self) -> list[Naive]:
         return [each for each in self.log if each.ended is None]
 
-    def taking(self, key: int) -> Naive | None:
+    def full(self, there: list[Naive], size: int, share: float) -> bool:
+        """Whether one more of this size is too many, or too large."""
+        held = sum(each.size for each in there)
+        return len(there) >= share * self.limits.most or held + size > share * self.limits.most_bytes
+
+    def taking(self, key: tuple[str, int]) -> Naive | None:
         return next((each for each in self.live() if each.key == key and each.takes), None)
 
     @rule(key=KEYS, size=st.integers(0, 30), last=st.booleans())
-    def begin(self, key: int, size: int, last: bool) -> None:
+    def begin(self, key: tuple[str, int], size: int, last: bool) -> None:
         old = self.taking(key)
         stay = [each for each in self.live() if each is not old or each.steps]
-        if len(stay) >= self.limits.most or sum(each.size for each in stay) + size > self.limits.most_bytes:
+        theirs = [each for each in stay if each.key[0] == key[0]]
+        if self.full(stay, size, 1.0) or (key[0] and self.full(theirs, size, self.limits.share)):
             with pytest.raises(SequencesFullError):
                 self.table.begin(key, "payload", size, self.now)
             return
@@ -69,7 +80,7 @@ class SameAsALog(RuleBasedStateMachine):
         self.step(key, last)
 
     @rule(key=KEYS, last=st.booleans())
-    def step(self, key: int, last: bool) -> None:
+    def step(self, key: tuple[str, int], last: bool) -> None:
         found = self.taking(key)
         if found is None:
             with pytest.raises(NoSequenceError) as error:
@@ -124,6 +135,10 @@ class SameAsALog(RuleBasedStateMachine):
         assert [each.real for each in live] == list(self.table)
         assert self.table.count == len(live) <= self.limits.most
         assert self.table.size == sum(each.size for each in live) <= self.limits.most_bytes
+        for client in ("a", "b"):
+            theirs = [each for each in live if each.key[0] == client]
+            assert len(theirs) < self.limits.share * self.limits.most + 1
+            assert sum(each.size for each in theirs) <= self.limits.share * self.limits.most_bytes
         assert self.table.ended == Counter(each.ended for each in self.log if each.ended is not None)
         self.told += self.table.take_ended()
         assert {id(each) for each in self.told} == {id(each.real) for each in self.log if each.ended is not None}
