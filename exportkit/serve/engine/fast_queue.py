@@ -155,11 +155,16 @@ class FastQueue:
         )
         self._room = library.queue_room(self.handle).contents
         self._known: set[int] = set()
+        self._bytes_a_row: list[int] | None = None  # of each output
         weakref.finalize(self, library.close_queue, self.handle).atexit = False
         self.told: Callable[[FastQueue], None] = lambda _: None
 
     def learn_answer(self, rows: int, described: tuple[bytes, bytes], sizes: Sequence[int]) -> bool:
         """Learns how steps of so many rows are answered. Returns whether they can be."""
+        bytes_a_row = [size // rows for size in sizes]
+        if self._bytes_a_row not in (None, bytes_a_row):
+            return False
+        self._bytes_a_row = bytes_a_row
         if rows not in self._known:
             before, behind = described
             found = self._library.set_answer(
@@ -169,6 +174,12 @@ class FastQueue:
                 return False
             self._known.add(rows)
         return True
+
+    def check_outputs(self, rows: int, sizes: Sequence[int]) -> None:
+        """Raises RuntimeError if outputs do not have the bytes that the library will read."""
+        wanted = [rows * each for each in self._bytes_a_row or []]
+        if wanted != list(sizes):
+            raise RuntimeError(f"the model's outputs have {list(sizes)} bytes, and so far {wanted} for {rows} rows")
 
     def make_room(self) -> None:
         """Says what may be accepted now."""

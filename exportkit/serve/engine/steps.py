@@ -250,10 +250,11 @@ class StepRunner:
         batch.gather(first, end, memory.input_pointers, memory.state_pointers)
         moved = time.perf_counter()
         outputs = self._call_of(memory, rows)()
-        batch.scatter(first, end, memory.state_pointers)
         ran = time.perf_counter()
         wanted = [outputs[place].contiguous() for place in batch.queue.form.outputs]
+        batch.queue.check_outputs(rows, [tensor.nbytes for tensor in wanted])
         batch.answer(first, end, pointers([tensor.data_ptr() for tensor in wanted]))
+        batch.scatter(first, end, memory.state_pointers)  # the last, so that no step that failed runs twice
         spent = (moved - started, ran - moved, time.perf_counter() - ran)
         self._counted.executed(rows, compute_input=spent[0], compute_infer=spent[1], compute_output=spent[2])
         batch.timing = InferTiming(0.0, *spent, rows)
