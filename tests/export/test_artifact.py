@@ -122,7 +122,7 @@ def test_each_case_is_what_eager_answered(patches: Path) -> None:
         with torch.no_grad():
             answer = model(tensors["0.input.0"], tensors["0.input.1"])
         for number, expected in enumerate(answer[name] for name in ("best", "scores", "thirds")):
-            torch.testing.assert_close(tensors[f"0.output.{number}"], expected)
+            torch.testing.assert_close(tensors[f"0.output.{number}"], expected, equal_nan=True)
 
 
 def test_constants_among_the_outputs_are_the_manifests_not_the_codes(patches: Path) -> None:
@@ -159,7 +159,9 @@ def test_a_program_of_torchs_own_is_described_from_its_graph(tmp_path: Path) -> 
     model, x = torch.nn.Linear(4, 2), torch.rand(5, 4)
     n = torch.export.Dim("n", min=2, max=9)
     torch.export.save(torch.export.export(model, (x,), dynamic_shapes=({0: n},)), tmp_path / "stock.pt2")
-    manifest = export_program(resolve(str(tmp_path / "stock.pt2")), tmp_path / "ours.pt2", TraceOptions(cases=2))
+    manifest = export_program(
+        resolve(str(tmp_path / "stock.pt2")), tmp_path / "ours.pt2", TraceOptions(cases=2, trouble=False)
+    )
     (dimension,) = manifest.call.dimensions
     assert (dimension.min, dimension.max) == (2, 9)
     assert manifest.call.inputs[0].shape == (Size(dimension=dimension.name), 4)
@@ -229,7 +231,9 @@ def test_a_cast_is_recorded_and_does_not_touch_the_callers_model(tmp_path: Path)
 
 
 def test_static_fixes_every_size(tmp_path: Path) -> None:
-    manifest = export_program(resolve(f"{MODELS}:structured"), tmp_path / "s.pt2", TraceOptions(static=True))
+    manifest = export_program(
+        resolve(f"{MODELS}:structured"), tmp_path / "s.pt2", TraceOptions(static=True, trouble=False)
+    )
     assert manifest.call.dimensions == ()
     assert [case.calls[0].sizes for case in manifest.cases] == [{}]
 
