@@ -15,7 +15,7 @@ from exportkit.sizes import case_label, case_sizes
 from exportkit.verify.commands import CallsDrawn, GradientsCompared
 from exportkit.verify.eager import EagerProcess
 from exportkit.verify.eager_plan import EagerPlan
-from exportkit.verify.gradients import GradientChecks, cases_with_gradients, declared_gradients, verdict_of
+from exportkit.verify.gradient_checks import GradientChecks, cases_with_gradients, declared_gradients, verdict_of
 from exportkit.verify.layouts import MAX_LAID_OUT, Layouts, label_of_layouts, layouts_of
 from exportkit.verify.options import VerifyOptions
 from exportkit.verify.outcomes import EagerUnavailable, LoadFailed, Match, Verdict

@@ -69,7 +69,7 @@ class Eager:
         from exportkit.export.reference import wide_calls
         from exportkit.export.sequences import draw_call
         from exportkit.precision import with_tf32
-        from exportkit.verify.gradients import gradient_findings
+        from exportkit.verify.gradient_checks import gradient_findings
 
         method = next(each for each in self._command.methods if each.name == command.method)
         drawn = draw_call(self._eager, method, command.sizes, command.seed)

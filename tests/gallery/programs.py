@@ -211,14 +211,19 @@ class Clock(nn.Module):
 
 
 class Gradient(nn.Module):
-    """A gradient within the model."""
+    """Forces: a gradient through weights, and one of it."""
 
     inputs = ("x=float32[4,3]",)
+    dynamic = ("x:0=atoms[2:8]",)
 
-    def forward(self, x: Tensor) -> Tensor:
-        with torch.enable_grad():
-            y = x.detach().requires_grad_()
-            return torch.autograd.grad((y * y).sum(), y)[0]
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = nn.Sequential(nn.Linear(3, 4), nn.SiLU(), nn.Linear(4, 1))
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        y = x.detach().requires_grad_()
+        (forces,) = torch.autograd.grad(self.net(y).sum(), y, create_graph=True)
+        return -forces, torch.autograd.grad(forces.square().sum(), y)[0]
 
 
 class Vmapped(nn.Module):

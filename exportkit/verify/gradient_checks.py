@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 _CASES = 2  # of each method
 
-Answers = Callable[[Sequence[Sequence["torch.Tensor"]]], Sequence[Sequence["torch.Tensor"]]]
+CallAll = Callable[[Sequence[Sequence["torch.Tensor"]]], Sequence[Sequence["torch.Tensor"]]]
 
 
 def declared_gradients(call: Call) -> dict[str, GradientOf]:
@@ -120,7 +120,7 @@ def verdict_of(findings: Sequence[GradientFinding], who: str) -> Verdict:
 def gradient_findings(
     call: Call,
     inputs: Sequence[torch.Tensor],
-    answers: Answers,
+    answers: CallAll,
     *,
     seed: int,
     precision: float | None = None,
