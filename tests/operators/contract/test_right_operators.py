@@ -49,7 +49,7 @@ def test_a_row_that_the_kernel_refuses_alone_is_said_to_be_so():
     assert "the operator refuses a row of the call" in report.skipped["batch"]
 
 
-def test_a_kernel_that_records_a_gradient_itself_is_one_finding_with_what_to_register():
+def test_a_kernel_that_records_a_gradient_is_one_finding_with_advice():
     library = torch.library.Library("recording", "DEF")
     library.define("peak(Tensor x) -> (Tensor, Tensor)")
     library.impl("peak", lambda x: tuple(x.max(1)), "CPU")
