@@ -39,6 +39,12 @@ class GivenOptions:
         return GivenOptions({**self.inductor_config, **other.inductor_config}, kernels)
 
     @property
+    def plain(self) -> GivenOptions:
+        """Those whose values are numbers or truths: none names a program, a file or a function."""
+        kept = {name: value for name, value in self.inductor_config.items() if isinstance(value, (bool, int, float))}
+        return GivenOptions(kept, self.eager_kernels)
+
+    @property
     def arguments(self) -> str:
         """Them as arguments of `exportkit export`."""
         given = [f"--inductor-config {name}={value}" for name, value in self.inductor_config.items()]

@@ -240,7 +240,7 @@ class _Repair:
             if problem.report is not None:
                 artifact = Path(problem.report.artifact)
                 search = stack.enter_context(
-                    searching(artifact, problem.report, self._options, progress=self._progress)
+                    searching(artifact, problem.report, self._options, ours=True, progress=self._progress)
                 )
                 located = search.locate()
             else:

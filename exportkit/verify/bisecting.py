@@ -60,11 +60,12 @@ def bisect_artifact(
 
 @contextmanager
 def searching(
-    artifact: Path, report: Report, options: VerifyOptions, *, progress: Progress = silent
+    artifact: Path, report: Report, options: VerifyOptions, *, ours: bool = False, progress: Progress = silent
 ) -> Iterator[CutSearch]:
     """Yields a search for the node where the target of a failed check and eager differ.
 
-    Arguments and errors are the same as for `bisect_artifact`.
+    Arguments and errors are the same as for `bisect_artifact`. Cuts are compiled with the options that the artifact
+    remembers; unless it is `ours`, a file of the caller's own, only with those that name nothing.
     """
     if named_model(artifact) is not None:
         raise UsageError("--bisect compares compiled targets with eager", hint="Leave it out for an ONNX model.")
@@ -80,16 +81,17 @@ def searching(
         temporary_folder(None, "exportkit-bisect") as folder,
     ):
         reader.verify()
-        subject = _subject(reader, check, options, folder)
+        subject = _subject(reader, check, options, folder, ours=ours)
         with CutSearch(subject, options, folder, progress) as search:
             yield search
 
 
-def _subject(reader: PackageReader, check: Check, options: VerifyOptions, folder: Path) -> CutSubject:
+def _subject(reader: PackageReader, check: Check, options: VerifyOptions, folder: Path, *, ours: bool) -> CutSubject:
     """Describes what is cut: the graph of the call that failed."""
     manifest = reader.manifest
     call = _failed_call(reader, check, options, folder)
     target = next((target for target in manifest.targets if target.name == check.target), None)
+    given = compiled_with(reader, target) if target else GivenOptions()
     program = None
     if manifest.program is not None:
         program = folder / "program.pt2"
@@ -104,7 +106,7 @@ def _subject(reader: PackageReader, check: Check, options: VerifyOptions, folder
         compiled=target is not None,
         cpu_isa=target.cpu_isa if target else None,
         embed_weights=not manifest.weights,
-        given=compiled_with(reader, target) if target else GivenOptions(),
+        given=given if ours else given.plain,
         libraries=_extract_libraries(reader, folder),
         program=program,
         demanded_by=options.trust.demanded_by(),

@@ -116,6 +116,7 @@ def test_a_kernel_gets_tensors_for_numbers_and_answers_the_same(
 def test_options_are_written_as_export_takes_them() -> None:
     given = GivenOptions({"cpp.simdlen": 1}).with_more(GivenOptions({}, ("aten.amin.default",)))
     assert given.arguments == "--inductor-config cpp.simdlen=1 --eager-kernel aten.amin.default"
+    assert GivenOptions({"cpp.cxx": ["/tmp/evil"], "cpp.simdlen": 1}).plain == GivenOptions({"cpp.simdlen": 1})
     assert str(Costs(2.0, 1.0, 3.0)) == "2 ms a call; unrepaired 1 ms, eager 3 ms (at the example's sizes)"
 
 
