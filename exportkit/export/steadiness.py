@@ -8,7 +8,7 @@ import torch
 from safetensors.torch import load
 
 from exportkit.accuracy import allowed_error, eager_error, whole_rows
-from exportkit.errors import ExportError
+from exportkit.errors import ExportError, UsageError
 from exportkit.export.eager_methods import EagerMethods
 from exportkit.export.record import PlayedSession, RecordedCase, play_session
 from exportkit.export.reference import wide_results
@@ -86,7 +86,7 @@ class Steadiness:
             try:
                 with mode:
                     again = play_session(self._eager, self._methods, self._state, played.calls, tf32=self._tf32)
-            except ExportError:
+            except (ExportError, UsageError):
                 yield None
                 return
             finally:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from exportkit.errors import ExportError
+from exportkit.errors import ExportError, UsageError
 from exportkit.export.cases import case_sizes
 from exportkit.export.eager_methods import EagerMethods
 from exportkit.export.export_options import TraceOptions
@@ -171,7 +171,11 @@ def _recorded(
     sizes, seen, found = task.sizes(drawn[0]), set[str](), 0
     most = task.most
     for number in range(most):
-        calls = task.draw(drawn[0], sizes[number % len(sizes)], task.options.seed + _SEED + number)
+        try:
+            calls = task.draw(drawn[0], sizes[number % len(sizes)], task.options.seed + _SEED + number)
+        except (ExportError, UsageError):  # the drawn cases have other sizes, which the spec's function could draw
+            left_out["that the spec's function does not draw"] += 1
+            continue
         kinds = task.kinds(calls)
         plan = planned(kinds, most)
         if number >= len(plan):
@@ -198,7 +202,7 @@ def _steady(task: _Task, steadiness: Steadiness, calls: Sequence[DrawnCall], nam
     """Records a case, or says why it cannot be one."""
     try:
         played = play_session(task.eager, task.methods, task.state, calls, tf32=task.options.tf32)
-    except ExportError:
+    except (ExportError, UsageError):
         return "that eager refuses"
     case = record_played(played, task.methods, task.state, tf32=task.options.tf32, trouble=name)
     return steadiness.problem(played, case) or case
