@@ -13,6 +13,7 @@
 #include <optional>
 #include <sstream>
 #include <stdexcept>
+#include <string_view>
 #include <tuple>
 #include <vector>
 
@@ -39,7 +40,8 @@ struct Layer {
   bool biases;
   int64_t layers;
   bool bidirectional;
-  bool requires_grad;
+  bool requires_grad;     // whether eager's weights do
+  bool projects = false;  // whether an LSTM does
   int64_t states() const { return layers * (bidirectional ? 2 : 1); }
 };
 
@@ -65,8 +67,8 @@ int64_t batch_of(const Tensor& input, const std::optional<Tensor>& batch_sizes) 
 
 // Checks the sizes that vary from call to call, and what tells a kernel where to read.
 void check_call(const Layer& layer, const Tensor& input, const std::optional<Tensor>& batch_sizes,
-                const Tensors& states, const Tensors& weights, bool projects) {
-  const int64_t each = 2 + (layer.biases ? 2 : 0) + (projects ? 1 : 0);
+                const Tensors& states, const Tensors& weights) {
+  const int64_t each = 2 + (layer.biases ? 2 : 0) + (layer.projects ? 1 : 0);
   check(layer.layers > 0 && static_cast<int64_t>(weights.size()) == layer.states() * each, layer.op, weights.size(),
         " weights are not ", each, " for each of ", layer.states(), " layers and directions");
   if (batch_sizes) {
@@ -100,39 +102,29 @@ std::array<Tensor, count> call(const char* name, const char* overload, const Arg
   return results;
 }
 
-// Until the end of a block, nothing is recorded for gradients.
-class NoGrad {
- public:
-  NoGrad() : before_(aoti_torch_grad_mode_is_enabled()) { aoti_torch_grad_mode_set_enabled(false); }
-  ~NoGrad() { aoti_torch_grad_mode_set_enabled(before_); }
-  NoGrad(const NoGrad&) = delete;
-
- private:
-  const bool before_;
-};
-
 // torch's matmul multiplies sequences that are not contiguous in one product if the weights require gradients, and one
 // by one otherwise (should_fold in ATen/native/LinearAlgebra.cpp), even where no gradient is computed. The last bits
-// differ. Returns the weights as eager's are; only the first layer gets sequences that may not be contiguous.
-Tensors as_eagers(const Layer& layer, const Tensor& input, const Tensors& weights) {
-  Tensors found = weights;
-  if (!layer.requires_grad || !input.is_cpu() || input.is_contiguous()) return found;
-  const size_t each = weights.size() / layer.states();
-  for (size_t direction = 0; direction < (layer.bidirectional ? 2 : 1); ++direction) {
-    Tensor& weight = found[direction * each];
-    weight = call<1>("aten::detach", "", weight)[0];
-    weight.set_requires_grad(true);
+// differ. Returns the same sequences, laid out so that they are multiplied as eager's are: rows at equal distances,
+// with a gap, so that they are not contiguous, which torch would add the bias to in another order.
+Tensor as_eagers(const Layer& layer, const Tensor& input) {
+  const bool reordered = layer.requires_grad && input.is_cpu() && input.dim() == 3 && !input.is_contiguous();
+  if (!reordered ||
+      (std::string_view(layer.op) == "lstm" && !layer.projects && input.scalar_type() == ScalarType::Float)) {
+    return input;  // oneDNN's, which makes it contiguous
   }
+  constexpr int64_t kGap = 16;  // numbers
+  Tensor rows = torch::stable::new_empty(input, {input.size(0), input.size(1), input.size(2) + kGap});
+  Tensor found = torch::stable::narrow(rows, 2, 0, input.size(2));
+  torch::stable::copy_(found, input);
   return found;
 }
 
 // Calls torch's layer without dropout, as in eval mode. `State` is a tensor, or a list of them for an LSTM.
 template <size_t count, class State>
-std::array<Tensor, count> torch_layer(const char* name, const Layer& layer, const Tensor& input,
+std::array<Tensor, count> torch_layer(const char* name, const Layer& layer, const Tensor& given,
                                       const std::optional<Tensor>& batch_sizes, const State& state,
-                                      const Tensors& given) {
-  const NoGrad no_grad;
-  const Tensors weights = as_eagers(layer, input, given);
+                                      const Tensors& weights) {
+  const Tensor input = as_eagers(layer, given);
   constexpr double kDropout = 0;
   constexpr bool kTrain = false, kBatchFirst = false;
   std::array<Tensor, count> results =
@@ -147,8 +139,8 @@ std::array<Tensor, count> torch_layer(const char* name, const Layer& layer, cons
 std::tuple<Tensor, Tensor, Tensor> lstm(const Tensor& input, std::optional<Tensor> batch_sizes, const Tensor& h,
                                         const Tensor& c, Tensors weights, bool biases, int64_t layers,
                                         bool bidirectional, bool requires_grad) {
-  const Layer layer{"lstm", biases, layers, bidirectional, requires_grad};
-  check_call(layer, input, batch_sizes, {h, c}, weights, h.size(-1) != c.size(-1));
+  const Layer layer{"lstm", biases, layers, bidirectional, requires_grad, h.size(-1) != c.size(-1)};
+  check_call(layer, input, batch_sizes, {h, c}, weights);
   auto [out, h_n, c_n] = torch_layer<3>("aten::lstm", layer, input, batch_sizes, Tensors{h, c}, weights);
   return {out, h_n, c_n};
 }
@@ -156,7 +148,7 @@ std::tuple<Tensor, Tensor, Tensor> lstm(const Tensor& input, std::optional<Tenso
 std::tuple<Tensor, Tensor> one_state(const char* name, const Layer& layer, const Tensor& input,
                                      const std::optional<Tensor>& batch_sizes, const Tensor& h,
                                      const Tensors& weights) {
-  check_call(layer, input, batch_sizes, {h}, weights, false);
+  check_call(layer, input, batch_sizes, {h}, weights);
   auto [out, h_n] = torch_layer<2>(name, layer, input, batch_sizes, h, weights);
   return {out, h_n};
 }
