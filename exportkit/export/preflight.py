@@ -19,6 +19,7 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from exportkit.errors import OperatorNotExportableError, UsageError
+from exportkit.export.composites import is_written_out
 from exportkit.export.dispatch import OperatorMode, watched_by
 from exportkit.export.quiet import quiet_torch
 from exportkit.export.source_lines import raised_by_user, user_frame
@@ -127,6 +128,9 @@ class _Inspector(OperatorMode):
     def operator(self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if func in self._seen or not is_custom(func):
             return func(*args, **kwargs)
+        if is_written_out(func):
+            with self:
+                return func.decompose(*args, **kwargs)
         self._seen.add(func)
         frame = user_frame(traceback.extract_stack())
         at = f" (called at {frame.filename}:{frame.lineno})" if frame else ""

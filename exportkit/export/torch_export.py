@@ -17,6 +17,7 @@ from exportkit.errors import HostError
 from exportkit.export.branch_graphs import correct_branches
 from exportkit.export.call_signature import BoundCall, describe_call, is_tensor, plain_tuples
 from exportkit.export.cases import resampled
+from exportkit.export.composites import written_out
 from exportkit.export.control_flow import ControlFlowError, traceable_control_flow, weights_apart
 from exportkit.export.declared import declared
 from exportkit.export.describe_program import taken_tensors
@@ -138,6 +139,7 @@ def _export_once(
     task: TracingTask, sizes: DynamicSizes, *, forgiving: bool = False
 ) -> tuple[torch.export.ExportedProgram, GuardLog]:
     program, log = call_export(torch.export.export, task, sizes, forgiving=forgiving)
+    program = written_out(program)
     correct_branches(program)
     ties = log.ties()
     if names := [*ties, *(name for name in untrue_names(sizes, log) if name not in ties)]:

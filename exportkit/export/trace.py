@@ -17,6 +17,7 @@ from exportkit.export.eager_methods import EagerMethods
 from exportkit.export.entries import entry_specs
 from exportkit.export.export_options import TraceOptions
 from exportkit.export.inferred_sizes import with_inferred
+from exportkit.export.missed_kernels import float_products
 from exportkit.export.placement import parse_floating, prepared
 from exportkit.export.preflight import describe_operators, graph_operators
 from exportkit.export.program_check import check_programs
@@ -34,6 +35,8 @@ from exportkit.export.trouble_cases import trouble_cases
 from exportkit.package.manifest import Source
 from exportkit.progress import Progress
 from exportkit.spec import ExportSpec
+
+_LINES = 5  # how many products of quantized weights are shown
 
 
 def trace(model: EagerModel, options: TraceOptions, device: torch.device, progress: Progress) -> Traced:
@@ -72,6 +75,8 @@ def trace(model: EagerModel, options: TraceOptions, device: torch.device, progre
             seed=model.seed,
             state_sha256=state_sha256(spec.model, spec.state),
         )
+    for line in [line for each in methods for line in float_products(each.program)][:_LINES]:
+        progress(f"no integer kernel: weights of 8 bits are multiplied as floating numbers at {line}")
     operators = {k: v for each in methods for k, v in graph_operators(each.program.graph_module).items()}
     return Traced(
         methods=methods,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -328,7 +329,20 @@ def _add_taking_strides_of_the_first(x: Tensor, y: Tensor) -> Tensor:
     return x.contiguous() + y.contiguous()
 
 
+def _with_half_a_number(x: Tensor, factor: float) -> Tensor:
+    """What a kernel in C++ gets whose parameter is `float`: the last 32 bits of the double."""
+    return x.contiguous() * struct.unpack("<f", struct.pack("<d", factor)[:4])[0]
+
+
+def _with_factor(name: str, kernel: Callable[..., Any]) -> Subject:
+    overload = operator(name, kernel, lambda x, factor: contiguous(x), "(Tensor x, float factor) -> Tensor")
+    return Subject(overload, tuple(Sample(each.label, (*each.args, 0.5)) for each in matrices()))
+
+
 MORE = {
+    "half of a number": Lie(
+        "float-parameter", _with_factor("half_a_number", _with_half_a_number), "torch.randn(1, 1), 0.5"
+    ),
     "no fake": Lie("fake-runs", _subject(operator("without_fake", doubled, None)), "torch.randn(1, 1)"),
     "strides of the fake": Lie(
         "fake-strides", _subject(operator("transposed", doubled, _transposed)), "torch.randn(2, 2)"
@@ -417,6 +431,7 @@ def _double_backward(ctx: Any, grad: Tensor) -> Tensor:
 
 
 HONEST = {
+    "number": _with_factor("multiplied", lambda x, factor: x.contiguous() * factor),
     "writes to an argument": Subject(
         operator("written", _written, _written_fake, "(Tensor x, Tensor(a!) out) -> ()"), _two()
     ),

@@ -1,0 +1,61 @@
+"""How a kernel takes numbers: a schema's float is a double in C++."""
+
+from __future__ import annotations
+
+import math
+import struct
+from dataclasses import replace
+
+from torch import Tensor
+
+from exportkit.operators.contract.definition import ContractCheck, Problem
+from exportkit.operators.contract.differences import difference
+from exportkit.operators.contract.operator_trial import NotApplicable, Trial
+from exportkit.operators.contract.sample import Sample
+
+
+@ContractCheck(
+    "float-parameter",
+    "Write `double` in C++: a schema's float is one, and the stable ABI does not notice another type.",
+    order=4,
+    dtypes="first",
+    most=3,
+)
+def float_parameter(trial: Trial, call: Sample) -> Problem | None:
+    """A number that differs in its last bits alone gives nearly the same answer.
+
+    A kernel whose parameter is `float` reads the last 32 bits of the double, and takes them for the number.
+    """
+    names = [a.name for a in trial.subject.overload._schema.arguments if str(a.type) in ("float", "Optional[float]")]
+    given = {name: value for name in names if isinstance(value := trial.bound(call)[name], float)}
+    if not given or any(not math.isfinite(value) or not value for value in given.values()):
+        raise NotApplicable("it takes no float, or none but 0")
+    plain = trial.outputs(call)
+    for name, value in given.items():
+        changed, doubled = _with_low_bits(value, 3.0), _with_low_bits(2 * value, 3.0)
+        answers = [_answer(trial, call, name, number) for number in (changed, doubled)]
+        far = any(difference(a, b, rtol=1e-2, atol=1e-2) for a, b in zip(answers[0], plain))
+        # Only the last bits were read, if those alone decide.
+        if far and not any(difference(a, b) for a, b in zip(*answers)):
+            return Problem(
+                f"{name} = {value} and {changed} differ by less than a millionth, but the answers do not: the kernel "
+                f"reads half of the number, as it does where {name} is `float` in C++."
+            )
+    return None
+
+
+def _with_low_bits(value: float, low: float) -> float:
+    """Returns a number near a value whose last 32 bits are those of another number as a float32."""
+    return float(struct.unpack("<d", struct.pack("<f", low) + struct.pack("<d", value)[4:])[0])
+
+
+def _with(trial: Trial, call: Sample, name: str, value: float) -> Sample:
+    arguments = [a.name for a in trial.subject.overload._schema.arguments]
+    place = arguments.index(name)
+    if place < len(call.args):
+        return replace(call, args=(*call.args[:place], value, *call.args[place + 1 :]))
+    return replace(call, kwargs={**call.kwargs, name: value})
+
+
+def _answer(trial: Trial, call: Sample, name: str, value: float) -> list[Tensor]:
+    return trial.outputs(_with(trial, call, name, value))

@@ -1,0 +1,21 @@
+"""The compiler calls the operators that a model calls, not their overloads with the tag `out`."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from exportkit.export.inductor_changes import changed_inductor
+
+_LIBRARY = torch.library.Library("exportkit_test_outs", "DEF")
+
+
+def test_an_overload_with_the_tag_out_is_not_called_in_its_place() -> None:
+    variants = pytest.importorskip("torch._library._out_variant")
+    _LIBRARY.define("twice(Tensor x) -> Tensor")
+    _LIBRARY.define("twice.out(Tensor x, *, Tensor(a!) out) -> Tensor(a!)", tags=(torch.Tag.out,))
+    operator = torch.ops.exportkit_test_outs.twice
+    assert variants.to_out_variant(operator.default) is operator.out
+    with changed_inductor():
+        assert variants.to_out_variant(operator.default) is None
+    assert variants.to_out_variant(operator.default) is operator.out
