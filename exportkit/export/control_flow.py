@@ -124,7 +124,11 @@ def _traced(
         return function(*arguments)  # Dynamo sees no vmap around it, and the operator's own rule does
     try:
         return compiling()(*arguments)
-    except Exception as error:  # Dynamo's own, or what a body raises
+    except Exception:  # Dynamo's own, or what a body raises
+        torch._dynamo.reset()  # it may remember another model's trace
+    try:
+        return compiling()(*arguments)
+    except Exception as error:
         first = error
     try:
         return compiling()(*_apart(operator, arguments))
