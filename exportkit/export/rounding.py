@@ -145,7 +145,9 @@ class Rounded(TorchDispatchMode):
 
 
 def _rounds(value: Any) -> bool:
-    return isinstance(value, torch.Tensor) and (value.is_floating_point() or value.is_complex()) and _bits(value) >= 16
+    if not isinstance(value, torch.Tensor) or value.is_meta or value._is_zerotensor():
+        return False  # the zeros of forward-mode gradients have no memory
+    return (value.is_floating_point() or value.is_complex()) and _bits(value) >= 16
 
 
 def _has_great(value: Any) -> bool:

@@ -71,10 +71,7 @@ class GradientOf(Strict, frozen=True):
 
 
 class OutputTolerance(Strict, frozen=True):
-    """The allowed difference between a result and eager's; see exportkit.spec.Tolerance.
-
-    A manifest has the key `gradient_of` only where it says something.
-    """
+    """The allowed difference of a result from eager's; see exportkit.spec.Tolerance. `gradient_of` may be absent."""
 
     rtol: float
     atol: float
