@@ -10,9 +10,9 @@
 
 using torch::stable::Tensor;
 
-Tensor twice(const Tensor& x) {
-  STD_TORCH_CHECK(x.scalar_type() == torch::headeronly::ScalarType::Float, "doubling takes float32");
-  STD_TORCH_CHECK(x.is_contiguous(), "doubling takes contiguous tensors");
+Tensor twice(const Tensor& given) {
+  STD_TORCH_CHECK(given.scalar_type() == torch::headeronly::ScalarType::Float, "doubling takes float32");
+  const Tensor x = torch::stable::contiguous(given);  // verify gives other layouts, too
   Tensor y = torch::stable::empty_like(x);
   const float* in = static_cast<const float*>(x.const_data_ptr());
   float* out = static_cast<float*>(y.mutable_data_ptr());
