@@ -107,17 +107,6 @@ class BranchesOfOtherRanks(nn.Module):
         return torch.cond(x.sum() > 0, lambda x: x.sum(0), lambda x: x * 2, (x,))
 
 
-class BodyOfAnotherDtype(nn.Module):
-    """A loop whose body changes the dtype."""
-
-    exit_code = 5
-    says = "dtype: torch.float64 vs torch.float32"
-    inputs = ("x=float32[4,3]",)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return while_loop(lambda i, v: i < 3, lambda i, v: (i + 1, v.double()), (torch.tensor(0), x.clone()))[1]
-
-
 class WritesInABranch(nn.Module):
     """A branch that writes into its argument."""
 
@@ -167,14 +156,3 @@ class PaddedRows(nn.Module):
         rows = rows.unflatten(-1, [2, 4]).transpose(1, 2)
         mixed = nn.functional.scaled_dot_product_attention(rows, rows, rows, attn_mask=mask[:, None, None])
         return mixed.transpose(1, 2).flatten(-2)[mask]
-
-
-class VmapInABody(nn.Module):
-    """torch.vmap within the body of a scan."""
-
-    exit_code = 5
-    says = "torch.vmap is called within scan at flow.py"
-    inputs = ("x=float32[7,4]",)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return scan(lambda c, v: (torch.vmap(torch.mul)(c, v), c.sin()), x.new_ones(4), x)[1]
