@@ -49,7 +49,7 @@ std::optional<double> greatest(const at::Tensor& values, const at::Tensor& count
 
 OutputReport compare_values(const TensorOutput& output, const at::Tensor& expected, const at::Tensor& actual,
                             const at::Tensor& counts) {
-  const auto& [rtol, atol, ranking_of, rows_of] = output.tolerance;
+  const double rtol = output.tolerance.rtol, atol = output.tolerance.atol;
   const auto [distance, magnitude] = difference(expected, actual);
   // An infinite expected value would allow any difference.
   const at::Tensor wrong = distance.gt(magnitude * rtol + atol).logical_or(distance.isinf()).logical_and(counts);
