@@ -14,7 +14,7 @@ import torch
 from exportkit.serve.batching.tickets import BatchLimits
 from exportkit.serve.engine.accepted import AcceptedRequests
 from exportkit.serve.engine.statistics import Statistics
-from exportkit.serve.engine.step_library import Count, Finished, StepLibrary, Taken, numbers, pointers
+from exportkit.serve.engine.step_library import FinishedBatch, StepCount, StepLibrary, Taken, numbers, pointers
 from exportkit.serve.protocol.inference import InferTiming
 from exportkit.serve.statuses import ServeError
 
@@ -187,18 +187,18 @@ class FastQueue:
         self._room.rows = owner.limits.max_queued_rows - owner.counted.queued_rows
         self._room.bytes = owner.limits.max_queued_bytes - owner.accepted.bytes
 
-    def accepted(self, count: Count) -> None:
+    def accepted(self, count: StepCount) -> None:
         """Steps came."""
         self.owner.accepted.enter(count.bytes, count.steps)
         self.owner.counted.entered(count.rows, count.bytes, count.steps)
         self.told(self)
 
-    def dropped(self, count: Count) -> None:
+    def dropped(self, count: StepCount) -> None:
         """Steps will not run."""
         self.owner.accepted.leave(count.bytes, count.steps)
         self.owner.counted.left(count.rows, count.bytes, count.steps)
 
-    def finished(self, found: Finished, timing: InferTiming) -> None:
+    def finished(self, found: FinishedBatch, timing: InferTiming) -> None:
         """Steps ran."""
         owner = self.owner
         for count in (found.answered, found.failed, found.unwanted):

@@ -14,7 +14,15 @@ from typing import Any, Protocol
 from exportkit.serve.engine.fast_queue import FastBatch, FastForm, FastQueue, Owner
 from exportkit.serve.engine.statistics import REQUEST_SECONDS
 from exportkit.serve.engine.step_batches import OpenState
-from exportkit.serve.engine.step_library import Answers, Dropped, Finished, ReadResult, StepLibrary, numbers, pointers
+from exportkit.serve.engine.step_library import (
+    Dropped,
+    FinishedBatch,
+    ReadResult,
+    StepAnswers,
+    StepLibrary,
+    numbers,
+    pointers,
+)
 from exportkit.serve.statuses import SequenceError, ServeError
 
 CountSteps = Callable[[str, str, int], None]
@@ -27,7 +35,7 @@ class FastCall(Protocol):
     def read(self, frame_bytes: int, message_bytes: int, /) -> None:
         """Steps of it were read."""
 
-    def send(self, answers: Answers, /) -> None:
+    def send(self, answers: StepAnswers, /) -> None:
         """Sends answers, which are in their order."""
 
     def failed(self, place: int, sequence: FastSequence, error: ServeError, /) -> None:
@@ -213,7 +221,7 @@ class FastSteps:
 
     def finish(self, batch: FastBatch) -> None:
         """Sends the answers of a batch, and goes on with the sequences."""
-        found, queue = Finished(), batch.queue
+        found, queue = FinishedBatch(), batch.queue
         self.library.finish(batch.handle, time.monotonic(), byref(found))
         failures = [(each.call, each.place, each.sequence, each.step) for each in found.failures[: found.failed_count]]
         rested, gone = found.rested[: found.rested_count], found.gone[: found.gone_count]

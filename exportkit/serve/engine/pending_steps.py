@@ -28,7 +28,7 @@ class StepOwner(Protocol):
 
 
 @dataclass(eq=False)
-class Place:
+class SequencePlace:
     """Where a sequence runs: on which copy of which load, in which session.
 
     `lent` are its plain steps, which run elsewhere.
@@ -75,7 +75,7 @@ class PendingStep:
         self._owner.answered(self, outcome)
 
 
-OneSequence = OpenSequence[Place, PendingStep]
+OneSequence = OpenSequence[SequencePlace, PendingStep]
 NO_INPUTS = CheckedRequest([], 1, None, 0, ())
 
 

@@ -17,7 +17,7 @@ from exportkit.serve.engine.execution import BatchResult
 from exportkit.serve.engine.fast_queue import FastQueue
 from exportkit.serve.engine.fast_steps import FastSteps, Lent
 from exportkit.serve.engine.home import Home
-from exportkit.serve.engine.pending_steps import NO_INPUTS, OneSequence, PendingStep, Place, Run, never, nobody
+from exportkit.serve.engine.pending_steps import NO_INPUTS, OneSequence, PendingStep, Run, SequencePlace, never, nobody
 from exportkit.serve.engine.sequence_rules import SequenceKey, ended, gone, key_of, reason_of, state_sizes
 from exportkit.serve.engine.steps import HeldSession, StepRequest
 from exportkit.serve.protocol.inference import SequenceStart, SequenceStep
@@ -54,7 +54,7 @@ class ServedSequences:
         """There are none yet. `name` is the package's."""
         self.limits = limits
         self.name = name
-        self._table: SequenceTable[Place, PendingStep] = SequenceTable(limits)
+        self._table: SequenceTable[SequencePlace, PendingStep] = SequenceTable(limits)
         self._timer: asyncio.TimerHandle | None = None
         self._changed = asyncio.Event()  # one of them ended
         self._closing: set[asyncio.Future[None]] = set()
@@ -320,7 +320,7 @@ class ServedSequences:
         if (old := self._table.get(key_of(step))) is not None:
             self.take_back(old)
         copy = home.emptiest()
-        place = Place(home, copy, HeldSession(sizes))
+        place = SequencePlace(home, copy, HeldSession(sizes))
         with self._room(size):
             sequence = self._table.begin(key_of(step), place, size, now)
         home.counts[copy] += 1

@@ -35,7 +35,7 @@ class Room(Structure):
     _fields_ = (("rows", c_int64), ("bytes", c_int64))
 
 
-class Count(Structure):
+class StepCount(Structure):
     """`ek_steps_count`."""
 
     _fields_ = (("queue", c_uint64), ("steps", c_uint64), ("rows", c_uint64), ("bytes", c_uint64))
@@ -55,11 +55,11 @@ class ReadResult(Structure):
         ("call_count", c_size_t),
         ("queue_count", c_size_t),
         ("calls", POINTER(ReadCall)),
-        ("queues", POINTER(Count)),
+        ("queues", POINTER(StepCount)),
     )
 
 
-class Answers(Structure):
+class StepAnswers(Structure):
     """`ek_steps_answers`."""
 
     _fields_ = (
@@ -73,7 +73,7 @@ class Answers(Structure):
     )
 
 
-class Place(Structure):
+class StepPlace(Structure):
     """`ek_steps_place`."""
 
     _fields_ = (("call", c_uint64), ("place", c_uint64), ("sequence", c_uint64), ("step", c_uint64))
@@ -82,38 +82,38 @@ class Place(Structure):
 class Dropped(Structure):
     """`ek_steps_dropped`."""
 
-    _fields_ = (("queued", Count), ("count", c_size_t), ("places", POINTER(Place)), ("gone", c_int))
+    _fields_ = (("queued", StepCount), ("count", c_size_t), ("places", POINTER(StepPlace)), ("gone", c_int))
 
 
 _NUMBERS, _SECONDS = POINTER(c_uint64), POINTER(c_double)
 
 
-class Finished(Structure):
+class FinishedBatch(Structure):
     """`ek_steps_finished`."""
 
     _fields_ = (
         ("call_count", c_size_t),
-        ("calls", POINTER(Answers)),
-        ("answered", Count),
-        ("failed", Count),
-        ("unwanted", Count),
+        ("calls", POINTER(StepAnswers)),
+        ("answered", StepCount),
+        ("failed", StepCount),
+        ("unwanted", StepCount),
         ("seconds", c_double),
         ("waited", c_double),
         ("bounds", c_uint64 * BOUNDS),
         ("failed_count", c_size_t),
         ("rested_count", c_size_t),
         ("gone_count", c_size_t),
-        ("failures", POINTER(Place)),
+        ("failures", POINTER(StepPlace)),
         ("rested", _NUMBERS),
         ("gone", _NUMBERS),
-        ("next", Count),
+        ("next", StepCount),
     )
 
 
 class Taken(Structure):
     """`ek_steps_taken`."""
 
-    _fields_ = (("batch", c_void_p), ("count", Count))
+    _fields_ = (("batch", c_void_p), ("count", StepCount))
 
 
 _POINTERS = POINTER(c_void_p)
@@ -134,7 +134,7 @@ _LOOP: dict[str, tuple[Any, ...]] = {  # the type of the result, then those of t
     "ek_steps_read_message": (c_int, c_void_p, c_char_p, c_size_t, POINTER(ReadResult)),
     "ek_steps_keep_place": (c_uint64, c_void_p),
     "ek_steps_put": (None, c_void_p, c_uint64),
-    "ek_steps_next": (None, c_void_p, POINTER(Answers)),
+    "ek_steps_next": (None, c_void_p, POINTER(StepAnswers)),
     "ek_steps_waiting": (c_uint64, c_void_p),
     "ek_steps_open_queue": (
         c_void_p, c_void_p, c_uint64, c_double, c_uint64, _NUMBERS, c_size_t, _NUMBERS, c_char_p, c_char_p, c_size_t,
@@ -154,7 +154,7 @@ _LOOP: dict[str, tuple[Any, ...]] = {  # the type of the result, then those of t
     "ek_steps_take": (None, c_void_p, c_uint64, c_double, POINTER(Taken)),
     "ek_steps_fail": (None, c_void_p, c_size_t),
     "ek_steps_rows": (c_uint64, c_void_p, c_size_t, c_size_t),
-    "ek_steps_finish": (None, c_void_p, c_double, POINTER(Finished)),
+    "ek_steps_finish": (None, c_void_p, c_double, POINTER(FinishedBatch)),
 }  # fmt: skip
 _RUNNER: dict[str, tuple[Any, ...]] = {  # without Python's lock
     "ek_steps_gather": (None, c_void_p, c_size_t, c_size_t, _POINTERS, _POINTERS),

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from exportkit.serve.engine.fast_steps import FastSequence, FastSteps
-from exportkit.serve.engine.step_library import Answers
+from exportkit.serve.engine.step_library import StepAnswers
 from exportkit.serve.rpc.rpc_stream import Message, RpcStream
 from exportkit.serve.statuses import ServeError
 
@@ -109,11 +109,11 @@ class FastStream:
     def _send_next(self) -> None:
         more = True
         while more:
-            answers = Answers()
+            answers = StepAnswers()
             self._steps.library.next(self._handle, ctypes.byref(answers))
             more = self._write(answers)
 
-    def _write(self, answers: Answers) -> bool:
+    def _write(self, answers: StepAnswers) -> bool:
         """Sends answers. Returns whether others may follow on them."""
         if answers.count:
             size = answers.size
@@ -125,7 +125,7 @@ class FastStream:
             self._stream.send(message)
         return bool(answers.own)
 
-    def send(self, answers: Answers, /) -> None:
+    def send(self, answers: StepAnswers, /) -> None:
         """See FastCall."""
         if self._write(answers):
             self._send_next()
