@@ -1,7 +1,8 @@
 // potential::gaussians(Tensor r, Tensor centres, float width, int order) -> Tensor
 //
-// exp(-((r - centre) / width)^2) for each of r [E] and centres [K], differentiated `order` times by r: [E, K]. The gradient
-// of one order is the next one, so that energies have forces, and forces have gradients. LibTorch's stable ABI only.
+// exp(-((r - centre) / width)^2) for each of r [E] and centres [K], differentiated `order` times by r: [E, K]. The
+// gradient of one order is the next one, so that energies have forces, and forces have gradients. LibTorch's stable ABI
+// only.
 #include <torch/csrc/stable/library.h>
 #include <torch/csrc/stable/ops.h>
 #include <torch/csrc/stable/tensor.h>
@@ -45,8 +46,7 @@ Tensor gaussians(const Tensor& r, const Tensor& centres, double width, int64_t o
   STD_TORCH_CHECK(r.scalar_type() == centres.scalar_type(), "gaussians: r and centres must have one dtype");
   STD_TORCH_CHECK(width > 0 && order >= 0, "gaussians: width must be positive, and order not negative");
   const ScalarType dtype = r.scalar_type();
-  STD_TORCH_CHECK(dtype == ScalarType::Float || dtype == ScalarType::Double,
-                  "gaussians: r must be float32 or float64");
+  STD_TORCH_CHECK(dtype == ScalarType::Float || dtype == ScalarType::Double, "gaussians: r must be float32 or float64");
   const Tensor distances = torch::stable::contiguous(r), places = torch::stable::contiguous(centres);
   Tensor out = torch::stable::new_empty(distances, {r.size(0), centres.size(0)});
   if (dtype == ScalarType::Float)
@@ -58,8 +58,6 @@ Tensor gaussians(const Tensor& r, const Tensor& centres, double width, int64_t o
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY(potential, m) {
-  m.def("gaussians(Tensor r, Tensor centres, float width, int order) -> Tensor");
-}
+STABLE_TORCH_LIBRARY(potential, m) { m.def("gaussians(Tensor r, Tensor centres, float width, int order) -> Tensor"); }
 
 STABLE_TORCH_LIBRARY_IMPL(potential, CPU, m) { m.impl("gaussians", TORCH_BOX(&gaussians)); }
