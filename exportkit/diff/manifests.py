@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator, Mapping
 
+import msgspec
+
 from exportkit.diff.difference import Difference, Effect, both, entries, fields, paired, plain
 from exportkit.package.case_files import results_of
 from exportkit.package.consistency import AOTINDUCTOR_DIR
@@ -120,7 +122,7 @@ def _tensors(
 
 
 def _tolerance(tolerance: OutputTolerance) -> str:
-    return ", ".join(f"{name} {plain(getattr(tolerance, name))}" for name in tolerance.__struct_fields__)
+    return ", ".join(f"{name} {plain(value)}" for name, value in msgspec.to_builtins(tolerance).items())
 
 
 def operators(a: Manifest, b: Manifest) -> Iterator[Difference]:

@@ -284,7 +284,7 @@ def test_files_in_the_form_of_older_versions_of_torch_are_refused(saved: Records
         f"serialized_{part}.pt": bomb(f"touch {mark}") for part in ("state_dict", "constants", "example_inputs")
     }
     path = write(tmp_path / "old.pt2", records, root="")
-    assert main(["export", str(path), "--format", "program", "-o", str(tmp_path / "out.pt2")]) in (1, 3)
+    assert main(["export", str(path), "--format", "program", "-o", str(tmp_path / "out.pt2")]) in (3, 5)
     assert not mark.exists()
 
 

@@ -305,7 +305,7 @@ def test_sizes_that_do_not_vary_are_constants(tmp_path: Path) -> None:
         ({"device": "cpu:0"}, r"unknown device 'cpu:0'\n.*Give"),
         ({"device": "auto"}, r"device 'auto' is not allowed here\n.*Give cpu, cuda or cuda:<index>"),
         ({"dtype": "int8"}, "cannot cast"),
-        ({"dtype": "half"}, r"to half\n.*Give float16, bfloat16"),
+        ({"dtype": "half"}, r"to half\n  Did you mean float16\? Give one of bfloat16, float16"),
         ({"static": True, "dynamic": ["x:0=n[1:4]"]}, "exclude"),
         ({"dynamic": ["y:0=n[1:4]"]}, "no tensor input 'y'"),
         ({"name": "a/b"}, "is not allowed as a name"),

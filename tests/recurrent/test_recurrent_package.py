@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import exportkit
-from exportkit.errors import LibraryConflictError
+from exportkit.errors import LibraryConflictError, ModelRunError
 from exportkit.libraries import load_library
 from exportkit.package.assemble import assemble
 from exportkit.package.describe_library import describe_library
@@ -48,7 +48,7 @@ def test_a_package_has_eagers_bits_at_every_size(packages: tuple[Path, Path]) ->
         for given in (lengths, lengths.flip(0), lengths.clamp(max=3)):
             found = answers(model, (x, given))
             assert all(torch.equal(a, b) for a, b in zip(found, answers(eager, (x, given)), strict=True))
-    with pytest.raises(RuntimeError, match="each length must be 1 to 7, got 9"):
+    with pytest.raises(ModelRunError, match="each length must be 1 to 7, got 9"):
         model(packed_inputs(3, 7)[0], torch.tensor([9, 2, 1]))
     assert model(*packed_inputs(3, 7))  # it goes on
 

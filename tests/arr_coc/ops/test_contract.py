@@ -62,6 +62,11 @@ def not_applicable(spec: OpSpec, device: torch.device) -> set[str]:
         names.add("batch")  # gradients of parameters are sums over the batch
     if not spec.differentiable:
         names |= GRADIENT_CHECKS
+    keys = ("CompositeImplicitAutograd", "Autograd", "AutogradCPU", "AutogradCUDA")
+    if subject.is_mutable or any(torch._C._dispatch_has_kernel_for_dispatch_key(subject.name, key) for key in keys):
+        names.add("gradient-recorded")
+    if not any(str(argument.type) == "float" for argument in subject.overload._schema.arguments):
+        names.add("float-parameter")
     if len(spec.differentiable) < 2:
         names.add("gradient-alone")
     if device.type == "cpu" or len(tensors(subject.calls[0].args)) < 2:
