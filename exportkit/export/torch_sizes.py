@@ -125,13 +125,13 @@ class _Found:
             )
         if isinstance(shape, (tuple, list)) and len(shape) == len(parts):
             shape = dict(zip(parts, shape))
-        if isinstance(shape, Mapping) and (unknown := [str(name) for name in shape if name not in parts]):
+        if isinstance(shape, Mapping) and (unknown := [str(name) for name in shape if str(name) not in parts]):
             close = difflib.get_close_matches(unknown[0], parts, 1)
             raise UsageError(
                 f"dynamic_shapes gives {path}.{unknown[0]}; {path} holds {', '.join(parts) or 'nothing'}",
                 hint=f"Did you mean {path}.{close[0]}?" if close else f"A size of it is {path}.{next(iter(parts), 0)}.",
             )
-        if not isinstance(shape, Mapping):
+        if not isinstance(shape, Mapping) or not all(name in parts for name in shape):
             raise UsageError(
                 f"dynamic_shapes gives {path} {_short(shape)}; it holds {', '.join(parts) or 'nothing'}",
                 hint=f"Give it the same structure as the argument, or name its tensors: {path}.{next(iter(parts), 0)}.",

@@ -228,5 +228,5 @@ def test_a_saved_program_takes_no_other_sizes(saved: SavedProgram, options: dict
 def test_no_cases_of_wide_ranges_take_more_than_four_megabytes() -> None:
     wide = {"x": {0: Dim("batch"), 1: 2 * Dim("n")}, "y": {0: Dim("batch"), 1: Dim("n")}}
     found = trace(EagerModel(pair(wide)), TraceOptions(cases=8), CPU, lambda _: None)
-    assert len(found.cases) == 8
+    assert len([case for case in found.cases if not case.trouble]) == 8
     assert sum(len(case.tensors) for case in found.cases) < 4_000_000

@@ -97,7 +97,7 @@ def test_the_text_names_what_is_broken_and_how_to_see_it(capsys):
     [
         (["there_is_no.so"], "no file 'there_is_no.so'"),
         (["model.pt2"], "`exportkit inspect model.pt2`"),
-        ([PLANTED, "--input", "x=float32[2]"], "--input and --op-library are for a model"),
+        ([PLANTED, "--input", "x=float32[2]"], "--input is for a model, such as my_model.py:Net"),
         ([PLANTED, "--calls", "a.py:calls"], "--calls NS::OP=a.py:calls"),
         ([PLANTED, "--reference", "planted::good=a.py"], "name a function"),
         ([PLANTED, "--max-memory", "much"], "not a number with a unit"),
