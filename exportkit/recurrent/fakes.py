@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import torch
@@ -28,7 +29,10 @@ def registered() -> Any:
             f"the library of recurrent layers is not built: {LIBRARY_DIR} has no libexportkit_recurrent.so",
             hint="Run `pip install --no-build-isolation -e .` (or `make setup`) with a C++ compiler.",
         )
-    load_library(LIBRARIES["cpu"], defines=[NAMESPACE])
+    # This may be asked for while torch traces. Another thread has none of its modes, which would see the operators that
+    # the runtime asks for what is loaded.
+    with ThreadPoolExecutor(1) as thread:
+        thread.submit(load_library, LIBRARIES["cpu"], defines=[NAMESPACE]).result()
     for name, fake in _FAKES.items():
         torch.library.register_fake(f"{NAMESPACE}::{name}", fake)
     return getattr(torch.ops, NAMESPACE)

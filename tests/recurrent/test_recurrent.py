@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,6 +20,7 @@ from exportkit.export.resolved import EagerModel
 from exportkit.export.trace import ready_to_trace
 from exportkit.export.trace_method import trace_with_torch_export
 from exportkit.recurrent import fakes
+from tests.fresh import run_python
 from tests.recurrent.recurrent_models import FEATURES, SIZE, Options, packed_inputs, packed_spec, stepped
 
 ALL = {"lstm", "gru", "rnn_tanh", "rnn_relu", "pack", "unpack"}
@@ -182,3 +184,17 @@ def test_the_operators_refuse_what_their_fakes_refuse_and_more() -> None:
     packed = pack_padded_sequence(x, [7, 4, 1])
     with torch.no_grad():
         assert torch.equal(lstm(x=packed.data, batch_sizes=packed.batch_sizes)[0], layer(packed)[0].data)
+
+
+def test_a_process_that_loaded_a_package_traces_such_layers(tmp_path: Path) -> None:
+    """The C++ runtime says by an operator what is loaded, and the library is loaded while torch traces."""
+    code = """
+import torch
+from exportkit import ExportSpec
+from exportkit.export.artifact import export_program
+from exportkit.runtime import native
+native.why_unusable()
+export_program(ExportSpec(torch.nn.GRU(3, 2), (torch.zeros(5, 2, 3),)), Path("out.pt2"))
+"""
+    run_python("from pathlib import Path\\n" + code, cwd=tmp_path)
+    assert (tmp_path / "out.pt2").exists()
