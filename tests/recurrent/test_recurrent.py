@@ -189,6 +189,7 @@ def test_the_operators_refuse_what_their_fakes_refuse_and_more() -> None:
 def test_a_process_that_loaded_a_package_traces_such_layers(tmp_path: Path) -> None:
     """The C++ runtime says by an operator what is loaded, and the library is loaded while torch traces."""
     code = """
+from pathlib import Path
 import torch
 from exportkit import ExportSpec
 from exportkit.export.artifact import export_program
@@ -196,5 +197,5 @@ from exportkit.runtime import native
 native.why_unusable()
 export_program(ExportSpec(torch.nn.GRU(3, 2), (torch.zeros(5, 2, 3),)), Path("out.pt2"))
 """
-    run_python("from pathlib import Path\\n" + code, cwd=tmp_path)
+    run_python(code, cwd=tmp_path, compiler=True)
     assert (tmp_path / "out.pt2").exists()
