@@ -278,23 +278,20 @@ def command(
     changes: Sequence[SizeChange] = ()
     options = TraceOptions(seed=seed, version=model_version, **trace)
     compile_options = CompileOptions(cpu_isas, cuda_arch, inductor_config, embed_weights, eager_kernels)
+    making: dict[str, Any] = {
+        "model_kwargs": model_kwargs,
+        "inputs": inputs,
+        "weights": weights,
+        "op_libraries": op_libraries,
+        "seed": seed,
+        "trust": trust,
+        "trusted": trusted,
+    }
     if repair and output is not None:
         from exportkit.repair.repair_commands import TraceModel
         from exportkit.repair.repairing import DEFAULT_MINUTES, export_repaired
 
-        task = TraceModel.of(
-            model,
-            output,
-            options,
-            compile_options,
-            model_kwargs=model_kwargs,
-            inputs=inputs,
-            weights=weights,
-            op_libraries=op_libraries,
-            seed=seed,
-            trust=trust,
-            trusted=trusted,
-        )
+        task = TraceModel.of(model, output, options, compile_options, **making)
         with progress() as step:
             repaired = export_repaired(task, output, minutes=repair_minutes or DEFAULT_MINUTES, progress=step)
         document = {"repair": repaired.document()}
@@ -307,16 +304,7 @@ def command(
         from exportkit.export.resolve import resolve, resolve_decompositions
         from exportkit.onnx.export_onnx import export_onnx
 
-        resolved = resolve(
-            model,
-            model_kwargs=model_kwargs,
-            inputs=inputs,
-            weights=weights,
-            op_libraries=op_libraries,
-            seed=seed,
-            trust=trust,
-            trusted=trusted,
-        )
+        resolved = resolve(model, **making)
         for parameter in left_out(resolved.spec.model):
             step(f"leaving out {parameter.partition(':')[0]} of forward, which has no names for a package to describe")
         if apply_suggested_fixes:
