@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import queue
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import Any
 
@@ -23,7 +24,7 @@ class Refused(Exception):
         self.text = text
 
 
-class Way:
+class Way(ABC):
     """A connection of one client."""
 
     _protocol: Any
@@ -54,9 +55,9 @@ class Way:
     def _answer(self, given: list[Any], which: Mapping[str, Any]) -> Any:
         return self._client.infer(self._model, given, **which)
 
+    @abstractmethod
     def send_and_leave(self, inputs: Mapping[str, torch.Tensor], sequence: Any) -> None:
         """Sends a step and goes away before its answer."""
-        raise NotImplementedError  # each protocol leaves in its own way
 
     def close(self) -> None:
         """Closes the connection."""

@@ -66,7 +66,7 @@ async def _fuzz(options: argparse.Namespace) -> None:
 
 async def _opened(package: Path | None) -> tuple[Repository, Sequence[bytes]]:
     if package is None:
-        return EchoRepository(EchoModel()), [request(1), request(100), request(20_000)]  # type: ignore[return-value]
+        return EchoRepository(EchoModel()), [request(1), request(100), request(20_000)]  # type: ignore[return-value]  # no real one
     repository = Repository(ServeOptions(packages=(package,)))
     await repository.open()
     return repository, steps_of(repository.models()[0])

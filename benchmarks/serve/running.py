@@ -63,7 +63,7 @@ class Server:
         return total
 
     def own_memory(self) -> int:
-        """Returns the bytes that the processes have for themselves: `memory` without what they map of files.
+        """Returns the bytes of memory of the processes, without the files that they map.
 
         How much of a library counts as theirs depends on who else on this machine has it mapped.
         """

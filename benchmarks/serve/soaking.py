@@ -1,4 +1,4 @@
-"""What the soaks share: works that threads repeat for a time, what they saw, and the server's memory meanwhile."""
+"""What both soaks need: threads that repeat work, counts of what they saw, and the server's memory."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Work = Callable[[random.Random], None]
 
 
 class Soaking:
-    """Clients and faults, and what they saw. Names that begin with WRONG are what must not be.
+    """Clients and faults, and what they saw. A name that begins with WRONG must never be there.
 
     Attributes:
         seen: How often each thing happened.

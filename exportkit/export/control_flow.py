@@ -132,7 +132,7 @@ def _traced(
         first = error
     try:
         return compiling()(*_apart(operator, arguments))
-    except Exception:
+    except Exception:  # the first error is told: this one may come of the copies
         raise ControlFlowError(operator, first).with_traceback(first.__traceback__) from first
 
 
@@ -181,7 +181,7 @@ def weights_apart(model: torch.nn.Module) -> Iterator[bool]:
         yield bool(moved)
     finally:
         for held, name, tensor in moved:
-            held[name] = tensor  # type: ignore[assignment]
+            held[name] = tensor  # type: ignore[assignment]  # what was there before
 
 
 # --- associative_scan -------------------------------------------------------------------------------------------------

@@ -45,6 +45,7 @@ def _convolution_backward(
 ) -> tuple[Any, Any, Any]:
     """convolution_backward for the input: each gradient is spread over the window that it came from."""
     if transposed or list(output_mask) != [True, False, False]:
+        # The export catches it, and names the line of the model.
         raise NotImplementedError("convolution_backward of weights, or of a transposed convolution")
     dims = len(input.shape) - 2
     every = [list(given) * (dims if len(given) == 1 else 1) for given in (stride, padding, dilation)]
