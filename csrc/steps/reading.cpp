@@ -179,7 +179,7 @@ void ek_steps_read(ek_steps_client* client, const char* data, size_t size, size_
   while (at <= size && size - at >= kFrameHead) {
     const char* head = data + at;
     const size_t length = big_endian(head, 3);
-    // Kind and flags are 0: a frame with data, which ends nothing and has no padding.
+    // Kind 0 is DATA. Without flags the frame does not end its stream, and has no padding.
     if (head[3] != 0 || head[4] != 0 || length == 0 || length > kMostFrame || length > size - at - kFrameHead) break;
     const auto call = client->calls.find(big_endian(head + 5, 4) & 0x7FFFFFFF);
     if (call == client->calls.end() || !call->second->frames) break;

@@ -1,8 +1,8 @@
 // The way of a step of a sequence through a server, from the frames of its connection into a batch and back, for the
 // steps that need nothing else: exportkit/serve/engine/step_library.py calls it, and says when that is.
 //
-// All functions but those of a batch are for the event loop's thread. No function throws; a pointer that was closed
-// must not be used again.
+// Only the event loop's thread may call these functions, but for those of a batch, which any thread may. No function
+// throws. Do not use a pointer after it was closed.
 #pragma once
 
 #include <stddef.h>
@@ -26,7 +26,7 @@ typedef struct ek_steps_room {
   int64_t rows, bytes;
 } ek_steps_room;
 
-// Steps of a queue, or of what was read.
+// How many steps of a queue something is about.
 typedef struct ek_steps_count {
   uint64_t queue;  // its number
   uint64_t steps, rows, bytes;
@@ -55,7 +55,7 @@ typedef struct ek_steps_answers {
   uint64_t own, place;
 } ek_steps_answers;
 
-// A step without an answer, whose place among those of its call the caller fills. `step` is its place in the batch.
+// A step that the caller has to answer, at `place` among the answers of its call. `step` is its place in the batch.
 typedef struct ek_steps_place {
   uint64_t call, place, sequence, step;
 } ek_steps_place;
@@ -64,7 +64,7 @@ typedef struct ek_steps_dropped {
   ek_steps_count queued;  // those that waited, whoever wants their answers
   size_t count;
   const ek_steps_place* places;
-  int gone;  // whether the sequence is no more, because none of its steps runs
+  int gone;  // whether the sequence has ended: none of its steps was running
 } ek_steps_dropped;
 
 typedef struct ek_steps_finished {
