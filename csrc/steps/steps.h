@@ -1,8 +1,8 @@
 // The way of a step of a sequence through a server, from the frames of its connection into a batch and back, for the
 // steps that need nothing else: exportkit/serve/engine/step_library.py calls it, and says when that is.
 //
-// Only the event loop's thread may call these functions, but for those of a batch, which any thread may. No function
-// throws. Do not use a pointer after it was closed.
+// Only the event loop's thread may call these functions, unless another one is named below. No function throws. Do not
+// use a pointer after it was closed.
 #pragma once
 
 #include <stddef.h>
