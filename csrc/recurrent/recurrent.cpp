@@ -96,7 +96,7 @@ template <size_t count, class... Args>
 std::array<Tensor, count> call(const char* name, const char* overload, const Args&... args) {
   std::array<StableIValue, sizeof...(Args)> stack{torch::stable::detail::from(args)...};
   static_assert(sizeof...(Args) >= count);
-  STABLE_TORCH_ERROR_CODE_CHECK(torch_call_dispatcher(name, overload, stack.data(), TORCH_ABI_VERSION));
+  TORCH_ERROR_CODE_CHECK(torch_call_dispatcher(name, overload, stack.data(), TORCH_ABI_VERSION));
   std::array<Tensor, count> results;
   for (size_t i = 0; i < count; ++i) results[i] = torch::stable::detail::to<Tensor>(stack[i]);
   return results;

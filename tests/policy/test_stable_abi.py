@@ -136,3 +136,15 @@ def test_the_build_targets_the_oldest_torch_that_is_declared():
     """The macro is what keeps an API newer than 2.11 out at compile time."""
     assert 'TARGET_TORCH = "0x020b000000000000"' in (ROOT / "setup.py").read_text()
     assert '"torch>=2.11"' in (ROOT / "pyproject.toml").read_text()
+
+
+def test_sources_of_operators_use_macros_that_the_headers_of_2_11_have():
+    """With newer headers, what 2.11 lacks compiles: read off torch/csrc/stable and torch/headeronly of 2.11."""
+    known = {"STABLE_TORCH_LIBRARY", "STABLE_TORCH_LIBRARY_FRAGMENT", "STABLE_TORCH_LIBRARY_IMPL", "STD_TORCH_CHECK"}
+    known |= {"STD_TORCH_CHECK_MSG", "TORCH_ABI_VERSION", "TORCH_BOX", "TORCH_ERROR_CODE_CHECK", "TORCH_SUCCESS"}
+    sources = [path for path in ROOT.glob("csrc/**/*") if path.suffix in {".cpp", ".cu", ".h", ".cuh"}]
+    sources = [path for path in [*sources, *ROOT.glob("examples/**/*.c*")] if "torch/csrc/stable" in path.read_text()]
+    assert len(sources) > 10
+    for path in sources:
+        used = set(re.findall(r"\b(?:STABLE_|STD_)?TORCH_[A-Z_]+\b(?=\()|\bTORCH_ABI_VERSION\b", path.read_text()))
+        assert used <= known, f"{path.relative_to(ROOT)}: {used - known}"
