@@ -91,9 +91,10 @@ def _mutation(trial: Trial, call: Sample, layout: MemoryLayout) -> Problem | Non
 )
 def declared_mutation(trial: Trial) -> Problem | None:
     """An argument that is declared as written to is written to by some call."""
-    names = set(trial.subject.written)
+    given = [trial.bound(call) for call in trial.subject.calls]
+    names = {name for name in trial.subject.written if any(tensors(bound[name]) for bound in given)}
     if not names:
-        raise NotApplicable("the schema declares no argument as written to")
+        raise NotApplicable("no call gives an argument that the schema declares as written to")
     tried = None
     for call in sorted(trial.subject.calls, key=lambda call: call.elements):
         if not names or not call.elements:

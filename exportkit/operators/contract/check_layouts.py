@@ -10,7 +10,7 @@ from torch import Tensor
 from exportkit.operators.contract.check_fakes import steps
 from exportkit.operators.contract.definition import ContractCheck, Problem
 from exportkit.operators.contract.differences import first_difference
-from exportkit.operators.contract.fake_kernel import fake_outputs
+from exportkit.operators.contract.fake_kernel import depends_on_values, fake_outputs
 from exportkit.operators.contract.findings import Severity
 from exportkit.operators.contract.memory_layouts import EXPANDED, SPACED, STRIDED, MemoryLayout
 from exportkit.operators.contract.operator_spec import DEFAULT_TOLERANCES
@@ -131,6 +131,8 @@ def fake_layouts(trial: Trial, call: Sample) -> Problem | None:
         except Exception as error:
             refusal = first_line(error)
             return laid.problem(f"The kernel takes a call where {laid.where}, the fake refuses it: {refusal}.")
+        if depends_on_values(fake):
+            raise NotApplicable("the shapes depend on values")
         for index, (f, r) in enumerate(zip(fake, real)):
             if (f.shape, steps(f), f.dtype) != (r.shape, steps(r), r.dtype):
                 return laid.problem(

@@ -9,7 +9,12 @@ from typing import Any
 import sympy
 import torch
 from torch import Tensor
-from torch._subclasses.fake_tensor import FakeTensorMode, UnsupportedOperatorException
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeTensorMode,
+    UnsupportedOperatorException,
+)
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
 
 from exportkit.operators.contract.operator_trial import NotApplicable, Trial
@@ -26,18 +31,29 @@ def fake_answer(trial: Trial, call: Sample) -> list[Tensor]:
 
 
 def fake_outputs(trial: Trial, call: Sample) -> list[Tensor]:
-    """Calls the fake kernel.
+    """Calls the fake kernel. A size that depends on values is a symbol, as in an export.
 
     Raises:
         NotApplicable: The operator has no fake kernel.
     """
-    mode = FakeTensorMode()
-    own = call.with_tensors(lambda t: mode.from_tensor(t.detach()))
     try:
-        with mode:
-            return tensors(trial.subject.overload(*own.args, **own.kwargs))
+        return _faked(trial, call, None)
     except UnsupportedOperatorException as error:
         raise NotApplicable("it has no fake kernel") from error
+    except (DynamicOutputShapeException, DataDependentOutputException):
+        return _faked(trial, call, ShapeEnv())
+
+
+def _faked(trial: Trial, call: Sample, env: ShapeEnv | None) -> list[Tensor]:
+    mode = FakeTensorMode(shape_env=env, static_shapes=True)
+    own = call.with_tensors(lambda t: mode.from_tensor(t.detach()))
+    with mode:
+        return tensors(trial.subject.overload(*own.args, **own.kwargs))
+
+
+def depends_on_values(fake: list[Tensor]) -> bool:
+    """Whether a size of a fake kernel's outputs does."""
+    return any(isinstance(size, torch.SymInt) for output in fake for size in output.shape)
 
 
 @dataclass(frozen=True)
@@ -59,7 +75,10 @@ class SymbolicAnswer:
     conditions: tuple[sympy.Basic, ...]
 
     def shapes_at(self, call: Sample) -> list[tuple[int, ...]] | None:
-        """Returns the shapes for the sizes of another call of the same ranks, or None if the formulas do not hold."""
+        """Returns the shapes for the sizes of another call of the same ranks.
+
+        Returns None where the formulas do not hold, or depend on values.
+        """
         values: dict[sympy.Basic, int] = {}
         for number, (tensor, own) in enumerate(zip(call.tensors, self.call.tensors)):
             for dim, size in enumerate(tensor.shape):
@@ -68,7 +87,10 @@ class SymbolicAnswer:
                     return None
         if not all(condition.xreplace(values) == sympy.true for condition in self.conditions):
             return None
-        return [tuple(int(expr.xreplace(values)) for expr in shape) for shape in self.shapes]
+        found = [tuple(sympy.sympify(expr.xreplace(values)) for expr in shape) for shape in self.shapes]
+        if not all(expr.is_number for shape in found for expr in shape):
+            return None
+        return [tuple(map(int, shape)) for shape in found]
 
 
 def symbolic_answer(trial: Trial, call: Sample) -> SymbolicAnswer:

@@ -19,7 +19,6 @@ from exportkit.operators.contract.resizing import with_sizes
 from exportkit.operators.contract.sample import Sample
 from exportkit.operators.tools.call_search import StopSearch, search_calls
 from exportkit.operators.tools.checking import MOST_SEARCH_ENDS, SEARCH, Origin
-from exportkit.operators.tools.forms import draw
 from exportkit.operators.tools.journal import Journal, Step
 from exportkit.operators.tools.variations import at_sizes, in_dtypes, in_other_integers
 from exportkit.operators.tools.watched_calls import code_in_memory, watched_calls
@@ -101,11 +100,16 @@ class Collector:
 
     def drawn(self) -> Collected:
         """Returns calls that are drawn from the schema, and that the operator takes."""
-        schema, calls, why_none = self._subject.overload._schema, [], ""
+        schema, calls, why_none = self._subject.overload._schema, list[Sample](), ""
+
+        def attempt(call: Sample) -> str | None:
+            call = _writable(call)
+            if (refusal := self.attempt(call)) is None:
+                calls.append(call)  # this one, and no other of its form: its values may make it valid
+            return refusal
+
         for device in self.devices:
-            search = search_calls(schema, lambda call: self.attempt(_writable(call)), device, self._seed)
-            for number, form in enumerate(search.valid):
-                calls.append(_writable(draw(search.arguments, form, f"drawn {number}", device)))
+            search = search_calls(schema, attempt, device, self._seed)
             why_none = why_none or search.summary()
         return self._collected("drawn", calls, why_none)
 

@@ -27,7 +27,7 @@ def _subject(
         with torch._C._AutoDispatchBelowAutograd():  # as a kernel in C++
             return kernel(*args)
 
-    _LIBRARY.impl(name, below_autograd, "CPU")
+    _LIBRARY.impl(name, below_autograd, "CPU" if "Tensor" in schema.partition("->")[0] else "CompositeExplicitAutograd")
     torch.library.register_fake(f"right::{name}", fake, lib=_LIBRARY)
     generator = torch.Generator().manual_seed(0)
 
@@ -89,6 +89,21 @@ def _segments(x: Tensor, offsets: Tensor) -> Tensor:
     return x.contiguous() * 2
 
 
+def _tail(x: Tensor) -> Tensor:
+    _checked(x.dim() == 2 and x.shape[1] >= 4, "x must have rows of at least 4")
+    return x[:, 4:].clone(memory_format=torch.contiguous_format)
+
+
+def _tail_of_fake(x: Tensor) -> Tensor:
+    torch._check(x.dim() == 2, lambda: "x must have rows of at least 4")
+    torch._check(x.shape[1] >= 4, lambda: "x must have rows of at least 4")
+    return x.new_empty(x.shape[0], x.shape[1] - 4)
+
+
+def _some(x: Tensor) -> Tensor:
+    return x.new_empty(torch.library.get_ctx().new_dynamic_size())
+
+
 RIGHT = {
     "writes to a vector": _subject("add_one_(Tensor(a!) x) -> ()", _add_one, _nothing, [(_shape(3),), (_shape(1),)]),
     "writes to a single number": _subject("add_one_0_(Tensor(a!) x) -> ()", _add_one, _nothing, [(_shape(),)]),
@@ -116,5 +131,21 @@ RIGHT = {
         _segments,
         lambda x, offsets: x.new_empty(x.shape),
         [(_shape(4, 3), torch.tensor([0, 2, 4])), (_shape(6, 2), torch.tensor([0, 6]))],
+    ),
+    "has a size that depends on values": _subject(
+        "positive(Tensor x) -> Tensor", lambda x: x[x > 0], _some, [(_shape(3, 4),), (_shape(7),)]
+    ),
+    "takes no tensor": _subject("ramp(SymInt n) -> Tensor", torch.arange, lambda n: torch.empty(n).long(), [(4,)]),
+    "computes a size that is one in its smallest call": _subject(
+        "tail(Tensor x) -> Tensor",
+        _tail,
+        _tail_of_fake,
+        [(_shape(2, 5),), (_shape(3, 9),)],
+    ),
+    "takes a list of numbers that opcheck cannot read": _subject(
+        "split_rows(Tensor x, SymInt[] sizes) -> Tensor[]",
+        lambda x, sizes: [part.clone() for part in x.contiguous().split(list(sizes))],
+        lambda x, sizes: [x.new_empty(size, *x.shape[1:]) for size in sizes],
+        [(_shape(4, 2), [2, 2]), (_shape(3, 2), [1, 2])],
     ),
 }

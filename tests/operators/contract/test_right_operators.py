@@ -33,6 +33,12 @@ def test_a_right_operator_is_not_called_broken(name: str):
     assert not broken, broken
 
 
+@pytest.mark.process
+@pytest.mark.parametrize("name", ["takes no tensor", "computes a size that is one in its smallest call"])
+def test_a_right_operator_is_exported(name: str):
+    assert not check_operator(RIGHT[name], ["exports"]).findings
+
+
 @pytest.mark.parametrize("shape", [(), (1,), (3,), (1, 4), (1, 1), (2, 1, 3, 3), (2, 3), (0, 3)])
 @pytest.mark.parametrize("layout", [each for each in STRIDED if each is not EXPANDED], ids=lambda each: each.name)
 def test_a_layout_has_memory_of_its_own_or_is_the_tensor_itself(layout, shape):
