@@ -33,7 +33,7 @@ def changed_inductor() -> Iterator[None]:
     with ExitStack() as changes:
         for change in (_quick_simplify, _whole_rows, _divided_loops, _room_for_every_thread, _errors_of_operators):
             changes.enter_context(change())
-        changes.enter_context(_operators_as_called())
+        changes.enter_context(operators_as_called())
         if notes():
             changes.enter_context(replaced(torch.fx.Interpreter, "run_node", _noting))
         yield
@@ -132,7 +132,7 @@ def _room_for_every_thread() -> AbstractContextManager[None]:
     )
 
 
-def _operators_as_called() -> AbstractContextManager[None]:
+def operators_as_called() -> AbstractContextManager[None]:
     """Lets the code call the operators that the model calls, not their overloads with the tag `out`.
 
     torch 2.13 calls those, with a function of C that only its own operators have, and does not compile.

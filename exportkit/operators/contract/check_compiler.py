@@ -10,11 +10,14 @@ import torch
 from torch import Tensor, nn
 from torch.fx.experimental.proxy_tensor import make_fx
 
+from exportkit.export.inductor_changes import operators_as_called
+from exportkit.operators.contract.check_out_overloads import tagged_overload
 from exportkit.operators.contract.check_values import tolerance
 from exportkit.operators.contract.definition import ContractCheck, Problem
 from exportkit.operators.contract.derivatives import differentiable
 from exportkit.operators.contract.differences import difference, first_difference, shortened
 from exportkit.operators.contract.fake_kernel import fake_outputs
+from exportkit.operators.contract.findings import Severity
 from exportkit.operators.contract.operator_trial import NotApplicable, Trial, first_line
 from exportkit.operators.contract.sample import Sample, tensors
 
@@ -90,14 +93,38 @@ def compiles(trial: Trial) -> Problem | None:
     """torch.compile takes the operator into one graph, with sizes that vary."""
     call = _first(trial)
     module = OperatorCall.of(trial, call)
+    try:
+        actual = _compiled(module)
+    except Exception as error:
+        return _fails_for_its_overload(trial, call, module, error) or Problem(
+            f"torch.compile(fullgraph=True) fails: {first_line(error)}.", call=call
+        )
+    return _compared(trial, actual, module(*module.inputs()), "The compiled operator", call)
+
+
+def _compiled(module: OperatorCall) -> Any:
     torch._dynamo.reset()
     try:
-        actual = torch.compile(module, fullgraph=True, dynamic=True)(*module.inputs())
-    except Exception as error:
-        return Problem(f"torch.compile(fullgraph=True) fails: {first_line(error)}.", call=call)
+        return torch.compile(module, fullgraph=True, dynamic=True)(*module.inputs())
     finally:
         torch._dynamo.reset()
-    return _compared(trial, actual, module(*module.inputs()), "The compiled operator", call)
+
+
+def _fails_for_its_overload(trial: Trial, call: Sample, module: OperatorCall, error: Exception) -> Problem | None:
+    """Says that the operator is not to blame, where only torch's use of its overload with the tag `out` fails."""
+    try:
+        overload = tagged_overload(trial.subject.overload)
+        with operators_as_called():
+            _compiled(module)
+    except Exception:  # it fails without the overload, too
+        return None
+    return Problem(
+        f"torch.compile calls {overload} in the operator's place, and with sizes that vary this torch cannot: "
+        f"{first_line(error)}. A package calls the operator.",
+        "Leave the tag `out` away for users of torch.compile.",
+        Severity.doubtful,
+        call=call,
+    )
 
 
 @ContractCheck(

@@ -117,7 +117,10 @@ def _of_argument(argument: Any) -> Finding | None:
 
 
 def _of_results(schema: FunctionSchema) -> Iterator[Finding]:
-    if any(result.alias_info for result in schema.returns):
+    if _is_out_form(schema):
+        message = f"it returns memory of an argument, and torch.export cannot trace a model that calls it: {schema}"
+        yield _finding(message, "Let models call the form without `out`.", Severity.doubtful)
+    elif any(result.alias_info for result in schema.returns):
         without = str(schema).rpartition(" -> ")[0]
         yield _finding(
             f"it returns memory of an argument, and torch.export cannot trace that: {schema}",
@@ -135,6 +138,14 @@ def _of_results(schema: FunctionSchema) -> Iterator[Finding]:
         elif lists and schema.is_mutable:
             message = "it writes to an argument and returns a list, and torch.export cannot trace both"
             yield _finding(message, "Return nothing or tensors, or write into a list that is an argument.")
+
+
+def _is_out_form(schema: FunctionSchema) -> bool:
+    """Whether it is an overload that returns the arguments by keyword that it writes to, as torch's own do."""
+    written = [a for a in schema.arguments if a.alias_info is not None and a.alias_info.is_write]
+    returned = [result.alias_info is not None for result in schema.returns]
+    by_keyword = bool(written) and all(a.kwarg_only for a in written)
+    return bool(schema.overload_name) and by_keyword and all(returned) and len(returned) == len(written)
 
 
 def _finding(message: str, hint: str, severity: Severity = Severity.broken) -> Finding:
