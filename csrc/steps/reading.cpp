@@ -201,6 +201,11 @@ int ek_steps_read_message(ek_steps_call* call, const char* message, size_t size,
   return taken;
 }
 
+int ek_steps_knows(ek_steps_call* call, const char* message, size_t size) {
+  Ready ready;
+  return find(*call, {message, size}, ready);
+}
+
 long ek_steps_read_head(const char* message, size_t size, char* form, size_t capacity, char* text, uint64_t* numbers) {
   std::string read;
   Step step;

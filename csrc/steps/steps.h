@@ -111,6 +111,8 @@ size_t ek_steps_close_call(ek_steps_call* call, const uint64_t** sequences);
 void ek_steps_read(ek_steps_client* client, const char* data, size_t size, size_t at, ek_steps_read_result* result);
 // Reads one message. Returns whether it is a step that is queued now.
 int ek_steps_read_message(ek_steps_call* call, const char* message, size_t size, ek_steps_read_result* result);
+// Whether a message is a step that could be queued here, were there room and its call allowed.
+int ek_steps_knows(ek_steps_call* call, const char* message, size_t size);
 
 // Keeps a place among the answers of a call for one that is made elsewhere.
 uint64_t ek_steps_keep_place(ek_steps_call* call);

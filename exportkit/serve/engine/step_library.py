@@ -132,6 +132,7 @@ _LOOP: dict[str, tuple[Any, ...]] = {  # the type of the result, then those of t
     "ek_steps_close_call": (c_size_t, c_void_p, POINTER(_NUMBERS)),
     "ek_steps_read": (None, c_void_p, c_char_p, c_size_t, c_size_t, POINTER(ReadResult)),
     "ek_steps_read_message": (c_int, c_void_p, c_char_p, c_size_t, POINTER(ReadResult)),
+    "ek_steps_knows": (c_int, c_void_p, c_char_p, c_size_t),
     "ek_steps_keep_place": (c_uint64, c_void_p),
     "ek_steps_put": (None, c_void_p, c_uint64),
     "ek_steps_next": (None, c_void_p, POINTER(StepAnswers)),

@@ -91,6 +91,10 @@ class FastStream:
         """Reads a message. Returns whether it is a step that is queued now."""
         return self._allowed[1] and self._steps.read_message(self._handle, bytes(message))
 
+    def knows(self, message: Message) -> bool:
+        """Returns whether it is a step of a sequence that C++ has now."""
+        return bool(self._steps.library.knows(self._handle, bytes(message), len(message)))
+
     def read(self, frame_bytes: int, message_bytes: int, /) -> None:
         """See FastCall."""
         self.received += message_bytes

@@ -70,7 +70,7 @@ class InferStream:
         self._fast: FastStream | None = None
         self._unread: deque[Message] = deque()
         self._last_came = False
-        self._tasks_begin = False  # in this turn of the loop: what comes now must not overtake them
+        self._tasks_begin = 0  # how many, in this turn of the loop: what comes now must not overtake them
         self._over: asyncio.Future[None] = self._loop.create_future()
 
     async def run(self) -> None:
@@ -94,6 +94,7 @@ class InferStream:
             self._close_fast()
             tasks = [task for request in self._order if (task := request.give_up()) is not None]
             self._order.clear()
+            self._unread.clear()
             if tasks:
                 await asyncio.gather(*tasks, return_exceptions=True)
 
@@ -104,14 +105,16 @@ class InferStream:
             return
         if self._fast is not None and not self._unread and self._fast.take(message):
             return
-        if self._may_begin():
+        if not self._unread and self._may_begin(message):
             self._begin(message)
         else:
             self._unread.append(message)
             self._stream.hold(len(message))
             self._allow_fast()
 
-    def _may_begin(self) -> bool:
+    def _may_begin(self, message: Message) -> bool:
+        if self._tasks_begin and self._fast is not None and self._fast.knows(message):
+            return False  # it can take the fast way in the next turn
         waiting = len(self._order) if self._fast is None else self._fast.waiting
         return waiting < MOST_REQUESTS and self._stream.unsent < _MOST_UNSENT
 
@@ -157,15 +160,16 @@ class InferStream:
 
     def begin_task(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         """Begins a task. It gets as far as its sequence's queue in the next turn of the loop."""
-        self._tasks_begin = True
+        self._tasks_begin += 1
         self._allow_fast()
         task = self._loop.create_task(work)
         self._loop.call_soon(self._tasks_began)
         return task
 
     def _tasks_began(self) -> None:
-        self._tasks_begin = False
-        self._allow_fast()
+        self._tasks_begin -= 1
+        if not self._tasks_begin:
+            self._steps_answered()
 
     @property
     def in_order(self) -> bool:
@@ -191,7 +195,7 @@ class InferStream:
             self._end_if_done()
 
     def _go_on(self) -> None:
-        while self._unread and self._may_begin():
+        while self._unread and self._may_begin(self._unread[0]):
             message = self._unread.popleft()
             self._stream.hold(-len(message))
             if self._fast is None or not self._fast.take(message):

@@ -87,6 +87,36 @@ def test_most_steps_take_the_way_through_the_library(servers):
     assert runner.run(ask()) == (0, 0)
 
 
+def test_a_request_that_takes_long_to_begin_sends_no_plain_steps_another_way(servers):
+    """Or each refused one of an overloaded server would make those behind it cost as much."""
+    runner, fast, _ = servers
+
+    async def ask() -> None:
+        connection = Connection(fast.server)
+        call = connection.call()
+        ids = [next(FRESH) for _ in range(8)]
+        begun(connection, call, *ids)
+        await connection.until(call, 16)
+        lent = {number: each for number, each in fast.service.fast._sequences.items() if each.id in ids}
+        assert len(lent) == 8
+        for sequence in ids:
+            connection.put(call, step(next(FRESH), 2, id="unknown"))
+            connection.put(call, step(sequence, 2, id=f"{sequence}"), step(sequence, 3, id=f"{sequence}"))
+        connection.arrive()
+        answers = (await connection.until(call, 40))[16:]
+        assert [bool(answer.error_message) for answer in answers] == 8 * [True, False, False]
+        assert [answer.infer_response.id for answer in answers[1::3]] == [f"{sequence}" for sequence in ids]
+        assert {number: fast.service.fast._sequences.get(number) for number in lent} == lent
+        for sequence in ids:
+            connection.put(call, step(sequence, 0, sequence_end=True))
+        connection.put_frame(h2.frame(h2.DATA, h2.END_STREAM, call))
+        connection.arrive()
+        await connection.until(call, 48)
+        await fast.settled()
+
+    runner.run(ask())
+
+
 Plan = list[tuple[int, int, str]]
 KINDS = ["step"] * 12 + ["two", "restart", "end", "unknown", "slow", "priority", "pause", "order", "text"]
 plans = st.lists(st.tuples(st.integers(0, 5), st.integers(0, 4000), st.sampled_from(KINDS)), min_size=10, max_size=80)
