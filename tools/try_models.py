@@ -1,6 +1,6 @@
 """Exports, packages and verifies the models of a list, and prints a row for each: what came of it, with which torch.
 
-    python -m tools.try_models LIST [--only WORD] [--keep FOLDER]
+    python -m tools.try_models LIST [--only WORD]
 
 A line of LIST is what `exportkit export` is given, `=>`, and what is right: nothing if the package agrees with eager,
 or words that the refusal must have, such as
@@ -14,8 +14,8 @@ Paths are relative to LIST. The exit code is 0 if every row is right.
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
-import os
 import shlex
 import subprocess
 import sys
@@ -27,10 +27,10 @@ from typing import Any
 
 import torch
 
+from tests.fresh import compiler_in_templates, run_exportkit
 from tests.gallery.entries import LONGEST, NOISE
-from tools.generated import ROOT
 
-_SHAPES = 4  # sizes that verify compares with eager, beside the recorded cases
+_SHAPES = "4"  # sizes that verify compares with eager, beside the recorded cases
 
 
 @dataclass(frozen=True)
@@ -50,21 +50,14 @@ def lines(text: str) -> list[Line]:
 def seen(arguments: tuple[str, ...], folder: Path, where: Path) -> str:
     """Exports, packages and verifies a model; returns "agrees", or which step failed with which message."""
     made, package = folder / "made.pt2", folder / "package.pt2"
-    libraries = [word for pair in zip(arguments, arguments[1:]) if pair[0] == "--op-library" for word in pair]
+    libraries = [word for pair in itertools.pairwise(arguments) if pair[0] == "--op-library" for word in pair]
     steps = (
         ("export", *arguments, "-o", str(made)),
-        ("package", str(made), *libraries, "-o", str(package)),
-        ("verify", str(package), "--shapes", str(_SHAPES), *_eager(arguments)),
+        ("package", str(made), *libraries, "--no-verify", "-o", str(package)),  # the next step does
+        ("verify", str(package), "--shapes", _SHAPES, *_eager(arguments)),
     )
     for step in steps:
-        done = subprocess.run(
-            [sys.executable, "-m", "exportkit", *step, "--json"],
-            cwd=where,
-            capture_output=True,
-            text=True,
-            check=False,
-            env={**os.environ, "PYTHONPATH": f"{ROOT}:{os.environ.get('PYTHONPATH', '')}"},
-        )
+        done = run_exportkit(*step, "--json", cwd=where)
         if done.returncode:
             return f"{step[0]}, exit {done.returncode}: {_message(done)}"
     return "agrees"
@@ -105,7 +98,7 @@ def main() -> int:
     wrong = 0
     for line in table:
         started = time.monotonic()
-        with tempfile.TemporaryDirectory() as folder:
+        with tempfile.TemporaryDirectory() as folder, compiler_in_templates():
             outcome = seen(line.arguments, Path(folder), chosen.list.parent)
         ended = right(line, outcome)
         wrong += not ended

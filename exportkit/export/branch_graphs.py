@@ -128,9 +128,10 @@ def compilable_branches(module: torch.fx.GraphModule) -> Iterator[None]:
         yield
 
 
-# Operators that check their result: an effect, whose order torch 2.13 cannot keep within a loop (pytorch#190908).
-_CHECKING = "linalg_inv inverse linalg_solve linalg_cholesky linalg_lu_factor linalg_eig cholesky"
-_CHECKED = {_CHECK, *(getattr(torch.ops.aten, name).default for name in _CHECKING.split())}
+# Operators that check their result: an effect, whose order torch cannot keep within a loop (pytorch#190908).
+_CHECKING = "linalg_inv inverse linalg_solve linalg_cholesky linalg_lu_factor linalg_eig cholesky"  # the last to 2.13
+_NAMED = (getattr(torch.ops.aten, name, None) for name in _CHECKING.split())
+_CHECKED = {_CHECK, *(operator.default for operator in _NAMED if operator is not None)}
 
 
 @contextmanager

@@ -21,6 +21,7 @@ from exportkit.package.manifest import Call, TensorInput
 from exportkit.precision import with_tf32
 from exportkit.sizes import input_bytes, label_of, plan_sizes, shape_at
 from exportkit.spec import ExportSpec
+from exportkit.tensor_bytes import tensor_bytes
 
 # Limits the inputs of one recorded case, to keep packages small. `verify --against eager` tests the larger sizes.
 MAX_CASE_BYTES = 4 << 20
@@ -114,8 +115,7 @@ def digest_of_state(state: Mapping[str, torch.Tensor]) -> str:
     digest = hashlib.sha256()
     for name, tensor in sorted(state.items()):
         digest.update(f"{name} {tensor.dtype} {list(tensor.shape)}\n".encode())
-        data = tensor.detach().cpu().contiguous().reshape(-1)
-        digest.update(data.view(torch.uint8).numpy().data if data.numel() else b"")
+        digest.update(tensor_bytes(tensor.cpu()).numpy().data if tensor.numel() else b"")
     return digest.hexdigest()
 
 

@@ -27,6 +27,7 @@ from exportkit.export.trouble_values import kinds_of, planned, troubled
 from exportkit.package.manifest import PackagedMethod, StateTensor
 from exportkit.progress import Progress
 from exportkit.sizes import input_bytes
+from exportkit.tensor_bytes import tensor_bytes
 
 MAX_TROUBLE_CASES = 12
 """For each method without state, and for the sessions, at most so many."""
@@ -218,7 +219,5 @@ def _digest(calls: Sequence[DrawnCall]) -> str:
     digest = hashlib.sha256()
     for call in calls:
         for tensor in call.bound.tensors:
-            digest.update(
-                tensor.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes() if tensor.numel() else b""
-            )
+            digest.update(tensor_bytes(tensor).numpy().data if tensor.numel() else b"")
     return digest.hexdigest()

@@ -11,6 +11,7 @@ from exportkit.errors import ManifestConsistencyError, WeightsError
 from exportkit.package.archive import PackageReader
 from exportkit.package.dtypes import ITEM_BYTES
 from exportkit.package.manifest import Size, StateTensor
+from exportkit.tensor_bytes import tensor_bytes
 
 
 def initial_values(reader: PackageReader, state: StateTensor) -> torch.Tensor | None:
@@ -61,4 +62,4 @@ def _begins(reader: PackageReader, state: StateTensor, given: torch.Tensor) -> b
 
 def same_content(one: torch.Tensor, other: torch.Tensor) -> bool:
     """Whether two tensors of the same dtype and shape have the same bytes."""
-    return torch.equal(*(tensor.cpu().contiguous().reshape(-1).view(torch.uint8) for tensor in (one, other)))
+    return torch.equal(*(tensor_bytes(tensor.cpu()) for tensor in (one, other)))

@@ -18,6 +18,7 @@ from exportkit.package.case_files import (
     state_results,
 )
 from exportkit.package.manifest import Accuracy, Case, Manifest, Node, TensorOutput
+from exportkit.tensor_bytes import tensor_bytes
 from exportkit.verify.compare import Reference, compare_outputs
 from exportkit.verify.comparisons import OutputComparison
 from exportkit.verify.options import VerifyOptions
@@ -161,16 +162,12 @@ def first_difference(
 def _equal_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
     if one.dtype != other.dtype or one.shape != other.shape:
         return False
-    return torch.equal(_bytes(one), _bytes(other))
-
-
-def _bytes(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.contiguous().reshape(-1).view(torch.uint8)
+    return torch.equal(tensor_bytes(one), tensor_bytes(other))
 
 
 def _count(one: torch.Tensor, other: torch.Tensor) -> str:
     if one.dtype != other.dtype or one.shape != other.shape:
         return f"{one.dtype}{list(one.shape)} and {other.dtype}{list(other.shape)}"
-    rows = (_bytes(tensor).reshape(tensor.numel(), tensor.element_size()) for tensor in (one, other))
+    rows = (tensor_bytes(tensor).reshape(tensor.numel(), tensor.element_size()) for tensor in (one, other))
     differ = (next(rows) != next(rows)).any(1)
     return f"{int(differ.sum())} of {one.numel()} elements"

@@ -93,9 +93,11 @@ def _one_byte_in(tensor: torch.Tensor) -> torch.Tensor:
     """Puts a tensor of the CPU into memory of somebody else, where its elements are not aligned."""
     import torch
 
+    from exportkit.tensor_bytes import tensor_bytes
+
     if tensor.device.type != "cpu":
         return _one_element_in(tensor)
-    data = tensor.reshape(-1).view(torch.uint8).numpy().tobytes()
+    data = tensor_bytes(tensor).numpy().tobytes()
     return torch.frombuffer(bytearray(b"\0" + data), dtype=tensor.dtype, offset=1).view(tensor.shape)
 
 
@@ -103,11 +105,13 @@ def _expanded(tensor: torch.Tensor) -> torch.Tensor:
     """Keeps one value where all along a dimension are the same bits: strides of 0."""
     import torch
 
+    from exportkit.tensor_bytes import tensor_bytes
+
     found = tensor
     for dim, size in enumerate(tensor.shape):
         first = found.narrow(dim, 0, 1)
         whole = first.expand(*found.shape[:dim], size, *found.shape[dim + 1 :])
-        bits = [each.contiguous().reshape(-1).view(torch.uint8) for each in (found, whole)]
+        bits = [tensor_bytes(each) for each in (found, whole)]
         found = first if torch.equal(*bits) else found
     return found.clone().expand(tensor.shape)
 

@@ -17,6 +17,7 @@ from exportkit.runtime.requests import joined
 from exportkit.serve.engine.batchable import Batching
 from exportkit.serve.engine.model_copy import ModelCopy, SharedModel, WorkerLostError, tensors_in
 from exportkit.serve.statuses import BackendError
+from exportkit.tensor_bytes import tensor_bytes
 from exportkit.verify.compare import Match, Reference, compare_outputs
 from exportkit.verify.self_test import replay_case
 
@@ -220,4 +221,4 @@ def rolled_rows(rows: torch.Tensor, by: int) -> torch.Tensor:
 
 def same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
     """Whether two tensors of equal dtypes and sizes have the same bits."""
-    return torch.equal(*(tensor.contiguous().reshape(-1).view(torch.uint8) for tensor in (one, other)))
+    return torch.equal(tensor_bytes(one), tensor_bytes(other))
