@@ -12,7 +12,8 @@ import click
 
 from exportkit.cli.app import command as exportkit_command
 from exportkit.cli.draft_report import print_draft
-from exportkit.cli.output import print_json, print_table, printable_lines, progress
+from exportkit.cli.output import print_json, print_table, printable, printable_lines, progress
+from exportkit.cli.replaced_file import ReplacedFile
 from exportkit.cli.shared_options import (
     assignments,
     device_option,
@@ -296,7 +297,9 @@ def command(
             repaired = export_repaired(task, output, minutes=repair_minutes or DEFAULT_MINUTES, progress=step)
         document = {"repair": repaired.document()}
         return _print_written(output, "aoti", repaired.manifest, as_json, document, op_libraries, repaired)
-    with progress() as step:
+    others = ReplacedFile(output)
+    with progress() as shown:
+        step = others.watched(shown)
         step(f"importing torch and {model}")
         from exportkit.export.artifact import export_aoti, export_program
         from exportkit.export.call_signature import left_out
@@ -325,6 +328,8 @@ def command(
             manifest = export_aoti(resolved, output, options, compile_options, progress=step)
     if output is None:
         return print_draft(report, as_json)
+    if others.notice:
+        click.echo(f"note: {printable(others.notice)}", err=True)
     more = {"changes": [asdict(change) for change in changes]} if apply_suggested_fixes else {}
     libraries = dict.fromkeys([*op_libraries, *getattr(resolved.spec, "operator_libraries", ())])
     return _print_written(output, output_format, manifest, as_json, more, list(libraries))

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 @exportkit_command("inspect", short_help="Show what an artifact holds.")
 @click.argument("artifact", type=EXISTING_FILE)
 @public_key_options("ARTIFACT")
+@click.option("--records", is_flag=True, help="List every record, with its digest and size.")
 @click.option("--report", type=OUTPUT_FILE, metavar="FILE.html", help="Write one page with the graph, for a browser.")
 @click.option(
     "--program",
@@ -51,6 +52,7 @@ if TYPE_CHECKING:
 def command(
     artifact: Path,
     trust: Trust,
+    records: bool,
     report: Path | None,
     program: Path | None,
     profile: Path | None,
@@ -105,6 +107,9 @@ def command(
             click.echo(f"{report}: {bytes_text(size)}, for a browser")
         else:
             _print(reader, _signature_rows(signatures, signers))
+            if records:
+                click.echo("\nRecords")
+                print_table([(r.sha256[:16], bytes_text(r.size), r.name) for r in reader.manifest.records])
 
 
 def _check_report(report: Path | None, artifact: Path, sources: Mapping[str, Path | None]) -> None:
@@ -203,8 +208,6 @@ def _print(reader: PackageReader, signature_rows: Sequence[tuple[str, str]]) -> 
         for i, c in enumerate(manifest.cases)
     ]
     print_table(rows or [("none recorded",)])
-    click.echo("\nRecords")
-    print_table([(r.sha256[:16], bytes_text(r.size), r.name) for r in manifest.records])
 
 
 def _print_method(method: PackagedMethod, manifest: Manifest) -> None:

@@ -48,8 +48,11 @@ def print_table(rows: Iterable[Sequence[str]], *, indent: int = 2) -> None:
 def printable(text: str) -> str:
     """Escapes characters that would move a terminal's cursor or reverse the text.
 
-    A package's strings are untrusted; they must not pass for exportkit's own output.
+    A package's strings are untrusted; they must not pass for exportkit's own output. A path that Python could not
+    decode, because the locale says ASCII, is read as UTF-8.
     """
+    if any("\udc80" <= c <= "\udcff" for c in text):
+        text = text.encode("utf-8", "surrogateescape").decode("utf-8", "surrogateescape")
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 

@@ -144,9 +144,11 @@ def command(
         print_json(report_document(report) | ({"bisection": bisection} if bisecting else {}))
     else:
         print_report(report)
-        if bisecting:
+        if bisecting and report.exit_code:
             click.echo("\nBisection:")
             click.echo(printable_lines(bisection["message"], "  | "))
+        elif bisecting:
+            click.echo(f"--bisect: {printable(bisection['message'])}")
     if report.exit_code:
         raise click.exceptions.Exit(report.exit_code)
 

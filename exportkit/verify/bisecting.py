@@ -74,7 +74,6 @@ def searching(
     if check is None:
         raise UsageError(
             f"no call of {artifact.name} fails, so that there is nothing to search for",
-            hint="--bisect searches for the node where an answer begins to differ.",
         )
     with (
         PackageReader(artifact, demand=options.trust.demand()) as reader,

@@ -75,7 +75,8 @@ def check_package_name(name: str) -> None:
     if spec is not None and spec.origin is not None:
         raise UsageError(
             f"a package cannot be called {name!r}: Python has a module of that name already ({spec.origin})",
-            hint="Choose another name. To add an operator to that package, name its folder with --output.",
+            hint=f"Choose another name, or remove that package: pip uninstall {name}. To add an operator to it, name "
+            "its folder with --output.",
         )
 
 

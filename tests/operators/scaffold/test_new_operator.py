@@ -143,6 +143,7 @@ def test_a_name_that_the_written_code_uses_is_refused(name: str, capsys: pytest.
         ("double", "means something else"),
         ("index", "means something else"),
         ("json", "Python has a module of that name"),
+        ("pytest", "or remove that package: pip uninstall pytest"),
         ("exportkit", "Python has a module of that name"),
         ("tests", "means the package's tests"),
     ],

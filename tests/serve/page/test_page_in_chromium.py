@@ -127,6 +127,17 @@ def test_percentiles_are_linear_within_a_bucket(browser: Browser, site: Site):
         assert values == pytest.approx(list(expected))
 
 
+def test_a_chart_without_values_has_no_scale(browser: Browser, site: Site):
+    script = """async (rows) => {
+        const { Chart } = await import("./page/chart.js");
+        const chart = new Chart("Rows", ["rows"], (value) => `${value} rows`, 1);
+        rows.forEach((value) => chart.add([value]));
+        return chart.scale.textContent;
+    }"""
+    with visit(browser, site) as visited:
+        assert [visited.evaluate(script, rows) for rows in ([], [None, 0, 0], [0, 3])] == ["", "", "3 rows"]
+
+
 def test_lines_are_interrupted_where_nobody_looked_and_begin_again_with_the_server(browser: Browser, site: Site):
     with visit(browser, site) as visited:
         script = """async ([times, counts]) => {

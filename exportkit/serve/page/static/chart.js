@@ -54,9 +54,9 @@ export class Chart {
     this.area.setAttribute("d", pathOf(this.lines[0].values, top, true));
     const last = this.lines.map(({ name, values }) => [name, values.at(-1) ?? null]);
     fill(this.values, last.map(([name, value], index) => this.value(name, value, index)));
-    this.scale.textContent = this.words(top);
+    this.scale.textContent = known.some(Boolean) ? this.words(top) : ""; // no scale over nothing
     const said = last.map(([name, value]) => `${name} ${value === null ? "none" : this.words(value)}`).join(", ");
-    this.drawing.setAttribute("aria-label", `${this.title}, last minute: now ${said}; scale to ${this.words(top)}`);
+    this.drawing.setAttribute("aria-label", `${this.title}, last minute: now ${said}${known.some(Boolean) ? `; scale to ${this.words(top)}` : ""}`);
   }
 
   value(name, value, index) {
