@@ -12,17 +12,20 @@ PYTHONS = ("3.11", "3.12", "3.13")
 OLDEST_TORCH = "2.11"
 """The oldest torch that loads packages and operator libraries: they use its stable ABI and nothing newer."""
 
-EXPORTING_TORCHES = ("2.11", "2.12", "2.13")
+EXPORTING_TORCHES = ("2.11", "2.12", "2.13", "2.14")
 """The versions of torch that export: it replaces private functions of torch, which other versions may not have."""
 
 PINNED_TORCH = "2.13"
 """What constraints.txt installs: the suite runs with it."""
+
+NEWEST_TORCH = EXPORTING_TORCHES[-1]
+"""What continuous integration runs the tests of exports, packages and the runtime with, too."""
 
 OTHER_TORCHES = ("2.11", "2.15")
 """The versions of torch that load packages of the pinned one in continuous integration, and the reverse."""
 
 
 def exporting_torches() -> str:
-    """Returns the versions of torch that export, such as "2.11, 2.12 or 2.13"."""
+    """Returns the versions of torch that export, such as "2.11, 2.12, 2.13 or 2.14"."""
     *first, last = EXPORTING_TORCHES
     return f"{', '.join(first)} or {last}"

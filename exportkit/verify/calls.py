@@ -15,6 +15,7 @@ from exportkit.sizes import case_label, case_sizes
 from exportkit.verify.commands import CallsDrawn, GradientsCompared
 from exportkit.verify.eager import EagerProcess
 from exportkit.verify.eager_plan import EagerPlan
+from exportkit.verify.eager_trouble import plan_trouble
 from exportkit.verify.gradient_checks import GradientChecks, cases_with_gradients, declared_gradients, verdict_of
 from exportkit.verify.layouts import MAX_LAID_OUT, Layouts, label_of_layouts, layouts_of
 from exportkit.verify.options import VerifyOptions
@@ -23,6 +24,8 @@ from exportkit.verify.player import PlayEndedError, Player, Script, has_state
 from exportkit.verify.replay import ReplayProcess
 from exportkit.verify.report import Check
 from exportkit.verify.session_checks import SessionChecks
+
+_TROUBLE_SEED = 900_000  # apart from those of other values
 
 
 @dataclass(frozen=True)
@@ -126,6 +129,10 @@ class TargetCalls:
                 yield self._beside_eager(eager, plan, number, sizes)
                 if not eager.alive:
                     return
+            if self.options.against == "eager":  # else the recorded cases have been replayed, with their trouble
+                yield from self._trouble_beside_eager(eager, plan)
+                if not eager.alive:
+                    return
             if plan.method and plan.sizes.sizes and declared_gradients(self.reader.manifest.method(plan.method).call):
                 yield from self._gradients_of_eager(eager, plan, plan.sizes.sizes[-1])
 
@@ -140,12 +147,35 @@ class TargetCalls:
         elif answer.findings:
             yield Check("gradients", label, dict(sizes), verdict_of(answer.findings, "eager"), target=self.target)
 
-    def _beside_eager(self, eager: EagerProcess, plan: EagerPlan, number: int, sizes: Mapping[str, int]) -> Check:
-        from exportkit.verify.judging import Judge
+    def _trouble_beside_eager(self, eager: EagerProcess, plan: EagerPlan) -> Iterator[Check]:
+        """Compares at values with the trouble of the recorded cases, drawn anew, where every right kernel agrees."""
+        if plan.method is None:
+            return
+        for number, trouble in enumerate(plan_trouble(self.reader, plan.method, self.options.shapes)):
+            label, file = plan.labelled(trouble.label), self.folder / "eager.safetensors"
+            self.progress(f"comparing {self.target} with eager at {label}")
+            seed = self.options.seed + _TROUBLE_SEED + number
+            answer = eager.draw(
+                trouble.sizes, method=plan.method, label=label, seed=seed, file=file, kinds=trouble.kinds
+            )
+            if isinstance(answer, CallsDrawn) and answer.left_out:
+                self.progress(f"leaving out {label}: {answer.left_out}")
+                continue
+            check = self._drawn(answer, label, trouble.sizes, file)
+            yield replace(check, calls=0, beside=check.calls)
+            if not eager.alive:
+                return
 
+    def _beside_eager(self, eager: EagerProcess, plan: EagerPlan, number: int, sizes: Mapping[str, int]) -> Check:
         label, file = plan.label(sizes), self.folder / "eager.safetensors"
         self.progress(f"comparing {self.target} with eager at {label}")
         answer = eager.draw(sizes, method=plan.method, label=label, seed=self.options.seed + number, file=file)
+        return self._drawn(answer, label, sizes, file)
+
+    def _drawn(self, answer: CallsDrawn | Verdict, label: str, sizes: Mapping[str, int], file: Path) -> Check:
+        """Makes the calls that eager has answered in a file, and judges the answers."""
+        from exportkit.verify.judging import Judge
+
         if not isinstance(answer, CallsDrawn):
             return Check("eager", label, dict(sizes), answer, target=self.target)
         script = Script(label, answer.case, file)

@@ -179,19 +179,28 @@ class DrawCalls(Message, frozen=True):
         sizes: The sizes of all calls, by dimension.
         seed: The seed of the values.
         file: The file to write.
+        kinds: By input of the only method, the kind of trouble that its values get (trouble_values.py).
     """
 
     method: str | None
     sizes: dict[str, int]
     seed: int
     file: str
+    kinds: dict[str, str]
 
 
 class CallsDrawn(Message, frozen=True):
-    """The calls that were made: a case without a record, and for each call the structure of its result, as JSON."""
+    """The calls that were made.
+
+    Attributes:
+        case: A case without a record.
+        structures: For each call the structure of its result, as JSON.
+        left_out: Why values with trouble cannot be compared; empty if they can. Then no file is written.
+    """
 
     case: Case
     structures: tuple[str, ...]
+    left_out: str = ""
 
 
 class CompareGradients(Message, frozen=True):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Self
 
 from exportkit.child.messages import Failed
@@ -88,7 +89,14 @@ class EagerProcess:
         return answer
 
     def draw(
-        self, sizes: Mapping[str, int], *, method: str | None, label: str, seed: int, file: Path
+        self,
+        sizes: Mapping[str, int],
+        *,
+        method: str | None,
+        label: str,
+        seed: int,
+        file: Path,
+        kinds: Mapping[str, str] = MappingProxyType({}),
     ) -> CallsDrawn | EagerFailed | Crashed | TimedOut:
         """Draws calls of these sizes, makes them, and writes a file like a recorded case's. Needs `make` first.
 
@@ -98,10 +106,11 @@ class EagerProcess:
             label: The name of the comparison, for messages.
             seed: The seed of the values.
             file: The file to write.
+            kinds: By input, the kind of trouble that its values get.
         """
         assert self._worker is not None
         doing = f"running the eager model at {label}, which is inside the exported range"
-        command = DrawCalls(method, dict(sizes), seed, str(file))
+        command = DrawCalls(method, dict(sizes), seed, str(file), dict(kinds))
         answer = self._worker.ask(command, CallsDrawn, doing=doing, timeout=self._options.timeout)
         return EagerFailed(answer.error, answer.detail, doing) if isinstance(answer, Failed) else answer
 

@@ -6,7 +6,7 @@ import socket
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from exportkit.child.messages import serve
 from exportkit.verify.commands import (
@@ -18,6 +18,9 @@ from exportkit.verify.commands import (
     MakeEager,
 )
 
+if TYPE_CHECKING:
+    from exportkit.export.sequences import DrawnCall
+
 
 class Eager:
     """The eager model, with the dtype of the export, on the given device."""
@@ -27,6 +30,7 @@ class Eager:
         self._eager: Any = None
         self._command: Any = None
         self._device: Any = None
+        self._recorded: list[Any] = []  # of values without trouble
 
     def make(self, command: MakeEager) -> EagerMade:
         """Makes MODEL from its name, arguments and seed."""
@@ -45,9 +49,11 @@ class Eager:
         """Draws calls, makes them, and writes what a case has of them to a file."""
         import msgspec
 
+        from exportkit.errors import ExportError, UsageError
         from exportkit.export.placement import on_device
-        from exportkit.export.record import record_case
+        from exportkit.export.record import play_session, record_played
         from exportkit.export.sequences import draw_call, draw_session
+        from exportkit.export.steadiness import Steadiness
         from exportkit.package.manifest import Case
 
         made, eager = self._command, self._eager
@@ -55,13 +61,40 @@ class Eager:
             calls = draw_session(eager, made.methods, command.sizes, command.seed)
         else:
             method = next(each for each in made.methods if each.name == command.method)
-            calls = [draw_call(eager, method, command.sizes, command.seed)]
+            calls = [self._troubled(draw_call(eager, method, command.sizes, command.seed), command)]
         calls = [replace(call, bound=on_device(call.bound, self._device)) for call in calls]
-        recorded = record_case(eager, made.methods, made.state, calls, tf32=made.tf32)
+        try:
+            played = play_session(eager, made.methods, made.state, calls, tf32=made.tf32)
+        except (ExportError, UsageError):
+            if not command.kinds:
+                raise
+            return CallsDrawn(Case(record="", calls=()), (), "eager refuses them")
+        recorded = record_played(played, made.methods, made.state, tf32=made.tf32)
+        if command.kinds:
+            steadiness = Steadiness(eager, made.methods, made.state, self._recorded, tf32=made.tf32)
+            if problem := steadiness.problem(played, recorded):
+                return CallsDrawn(Case(record="", calls=()), (), f"they are values {problem}")
+        else:
+            self._recorded.append(recorded)
         Path(command.file).write_bytes(recorded.tensors)
         structures = tuple(msgspec.json.encode(node).decode() for node in recorded.structures)
         case = Case(record="", calls=recorded.calls, reference_dtype=recorded.reference_dtype)
         return CallsDrawn(case, structures)
+
+    def _troubled(self, call: DrawnCall, command: DrawCalls) -> DrawnCall:
+        """Returns a call with the trouble that a command asks for, where an input can have it."""
+        import torch
+
+        from exportkit.export.trouble_values import kinds_of, troubled
+
+        if not command.kinds:
+            return call
+        generator, tensors = torch.Generator().manual_seed(command.seed), []
+        for name, tensor in zip(call.bound.names, call.bound.tensors):
+            kind = command.kinds.get(name, "")
+            fits = kind in kinds_of(tensor, keep_integers=False)
+            tensors.append(troubled(kind, tensor, generator) if fits else tensor)
+        return replace(call, bound=self._eager.bind(call.method, *call.bound.with_tensors(tuple(tensors))))
 
     def compare(self, command: CompareGradients) -> GradientsCompared:
         """Compares gradients with differences, in the widest dtype that the model can be computed in."""

@@ -10,7 +10,15 @@ from typing import Any
 import yaml
 
 import exportkit
-from exportkit.support import EXPORTING_TORCHES, OLDEST_TORCH, OTHER_TORCHES, PINNED_TORCH, PYTHONS, exporting_torches
+from exportkit.support import (
+    EXPORTING_TORCHES,
+    NEWEST_TORCH,
+    OLDEST_TORCH,
+    OTHER_TORCHES,
+    PINNED_TORCH,
+    PYTHONS,
+    exporting_torches,
+)
 
 ROOT = Path(__file__).parents[2]
 PYPROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text())
@@ -38,6 +46,7 @@ def test_the_packaging_names_the_supported_pythons():
 
 def test_continuous_integration_runs_the_supported_versions():
     assert tuple(JOBS["tests"]["strategy"]["matrix"]["python"]) == PYTHONS
+    assert JOBS["newest-torch"]["env"]["TORCH"] == f"{NEWEST_TORCH}.*"
     assert tuple(JOBS["other-torch"]["strategy"]["matrix"]["torch"]) == tuple(f"{torch}.*" for torch in OTHER_TORCHES)
 
 
@@ -63,6 +72,7 @@ def test_the_documents_name_the_supported_versions():
     assert f"| loads packages | {PYTHONS[0]} or newer | {OLDEST_TORCH} or newer |" in release
     assert f"| exports | {PYTHONS[0]} or newer | {exporting_torches()} |" in release
     assert f"| {', '.join(PYTHONS)} | {PINNED_TORCH} (CPU) |" in release
+    assert f"| every change: exports, packages and the runtime | 3.12 | {NEWEST_TORCH} (CPU) |" in release
     assert f"| {', '.join(OTHER_TORCHES)} |" in release
 
 

@@ -35,6 +35,7 @@ WRONG = {
 _SCRIPT = """
 import json, os, sys
 from pathlib import Path
+import exportkit.export.eager_model, exportkit.export.steadiness  # the replay lets nobody import the exporter
 from exportkit.eager_source import EagerSource
 from exportkit.export.artifact import export_program
 from exportkit.export.resolve import resolve
@@ -66,6 +67,30 @@ for wrong in ["", *sys.argv[3:]]:
     os.environ["PLANTED"] = wrong
     report = verify(out, VerifyOptions(against="cases", eager=EagerSource(op_libraries=(library,))))
     found[wrong] = {check.label: check.verdict.message for check in report.checks if check.failed}
+
+from contextlib import ExitStack
+from exportkit.verify import eager
+from exportkit.verify.commands import DrawCalls, MakeEager
+from exportkit.verify.eager_worker import Eager
+
+class Beside(Here):
+    def ask(self, command, answer, **options):
+        planted, os.environ["PLANTED"] = os.environ["PLANTED"], ""
+        try:
+            return self.handlers[type(command)](command)
+        finally:
+            os.environ["PLANTED"] = planted
+
+with ExitStack() as stack:
+    made = Eager(stack)
+    Beside.handlers = {MakeEager: made.make, DrawCalls: made.draw}
+    eager.VerifyWorker = Beside
+    model = EagerSource(model="tests/verify/planted_models.py:looks", op_libraries=(library,))
+    for wrong in ("", "ties", "NaN"):
+        os.environ["PLANTED"] = wrong
+        report = verify(out, VerifyOptions(against="eager", shapes=12, eager=model))
+        found["eager " + wrong] = {check.label: check.verdict.message for check in report.checks if check.failed}
+        found["beside " + wrong] = {check.label: "" for check in report.checks if check.beside}
 print(json.dumps(found))
 """
 
@@ -87,3 +112,11 @@ def test_the_right_kernel_passes(failures):
 @pytest.mark.parametrize("planted", WRONG)
 def test_a_wrong_kernel_is_caught_and_its_trouble_named(planted, failures):
     assert any(WRONG[planted] in label for label in failures[planted]), failures[planted]
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("planted", ["ties", "NaN"])
+def test_eager_alone_finds_what_is_wrong_for_troublesome_values(planted, failures):
+    assert failures["eager "] == {}
+    assert len(failures["beside "]) >= 4
+    assert any(WRONG[planted] in label for label in failures[f"eager {planted}"]), failures[f"eager {planted}"]
