@@ -78,7 +78,7 @@ def run(names: Sequence[str], setup: Setup, output: Path, *, again: bool) -> Non
         document = json.loads(output.read_text())
     if (found := _setup(document)) != setup:
         sys.exit(f"{output} has results of {found.device} in {found.precision}")
-    document["versions"] = {name: _version(name) for name in _LIBRARIES[setup.format]}
+    document["versions"] = {name: version(name) for name in _LIBRARIES[setup.format]}
     document["machine"] = _machine(setup.device)
     for name in names or CATALOGUE:
         if name in document["models"] and not again:
@@ -117,7 +117,7 @@ def run_model(model: Model, setup: Setup) -> Results:
                     **result,
                     "ended": f"{step} failed",
                     "exit_code": done.returncode,
-                    "said": _said(answer, done.stderr),
+                    "said": said(done.stdout, done.stderr),
                 }
             if step == _STEPS[setup.format][-2]:
                 result["megabytes"] = round(result_file.stat().st_size / 1e6, 2)
@@ -199,8 +199,9 @@ def _json(text: str) -> Any:
         return None
 
 
-def _said(answer: Any, stderr: str) -> str:
-    """Returns the message of a command that failed."""
+def said(stdout: str, stderr: str) -> str:
+    """Returns the message of a command that failed, from what it printed."""
+    answer = _json(stdout)
     if isinstance(answer, dict) and "error" in answer:
         return "\n".join(filter(None, (answer["error"]["message"], answer["error"]["hint"])))
     report = (answer or {}).get("verification") or answer or {}
@@ -212,7 +213,8 @@ def _said(answer: Any, stderr: str) -> str:
     return "\n".join(lines[start:])
 
 
-def _version(name: str) -> str | None:
+def version(name: str) -> str | None:
+    """Returns the version of a package, if it is installed."""
     try:
         return importlib.metadata.version(name)
     except importlib.metadata.PackageNotFoundError:

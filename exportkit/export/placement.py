@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -62,9 +62,9 @@ def _placed(model: torch.nn.Module, device: torch.device, dtype: torch.dtype | N
         if not (is_lazy(tensor) or is_traceable_wrapper_subclass(tensor)):
             check_plain(name, tensor)
     if any(t.device != device or (dtype and t.is_floating_point() and t.dtype != dtype) for t in state.values()):
-        model = copy.deepcopy(model)
+        model = copy.deepcopy(model, _moved(state.values(), device, dtype))
         tied = _tied_buffers(model)
-        model = model.to(device=device, dtype=dtype)
+        model = model.to(device=device, dtype=dtype)  # modules may override what it calls
         for first, *others in tied:
             for module, key in others:
                 module._buffers[key] = first[0]._buffers[first[1]]
@@ -76,6 +76,22 @@ def _placed(model: torch.nn.Module, device: torch.device, dtype: torch.dtype | N
 
     # Such as torchao's quantized weights: the tensors within become parameters of their own.
     return unwrap_tensor_subclass_parameters(model)
+
+
+def _moved(
+    tensors: Iterable[torch.Tensor], device: torch.device, dtype: torch.dtype | None
+) -> dict[int, torch.Tensor]:
+    """Returns plain parameters and buffers where they must be, for deepcopy to take: it would copy them here first."""
+    memo: dict[int, torch.Tensor] = {}
+    for tensor in tensors:
+        if type(tensor) in (torch.Tensor, torch.nn.Parameter) and not is_lazy(tensor):
+            cast = dtype if dtype is not None and tensor.is_floating_point() else tensor.dtype
+            moved = tensor.detach().to(device=device, dtype=cast)
+            if moved.data_ptr() == tensor.data_ptr() and moved.device == tensor.device:
+                continue
+            is_parameter = isinstance(tensor, torch.nn.Parameter)
+            memo[id(tensor)] = torch.nn.Parameter(moved, tensor.requires_grad) if is_parameter else moved
+    return memo
 
 
 def _tied_buffers(model: torch.nn.Module) -> list[list[tuple[torch.nn.Module, str]]]:

@@ -15,7 +15,16 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 PRECISIONS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 LARGE_BYTES = 1 << 30  # of all parameters in the wide dtype, which may be four times the model
-KEPT_BYTES = 1 << 28  # of a large model's widened parameters
+KEPT_BYTES = 1 << 26  # of a large model's widened parameters, and of a block of one that is multiplied with
+
+_aten = torch.ops.aten
+_CHOOSING = (_aten.embedding.default, _aten.index_select.default)  # of the first argument, exact in any dtype
+# The place of the second factor, its dimension that the result has too, and what else is cut along that.
+_PRODUCTS: dict[Any, tuple[int, int, int | None]] = {
+    _aten.mm.default: (1, 1, None),
+    _aten.addmm.default: (2, 1, 0),
+    _aten.bmm.default: (1, 0, 0),
+}
 
 
 class Widened(TorchDispatchMode):
@@ -58,19 +67,51 @@ class Widened(TorchDispatchMode):
             return None  # an exported program checks the dtypes that it was traced with
         self.met_control_flow |= isinstance(func, torch._ops.HigherOrderOperator)
         given = tree_map_only(torch.dtype, self._wider, (args, kwargs or {}))
+        if self._lazily and args and self._parameters.has(args[0]):
+            if func in _CHOOSING:
+                return cast(func(*args, **(kwargs or {})), self._wide)
+            if isinstance(func, torch._ops.OpOverload) and func.is_view and isinstance(args[0], torch.Tensor):
+                return tree_map_only(torch.Tensor, self._parameters.view, func(*args, **(kwargs or {})))
         refusal: Exception | None = None
         for dtype in self._tried:
-            wide_args, wide_kwargs = wide = tree_map_only(torch.Tensor, self._parameters.caster(dtype), given)
             try:
+                if (result := self._in_blocks(func, given, dtype)) is not None:
+                    return result
+                wide_args, wide_kwargs = wide = tree_map_only(torch.Tensor, self._parameters.caster(dtype), given)
                 result = func(*wide_args, **wide_kwargs)
             except (RuntimeError, NotImplementedError) as error:
                 refusal = refusal or error  # an operator without a kernel for this dtype
                 continue
             self._write_back(func, given, wide)
-            self.coarsest = max(self.coarsest, dtype, key=lambda each: torch.finfo(each).eps)
+            self._note(dtype)
             return tree_map_only(torch.Tensor, lambda tensor: cast(tensor, self._wide), result)
         assert refusal is not None
         raise refusal
+
+    def _in_blocks(self, func: Any, given: Any, dtype: torch.dtype) -> torch.Tensor | None:
+        """Multiplies with a large parameter, of which a block is widened at a time. None: it is not such a product."""
+        args, kwargs = given
+        if not self._lazily or func not in _PRODUCTS:
+            return None
+        place, dim, cut = _PRODUCTS[func]
+        second = args[place]
+        if not self._parameters.has(second) or second.numel() * dtype.itemsize <= KEPT_BYTES:
+            return None
+        caster, count = self._parameters.caster(dtype), -(-second.numel() * dtype.itemsize // KEPT_BYTES)
+        others = list(tree_map_only(torch.Tensor, lambda each: each if each is second else caster(each), args))
+        results, start = [], 0
+        for block in second.chunk(count, dim):
+            others[place] = cast(block, dtype)
+            own = list(others)
+            if cut is not None and others[cut].dim() and others[cut].shape[dim - second.dim()] == second.shape[dim]:
+                own[cut] = others[cut].narrow(dim - second.dim(), start, block.shape[dim])
+            results.append(cast(func(*own, **kwargs), self._wide))
+            start += block.shape[dim]
+        self._note(dtype)
+        return torch.cat(results, dim)
+
+    def _note(self, dtype: torch.dtype) -> None:
+        self.coarsest = max(self.coarsest, dtype, key=lambda each: torch.finfo(each).eps)
 
     def _write_back(self, func: Any, given: Any, wide: Any) -> None:
         """Copies what an operator wrote into a cast copy to the tensor that it was to write into."""
@@ -99,12 +140,23 @@ class _WideParameters:
         self._originals: set[torch.Tensor] = set()
         self._kept: OrderedDict[torch.Tensor, torch.Tensor] = OrderedDict()
         self._written: dict[torch.Tensor, torch.Tensor] = {}
+        self._viewed = False
 
     def stand_in(self, parameter: torch.Tensor) -> torch.Tensor:
         """Returns what takes the parameter's place in the model: its values, of which `caster` knows."""
         stand_in = parameter.detach()
         self._originals.add(stand_in)
         return stand_in
+
+    def has(self, tensor: Any) -> bool:
+        """Returns whether something is a parameter, or a view of one, as the model has it."""
+        return isinstance(tensor, torch.Tensor) and tensor in self._originals and tensor not in self._written
+
+    def view(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Takes a view of a parameter for one."""
+        self._viewed = True
+        self._originals.add(tensor)
+        return tensor
 
     def caster(self, dtype: torch.dtype) -> Callable[[torch.Tensor], torch.Tensor]:
         """Returns what gives a tensor in a dtype, and a parameter with what was written to it."""
@@ -122,6 +174,8 @@ class _WideParameters:
     def write(self, tensor: torch.Tensor, values: torch.Tensor) -> None:
         """Writes into a tensor, or keeps what was written to a parameter."""
         if tensor in self._originals:
+            if self._viewed:  # which of the others share its memory is not known
+                raise NotImplementedError("a parameter is written, and views of parameters were taken")
             self._written[tensor] = cast(values, self._wide)
         else:
             tensor.copy_(values)

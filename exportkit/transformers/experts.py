@@ -27,6 +27,11 @@ def run_experts(experts: Any, hidden_states: Tensor, top_k_index: Tensor, top_k_
 
         chosen: Tensor = batched_mm_experts_forward(experts, hidden_states, top_k_index, top_k_weights)
         return chosen
+    return run_all_experts(experts, hidden_states, top_k_index, top_k_weights)
+
+
+def run_all_experts(experts: Any, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
+    """Computes a mixture with all experts for each token. Arguments as for `run_experts`."""
     names = ("gate_up_proj", "down_proj") if experts.has_gate else ("up_proj", "down_proj")
     inner = _products(experts, names[0], hidden_states.expand(experts.num_experts, *hidden_states.shape))
     inner = experts._apply_gate(inner) if experts.has_gate else experts.act_fn(inner)
