@@ -11,7 +11,7 @@ import torch
 
 from exportkit.errors import WeightsError
 from exportkit.export.cases import digest_of_state
-from exportkit.export.program_weights import elements
+from exportkit.export.host_copies import elements
 from exportkit.package.archive import STOCK_RECORDS, Content, PackageReader, StoredRecord, write_package
 from exportkit.package.consistency import WEIGHTS_DIR, match_state
 from exportkit.package.manifest import Manifest

@@ -31,7 +31,7 @@ class Named(torch.nn.Module):
         super().__init__()
         self.model, self.output, self.inputs, self.options = model, output, inputs, options
 
-    def forward(self, input: Tensor, other: Tensor | None = None) -> Tensor:  # noqa: A002 (named so in packages)
+    def forward(self, input: Tensor, other: Tensor | None = None) -> Tensor:
         """Returns the output."""
         given = {} if other is None else dict(zip(self.inputs, (input, other)))
         answer = self.model(**given, **self.options) if given else self.model(input, **self.options)
@@ -49,7 +49,8 @@ def paged_causal_attention(
     **_: Any,
 ) -> tuple[Tensor, None]:
     """Attention of one text by transformers' interface: each token is a sequence over the blocks before it."""
-    assert attention_mask is None and query.shape[0] == 1
+    assert attention_mask is None
+    assert query.shape[0] == 1
     length, width = query.shape[2:]
     q, k, v = (tensor[0].transpose(0, 1).contiguous() for tensor in (query, key, value))
     tokens = torch.arange(length, device=query.device)

@@ -4,9 +4,9 @@
     python -m tools.sizes_table run --folder /tmp/sizes -o results.json --small
     python -m tools.sizes_table page results.json > docs/models.md
 
-Each GPU takes one model after the other, with its share of the cores. Each step is a process of its own, whose memory is
-watched. A result is written as soon as it is known, and a run goes on where it was stopped. `--small` takes small models
-of the same architectures the same way on a CPU.
+Each GPU takes one model after the other, with its share of the cores. Each step is a process of its own, whose memory
+is watched. A result is written as soon as it is known, and a run goes on where it was stopped. `--small` takes small
+models of the same architectures the same way on a CPU.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from exportkit.bench.results import in_lines
 from tools.models_table import said, version
 from tools.size_catalogue import SIZED
 from tools.size_page import page
-from tools.watched_memory import GpuMemory, Peaks, gpu_memory, run_watched
+from tools.watched_memory import GpuMemory, gpu_memory, run_watched
 
 Results = dict[str, Any]
 ROOT = Path(__file__).parents[1]

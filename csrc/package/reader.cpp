@@ -7,6 +7,7 @@
 #include "package/consistency.h"
 #include "package/crc32.h"
 #include "package/errors.h"
+#include "package/in_threads.h"
 #include "package/record_rules.h"
 #include "package/sha256.h"
 #include "package/text.h"
@@ -52,7 +53,7 @@ void PackageReader::extract(std::string_view name, const std::filesystem::path& 
 void PackageReader::blocks(std::string_view name, const Sink& sink) const { blocks(index(name), sink); }
 
 void PackageReader::verify() const {
-  for (size_t i = 0; i < entries().size(); ++i) blocks(i, [](std::string_view) {});
+  in_threads(entries().size(), size(), [this](size_t i) { blocks(i, [](std::string_view) {}); });
 }
 
 void PackageReader::check_unchanged() const {

@@ -7,6 +7,7 @@
 #include "package/consistency.h"
 #include "package/crc32.h"
 #include "package/errors.h"
+#include "package/in_threads.h"
 #include "package/record_rules.h"
 #include "package/sha256.h"
 
@@ -67,17 +68,24 @@ void PackageWriter::measure() {
   std::vector<std::string> names;
   for (const auto& [name, content] : contents_) names.push_back(std::string(kRoot) + name);
   check_record_names({names.begin(), names.end()});
+  std::vector<Measured> all;
+  std::vector<const Content*> contents;
   for (const auto& [name, content] : contents_) {
-    Measured measured{{name, 0, {}}, 0};
+    all.push_back({{name, 0, {}}, 0});
+    contents.push_back(&content);
+  }
+  // How much there is to read is not known yet.
+  in_threads(contents.size(), kWorthThreads, [&](size_t i) {
+    Measured& measured = all[i];
     Sha256 digest;
-    content([&](std::string_view block) {
+    (*contents[i])([&](std::string_view block) {
       measured.record.size += static_cast<int64_t>(block.size());
       measured.crc32 = crc32(measured.crc32, block.data(), block.size());
       digest.update(block.data(), block.size());
     });
     measured.record.sha256 = digest.hex();
-    measured_.push_back(std::move(measured));
-  }
+  });
+  measured_ = std::move(all);
 }
 
 void PackageWriter::finish(const std::filesystem::path& path, const std::string& text) {

@@ -15,13 +15,13 @@ from safetensors.torch import save
 from exportkit.errors import ExportError, UsageError
 from exportkit.export.call_signature import BoundCall, describe_call
 from exportkit.export.control_flow import eager_control_flow
+from exportkit.export.host_copies import HostCopies, elements
 from exportkit.export.source_lines import users_code
 from exportkit.package.dtypes import DTYPES
 from exportkit.package.manifest import Call, TensorInput
 from exportkit.precision import with_tf32
 from exportkit.sizes import input_bytes, label_of, plan_sizes, shape_at
 from exportkit.spec import ExportSpec
-from exportkit.tensor_bytes import tensor_bytes
 
 # Limits the inputs of one recorded case, to keep packages small. `verify --against eager` tests the larger sizes.
 MAX_CASE_BYTES = 4 << 20
@@ -92,17 +92,19 @@ def eager_mode(*, tf32: bool = False) -> Iterator[None]:
         yield
 
 
-def state_sha256(model: torch.nn.Module, state: Iterable[str] = ()) -> str:
+def state_sha256(model: torch.nn.Module, state: Iterable[str] = (), copies: HostCopies | None = None) -> str:
     """Hashes a model's parameters and buffers: names, dtypes, shapes and bytes, on any device.
 
     Args:
         model: The model.
         state: Patterns of the buffers to leave out, which are no weights: a spec's `state`.
+        copies: Keeps the copies on the host, if they are needed again.
     """
     patterns = tuple(state)
     tensors = model.state_dict(keep_vars=True)
     tied = {id(t) for n, t in model.named_buffers(remove_duplicate=False) if matches(n, patterns)}
-    return digest_of_state({n: t for n, t in tensors.items() if isinstance(t, torch.Tensor) and id(t) not in tied})
+    plain = {n: t for n, t in tensors.items() if isinstance(t, torch.Tensor) and id(t) not in tied}
+    return digest_of_state(plain, copies)
 
 
 def matches(name: str, patterns: Iterable[str]) -> bool:
@@ -110,12 +112,15 @@ def matches(name: str, patterns: Iterable[str]) -> bool:
     return any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
 
 
-def digest_of_state(state: Mapping[str, torch.Tensor]) -> str:
-    """Returns the `state_sha256` of a model with this state."""
+def digest_of_state(state: Mapping[str, torch.Tensor], copies: HostCopies | None = None) -> str:
+    """Returns the `state_sha256` of a model with this state, and keeps copies of it on the host if asked to."""
     digest = hashlib.sha256()
     for name, tensor in sorted(state.items()):
         digest.update(f"{name} {tensor.dtype} {list(tensor.shape)}\n".encode())
-        digest.update(tensor_bytes(tensor.cpu()).numpy().data if tensor.numel() else b"")
+        if tensor.is_contiguous():
+            digest.update(copies.elements(tensor) if copies else elements(tensor))
+        else:
+            digest.update(elements(tensor.detach().cpu().contiguous()))
     return digest.hexdigest()
 
 

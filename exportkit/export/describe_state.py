@@ -9,7 +9,7 @@ import torch
 
 from exportkit.errors import UsageError
 from exportkit.export.cases import check_packable
-from exportkit.export.program_weights import elements
+from exportkit.export.host_copies import elements
 from exportkit.export.state_buffers import StateBuffer
 from exportkit.export.tolerances import output_tolerances
 from exportkit.export.traced import TracedMethod

@@ -78,9 +78,7 @@ def _placed(model: torch.nn.Module, device: torch.device, dtype: torch.dtype | N
     return unwrap_tensor_subclass_parameters(model)
 
 
-def _moved(
-    tensors: Iterable[torch.Tensor], device: torch.device, dtype: torch.dtype | None
-) -> dict[int, torch.Tensor]:
+def _moved(tensors: Iterable[torch.Tensor], device: torch.device, dtype: torch.dtype | None) -> dict[int, torch.Tensor]:
     """Returns plain parameters and buffers where they must be, for deepcopy to take: it would copy them here first."""
     memo: dict[int, torch.Tensor] = {}
     for tensor in tensors:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any
 
@@ -14,6 +16,7 @@ from torch._inductor.graph import GraphLowering
 from torch.export.graph_signature import InputKind
 
 from exportkit.errors import ExportError
+from exportkit.export.host_copies import HostCopies
 from exportkit.export.torch_internals import replaced
 from exportkit.package.consistency import WEIGHTS_DIR
 from exportkit.package.dtypes import DTYPES
@@ -30,14 +33,19 @@ class ProgramWeights:
             the CPU.
     """
 
-    def __init__(self, programs: Sequence[torch.export.ExportedProgram]) -> None:
+    def __init__(self, programs: Sequence[torch.export.ExportedProgram], copies: HostCopies | None = None) -> None:
         """Takes the weights of programs, which share them. One with gaps between its elements is replaced.
+
+        Args:
+            programs: The programs.
+            copies: The copies of their weights on the host that are there.
 
         Raises:
             ExportError: A package cannot hold a weight.
         """
         self.records: dict[str, memoryview] = {}
         self._weights: dict[str, Weight] = {}
+        self._copies = copies or HostCopies()
         self._names: dict[str, str] = {}  # the weight's name, by each name in the state: aliases too
         without_gaps: dict[Any, torch.Tensor] = {}
         for program in programs:
@@ -49,9 +57,11 @@ class ProgramWeights:
             self._names |= dict.fromkeys((first, *aliases), first)
         # The compiler may have computed with a weight that the program reads and the code does not. The package keeps
         # it, so that a loader can tell whether another state has the same value.
-        for program in programs:
-            for name in _read(program):
-                self._keep(self._names[name], state[name])
+        read = {self._names[name]: state[name] for program in programs for name in _read(program)}
+        contents = [self._copies.elements(tensor) for tensor in read.values()]
+        with ThreadPoolExecutor(min(len(os.sched_getaffinity(0)), 16)) as pool:  # hashing does not hold the GIL
+            for name, content, digest in zip(read, contents, pool.map(_sha256, contents)):
+                self._keep(name, content, digest)
 
     @property
     def weights(self) -> tuple[Weight, ...]:
@@ -111,18 +121,22 @@ class ProgramWeights:
                 if (known.dtype, known.shape, known.strides) != (described.dtype, described.shape, described.strides):
                     raise ExportError(f"the compiler changed the layout of the weight {constant}", hint=_EMBED)
             else:
-                name = f"{constant}@{hashlib.sha256(elements(tensor)).hexdigest()[:16]}"
+                name = f"{constant}@{_sha256(self._copies.elements(tensor))[:16]}"
                 self._weights.setdefault(name, msgspec.structs.replace(described, name=name, state=False))
-            self._keep(name, tensor)
+            if self._weights[name].record is None:
+                content = self._copies.elements(tensor)
+                self._keep(name, content, _sha256(content))
             found[constant] = name
         return found
 
-    def _keep(self, name: str, tensor: torch.Tensor) -> None:
-        if self._weights[name].record is None:
-            content = elements(tensor)
-            record = f"{WEIGHTS_DIR}/{hashlib.sha256(content).hexdigest()}"
-            self.records.setdefault(record, content)
-            self._weights[name] = msgspec.structs.replace(self._weights[name], record=record)
+    def _keep(self, name: str, content: memoryview, digest: str) -> None:
+        record = f"{WEIGHTS_DIR}/{digest}"
+        self.records.setdefault(record, content)
+        self._weights[name] = msgspec.structs.replace(self._weights[name], record=record)
+
+
+def _sha256(content: memoryview) -> str:
+    return hashlib.sha256(content).hexdigest()
 
 
 def _describe(name: str, tensor: torch.Tensor, *, aliases: tuple[str, ...] = ()) -> Weight:
@@ -184,11 +198,3 @@ def is_dense(shape: Sequence[int], strides: Sequence[int]) -> bool:
             return False
         step *= size
     return True
-
-
-def elements(tensor: torch.Tensor) -> memoryview:
-    """Returns a dense tensor's elements in the order of memory, as bytes. A tensor on the CPU is not copied."""
-    if not tensor.numel():
-        return memoryview(b"")
-    flat = tensor.detach().cpu().as_strided((tensor.numel(),), (1,))
-    return flat.view(torch.uint8).numpy().data

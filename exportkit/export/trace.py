@@ -16,6 +16,7 @@ from exportkit.export.describe_state import describe_state
 from exportkit.export.eager_methods import EagerMethods
 from exportkit.export.entries import entry_specs
 from exportkit.export.export_options import TraceOptions
+from exportkit.export.host_copies import HostCopies
 from exportkit.export.inferred_sizes import with_inferred
 from exportkit.export.missed_kernels import float_products
 from exportkit.export.placement import parse_floating, prepared
@@ -68,12 +69,13 @@ def trace(model: EagerModel, options: TraceOptions, device: torch.device, progre
             cases += trouble_cases(eager, methods, state, cases, options, device, progress).cases
         progress("comparing the program with the cases")
         check_programs(eager, traced, state, cases, values=not free, tf32=options.tf32)
+        copies = HostCopies()
         source = Source(
             model=model.name,
             model_kwargs=dict(model.model_kwargs),
             dtype=options.dtype,
             seed=model.seed,
-            state_sha256=state_sha256(spec.model, spec.state),
+            state_sha256=state_sha256(spec.model, spec.state, copies),
         )
     for line in [line for each in methods for line in float_products(each.program)][:_LINES]:
         progress(f"no integer kernel: weights of 8 bits are multiplied as floating numbers at {line}")
@@ -87,6 +89,7 @@ def trace(model: EagerModel, options: TraceOptions, device: torch.device, progre
         name=options.name or spec.name or _class_name(spec.model),
         state=state,
         initial=initial,
+        copies=copies,
     )
 
 

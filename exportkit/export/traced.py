@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 import torch
 
+from exportkit.export.host_copies import HostCopies
 from exportkit.export.record import RecordedCase
 from exportkit.package.archive import Content
 from exportkit.package.manifest import (
@@ -56,6 +57,7 @@ class Traced:
         name: The package's name.
         state: The state.
         initial: What it begins with, by record.
+        copies: The copies of its weights on the host.
     """
 
     methods: tuple[TracedMethod, ...]
@@ -66,3 +68,4 @@ class Traced:
     name: str
     state: tuple[StateTensor, ...] = ()
     initial: Mapping[str, Content] = field(default_factory=dict)
+    copies: HostCopies = field(default_factory=HostCopies)

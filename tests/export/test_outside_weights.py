@@ -13,7 +13,8 @@ from exportkit.errors import ExportError, UsageError
 from exportkit.export.aot_inductor import read_inductor_config
 from exportkit.export.artifact import export_aoti
 from exportkit.export.export_options import CompileOptions, TraceOptions
-from exportkit.export.program_weights import ProgramWeights, elements
+from exportkit.export.host_copies import elements
+from exportkit.export.program_weights import ProgramWeights
 from exportkit.export.resolve import resolve
 from exportkit.package.archive import PackageReader
 from exportkit.package.manifest import Manifest, Weight
