@@ -70,4 +70,4 @@ def _row(title: str, result: Results, empty: float) -> str:
 
 
 def _joined(values: Iterable[float | None], digits: int) -> str:
-    return ", ".join("–" if value is None else f"{value:.{digits}f}" for value in values)
+    return ", ".join("-" if value is None else f"{value:.{digits}f}" for value in values)
