@@ -51,7 +51,7 @@ def page(document: Results) -> str:
 
 def _row(title: str, result: Results, empty: float) -> str:
     if "parameters" not in result:
-        return f"| {title} | | {result['ended']} | | | |"
+        return f"| {title} |  | {result['ended']} |  |  |  |"
     seconds = {**result["seconds"], "load": result.get("loaded", {}).get("load")}
     memory = result["memory"]
     gpu = {step: (memory[step]["gpu"] - empty) / result["weights"] for step in _STEPS if step in memory}
@@ -70,4 +70,4 @@ def _row(title: str, result: Results, empty: float) -> str:
 
 
 def _joined(values: Iterable[float | None], digits: int) -> str:
-    return ", ".join("-" if value is None else f"{value:.{digits}f}" for value in values)
+    return "/".join("-" if value is None else f"{value:.{digits}f}" for value in values)

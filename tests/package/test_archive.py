@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import hashlib
 import io
+import mmap
 import os
 import shutil
 import stat
@@ -181,6 +182,20 @@ def test_a_damaged_record_does_not_travel_from_one_package_to_another(package: P
         records = {**samples.RECORDS, samples.CODE: StoredRecord(reader, samples.CODE)}
         with pytest.raises(DigestMismatchError, match=r"model\.wrapper\.so"):
             write_package(tmp_path / "another.pt2", samples.manifest(), records)
+
+
+def test_of_a_large_package_that_threads_read_the_first_damaged_record_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "large.pt2"
+    records = {**samples.RECORDS, "data/large": bytes(65 << 20)}
+    write_package(path, samples.manifest(), records)
+    with PackageReader(path) as reader:
+        reader.verify()
+    with open(path, "r+b") as file, mmap.mmap(file.fileno(), 0) as content:
+        for name in (samples.CODE, samples.CASE):
+            at = content.find(samples.RECORDS[name])
+            content[at] ^= 1
+    with PackageReader(path) as reader, pytest.raises(DigestMismatchError, match=r"model\.wrapper\.so"):
+        reader.verify()
 
 
 # --- reading ----------------------------------------------------------------------------------------------------------
