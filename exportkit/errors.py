@@ -219,6 +219,10 @@ class OnnxFileError(PackageError):
     """A file of an ONNX model is missing, or it is not the one that the model's companion describes."""
 
 
+class ArtifactError(PackageError):
+    """What a registry has under a reference is not a package as `exportkit push` writes it, or not what it says."""
+
+
 class CaseError(PackageError):
     """A recorded case does not fit the manifest's inputs and outputs."""
 
@@ -250,6 +254,10 @@ class CacheError(HostError):
 
 class PolicyError(HostError):
     """This machine's signature policy cannot be read, or other users may change it. Nothing is loaded."""
+
+
+class RegistryError(HostError):
+    """A registry cannot be reached, refuses, or does not keep to the protocol."""
 
 
 class CompilerError(HostError):

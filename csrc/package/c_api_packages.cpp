@@ -145,6 +145,10 @@ int ek_package_unpack_target(const ek_package* package, const char* folder, int 
   return guarded([&] { give(unpack_code(package->reader, folder, unpacking(always)), entry); });
 }
 
+int ek_pulled_entry(const char* digest, ek_entry** entry) {
+  return guarded([&] { give(pulled_entry(digest), entry); });
+}
+
 const char* ek_entry_folder(const ek_entry* entry) { return entry->folder.c_str(); }
 
 const char* ek_entry_library(const ek_entry* entry) { return entry->library.c_str(); }

@@ -100,23 +100,30 @@ void fill(const fs::path& folder, const PackageReader& reader, const Contents& c
   touch(folder);
 }
 
-CacheEntry unpack_in(const fs::path& root, const PackageReader& reader, const Contents& contents, bool always) {
+// Makes the folder of an entry, holds it in use, and fills it; again, if it was deleted meanwhile.
+CacheEntry held_entry(const fs::path& root, const std::string& kind, const std::string& digest,
+                      const std::string& library, const std::function<void(const fs::path&)>& fill_folder) {
   for (int race = 0; race < kRaces; ++race) {
     try {
-      const fs::path folder = private_folder(root, {contents.kind, contents.digest});
+      const fs::path folder = private_folder(root, {kind, digest});
       Descriptor fd(open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC));
       if (!fd) throw FileError(folder);
       lock(fd.get(), LOCK_SH);
-      fill(folder, reader, contents, always);
+      fill_folder(folder);
       struct stat ours{}, there{};
       const bool same = fstat(fd.get(), &ours) == 0 && lstat(folder.c_str(), &there) == 0 &&
                         ours.st_ino == there.st_ino && ours.st_dev == there.st_dev;
-      if (same) return {folder, library_of(contents), std::move(fd)};
+      if (same) return {folder, library, std::move(fd)};
     } catch (const std::system_error& error) {
       if (!is_gone(error) || race + 1 == kRaces) throw;  // else it was deleted meanwhile
     }
   }
-  throw FileError(root / contents.kind / contents.digest, "it was deleted repeatedly while it was unpacked", ENOENT);
+  throw FileError(root / kind / digest, "it was deleted repeatedly while it was unpacked", ENOENT);
+}
+
+CacheEntry unpack_in(const fs::path& root, const PackageReader& reader, const Contents& contents, bool always) {
+  return held_entry(root, contents.kind, contents.digest, library_of(contents),
+                    [&](const fs::path& folder) { fill(folder, reader, contents, always); });
 }
 
 // This process's temporary directory, removed when the process ends.
@@ -169,6 +176,16 @@ CacheEntry unpack(const PackageReader& reader, const Contents& contents, const U
 }
 
 }  // namespace
+
+CacheEntry pulled_entry(const std::string& digest) {
+  try {
+    return held_entry(cache_directory(), kPulled, digest, "", [](const fs::path& folder) { touch(folder); });
+  } catch (const std::system_error& error) {
+    throw Error(errors::kCache,
+                "the cache " + cache_directory().string() + " cannot hold a package of a registry: " + reason_of(error),
+                "Set EXPORTKIT_CACHE to a private, writable directory, or get a file with `exportkit pull`.");
+  }
+}
 
 CacheEntry unpack(const PackageReader& reader, const Library& library, const Unpacking& how) {
   const std::string name = library.record.substr(library.record.rfind('/') + 1);

@@ -111,6 +111,8 @@ EK_API void ek_mapping_close(ek_mapping* mapping);
  * data/aotinductor. Files that are known to be correct are not hashed again, unless `always` is set. */
 EK_API int ek_package_unpack_library(const ek_package* package, const char* record, int always, ek_entry** entry);
 EK_API int ek_package_unpack_target(const ek_package* package, const char* folder, int always, ek_entry** entry);
+/* The cache's folder for an artifact of a registry, by the 64 digits of its digest, for whoever pulls it to fill. */
+EK_API int ek_pulled_entry(const char* digest, ek_entry** entry);
 EK_API const char* ek_entry_folder(const ek_entry* entry);
 /* The shared library in the folder. */
 EK_API const char* ek_entry_library(const ek_entry* entry);

@@ -98,6 +98,7 @@ class Survey {
     }
     add_entries("libraries", "library");
     add_entries("targets", "target");
+    add_entries(kPulled, "pulled");
     add_packages();
     std::stable_sort(found.begin(), found.end(),
                      [](const Found& one, const Found& other) { return one.item.used < other.item.used; });

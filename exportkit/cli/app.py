@@ -39,6 +39,8 @@ COMMANDS = (
     "inspect",
     "diff",
     "repack",
+    "push",
+    "pull",
     "serve",
     "triton",
     "ops",

@@ -12,9 +12,16 @@ import click
 from exportkit.cli.app import INTERRUPTED_EXIT_CODE
 from exportkit.cli.app import command as exportkit_command
 from exportkit.cli.output import print_json, printable
+from exportkit.cli.registry_options import FILE_OR_REFERENCE, registry_options
 from exportkit.cli.shared_options import EXISTING_FILE, byte_size
+from exportkit.package.trust import Trust
+from exportkit.registry.oci_reference import Reference
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from exportkit.registry.pulled_packages import PulledPackage
+    from exportkit.registry.registry_client import RegistryOptions
     from exportkit.serve.serve_options import ServeOptions
 
 _PORT = click.IntRange(min=0, max=65535)
@@ -22,7 +29,7 @@ _FOLDER = click.Path(exists=True, file_okay=False, path_type=Path)
 
 
 @exportkit_command("serve", short_help="Serve packages over HTTP and gRPC.")
-@click.argument("packages", nargs=-1, type=EXISTING_FILE, metavar="[PACKAGE]...")
+@click.argument("packages", nargs=-1, type=FILE_OR_REFERENCE, metavar="[PACKAGE]...")
 @click.option(
     "--model-repository",
     "repository",
@@ -168,7 +175,8 @@ _FOLDER = click.Path(exists=True, file_okay=False, path_type=Path)
     help="Serve with Ray Serve: on the cluster of RAY_ADDRESS, or on this machine (extra `ray`). Only HTTP.",
 )
 @click.option("--traces", metavar="URL", help="Send OpenTelemetry traces to this OTLP endpoint (extra `traces`).")
-def command(as_json: bool, **options: Any) -> None:
+@registry_options
+def command(registry: Callable[[], RegistryOptions], as_json: bool, **options: Any) -> None:
     """Serve each PACKAGE by the Open Inference Protocol, version 2, over HTTP and gRPC.
 
     Clients of Triton and KServe work unchanged. Requests that can run together do. The URL / has a page for browsers,
@@ -178,6 +186,9 @@ def command(as_json: bool, **options: Any) -> None:
     ready when every model has answered its recorded cases. SIGTERM and Ctrl-C end it: it turns unready, refuses what is
     new, answers what it accepted, and exits with 0, or with 1 if that took longer than --drain-timeout. A second Ctrl-C
     ends it at once.
+
+    A PACKAGE may be in a registry (oci://HOST/NAME@sha256:..., extra `registry`). It is pulled into the cache, and the
+    model is called as the last part of NAME. For a tag, a line says which digest it names now.
 
     With --json, the document has the URLs and models, and is printed when the server is ready.
 
@@ -192,6 +203,10 @@ def command(as_json: bool, **options: Any) -> None:
     from exportkit.serve.process_settings import check_installed
 
     check_installed(traces=options["traces"] is not None)
+    pulled = _pulled(options["packages"], options["public_keys"], registry)
+    options["packages"] = tuple(
+        pulled[each].path if isinstance(each, Reference) else each for each in options["packages"]
+    )
     asked = _options(**options)
     if options["ray"]:
         _serve_on_ray(asked, as_json)
@@ -210,6 +225,22 @@ def command(as_json: bool, **options: Any) -> None:
         _exit(error.exit_code, f"error: {error.message}. {error.hint}")
     if not ended:
         _exit(0, "ended before the models were loaded")
+
+
+def _pulled(
+    packages: Sequence[Path | Reference], public_keys: Sequence[Path], registry: Callable[[], RegistryOptions]
+) -> dict[Reference, PulledPackage]:
+    """Puts the packages of registries into the cache. They stay there while the result lives."""
+    pulled: dict[Reference, PulledPackage] = {}
+    for reference in packages:
+        if isinstance(reference, Reference):
+            from exportkit.registry.pulled_packages import pulled_package
+
+            found = pulled_package(reference, trust=Trust(public_keys), options=registry(), step=_report)
+            if reference.digest is None:
+                _report(f"{reference} is {found.reference} now: give that to serve this package always")
+            pulled[reference] = found
+    return pulled
 
 
 def _serve_on_ray(asked: ServeOptions, as_json: bool) -> None:
