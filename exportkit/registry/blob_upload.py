@@ -64,7 +64,8 @@ class _Upload:
     def __init__(self, client: RegistryClient, blob: Descriptor, source: Source, piece: int) -> None:
         self._client, self._blob, self._source, self._piece = client, blob, source, piece
         self._location, self._sent = "", 0
-        self._attempts = Attempts(client.options, f"sending {blob.digest} to {client.reference.host}")
+        what = f"sending {blob.digest} to {client.reference.host}"
+        self._attempts, self._anew = Attempts(client.options, what), Attempts(client.options, what)
 
     def run(self) -> bool:
         if self._is_there():
@@ -83,7 +84,8 @@ class _Upload:
         answer = self._client.ask("POST", "blobs/uploads/")
         if answer.status != 202:
             raise self._client.refusal(answer, "POST", "blobs/uploads/")
-        self._sent, self._location = 0, self._located(answer)
+        self._sent, self._location = 0, ""
+        self._location = self._located(answer)
         least = answer.headers.get("oci-chunk-min-length", "")
         if least.isascii() and least.isdigit():
             self._piece = max(self._piece, int(least[:12]))
@@ -92,7 +94,7 @@ class _Upload:
         location = answer.headers.get("location") or self._location
         if not location:
             raise RegistryError(f"{self._client.reference.host} does not say where to send a blob")
-        return urljoin(self._client.url(""), location)
+        return urljoin(self._location or self._client.url("blobs/uploads/"), location)
 
     def _send_piece(self) -> None:
         begin, end = self._sent, min(self._sent + self._piece, self._blob.size)
@@ -126,6 +128,7 @@ class _Upload:
         has = re.fullmatch(r"(?:bytes=)?0-([0-9]{1,19})", answer.headers.get("range", ""))
         # Some say 0-0 both of one byte and of none.
         if answer.status != 204 or has is None or not 0 < int(has[1]) < self._blob.size:
+            self._anew.failed(self._client.refusal(answer, "GET", "blobs/uploads/"))
             self._begin()
             return
         self._sent, self._location = int(has[1]) + 1, self._located(answer)
@@ -137,7 +140,7 @@ class _Upload:
             with self._client.send("PUT", url, headers={**_STREAM, "Content-Length": "0"}) as response:
                 answer = Answer(response.status, response.headers, response.read(64 << 10))
         except TransportError as error:
-            self._attempts.failed(error)
+            self._anew.failed(error)
             if self._is_there():
                 return True
             self._begin()
@@ -147,6 +150,6 @@ class _Upload:
         refusal = self._client.refusal(answer, "PUT", "blobs/uploads/")
         if answer.status < 500 and answer.status not in (404, 416):
             raise refusal
-        self._attempts.failed(refusal, answer.headers)
+        self._anew.failed(refusal, answer.headers)
         self._begin()
         return False

@@ -80,8 +80,6 @@ class RegistryClient:
             actions: What a token is asked for: `pull`, or `pull,push`.
             options: How it is reached.
 
-        Raises:
-            UsageError: The authorities cannot be read.
         """
         self.reference, self.options = reference, options
         host, name = reference.host, reference.name
@@ -91,8 +89,7 @@ class RegistryClient:
         self._plain_allowed = plain
         self._origin = f"{'http' if plain else 'https'}://{host}".lower()
         self._root = f"{self._origin}/v2/{name}/"
-        self._tls = _tls_context(options.authorities)
-        self._pools: dict[str | None, urllib3.PoolManager] = {}
+        self._pools: dict[tuple[str, str | None], urllib3.PoolManager] = {}
         self._authorization = Authorization(reference.host, f"repository:{name}:{actions}", self._fetch)
 
     def url(self, path: str) -> str:
@@ -220,15 +217,16 @@ class RegistryClient:
         assert parts.hostname is not None
         direct = is_loopback(parts.hostname) or urllib.request.proxy_bypass(parts.hostname)
         proxy = None if direct else urllib.request.getproxies().get(parts.scheme)
-        if proxy not in self._pools:
+        if (parts.scheme, proxy) not in self._pools:
             given: dict[str, Any] = {
                 "retries": False,
                 "timeout": _TIMEOUT,
-                "ssl_context": self._tls,
+                "ssl_context": _tls_context(self.options.authorities) if parts.scheme == "https" else None,
                 "blocksize": _BLOCK,
             }
-            self._pools[proxy] = urllib3.PoolManager(**given) if proxy is None else urllib3.ProxyManager(proxy, **given)
-        return self._pools[proxy]
+            made = urllib3.PoolManager(**given) if proxy is None else urllib3.ProxyManager(proxy, **given)
+            self._pools[parts.scheme, proxy] = made
+        return self._pools[parts.scheme, proxy]
 
 
 class Attempts:
