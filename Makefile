@@ -22,6 +22,8 @@ CXX_FILES := $(filter %.c %.h %.cpp %.cu %.cuh,$(shell find csrc examples -type 
 APT_PACKAGES := cmake
 # The browser that tests the page of `exportkit serve`. Without it these tests are skipped.
 APT_BROWSER := chromium
+# A registry of containers and a client of such, for tests/registry. Without them some of these tests are skipped.
+APT_REGISTRY := docker-registry skopeo
 # Recordings of a voice, for the tests of examples/speech. Without them these tests are skipped.
 APT_SOUND := alsa-utils
 
@@ -66,8 +68,8 @@ demo: build
 
 # mypy uses one core; what there is to compile gets the others.
 test:
-	@if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null && ! dpkg -s $(APT_BROWSER) $(APT_SOUND) >/dev/null 2>&1; then \
-		apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -qq -y $(APT_BROWSER) $(APT_SOUND) >/dev/null || true; fi
+	@if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null && ! dpkg -s $(APT_BROWSER) $(APT_SOUND) $(APT_REGISTRY) >/dev/null 2>&1; then \
+		apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -qq -y $(APT_BROWSER) $(APT_SOUND) $(APT_REGISTRY) >/dev/null || true; fi
 	@$(MAKE) --no-print-directory -j2 -O build lint
 	$(PYTEST)
 
