@@ -4,6 +4,7 @@
 #include <string_view>
 
 #include "package/case_tensors.h"
+#include "package/safetensors.h"
 #include "runtime/compare.h"
 #include "runtime/methods.h"
 #include "runtime/tensors.h"
@@ -12,11 +13,13 @@ namespace exportkit {
 namespace {
 
 using Tensors = std::map<std::string, at::Tensor>;
-// The tensors of a case's record, which were checked: each that the manifest speaks of is there.
-Tensors read_tensors(const PackageReader& reader, const Case& recorded) {
-  const std::string content = reader.read(recorded.record);
-  check_case(reader.manifest(), recorded, content);
-  return parse_tensors(content);
+
+// What the metadata of a case's file say of its inputs. A stranger's file may say anything.
+std::string trouble_in(const std::string& content) {
+  constexpr size_t kLongest = 1000;
+  const safetensors::Metadata metadata = safetensors::parse_metadata(content);
+  const auto said = metadata.find("trouble");
+  return said == metadata.end() || said->second.size() > kLongest ? "" : said->second;
 }
 
 // The references of a call's or a state's results: `key` gives a result's place in the record.
@@ -60,8 +63,11 @@ RecordedCase read_case(const PackageReader& reader, size_t index, c10::Device de
   const Manifest& manifest = reader.manifest();
   const Case& recorded = manifest.cases.at(index);
   const auto methods = by_name(manifest.methods);
-  const Tensors tensors = read_tensors(reader, recorded);
+  const std::string content = reader.read(recorded.record);
+  check_case(manifest, recorded, content);  // each tensor that the manifest speaks of is there
+  const Tensors tensors = parse_tensors(content);
   RecordedCase read;
+  read.trouble = trouble_in(content);
   for (const CaseCall& call : recorded.calls) {
     const Call& described = methods.at(call.method)->call;
     read.calls.push_back(read_call(tensors, described, call, read.calls.size(), device));

@@ -229,6 +229,7 @@ CaseReport Model::replay(size_t index) const {
     session = this->session(session_sizes(*this, recorded));
   }
   CaseReport report;
+  report.trouble = recorded.trouble;
   for (const RecordedCall& call : recorded.calls) {
     const auto outputs = session ? session->run(call.method, call.inputs) : run(call.method, call.inputs);
     report.calls.push_back(comparison.compare(call, outputs));

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load, load_file, save, save_file
 
 import exportkit
 from exportkit.errors import (
@@ -19,7 +19,8 @@ from exportkit.errors import (
     UsageError,
 )
 from exportkit.package import manifest as m
-from exportkit.package.case_files import recorded_errors
+from exportkit.package.archive import PackageReader, write_package
+from exportkit.package.case_files import TROUBLE, recorded_errors
 from exportkit.runtime.native import library_path
 from exportkit.verify.compare import Reference, compare_outputs
 from exportkit.verify.outcomes import Match, Mismatch
@@ -93,6 +94,21 @@ def test_it_says_the_same_to_people(tiny_package):
     assert answer.code == 0
     text = answer.document["text"]
     assert "takes image: float32[batch, 3, 16*gh, 8], query.features: float32[batch, 5], offset: float32[5]" in text
+    assert "case 1 (batch=4, gh=6): ok" in text
+
+
+def test_it_says_which_case_is_troublesome(tiny_package, tmp_path):
+    with PackageReader(tiny_package) as reader:
+        manifest, records = reader.manifest, {name: reader.read(name) for name in reader.names}
+    said = {TROUBLE: "ties in image, NaN in offset"}, {TROUBLE: "a" * 2000}
+    for case, metadata in zip(manifest.cases, said):
+        records[case.record] = save(load(records[case.record]), metadata=metadata)
+    package = tmp_path / "troubled.pt2"
+    write_package(package, manifest, records)
+    cases = exportkit_run.load(package)["cases"]
+    assert [case["trouble"] for case in cases] == ["ties in image, NaN in offset", ""]
+    text = exportkit_run.run(package, json_output=False).document["text"]
+    assert "case 0 (batch=1, gh=1; ties in image, NaN in offset): ok" in text
     assert "case 1 (batch=4, gh=6): ok" in text
 
 

@@ -76,12 +76,14 @@ std::string verdict(bool ok) { return ok ? "ok" : "DIFFERS"; }
 // Prints a case of one call in one line, and of several in one line each.
 void print(size_t index, const CaseReport& report, size_t calls) {
   std::string title = "  case " + std::to_string(index);
-  if (calls > 1) say(title + ": " + std::to_string(calls) + " calls in one session: " + verdict(report.ok()));
+  const std::string trouble = report.trouble.empty() ? "" : "; " + report.trouble;
+  if (calls > 1)
+    say(title + ": " + std::to_string(calls) + " calls in one session" + trouble + ": " + verdict(report.ok()));
   const std::string indent = calls > 1 ? "      " : "    ";
   for (const CallReport& call : report.calls) {
     if (calls > 1) title = "    " + call.method;
     const std::string method = calls > 1 || call.method == "forward" ? "" : call.method + "; ";
-    say(title + " (" + method + shown(call.sizes) + "): " + verdict(call.ok()) +
+    say(title + " (" + method + shown(call.sizes) + (calls > 1 ? "" : trouble) + "): " + verdict(call.ok()) +
         (call.problem.empty() ? "" : ", " + call.problem));
     print(call.outputs, indent);
   }
@@ -174,6 +176,7 @@ class Run {
       ok_ &= report.ok();
       cases.push_back(json_object(
           {{"ok", json_bool(report.ok())},
+           {"trouble", json_text(report.trouble)},
            {"seconds", number(seconds_since(start))},
            {"calls", json_list(report.calls, [](const CallReport& call) { return to_json(call); })},
            {"state", json_list(report.state, [](const OutputReport& tensor) { return to_json(tensor); })}}));
