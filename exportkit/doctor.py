@@ -200,13 +200,19 @@ def _signatures() -> HostFinding:
 def _policies() -> HostFinding:
     """Checks this machine's policies on signatures. One that cannot be followed lets nothing load."""
     from exportkit.errors import PolicyError
+    from exportkit.package.revocation import revocations_here
     from exportkit.package.trust import Trust
 
     try:
         by = Trust().demanded_by()
+        lists = [
+            f"{each.path} (sequence {each.sequence}) revokes {each.keys} keys and {each.packages} packages"
+            for each in revocations_here()
+        ]
     except PolicyError as error:
         return HostFinding("policies", False, error.message, error.hint)
-    return HostFinding("policies", True, f"{by} requires a signature" if by else "none requires a signature")
+    demanded = f"{by} requires a signature" if by else "none requires a signature"
+    return HostFinding("policies", True, "; ".join([demanded, *lists]))
 
 
 def _onnx() -> HostFinding:

@@ -110,6 +110,10 @@ class WrongResultError(ExportkitError):
     """A model answers a recorded case wrongly, or a benchmarked alternative differs from the reference."""
 
 
+class SigningError(ExportkitError):
+    """A command that should sign failed, or its answer is not a signature by the given key."""
+
+
 class ModelRunError(ExportkitError):
     """Compiled code, or an operator it called, failed on valid inputs."""
 
@@ -213,6 +217,10 @@ class SignatureMissingError(PackageError):
 
 class SignatureError(PackageError):
     """A signature is invalid: it was changed, it belongs to another package, or its file cannot be read."""
+
+
+class RevokedError(PackageError):
+    """A revocation list of this machine's policies names the package, or the keys that signed it."""
 
 
 class OnnxFileError(PackageError):

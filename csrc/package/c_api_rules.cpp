@@ -165,12 +165,39 @@ int ek_public_key(const char* source, ek_text* key) {
   return guarded([&] { answer(key, json(read_public_key(source))); });
 }
 
+int ek_public_key_hash(const char* source, ek_text* name) {
+  return guarded([&] { answer(name, read_public_key(source).hash_name()); });
+}
+
+int ek_verify_signature(const char* source, const void* signature, size_t signature_size, const void* message,
+                        size_t size, int* valid) {
+  return guarded([&] {
+    *valid = read_public_key(source).verifies({static_cast<const char*>(signature), signature_size},
+                                              {static_cast<const char*>(message), size});
+  });
+}
+
 int ek_signatures(const char* path, ek_text* content) {
   return guarded([&] { answer(content, read_signatures(path).value_or("")); });
 }
 
 int ek_demanded(const ek_demand* demand, ek_text* by) {
   return guarded([&] { answer(by, demanded_by(request_of(*demand))); });
+}
+
+int ek_revocation_list(const char* path, ek_text* content) {
+  return guarded([&] { answer(content, revocations_text(path)); });
+}
+
+int ek_revocations(ek_text* lists) {
+  return guarded([&] {
+    answer(lists, json_list(revocation_lists(), [](const RevocationList& list) {
+             return json_object({{"path", json_text(list.path.string())},
+                                 {"sequence", std::to_string(list.sequence)},
+                                 {"keys", std::to_string(list.keys.size())},
+                                 {"packages", std::to_string(list.packages.size())}});
+           }));
+  });
 }
 
 // --- accuracy --------------------------------------------------------------------------------------------------------

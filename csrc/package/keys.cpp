@@ -115,6 +115,11 @@ bool PublicKey::verifies(std::string_view signature, std::string_view message) c
                                       message.size()) == 1;
 }
 
+std::string PublicKey::hash_name() const {
+  if (hash == nullptr) return "";
+  return hash == libcrypto().EVP_sha256() ? "sha256" : hash == libcrypto().EVP_sha384() ? "sha384" : "sha512";
+}
+
 PublicKey read_public_key(const std::string& source, bool guarded) {
   const NothingNoted nothing_noted;
   const bool is_text = source.find("-----BEGIN") != std::string::npos;

@@ -19,6 +19,8 @@ struct PublicKey {
   const evp_md_st* hash;  // for ECDSA; null for Ed25519, which includes its hash
 
   bool is_ed25519() const { return hash == nullptr; }
+  // "sha256", "sha384" or "sha512"; empty for Ed25519.
+  std::string hash_name() const;
   // Whether the signature is this key's signature of the message.
   bool verifies(std::string_view signature, std::string_view message) const;
 };

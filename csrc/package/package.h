@@ -146,10 +146,20 @@ EK_API int ek_is_name(const char* text);
 EK_API int ek_match_state(const char* weights, const char* state, const char* given, ek_text* names);
 /* Reads a key from a PEM file or PEM text: {"id", "source", "is_ed25519"}. */
 EK_API int ek_public_key(const char* source, ek_text* key);
+/* The hash that a key's signatures are over: sha256, sha384 or sha512; empty for Ed25519, which has its own. */
+EK_API int ek_public_key_hash(const char* source, ek_text* name);
+/* Whether a signature is this key's signature of the message. */
+EK_API int ek_verify_signature(const char* source, const void* signature, size_t signature_size, const void* message,
+                               size_t size, int* valid);
 /* The content of a signature file in this format's form, whose syntax it checks; empty if there is no file. */
 EK_API int ek_signatures(const char* path, ek_text* content);
 /* Who requires a signature, the caller or a policy; empty if nobody does. */
 EK_API int ek_demanded(const ek_demand* demand, ek_text* by);
+/* The content of a revocation list, whose syntax it checks; empty if there is no file. */
+EK_API int ek_revocation_list(const char* path, ek_text* content);
+/* The revocation lists of this machine's policies: a JSON list of {"path", "sequence", "keys", "packages"}, the last
+ * two being numbers of entries. */
+EK_API int ek_revocations(ek_text* lists);
 
 /* --- accuracy ---------------------------------------------------------------------------------------------------- */
 

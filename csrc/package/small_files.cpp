@@ -15,8 +15,6 @@
 namespace exportkit {
 namespace {
 
-constexpr size_t kMaxBytes = size_t{64} << 10;
-
 void check_guarded(const std::filesystem::path& path, const struct stat& status) {
   if (const char* reason = others_may_change(status)) throw std::invalid_argument(reason);
   if (const std::string reason = follow(path).reason; !reason.empty()) throw std::invalid_argument(reason);
@@ -24,7 +22,7 @@ void check_guarded(const std::filesystem::path& path, const struct stat& status)
 
 }  // namespace
 
-std::optional<std::string> read_limited(const std::filesystem::path& path, bool guarded) {
+std::optional<std::string> read_limited(const std::filesystem::path& path, bool guarded, size_t most) {
   // Non-blocking, or a FIFO would wait for a writer.
   const int fd = open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
   if (fd < 0 && (errno == ENOENT || errno == ENOTDIR)) return std::nullopt;
@@ -37,8 +35,8 @@ std::optional<std::string> read_limited(const std::filesystem::path& path, bool 
   if (fstat(fd, &status) != 0) throw std::system_error(errno, std::generic_category(), path);
   if (!S_ISREG(status.st_mode)) throw std::invalid_argument("is not a plain file");
   if (guarded) check_guarded(path, status);
-  std::string content = read_at(fd, 0, kMaxBytes + 1);
-  if (content.size() > kMaxBytes) throw std::invalid_argument("has more than " + std::to_string(kMaxBytes) + " bytes");
+  std::string content = read_at(fd, 0, most + 1);
+  if (content.size() > most) throw std::invalid_argument("has more than " + std::to_string(most) + " bytes");
   return content;
 }
 

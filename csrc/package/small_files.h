@@ -7,10 +7,13 @@
 
 namespace exportkit {
 
-// Reads a file of at most 64 KiB; nothing if there is no file. If `guarded`, refuses a file that other users can change
-// or replace. std::system_error if it cannot be read; std::invalid_argument, such as "is not a plain file", if it is
-// refused.
-std::optional<std::string> read_limited(const std::filesystem::path& path, bool guarded = false);
+inline constexpr size_t kSmallFileBytes = size_t{64} << 10;
+
+// Reads a file of at most so many bytes; nothing if there is no file. If `guarded`, refuses a file that other users can
+// change or replace. std::system_error if it cannot be read; std::invalid_argument, such as "is not a plain file", if
+// it is refused.
+std::optional<std::string> read_limited(const std::filesystem::path& path, bool guarded = false,
+                                        size_t most = kSmallFileBytes);
 
 // Reads a signature file of either form without checking it; nothing if there is no file. SignatureError if it is too
 // large or not a plain file; UsageError if it cannot be read.

@@ -1,6 +1,7 @@
 #include "package/trust.h"
 
 #include <algorithm>
+#include <cstdint>
 #include <optional>
 #include <stdexcept>
 #include <system_error>
@@ -8,6 +9,7 @@
 #include "package/errors.h"
 #include "package/json.h"
 #include "package/openssf.h"
+#include "package/revocation.h"
 #include "package/signature.h"
 #include "package/small_files.h"
 #include "package/user_folders.h"
@@ -17,7 +19,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr int kMaxDepth = 4;  // of brackets
+constexpr int kMaxDepth = 5;  // of brackets
 constexpr const char *kOwnSuffix = ".sig", *kBundleSuffix = ".sigstore.json";
 
 // A requirement for a signature by one of these keys.
@@ -26,14 +28,44 @@ struct Demand {
   std::string by;  // such as "the policy /etc/exportkit/policy.json"
 };
 
+// A revocation list that a policy names.
+struct NamedList {
+  std::string path;
+  int64_t minimum_sequence = 0;
+};
+
 struct Policy {
   bool require_signature = false;
   std::vector<std::string> public_keys;
+  std::vector<NamedList> revocations;
+};
+
+// What a caller and this machine's policies require.
+struct Rules {
+  std::vector<Demand> demands;
+  Revocations revoked;
 };
 
 [[noreturn]] void refuse(const fs::path& policy, const std::string& reason, const std::string& hint = "") {
   throw Error(errors::kPolicy, "the policy " + policy.string() + " " + reason,
               hint + "exportkit loads nothing until the policy is corrected.");
+}
+
+NamedList parse_named_list(JsonReader& json) {
+  NamedList list;
+  size_t seen = 0;
+  json.object([&](std::string_view key) {
+    ++seen;
+    if (key == "list") {
+      list.path = json.string();
+    } else if (key == "minimum_sequence") {
+      list.minimum_sequence = json.integer();
+    } else {
+      json.fail("unknown key");
+    }
+  });
+  if (seen != 2) json.fail("object lacks a required key");
+  return list;
 }
 
 Policy parse_policy(std::string_view content) {
@@ -43,24 +75,45 @@ Policy parse_policy(std::string_view content) {
   whole.end();
   if (!whole.oddity().empty()) throw JsonError("it contains " + whole.oddity());
   Policy policy;
-  size_t seen = 0;
+  size_t required = 0;
   json.object([&](std::string_view key) {
-    ++seen;
+    required += key != "revocations";
     if (key == "version") {
       if (json.integer() != 1) json.fail("expected version 1");
     } else if (key == "require_signature") {
       policy.require_signature = json.boolean();
     } else if (key == "public_keys") {
       json.array([&] { policy.public_keys.push_back(json.string()); });
+    } else if (key == "revocations") {
+      json.array([&] { policy.revocations.push_back(parse_named_list(json)); });
     } else {
       json.fail("unknown key");
     }
   });
-  if (seen != 3) json.fail("object lacks a required key");
+  if (required != 3) json.fail("object lacks a required key");
   return policy;
 }
 
-void add_demand(const fs::path& path, bool must_exist, std::vector<Demand>& demands) {
+// Reads a policy's list. A list that is missing, or older than the policy knows, is as bad as a bad policy: whoever
+// removes or replaces a list must not make revoked keys valid again.
+RevocationList read_list(const fs::path& policy, const NamedList& named) {
+  const fs::path path = policy.parent_path() / named.path;
+  const std::string list = "names the revocation list " + path.string() + ", which ";
+  try {
+    RevocationList found = read_revocations(path);
+    if (found.sequence >= named.minimum_sequence) return found;
+    refuse(policy, list + "has sequence " + std::to_string(found.sequence) + "; the policy requires at least " +
+                       std::to_string(named.minimum_sequence));
+  } catch (const std::system_error& error) {
+    refuse(policy, list + "cannot be read: " + error.code().message());
+  } catch (const JsonError& error) {
+    refuse(policy, list + "does not follow FORMAT.md: " + error.what());
+  } catch (const std::invalid_argument& error) {
+    refuse(policy, list + error.what());
+  }
+}
+
+void add_policy(const fs::path& path, bool must_exist, Rules& rules) {
   Policy policy;
   try {
     const auto content = read_limited(path, /*guarded=*/true);
@@ -74,6 +127,7 @@ void add_demand(const fs::path& path, bool must_exist, std::vector<Demand>& dema
   } catch (const std::invalid_argument& error) {
     refuse(path, error.what());
   }
+  for (const NamedList& named : policy.revocations) rules.revoked.lists.push_back(read_list(path, named));
   if (!policy.require_signature) return;
   if (policy.public_keys.empty()) refuse(path, "requires signatures but names no public key");
   Demand demand{{}, "the policy " + path.string()};
@@ -85,18 +139,18 @@ void add_demand(const fs::path& path, bool must_exist, std::vector<Demand>& dema
       refuse(path, "names a key that cannot be used: " + error.message());
     }
   }
-  demands.push_back(std::move(demand));
+  rules.demands.push_back(std::move(demand));
 }
 
 fs::path user_policy() { return user_folder("XDG_CONFIG_HOME", ".config") / "policy.json"; }
 
 // What this machine's policies require. A user's policy can add to the system's requirements, but not remove any.
-std::vector<Demand> policy_demands(const fs::path& system) {
-  std::vector<Demand> demands;
+Rules policy_rules(const fs::path& system) {
+  Rules rules;
   const fs::path named = environment("EXPORTKIT_POLICY");
-  add_demand(system, false, demands);
-  add_demand(named.empty() ? user_policy() : named, !named.empty() && named != system, demands);
-  return demands;
+  add_policy(system, false, rules);
+  add_policy(named.empty() ? user_policy() : named, !named.empty() && named != system, rules);
+  return rules;
 }
 
 std::string some(const std::vector<std::string>& items) {
@@ -144,8 +198,40 @@ const PublicKey* signer_of(const PackageFile& package, const Form& form, std::st
   return signer(decode_signatures(content, name), package.manifest_sha256(), form.keys, name);
 }
 
-PublicKey satisfy(const PackageFile& package, const Demand& demand, const fs::path& given) {
+[[noreturn]] void refuse_key(const std::string& what, const std::string& id, const std::string& revoked) {
+  throw Error(errors::kRevoked, what + " key " + id + ", which is " + revoked,
+              "Ask who released the package for a signature by a key that is valid.");
+}
+
+// The demand without its revoked keys: RevokedError if there is no other.
+Demand without_revoked(const Demand& demand, const Revocations& revoked) {
+  Demand rest{{}, demand.by};
+  for (const PublicKey& key : demand.keys) {
+    if (revoked.of_key(key.id).empty()) rest.keys.push_back(key);
+  }
+  if (rest.keys.empty()) {
+    const std::string& id = demand.keys.front().id;
+    refuse_key(demand.by + " accepts only", id, revoked.of_key(id));
+  }
+  return rest;
+}
+
+// Refuses a package that is signed only by revoked keys, although no signature is required: RevokedError.
+void refuse_revoked_signers(const PackageFile& package, const Revocations& revoked) {
+  if (!revoked.any_key()) return;
+  std::string signer;
+  for (const SignatureFile& file : signature_files(package)) {
+    for (const std::string& id : file.key_ids) {
+      if (revoked.of_key(id).empty()) return;
+      signer = id;
+    }
+  }
+  if (!signer.empty()) refuse_key(package.name() + " is signed only by", signer, revoked.of_key(signer));
+}
+
+PublicKey satisfy(const PackageFile& package, const Demand& demand, const fs::path& given, const Revocations& revoked) {
   std::string reasons;
+  std::string by_revoked;
   bool by_others = false;
   for (const Form& form : forms_of(demand.keys, given)) {
     const fs::path file = given.empty() ? signature_beside(package.path(), form.suffix) : given;
@@ -154,9 +240,16 @@ PublicKey satisfy(const PackageFile& package, const Demand& demand, const fs::pa
     const PublicKey* signer = content ? signer_of(package, form, *content, name) : nullptr;
     if (signer != nullptr) return *signer;
     by_others = by_others || content.has_value();
+    for (const std::string& id : content ? key_ids(form.suffix, *content, name) : std::vector<std::string>()) {
+      if (!revoked.of_key(id).empty()) by_revoked = id;
+    }
     reasons += reasons.empty() ? "" : "; ";
     reasons += content ? file.string() + " has signatures by " + some(key_ids(form.suffix, *content, name))
                        : "there is no " + file.string();
+  }
+  if (!by_revoked.empty()) {
+    refuse_key(package.name() + " lacks a signature that " + demand.by + " requires, and has one by", by_revoked,
+               revoked.of_key(by_revoked));
   }
   std::vector<std::string> wanted;
   for (const PublicKey& key : demand.keys) wanted.push_back(key.id + " (" + key.source + ")");
@@ -169,34 +262,39 @@ PublicKey satisfy(const PackageFile& package, const Demand& demand, const fs::pa
 }
 
 // The requirements of the caller and of this machine's policies.
-std::vector<Demand> demands_of(const SignatureRequest& request, const std::string& system_policy) {
-  std::vector<Demand> demands = policy_demands(system_policy);
+Rules rules_of(const SignatureRequest& request, const std::string& system_policy) {
+  Rules rules = policy_rules(system_policy);
   if (!request.public_keys.empty()) {
     Demand caller{{}, "the caller"};
     for (const std::string& key : request.public_keys) caller.keys.push_back(read_public_key(key));
-    demands.insert(demands.begin(), std::move(caller));
-  } else if (!request.signature.empty() && demands.empty()) {
+    rules.demands.insert(rules.demands.begin(), std::move(caller));
+  } else if (!request.signature.empty() && rules.demands.empty()) {
     throw Error(errors::kUsage, "a signature file was given without a public key to check it",
                 "Give the public key as well.");
   }
-  return demands;
+  return rules;
 }
 
 }  // namespace
 
 std::vector<PublicKey> check_trust(const PackageFile& package, const SignatureRequest& request,
                                    const std::string& system_policy) {
+  const auto [demands, revoked] = rules_of(request, system_policy);
+  revoked.check_package(package.manifest_sha256(), package.name());
+  if (demands.empty()) refuse_revoked_signers(package, revoked);
   std::vector<PublicKey> signers;
-  for (const Demand& demand : demands_of(request, system_policy)) {
-    signers.push_back(satisfy(package, demand, request.signature));
+  for (const Demand& demand : demands) {
+    signers.push_back(satisfy(package, without_revoked(demand, revoked), request.signature, revoked));
   }
   return signers;
 }
 
 std::string demanded_by(const SignatureRequest& request) {
-  const std::vector<Demand> demands = demands_of(request, kSystemPolicy);
+  const std::vector<Demand> demands = rules_of(request, kSystemPolicy).demands;
   return demands.empty() ? "" : demands.front().by;
 }
+
+std::vector<RevocationList> revocation_lists() { return policy_rules(kSystemPolicy).revoked.lists; }
 
 std::vector<SignatureFile> signature_files(const PackageFile& package) {
   std::vector<SignatureFile> found;

@@ -7,6 +7,7 @@
 
 #include "package/keys.h"
 #include "package/package_file.h"
+#include "package/revocation.h"
 
 namespace exportkit {
 
@@ -25,16 +26,22 @@ struct SignatureRequest {
 // covers the manifest and, through its digests, every record: after `PackageReader::verify` the whole file is known to
 // be the signed one. A bundle of OpenSSF model signing covers the file, which is read to check it.
 //
+// Refuses what the policies' revocation lists name, before any signature is read.
+//
 // Returns a key with a valid signature for the caller, then for each policy; empty if nobody requires one. Tests set
 // `system_policy` to another place.
 //
-// SignatureMissingError, SignatureError, PolicyError; UsageError if a key cannot be used; HostError without OpenSSL.
+// RevokedError, SignatureMissingError, SignatureError, PolicyError; UsageError if a key cannot be used; HostError
+// without OpenSSL.
 std::vector<PublicKey> check_trust(const PackageFile& package, const SignatureRequest& request,
                                    const std::string& system_policy = kSystemPolicy);
 
 // Who requires a signature, such as "the caller" or "the policy /etc/exportkit/policy.json"; empty if nobody does.
 // Throws the errors that check_trust throws before it reads a signature.
 std::string demanded_by(const SignatureRequest& request);
+
+// The revocation lists that this machine's policies name: PolicyError.
+std::vector<RevocationList> revocation_lists();
 
 // A signature file beside a package. Its content is not checked.
 struct SignatureFile {

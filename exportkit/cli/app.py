@@ -36,6 +36,7 @@ COMMANDS = (
     "verify",
     "package",
     "sign",
+    "revoke",
     "inspect",
     "diff",
     "repack",

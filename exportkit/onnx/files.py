@@ -22,7 +22,7 @@ from exportkit.onnx.data_file import DATA_THRESHOLD, digest_of, weights_outside
 from exportkit.package import core
 from exportkit.package.archive import Content, PackageReader, write_package
 from exportkit.package.atomic import temporary_folder, write_whole
-from exportkit.package.keys import PrivateKey
+from exportkit.package.keys import SigningKey
 from exportkit.package.manifest import Manifest, Onnx, OnnxData, OnnxFunction, PackagedMethod
 from exportkit.package.signing import sign_package
 
@@ -254,7 +254,7 @@ def _naming(companion: Path) -> Iterator[None]:
         raise type(error)(f"{companion.name}: {error.message}", hint=error.hint or _COPY_ALL) from error
 
 
-def sign_onnx(model: Path, key: PrivateKey, output: Path | None = None) -> Path:
+def sign_onnx(model: Path, key: SigningKey, output: Path | None = None) -> Path:
     """Checks the digests of all files of a model and signs its companion.
 
     Arguments, errors and result are those of `open_onnx` and `sign_package`.

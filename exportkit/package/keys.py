@@ -10,7 +10,7 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 
@@ -34,6 +34,17 @@ class PublicKey:
     id: str
     source: str
     is_ed25519: bool
+
+
+class SigningKey(Protocol):
+    """What makes signatures: a private key, or a command that has one."""
+
+    @property
+    def public(self) -> PublicKey:
+        """The key that checks the signatures."""
+
+    def sign(self, message: bytes) -> bytes:
+        """Signs with Ed25519 (64 bytes), or with ECDSA (DER) and the curve's hash."""
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ import base64
 import hashlib
 import json
 
-from exportkit.package.keys import PrivateKey
+from exportkit.package.keys import SigningKey
 
 SUFFIX = ".sigstore.json"
 
@@ -22,7 +22,7 @@ _PREDICATE = "https://model_signing/signature/v1.0"
 _WHOLE_FILE = "."  # model signing's name for a model that is a single file
 
 
-def sign(name: str, file_sha256: str, key: PrivateKey) -> bytes:
+def sign(name: str, file_sha256: str, key: SigningKey) -> bytes:
     """Returns the bundle for a file.
 
     Args:

@@ -15,7 +15,7 @@ import msgspec
 
 from exportkit.package import core
 from exportkit.package.archive import PackageReader
-from exportkit.package.keys import PrivateKey
+from exportkit.package.keys import SigningKey
 from exportkit.package.manifest import Strict
 
 SIGNATURE_VERSION = 1
@@ -52,7 +52,7 @@ def statement(manifest_sha256: str, file_sha256: str) -> bytes:
     ).encode()
 
 
-def sign(reader: PackageReader, key: PrivateKey, earlier: Signatures | None = None) -> Signatures:
+def sign(reader: PackageReader, key: SigningKey, earlier: Signatures | None = None) -> Signatures:
     """Signs an open package whose digests hold.
 
     Args:

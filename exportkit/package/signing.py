@@ -9,11 +9,11 @@ from exportkit.package import openssf
 from exportkit.package import signature as own
 from exportkit.package.archive import PackageReader
 from exportkit.package.atomic import write_whole
-from exportkit.package.keys import PrivateKey
+from exportkit.package.keys import SigningKey
 
 
 def sign_package(
-    path: Path, key: PrivateKey, output: Path | None = None, *, manifest_sha256: str | None = None
+    path: Path, key: SigningKey, output: Path | None = None, *, manifest_sha256: str | None = None
 ) -> Path:
     """Checks every digest of a package and signs it.
 
@@ -22,7 +22,7 @@ def sign_package(
 
     Args:
         path: The package.
-        key: The private key.
+        key: The private key, or a command that has it.
         output: The signature file. Default: the package's name with `.sig`, or `.sigstore.json` for a bundle.
         manifest_sha256: The manifest's expected digest, in case the package may have been replaced; None skips this
             check.
@@ -50,6 +50,6 @@ def sign_package(
     return output
 
 
-def signature_path(path: Path, key: PrivateKey) -> Path:
+def signature_path(path: Path, key: SigningKey) -> Path:
     """Returns the default path of a package's signature by this key."""
     return path.with_name(path.name + (own.SUFFIX if key.public.is_ed25519 else openssf.SUFFIX))

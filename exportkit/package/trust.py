@@ -104,6 +104,7 @@ def check_trust(
         The keys whose signatures satisfied the caller and then each policy; empty if no signature is required.
 
     Raises:
+        RevokedError: A policy's revocation list names the package, or the keys that signed it.
         SignatureMissingError: No required key has signed the package.
         SignatureError: A signature is invalid or belongs to another package.
         UsageError: A key cannot be used, or `signature` is given but no signature is required.

@@ -8,7 +8,14 @@ from itertools import groupby
 from pathlib import Path
 
 from exportkit.eager_source import unnamed
-from exportkit.errors import ExportkitError, PolicyError, SignatureError, SignatureMissingError, UsageError
+from exportkit.errors import (
+    ExportkitError,
+    PolicyError,
+    RevokedError,
+    SignatureError,
+    SignatureMissingError,
+    UsageError,
+)
 from exportkit.onnx.files import named_model, open_onnx
 from exportkit.package.archive import PackageReader
 from exportkit.package.atomic import temporary_folder
@@ -83,7 +90,8 @@ def verify(
         raise
     except ExportkitError as error:
         failed = LoadFailed.of(error)
-        label = "signature" if isinstance(error, (SignatureMissingError, SignatureError, PolicyError)) else "load"
+        of_trust = (SignatureMissingError, SignatureError, RevokedError, PolicyError)
+        label = "signature" if isinstance(error, of_trust) else "load"
         return Report(str(artifact), None, (), (Check("package", label, {}, failed),))
 
 

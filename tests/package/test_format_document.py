@@ -16,7 +16,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
 from exportkit import package
 from exportkit.onnx.files import COMPANION_SUFFIX
-from exportkit.package import core, manifest, openssf, signature
+from exportkit.package import core, manifest, openssf, revocation, signature
 from exportkit.package.archive import ROOT, PackageReader, write_package
 from exportkit.package.consistency import AOTINDUCTOR_DIR, CASES_DIR, OPERATORS_DIR, STATE_DIR, is_complete
 from exportkit.package.manifest import FORMAT_VERSION, MANIFEST_NAME, Strict, decode_manifest, encode_manifest
@@ -30,7 +30,7 @@ from tests.package.signers import signer
 TEXT = Path(package.__file__).with_name("FORMAT.md").read_text()
 STRUCTS = {
     name: value
-    for module in (manifest, signature)
+    for module in (manifest, signature, revocation)
     for name, value in vars(module).items()
     if isinstance(value, type) and issubclass(value, Strict) and value is not Strict
 }
@@ -60,7 +60,7 @@ def test_the_key_table_has_the_keys_of_the_code_in_order(name: str) -> None:
 
 
 def test_every_table_is_of_a_struct_of_the_code() -> None:
-    assert set(re.findall(r"^### `(\w+)`$", TEXT, re.MULTILINE)) == STRUCTS.keys() | {"Policy"}
+    assert set(re.findall(r"^### `(\w+)`$", TEXT, re.MULTILINE)) == STRUCTS.keys() | {"Policy", "NamedList"}
 
 
 @pytest.mark.parametrize("name", STRUCTS)
@@ -186,7 +186,9 @@ def test_a_bundle_has_what_the_text_says_of_bundles(tmp_path: Path) -> None:
 
 def test_the_example_of_a_policy_is_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert list(table("Policy")) == list(json.loads(example("Policies")))
+    assert list(table("NamedList")) == list(json.loads(example("Policies"))["revocations"][0])
     key = signer(tmp_path)
+    revocation.revoke(tmp_path / "revoked.json", {}, {})
     (tmp_path / "policy.json").write_bytes(example("Policies"))
     monkeypatch.setenv("EXPORTKIT_POLICY", str(tmp_path / "policy.json"))
     write_package(tmp_path / "example.pt2", decode_manifest(example()), samples.RECORDS)

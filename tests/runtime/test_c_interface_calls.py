@@ -15,6 +15,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from exportkit.package.revocation import revoke
 from exportkit.package.signing import sign_package
 from exportkit.runtime.native import library_path
 from tests.artifacts import ROOT, artifact
@@ -179,6 +180,11 @@ def test_signatures_and_policies_are_enforced(c_library, tiny_package, tmp_path,
     assert caught.value.code == 318
     elsewhere = Path(f"{signed}.sig").rename(tmp_path / "elsewhere")
     c_library.open(signed, signature=str(elsewhere).encode(), **keys(release.public)).close()
+    revoke(tmp_path / "revoked.json", {release.public_key.id: ""}, {})
+    write_policy(policy, release.public, revocations=[{"list": "revoked.json", "minimum_sequence": 1}])
+    with pytest.raises(Refused) as caught:
+        c_library.open(signed, signature=str(elsewhere).encode(), **keys(release.public))
+    assert (caught.value.code, caught.value.name) == (321, "RevokedError")
     policy.chmod(0o666)
     with pytest.raises(Refused) as caught:
         c_library.open(signed)

@@ -13,8 +13,16 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric import ec
 
 import exportkit
-from exportkit.errors import DigestMismatchError, PolicyError, SignatureError, SignatureMissingError, UsageError
+from exportkit.errors import (
+    DigestMismatchError,
+    PolicyError,
+    RevokedError,
+    SignatureError,
+    SignatureMissingError,
+    UsageError,
+)
 from exportkit.package.archive import PackageReader
+from exportkit.package.revocation import revoke
 from exportkit.package.signing import sign_package
 from tests.package.signers import Signer, signer, write_policy
 from tests.runtime import exportkit_run, tiny
@@ -94,6 +102,25 @@ def test_keys_are_given_as_text_and_signatures_lie_anywhere(load, package, relea
 def test_no_key_at_all_is_no_way_to_ask_for_one(package):
     with pytest.raises(UsageError, match="the list of public keys is empty"):
         exportkit.load(package, public_key=[])
+
+
+def test_a_revoked_key_and_a_revoked_package_are_refused(load, package, release, curve, tmp_path, monkeypatch):
+    revoked = tmp_path / "revoked.json"
+    lists = [{"list": "revoked.json", "minimum_sequence": 1}]
+    policy = write_policy(tmp_path / "policy.json", release.public, curve.public, revocations=lists)
+    monkeypatch.setenv("EXPORTKIT_POLICY", str(policy))
+    with pytest.raises(PolicyError, match="which does not exist"):
+        load(package)
+    revoke(revoked, {release.public_key.id: "stolen"}, {})
+    sign_package(package, release.key)
+    with pytest.raises(RevokedError, match=r"by key [0-9a-f]{64}, which is revoked by .*\(stolen\)"):
+        load(package)
+    sign_package(package, curve.key)
+    load(package)
+    with PackageReader(package) as reader:
+        revoke(revoked, {}, {reader.manifest_sha256: ""})
+    with pytest.raises(RevokedError, match=r"signed\.pt2 is revoked by"):
+        load(package)
 
 
 def test_the_signature_is_over_every_record_and_checked_before_any_is_read(load, package, release, stranger):

@@ -11,14 +11,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
-from exportkit.errors import ExportkitError, UsageError
+from exportkit.errors import ExportkitError, RevokedError, UsageError
 from exportkit.serve.engine.folder import PackageFile, check_names, newest_last, packages_in, single_package
 from exportkit.serve.engine.home import Home
 from exportkit.serve.engine.load_parameters import weights_of
 from exportkit.serve.engine.loaded_package import LoadedPackage
 from exportkit.serve.engine.loading import load_copies
 from exportkit.serve.engine.own_thread import in_own_thread
-from exportkit.serve.engine.servable import Servable
+from exportkit.serve.engine.servable import Servable, check_packages
 from exportkit.serve.engine.served import ServedModel
 from exportkit.serve.engine.served_package import Named, ServedPackage
 from exportkit.serve.engine.served_sequences import ServedSequences
@@ -294,7 +294,7 @@ class Repository:
         old, package = dict(entry.served), entry.package
         loaded = (package.identity(), weights, weights and weights.stat().st_mtime_ns)
         if entry.ready and entry.loaded == loaded:
-            return
+            return await self._close_revoked(entry)
         began = time.perf_counter()
         if not old:
             entry.state, entry.reason = "LOADING", ""
@@ -321,6 +321,18 @@ class Repository:
             closing = asyncio.ensure_future(each.close(successor=partial(_served_by, entry, name)))
             self._closing.add(closing)
             closing.add_done_callback(self._closing.discard)
+
+    async def _close_revoked(self, entry: _Entry) -> None:
+        """Unloads a package that was revoked since it was loaded, and raises its error."""
+        options = self._options
+        try:
+            await asyncio.to_thread(
+                check_packages, [entry.package.path], options.load.public_keys, sequences=options.sequences.most > 0
+            )
+        except RevokedError as error:
+            await self._close(entry, "it is revoked")
+            entry.reason = error.message
+            raise
 
     async def _prepared(self, entry: _Entry, loaded: LoadedPackage) -> list[ServedModel]:
         """Starts the runners of all methods, and waits until they are warmed up."""
