@@ -231,7 +231,6 @@ void refuse_revoked_signers(const PackageFile& package, const Revocations& revok
 
 PublicKey satisfy(const PackageFile& package, const Demand& demand, const fs::path& given, const Revocations& revoked) {
   std::string reasons;
-  std::string by_revoked;
   bool by_others = false;
   for (const Form& form : forms_of(demand.keys, given)) {
     const fs::path file = given.empty() ? signature_beside(package.path(), form.suffix) : given;
@@ -240,16 +239,16 @@ PublicKey satisfy(const PackageFile& package, const Demand& demand, const fs::pa
     const PublicKey* signer = content ? signer_of(package, form, *content, name) : nullptr;
     if (signer != nullptr) return *signer;
     by_others = by_others || content.has_value();
-    for (const std::string& id : content ? key_ids(form.suffix, *content, name) : std::vector<std::string>()) {
-      if (!revoked.of_key(id).empty()) by_revoked = id;
-    }
     reasons += reasons.empty() ? "" : "; ";
     reasons += content ? file.string() + " has signatures by " + some(key_ids(form.suffix, *content, name))
                        : "there is no " + file.string();
   }
-  if (!by_revoked.empty()) {
-    refuse_key(package.name() + " lacks a signature that " + demand.by + " requires, and has one by", by_revoked,
-               revoked.of_key(by_revoked));
+  for (const SignatureFile& file : signature_files(package)) {
+    for (const std::string& id : file.key_ids) {
+      const std::string why = revoked.of_key(id);
+      if (!why.empty())
+        refuse_key(package.name() + " lacks a signature that " + demand.by + " requires; it has one by", id, why);
+    }
   }
   std::vector<std::string> wanted;
   for (const PublicKey& key : demand.keys) wanted.push_back(key.id + " (" + key.source + ")");

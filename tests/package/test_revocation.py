@@ -111,7 +111,7 @@ def test_a_revoked_key_counts_for_nobody(path: Path, policy: Path, revoked: Path
     sign_package(path, old.key)
     revoke(revoked, {old.public_key.id: "stolen"}, {})
     named(policy, old.public, new.public)
-    with pytest.raises(RevokedError, match=rf"has one by key {old.public_key.id}, which is revoked by .*\(stolen\)"):
+    with pytest.raises(RevokedError, match=rf"it has one by key {old.public_key.id}, which is revoked by .*\(stolen\)"):
         opened(path)
     named(policy)
     with pytest.raises(RevokedError, match="the caller accepts only key"):
