@@ -100,7 +100,7 @@ def command(
         reader.verify()
         signatures = signature_info(reader)
         if as_json:
-            from exportkit.package.compiled_with import compiled_with
+            from exportkit.package.compiled_with import compiled_with, missed_kernels
 
             file = {"path": str(reader.path), "size": reader.size, "sha256": reader.sha256}
             document: dict[str, Any] = {
@@ -109,6 +109,7 @@ def command(
                 "signed_by": [key.id for key in signers],
                 "manifest": msgspec.to_builtins(reader.manifest),
                 "compiled_with": {each.name: vars(compiled_with(reader, each)) for each in reader.manifest.targets},
+                "missed_kernels": {each.name: missed_kernels(reader, each) for each in reader.manifest.targets},
             }
         if report is not None:
             from exportkit.report.report_page import ReportSources, write_report
@@ -177,7 +178,7 @@ def _signature_rows(signatures: Sequence[SignatureInfo], signers: Sequence[Publi
 
 def _print(reader: PackageReader, signature_rows: Sequence[tuple[str, str]]) -> None:
     from exportkit.cli.describe import library_text, onnx_rows, state_rows, target_text
-    from exportkit.package.compiled_with import compiled_with
+    from exportkit.package.compiled_with import compiled_with, missed_kernels
     from exportkit.report.package_data import code_bytes
 
     manifest = reader.manifest
@@ -202,6 +203,8 @@ def _print(reader: PackageReader, signature_rows: Sequence[tuple[str, str]]) -> 
         print_table([(t.name, target_text(t), bytes_text(code_bytes(manifest, t.name))) for t in manifest.targets])
         given = [(t.name, f"compiled with {a}") for t in manifest.targets if (a := compiled_with(reader, t).arguments)]
         print_table(given)
+        missed = [(t.name, line) for t in manifest.targets for line in missed_kernels(reader, t)]
+        print_table([(name, f"no fast kernel: {line}") for name, line in missed])
     else:
         click.echo("\nONNX model")
         print_table(onnx_rows(manifest))

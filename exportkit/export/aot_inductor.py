@@ -27,6 +27,7 @@ from exportkit.export.eager_kernels import eager_kernels, read_eager_kernels, wi
 from exportkit.export.explain import refused_by_compiler
 from exportkit.export.export_options import CompileOptions, CudaArch
 from exportkit.export.inductor_changes import changed_inductor
+from exportkit.export.missed_kernels import float_products
 from exportkit.export.model_sources import compiling_model_sources
 from exportkit.export.packed_weights import packed_weights
 from exportkit.export.program_weights import ProgramWeights
@@ -42,7 +43,7 @@ from exportkit.export.toolchain import (
 )
 from exportkit.export.traced import Traced, TracedMethod
 from exportkit.libraries import TORCH_NAMESPACES, host_platform, schemas_of
-from exportkit.package.compiled_with import COMPILED_WITH, GivenOptions
+from exportkit.package.compiled_with import COMPILED_WITH, MISSED_KERNELS, GivenOptions
 from exportkit.package.consistency import AOTINDUCTOR_DIR
 from exportkit.package.elf import oldest_torch, read_elf
 from exportkit.package.manifest import Operator, Target, code_folder
@@ -123,14 +124,13 @@ class CompilePlan:
         left = read_eager_kernels(options.eager_kernels)
         return cls(device, isas, options.cuda_arch, inductor_config, options.embed_weights, left)
 
-    @property
-    def remembered(self) -> dict[str, dict[str, str]]:
-        """The option of Inductor that writes what was given into the metadata of the code; empty if nothing was."""
-        if not self.inductor_config and not self.eager_kernels:
-            return {}
-        given = GivenOptions(self.inductor_config, tuple(self.eager_kernels)).encoded()
+    def remembered(self, missed: Sequence[str]) -> dict[str, dict[str, str]]:
+        """Returns the option of Inductor that writes what was given, and is missed, into the metadata of the code."""
+        notes = {MISSED_KERNELS: json.dumps(missed)} if missed else {}
+        if self.inductor_config or self.eager_kernels:
+            notes[COMPILED_WITH] = GivenOptions(self.inductor_config, tuple(self.eager_kernels)).encoded()
         others = self.inductor_config.get("aot_inductor.metadata", {})
-        return {"aot_inductor.metadata": {**others, COMPILED_WITH: given}}
+        return {"aot_inductor.metadata": {**others, **notes}} if notes else {}
 
 
 def compile_methods(
@@ -217,7 +217,8 @@ def compile_program(
             # Its choice costs other sizes up to a tenth of a call (docs/performance.md).
             options["triton.autotune_pointwise"] = False
         with eager_kernels(plan.eager_kernels):
-            asked = {**options, **plan.inductor_config, **plan.remembered}
+            remembered = plan.remembered(float_products(method.program))
+            asked = {**options, **plan.inductor_config, **remembered}
             files, constants = _compile(method.program, device, asked, plan.eager_kernels, tf32=tf32)
     target = _target(device, cpu_isa, ptx, _library(files))
     found = weights.take(constants, device) if weights else {}

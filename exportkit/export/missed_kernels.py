@@ -18,18 +18,57 @@ _BETWEEN = {
     *("contiguous", "slice", "select", "bitwise_and", "__and__", "__rshift__", "stack", "cat", "detach", "alias"),
 }
 
+_SAME_NUMBERS = {"to", "_to_copy", "view", "_unsafe_view", "reshape", "flatten", "unflatten"}
+
 
 def float_products(program: torch.export.ExportedProgram) -> list[str]:
-    """Returns the lines, or modules, where weights of 8 bits and fewer are multiplied as floating numbers."""
+    """Says where weights of 8 bits and fewer are multiplied as floating numbers, and what would take a kernel.
+
+    Inductor takes its kernel for int8 weights where it finds the product in the form that the kernel computes.
+    """
     signature = program.graph_signature
     own = {*signature.inputs_to_parameters, *signature.inputs_to_buffers, *signature.inputs_to_lifted_tensor_constants}
     lines = []
     for node in program.graph.nodes:
         if _name(node) not in _PRODUCTS or not node.meta["val"].is_floating_point():
             continue
-        if any(_is_narrow(leaf, own) for argument in node.all_input_nodes for leaf in _made_of(argument)):
-            lines.append(where_traced(node) or _module(node))
+        leaves = [leaf for argument in node.all_input_nodes for leaf in _made_of(argument)]
+        weight = next((leaf for leaf in leaves if _is_narrow(leaf, own)), None)
+        if weight is None or _takes_the_kernel(node, weight):
+            continue
+        stored, computed = (str(each.meta["val"].dtype)[6:] for each in (weight, node))
+        advice = _FLOAT8 if stored.startswith("float8") else _INT8
+        where = where_traced(node) or _module(node)
+        lines.append(f"{stored} weights are multiplied as {computed} at {where}; {advice}")
     return list(dict.fromkeys(lines))
+
+
+_INT8 = (
+    "torch has a kernel for int8 weights with bfloat16 inputs, if scales in bfloat16, one for each row of the weight, "
+    "multiply the product and not the weight"
+)
+_FLOAT8 = "torch multiplies float8 by float8, on CUDA from compute capability 8.9: quantize the inputs as well"
+
+
+def _takes_the_kernel(product: torch.fx.Node, weight: torch.fx.Node) -> bool:
+    """Whether Inductor computes a product with the kernel for int8 weights: (x @ weight.to(bfloat16).T) * scales."""
+    if weight.meta["val"].dtype != torch.int8 or product.meta["val"].dtype != torch.bfloat16:
+        return False
+    if _name(product) not in ("mm", "bmm", "matmul", "linear") or _scaled_before(product):
+        return False
+    node = product
+    while len(users := [each for each in node.users if _name(each) != "_assert_tensor_metadata"]) == 1:
+        node = users[0]
+        if _name(node) == "mul":
+            return all(each.meta["val"].dtype == torch.bfloat16 for each in node.all_input_nodes)
+        if _name(node) not in _SAME_NUMBERS:
+            return False
+    return False
+
+
+def _scaled_before(product: torch.fx.Node) -> bool:
+    made = [node for argument in product.all_input_nodes[1:] for node in _made_of(argument)]
+    return any(_name(node) in ("mul", "div", "add", "sub") for node in made)
 
 
 def _module(node: torch.fx.Node) -> str:

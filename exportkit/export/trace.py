@@ -78,7 +78,7 @@ def trace(model: EagerModel, options: TraceOptions, device: torch.device, progre
             state_sha256=state_sha256(spec.model, spec.state, copies),
         )
     for line in [line for each in methods for line in float_products(each.program)][:_LINES]:
-        progress(f"no integer kernel: weights of 8 bits are multiplied as floating numbers at {line}")
+        progress(f"no fast kernel: {line}")
     operators = {k: v for each in methods for k, v in graph_operators(each.program.graph_module).items()}
     return Traced(
         methods=methods,

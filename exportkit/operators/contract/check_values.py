@@ -55,7 +55,8 @@ def runs(trial: Trial, call: Sample) -> Problem | None:
 
 @ContractCheck(
     "determinism",
-    "Initialise all memory that is read, draw no random numbers, and sum in one order: no atomic additions of floats.",
+    "Initialise all memory that is read, refuse indices that lead beyond it, draw no random numbers, and sum in one "
+    "order: no atomic additions of floats.",
     order=5,
 )
 def determinism(trial: Trial, call: Sample) -> Problem | None:

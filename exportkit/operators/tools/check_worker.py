@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import resource
 import shlex
 import socket
@@ -25,9 +26,9 @@ from exportkit.operators.contract.findings import Finding, OperatorReport, Sever
 from exportkit.operators.contract.operator_spec import OpSpec
 from exportkit.operators.contract.operator_trial import Subject, first_line
 from exportkit.operators.contract.sample import Sample
-from exportkit.operators.tools.checking import Checked, CheckOne, Prepare, Prepared
+from exportkit.operators.tools.checking import SEARCH, Checked, CheckOne, Prepare, Prepared, Repeat, Repeated
 from exportkit.operators.tools.collected_calls import Collected, Collector
-from exportkit.operators.tools.journal import Journal
+from exportkit.operators.tools.journal import Journal, Step
 from exportkit.operators.tools.recorded import calls_of_function, calls_of_model
 from exportkit.operators.tools.registered import devices_of, has_schema, newly_registered, overload
 from exportkit.operators.tools.source import load
@@ -73,6 +74,13 @@ class _Worker:
             return self._check(command)
         finally:
             self.journal.rest()
+
+    def repeat(self, command: Repeat) -> Repeated:
+        """Makes a call that this tool wrote down before another process made it."""
+        with contextlib.suppress(Exception), self.journal.call(Step(SEARCH, command.call)):
+            exec(command.call, {"torch": torch})
+        self.journal.rest()
+        return Repeated()
 
     def _check(self, command: CheckOne) -> Checked:
         name, operator, options = command.operator, overload(command.operator), self.options
@@ -202,4 +210,7 @@ def main(connection: socket.socket) -> None:
         worker.append(_Worker(command))
         return Prepared({name: str(overload(name)._schema) for name in worker[-1].operators})
 
-    serve(connection, {Prepare: prepare, CheckOne: lambda command: worker[-1].check(command)})
+    def check(command: CheckOne) -> Checked:
+        return worker[-1].check(command)
+
+    serve(connection, {Prepare: prepare, CheckOne: check, Repeat: lambda command: worker[-1].repeat(command)})

@@ -96,6 +96,16 @@ class CheckOne(Message, frozen=True):
     avoid: tuple[str, ...] = ()
 
 
+class Repeat(Message, frozen=True):
+    """Asks the child to make a call that ended a process. The answer is Repeated, if it ends no other."""
+
+    call: str
+
+
+class Repeated(Message, frozen=True):
+    """The call did not end this process."""
+
+
 Origin = Literal["SPEC", "given", "model", "drawn", "none"]
 
 
@@ -157,6 +167,7 @@ class _Worker:
 
     def __init__(self, source: OperatorSource, options: CheckOptions, journal: Path) -> None:
         self._prepare = Prepare(source, options, str(journal))
+        self.options = options
         self.journal = journal
         self._child: Conversation | None = None
         self.fresh = False
@@ -174,6 +185,16 @@ class _Worker:
             raise answer.exception()
         self.fresh, self.schemas = True, answer.schemas
         return tuple(answer.schemas)
+
+    def ends_with(self, call: str) -> bool:
+        """Makes a call in a process of its own. Returns whether it ends it, too."""
+        self.start()
+        assert self._child is not None
+        try:
+            self._child.ask(Repeat(call), Repeated)
+        except ChildEndedError:
+            return True
+        return False
 
     def ask(self, command: CheckOne) -> Checked:
         """Checks an operator.
@@ -208,15 +229,20 @@ class _Ends:
     without: list[str] = field(default_factory=list)
     avoid: list[str] = field(default_factory=list)
 
-    def add(self, status: int, step: Step | None, timeout: int) -> None:
+    def add(self, status: int, step: Step | None, worker: _Worker) -> None:
         self.count += 1
-        finding = _finding(status, step, timeout)
+        finding = _finding(status, step, worker.options.timeout)
         if step is None or step.check != SEARCH or step.given is None:
             self.without.append(step.check if step else SEARCH)
         if step is not None and step.given is not None:
             self.avoid.append(step.given)
         if finding.check not in {each.check for each in self.findings}:
+            if finding.check == "crash" and finding.call and not worker.ends_with(finding.call):
+                finding = replace(finding, message=f"{finding.message} {_ALONE}")
             self.findings.append(finding)
+
+
+_ALONE = "The call alone does not end a process: another one before it may have written beyond its memory."
 
 
 def _check(worker: _Worker, name: str) -> Checked:
@@ -231,7 +257,7 @@ def _check(worker: _Worker, name: str) -> Checked:
         except ChildEndedError as error:
             # Another operator may have damaged the process before. Only what ends a fresh one is to blame.
             if fresh:
-                ends.add(error.status, read_step(worker.journal), worker._prepare.options.timeout)
+                ends.add(error.status, read_step(worker.journal), worker)
             worker.start()
             continue
         if ends.findings:

@@ -55,6 +55,18 @@ def crashes(x: Tensor) -> Tensor:
     return x.clone()
 
 
+_CALLS: list[int] = []
+
+
+@_operator("(Tensor x) -> Tensor")
+def damages(x: Tensor) -> Tensor:
+    """Reads address 0 in its sixth call, as if one before had damaged the memory."""
+    _CALLS.append(x.numel())
+    if len(_CALLS) == 6:
+        ctypes.string_at(0)
+    return x.clone()
+
+
 @_operator("(Tensor x) -> Tensor")
 def hangs(x: Tensor) -> Tensor:
     """Never returns in float64, and holds the GIL meanwhile."""

@@ -32,6 +32,8 @@ def test_crash_hang_and_exhausted_memory_are_findings_and_the_others_are_checked
     crash = findings(checked["planted::crashes"])["crash"]
     assert "SIGSEGV" in crash["message"]
     assert "torch.ops.planted.crashes(torch.randn(7, 5))" in crash["call"]
+    assert "alone" not in crash["message"]
+    assert "The call alone does not end a process" in findings(checked["planted::damages"])["crash"]["message"]
     hang = findings(checked["planted::hangs"])["hang"]
     assert "within 8 s" in hang["message"]
     assert "torch.float64" in hang["call"]
