@@ -15,7 +15,7 @@ from exportkit.cli.shared_options import EXISTING_FILE, OUTPUT_FILE, public_key_
 from exportkit.package.case_files import trouble_in
 from exportkit.package.trust import Trust
 from exportkit.progress import bytes_text
-from exportkit.registry.oci_reference import Reference
+from exportkit.registry.oci_reference import RegistryReference
 from exportkit.sizes import case_label
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ if TYPE_CHECKING:
     help="For --report: the errors of compiled code, from `exportkit verify ARTIFACT --json > FILE.json`.",
 )
 def command(
-    artifact: Path | Reference,
+    artifact: Path | RegistryReference,
     trust: Trust,
     records: bool,
     registry: Callable[[], RegistryOptions],
@@ -85,7 +85,7 @@ def command(
     from exportkit.package.archive import PackageReader
     from exportkit.package.trust import signature_info
 
-    if isinstance(artifact, Reference):
+    if isinstance(artifact, RegistryReference):
         from exportkit.cli.inspect_registry import inspect_in_registry
 
         if trust != Trust() or report is not None:

@@ -11,7 +11,7 @@ import click
 from exportkit.cli.describe import input_rows, library_text, output_rows, target_text
 from exportkit.cli.output import print_json, print_table, printable
 from exportkit.progress import bytes_text
-from exportkit.registry.oci_reference import Reference
+from exportkit.registry.oci_reference import RegistryReference
 
 if TYPE_CHECKING:
     from exportkit.package.manifest import Manifest
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from exportkit.registry.registry_client import RegistryOptions
 
 
-def inspect_in_registry(reference: Reference, options: RegistryOptions, *, as_json: bool) -> None:
+def inspect_in_registry(reference: RegistryReference, options: RegistryOptions, *, as_json: bool) -> None:
     """Prints what a registry has under a reference. The package's file is not fetched, and signatures are not checked.
 
     Raises:

@@ -14,7 +14,7 @@ from exportkit.cli.registry_options import REFERENCE, registry_options
 from exportkit.cli.shared_options import OUTPUT_FILE, byte_size, public_key_options
 from exportkit.package.trust import Trust
 from exportkit.progress import bytes_text
-from exportkit.registry.oci_reference import Reference
+from exportkit.registry.oci_reference import RegistryReference
 
 if TYPE_CHECKING:
     from exportkit.registry.registry_client import RegistryOptions
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 )
 @registry_options
 def command(
-    reference: Reference,
+    reference: RegistryReference,
     output: Path | None,
     trust: Trust,
     max_bytes: int | None,

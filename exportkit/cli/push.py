@@ -13,7 +13,7 @@ from exportkit.cli.output import print_json, progress
 from exportkit.cli.registry_options import REFERENCE, registry_options
 from exportkit.cli.shared_options import EXISTING_FILE
 from exportkit.progress import bytes_text
-from exportkit.registry.oci_reference import Reference
+from exportkit.registry.oci_reference import RegistryReference
 
 if TYPE_CHECKING:
     from exportkit.registry.registry_client import RegistryOptions
@@ -23,7 +23,9 @@ if TYPE_CHECKING:
 @click.argument("reference", type=REFERENCE, metavar="oci://HOST/NAME:TAG")
 @click.argument("package", type=EXISTING_FILE)
 @registry_options
-def command(reference: Reference, package: Path, registry: Callable[[], RegistryOptions], as_json: bool) -> None:
+def command(
+    reference: RegistryReference, package: Path, registry: Callable[[], RegistryOptions], as_json: bool
+) -> None:
     """Check every digest in PACKAGE, and put it into a registry of containers with the signature files beside it.
 
     It becomes an OCI artifact of one layer, and each signature becomes one that refers to it. What the registry has is

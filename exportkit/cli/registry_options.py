@@ -11,7 +11,7 @@ import click
 
 from exportkit.cli.shared_options import EXISTING_FILE
 from exportkit.errors import UsageError
-from exportkit.registry.oci_reference import SCHEME, Reference, parse_reference
+from exportkit.registry.oci_reference import SCHEME, RegistryReference, parse_reference
 
 if TYPE_CHECKING:
     from exportkit.registry.registry_client import RegistryOptions
@@ -22,10 +22,12 @@ class ReferenceType(click.ParamType):
 
     name = "reference"
 
-    def convert(self, value: Any, parameter: click.Parameter | None, context: click.Context | None) -> Reference:
+    def convert(
+        self, value: Any, parameter: click.Parameter | None, context: click.Context | None
+    ) -> RegistryReference:
         """Parses it."""
         try:
-            return value if isinstance(value, Reference) else parse_reference(value)
+            return value if isinstance(value, RegistryReference) else parse_reference(value)
         except UsageError as error:
             self.fail(str(error), parameter, context)
 
@@ -37,7 +39,7 @@ class FileOrReferenceType(ReferenceType):
 
     def convert(self, value: Any, parameter: click.Parameter | None, context: click.Context | None) -> Any:
         """Parses what begins as a reference does."""
-        if isinstance(value, (Path, Reference)) or not str(value).startswith(SCHEME):
+        if isinstance(value, (Path, RegistryReference)) or not str(value).startswith(SCHEME):
             return EXISTING_FILE.convert(value, parameter, context)
         return super().convert(value, parameter, context)
 

@@ -15,7 +15,7 @@ from exportkit.cli.output import print_json, printable
 from exportkit.cli.registry_options import FILE_OR_REFERENCE, registry_options
 from exportkit.cli.shared_options import EXISTING_FILE, byte_size
 from exportkit.package.trust import Trust
-from exportkit.registry.oci_reference import Reference
+from exportkit.registry.oci_reference import RegistryReference
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -205,7 +205,7 @@ def command(registry: Callable[[], RegistryOptions], as_json: bool, **options: A
     check_installed(traces=options["traces"] is not None)
     pulled = _pulled(options["packages"], options["public_keys"], registry)
     options["packages"] = tuple(
-        pulled[each].path if isinstance(each, Reference) else each for each in options["packages"]
+        pulled[each].path if isinstance(each, RegistryReference) else each for each in options["packages"]
     )
     asked = _options(**options)
     if options["ray"]:
@@ -228,12 +228,12 @@ def command(registry: Callable[[], RegistryOptions], as_json: bool, **options: A
 
 
 def _pulled(
-    packages: Sequence[Path | Reference], public_keys: Sequence[Path], registry: Callable[[], RegistryOptions]
-) -> dict[Reference, PulledPackage]:
+    packages: Sequence[Path | RegistryReference], public_keys: Sequence[Path], registry: Callable[[], RegistryOptions]
+) -> dict[RegistryReference, PulledPackage]:
     """Puts the packages of registries into the cache. They stay there while the result lives."""
-    pulled: dict[Reference, PulledPackage] = {}
+    pulled: dict[RegistryReference, PulledPackage] = {}
     for reference in packages:
-        if isinstance(reference, Reference):
+        if isinstance(reference, RegistryReference):
             from exportkit.registry.pulled_packages import pulled_package
 
             found = pulled_package(reference, trust=Trust(public_keys), options=registry(), step=_report)

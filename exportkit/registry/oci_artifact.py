@@ -15,7 +15,7 @@ from msgspec import UNSET, Meta, Struct, UnsetType
 
 from exportkit.errors import ArtifactError, UsageError
 from exportkit.package.manifest import Manifest
-from exportkit.registry.oci_reference import DIGEST, Reference
+from exportkit.registry.oci_reference import DIGEST, RegistryReference
 from exportkit.registry.registry_client import RegistryClient
 
 MANIFEST = "application/vnd.oci.image.manifest.v1+json"
@@ -162,7 +162,7 @@ def signature_manifest(content: bytes, suffix: str, subject: Descriptor, title: 
     )
 
 
-def decode_package(content: bytes, reference: Reference) -> PackageArtifact:
+def decode_package(content: bytes, reference: RegistryReference) -> PackageArtifact:
     """Decodes and checks the manifest of a package's artifact.
 
     Raises:
@@ -190,7 +190,7 @@ def decode_package(content: bytes, reference: Reference) -> PackageArtifact:
     return PackageArtifact(digest, len(content), layer, manifest.config, manifest.annotations or {}, content)
 
 
-def fetch_package(client: RegistryClient, reference: Reference) -> PackageArtifact:
+def fetch_package(client: RegistryClient, reference: RegistryReference) -> PackageArtifact:
     """Gets and checks the manifest of a package's artifact.
 
     Raises:

@@ -23,7 +23,7 @@ _MAX_NAME = 255  # of a host and a name together, as clients of registries have 
 
 
 @dataclass(frozen=True)
-class Reference:
+class RegistryReference:
     """Names an artifact. The rules of names are those of the OCI distribution specification, 1.1.
 
     Attributes:
@@ -50,7 +50,7 @@ class Reference:
         assert place is not None
         return place
 
-    def at(self, digest: str) -> Reference:
+    def at(self, digest: str) -> RegistryReference:
         """Returns the reference that names this digest, and no tag."""
         return replace(self, tag=None, digest=digest)
 
@@ -59,7 +59,7 @@ class Reference:
         return f"{SCHEME}{self.host}/{self.name}{tag}" + ("" if self.digest is None else f"@{self.digest}")
 
 
-def parse_reference(text: str) -> Reference:
+def parse_reference(text: str) -> RegistryReference:
     """Parses a reference.
 
     Raises:
@@ -73,7 +73,7 @@ def parse_reference(text: str) -> Reference:
         )
     if match["tag"] is None and match["digest"] is None:
         raise UsageError(f"{text} has no tag and no digest", hint=f"Give one, such as {text}:1.")
-    return Reference(match["host"], match["name"], match["tag"], match["digest"])
+    return RegistryReference(match["host"], match["name"], match["tag"], match["digest"])
 
 
 def is_loopback(host: str) -> bool:

@@ -23,7 +23,7 @@ from exportkit.package.trust import Trust, check_trust
 from exportkit.progress import Progress, bytes_text, silent
 from exportkit.registry.blob_download import download
 from exportkit.registry.oci_artifact import SIGNATURE_LAYERS, PackageArtifact, fetch_package
-from exportkit.registry.oci_reference import Reference
+from exportkit.registry.oci_reference import RegistryReference
 from exportkit.registry.referrers import FoundSignature, fetch_signatures
 from exportkit.registry.registry_client import RegistryClient, RegistryOptions
 
@@ -42,7 +42,7 @@ class Pulled:
         artifact: The artifact that it came from.
     """
 
-    reference: Reference
+    reference: RegistryReference
     path: Path
     sha256: str
     size: int
@@ -52,7 +52,7 @@ class Pulled:
 
 
 def pull(
-    reference: Reference,
+    reference: RegistryReference,
     output: Path,
     *,
     trust: Trust = Trust(),

@@ -18,7 +18,7 @@ from exportkit.package.atomic import write_whole
 from exportkit.package.trust import Trust
 from exportkit.progress import Progress, silent
 from exportkit.registry.oci_artifact import decode_package, fetch_package
-from exportkit.registry.oci_reference import Reference
+from exportkit.registry.oci_reference import RegistryReference
 from exportkit.registry.pull import pull
 from exportkit.registry.registry_client import RegistryClient, RegistryOptions
 from exportkit.runtime.cache import Entry, pulled_entry
@@ -37,13 +37,17 @@ class PulledPackage:
     """
 
     path: Path
-    reference: Reference
+    reference: RegistryReference
     was_there: bool
     entry: Entry
 
 
 def pulled_package(
-    reference: Reference, *, trust: Trust = Trust(), options: RegistryOptions | None = None, step: Progress = silent
+    reference: RegistryReference,
+    *,
+    trust: Trust = Trust(),
+    options: RegistryOptions | None = None,
+    step: Progress = silent,
 ) -> PulledPackage:
     """Returns a package in the cache, from the registry if it is not there.
 
@@ -70,7 +74,7 @@ def pulled_package(
     return PulledPackage(path, reference, was_there, entry)
 
 
-def _is_there(path: Path, reference: Reference, trust: Trust) -> bool:
+def _is_there(path: Path, reference: RegistryReference, trust: Trust) -> bool:
     """Whether the cache has exactly this package, signed as is required."""
     demand = trust.demand()
     with contextlib.suppress(OSError, PackageError):

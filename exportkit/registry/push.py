@@ -12,7 +12,7 @@ from exportkit.package.trust import signature_info
 from exportkit.progress import Progress, bytes_text, silent
 from exportkit.registry.blob_upload import bytes_source, descriptor_source, upload
 from exportkit.registry.oci_artifact import MANIFEST, SIGNATURE_LAYERS, describe, encode, package_manifest
-from exportkit.registry.oci_reference import Reference
+from exportkit.registry.oci_reference import RegistryReference
 from exportkit.registry.referrers import push_signature, put_manifest
 from exportkit.registry.registry_client import RegistryClient, RegistryOptions
 
@@ -29,7 +29,7 @@ class Pushed:
         signatures: The files of signatures that went with it.
     """
 
-    reference: Reference
+    reference: RegistryReference
     sha256: str
     size: int
     sent: bool
@@ -37,7 +37,7 @@ class Pushed:
 
 
 def push(
-    package: Path, reference: Reference, options: RegistryOptions | None = None, *, step: Progress = silent
+    package: Path, reference: RegistryReference, options: RegistryOptions | None = None, *, step: Progress = silent
 ) -> Pushed:
     """Checks every digest of a package, and sends it with the signatures beside it. The tag is set last.
 

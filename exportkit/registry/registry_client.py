@@ -21,7 +21,7 @@ import msgspec
 
 from exportkit.errors import HostError, RegistryError, UsageError
 from exportkit.registry.authorization import Authorization
-from exportkit.registry.oci_reference import Reference, is_loopback
+from exportkit.registry.oci_reference import RegistryReference, is_loopback
 
 try:
     import urllib3
@@ -72,7 +72,7 @@ Body = Callable[[], Any]
 class RegistryClient:
     """Speaks with the repository that a reference names. One thread uses it."""
 
-    def __init__(self, reference: Reference, actions: str, options: RegistryOptions) -> None:
+    def __init__(self, reference: RegistryReference, actions: str, options: RegistryOptions) -> None:
         """Connects when the first request is sent.
 
         Args:

@@ -15,7 +15,7 @@ from exportkit.package.signing import sign_package
 from exportkit.package.trust import Trust
 from exportkit.registry.blob_upload import bytes_source, upload
 from exportkit.registry.oci_artifact import describe
-from exportkit.registry.oci_reference import Reference, parse_reference
+from exportkit.registry.oci_reference import RegistryReference, parse_reference
 from exportkit.registry.pull import pull
 from exportkit.registry.push import push
 from exportkit.registry.registry_client import RegistryClient
@@ -45,7 +45,7 @@ def test_a_signed_package_goes_there_and_comes_back(host: str, package: Path, tm
     key = signer(tmp_path)
     signature = sign_package(package, key.key)
     reference = push(package, parse_reference(f"oci://{host}/team/net:1"), QUICK).reference
-    for named in (reference, Reference(host, "team/net", "1")):
+    for named in (reference, RegistryReference(host, "team/net", "1")):
         got = pull(named, tmp_path / "got.pt2", trust=Trust((key.public,)), options=QUICK)
         assert (got.reference, got.path.read_bytes()) == (reference, package.read_bytes())
         assert got.signatures[0].read_bytes() == signature.read_bytes()

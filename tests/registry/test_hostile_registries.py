@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from exportkit import errors
-from exportkit.registry.oci_reference import Reference, parse_reference
+from exportkit.registry.oci_reference import RegistryReference, parse_reference
 from exportkit.registry.pull import Pulled, pull
 from exportkit.registry.push import push
 from exportkit.registry.registry_client import RegistryClient, RegistryOptions
@@ -19,17 +19,19 @@ from tests.registry.lying_registry import Exchange, LyingRegistry, lying_registr
 
 
 @pytest.fixture
-def pushed(registry: LyingRegistry, package: Path) -> Reference:
+def pushed(registry: LyingRegistry, package: Path) -> RegistryReference:
     reference = push(package, parse_reference(f"oci://{registry.host}/models/net:1"), QUICK).reference
     registry.seen.clear()
     return reference
 
 
-def _pull(reference: Reference, folder: Path, **more: Any) -> Pulled:
+def _pull(reference: RegistryReference, folder: Path, **more: Any) -> Pulled:
     return pull(reference, folder / "got.pt2", options=QUICK, **more)
 
 
-def _on_blob(reference: Reference, package: Path, do: Callable[[Exchange, bytes], None]) -> Callable[[Exchange], bool]:
+def _on_blob(
+    reference: RegistryReference, package: Path, do: Callable[[Exchange, bytes], None]
+) -> Callable[[Exchange], bool]:
     """A lie about the package's file alone."""
     content = package.read_bytes()
 
@@ -96,7 +98,7 @@ def _endless_chunk_header(exchange: Exchange, content: bytes) -> None:
 def test_a_blob_that_is_not_what_was_announced_leaves_no_file(
     registry: LyingRegistry,
     package: Path,
-    pushed: Reference,
+    pushed: RegistryReference,
     tmp_path: Path,
     lie: Callable[[Exchange, bytes], None],
     error: type[Exception],
@@ -114,7 +116,7 @@ def test_a_blob_that_is_not_what_was_announced_leaves_no_file(
 
 
 def test_a_cut_connection_goes_on_where_it_was(
-    registry: LyingRegistry, package: Path, pushed: Reference, tmp_path: Path
+    registry: LyingRegistry, package: Path, pushed: RegistryReference, tmp_path: Path
 ) -> None:
     cuts = iter([100, 1000, 1001])
 
@@ -146,7 +148,7 @@ def _cut_after(count: int) -> Callable[[Exchange, bytes], None]:
 
 @pytest.mark.parametrize("damaged", [False, True])
 def test_the_next_pull_goes_on_and_hashes_again_what_is_there(
-    registry: LyingRegistry, package: Path, pushed: Reference, tmp_path: Path, damaged: bool
+    registry: LyingRegistry, package: Path, pushed: RegistryReference, tmp_path: Path, damaged: bool
 ) -> None:
     registry.lie = _on_blob(pushed, package, _cut_after(500))
     with pytest.raises(errors.RegistryError):
@@ -164,7 +166,7 @@ def test_the_next_pull_goes_on_and_hashes_again_what_is_there(
 
 
 def test_a_registry_without_ranges_sends_all_again(
-    registry: LyingRegistry, package: Path, pushed: Reference, tmp_path: Path
+    registry: LyingRegistry, package: Path, pushed: RegistryReference, tmp_path: Path
 ) -> None:
     answers = iter([100])
 
@@ -178,7 +180,7 @@ def test_a_registry_without_ranges_sends_all_again(
 
 @pytest.mark.parametrize("tokens", [False, True])
 def test_credentials_go_to_no_host_that_a_registry_redirects_to(
-    registry: LyingRegistry, package: Path, pushed: Reference, tmp_path: Path, tokens: bool
+    registry: LyingRegistry, package: Path, pushed: RegistryReference, tmp_path: Path, tokens: bool
 ) -> None:
     docker_config(tmp_path, auths={registry.host: {"auth": "dXNlcjpzZWNyZXQ="}})
     registry.password, registry.tokens = "user:secret", tokens
@@ -221,7 +223,7 @@ def test_an_upload_that_is_sent_to_another_host_takes_no_credentials_there(
 
 @pytest.mark.parametrize("challenge", ["Basic realm=x", 'Bearer realm="http://{host}/token"', "Digest x", ""])
 def test_a_registry_that_always_asks_who_it_is_gets_an_error(
-    registry: LyingRegistry, pushed: Reference, tmp_path: Path, challenge: str
+    registry: LyingRegistry, pushed: RegistryReference, tmp_path: Path, challenge: str
 ) -> None:
     docker_config(tmp_path, auths={registry.host: {"auth": "dXNlcjpzZWNyZXQ="}})
     registry.password = "user:secret"
@@ -240,7 +242,7 @@ def test_a_registry_that_always_asks_who_it_is_gets_an_error(
 
 @pytest.mark.parametrize("realm", ["http://192.0.2.1/token", "ftp://x/", "", "https://user:pw@x/"])
 def test_a_password_goes_to_no_authority_without_tls(
-    registry: LyingRegistry, pushed: Reference, tmp_path: Path, realm: str
+    registry: LyingRegistry, pushed: RegistryReference, tmp_path: Path, realm: str
 ) -> None:
     docker_config(tmp_path, auths={registry.host: {"auth": "dXNlcjpzZWNyZXQ="}})
 
@@ -253,7 +255,7 @@ def test_a_password_goes_to_no_authority_without_tls(
         _pull(pushed, tmp_path)
 
 
-def _manifest(registry: LyingRegistry, reference: Reference, **changes: object) -> None:
+def _manifest(registry: LyingRegistry, reference: RegistryReference, **changes: object) -> None:
     assert reference.digest is not None
     manifest = json.loads(registry.manifests[reference.digest])
     registry.manifests["1"] = json.dumps(manifest | changes).encode()
@@ -281,27 +283,27 @@ _LAYER = {"mediaType": "application/vnd.exportkit.package.v1+zip", "digest": _DI
     ],
 )
 def test_a_manifest_that_is_not_a_packages_is_refused(
-    registry: LyingRegistry, pushed: Reference, tmp_path: Path, changes: dict[str, object], says: str
+    registry: LyingRegistry, pushed: RegistryReference, tmp_path: Path, changes: dict[str, object], says: str
 ) -> None:
     _manifest(registry, pushed, **changes)
     with pytest.raises(errors.ArtifactError, match=says):
-        _pull(Reference(pushed.host, pushed.name, "1"), tmp_path)
+        _pull(RegistryReference(pushed.host, pushed.name, "1"), tmp_path)
     assert _left(tmp_path) == []
 
 
 def test_a_package_larger_than_the_disk_or_the_limit_is_refused_before_it_comes(
-    registry: LyingRegistry, pushed: Reference, tmp_path: Path
+    registry: LyingRegistry, pushed: RegistryReference, tmp_path: Path
 ) -> None:
     with pytest.raises(errors.ArtifactError, match="--max-size allows 10 bytes"):
         _pull(pushed, tmp_path, max_bytes=10)
     _manifest(registry, pushed, layers=[_LAYER | {"size": 2**55}])
     with pytest.raises(errors.UsageError, match="are free"):
-        _pull(Reference(pushed.host, pushed.name, "1"), tmp_path)
+        _pull(RegistryReference(pushed.host, pushed.name, "1"), tmp_path)
     assert not any(seen.path.startswith("/v2/models/net/blobs") for seen in registry.seen)
 
 
 def test_a_manifest_of_another_digest_than_was_asked_for_is_refused(
-    registry: LyingRegistry, pushed: Reference, tmp_path: Path
+    registry: LyingRegistry, pushed: RegistryReference, tmp_path: Path
 ) -> None:
     assert pushed.digest is not None
     registry.manifests[pushed.digest] += b" "
@@ -309,27 +311,29 @@ def test_a_manifest_of_another_digest_than_was_asked_for_is_refused(
         _pull(pushed, tmp_path)
 
 
-def test_a_manifest_without_end_is_refused(registry: LyingRegistry, pushed: Reference, tmp_path: Path) -> None:
+def test_a_manifest_without_end_is_refused(registry: LyingRegistry, pushed: RegistryReference, tmp_path: Path) -> None:
     registry.lie = lambda exchange: bool(_endless(exchange, b" " * 100_000)) or True
     with pytest.raises(errors.RegistryError, match="more than 4194304 bytes"):
         _pull(pushed, tmp_path)
 
 
-def test_titles_of_layers_name_no_file(registry: LyingRegistry, pushed: Reference, tmp_path: Path) -> None:
+def test_titles_of_layers_name_no_file(registry: LyingRegistry, pushed: RegistryReference, tmp_path: Path) -> None:
     assert pushed.digest is not None
     manifest = json.loads(registry.manifests[pushed.digest])
     manifest["layers"][0]["annotations"] = {"org.opencontainers.image.title": "../../evil.pt2"}
     _manifest(registry, pushed, layers=manifest["layers"])
-    assert _pull(Reference(pushed.host, pushed.name, "1"), tmp_path).path == tmp_path / "got.pt2"
+    assert _pull(RegistryReference(pushed.host, pushed.name, "1"), tmp_path).path == tmp_path / "got.pt2"
     assert not list(tmp_path.rglob("evil*"))
     assert not (tmp_path.parent.parent / "evil.pt2").exists()
 
 
-def test_the_config_of_another_package_is_refused(registry: LyingRegistry, pushed: Reference, tmp_path: Path) -> None:
+def test_the_config_of_another_package_is_refused(
+    registry: LyingRegistry, pushed: RegistryReference, tmp_path: Path
+) -> None:
     config = {"mediaType": "application/vnd.exportkit.manifest.v1+json", "digest": _DIGEST, "size": 1}
     _manifest(registry, pushed, config=config)
     with pytest.raises(errors.ArtifactError, match="the manifest of another package"):
-        _pull(Reference(pushed.host, pushed.name, "1"), tmp_path)
+        _pull(RegistryReference(pushed.host, pushed.name, "1"), tmp_path)
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from exportkit.package.signing import sign_package
 from exportkit.package.trust import Trust
 from exportkit.registry.blob_upload import bytes_source, upload
 from exportkit.registry.oci_artifact import describe
-from exportkit.registry.oci_reference import Reference, parse_reference
+from exportkit.registry.oci_reference import RegistryReference, parse_reference
 from exportkit.registry.pull import Pulled, pull
 from exportkit.registry.push import Pushed, push
 from exportkit.registry.registry_client import RegistryClient, RegistryOptions
@@ -29,7 +29,7 @@ def _push(registry: LyingRegistry, package: Path, tag: str = "1") -> Pushed:
     return push(package, parse_reference(f"oci://{registry.host}/models/net:{tag}"), QUICK)
 
 
-def _pull(reference: Reference, output: Path, *keys: Path) -> Pulled:
+def _pull(reference: RegistryReference, output: Path, *keys: Path) -> Pulled:
     return pull(reference, output, trust=Trust(keys), options=QUICK)
 
 

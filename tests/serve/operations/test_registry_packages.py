@@ -11,7 +11,7 @@ import pytest
 
 from exportkit import errors
 from exportkit.package.signing import sign_package
-from exportkit.registry.oci_reference import Reference, parse_reference
+from exportkit.registry.oci_reference import RegistryReference, parse_reference
 from exportkit.registry.pulled_packages import pulled_package
 from exportkit.registry.push import push
 from exportkit.registry.registry_client import RegistryOptions
@@ -63,13 +63,13 @@ def test_it_serves_a_tag_and_then_its_digest_without_the_registry(
 
 
 @pytest.fixture
-def reference(host: str, tmp_path: Path) -> Reference:
+def reference(host: str, tmp_path: Path) -> RegistryReference:
     package = signers.package(tmp_path, "net.pt2", version=tmp_path.name)  # another one for each test
     return push(package, parse_reference(f"oci://{host}/cached/net:1"), _QUICK).reference
 
 
 def test_a_tampered_blob_is_not_served(
-    host: str, disk: Path, tmp_path: Path, reference: Reference, capsys: pytest.CaptureFixture[str]
+    host: str, disk: Path, tmp_path: Path, reference: RegistryReference, capsys: pytest.CaptureFixture[str]
 ) -> None:
     blob = blob_file(disk, push(tmp_path / "net.pt2", parse_reference(f"oci://{host}/cached/net:1"), _QUICK).sha256)
     blob.write_bytes(b"?" * blob.stat().st_size)
@@ -77,7 +77,7 @@ def test_a_tampered_blob_is_not_served(
     assert (code, "what has another digest" in err) == (3, True)
 
 
-def test_a_package_that_was_changed_in_the_cache_comes_anew(reference: Reference, tmp_path: Path) -> None:
+def test_a_package_that_was_changed_in_the_cache_comes_anew(reference: RegistryReference, tmp_path: Path) -> None:
     found = pulled_package(reference, options=_QUICK)
     content = found.path.read_bytes()
     assert (found.was_there, pulled_package(reference, options=_QUICK).was_there) == (False, True)
@@ -89,7 +89,7 @@ def test_a_package_that_was_changed_in_the_cache_comes_anew(reference: Reference
 
 
 def test_a_policy_that_came_later_is_followed(
-    host: str, reference: Reference, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    host: str, reference: RegistryReference, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert not pulled_package(reference, options=_QUICK).was_there
     key = signers.signer(tmp_path)
@@ -102,7 +102,7 @@ def test_a_policy_that_came_later_is_followed(
     assert pulled_package(reference, options=_QUICK).was_there
 
 
-def test_prune_removes_what_no_process_uses(reference: Reference) -> None:
+def test_prune_removes_what_no_process_uses(reference: RegistryReference) -> None:
     found = pulled_package(reference, options=_QUICK)
     assert [item.in_use for item in prune(everything=True).kept if item.kind == "pulled"] == [True]
     found.entry.close()
