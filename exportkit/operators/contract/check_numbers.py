@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import struct
 from dataclasses import replace
+from typing import Any
 
 from torch import Tensor
 
@@ -26,14 +27,15 @@ def float_parameter(trial: Trial, call: Sample) -> Problem | None:
 
     A kernel whose parameter is `float` reads the last 32 bits of the double, and takes them for the number.
     """
-    names = [a.name for a in trial.subject.overload._schema.arguments if str(a.type) in ("float", "Optional[float]")]
-    given = {name: value for name in names if isinstance(value := trial.bound(call)[name], float)}
-    if not given or any(not math.isfinite(value) or not value for value in given.values()):
+    bound = trial.bound(call)
+    names = [a.name for a in trial.subject.overload._schema.arguments if str(a.type).replace("Optional", "") in _FLOATS]
+    given = {name: bound[name] for name in names if _numbers(bound[name])}
+    if not given or any(not math.isfinite(x) or not x for value in given.values() for x in _numbers(value)):
         raise NotApplicable("it takes no float, or none but 0")
     plain = trial.outputs(call)
     for name, value in given.items():
-        changed, doubled = _with_low_bits(value, 3.0), _with_low_bits(2 * value, 3.0)
-        answers = [_answer(trial, call, name, number) for number in (changed, doubled)]
+        changed, doubled = _changed(value, 1), _changed(value, 2)
+        answers = [_answer(trial, call, name, other) for other in (changed, doubled)]
         far = any(difference(a, b, rtol=1e-2, atol=1e-2) for a, b in zip(answers[0], plain))
         # Only the last bits were read, if those alone decide.
         if far and not any(difference(a, b) for a, b in zip(*answers)):
@@ -44,12 +46,27 @@ def float_parameter(trial: Trial, call: Sample) -> Problem | None:
     return None
 
 
+_FLOATS = ("float", "[float]", "List[float]", "[List[float]]")
+
+
+def _numbers(value: Any) -> list[float]:
+    """Returns the floats of an argument, one or a list."""
+    return [x for x in (value if isinstance(value, (list, tuple)) else [value]) if isinstance(x, float)]
+
+
+def _changed(value: Any, times: float) -> Any:
+    """Returns the argument times a number, each float with the last bits of another."""
+    if isinstance(value, (list, tuple)):
+        return [_changed(each, times) for each in value]
+    return _with_low_bits(times * value, 3.0) if isinstance(value, float) else value
+
+
 def _with_low_bits(value: float, low: float) -> float:
     """Returns a number near a value whose last 32 bits are those of another number as a float32."""
     return float(struct.unpack("<d", struct.pack("<f", low) + struct.pack("<d", value)[4:])[0])
 
 
-def _with(trial: Trial, call: Sample, name: str, value: float) -> Sample:
+def _with(trial: Trial, call: Sample, name: str, value: Any) -> Sample:
     arguments = [a.name for a in trial.subject.overload._schema.arguments]
     place = arguments.index(name)
     if place < len(call.args):
@@ -57,5 +74,5 @@ def _with(trial: Trial, call: Sample, name: str, value: float) -> Sample:
     return replace(call, kwargs={**call.kwargs, name: value})
 
 
-def _answer(trial: Trial, call: Sample, name: str, value: float) -> list[Tensor]:
+def _answer(trial: Trial, call: Sample, name: str, value: Any) -> list[Tensor]:
     return trial.outputs(_with(trial, call, name, value))

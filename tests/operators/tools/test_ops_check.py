@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ import pytest
 from exportkit.cli import main
 from exportkit.operators.tools.checking import _finding
 from exportkit.operators.tools.journal import Step
+from tests.fixtures import stable_library
 from tests.operators.tools.conftest import PLANTED, misbehaving
 
 
@@ -132,3 +134,12 @@ def test_a_process_that_ends_without_a_word_is_a_finding_too():
     assert "memory runs out" in found.message
     found = _finding(-signal.SIGALRM, Step("compiles"), 60)
     assert "in the check compiles" in found.message
+
+
+def test_a_float_parameter_of_cpp_is_found_in_a_library_and_a_double_is_not(ops):
+    code, document = ops(
+        "check", stable_library.build(Path(__file__).with_name("floats.cpp")), "--only", "float-parameter"
+    )
+    broken = {name for name, checked in by_name(document).items() if findings(checked)}
+    assert code == 1
+    assert broken == {"floats::as_float", "floats::as_optional", "floats::as_list"}
