@@ -15,7 +15,7 @@ from exportkit.operators.contract.definition import ContractCheck, Problem, chec
 from exportkit.operators.contract.fake_kernel import fake_answer
 from exportkit.operators.contract.findings import Finding, OperatorReport
 from exportkit.operators.contract.operator_spec import OpSpec
-from exportkit.operators.contract.operator_trial import NotApplicable, Subject, Trial, first_line
+from exportkit.operators.contract.operator_trial import NotApplicable, Subject, Trial, first_line, is_out_of_memory
 from exportkit.operators.contract.resizing import neighbours, smaller
 from exportkit.operators.contract.sample import Sample
 
@@ -179,12 +179,22 @@ def _other_calls(trial: Trial, progress: Progress) -> list[Sample]:
 
 
 def _problem(check: ContractCheck, trial: Trial, call: Sample) -> Problem | None:
-    """Asks the check about a call. A valid call that fails in a check breaks the promise, too."""
+    """Asks the check about a call. A valid call that fails in a check breaks the promise, too.
+
+    Raises:
+        NotApplicable: The check says so; or it needs more memory than there is, or the call fails outside of it, too.
+    """
     try:
         return check.function(trial, call)
     except NotApplicable:
         raise
     except Exception as error:
+        if is_out_of_memory(said := first_line(error)):
+            raise NotApplicable(f"the check takes more memory than it may: {said}") from None
+        try:
+            trial.fresh_answer(call)
+        except Exception as again:
+            raise NotApplicable(f"the call does not always work alone: {first_line(again)}") from None
         return Problem(f"The call works alone and fails in this check: {first_line(error)}.")
 
 

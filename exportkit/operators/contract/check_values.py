@@ -13,7 +13,7 @@ from exportkit.operators.contract.definition import ContractCheck, Problem
 from exportkit.operators.contract.differences import first_difference
 from exportkit.operators.contract.findings import Severity
 from exportkit.operators.contract.operator_spec import DEFAULT_TOLERANCES
-from exportkit.operators.contract.operator_trial import NotApplicable, Trial
+from exportkit.operators.contract.operator_trial import NotApplicable, Trial, is_out_of_memory
 from exportkit.operators.contract.sample import Sample
 
 
@@ -49,6 +49,8 @@ def runs(trial: Trial, call: Sample) -> Problem | None:
     try:
         trial.answer(call)
     except NotApplicable as refusal:
+        if is_out_of_memory(str(refusal)):
+            raise
         return Problem(f"A valid call must have an answer, but {refusal}.")
     return None
 

@@ -70,6 +70,14 @@ class NotApplicable(Exception):
     """A check does not apply to a call, or to an operator. The message says why."""
 
 
+_OUT_OF_MEMORY = ("can't allocate memory", "bad_alloc", "out of memory", "MemoryError", "Cannot allocate memory")
+
+
+def is_out_of_memory(text: str) -> bool:
+    """Whether an error says that there was not enough memory."""
+    return any(words in text for words in _OUT_OF_MEMORY)
+
+
 def first_line(error: BaseException) -> str:
     """Returns an error's class and the first line of what it says."""
     text = str(error).strip().splitlines()

@@ -14,7 +14,7 @@ from torch._ops import OpOverload
 from exportkit.operators.contract.call_code import ways_to_write
 from exportkit.operators.contract.findings import Finding, Severity
 from exportkit.operators.contract.operator_spec import OpSpec
-from exportkit.operators.contract.operator_trial import Subject, first_line
+from exportkit.operators.contract.operator_trial import Subject, first_line, is_out_of_memory
 from exportkit.operators.contract.resizing import with_sizes
 from exportkit.operators.contract.sample import Sample
 from exportkit.operators.tools.call_search import StopSearch, search_calls
@@ -25,7 +25,6 @@ from exportkit.operators.tools.watched_calls import code_in_memory, watched_call
 
 _LITERAL = 64  # elements of an integer tensor that a line of code spells out
 _ENDED = "it ended the process"
-_OUT_OF_MEMORY = ("can't allocate memory", "bad_alloc", "out of memory", "MemoryError", "Cannot allocate memory")
 
 
 @dataclass
@@ -132,7 +131,7 @@ class Collector:
                 self._subject.overload(*own.args, **own.kwargs)
         except Exception as error:
             text = first_line(error)
-            if any(words in text for words in _OUT_OF_MEMORY):
+            if is_out_of_memory(text):
                 self._findings.setdefault(
                     "memory",
                     Finding(

@@ -100,6 +100,11 @@ def _tail_of_fake(x: Tensor) -> Tensor:
     return x.new_empty(x.shape[0], x.shape[1] - 4)
 
 
+def _with_little_memory(x: Tensor) -> Tensor:
+    _checked(x.storage_offset() == 0, "DefaultCPUAllocator: can't allocate memory")
+    return x.contiguous() * 2
+
+
 def _some(x: Tensor) -> Tensor:
     return x.new_empty(torch.library.get_ctx().new_dynamic_size())
 
@@ -134,6 +139,9 @@ RIGHT = {
     ),
     "has a size that depends on values": _subject(
         "positive(Tensor x) -> Tensor", lambda x: x[x > 0], _some, [(_shape(3, 4),), (_shape(7),)]
+    ),
+    "runs out of memory in a check": _subject(
+        "large(Tensor x) -> Tensor", _with_little_memory, lambda x: x.new_empty(x.shape), [(_shape(3, 4),)]
     ),
     "takes no tensor": _subject("ramp(SymInt n) -> Tensor", torch.arange, lambda n: torch.empty(n).long(), [(4,)]),
     "computes a size that is one in its smallest call": _subject(
