@@ -22,9 +22,16 @@ if TYPE_CHECKING:
 @exportkit_command("push", short_help="Put a package into a registry of containers.")
 @click.argument("reference", type=REFERENCE, metavar="oci://HOST/NAME:TAG")
 @click.argument("package", type=EXISTING_FILE)
+@click.option(
+    "--image", is_flag=True, help="Make an image with the files in /models, for what mounts images, not for `pull`."
+)
 @registry_options
 def command(
-    reference: RegistryReference, package: Path, registry: Callable[[], RegistryOptions], as_json: bool
+    reference: RegistryReference,
+    package: Path,
+    image: bool,
+    registry: Callable[[], RegistryOptions],
+    as_json: bool,
 ) -> None:
     """Check every digest in PACKAGE, and put it into a registry of containers with the signature files beside it.
 
@@ -40,7 +47,7 @@ def command(
     from exportkit.registry.push import push
 
     with progress() as step:
-        pushed = push(package, reference, registry(), step=step)
+        pushed = push(package, reference, registry(), image=image, step=step)
     if as_json:
         print_json(
             {

@@ -5,6 +5,7 @@
     authorization       what a registry asks for before it answers: a password, or a token for one
     registry_client     requests: TLS, redirects, limits, repetition
     oci_artifact        the manifests, and what a package's must have
+    image               packages as images, for what mounts images
     blob_upload         blobs by pieces, and on from where it was cut
     blob_download       likewise, hashed while it comes
     referrers           the signatures of a package

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import os
 import re
@@ -10,7 +9,7 @@ from pathlib import Path
 
 import urllib3
 
-from exportkit.errors import ArtifactError, DigestMismatchError, HostError, RegistryError
+from exportkit.errors import ArtifactError, DigestMismatchError, RegistryError
 from exportkit.registry.oci_artifact import Descriptor, digest_of
 from exportkit.registry.registry_client import Answer, Attempts, RegistryClient, TransportError
 
@@ -44,18 +43,16 @@ def download(client: RegistryClient, blob: Descriptor, part: Path) -> None:
     Args:
         client: The repository.
         blob: What to get.
-        part: The file, in a folder that only this user can write to.
+        part: The file, in a folder that only this process writes to.
 
     Raises:
         DigestMismatchError: The registry has other bytes under this digest. The file is empty then.
         ArtifactError: The blob is not there, or the registry sends more than the blob's size.
         RegistryError: The registry cannot be reached, or refuses.
-        HostError: Another process gets the same file now.
         OSError: The file cannot be written.
     """
     file = os.open(part, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
     try:
-        _lock(file, part)
         while True:
             earlier = os.fstat(file).st_size
             digest = _Download(client, blob, file).run()
@@ -158,15 +155,6 @@ class _Download:
         return ArtifactError(
             f"{self._client.reference.host} sends more than the {self._blob.size} bytes that the manifest names"
         )
-
-
-def _lock(file: int, part: Path) -> None:
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError as error:
-        raise HostError(f"another process gets {part} now", hint="Wait until it has ended.") from error
-    except OSError:
-        pass  # a file system without locks
 
 
 def _missing(client: RegistryClient, blob: Descriptor) -> ArtifactError:

@@ -120,6 +120,18 @@ def encode(manifest: ImageManifest | ImageIndex) -> bytes:
     return msgspec.json.encode(manifest, order="deterministic")
 
 
+def known_annotations(manifest: Manifest, sha256: str) -> dict[str, str]:
+    """Returns what is said of a package without looking into it. Nothing here reads it."""
+    known = {
+        TITLE: manifest.name,
+        _VERSION: manifest.version,
+        f"{_OWN}sha256": sha256,
+        f"{_OWN}torch": manifest.provenance.torch,
+        f"{_OWN}targets": " ".join(target.name for target in manifest.targets),
+    }
+    return {key: value for key, value in known.items() if value}
+
+
 def package_manifest(manifest: Manifest, encoded: bytes, sha256: str, size: int, title: str) -> ImageManifest:
     """Makes the manifest of a package's artifact.
 
@@ -130,13 +142,6 @@ def package_manifest(manifest: Manifest, encoded: bytes, sha256: str, size: int,
         size: Its size.
         title: The file's name.
     """
-    known = {
-        TITLE: manifest.name,
-        _VERSION: manifest.version,
-        f"{_OWN}sha256": sha256,
-        f"{_OWN}torch": manifest.provenance.torch,
-        f"{_OWN}targets": " ".join(target.name for target in manifest.targets),
-    }
     return ImageManifest(
         schema_version=2,
         media_type=MANIFEST,
@@ -145,7 +150,7 @@ def package_manifest(manifest: Manifest, encoded: bytes, sha256: str, size: int,
         layers=[
             Descriptor(media_type=_PACKAGE_LAYER, digest=f"sha256:{sha256}", size=size, annotations={TITLE: title})
         ],
-        annotations={key: value for key, value in known.items() if value},
+        annotations=known_annotations(manifest, sha256),
     )
 
 
@@ -177,7 +182,7 @@ def decode_package(content: bytes, reference: RegistryReference) -> PackageArtif
             what = kind.artifact_type or kind.media_type or "an unknown type"
             raise ArtifactError(
                 f"{reference} is no package: its type is {what}, and a package's is {PACKAGE}",
-                hint="`exportkit push` writes packages; for other artifacts, there are `oras pull` and `skopeo copy`.",
+                hint="`exportkit push` writes packages, and with --image what others mount; `oras pull` gets others.",
             )
         manifest = msgspec.json.decode(content, type=ImageManifest)
     except msgspec.DecodeError as error:

@@ -98,6 +98,8 @@ def pull(
         download(client, artifact.layer, part)
         signatures, signers = _checked(part, artifact, found, trust, demanded is not None)
         written = _place(part, output, signatures)
+        if trust.signature is None:
+            _remove_others(output, signatures)
     digest = artifact.layer.digest.removeprefix("sha256:")
     return Pulled(reference.at(artifact.digest), output, digest, size, written, signers, artifact)
 
@@ -197,7 +199,7 @@ def _write_beside(part: Path, signatures: dict[str, bytes]) -> None:
 
 
 def _place(part: Path, output: Path, signatures: dict[str, bytes]) -> tuple[Path, ...]:
-    """Gives the files their names, the package's last, and removes signatures of what was there before."""
+    """Gives the files their names, the package's last."""
     _write_beside(part, signatures)
     written = []
     for suffix in signatures:
@@ -205,7 +207,11 @@ def _place(part: Path, output: Path, signatures: dict[str, bytes]) -> tuple[Path
         os.replace(part.with_name(part.name + suffix), signature)
         written.append(signature)
     os.replace(part, output)
+    return tuple(written)
+
+
+def _remove_others(output: Path, signatures: dict[str, bytes]) -> None:
+    """Removes the signatures of what was there before: beside the new package, they would be refused."""
     for suffix in SIGNATURE_LAYERS:
         if suffix not in signatures:
             output.with_name(output.name + suffix).unlink(missing_ok=True)
-    return tuple(written)

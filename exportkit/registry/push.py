@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,7 +12,8 @@ from exportkit.package.signature import SUFFIX, read_signatures
 from exportkit.package.trust import signature_info
 from exportkit.progress import Progress, bytes_text, silent
 from exportkit.registry.blob_upload import bytes_source, descriptor_source, upload
-from exportkit.registry.oci_artifact import MANIFEST, SIGNATURE_LAYERS, describe, encode, package_manifest
+from exportkit.registry.image import make_image
+from exportkit.registry.oci_artifact import MANIFEST, SIGNATURE_LAYERS, Descriptor, describe, encode, package_manifest
 from exportkit.registry.oci_reference import RegistryReference
 from exportkit.registry.referrers import push_signature, put_manifest
 from exportkit.registry.registry_client import RegistryClient, RegistryOptions
@@ -37,7 +39,12 @@ class Pushed:
 
 
 def push(
-    package: Path, reference: RegistryReference, options: RegistryOptions | None = None, *, step: Progress = silent
+    package: Path,
+    reference: RegistryReference,
+    options: RegistryOptions | None = None,
+    *,
+    image: bool = False,
+    step: Progress = silent,
 ) -> Pushed:
     """Checks every digest of a package, and sends it with the signatures beside it. The tag is set last.
 
@@ -45,6 +52,7 @@ def push(
         package: The `.pt2`.
         reference: The name and the tag.
         options: How the registry is reached.
+        image: Make an image with the files in /models, for what mounts images. `pull` does not take it.
         step: Called with each step.
 
     Raises:
@@ -62,24 +70,49 @@ def push(
         step(f"checking {package.name}")
         reader.verify()
         signatures = _signatures(reader)
-        content = reader.manifest_bytes
-        manifest = package_manifest(reader.manifest, content, reader.sha256, reader.size, reference.file_name)
         client = RegistryClient(reference, "pull,push", options or RegistryOptions())
         step(f"sending {bytes_text(reader.size)} to {reference.host}")
-        sent = upload(client, manifest.layers[0], descriptor_source(reader.fileno()))
-        upload(client, manifest.config, bytes_source(content))
-        encoded = encode(manifest)
-        described = describe(encoded, MANIFEST)
-        put_manifest(client, described.digest, encoded, MANIFEST)
-        for path, suffix, signature in signatures:
-            step(f"sending {path.name}")
-            push_signature(client, described, suffix, signature, reference.file_name + suffix)
-        put_manifest(client, reference.tag, encoded, MANIFEST)  # whoever sees the tag finds the signatures, too
+        if image:
+            described, sent = _send_image(client, reader, signatures)
+        else:
+            described, sent = _send_package(client, reader, signatures)
         files = tuple(path for path, _, _ in signatures)
         return Pushed(reference.at(described.digest), reader.sha256, reader.size, sent, files)
 
 
-def _signatures(reader: PackageReader) -> list[tuple[Path, str, bytes]]:
+_Signatures = Sequence[tuple[Path, str, bytes]]  # path, suffix and content
+
+
+def _send_package(client: RegistryClient, reader: PackageReader, signatures: _Signatures) -> tuple[Descriptor, bool]:
+    reference, content = client.reference, reader.manifest_bytes
+    manifest = package_manifest(reader.manifest, content, reader.sha256, reader.size, reference.file_name)
+    sent = upload(client, manifest.layers[0], descriptor_source(reader.fileno()))
+    upload(client, manifest.config, bytes_source(content))
+    encoded = encode(manifest)
+    described = describe(encoded, MANIFEST)
+    put_manifest(client, described.digest, encoded, MANIFEST)
+    for _, suffix, signature in signatures:
+        push_signature(client, described, suffix, signature, reference.file_name + suffix)
+    _set_tag(client, encoded)  # whoever sees the tag finds the signatures, too
+    return described, sent
+
+
+def _send_image(client: RegistryClient, reader: PackageReader, signatures: _Signatures) -> tuple[Descriptor, bool]:
+    files = [(suffix, content) for _, suffix, content in signatures]
+    image = make_image(reader, client.reference.file_name, files)
+    sent = upload(client, image.manifest.layers[0], image.layer)
+    upload(client, image.manifest.config, bytes_source(image.config))
+    encoded = encode(image.manifest)
+    _set_tag(client, encoded)
+    return describe(encoded, MANIFEST), sent
+
+
+def _set_tag(client: RegistryClient, encoded: bytes) -> None:
+    assert client.reference.tag is not None
+    put_manifest(client, client.reference.tag, encoded, MANIFEST)
+
+
+def _signatures(reader: PackageReader) -> _Signatures:
     """Reads the signature files beside a package: path, suffix and content."""
     found = []
     for info in signature_info(reader):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import subprocess
+import tarfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -85,19 +86,40 @@ def test_it_asks_for_a_password(package: Path, tmp_path: Path) -> None:
 
 
 @needs_skopeo
+def test_an_image_has_the_package_and_its_signatures_in_its_layer(host: str, package: Path, tmp_path: Path) -> None:
+    signature = sign_package(package, signer(tmp_path).key)
+    reference = parse_reference(f"oci://{host}/images/net:1")
+    pushed = push(package, reference, QUICK, image=True)
+    said = json.loads(_skopeo("inspect", "--tls-verify=false", f"docker://{host}/images/net:1"))
+    assert (said["Os"], said["Architecture"], f"sha256:{pushed.sha256}"[7:] in said["Labels"].values()) == (
+        *("linux", "amd64"),
+        True,
+    )
+    _skopeo("copy", "--src-tls-verify=false", f"docker://{host}/images/net:1", f"dir:{tmp_path}/copy")
+    with tarfile.open(tmp_path / "copy" / said["Layers"][0][7:]) as layer:
+        assert layer.getnames() == ["models", "models/net.pt2", "models/net.pt2.sig"]
+        layer.extractall(tmp_path / "mounted", filter="data")
+    for file in (package, signature):
+        assert (tmp_path / "mounted/models" / file.name).read_bytes() == file.read_bytes()
+    with pytest.raises(errors.ArtifactError, match="is no package"):
+        pull(reference, tmp_path / "got.pt2", options=QUICK)
+    assert not push(package, reference, QUICK, image=True).sent
+
+
+def _skopeo(*arguments: str) -> bytes:
+    assert SKOPEO is not None
+    return subprocess.run([SKOPEO, *arguments], check=True, capture_output=True).stdout
+
+
+@needs_skopeo
 def test_skopeo_copies_what_push_made_and_pull_gets_the_copy(host: str, package: Path, tmp_path: Path) -> None:
     pushed = push(package, parse_reference(f"oci://{host}/from/net:1"), QUICK)
-    assert SKOPEO is not None
-
-    def skopeo(*arguments: str) -> bytes:
-        return subprocess.run([SKOPEO, *arguments], check=True, capture_output=True).stdout
-
     names = [f"docker://{host}/{repository}:1" for repository in ("from/net", "to/net")]
-    raw = json.loads(skopeo("inspect", "--raw", "--tls-verify=false", names[0]))
+    raw = json.loads(_skopeo("inspect", "--raw", "--tls-verify=false", names[0]))
     assert raw["layers"][0]["digest"] == f"sha256:{pushed.sha256}"
-    skopeo("copy", "--src-tls-verify=false", "--dest-tls-verify=false", *names)
+    _skopeo("copy", "--src-tls-verify=false", "--dest-tls-verify=false", *names)
     copied = pull(parse_reference(f"oci://{host}/to/net:1"), tmp_path / "got.pt2", options=QUICK)
     assert copied.path.read_bytes() == package.read_bytes()
     assert copied.reference.digest == pushed.reference.digest
-    skopeo("copy", "--src-tls-verify=false", names[0], f"oci:{tmp_path}/layout:1")
+    _skopeo("copy", "--src-tls-verify=false", names[0], f"oci:{tmp_path}/layout:1")
     assert (tmp_path / "layout/blobs/sha256" / pushed.sha256).read_bytes() == package.read_bytes()

@@ -131,6 +131,16 @@ def test_signatures_of_an_earlier_package_do_not_stay_beside_a_new_one(
     assert not got.with_name("got.pt2.sig").exists()
 
 
+def test_a_signature_that_the_caller_names_is_used_and_stays(
+    registry: LyingRegistry, package: Path, tmp_path: Path
+) -> None:
+    reference, key = _push(registry, package).reference, signer(tmp_path)
+    named = _sign(package, key).rename(tmp_path / "got.pt2.sig")
+    trust = Trust((key.public,), named)
+    assert pull(reference, tmp_path / "got.pt2", trust=trust, options=QUICK).signers
+    assert named.exists()
+
+
 def test_a_signature_of_another_package_is_not_pushed(registry: LyingRegistry, package: Path, tmp_path: Path) -> None:
     other = signers.package(tmp_path, "other.pt2", version="2")
     _sign(other, signer(tmp_path)).rename(package.with_name("net.pt2.sig"))
