@@ -27,7 +27,7 @@ APT_REGISTRY := docker-registry skopeo
 # Recordings of a voice, for the tests of examples/speech. Without them these tests are skipped.
 APT_SOUND := alsa-utils
 
-.PHONY: help setup build demo test check lint format docs site bench wheel clean
+.PHONY: help setup build demo test check lint format docs site bench wheel reproducible clean
 
 help:
 	@echo "make demo    export, package, verify and run ARR-COC on a photograph; writes artifacts/demo.png"
@@ -37,6 +37,7 @@ help:
 	@echo "make docs    the parts of the documents that come from the code and from measurements"
 	@echo "make site    the documents as a site in build/site, and the man page"
 	@echo "make wheel   dist/*.whl, for every Python and every Linux that has the C library it names"
+	@echo "make reproducible    builds the wheel twice, in different places and at different times: dist/*.whl if they are equal"
 	@echo "make bench   operators beside the alternatives; load time, start-up time"
 	@echo "make clean   removes the venv, the build and the caches"
 
@@ -112,11 +113,18 @@ bench: build
 
 # What is built lies in build/lib; of an earlier wheel there must be nothing. auditwheel finds the oldest Linux that has
 # what the libraries need, torch's own apart, and names it in the wheel's tag.
+#
+# The same commit gives the same bytes, whatever the time, the folder and the umask.
+wheel: export SOURCE_DATE_EPOCH ?= $(shell git log -1 --format=%ct 2>/dev/null || echo 315619200)
 wheel: $(READY)
-	rm -rf build/lib build/lib.* build/wheel
+	rm -rf build/lib build/lib.* build/bdist.* build/wheel
 	$(BIN)/python setup.py -q bdist_wheel --dist-dir build/wheel
-	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/auditwheel repair --exclude 'libtorch*.so' --exclude libc10.so \
+	umask 022 && PATH="$(abspath $(BIN)):$$PATH" $(BIN)/auditwheel repair --exclude 'libtorch*.so' --exclude libc10.so \
 		-w $(WHEELS) build/wheel/*.whl
+
+# A release is what anybody gets from the tag with the same compilers and torch.
+reproducible: $(READY)
+	$(BIN)/python -m tools.reproducible $(WHEELS)
 
 clean:
 	rm -rf $(VENV) build dist .cache .mypy_cache .ruff_cache .pytest_cache .hypothesis exportkit/lib/*.so exportkit/arr_coc/lib exportkit/lib/torch* exportkit/lib/cmake exportkit/bin exportkit/include *.egg-info

@@ -25,6 +25,7 @@ Environment:
 
 import os
 import re
+import runpy
 import shlex
 import shutil
 import subprocess
@@ -267,7 +268,20 @@ class BuildLibraries(build_ext):
 
 
 class Wheel(bdist_wheel):
-    """One wheel for every Python: no library uses Python's API."""
+    """One wheel for every Python: no library uses Python's API. It brings its SBOM, and no trace of the umask."""
+
+    def write_wheelfile(self, wheelfile_base, *arguments, **options):
+        """Adds the SBOM beside the metadata, last of all files."""
+        super().write_wheelfile(wheelfile_base, *arguments, **options)
+        content, metadata = Path(self.bdist_dir), self.distribution.metadata
+        cuda = choose_cuda()[0] if any(content.rglob("*_cuda.so")) else None
+        sbom = runpy.run_path(str(ROOT / "tools" / "wheel_sbom.py"))["wheel_sbom"]
+        requires = self.distribution.install_requires
+        made = sbom(content, metadata.get_version(), "MIT", requires, cuda and cuda.nvcc)
+        (Path(wheelfile_base) / "sboms").mkdir()
+        (Path(wheelfile_base) / "sboms" / "exportkit.spdx.json").write_bytes(made)
+        for path in content.rglob("*"):
+            path.chmod(0o755 if path.is_dir() or path.stat().st_mode & 0o100 else 0o644)
 
     def get_tag(self):
         """`py3-none` and the platform."""

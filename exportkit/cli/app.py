@@ -38,6 +38,7 @@ COMMANDS = (
     "sign",
     "revoke",
     "inspect",
+    "sbom",
     "diff",
     "repack",
     "push",
