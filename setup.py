@@ -274,6 +274,8 @@ class Wheel(bdist_wheel):
         """Adds the SBOM beside the metadata, last of all files."""
         super().write_wheelfile(wheelfile_base, *arguments, **options)
         content, metadata = Path(self.bdist_dir), self.distribution.metadata
+        if not content.is_dir():  # an editable install has nothing in it
+            return
         cuda = choose_cuda()[0] if any(content.rglob("*_cuda.so")) else None
         sbom = runpy.run_path(str(ROOT / "tools" / "wheel_sbom.py"))["wheel_sbom"]
         requires = self.distribution.install_requires

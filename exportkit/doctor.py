@@ -253,7 +253,8 @@ def _cuda_device() -> HostFinding:
     devices = [f"CUDA {torch.version.cuda}, {knows}"]
     for index in range(torch.cuda.device_count()):
         major, minor = torch.cuda.get_device_capability(index)
-        devices.append(f"cuda:{index} {torch.cuda.get_device_name(index)} (sm_{major}{minor})")
+        natively = f"runs code for sm_{major}{minor}, sm_{major}{minor}a and older sm_{major}x natively"
+        devices.append(f"cuda:{index} {torch.cuda.get_device_name(index)} ({natively}, other older code by PTX)")
     return HostFinding("CUDA device", True, ", ".join(devices))
 
 

@@ -1,7 +1,7 @@
 """Builds the wheel twice, in different folders and at different times, and compares the bytes.
 
-`python -m tools.reproducible [OUT]`, or `make reproducible`. Only files of the last commit are built. EXPORTKIT_CUDA and
-EXPORTKIT_CPP_RUNTIME choose what is built, as for setup.py. With OUT, a wheel that is the same both times is left there.
+`python -m tools.reproducible [OUT]`, or `make reproducible`. Only files of the last commit are built. EXPORTKIT_CUDA
+and EXPORTKIT_CPP_RUNTIME choose what is built, as for setup.py. A wheel that is the same both times is left in OUT.
 """
 
 from __future__ import annotations

@@ -127,11 +127,13 @@ int ek_parse_device(const char* device, ek_text* parsed) {
 int ek_survey(const char* targets, const char* libraries, const char* device, const char* host, ek_text* out) {
   return guarded([&] {
     const std::vector<Target> decoded = decode_targets(targets);
-    const Survey found = survey(decoded, decode_libraries(libraries), device, parse_host(host));
+    const Host machine = parse_host(host);
+    const Survey found = survey(decoded, decode_libraries(libraries), device, machine);
     JsonMembers rejected;
     for (const auto& [target, reason] : found.rejected) rejected.emplace_back(target->name, json_text(reason));
-    const auto fitting = [](const Choice& choice) {
-      return "[" + json_text(choice.target->name) + "," + std::to_string(choice.device_index) + "]";
+    const auto fitting = [&](const Choice& choice) {
+      return "[" + json_text(choice.target->name) + "," + std::to_string(choice.device_index) + "," +
+             json_text(fit_of(choice, machine)) + "]";
     };
     answer(out, json_object({{"fitting", json_list(found.fitting, fitting)}, {"rejected", json_object(rejected)}}));
   });

@@ -130,7 +130,7 @@ EK_API int ek_host(ek_text* host);
 EK_API int ek_parse_device(const char* device, ek_text* parsed);
 /* Which targets (JSON list), with the package's libraries (JSON list), run on a host {"platform", "cpu_isa", "torch",
  * "cuda", "capabilities", "current_cuda"}:
- * {"fitting": [[name, device index], ...], "rejected": {name: reason}}, best first. */
+ * {"fitting": [[name, device index, "native" or "ptx"], ...], "rejected": {name: reason}}, best first. */
 EK_API int ek_survey(const char* targets, const char* libraries, const char* device, const char* host, ek_text* survey);
 /* Why a Library (JSON) does not work with a torch version; empty if it does. */
 EK_API int ek_library_rejection(const char* library, const char* torch, ek_text* reason);

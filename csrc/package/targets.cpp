@@ -80,15 +80,19 @@ std::optional<std::string> cpu_rejection(const Target& target, const Host& host)
   return std::nullopt;
 }
 
+// Machine code runs on later minor versions of its architecture.
+bool runs_natively(const CudaArchitecture& built, const Version& here) {
+  return built.specific ? here == built.version : here.first == built.version.first && here >= built.version;
+}
+
 std::optional<std::string> architecture_rejection(const Target& target, int index, const Host& host) {
   if (!target.cuda_architecture) return std::nullopt;
   const auto built = parse_architecture(*target.cuda_architecture);
   if (!built) return "its CUDA architecture " + shown(*target.cuda_architecture) + " is unknown";
   const Version here = host.capabilities[static_cast<size_t>(index)];
-  // Machine code runs on later minor versions of its architecture. The driver compiles PTX for any later architecture.
-  const bool same =
-      built->specific ? here == built->version : here.first == built->version.first && here >= built->version;
-  if (same || (target.cuda_ptx && !built->specific && here >= built->version)) return std::nullopt;
+  // The driver compiles PTX for any later architecture.
+  if (runs_natively(*built, here) || (target.cuda_ptx && !built->specific && here >= built->version))
+    return std::nullopt;
   return "it has code for " + *target.cuda_architecture + (target.cuda_ptx ? " and PTX" : "") +
          ", cuda:" + std::to_string(index) + " is sm_" + std::to_string(here.first) + std::to_string(here.second);
 }
@@ -160,6 +164,12 @@ auto preference(const Target& target) {
 }
 
 }  // namespace
+
+std::string fit_of(const Choice& choice, const Host& host) {
+  const auto built = parse_architecture(choice.target->cuda_architecture.value_or(""));
+  if (!built || choice.device_index < 0) return "native";
+  return runs_natively(*built, host.capabilities.at(static_cast<size_t>(choice.device_index))) ? "native" : "ptx";
+}
 
 std::string host_platform() {
   utsname name{};

@@ -26,6 +26,9 @@ struct Choice {
   int device_index;
 };
 
+// How a target fits the device that was chosen for it: "native", or "ptx" if the driver must compile its PTX.
+std::string fit_of(const Choice& choice, const Host& host);
+
 // Such as "linux-x86_64".
 std::string host_platform();
 

@@ -102,9 +102,17 @@ def target_text(target: Target) -> str:
     if target.device == "cpu":
         device = f"CPU {target.cpu_isa}" if target.cpu_isa else "CPU"
     else:
-        device = f"CUDA {target.cuda_architecture}" + (" and newer, by PTX" if target.cuda_ptx else "")
+        device = f"CUDA {target.cuda_architecture}" + _other_gpus(target)
     built = f"built with {target.built_with_torch}"
     return f"{device}, {target.platform}, torch {target.needs_torch} or newer ({built})"
+
+
+def _other_gpus(target: Target) -> str:
+    """Says which other GPUs run a target: those of its generation natively, later ones by PTX, or none."""
+    name = target.cuda_architecture or ""
+    if name.endswith(("a", "f")):
+        return " and no other GPU"
+    return f" and later sm_{name[3:-1]}x" + (", newer ones by PTX" if target.cuda_ptx else "")
 
 
 def library_text(library: Library) -> str:

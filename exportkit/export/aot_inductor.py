@@ -45,6 +45,7 @@ from exportkit.export.traced import Traced, TracedMethod
 from exportkit.libraries import TORCH_NAMESPACES, host_platform, schemas_of
 from exportkit.package.compiled_with import COMPILED_WITH, MISSED_KERNELS, GivenOptions
 from exportkit.package.consistency import AOTINDUCTOR_DIR
+from exportkit.package.cuda_code import cuda_architectures, strictest
 from exportkit.package.elf import oldest_torch, read_elf
 from exportkit.package.manifest import Operator, Target, code_folder
 from exportkit.progress import Progress
@@ -153,8 +154,11 @@ def compile_methods(
         )
         for method in traced.methods
     ]
+    codes = [each.target.cuda_architecture for each in found]
     target = msgspec.structs.replace(
         found[0].target,
+        # One method may have kernels for this GPU alone, and another none.
+        cuda_architecture=codes[0] and max(codes, key=lambda code: len(code or "")),
         # The newest of what each needs.
         needs_torch=max((each.target.needs_torch for each in found), key=_version),
         constants={name: constants for each in found for name, constants in each.target.constants.items()},
@@ -220,7 +224,7 @@ def compile_program(
             remembered = plan.remembered(float_products(method.program))
             asked = {**options, **plan.inductor_config, **remembered}
             files, constants = _compile(method.program, device, asked, plan.eager_kernels, tf32=tf32)
-    target = _target(device, cpu_isa, ptx, _library(files))
+    target = _target(device, cpu_isa, ptx, files)
     found = weights.take(constants, device) if weights else {}
     target = msgspec.structs.replace(target, constants={method.name: found})
     records, operators = _records(files, code_folder(target.name, method.name))
@@ -346,13 +350,13 @@ def _library(files: list[Path]) -> Path:
     return next(file for file in files if file.suffix == ".so")
 
 
-def _target(device: torch.device, cpu_isa: str | None, ptx: bool, library: Path) -> Target:
-    """Describes the compiled library for the manifest.
+def _target(device: torch.device, cpu_isa: str | None, ptx: bool, files: list[Path]) -> Target:
+    """Describes the compiled code for the manifest. Which GPUs run it is said by the code, not by the device.
 
     Raises:
         CompilerError: The library would crash when it is loaded.
     """
-    elf = read_elf(library)
+    elf = read_elf(_library(files))
     if elf.static_libstdcxx:
         raise CompilerError(
             "the compiled model contains a copy of libstdc++, so it would crash in std::regex when it is loaded",
@@ -366,7 +370,7 @@ def _target(device: torch.device, cpu_isa: str | None, ptx: bool, library: Path)
         device="cuda" if architecture else "cpu",
         platform=host_platform(),
         cpu_isa=cpu_isa,
-        cuda_architecture=architecture,
+        cuda_architecture=architecture and strictest(cuda_architectures(files), architecture),
         cuda_ptx=ptx,
         needs_torch=oldest_torch(elf.torch_symbols) or torch_minor(),
         built_with_torch=str(torch.__version__),

@@ -73,6 +73,6 @@ def _made_with(manifest: Manifest) -> Iterator[Component]:
             name, version, purpose="APPLICATION", pypi=name == "torch", comment=comment, relation="BUILD_TOOL_OF"
         )
     if manifest.targets or manifest.libraries:
-        oldest = [each.needs_torch for each in (*manifest.targets, *manifest.libraries)]
+        oldest = [each.needs_torch for each in manifest.targets] + [each.needs_torch for each in manifest.libraries]
         newest = max(oldest, key=lambda version: [int(part) for part in version.split(".")[:2]])
         yield Component("torch", purpose="FRAMEWORK", comment=f"{newest} or newer", relation="RUNTIME_DEPENDENCY_OF")

@@ -8,6 +8,7 @@ Python can make the call and the result that the manifest describes.
 from __future__ import annotations
 
 import os
+import warnings
 from contextlib import closing
 from pathlib import Path
 from typing import Literal, get_args
@@ -114,6 +115,12 @@ def load_opened(
         candidates = targets.named(reader.manifest.targets, target)
         host = targets.host_for(candidates, str(device))
         choice = targets.pick(candidates, str(device), host, reader.manifest.libraries)
+        if choice.fit == "ptx":
+            warnings.warn(
+                f"{choice.target.name} has no code for the GPU {choice.device}: the driver compiles its PTX, "
+                "which makes the first load slower. Export for this GPU to have code of its own.",
+                stacklevel=3,
+            )
         options = RunnerOptions(runners, graph_use(cuda_graphs))
         _check_graphs(options, choice)
         device = torch.device(choice.device)

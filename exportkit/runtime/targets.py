@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import msgspec
 
@@ -39,10 +39,14 @@ class Host(NamedTuple):
 
 
 class Choice(NamedTuple):
-    """A target and its device. `device_index` is the index of the CUDA device, or -1 for the CPU."""
+    """A target and its device. `device_index` is the index of the CUDA device, or -1 for the CPU.
+
+    `fit` is "ptx" if the driver must compile the target's PTX for the device, which has no code of its own in it.
+    """
 
     target: Target
     device_index: int
+    fit: Literal["native", "ptx"] = "native"
 
     @property
     def device(self) -> str:
@@ -124,7 +128,7 @@ def survey(targets: Sequence[Target], device: str, host: Host, libraries: Sequen
     brought = msgspec.json.encode(libraries)
     found = msgspec.json.decode(core.text("ek_survey", candidates, brought, core.encoded(device), machine))
     by_name = {target.name: target for target in targets}
-    return Survey(tuple(Choice(by_name[name], index) for name, index in found["fitting"]), found["rejected"])
+    return Survey(tuple(Choice(by_name[name], index, fit) for name, index, fit in found["fitting"]), found["rejected"])
 
 
 def library_rejection(library: Library, torch_version: str) -> str | None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import importlib.util
+import json
 import os
 import platform
 import re
@@ -138,6 +140,12 @@ def test_one_wheel_serves_every_python_and_names_the_hosts_it_needs(wheel: Path)
     assert match, wheel.name
     assert int(match[1]) <= 38  # Ubuntu 24.04 has 2.39; tests/policy/test_stable_abi.py has the same for each library
     names = set(zipfile.ZipFile(wheel).namelist())
+    archive = zipfile.ZipFile(wheel)
+    (sbom,) = (name for name in names if name.endswith(".dist-info/sboms/exportkit.spdx.json"))
+    said = {part["packageFileName"]: part["checksums"][0]["checksumValue"]
+            for part in json.loads(archive.read(sbom))["packages"] if "packageFileName" in part}  # fmt: skip
+    libraries = {name for name in names if archive.read(name)[:4] == b"\x7fELF"}
+    assert said == {name: hashlib.sha256(archive.read(name)).hexdigest() for name in libraries}
     assert {"exportkit/arr_coc/lib/libarr_coc_cpu.so", "exportkit/lib/libexportkit_package.so"} | DATA <= names
     assert files("exportkit", "*.py") <= names
     (man_page,) = (name for name in names if name.endswith("/share/man/man1/exportkit.1"))
