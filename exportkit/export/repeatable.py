@@ -78,7 +78,12 @@ def check_repeatable(
     listed = zip(names, *map(_tensors, answers))
     differing = [name for name, one, *others in listed if not all(agree(one, other) for other in others)]
     if differing or number:
-        reason = number or first_difference(*trails) or f"unwritten memory of {', '.join(trails[0].unwritten)} is read"
+        # What a call puts in the place of a buffer may be what the call before put there.
+        if not number and (assigned := [name for name, tensor in watched.items() if now[name] is not tensor]):
+            raise _writes(assigned, {}, call)
+        unwritten = ", ".join(trails[0].unwritten)
+        read = f"unwritten memory of {unwritten} is read" if unwritten else "what the first call left behind is read"
+        reason = number or first_difference(*trails) or read
         raise ExportError(
             "the model does not repeat itself when it is called again with the same inputs"
             + (f": {_listed(differing)} differs" if differing else "")

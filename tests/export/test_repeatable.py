@@ -91,6 +91,17 @@ def test_a_model_that_does_not_repeat_itself_is_refused_with_the_line(function, 
     assert not (tmp_path / "x.pt2").exists()
 
 
+def keeps_its_input(m: Function, x: Tensor) -> Tensor:
+    y = x - m.seen
+    m.seen = x * 1
+    return y
+
+
+def test_a_buffer_that_each_call_replaces_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ExportError, match=r"changes its buffers seen(?s:.*)Declare what outlives a call"):
+        export(keeps_its_input, tmp_path)
+
+
 @pytest.mark.parametrize(
     ("function", "message"),
     [

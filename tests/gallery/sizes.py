@@ -315,3 +315,18 @@ class Recurrent(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.cell(x)[0]
+
+
+class OneToken(nn.Module):
+    """One token, whose keys join a cache and are repeated for the heads."""
+
+    inputs = ("x=float32[2,1,16]", "cache=float32[2,2,5,4]")
+    dynamic = ("x:0=batch[1:8]", "cache:0=batch", "cache:2=length[1:100]")
+
+    def forward(self, x: Tensor, cache: Tensor) -> tuple[Tensor, Tensor]:
+        b, n, _ = x.shape
+        query = x.view(b, n, 4, 4).transpose(1, 2)
+        cache = torch.cat([cache, query[:, :2]], 2)
+        keys = cache[:, :, None].expand(b, 2, 2, cache.shape[2], 4).reshape(b, 4, cache.shape[2], 4)
+        mixed = nn.functional.scaled_dot_product_attention(query, keys, keys)
+        return mixed.transpose(1, 2).reshape(b, n, 16), cache

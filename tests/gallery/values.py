@@ -232,3 +232,29 @@ class Scan(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return scan(lambda total, row: (total + row, total + row), torch.zeros(3), x)[1]
+
+
+class ImagesOfManySizes(nn.Module):
+    """Rows split by sizes of images, whose means replace tokens."""
+
+    inputs = ("ids=int64[1,6]", "rows=float32[12,8]")
+    dynamic = ("rows:0=rows[4:64]",)
+
+    def forward(self, ids: Tensor, rows: Tensor) -> Tensor:
+        first = ids[0, 0] * 0 + 2  # as a processor of images would give it
+        counts = torch.stack([first, rows.shape[0] - first]).tolist()
+        for count in counts:
+            torch._check(count >= 1)
+        means = torch.stack([part.mean(0) for part in torch.split(rows, counts)])
+        image = (torch.arange(6) % 3 == 1)[None, :, None].expand(1, 6, 8)
+        return ids[..., None].float().expand(1, 6, 8).masked_scatter(image, means)
+
+
+class IntegerExtremes(nn.Module):
+    """Extremes of integers of one sign (pytorch#191499)."""
+
+    inputs = ("pixels=uint8[3,33]", "levels=int8[3,33]")
+    dynamic = ("pixels:1=width[2:300]", "levels:1=width")
+
+    def forward(self, pixels: Tensor, levels: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        return pixels.amin(1), levels.amax(1), levels.argmax(1)

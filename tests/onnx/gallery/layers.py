@@ -2,6 +2,7 @@
 
 import torch
 from torch import Tensor, nn
+from torch._higher_order_ops.scan import scan
 from torch.nn import functional
 
 
@@ -128,3 +129,42 @@ class Inverse(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return torch.linalg.inv(x)
+
+
+class OneToken(nn.Module):
+    """One token, whose keys join a cache and are repeated for the heads."""
+
+    inputs = ("x=float32[2,1,16]", "cache=float32[2,2,5,4]")
+    dynamic = ("x:0=batch[1:8]", "cache:0=batch", "cache:2=length[1:100]")
+
+    def forward(self, x: Tensor, cache: Tensor) -> tuple[Tensor, Tensor]:
+        b, n, _ = x.shape
+        query = x.view(b, n, 4, 4).transpose(1, 2)
+        cache = torch.cat([cache, query[:, :2]], 2)
+        keys = cache[:, :, None].expand(b, 2, 2, cache.shape[2], 4).reshape(b, 4, cache.shape[2], 4)
+        mixed = functional.scaled_dot_product_attention(query, keys, keys)
+        return mixed.transpose(1, 2).reshape(b, n, 16), cache
+
+
+class Forces(nn.Module):
+    """A gradient through weights."""
+
+    inputs = ("x=float32[4,3]",)
+    dynamic = ("x:0=atoms[2:8]",)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = nn.Sequential(nn.Linear(3, 4), nn.SiLU(), nn.Linear(4, 1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = x.detach().requires_grad_()
+        return -torch.autograd.grad(self.net(y).sum(), y)[0]
+
+
+class RunningSum(nn.Module):
+    """A running sum by torch's own scan."""
+
+    inputs = ("x=float32[4,3]",)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return scan(lambda total, row: (total + row, total + row), torch.zeros(3), x)[1]
