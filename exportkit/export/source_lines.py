@@ -32,12 +32,17 @@ def user_frame(stack: Iterable[traceback.FrameSummary]) -> traceback.FrameSummar
 
     Frames outside of the exporter's first one called it. They are not part of the model.
     """
+    return next(iter(_frames_of_model(stack)), None)
+
+
+def _frames_of_model(stack: Iterable[traceback.FrameSummary]) -> list[traceback.FrameSummary]:
+    """Returns the innermost frame of the user's code, and that of a package which it called there, if there are any."""
     frames = list(stack)
     first = next((i for i, frame in enumerate(frames) if frame.filename.startswith(_EXPORTERS)), -1)
     inside = [frame for frame in reversed(frames[first + 1 :]) if not _is_machinery(frame)]
-    own = [f for f in inside if not any(part in f.filename for part in (*_PACKAGES, _PYTHON))]
-    of_packages = [f for f in inside if any(part in f.filename for part in _PACKAGES)]
-    return next(iter(own or of_packages), None)
+    users = next((i for i, f in enumerate(inside) if not any(p in f.filename for p in (*_PACKAGES, _PYTHON))), None)
+    packages = [frame for frame in inside[:users] if any(part in frame.filename for part in _PACKAGES)]
+    return [*([] if users is None else [inside[users]]), *packages[:1]]
 
 
 def asked_by_user(stack: Iterable[traceback.FrameSummary]) -> bool:
@@ -54,15 +59,19 @@ def asked_by_user(stack: Iterable[traceback.FrameSummary]) -> bool:
 
 
 def where_raised(error: BaseException) -> str:
-    """Returns the line of the model's code that raised an error, as "model.py:12 in forward: `x + 1`", or ""."""
-    frame = user_frame(traceback.extract_tb(error.__traceback__))
-    return where(frame) if frame else ""
+    """Returns the line of the model's code that raised an error, as "model.py:12 in forward: `x + 1`", or "".
+
+    Where that line calls a package, the package's line comes after it.
+    """
+    return ", in ".join(where(frame) for frame in _frames_of_model(traceback.extract_tb(error.__traceback__)))
 
 
 def where(frame: traceback.FrameSummary) -> str:
-    """Returns a frame as "model.py:12 in forward: `x + 1`"."""
+    """Returns a frame as "model.py:12 in forward: `x + 1`". A file of an installed package has its folders."""
     code = f": `{frame.line}`" if frame.line else ""
-    return f"{Path(frame.filename).name}:{frame.lineno} in {frame.name}{code}"
+    package = next((part for part in _PACKAGES if part in frame.filename), None)
+    file = frame.filename.rpartition(package)[2] if package else Path(frame.filename).name
+    return f"{file}:{frame.lineno} in {frame.name}{code}"
 
 
 def where_now() -> str:

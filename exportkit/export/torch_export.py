@@ -23,6 +23,7 @@ from exportkit.export.declared import declared
 from exportkit.export.describe_program import taken_tensors
 from exportkit.export.gradients import gradients_of, traced
 from exportkit.export.guards import GuardLog, guard_log
+from exportkit.export.lengths import varying_lengths
 from exportkit.export.lifted import STATE, lifted
 from exportkit.export.quiet import quiet_torch
 from exportkit.export.recurrent_layers import whole_recurrent_layers
@@ -229,6 +230,7 @@ def _call_export(
                 quiet_torch(),
                 _attention_of_no_machine(),
                 whole_recurrent_layers(),
+                varying_lengths(),
                 traceable_control_flow(),
             ):
                 try:
