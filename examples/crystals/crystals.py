@@ -117,9 +117,7 @@ def draw_inputs(sizes, generator):
 
 def spec() -> ExportSpec:
     """For `exportkit export crystals.py:spec`."""
-    _, inputs = draw_inputs(
-        {"atoms": 4, "bonds": 40, "pairs": 20, "angles": 30}, torch.Generator().manual_seed(0)
-    )
+    _, inputs = draw_inputs({"atoms": 4, "bonds": 40, "pairs": 20, "angles": 30}, torch.Generator().manual_seed(0))
     return ExportSpec(
         model=Crystal().eval(),
         example_inputs=(),

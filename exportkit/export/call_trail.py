@@ -8,6 +8,8 @@ from typing import Any
 
 import torch
 from torch._ops import OpOverload
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_leaves
 
 from exportkit.export.dispatch import OperatorMode
@@ -27,7 +29,7 @@ _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 def fingerprint(tensor: torch.Tensor) -> tuple[object, ...]:
     """Returns numbers that change with a tensor's dtype, sizes or bits."""
-    if tensor.is_nested:  # only within the model, and it has no one shape
+    if tensor.is_nested or isinstance(tensor, FakeTensor):  # only within the model: it has no one shape, or no bits
         return (tensor.dtype,)
     described = (tensor.dtype, tuple(tensor.shape))
     if tensor.layout is not torch.strided or tensor.is_quantized or tensor.is_meta or tensor._is_zerotensor():
@@ -146,7 +148,8 @@ def _numbers(value: Any) -> tuple[object, ...]:
 
 def _fingerprints(value: Any) -> tuple[object, ...]:
     """Returns the fingerprints of the tensors in a nested value."""
-    return tuple(fingerprint(leaf) for leaf in tree_leaves(value) if isinstance(leaf, torch.Tensor))
+    with _disable_current_modes():  # a model may itself trace
+        return tuple(fingerprint(leaf) for leaf in tree_leaves(value) if isinstance(leaf, torch.Tensor))
 
 
 def _called(operator: OpOverload) -> str:

@@ -39,7 +39,7 @@ def explain_refusal(refused: RefusedByTorchError, task: TracingTask, *, strict: 
         found = sizes_that_trace(task, refused, _TRIES, strict=strict)
         changes = changes_between(refused.sizes, found[0], task.examples) if found else ()
         return sizes_error(refused, changes)
-    return _explained(refused.error)
+    return _explained(refused.error, task.spec.model)
 
 
 def sizes_error(refused: RefusedByTorchError, changes: Sequence[SizeChange]) -> ExportError:
@@ -54,10 +54,17 @@ def sizes_error(refused: RefusedByTorchError, changes: Sequence[SizeChange]) -> 
     places = _places(refused.sizes, names)
     lines = refused.log.lines(place for name in names for place in places[name])
     reasons = lines or [with_places(line) for line in re.findall(r"^  - (.*)$", text, re.MULTILINE)]
+    unrolled = [layer for layer in dict.fromkeys(refused.log.unrolled) if any(layer.line in line for line in reasons)]
+    reasons += [
+        f"{layer.layer} there {layer.why}, where torch unrolls it, which fixes its length" for layer in unrolled
+    ]
     about = ", ".join(f"`{name}` ({', '.join(places[name])})" for name in names if places[name]) or "a size"
     message = f"the model does not take every size that {about} was declared to have:" + "".join(
         f"\n    {reason}" for reason in dict.fromkeys(reasons)
     )
+    if unrolled:
+        written = f" Or write {advice(changes)}." if changes else ""
+        return ExportError(message, hint=" ".join(dict.fromkeys(layer.hint for layer in unrolled)) + written)
     if not changes:
         return ExportError(
             message,
@@ -73,7 +80,7 @@ def advice(changes: Sequence[SizeChange]) -> str:
     return f"{options} ({'; '.join(dict.fromkeys(change.meaning for change in changes))})"
 
 
-def _explained(error: Exception) -> ExportError:
+def _explained(error: Exception, model: torch.nn.Module) -> ExportError:
     text = str(error)
     place = where_raised(error)
     at = f" at {place}" if place else ""
@@ -90,11 +97,32 @@ def _explained(error: Exception) -> ExportError:
             "torch.arange(longest)).clamp(max=len(values) - 1)], and attn_mask=torch.arange(longest) < "
             "offsets.diff()[:, None]; rows[mask] has the values again.",
         )
+    if any(frame.name == "linearize" for frame in traceback.extract_tb(error.__traceback__)):
+        return ExportError(
+            f"torch.func.linearize traces the model by itself, which cannot be traced{at}",
+            hint="Write torch.func.jvp(f, (x,), (v,)): it returns f(x) and the derivative in the direction v.",
+        )
+    if re.search("__obj_flatten__|PackedParams", text):
+        return _packed(model, at)
     for pattern, meaning, hint in _KNOWN:
         if re.search(pattern, text):
             return ExportError(f"{meaning}{at}: {_first_line(text)}", hint=hint)
     return ExportError(f"torch.export refused the model{at}: {raised_text(error)}")
 
+
+def _packed(model: torch.nn.Module, at: str) -> ExportError:
+    quantized = {name: type(m) for name, m in model.named_modules() if type(m).__module__.startswith(_QUANTIZED)}
+    inner = [name for name in quantized if any(name.startswith(f"{outer}.") for outer in quantized)]
+    layers = [f"{name or 'all of it'} ({of.__name__})" for name, of in quantized.items() if name not in inner]
+    named = f": {', '.join(layers[:5])}{' ...' if len(layers) > 5 else ''}" if layers else ""
+    return ExportError(
+        f"the model contains a packed object of torch.ao's quantization, which torch.export cannot see into{at}{named}",
+        hint="Quantize with torchao (quantize_), which leaves nn.LSTM and nn.GRU in floating point, or export the "
+        "model before it is quantized.",
+    )
+
+
+_QUANTIZED = "torch.ao.nn.quantized"
 
 BRANCHES = (
     "the model branches on the value of a tensor",
@@ -125,11 +153,6 @@ _KNOWN = (
         r"Cannot access data pointer|doesn't have storage|data_ptr|incompatible function arguments",
         "the model passes a tensor to code that is not a PyTorch operator",
         "Register that code as an operator (TORCH_LIBRARY in C++, and a fake kernel): torch.export cannot see into it.",
-    ),
-    (
-        r"__obj_flatten__|PackedParams",
-        "the model contains a packed object of torch.ao's quantization, which torch.export cannot see into",
-        "Quantize with torchao (quantize_), or export the model before it is quantized.",
     ),
     (
         r"torch\.jit|ScriptModule|ScriptObject",

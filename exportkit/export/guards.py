@@ -37,6 +37,23 @@ class Condition:
     torchs_own: bool
 
 
+@dataclass(frozen=True)
+class UnrolledLayer:
+    """A recurrent layer whose length is fixed.
+
+    Attributes:
+        layer: Its class, such as nn.LSTM.
+        line: The line of the model that calls it.
+        why: What torch unrolls it for, such as "is under autocast".
+        hint: What to write instead.
+    """
+
+    layer: str
+    line: str
+    why: str
+    hint: str
+
+
 @dataclass
 class GuardLog:
     """The conditions on sizes, in the order in which the model's lines needed them.
@@ -47,6 +64,7 @@ class GuardLog:
         forgiving: Whether conditions by which operators choose a layout may fail.
         forgiven: Those that do.
         tried: Sizes at which they do, where the program must be held against eager.
+        unrolled: Recurrent layers that torch unrolled, which fixes their length.
     """
 
     declared: Declared = field(default_factory=Declared)
@@ -54,6 +72,7 @@ class GuardLog:
     forgiving: bool = False
     forgiven: set[sympy.Basic] = field(default_factory=set)
     tried: list[dict[str, int]] = field(default_factory=list)
+    unrolled: list[UnrolledLayer] = field(default_factory=list)
 
     def refuting(self, env: ShapeEnv, guards: Sequence[Any]) -> list[Any]:
         """Returns those of torch's guards because of which the declared sizes are to be refused.

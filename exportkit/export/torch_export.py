@@ -14,6 +14,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._pytree import tree_map
 
 from exportkit.errors import HostError
+from exportkit.export.batch_rules import varying_batches
 from exportkit.export.branch_graphs import correct_branches
 from exportkit.export.call_signature import BoundCall, describe_call, is_tensor, plain_tuples
 from exportkit.export.cases import resampled
@@ -229,8 +230,9 @@ def _call_export(
                 gradients_of(model),
                 quiet_torch(),
                 _attention_of_no_machine(),
-                whole_recurrent_layers(),
+                whole_recurrent_layers(log.unrolled),
                 varying_lengths(),
+                varying_batches(),
                 traceable_control_flow(),
             ):
                 try:

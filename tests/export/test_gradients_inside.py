@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -73,10 +74,22 @@ def in_place(net: nn.Sequential, x: Tensor) -> Tensor:
     return grad(net[1:](hidden).sum(), x)[0]
 
 
+def batched(net: nn.Module, x: Tensor) -> Tensor | None:
+    x, unused = x.detach().requires_grad_(), torch.ones(2, requires_grad=True)
+    y = net(x).squeeze(1)
+    return grad(y, [x, unused], torch.eye(len(y)), is_grads_batched=True, allow_unused=True)[0]
+
+
+def norm_of_rows(net: nn.Module, x: Tensor) -> tuple[Tensor, Tensor]:
+    norm = partial(nn.functional.layer_norm, normalized_shape=(3,))
+    return func.vmap(norm)(x), func.vmap(func.grad(lambda row: net(norm(row)).sum()))(x)
+
+
 MODELS: dict[str, Callable[..., object]] = {
     each.__name__: each
     for each in (
         first_order, enabled_inside, of_the_input_itself, second_order, of_several, of_weights, by_backward, in_place,
+        batched, norm_of_rows,
     )
 } | {
     "func.grad": lambda net, x: func.grad(lambda q: inner(net, q))(x),
@@ -85,6 +98,7 @@ MODELS: dict[str, Callable[..., object]] = {
     "func.jacrev of rows": lambda net, x: func.vmap(func.jacrev(net))(x),
     "func.jacfwd of rows": lambda net, x: func.vmap(func.jacfwd(net))(x),
     "func.jacrev twice": lambda net, x: func.jacrev(func.jacrev(lambda q: inner(net, q)))(x[:2]),
+    "autograd.functional": lambda net, x: torch.autograd.functional.jacobian(net, x, vectorize=True),
     "a product with the Hessian": lambda net, x: func.jvp(func.grad(lambda q: inner(net, q)), (x,), (x.sin(),))[1],
 }  # fmt: skip
 
@@ -137,6 +151,25 @@ def test_an_operator_without_a_gradient_is_named_with_its_line(tmp_path: Path) -
 
     with pytest.raises(ExportError, match=r"test_gradients_inside.py:\d+ in rounds"):
         exported(spec_of(rounds), tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("function", "message"),
+    [
+        (lambda net, x: func.linearize(net, x)[1](x), r"linearize traces .*test_gradients_inside.py:\d+"),
+        (
+            lambda net, x: torch.autograd.functional.jacobian(net, x),
+            r"inside.py:\d+ .* needs x:0 == 6",
+        ),  # a Python loop
+        (lambda net, x: grad(net(x), x.requires_grad_())[0], r"inside.py:\d+ .*only for scalar outputs"),
+        (lambda net, x: grad(net(x).sum(), torch.ones(2).requires_grad_())[0], r"inside.py:\d+ .*allow_unused=True"),
+    ],
+)
+def test_what_cannot_be_differentiated_is_refused_with_its_line(
+    function: Callable[..., object], message: str, tmp_path: Path
+) -> None:
+    with pytest.raises(ExportError, match=message):
+        exported(spec_of(function), tmp_path)
 
 
 DECLARED = {"1": Tolerance(gradient_of=("0", "x"), scale=-1)}
