@@ -18,8 +18,13 @@ from exportkit import ExportSpec, Tolerance
 
 
 def summed(data: Tensor, owners: Tensor, *, average: bool = True, num_owner: int | None = None) -> Tensor:
-    """Sums rows by owner, as CHGNet's `aggregate` does, which counts owners to know how many there are."""
-    return data.new_zeros(num_owner or 1, data.shape[1]).index_add(0, owners, data)
+    """Sums rows by owner, as CHGNet's `aggregate` does, which counts owners to know how many there are.
+
+    Without a number of owners, they are crystals: one.
+    """
+    if num_owner is None:
+        return data.sum(0, keepdim=True)
+    return data.new_zeros(num_owner, data.shape[1]).index_add(0, owners, data)
 
 
 layers.aggregate = summed
