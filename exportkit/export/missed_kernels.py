@@ -38,8 +38,9 @@ def float_products(program: torch.export.ExportedProgram) -> list[str]:
             continue
         stored, computed = (str(each.meta["val"].dtype)[6:] for each in (weight, node))
         advice = _FLOAT8 if stored.startswith("float8") else _INT8
-        where = where_traced(node) or _module(node)
-        lines.append(f"{stored} weights are multiplied as {computed} at {where}; {advice}")
+        line = where_traced(node)
+        where = f"at {line}" if line else f"in module {_module(node)}"
+        lines.append(f"{stored} weights are multiplied as {computed} {where}; {advice}")
     return list(dict.fromkeys(lines))
 
 

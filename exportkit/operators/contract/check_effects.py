@@ -64,6 +64,10 @@ def _mutation(trial: Trial, call: Sample, layout: MemoryLayout) -> Problem | Non
         return None  # it may refuse strides
     declared = trial.subject.written
     for (name, tensor), old in zip(named, before):
+        if _memory(tensor).shape != old.shape:
+            if name in declared:
+                continue
+            return Problem(f"The schema does not say that {name} is written to, but the call resizes it.", shown=_SHOWN)
         changed = _memory(tensor) != old
         if not bool(changed.any()):
             continue
