@@ -147,8 +147,10 @@ def _checked(
             raise ArtifactError(f"the artifact {artifact.digest} has the manifest of another package as its config")
         if trust.signature is not None:
             return {}, check_trust(reader, trust.keys or None, trust.signature)
-        if not demanded:
-            return _fitting(found, reader.manifest_sha256), ()
+        if not demanded:  # a policy may still have revoked the package, or who signed it
+            fitting = _fitting(found, reader.manifest_sha256)
+            _write_beside(part, fitting)
+            return fitting, check_trust(reader)
         refused: ExportkitError | None = None
         for signatures in _choices(found):
             _write_beside(part, signatures)

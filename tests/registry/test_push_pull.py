@@ -10,6 +10,8 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from exportkit import errors
+from exportkit.package.archive import PackageReader
+from exportkit.package.revocation import revoke
 from exportkit.package.signing import sign_package
 from exportkit.package.trust import Trust
 from exportkit.registry.blob_upload import bytes_source, upload
@@ -129,6 +131,20 @@ def test_signatures_of_an_earlier_package_do_not_stay_beside_a_new_one(
     assert _pull(signed, got).signatures
     assert _pull(unsigned, got).signatures == ()
     assert not got.with_name("got.pt2.sig").exists()
+
+
+def test_a_revoked_package_is_not_pulled_where_no_signature_is_required(
+    registry: LyingRegistry, package: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reference = _push(registry, package).reference
+    with PackageReader(package) as reader:
+        revoke(tmp_path / "revoked.json", {}, {reader.manifest_sha256: "wrong"})
+    lists = [{"list": "revoked.json", "minimum_sequence": 0}]
+    policy = write_policy(tmp_path / "policy.json", require_signature=False, revocations=lists)
+    monkeypatch.setenv("EXPORTKIT_POLICY", str(policy))
+    with pytest.raises(errors.RevokedError):
+        _pull(reference, tmp_path / "got.pt2")
+    assert not (tmp_path / "got.pt2").exists()
 
 
 def test_a_signature_that_the_caller_names_is_used_and_stays(
