@@ -72,7 +72,12 @@ void answer(ek_text* out, std::string text) {
 ek_text view(const std::string& text) { return {text.data(), text.size()}; }
 
 SignatureRequest request_of(const ek_demand& demand) {
-  return {{demand.keys, demand.keys + demand.key_count}, demand.signature == nullptr ? "" : demand.signature};
+  SignatureRequest request{{demand.keys, demand.keys + demand.key_count}};
+  if (demand.signature != nullptr) request.signature = demand.signature;
+  if (demand.signature_content != nullptr) {
+    request.signature_content.assign(demand.signature_content, demand.signature_content_size);
+  }
+  return request;
 }
 
 std::string json(const PublicKey& key) {
@@ -88,7 +93,7 @@ std::string json(const std::vector<PublicKey>& keys) {
 
 extern "C" {
 
-int ek_abi_version(void) { return 3; }
+int ek_abi_version(void) { return 4; }
 
 const ek_error* ek_last_error(void) { return exportkit::c_api::last_error(); }
 

@@ -7,6 +7,7 @@
 #include "package/case_tensors.h"
 #include "package/json_text.h"
 #include "package/mapping.h"
+#include "package/opened_file.h"
 #include "package/state_digest.h"
 #include "package/text.h"
 #include "package/trust.h"
@@ -14,6 +15,10 @@
 
 using namespace exportkit;
 using namespace exportkit::c_api;
+
+struct ek_arriving {
+  ArrivingPackage package;
+};
 
 struct ek_mapping {
   WeightMapping weights;
@@ -25,6 +30,15 @@ struct ek_entry {
 };
 
 namespace {
+
+ek_package* opened(OpenedFile file, const ek_demand* demand) {
+  std::optional<SignatureRequest> request;
+  if (demand != nullptr) request = request_of(*demand);
+  auto made =
+      std::unique_ptr<ek_package>(new ek_package{PackageReader(std::move(file), request ? &*request : nullptr), {}});
+  made->signers = json(made->reader.signers());
+  return made.release();
+}
 
 Unpacking unpacking(int always) { return {always != 0, warn}; }
 
@@ -46,17 +60,31 @@ extern "C" {
 
 // --- packages --------------------------------------------------------------------------------------------------------
 
+int ek_arriving_new(const char* name, uint64_t limit, ek_arriving** arriving) {
+  return guarded([&] { *arriving = new ek_arriving{ArrivingPackage(name, limit)}; });
+}
+
+int ek_arriving_write(ek_arriving* arriving, const void* piece, size_t size) {
+  return guarded([&] { arriving->package.write({static_cast<const char*>(piece), size}); });
+}
+
+void ek_arriving_close(ek_arriving* arriving) { delete arriving; }
+
 int ek_package_open(const char* path, const ek_demand* demand, ek_package** package) {
-  return guarded([&] {
-    std::optional<SignatureRequest> request;
-    if (demand != nullptr) request = request_of(*demand);
-    auto made = std::unique_ptr<ek_package>(new ek_package{PackageReader(path, request ? &*request : nullptr), {}});
-    made->signers = json(made->reader.signers());
-    *package = made.release();
-  });
+  return guarded([&] { *package = opened(OpenedFile::by_path(path), demand); });
+}
+
+int ek_package_open_descriptor(int descriptor, const ek_demand* demand, ek_package** package) {
+  return guarded([&] { *package = opened(OpenedFile::of_file(descriptor), demand); });
+}
+
+int ek_package_open_arrived(ek_arriving* arriving, const ek_demand* demand, ek_package** package) {
+  return guarded([&] { *package = opened(std::move(arriving->package).seal(), demand); });
 }
 
 void ek_package_close(ek_package* package) { delete package; }
+
+const char* ek_package_name(const ek_package* package) { return package->reader.name().c_str(); }
 
 ek_text ek_package_manifest(const ek_package* package) { return view(package->reader.manifest_text()); }
 

@@ -168,9 +168,8 @@ CacheEntry unpack(const PackageReader& reader, const Contents& contents, const U
     return unpack_in(fallback_directory(), reader, contents, how.always);
   } catch (const std::system_error& error) {
     throw Error(errors::kCache,
-                "cannot unpack " + reader.path().filename().string() + " (" + megabytes(contents) +
-                    "), neither to the cache " + cache + " (" + reason + ") nor to " + temporary_directory() + " (" +
-                    reason_of(error) + ")",
+                "cannot unpack " + reader.name() + " (" + megabytes(contents) + "), neither to the cache " + cache +
+                    " (" + reason + ") nor to " + temporary_directory() + " (" + reason_of(error) + ")",
                 "Make room, or set EXPORTKIT_CACHE to a private, writable directory with enough space.");
   }
 }

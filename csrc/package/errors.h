@@ -62,6 +62,7 @@ class __attribute__((visibility("default"))) Error : public std::runtime_error {
         message_(std::move(message)),
         hint_(std::move(hint)) {}
 
+  const ErrorClass& kind() const { return kind_; }
   const char* name() const { return kind_.name; }
   int exit_code() const { return kind_.exit_code; }
   // What was given and what is allowed.

@@ -31,6 +31,7 @@ size_t padded(const Record& record) {
 enum class Writers { kNone, kSome, kUnknown };
 
 Writers writers_of(int fd) {
+  if (fcntl(fd, F_GETLEASE) != F_UNLCK) return Writers::kUnknown;  // a lease of whoever gave us the descriptor
   // If the file is opened for writing during the lease, the kernel sends this process a signal, which it ignores.
   fcntl(fd, F_SETSIG, SIGURG);
   if (fcntl(fd, F_SETLEASE, F_RDLCK) != 0) return errno == EAGAIN ? Writers::kSome : Writers::kUnknown;
@@ -41,6 +42,7 @@ Writers writers_of(int fd) {
 // Whether the file's content may change after it was verified. A process that has the file open keeps it when the file
 // gets another owner, mode or name, so that an owner we cannot ask about counts as one whom somebody else preceded.
 bool may_change(const PackageReader& package) {
+  if (is_sealed(package.fd())) return false;
   const struct stat status = package.status();
   if (others_may_change(status)) return true;
   const Writers writers = writers_of(package.fd());
@@ -62,8 +64,10 @@ WeightMapping::~WeightMapping() {
 void WeightMapping::map(const PackageReader& package) {
   size_ = package.size();
   // Read-only: code that writes to a weight crashes instead of changing it for others.
-  void* mapped = mmap(nullptr, size_, PROT_READ, MAP_SHARED, package.fd(), 0);
-  if (mapped == MAP_FAILED) throw FileError(package.path());
+  // Sealed memory cannot be mapped as shared before Linux 6.7; the pages of a private mapping are the same ones.
+  const int sharing = is_sealed(package.fd()) ? MAP_PRIVATE : MAP_SHARED;
+  void* mapped = mmap(nullptr, size_, PROT_READ, sharing, package.fd(), 0);
+  if (mapped == MAP_FAILED) throw FileError(package.place());
   memory_ = mapped;
   for (const std::string& record : weight_records(package.manifest())) {
     data_[record] = static_cast<const char*>(memory_) + package.data_offset(record);
@@ -75,7 +79,7 @@ void WeightMapping::copy(const PackageReader& package) {
   for (const std::string& record : records) size_ += padded(package.record(record));
   if (size_ == 0) size_ = kAlignment;
   void* mapped = mmap(nullptr, size_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-  if (mapped == MAP_FAILED) throw FileError(package.path());
+  if (mapped == MAP_FAILED) throw FileError(package.place());
   memory_ = mapped;
   auto* at = static_cast<char*>(memory_);
   try {
@@ -84,7 +88,7 @@ void WeightMapping::copy(const PackageReader& package) {
       data_[record] = at;
       at += padded(package.record(record));
     }
-    if (mprotect(memory_, size_, PROT_READ) != 0) throw FileError(package.path());
+    if (mprotect(memory_, size_, PROT_READ) != 0) throw FileError(package.place());
   } catch (...) {
     munmap(memory_, size_);
     throw;

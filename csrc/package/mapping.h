@@ -12,7 +12,8 @@ namespace exportkit {
 // Weights are mapped from the file read-only: they are read when used, and processes share them. If another user can
 // write to the file, or may have it open for writing, the content may change after verification. Then the weights are
 // copied into this process's memory and their digests checked. So are those of a file that belongs to another user,
-// root included, and of a signed package on a file system without leases, where nobody can tell who has it open.
+// root included, and of a signed package on a file system without leases, where nobody can tell who has it open. Sealed
+// memory never changes, and is mapped whoever made it.
 class WeightMapping {
  public:
   // DigestMismatchError if a copied record is wrong; std::system_error without enough memory.

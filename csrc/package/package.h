@@ -20,11 +20,12 @@
 extern "C" {
 #endif
 
-typedef struct ek_package ek_package; /* an open package */
-typedef struct ek_mapping ek_mapping; /* a package's weights in memory */
-typedef struct ek_entry ek_entry;     /* an unpacked cache entry, held in use */
-typedef struct ek_writer ek_writer;   /* a package being written */
-typedef struct ek_folder ek_folder;   /* a temporary folder */
+typedef struct ek_package ek_package;   /* an open package */
+typedef struct ek_arriving ek_arriving; /* a package that comes in pieces */
+typedef struct ek_mapping ek_mapping;   /* a package's weights in memory */
+typedef struct ek_entry ek_entry;       /* an unpacked cache entry, held in use */
+typedef struct ek_writer ek_writer;     /* a package being written */
+typedef struct ek_folder ek_folder;     /* a temporary folder */
 
 typedef struct {
   const char* data;
@@ -44,7 +45,9 @@ typedef struct {
 typedef struct {
   const char* const* keys; /* PEM files or PEM text; one valid signature is enough. No keys: none is required. */
   size_t key_count;
-  const char* signature; /* the signature file; NULL or empty: the package's name with .sig or .sigstore.json */
+  const char* signature;         /* the signature file; NULL or empty: the package's name with .sig or .sigstore.json */
+  const char* signature_content; /* the content of a signature file, in place of one; may be NULL */
+  size_t signature_content_size;
 } ek_demand;
 
 /* What to remove from the cache, besides leftovers of killed processes. */
@@ -67,9 +70,21 @@ EK_API void ek_after_fork(int child);
 
 /* --- packages ---------------------------------------------------------------------------------------------------- */
 
+/* Takes a package piece by piece, into one copy in memory. `name` says in messages what was given. More bytes than the
+ * limit are an error. A piece may change meanwhile: what was copied is what is checked. */
+EK_API int ek_arriving_new(const char* name, uint64_t limit, ek_arriving** arriving);
+EK_API int ek_arriving_write(ek_arriving* arriving, const void* piece, size_t size);
+EK_API void ek_arriving_close(ek_arriving* arriving);
+
 /* Opens a package and checks rules 1 to 12. With a demand, it checks signatures before it reads the manifest. */
 EK_API int ek_package_open(const char* path, const ek_demand* demand, ek_package** package);
+/* The same for the file of a descriptor, which stays the caller's. It must be a plain file. */
+EK_API int ek_package_open_descriptor(int descriptor, const ek_demand* demand, ek_package** package);
+/* The same for what arrived, which is sealed first: nothing can be written to it afterwards. */
+EK_API int ek_package_open_arrived(ek_arriving* arriving, const ek_demand* demand, ek_package** package);
 EK_API void ek_package_close(ek_package* package);
+/* The file's name, or what was given instead of a path, for messages. */
+EK_API const char* ek_package_name(const ek_package* package);
 /* The bytes of the checked manifest, valid until the package is closed. */
 EK_API ek_text ek_package_manifest(const ek_package* package);
 EK_API const char* ek_package_manifest_sha256(const ek_package* package);

@@ -1,11 +1,10 @@
 #include "package/package_file.h"
 
-#include <fcntl.h>
 #include <time.h>
 
 #include <algorithm>
-#include <cerrno>
 #include <memory>
+#include <utility>
 
 #include "package/crc32.h"
 #include "package/errors.h"
@@ -19,15 +18,6 @@ namespace {
 constexpr size_t kBlock = 256 << 10;  // stays in a core's own cache while it is hashed
 
 int64_t nanoseconds(const timespec& time) { return time.tv_sec * 1'000'000'000 + time.tv_nsec; }
-
-Descriptor open_file(const std::filesystem::path& path) {
-  // Non-blocking, or a FIFO would wait for a writer.
-  Descriptor file(open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
-  if (!file) {
-    throw Error(errors::kUsage, "cannot open " + path.string() + ": " + std::generic_category().message(errno));
-  }
-  return file;
-}
 
 void check_has_manifest(const std::vector<Header>& headers) {
   const auto has = [&](std::string_view name) {
@@ -59,14 +49,23 @@ FileState FileState::of(const struct stat& status) {
   return {status.st_dev, status.st_ino, status.st_size, nanoseconds(status.st_mtim), nanoseconds(status.st_ctim)};
 }
 
-PackageFile::PackageFile(const std::filesystem::path& path) : path_(path), file_(open_file(path)) {
+PackageFile::PackageFile(OpenedFile file) : opened_file_(std::move(file)) {
   const struct stat now = status();
   if (!S_ISREG(now.st_mode)) {
-    throw Error(errors::kNotAnArchive, path.string() + " is not a file; a package is one .pt2 file");
+    throw Error(errors::kNotAnArchive, place().string() + " is not a file; a package is one .pt2 file");
   }
   opened_ = FileState::of(now);
-  if (path.extension() == ".onnx" && read_at(fd(), 0, 4) != "PK\3\4") {
-    throw Error(errors::kNotAnArchive, path.string() + " is an ONNX model, not a package",
+  try {
+    read_structure();
+  } catch (const Error& error) {
+    if (!path().empty()) throw;  // who gave a path knows which file it is
+    throw Error(error.kind(), name() + ": " + error.message(), error.hint());
+  }
+}
+
+void PackageFile::read_structure() {
+  if (path().extension() == ".onnx" && read_at(fd(), 0, 4) != "PK\3\4") {
+    throw Error(errors::kNotAnArchive, path().string() + " is an ONNX model, not a package",
                 "ONNX Runtime runs it without exportkit. `exportkit verify`, `inspect`, `sign` and `bench` take it.");
   }
   const std::vector<Header> headers = read_directory(fd(), size());
@@ -84,7 +83,7 @@ PackageFile::PackageFile(const std::filesystem::path& path) : path_(path), file_
 
 struct stat PackageFile::status() const {
   struct stat status{};
-  if (fstat(fd(), &status) != 0) throw FileError(path_);
+  if (fstat(fd(), &status) != 0) throw FileError(place());
   return status;
 }
 

@@ -12,6 +12,7 @@
 
 #include "package/atomic.h"
 #include "package/container.h"
+#include "package/opened_file.h"
 
 namespace exportkit {
 
@@ -29,17 +30,19 @@ struct FileState {
 // The file is opened once, so what was checked is what is read, even if the path names another file by then.
 class PackageFile {
  public:
-  // Opens a file and checks rules 1 to 6. Throws UsageError if the file does not exist or cannot be read, otherwise the
-  // error class of the broken rule.
-  explicit PackageFile(const std::filesystem::path& path);
+  // Takes over a file and checks rules 1 to 6. Throws the error class of the broken rule.
+  explicit PackageFile(OpenedFile file);
   PackageFile(const PackageFile&) = delete;
   PackageFile& operator=(const PackageFile&) = delete;
 
-  const std::filesystem::path& path() const { return path_; }
-  // The file's name, for messages.
-  std::string name() const { return path_.filename().string(); }
+  // Empty if it was not opened by a path. Then no other file belongs to it, such as a signature.
+  const std::filesystem::path& path() const { return opened_file_.path; }
+  // The file's name, or what was given instead of a path, for messages.
+  const std::string& name() const { return opened_file_.name; }
+  // The path, or else the name.
+  std::filesystem::path place() const { return path().empty() ? std::filesystem::path(name()) : path(); }
   // `/proc/self/fd/<n>` is the file that was checked.
-  int fd() const { return file_.get(); }
+  int fd() const { return opened_file_.file.get(); }
   uint64_t size() const { return static_cast<uint64_t>(opened_.size); }
   // What the file was when it was opened, and what it is now.
   const FileState& opened() const { return opened_; }
@@ -59,8 +62,9 @@ class PackageFile {
   const std::vector<Entry>& entries() const { return entries_; }
 
  private:
-  std::filesystem::path path_;
-  Descriptor file_;
+  void read_structure();
+
+  OpenedFile opened_file_;
   FileState opened_;
   std::vector<Entry> entries_;
   std::string manifest_, manifest_sha256_;

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstring>
 #include <memory>
+#include <utility>
 
 #include "package/consistency.h"
 #include "package/crc32.h"
@@ -21,8 +22,8 @@ constexpr const char* kDamaged = "The package was changed or damaged after it wa
 
 }  // namespace
 
-PackageReader::PackageReader(const std::filesystem::path& path, const SignatureRequest* request)
-    : PackageFile(path),
+PackageReader::PackageReader(OpenedFile file, const SignatureRequest* request)
+    : PackageFile(std::move(file)),
       signers_(request ? check_trust(*this, *request) : std::vector<PublicKey>()),
       manifest_(decode_manifest(manifest_text())) {
   check_consistency(manifest_);

@@ -17,10 +17,9 @@ namespace exportkit {
 // An open package with a checked structure. `read` and `extract` check contents. Several threads may use it.
 class PackageReader : public PackageFile {
  public:
-  // Opens a package and checks everything except the records' contents (rules 1 to 12). If a signature is required, it
-  // is checked before the manifest is read. Throws UsageError if the file does not exist or cannot be read, the error
-  // class of the broken rule, or the errors of check_trust.
-  explicit PackageReader(const std::filesystem::path& path, const SignatureRequest* request = nullptr);
+  // Checks everything of a package except the records' contents (rules 1 to 12). If a signature is required, it is
+  // checked before the manifest is read. Throws the error class of the broken rule, or the errors of check_trust.
+  explicit PackageReader(OpenedFile file, const SignatureRequest* request = nullptr);
 
   const Manifest& manifest() const { return manifest_; }
   // The keys that signed it, if a signature was required when it was opened.

@@ -166,13 +166,19 @@ struct Form {
   std::vector<PublicKey> keys;
 };
 
-// The forms that these keys can check. If a given file could have either form, its name decides.
-std::vector<Form> forms_of(const std::vector<PublicKey>& keys, const fs::path& given) {
+// Whether a given signature is a bundle: by its file's name, or by its content. None of our own form has such a text.
+bool is_bundle(const SignatureRequest& given) {
+  return given.signature.ends_with(kBundleSuffix) ||
+         given.signature_content.find("\"dsseEnvelope\"") != std::string::npos;
+}
+
+// The forms that these keys can check. If a given signature could have either form, `is_bundle` decides.
+std::vector<Form> forms_of(const std::vector<PublicKey>& keys, const SignatureRequest& given) {
   std::vector<Form> forms{{kOwnSuffix, {}}, {kBundleSuffix, {}}};
   for (const PublicKey& key : keys) forms[key.is_ed25519() ? 0 : 1].keys.push_back(key);
   std::erase_if(forms, [](const Form& form) { return form.keys.empty(); });
-  if (!given.empty() && forms.size() > 1) {
-    forms.erase(forms.begin() + (given.filename().string().ends_with(kBundleSuffix) ? 0 : 1));
+  if (!(given.signature.empty() && given.signature_content.empty()) && forms.size() > 1) {
+    forms.erase(forms.begin() + (is_bundle(given) ? 0 : 1));
   }
   return forms;
 }
@@ -181,6 +187,25 @@ std::vector<Form> forms_of(const std::vector<PublicKey>& keys, const fs::path& g
 fs::path signature_beside(const fs::path& package, const std::string& suffix) {
   const fs::path file = package.string() + suffix;
   return fs::exists(fs::symlink_status(file)) ? file : fs::path(fs::weakly_canonical(package).string() + suffix);
+}
+
+// A signature that is to be checked, and what messages call it.
+struct FoundSignature {
+  std::string place, name;
+  std::optional<std::string> content;
+};
+
+FoundSignature signature_of(const PackageFile& package, const SignatureRequest& given, const std::string& suffix) {
+  if (!given.signature_content.empty()) {
+    if (given.signature_content.size() > kSmallFileBytes) {
+      throw Error(errors::kSignature, "the signature has " + std::to_string(given.signature_content.size()) +
+                                          " bytes; one has at most " + std::to_string(kSmallFileBytes));
+    }
+    return {"the given signature", "the given signature", given.signature_content};
+  }
+  if (given.signature.empty() && package.path().empty()) return {"signature beside it", "", std::nullopt};
+  const fs::path file = given.signature.empty() ? signature_beside(package.path(), suffix) : fs::path(given.signature);
+  return {file.string(), file.filename().string(), read_signature_file(file)};
 }
 
 // The key ids that a signature file names.
@@ -229,26 +254,27 @@ void refuse_revoked_signers(const PackageFile& package, const Revocations& revok
   if (!signer.empty()) refuse_key(package.name() + " is signed only by", signer, revoked.of_key(signer));
 }
 
-PublicKey satisfy(const PackageFile& package, const Demand& demand, const fs::path& given, const Revocations& revoked) {
+PublicKey satisfy(const PackageFile& package, const Demand& demand, const SignatureRequest& given,
+                  const Revocations& revoked) {
   std::string reasons;
-  bool by_others = false;
+  std::vector<std::string> others;  // the keys that signed it
   for (const Form& form : forms_of(demand.keys, given)) {
-    const fs::path file = given.empty() ? signature_beside(package.path(), form.suffix) : given;
-    const std::string name = file.filename().string();
-    const auto content = read_signature_file(file);
+    const auto [place, name, content] = signature_of(package, given, form.suffix);
     const PublicKey* signer = content ? signer_of(package, form, *content, name) : nullptr;
     if (signer != nullptr) return *signer;
-    by_others = by_others || content.has_value();
-    reasons += reasons.empty() ? "" : "; ";
-    reasons += content ? file.string() + " has signatures by " + some(key_ids(form.suffix, *content, name))
-                       : "there is no " + file.string();
+    const std::vector<std::string> ids = content ? key_ids(form.suffix, *content, name) : std::vector<std::string>();
+    others.insert(others.end(), ids.begin(), ids.end());
+    const std::string reason = content ? place + " has signatures by " + some(ids) : "there is no " + place;
+    if (reasons.find(reason) == std::string::npos) reasons += (reasons.empty() ? "" : "; ") + reason;
   }
+  const bool by_others = !others.empty();
   for (const SignatureFile& file : signature_files(package)) {
-    for (const std::string& id : file.key_ids) {
-      const std::string why = revoked.of_key(id);
-      if (!why.empty())
-        refuse_key(package.name() + " lacks a signature that " + demand.by + " requires; it has one by", id, why);
-    }
+    others.insert(others.end(), file.key_ids.begin(), file.key_ids.end());
+  }
+  for (const std::string& id : others) {
+    const std::string why = revoked.of_key(id);
+    if (!why.empty())
+      refuse_key(package.name() + " lacks a signature that " + demand.by + " requires; it has one by", id, why);
   }
   std::vector<std::string> wanted;
   for (const PublicKey& key : demand.keys) wanted.push_back(key.id + " (" + key.source + ")");
@@ -267,8 +293,8 @@ Rules rules_of(const SignatureRequest& request, const std::string& system_policy
     Demand caller{{}, "the caller"};
     for (const std::string& key : request.public_keys) caller.keys.push_back(read_public_key(key));
     rules.demands.insert(rules.demands.begin(), std::move(caller));
-  } else if (!request.signature.empty() && rules.demands.empty()) {
-    throw Error(errors::kUsage, "a signature file was given without a public key to check it",
+  } else if (!(request.signature.empty() && request.signature_content.empty()) && rules.demands.empty()) {
+    throw Error(errors::kUsage, "a signature was given without a public key to check it",
                 "Give the public key as well.");
   }
   return rules;
@@ -283,7 +309,7 @@ std::vector<PublicKey> check_trust(const PackageFile& package, const SignatureRe
   if (demands.empty()) refuse_revoked_signers(package, revoked);
   std::vector<PublicKey> signers;
   for (const Demand& demand : demands) {
-    signers.push_back(satisfy(package, without_revoked(demand, revoked), request.signature, revoked));
+    signers.push_back(satisfy(package, without_revoked(demand, revoked), request, revoked));
   }
   return signers;
 }
@@ -297,6 +323,7 @@ std::vector<RevocationList> revocation_lists() { return policy_rules(kSystemPoli
 
 std::vector<SignatureFile> signature_files(const PackageFile& package) {
   std::vector<SignatureFile> found;
+  if (package.path().empty()) return found;
   for (const char* suffix : {kOwnSuffix, kBundleSuffix}) {
     SignatureFile file{signature_beside(package.path(), suffix), {}, {}};
     try {

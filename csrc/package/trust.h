@@ -16,10 +16,12 @@ inline constexpr const char* kSystemPolicy = "/etc/exportkit/policy.json";
 // The signature that a caller requires, in addition to this machine's policies.
 struct SignatureRequest {
   // PEM files or PEM text. One of these keys must have signed. If empty, the caller requires no signature.
-  std::vector<std::string> public_keys;
+  std::vector<std::string> public_keys = {};
   // The signature file. If empty: the package's name with `.sig`, or `.sigstore.json` for a bundle, beside the path or
-  // beside the file that it links to.
-  std::string signature;
+  // beside the file that it links to. A package that has no path has nothing beside it.
+  std::string signature = {};
+  // The content of a signature file, in place of one.
+  std::string signature_content = {};
 };
 
 // Checks that an open package has the signatures that its caller and this machine's policies require. A signature

@@ -25,6 +25,10 @@ OpenOptions open_options(const exportkit_open_options* given) {
     options.public_keys.emplace_back(not_null(not_null(c.public_keys, "public_keys")[i], "an element of public_keys"));
   }
   if (c.signature != nullptr) options.signature = c.signature;
+  if (c.signature_content_size > 0) {
+    options.signature_content.assign(not_null(c.signature_content, "signature_content"), c.signature_content_size);
+  }
+  if (c.stream_limit != 0) options.stream_limit = c.stream_limit;
   if ((c.flags & EXPORTKIT_VERIFY_ALWAYS) != 0) options.verify = Verify::kAlways;
   if ((c.flags & EXPORTKIT_CUDA_GRAPHS) != 0) options.cuda_graphs = CudaGraphs::kOnFirstUse;
   if (c.warn != nullptr) {
@@ -33,6 +37,16 @@ OpenOptions open_options(const exportkit_open_options* given) {
     };
   }
   return options;
+}
+
+// Gives the handle of the model that `open` opens.
+template <class Open>
+int give_model(exportkit_model* model, exportkit_error** error, const Open& open) noexcept {
+  if (model != nullptr) *model = 0;
+  return attempt(error, [&] {
+    not_null(model, "model");
+    *model = static_cast<exportkit_model>(handles<OpenModel>().add(std::make_shared<OpenModel>(open())));
+  });
 }
 
 // --- cases -----------------------------------------------------------------------------------------------------------
@@ -81,12 +95,20 @@ const char* exportkit_torch_version(void) noexcept {
 
 int exportkit_open(const char* path, const exportkit_open_options* options, exportkit_model* model,
                    exportkit_error** error) noexcept {
-  if (model != nullptr) *model = 0;
-  return attempt(error, [&] {
-    not_null(model, "model");
-    Model opened = Model::open(not_null(path, "path"), open_options(options));
-    *model = static_cast<exportkit_model>(handles<OpenModel>().add(std::make_shared<OpenModel>(std::move(opened))));
+  return give_model(model, error, [&] { return Model::open(not_null(path, "path"), open_options(options)); });
+}
+
+int exportkit_open_bytes(const void* bytes, size_t size, const exportkit_open_options* options, exportkit_model* model,
+                         exportkit_error** error) noexcept {
+  return give_model(model, error, [&] {
+    const auto* const content = static_cast<const std::byte*>(not_null(bytes, "bytes"));
+    return Model::open(std::span(content, size), open_options(options));
   });
+}
+
+int exportkit_open_descriptor(int descriptor, const exportkit_open_options* options, exportkit_model* model,
+                              exportkit_error** error) noexcept {
+  return give_model(model, error, [&] { return Model::open_descriptor(descriptor, open_options(options)); });
 }
 
 int exportkit_close(exportkit_model model, exportkit_error** error) noexcept {

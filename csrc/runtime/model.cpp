@@ -58,8 +58,8 @@ Sizes session_sizes(const Model& model, const RecordedCase& recorded) {
 
 }  // namespace
 
-Model::Impl::Impl(const std::string& path, const OpenOptions& options)
-    : package(path, options),
+Model::Impl::Impl(const Opening& open, const OpenOptions& options)
+    : package(open, options),
       methods(describe_methods(manifest())),
       places(places_of(methods)),
       state(describe_state(manifest())),
@@ -141,7 +141,17 @@ void Model::Impl::need_graphs() const {
 Model::Model(std::shared_ptr<Impl> impl) : impl_(std::move(impl)) {}
 
 Model Model::open(const std::string& path, const OpenOptions& options) {
-  return Model(std::make_shared<Impl>(path, options));
+  return Model(std::make_shared<Impl>([&] { return OpenedFile::by_path(path); }, options));
+}
+
+Model Model::open(std::span<const std::byte> bytes, const OpenOptions& options) {
+  const std::string_view content(reinterpret_cast<const char*>(bytes.data()), bytes.size());
+  return Model(std::make_shared<Impl>([&] { return OpenedFile::of_bytes(content); }, options));
+}
+
+Model Model::open_descriptor(int descriptor, const OpenOptions& options) {
+  const auto open = [&] { return OpenedFile::of_descriptor(descriptor, options.stream_limit); };
+  return Model(std::make_shared<Impl>(open, options));
 }
 
 void Model::swap_weights(const std::string& path) {

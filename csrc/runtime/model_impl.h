@@ -27,7 +27,7 @@ struct Model::Impl {
   CurrentCode code;
   InitialState initial;
 
-  Impl(const std::string& path, const OpenOptions& options);
+  Impl(const Opening& open, const OpenOptions& options);
 
   const Manifest& manifest() const { return package.reader().manifest(); }
 

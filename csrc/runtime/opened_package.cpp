@@ -57,10 +57,10 @@ std::vector<int64_t> written_arguments(const Method& method) {
 
 }  // namespace
 
-OpenedPackage::OpenedPackage(const std::string& path, OpenOptions options)
+OpenedPackage::OpenedPackage(const Opening& open, OpenOptions options)
     : options_(checked(std::move(options))),
-      asked_{options_.public_keys, options_.signature},
-      reader_(path, &asked_),
+      asked_{options_.public_keys, options_.signature, options_.signature_content},
+      reader_(open(), &asked_),
       choice_(verified_choice()) {}
 
 Choice OpenedPackage::verified_choice() const {
@@ -102,8 +102,8 @@ std::shared_ptr<const Code> OpenedPackage::load_code(const Method& method, const
     code = std::make_shared<const Code>(files.library(), options, constants_of(target(), method.name, weights));
   } catch (const std::exception& error) {
     throw Error(errors::kModelLoad,
-                "torch " + running_torch() + " cannot load target " + target().name + " of " +
-                    reader_.path().filename().string() + ": " + first_line(error.what()),
+                "torch " + running_torch() + " cannot load target " + target().name + " of " + reader_.name() + ": " +
+                    first_line(error.what()),
                 "If the cache is mounted noexec, set EXPORTKIT_CACHE to a directory that allows executable code.");
   }
   reader_.check_unchanged();  // unpacking read the package again

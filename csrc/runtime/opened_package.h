@@ -3,6 +3,7 @@
 
 #include <c10/core/Device.h>
 
+#include <functional>
 #include <memory>
 #include <string>
 
@@ -14,12 +15,15 @@
 
 namespace exportkit {
 
+// Opens the file of a package, once the options were checked.
+using Opening = std::function<OpenedFile()>;
+
 // A checked package. Opening it runs no code from it.
 class OpenedPackage {
  public:
   // Opens a package, checks its required signatures and every digest, and picks a target that runs here. Runs no code
   // of the package. Throws the errors of exportkit.load.
-  OpenedPackage(const std::string& path, OpenOptions options);
+  OpenedPackage(const Opening& open, OpenOptions options);
 
   const PackageReader& reader() const { return reader_; }
   const Target& target() const { return *choice_.target; }

@@ -6,6 +6,7 @@ Opening a package reads only its headers and its manifest. A wrong digest or CRC
 from __future__ import annotations
 
 import ctypes
+import os
 from collections.abc import Callable, Mapping
 from ctypes import byref, c_char_p, c_int, c_uint64
 from pathlib import Path
@@ -17,6 +18,7 @@ from exportkit.errors import MissingRecordError, UsageError
 from exportkit.package import core
 from exportkit.package.keys import decode_signers
 from exportkit.package.manifest import FORMAT_VERSION, Manifest, Record, decode_checked, encode_manifest
+from exportkit.package.package_source import STREAM_LIMIT, PackageSource, open_package
 
 # torch takes the folder of the first record as the archive's root. torch's own writer names it after the file, so the
 # same package under another name would have other bytes. Here it is the same in every package.
@@ -108,7 +110,7 @@ class PackageReader:
     a context manager.
 
     Attributes:
-        path: The path as given.
+        name: The file's name, or what was given instead of a path, for messages.
         manifest: The manifest. It stays available after closing.
         manifest_sha256: The hex digest of the manifest. It identifies the content, because the manifest has the digest
             of every other record.
@@ -116,29 +118,49 @@ class PackageReader:
         signers: The keys whose signatures satisfied `demand` and then each policy.
     """
 
-    def __init__(self, path: Path, *, demand: core.Demand | None = None) -> None:
+    def __init__(
+        self, source: PackageSource, *, demand: core.Demand | None = None, stream_limit: int = STREAM_LIMIT
+    ) -> None:
         """Opens a package and checks everything except the contents of its records.
 
         Args:
-            path: The `.pt2`.
+            source: The path of the `.pt2`; or its content, as bytes, as a file object that is read to its end, or as
+                an open descriptor. `package_source` has what is copied.
             demand: The caller's required signatures, from `trust.demand`. They, and those that policies require, are
                 checked before the manifest is read. None checks no signatures.
+            stream_limit: How many bytes of a stream are taken.
 
         Raises:
-            UsageError: The file does not exist or cannot be read.
+            UsageError: The file does not exist or cannot be read, or the source is none that is listed.
             PackageError: The package breaks a rule of the format or lacks a required signature. The class says which.
             PolicyError: A policy cannot be read or trusted.
         """
-        self.path = Path(path)
+        self._path = Path(source) if isinstance(source, (str, os.PathLike)) else None
         library = core.library()
-        asked = None if demand is None else byref(demand)
-        package = _Package(core.handle("ek_package_open", core.encoded(self.path), asked))
+        package = _Package(open_package(source, demand, stream_limit))
         self._package: _Package | None = package
+        self.name: str = os.fsdecode(library.ek_package_name(package))
         self.manifest = decode_checked(library.ek_package_manifest(package).bytes())
         self.manifest_sha256: str = library.ek_package_manifest_sha256(package).decode()
         self.size: int = library.ek_package_size(package)
         self.signers = decode_signers(library.ek_package_signers(package).bytes())
         self._records = {record.name: record for record in self.manifest.records}
+
+    @property
+    def has_path(self) -> bool:
+        """Whether it was opened by a path."""
+        return self._path is not None
+
+    @property
+    def path(self) -> Path:
+        """The path as given.
+
+        Raises:
+            UsageError: The package was not opened by a path.
+        """
+        if self._path is None:
+            raise UsageError(f"the package was read from {self.name}, which has no path")
+        return self._path
 
     @property
     def handle(self) -> int:
@@ -149,7 +171,7 @@ class PackageReader:
         """
         package = self._package
         if package is None:
-            raise UsageError(f"{self.path.name} was closed", hint="Open it again to read from it.")
+            raise UsageError(f"{self.name} was closed", hint="Open it again to read from it.")
         return package
 
     @property
@@ -186,7 +208,7 @@ class PackageReader:
             MissingRecordError: The record does not exist.
         """
         if name not in self._records:
-            raise MissingRecordError(f"{self.path.name} has no record {name!r}")
+            raise MissingRecordError(f"{self.name} has no record {name!r}")
         return self._records[name]
 
     def data_offset(self, name: str) -> int:

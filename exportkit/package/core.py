@@ -19,9 +19,10 @@ from exportkit import errors
 from exportkit.errors import HostError, UsageError
 
 LIBRARY = Path(__file__).parents[1] / "lib" / "libexportkit_package.so"
-_ABI = 3
+_ABI = 4
 
 KeySource = str | os.PathLike[str]  # the path of a PEM file, or PEM text
+SignatureSource = str | os.PathLike[str] | bytes  # the path of a signature file, or its content
 
 
 class Text(ctypes.Structure):
@@ -37,12 +38,21 @@ class Text(ctypes.Structure):
 class Demand(ctypes.Structure):
     """`ek_demand`: the signatures that the caller requires. This machine's policies may require more."""
 
-    _fields_ = (("keys", POINTER(c_char_p)), ("key_count", c_size_t), ("signature", c_char_p))
+    _fields_ = (
+        ("keys", POINTER(c_char_p)),
+        ("key_count", c_size_t),
+        ("signature", c_char_p),
+        ("signature_content", c_char_p),
+        ("signature_content_size", c_size_t),
+    )
 
-    def __init__(self, keys: Sequence[KeySource], signature: str | os.PathLike[str] | None) -> None:
+    def __init__(self, keys: Sequence[KeySource], signature: SignatureSource | None) -> None:
         sources = [encoded(key) for key in keys]
         self._kept = (c_char_p * len(sources))(*sources)  # the structure holds only the address
-        super().__init__(self._kept, len(sources), None if signature is None else encoded(signature))
+        if isinstance(signature, bytes):
+            super().__init__(self._kept, len(sources), None, signature, len(signature))
+        else:
+            super().__init__(self._kept, len(sources), None if signature is None else encoded(signature))
 
 
 class _Error(ctypes.Structure):
@@ -57,7 +67,13 @@ _FUNCTIONS: dict[str, tuple[Any, ...]] = {  # the type of the result, then those
     "ek_before_fork": (None,),
     "ek_after_fork": (None, c_int),
     "ek_package_open": (c_int, c_char_p, _DEMAND, _HANDLE),
+    "ek_package_open_descriptor": (c_int, c_int, _DEMAND, _HANDLE),
+    "ek_package_open_arrived": (c_int, c_void_p, _DEMAND, _HANDLE),
+    "ek_arriving_new": (c_int, c_char_p, c_uint64, _HANDLE),
+    "ek_arriving_write": (c_int, c_void_p, c_void_p, c_size_t),
+    "ek_arriving_close": (None, c_void_p),
     "ek_package_close": (None, c_void_p),
+    "ek_package_name": (c_char_p, c_void_p),
     "ek_package_manifest": (Text, c_void_p),
     "ek_package_manifest_sha256": (c_char_p, c_void_p),
     "ek_package_size": (c_uint64, c_void_p),

@@ -13,7 +13,7 @@ import msgspec
 from exportkit.errors import SignatureMissingError, UsageError
 from exportkit.package import core
 from exportkit.package.archive import PackageReader
-from exportkit.package.core import KeySource
+from exportkit.package.core import KeySource, SignatureSource
 from exportkit.package.keys import PublicKey, decode_signers
 
 KeySources = KeySource | Sequence[KeySource]
@@ -38,13 +38,13 @@ class SignatureInfo:
 _FILES = msgspec.json.Decoder(tuple[SignatureInfo, ...], dec_hook=lambda kind, value: kind(value))
 
 
-def demand(public_key: KeySources | None = None, signature: str | os.PathLike[str] | None = None) -> core.Demand:
+def demand(public_key: KeySources | None = None, signature: SignatureSource | None = None) -> core.Demand:
     """Makes the caller's requirement on signatures. This machine's policies add their own requirements.
 
     Args:
         public_key: Paths of PEM files, or PEM text. One of these keys must have signed. None requires no signature.
-        signature: The signature file. Default: the package's name with `.sig`, or `.sigstore.json` for a bundle, beside
-            the given path or the file it links to.
+        signature: The signature file, or its content as bytes. Default: the package's name with `.sig`, or
+            `.sigstore.json` for a bundle, beside the given path or the file it links to.
 
     Raises:
         UsageError: The list of keys is empty.
@@ -93,7 +93,7 @@ class Trust:
 
 
 def check_trust(
-    reader: PackageReader, public_key: KeySources | None = None, signature: str | os.PathLike[str] | None = None
+    reader: PackageReader, public_key: KeySources | None = None, signature: SignatureSource | None = None
 ) -> tuple[PublicKey, ...]:
     """Checks that an open package has the signatures that the caller and this machine's policies require.
 

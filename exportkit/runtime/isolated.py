@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -15,6 +14,7 @@ from exportkit.child.process import ChildProcess, describe_end
 from exportkit.errors import DigestMismatchError, ModelLoadError, UsageError
 from exportkit.package import manifest as package
 from exportkit.package.archive import PackageReader
+from exportkit.package.package_source import PackageSource
 from exportkit.package.trust import demand
 from exportkit.runtime.isolated_code import WorkerRunner, WorkerState
 from exportkit.runtime.isolated_messages import LoadPackage, PackageLoaded, TorchSettings
@@ -69,48 +69,57 @@ class IsolatedModel(Model):
         return WorkerState.new(self._code, self._worker, sizes)
 
 
-def load_isolated(path: str | os.PathLike[str], *, runners: int, **options: Any) -> IsolatedModel:
+def load_isolated(source: PackageSource, *, stream_limit: int, **options: Any) -> IsolatedModel:
     """Loads a package in a worker process: `exportkit.load` with `isolate=True`.
 
     Raises:
         HostError: The worker process cannot be started. Other errors are the same as for `exportkit.load`.
     """
-    passed = {name: _plain(name, value) for name, value in options.items()}
+    signature = options["signature"]
+    content = signature if isinstance(signature, bytes) else None
+    passed = {name: _plain(name, value) for name, value in options.items() if value is not content}
     with contextlib.ExitStack() as undo:
-        asked = demand(options.get("public_key"), options.get("signature"))
-        reader = undo.enter_context(PackageReader(Path(path), demand=asked))
+        asked = demand(options["public_key"], signature)
+        reader = undo.enter_context(PackageReader(source, demand=asked, stream_limit=stream_limit))
         process = ChildProcess("exportkit.runtime.isolated_worker")
         undo.callback(process.end)
         control: Control = TensorSocket(process.connection, PackageLoaded | Failed)
-        loaded = _load(control, process, reader, {**passed, "runners": runners})
+        loaded = _load(control, process, reader, passed, content)
         device = torch.device(loaded.device)
         plans = plan_methods(reader.manifest, device)
         (target,) = named(reader.manifest.targets, loaded.target)
-        worker = Worker(reader.manifest.name, process, control, device, runners)
+        worker = Worker(reader.manifest.name, process, control, device, options["runners"])
         code = ModelCode(reader, plans, device, {name: WorkerRunner(worker, plan) for name, plan in plans.items()})
         undo.pop_all()
     return IsolatedModel(reader, target, code, worker)
 
 
-def _load(control: Control, process: ChildProcess, reader: PackageReader, options: dict[str, Any]) -> PackageLoaded:
-    """Makes the worker load the package that is open here."""
+def _load(
+    control: Control, process: ChildProcess, reader: PackageReader, options: dict[str, Any], signature: bytes | None
+) -> PackageLoaded:
+    """Makes the worker load the package that is open here: by its path, beside which a signature may lie, or as it is.
+
+    What was copied into memory is there once, for both processes.
+    """
+    path = os.path.abspath(reader.path) if reader.has_path else None
+    message = LoadPackage(path, options, TorchSettings.current(), signature)
     try:
-        control.send(LoadPackage(path=os.path.abspath(reader.path), options=options, settings=TorchSettings.current()))
+        control.send(message, pass_fd=reader.fileno() if path is None else None)
         answer, _, _ = control.receive()
     except ConnectionError as error:
         status = process.wait(EXIT_GRACE_SECONDS)
         how = "closed the connection" if status is None else describe_end(status)
         raise ModelLoadError(
-            f"the worker process {how} while it loaded {reader.path.name}", hint="Its last output is on stderr."
+            f"the worker process {how} while it loaded {reader.name}", hint="Its last output is on stderr."
         ) from error
     if isinstance(answer, Failed):
         failure = answer.exception()
         if isinstance(failure, RuntimeError):
-            raise ModelLoadError(f"the worker process could not load {reader.path.name}: {failure}")
+            raise ModelLoadError(f"the worker process could not load {reader.name}: {failure}")
         raise failure
     if answer.manifest_sha256 != reader.manifest_sha256:
         raise DigestMismatchError(
-            f"{reader.path.name} was replaced by another package while it was loaded", hint="Load it again."
+            f"{reader.name} was replaced by another package while it was loaded", hint="Load it again."
         )
     return answer
 

@@ -32,11 +32,17 @@ class TorchSettings(Struct, frozen=True):
 
 
 class LoadPackage(Message, frozen=True):
-    """The first message: the arguments of `exportkit.load`. The answer is PackageLoaded."""
+    """The first message: the arguments of `exportkit.load`. The answer is PackageLoaded.
 
-    path: str
+    Attributes:
+        path: The package. None: its open file comes with the message.
+        signature: The content of its signature file; None if the options have a path, or nothing.
+    """
+
+    path: str | None
     options: dict[str, Any]
     settings: TorchSettings
+    signature: bytes | None = None
 
 
 class PackageLoaded(Message, frozen=True):

@@ -43,11 +43,11 @@ def main(connection: socket.socket) -> None:
     """Loads the package and serves calls until the parent closes the connection."""
     control: TensorSocket[LoadPackage | Connect] = TensorSocket(connection, LoadPackage | Connect)
     try:
-        message, _, _ = control.receive()
+        message, _, descriptor = control.receive()
         assert isinstance(message, LoadPackage)
         try:
             message.settings.apply()
-            model = load(message.path, **message.options)
+            model = _loaded(message, descriptor)
         except Exception as error:
             control.send(Failed.of(error))
             return
@@ -61,6 +61,17 @@ def main(connection: socket.socket) -> None:
     except ConnectionError:
         # The parent closed the connection. It removes the unpacked files, and it does not wait for running calls.
         os._exit(0)
+
+
+def _loaded(message: LoadPackage, descriptor: int | None) -> Model:
+    source = message.path if descriptor is None else descriptor
+    assert source is not None
+    options = message.options if message.signature is None else {**message.options, "signature": message.signature}
+    try:
+        return load(source, **options)
+    finally:
+        if descriptor is not None:
+            os.close(descriptor)  # the model has its own
 
 
 def _serve(served: _Served, calls: _Calls, settings: TorchSettings) -> None:

@@ -7,7 +7,6 @@ Python can make the call and the result that the manifest describes.
 
 from __future__ import annotations
 
-import os
 import warnings
 from contextlib import closing
 from pathlib import Path
@@ -19,7 +18,9 @@ from exportkit.errors import HostError, MissingLibraryError, SchemaChangedError,
 from exportkit.libraries import LoadedLibrary, load_verified, loaded_library, same_schema, schemas_of
 from exportkit.package.archive import PackageReader
 from exportkit.package.consistency import libraries_for
+from exportkit.package.core import SignatureSource
 from exportkit.package.manifest import Library, Manifest, Target
+from exportkit.package.package_source import STREAM_LIMIT, PackageSource
 from exportkit.package.trust import KeySources, demand
 from exportkit.runtime import targets
 from exportkit.runtime.cache import unpack_library, unpack_target
@@ -35,27 +36,32 @@ Verify = Literal["once", "always"]
 
 
 def load(
-    path: str | os.PathLike[str],
+    source: PackageSource,
     device: str | torch.device = "auto",
     runners: int = 1,
     *,
     public_key: KeySources | None = None,
-    signature: str | os.PathLike[str] | None = None,
+    signature: SignatureSource | None = None,
     verify: Verify = "once",
     isolate: bool = False,
     target: str | None = None,
     cuda_graphs: CudaGraphs = False,
+    stream_limit: int = STREAM_LIMIT,
 ) -> Model:
     """Loads a package. Needs only torch and the file, not the source of the model or the operators.
 
     Args:
-        path: The `.pt2`.
+        source: The path of the `.pt2`, or its content: bytes (or a memoryview, a bytearray and the like), a file object
+            that was opened with mode `rb` and is read from its position to its end, or an open descriptor, which stays
+            the caller's. Weights of a file on disk are mapped, also by its descriptor. Anything else is copied once,
+            into memory that nobody can change, and checked there.
         device: `cpu`, `cuda`, `cuda:<index>`, or `auto`: CUDA if the package has a CUDA target that runs here.
         runners: The number of calls that the compiled code can run at the same time. They share the weights. torch's
             Python binding holds the GIL during a call (pytorch#197516), so with it Python's threads take turns.
         public_key: A PEM file, PEM text, or several of these. One of the keys must have signed the package. The
             policies of this machine add their own requirements.
-        signature: The signature file, if it is not beside the package under the package's name with `.sig`.
+        signature: The signature file, or its content as bytes, if it is not beside the package under the package's name
+            with `.sig`. Beside what has no path there is none.
         verify: `once` hashes only files that are new or may have changed; `exportkit.runtime.cache` has the rules. A
             package that other users may write to is hashed each time. `always` hashes everything again.
         isolate: Runs the package in a worker process. The package may then contain a different build of operators that
@@ -67,12 +73,13 @@ def load(
             `[{"batch": 1, "gh": 28, "gw": 28}]`: these, of all methods that have just these dimensions, while the
             package is loaded, and those that `Model.capture` gets later. Answers have the same bits. What cannot be a
             graph runs without one; `Model.cuda_graphs` has the reason. Launches take turns, whatever `runners` is.
+        stream_limit: How many bytes of a stream are taken, which may never end.
 
     Returns:
         The model. Close it, or leave its `with` block, to free its memory and the file.
 
     Raises:
-        UsageError: The file or the target does not exist, or an argument is invalid.
+        UsageError: The file or the target does not exist, the source cannot be read, or an argument is invalid.
         PackageError: The package lacks a required signature, breaks a rule of the format or was changed, or its
             operator libraries conflict with loaded ones. The class says which.
         PolicyError: A policy of this machine cannot be read or trusted.
@@ -88,9 +95,10 @@ def load(
         from exportkit.runtime.isolated import load_isolated  # most processes never need it
 
         asked = {"public_key": public_key, "signature": signature, "verify": verify, "target": target}
-        return load_isolated(path, runners=runners, device=device, cuda_graphs=cuda_graphs, **asked)
+        how = {"runners": runners, "device": device, "cuda_graphs": cuda_graphs}
+        return load_isolated(source, stream_limit=stream_limit, **asked, **how)
     make_forks_safe()
-    reader = PackageReader(Path(path), demand=demand(public_key, signature))
+    reader = PackageReader(source, demand=demand(public_key, signature), stream_limit=stream_limit)
     return load_opened(reader, device, runners, verify=verify, target=target, cuda_graphs=cuda_graphs)
 
 
@@ -130,7 +138,7 @@ def load_opened(
         _load_operators(reader, choice.target, always=always)
         entries = {name: unpack_target(reader, choice.target, name, always=always) for name in plans}
         written = {name: plan.written for name, plan in plans.items()}
-        construction = Construction(kind, entries, choice, options, written, reader.path.name)
+        construction = Construction(kind, entries, choice, options, written, reader.name)
         code = construction.make(mapped_weights(reader))
         reader.check_unchanged()  # unpacking read the package again
         model = Model(reader, choice.target, ModelCode(reader, plans, device, code), construction)

@@ -22,7 +22,7 @@ from tests.runtime.c_structures import (
 
 CPU, CUDA, CUDA_HOST, CUDA_MANAGED = 1, 2, 3, 13  # DLDeviceType
 CODES = {"i": 0, "u": 1, "f": 2, "c": 5, "b": 6}  # DLDataTypeCode by numpy's kind
-ABI_VERSION = 2
+ABI_VERSION = 3
 VERIFY_ALWAYS = 1
 CUDA_GRAPHS = 2
 HOST_TENSORS, CONTIGUOUS_OUTPUTS = 1, 2
@@ -45,6 +45,8 @@ class Library:
         views = c.POINTER(c.POINTER(Tensor))
         for name, arguments in {
             "open": (c.c_char_p, c.POINTER(OpenOptions), c.POINTER(c.c_uint64), error),
+            "open_bytes": (c.c_void_p, c.c_size_t, c.POINTER(OpenOptions), c.POINTER(c.c_uint64), error),
+            "open_descriptor": (c.c_int, c.POINTER(OpenOptions), c.POINTER(c.c_uint64), error),
             "close": (c.c_uint64, error),
             "describe": (c.c_uint64, c.POINTER(c.POINTER(Description)), error),
             "run": (c.c_uint64, views, c.c_size_t, outputs, c.c_size_t, c.POINTER(RunOptions), error),
@@ -107,10 +109,14 @@ class Library:
 
     def open(self, path: Any, **options: Any) -> Model:
         """Opens a package with these members of exportkit_open_options."""
+        return self.open_as("open", str(path).encode(), **options)
+
+    def open_as(self, function: str, *source: Any, **options: Any) -> Model:
+        """The same by another function, from what it takes."""
         handle = c.c_uint64(1)
         given = OpenOptions(size=c.sizeof(OpenOptions), **options)
         try:
-            self.call("open", str(path).encode(), c.byref(given), c.byref(handle))
+            self.call(function, *source, c.byref(given), c.byref(handle))
         except Refused:
             assert handle.value == 0
             raise

@@ -58,6 +58,9 @@ class OpenOptions(c.Structure):
         ("signature", c.c_char_p),
         ("warn", c.CFUNCTYPE(None, c.c_char_p, c.c_void_p)),
         ("warn_context", c.c_void_p),
+        ("signature_content", c.c_char_p),
+        ("signature_content_size", c.c_size_t),
+        ("stream_limit", c.c_uint64),
     )
 
 

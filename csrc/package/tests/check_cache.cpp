@@ -34,12 +34,12 @@ std::string clock(const Words& words) {
 
 // verify PATH once|always: whether the package was read
 std::string verify(const Words& words) {
-  return answer(verify_once(PackageReader(words.at(1)), always(words.at(2))) ? "true" : "false");
+  return answer(verify_once(PackageReader(OpenedFile::by_path(words.at(1))), always(words.at(2))) ? "true" : "false");
 }
 
 // unpack PATH library|target INDEX once|always: the folder and the warnings
 std::string unpack(const Words& words) {
-  const PackageReader reader(words.at(1));
+  const PackageReader reader(OpenedFile::by_path(words.at(1)));
   const size_t index = std::stoul(words.at(3));
   std::string warned;
   const Unpacking how{always(words.at(4)),

@@ -21,7 +21,7 @@ std::string content_of(const std::string& path) {
 
 // trust SYSTEM_POLICY PATH SIGNATURE KEY...: the sources of the keys that signed; SIGNATURE may be empty
 std::string trust(const Words& words) {
-  const PackageReader reader(words.at(2));
+  const PackageReader reader(OpenedFile::by_path(words.at(2)));
   const auto source = [](const PublicKey& key) { return json_text(key.source); };
   return answer(json_list(check_trust(reader, {{words.begin() + 4, words.end()}, words.at(3)}, words.at(1)), source));
 }

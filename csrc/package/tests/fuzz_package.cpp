@@ -96,7 +96,7 @@ extern "C" size_t LLVMFuzzerCustomMutator(uint8_t* data, size_t size, size_t max
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   fill(data, size);
   try {
-    const PackageReader reader("/proc/self/fd/" + std::to_string(memory_file()));
+    const PackageReader reader(OpenedFile::of_file(memory_file()));
     reader.verify();
     for (const Record& record : reader.manifest().records) reader.read(record.name);
     for (const Case& recorded : reader.manifest().cases) {

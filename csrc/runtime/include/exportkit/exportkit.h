@@ -50,7 +50,7 @@ extern "C" {
 #endif
 
 /* Increases with each addition to this header. */
-#define EXPORTKIT_ABI_VERSION 2
+#define EXPORTKIT_ABI_VERSION 3
 
 /* --- versions ---------------------------------------------------------------------------------------------------- */
 
@@ -166,12 +166,27 @@ typedef struct exportkit_open_options {
   /* Gets the warnings of exportkit_open, in its thread. Null: warnings go to stderr. */
   void (*warn)(const char* message, void* context);
   void* warn_context;
+  /* The content of a signature file, in place of one. Beside a package that has no path there is none. */
+  const char* signature_content;
+  size_t signature_content_size;
+  /* How many bytes of a pipe or a socket are taken, which may never end. 0 is 8 GiB. */
+  uint64_t stream_limit;
 } exportkit_open_options;
 
 /* Opens a package. Checks its required signatures and every digest before any of its code runs, and each library before
  * it is loaded. `options` may be null. */
 EXPORTKIT_API int exportkit_open(const char* path, const exportkit_open_options* options, exportkit_model* model,
                                  exportkit_error** error) EXPORTKIT_NOEXCEPT;
+
+/* The same for the content of a package. It is copied once, into memory that is sealed before anything is checked: the
+ * caller may change or free it afterwards. */
+EXPORTKIT_API int exportkit_open_bytes(const void* bytes, size_t size, const exportkit_open_options* options,
+                                       exportkit_model* model, exportkit_error** error) EXPORTKIT_NOEXCEPT;
+
+/* The same for an open descriptor, which stays the caller's. A file is read by offset from its beginning, and its
+ * weights are mapped. A pipe or a socket is read to its end. */
+EXPORTKIT_API int exportkit_open_descriptor(int descriptor, const exportkit_open_options* options,
+                                            exportkit_model* model, exportkit_error** error) EXPORTKIT_NOEXCEPT;
 
 /* Closes a model and its sessions. Running calls finish first, in their threads; this function does not wait for them.
  */

@@ -11,11 +11,13 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <map>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <utility>
 #include <vector>
@@ -50,6 +52,10 @@ struct OpenOptions {
   std::vector<std::string> public_keys;
   // The signature file, if it is not the package's name with `.sig`, or `.sigstore.json` for a bundle.
   std::string signature;
+  // The content of a signature file, in place of one. Beside a package that has no path there is none.
+  std::string signature_content;
+  // How many bytes of a pipe or a socket are taken, which may never end.
+  uint64_t stream_limit = uint64_t{8} << 30;
   Verify verify = Verify::kOnce;
   // Called with warnings, such as a cache that cannot be used. If unset, warnings go to stderr.
   std::function<void(const std::string&)> warn;
@@ -144,6 +150,13 @@ class EXPORTKIT_API Model {
   // Opens a package. Checks its required signatures and every digest before any of its code runs, and each library
   // before it is loaded. Throws Error, whose name is a class of exportkit/errors.py.
   static Model open(const std::string& path, const OpenOptions& options = {});
+  // The same for the content of a package. It is copied once, into memory that is sealed before anything is checked, so
+  // the caller may change or free the bytes afterwards. The weights lie in this copy, which workers can share.
+  static Model open(std::span<const std::byte> bytes, const OpenOptions& options = {});
+  // The same for an open descriptor, which stays the caller's. A file is read by offset from its beginning, and its
+  // weights are mapped; a memfd that is sealed against writing and resizing is never copied. A pipe or a socket is read
+  // to its end, into sealed memory.
+  static Model open_descriptor(int descriptor, const OpenOptions& options = {});
 
   // Runs a method on inputs in the order of its `inputs`, on the current stream of the model's device. The inputs must
   // be on that device. Without a name, it is `forward`, or the only method. UsageError: there is no such method, or it

@@ -1,0 +1,191 @@
+"""Packages given as other things than paths, and the file objects that strangers write."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import gzip
+import io
+import mmap
+import os
+import socket
+import tempfile
+import threading
+import zipfile
+from collections.abc import Callable, Iterator
+from fcntl import F_ADD_SEALS, F_SEAL_GROW, F_SEAL_SHRINK, F_SEAL_WRITE, fcntl
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+Giving = contextlib.AbstractContextManager[Any]
+
+
+class Reads:
+    """A file object that has only `read`, and gives what it is told to."""
+
+    def __init__(self, *answers: Any) -> None:
+        self.answers, self.asked = list(answers), 0
+
+    def read(self, size: int) -> Any:
+        self.asked += 1
+        return self.answers.pop(0) if self.answers else b""
+
+
+class ReadsInto(Reads):
+    """The same for `readinto`: what is not a number is written, whether it fits or not."""
+
+    def readinto(self, buffer: memoryview) -> Any:
+        answer = self.read(len(buffer))
+        if not isinstance(answer, bytes):
+            return answer
+        buffer[: len(answer)] = answer
+        return len(answer)
+
+
+def pieces(content: bytes, size: int) -> list[bytes]:
+    return [content[at : at + size] for at in range(0, len(content), size)]
+
+
+def memory_file(content: bytes, seals: int = 0) -> int:
+    """A memfd, which the caller closes."""
+    descriptor = os.memfd_create("package", os.MFD_ALLOW_SEALING)
+    os.write(descriptor, content)
+    fcntl(descriptor, F_ADD_SEALS, seals)
+    return descriptor
+
+
+SEALED = F_SEAL_WRITE | F_SEAL_SHRINK | F_SEAL_GROW
+
+
+@contextlib.contextmanager
+def _written(descriptor: int, content: bytes) -> Iterator[None]:
+    """Writes into a pipe or socket meanwhile, and closes it."""
+
+    def write() -> None:
+        with open(descriptor, "wb") as file:
+            file.write(content)
+
+    thread = threading.Thread(target=write)
+    thread.start()
+    yield
+    thread.join()
+
+
+@contextlib.contextmanager
+def _pipe(path: Path) -> Iterator[int]:
+    out, into = os.pipe()
+    with _written(into, path.read_bytes()):
+        yield out
+    os.close(out)
+
+
+@contextlib.contextmanager
+def _pipe_object(path: Path) -> Iterator[Any]:
+    out, into = os.pipe()
+    with _written(into, path.read_bytes()), open(out, "rb") as file:
+        yield file
+
+
+@contextlib.contextmanager
+def _socket(path: Path) -> Iterator[int]:
+    ours, theirs = socket.socketpair()
+    with ours, _written(theirs.detach(), path.read_bytes()):
+        yield ours.fileno()
+
+
+@contextlib.contextmanager
+def _descriptor(path: Path, flags: int = os.O_RDONLY, at: int = 0) -> Iterator[int]:
+    descriptor = os.open(path, flags)
+    os.lseek(descriptor, at, os.SEEK_SET)
+    yield descriptor
+    os.close(descriptor)
+
+
+@contextlib.contextmanager
+def _memfd(path: Path, seals: int) -> Iterator[int]:
+    descriptor = memory_file(path.read_bytes(), seals)
+    yield descriptor
+    os.close(descriptor)
+
+
+@contextlib.contextmanager
+def _mapped(path: Path) -> Iterator[mmap.mmap]:
+    with path.open("rb") as file:
+        yield mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+
+
+@contextlib.contextmanager
+def _temporary(path: Path) -> Iterator[Any]:
+    with tempfile.TemporaryFile() as file:
+        file.write(path.read_bytes())
+        file.seek(0)
+        yield file
+
+
+@contextlib.contextmanager
+def _within(path: Path) -> Iterator[Any]:
+    """A file object that stands where the package begins."""
+    with tempfile.NamedTemporaryFile() as file:
+        file.write(b"before" + path.read_bytes())
+        file.flush()
+        with open(file.name, "rb") as found:
+            found.seek(len("before"))
+            yield found
+
+
+@contextlib.contextmanager
+def _gzipped(path: Path) -> Iterator[gzip.GzipFile]:
+    with tempfile.NamedTemporaryFile() as file:
+        file.write(gzip.compress(path.read_bytes(), 1))
+        file.flush()
+        with gzip.open(file.name) as found:
+            assert found.fileno() >= 0  # of the file with other content
+            yield found
+
+
+@contextlib.contextmanager
+def _member(path: Path) -> Iterator[Any]:
+    archive = io.BytesIO()
+    with zipfile.ZipFile(archive, "w", zipfile.ZIP_DEFLATED) as made:
+        made.write(path, "model.pt2")
+    with zipfile.ZipFile(archive) as made, made.open("model.pt2") as member:
+        yield member
+
+
+def _given(make: Callable[[bytes], Any]) -> Callable[[Path], Giving]:
+    return lambda path: contextlib.nullcontext(make(path.read_bytes()))
+
+
+# By a name for the test, what gives the package of a path in another way.
+SOURCES: dict[str, Callable[[Path], Giving]] = {
+    "bytes": _given(bytes),
+    "bytearray": _given(bytearray),
+    "memoryview": _given(memoryview),
+    "writable memoryview": _given(lambda content: memoryview(bytearray(content))),
+    "part of a memoryview": _given(lambda content: memoryview(b"x" + content + b"x")[1:-1]),
+    "numpy": _given(lambda content: np.frombuffer(content, np.uint8)),
+    "ctypes": _given(lambda content: (ctypes.c_char * len(content)).from_buffer_copy(content)),
+    "mmap": _mapped,
+    "BytesIO": _given(io.BytesIO),
+    "file": lambda path: path.open("rb"),
+    "unbuffered file": lambda path: path.open("rb", buffering=0),
+    "temporary file": _temporary,
+    "file from its position": _within,
+    "gzip": _gzipped,
+    "member of a zip": _member,
+    "pipe object": _pipe_object,
+    "short reads": _given(lambda content: Reads(*pieces(content, 999))),
+    "short reads into": _given(lambda content: ReadsInto(*pieces(content, 4097))),
+    "pieces of many kinds": _given(
+        lambda content: Reads(memoryview(content)[:7], bytearray(content[7:90]), content[90:])
+    ),
+    "descriptor": _descriptor,
+    "descriptor at its end": lambda path: _descriptor(path, at=path.stat().st_size),
+    "descriptor for both": lambda path: _descriptor(path, os.O_RDWR),
+    "pipe": _pipe,
+    "socket": _socket,
+    "sealed memfd": lambda path: _memfd(path, SEALED),
+    "memfd": lambda path: _memfd(path, 0),
+}
