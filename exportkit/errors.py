@@ -15,6 +15,7 @@ EXIT_CODES: Mapping[int, str] = {
     3: "the package is bad, tampered with, incomplete, or lacks a required signature",
     4: "this machine cannot do it: no compiler, no CUDA, another torch, or no target that runs here",
     5: "refused: the model cannot be exported as it is, or an operator does not build",
+    6: "serve: a GPU is broken for this process, and a new process can use it",
     10: "verify: an output has the wrong dtype",
     11: "verify: an output has the wrong shape, or the result the wrong structure",
     12: "verify: the packaged model raised an error",

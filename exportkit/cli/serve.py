@@ -211,7 +211,7 @@ def command(registry: Callable[[], RegistryOptions], as_json: bool, **options: A
     if options["ray"]:
         _serve_on_ray(asked, as_json)
         return
-    from exportkit.serve.server import NotAnsweredError, Started, run  # imports torch
+    from exportkit.serve.server import DeviceLostError, NotAnsweredError, Started, run  # imports torch
 
     def started(server: Started) -> None:
         if as_json:
@@ -221,7 +221,7 @@ def command(registry: Callable[[], RegistryOptions], as_json: bool, **options: A
         ended = run(asked, started=started, report=_report)
     except KeyboardInterrupt:
         _exit(INTERRUPTED_EXIT_CODE, "interrupted")
-    except NotAnsweredError as error:
+    except (DeviceLostError, NotAnsweredError) as error:
         _exit(error.exit_code, f"error: {error.message}. {error.hint}")
     if not ended:
         _exit(0, "ended before the models were loaded")

@@ -5,21 +5,24 @@ The order:
 1. Options, keys and TLS files are read, and the packages' structure and signatures are checked.
 2. The ports are opened. `live` is 200 from here on, `ready` is 503.
 3. The models are loaded and warmed up. Then `ready` is 200.
-4. SIGTERM or SIGINT: `ready` is 503, and so is what is new. What was accepted is answered.
-5. The ports are closed.
+4. If a GPU is lost to the process, as after an illegal address, `live` is 503, too. So is the answer to what waits, and
+   the process ends with an exit code of its own. Worker processes are replaced instead.
+5. SIGTERM or SIGINT: `ready` is 503, and so is what is new. What was accepted is answered.
+6. The ports are closed.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import os
 import signal
 import socket
 import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NoReturn
 
 import uvloop
 from prometheus_client import disable_created_metrics
@@ -54,6 +57,12 @@ class NotAnsweredError(ExportkitError):
     """Accepted requests were not answered within the drain timeout."""
 
 
+class DeviceLostError(ExportkitError):
+    """A GPU is broken for this process, and every model on it. Another process can use it."""
+
+    exit_code = 6
+
+
 @dataclass(frozen=True)
 class Started:
     """A server that is ready.
@@ -73,6 +82,8 @@ class Started:
 
 Ready = Callable[[Started], None]
 Report = Callable[[str], None]
+_SECONDS_BETWEEN_LOOKS = 0.25  # for a GPU that is lost
+_SECONDS_TO_GIVE_UP = 10.0  # for what runs on it or was answered
 
 
 def run(options: ServeOptions, *, started: Ready, report: Report) -> bool:
@@ -92,6 +103,7 @@ def run(options: ServeOptions, *, started: Ready, report: Report) -> bool:
         PackageError: A package is refused.
         HostError: A port is in use, or a package does not run on this machine.
         NotAnsweredError: The drain timeout passed.
+        DeviceLostError: A GPU is lost to this process.
         KeyboardInterrupt: A second SIGINT.
     """
     tls, keys = _checked(options)
@@ -195,7 +207,9 @@ class _Server:
                 await self._repository.drain()  # frees the models that were loaded before
                 raise
             self._say_ready(url, grpc)
-            await self._stop.wait()
+            await _first(self._stop.wait(), self._loss())
+            if (lost := self._repository.lost) is not None:
+                await self._give_up(grpc, lost)
             await self._drain(grpc)
         finally:
             await front.close()
@@ -254,8 +268,20 @@ class _Server:
         self._report(f"ready: HTTP on {url}" + (f", gRPC on {address}" if address else ""))
         self._started(Started(pid=os.getpid(), http=url, grpc=address, models=models))
 
-    async def _drain(self, grpc: GrpcServer | None) -> None:
-        seconds = self._options.drain_seconds
+    async def _loss(self) -> None:
+        """Waits until this process can no longer call a model."""
+        while self._repository.lost is None:
+            await asyncio.sleep(_SECONDS_BETWEEN_LOOKS)
+
+    async def _give_up(self, grpc: GrpcServer | None, reason: str) -> NoReturn:
+        self._report(f"error: {reason}; what waits is answered with 503")
+        self._repository.abandon(reason)
+        with contextlib.suppress(NotAnsweredError):
+            await self._drain(grpc, most=_SECONDS_TO_GIVE_UP)
+        raise DeviceLostError(reason, hint="A new process can use it; `--isolate` starts one by itself")
+
+    async def _drain(self, grpc: GrpcServer | None, most: float = math.inf) -> None:
+        seconds = min(self._options.drain_seconds, most)
         self._report("draining: what was accepted is answered, what is new is refused")
 
         async def answered() -> None:

@@ -32,6 +32,8 @@ class BatchResult:
 
 def failure_of(copy: ModelCopy, error: Exception) -> ServeError:
     """Returns the answer to a request on which a copy failed when it ran alone."""
+    if copy.lost is not None:  # by another runner's request
+        return NotReadyError(copy.lost)
     copy.check_health()
     if isinstance(error, ExportkitError):
         return BackendError(error.message, hint=error.hint)

@@ -12,6 +12,7 @@ import torch
 
 from exportkit.errors import ExportkitError, ModelClosedError, ModelLoadError, ModelRunError
 from exportkit.package.structure import flatten
+from exportkit.runtime.isolated import IsolatedModel
 from exportkit.runtime.loaded_cases import LoadedCall
 from exportkit.runtime.model import Model
 from exportkit.runtime.requests import Answers
@@ -36,6 +37,7 @@ class SharedModel:
     Attributes:
         device: The device of the model.
         failure: Why it could not be loaded again; None if it was.
+        lost: Why this process can never call it again; None if it can, or a worker process may.
     """
 
     def __init__(self, load: Callable[[], Model], name: str | None = None) -> None:
@@ -58,6 +60,7 @@ class SharedModel:
         self._users = 0
         self._rows: StateRows | None = None
         self.failure: str | None = None
+        self.lost: str | None = None
 
     @property
     def alive(self) -> bool:
@@ -108,7 +111,7 @@ class SharedModel:
     def restore(self) -> bool:
         """Loads the package again if its worker process or its device died: see ModelCopy.restore."""
         with self._restarting:
-            if self.alive or self.closed.is_set():
+            if self.alive or self.closed.is_set() or self.lost is not None:
                 return self.alive
             if self.closed.wait(self._delay):
                 return False
@@ -119,6 +122,12 @@ class SharedModel:
                 self.failure = f"the model died, and the package cannot be loaded again: {error}"
                 _log.error("%s: %s", self._name, self.failure)
             return self.alive
+
+    def lose(self, reason: str) -> None:
+        """Closes the model, whose device is broken for its process. A worker process is replaced; this one is not."""
+        if not isinstance(self.model, IsolatedModel):
+            self.lost = self.failure = f"{self.device} is lost to this process: {reason}"
+        self.model.close()
 
     def _load_again(self) -> None:
         old = self.model
@@ -181,6 +190,11 @@ class ModelCopy:
         return self.shared.failure
 
     @property
+    def lost(self) -> str | None:
+        """Why this process can never call it again; None if it can, or a worker process may."""
+        return self.shared.lost
+
+    @property
     def alive(self) -> bool:
         """Whether it can be called: its worker process, if it has one, runs."""
         return self.shared.alive and not self._left
@@ -221,19 +235,23 @@ class ModelCopy:
         """Finds out whether a failure broke the device, and not just one call.
 
         After some errors of CUDA, such as an illegal address, every later call of the process fails. The model then
-        counts as dead.
+        counts as dead, and without a worker process as lost.
         """
         model = self.model
-        call = None if self.method.state else next(self.recorded(), None)
-        if self.device.type != "cuda" or (call is None and not self.method.state):
+        if self.device.type != "cuda":
             return
         try:
+            call = None if self.method.state else next(self.recorded(), None)
+            if call is None and not self.method.state:
+                return
             if call is not None:
                 model.methods[self.method.name](*call.args, **call.kwargs)
             torch.cuda.synchronize(self.device)
+        except ModelClosedError:  # another runner found out
+            return
         except (ExportkitError, RuntimeError) as error:
             _log.error("%s: the device is broken: %s", model.manifest.name, error)
-            model.close()
+            self.shared.lose(str(error).partition("\n")[0])
 
     def restore(self) -> bool:
         """Loads the package again if its worker process or its device died.

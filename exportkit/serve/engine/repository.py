@@ -125,6 +125,17 @@ class Repository:
         return self._opened and not self._draining and all(model.ready for model in self.models())
 
     @property
+    def lost(self) -> str | None:
+        """Why only another process can use a model's device, so that this one has to end; None: it goes on."""
+        return next((model.lost for model in self.models() if model.lost is not None), None)
+
+    def abandon(self, reason: str) -> None:
+        """Accepts no more requests, and answers those that wait with NotReadyError."""
+        self._draining = True
+        for model in self.models():
+            model.refuse_new(reason, waiting=True)
+
+    @property
     def draining(self) -> bool:
         """Whether `drain` was called."""
         return self._draining

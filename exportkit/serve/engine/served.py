@@ -183,6 +183,11 @@ class ServedModel:
             return None
         return self._leaving or self._copies[0].failure or "its worker process died and starts again"
 
+    @property
+    def lost(self) -> str | None:
+        """Why this process can never answer again; None if it can, or will."""
+        return None if any(copy.lost is None for copy in self._copies) else self._copies[0].lost
+
     def admit(self, size: int) -> AbstractContextManager[None]:
         """Reserves room for a body of `size` bytes before it is read; leaving the context gives it back.
 
@@ -366,9 +371,11 @@ class ServedModel:
         """Returns an element of `model_stats` of Triton's statistics JSON."""
         return self.counted.to_json(self.name, self.version)
 
-    def refuse_new(self, reason: str) -> None:
-        """Accepts no more bodies. What was accepted is answered."""
+    def refuse_new(self, reason: str, *, waiting: bool = False) -> None:
+        """Accepts no more bodies. What was accepted is answered; what waits, on demand, with NotReadyError."""
         self._leaving = reason
+        for dispatcher in self._dispatchers if waiting else ():
+            dispatcher.fail_waiting(lambda: NotReadyError(reason))
 
     async def close(self, successor: Callable[[], ServedModel | None] | None = None) -> None:
         """Frees the model once it has answered everything that it accepted.

@@ -38,7 +38,7 @@ class JsonRoutes:
         memory, region = "/v2/systemsharedmemory", "/v2/systemsharedmemory/region/{region}"
         found = [
             # That stays so while models are loaded, and while the server drains.
-            _route("/v2/health/live", lambda _: {"live": True}),
+            _route("/v2/health/live", self._live),
             _route("/v2/health/ready", self._ready),
             _route("/v2", lambda _: queries.server_metadata("binary_tensor_data")),
             _route("/v2/models/stats", self._statistics),
@@ -64,6 +64,11 @@ class JsonRoutes:
                 _route(f"{path}/unregister", self._unregister_memory, "POST"),
             ]
         return found
+
+    def _live(self, _: Request) -> Any:
+        if (lost := self._repository.lost) is not None:
+            raise NotReadyError(lost)
+        return {"live": True}
 
     def _ready(self, _: Request) -> Any:
         if self._repository.ready:

@@ -137,7 +137,7 @@ class InferenceService:
         """Returns what each method answers to its message: the protocol's JSON, or what to await for it."""
         queries, model = self._queries, self._repository.named
         return {
-            "ServerLive": lambda _: {"live": True},
+            "ServerLive": lambda _: {"live": self._repository.lost is None},
             "ServerReady": lambda _: {"ready": self._repository.ready},
             "ServerMetadata": lambda _: queries.server_metadata(),
             "ModelReady": self._model_ready,

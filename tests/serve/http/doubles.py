@@ -151,6 +151,7 @@ class FakeRepository:
     def __init__(self, *models: FakeModel) -> None:
         self._models = {model.name: model for model in models}
         self.draining = False
+        self.lost: str | None = None
         self.loaded: list[tuple[str, Mapping[str, Any]]] = []
 
     @property

@@ -153,6 +153,11 @@ def test_draining(app: Any, models: FakeRepository) -> None:
     refused(ask(app, "GET", "/v2/models/echo/ready"), 503, "not ready")
 
 
+def test_a_process_that_must_end_is_not_live(app: Any, models: FakeRepository) -> None:
+    models.lost = "cuda:0 is lost to this process"
+    refused(ask(app, "GET", "/v2/health/live"), 503, "cuda:0 is lost")
+
+
 def test_unexpected_failures_are_logged_and_not_told(app: Any, way: str, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.ERROR, "exportkit"):
         reply = ask(
