@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import os
+import re
 import resource
 import signal
 import socket
@@ -26,7 +27,8 @@ from exportkit.errors import HostError
 SearchPath = Literal["caller", "installed"]
 
 _ROOT = Path(__file__).resolve().parents[2]  # the folder that has exportkit
-_PRINTED_BYTES = 4000
+_PRINTED_CHARACTERS, _LOOKED_AT_BYTES = 4000, 64 << 10
+_FRAMES = re.compile(r"^(?:frame #\d+: .*|Exception raised from .*|<omitting python frames>)\n?", re.MULTILINE)
 
 # The beginnings of variables that nothing reads while torch is imported. Where others have changed since a template was
 # started, the next child gets another template.
@@ -141,11 +143,12 @@ class ChildProcess:
                 self._output.close()
 
     def printed(self) -> str:
-        """The end of what a captured child has printed so far."""
+        """The end of what a captured child has printed so far, without the frames of C++ below torch's messages."""
         assert self._output is not None
         size = self._output.seek(0, os.SEEK_END)
-        self._output.seek(max(0, size - _PRINTED_BYTES))
-        return self._output.read().decode(errors="replace").strip()
+        self._output.seek(max(0, size - _LOOKED_AT_BYTES))
+        text = _FRAMES.sub("", self._output.read().decode(errors="replace"))
+        return text[-_PRINTED_CHARACTERS:].strip()
 
     def _set_pid(self, pid: int) -> None:
         self._pid = pid

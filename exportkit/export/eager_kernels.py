@@ -21,6 +21,9 @@ EVERY = "aten"
 _NAME = re.compile(r"(?:aten(?:\.|::))?(\w+)(?:\.(\w+))?")
 _Table = Mapping[Any, Callable[..., Any]]
 
+# Every kernel of a conversion rounds in the same way, and torch 2.11's C interface gives it a wrong dtype.
+_CONVERSION = torch.ops.aten._to_copy.default
+
 
 def read_eager_kernels(given: Sequence[str]) -> tuple[str, ...]:
     """Reads names of torch's operators, such as `aten.amin` (all its overloads) or `aten.div.Tensor`; `aten` is all.
@@ -106,7 +109,7 @@ def with_tensors(module: torch.fx.GraphModule, operators: Sequence[str]) -> None
 def _is_callable(node: torch.fx.Node) -> bool:
     """Whether the code can call a node's kernel: it takes a tensor, and no number in place of one."""
     takes = any(isinstance(each.meta.get("val"), torch.Tensor) for each in node.all_input_nodes)
-    return takes and _is_kernel(node.target) and not _numbers(node)
+    return takes and _is_kernel(node.target) and not _numbers(node) and node.target != _CONVERSION
 
 
 def _numbers(node: torch.fx.Node) -> list[int]:

@@ -103,3 +103,14 @@ def test_a_library_that_the_linker_refuses_comes_back_without_a_hint(tmp_path: P
     ) as error:
         registrations(path)
     assert error.value.hint is None
+
+
+def test_frames_of_cpp_do_not_push_a_message_out_of_what_a_child_printed() -> None:
+    with Conversation(PROBE, search_path="installed") as child:
+        output = child._process._output
+        assert output is not None
+        frames = "".join(f"frame #{n}: f({'x' * 400}) + 0x2a (0x7f in libtorch_cpu.so)\n" for n in range(40))
+        output.write(
+            f"Exception in aoti_torch: 2 ints, not 1\nException raised from call at a.cpp:1\n{frames}\n".encode()
+        )
+        assert child.printed() == "Exception in aoti_torch: 2 ints, not 1"

@@ -14,7 +14,7 @@ import torch
 from exportkit.cli import main
 from exportkit.errors import ExportError, UsageError
 from exportkit.export.compile_failure import failed_operator
-from exportkit.export.eager_kernels import read_eager_kernels, with_tensors
+from exportkit.export.eager_kernels import _is_callable, read_eager_kernels, with_tensors
 from exportkit.package.archive import PackageReader
 from exportkit.package.compiled_with import GivenOptions, compiled_with
 from exportkit.repair.attempts import Costs
@@ -111,6 +111,19 @@ def test_a_kernel_gets_tensors_for_numbers_and_answers_the_same(
     answer = module(x)
     assert answer.dtype is Divide()(x).dtype
     assert torch.equal(answer, Divide()(x))
+
+
+def test_a_conversion_is_compiled_even_where_all_kernels_are_eagers() -> None:
+    """torch 2.11's C interface to kernels gives it another dtype."""
+
+    class Narrow(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x.half() + x
+
+    graph = torch.export.export(Narrow(), (torch.ones(3),)).run_decompositions().graph
+    nodes = [node for node in graph.nodes if node.op == "call_function"]
+    assert torch.ops.aten._to_copy.default in {node.target for node in nodes}
+    assert {node.target for node in nodes if _is_callable(node)} == {torch.ops.aten.add.Tensor}
 
 
 def test_options_are_written_as_export_takes_them() -> None:
