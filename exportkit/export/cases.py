@@ -5,6 +5,7 @@ from __future__ import annotations
 import fnmatch
 import hashlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any
 
@@ -115,12 +116,17 @@ def matches(name: str, patterns: Iterable[str]) -> bool:
 def digest_of_state(state: Mapping[str, torch.Tensor], copies: HostCopies | None = None) -> str:
     """Returns the `state_sha256` of a model with this state, and keeps copies of it on the host if asked to."""
     digest = hashlib.sha256()
-    for name, tensor in sorted(state.items()):
-        digest.update(f"{name} {tensor.dtype} {list(tensor.shape)}\n".encode())
-        if tensor.is_contiguous():
-            digest.update(copies.elements(tensor) if copies else elements(tensor))
-        else:
-            digest.update(elements(tensor.detach().cpu().contiguous()))
+    with ThreadPoolExecutor(1) as hashing:  # while the next tensor is copied from a GPU
+        added: Future[None] | None = None
+        for name, tensor in sorted(state.items()):
+            if tensor.is_contiguous():
+                content = copies.elements(tensor) if copies else elements(tensor)
+            else:
+                content = elements(tensor.detach().cpu().contiguous())
+            if added is not None:
+                added.result()
+            digest.update(f"{name} {tensor.dtype} {list(tensor.shape)}\n".encode())
+            added = hashing.submit(digest.update, content)
     return digest.hexdigest()
 
 

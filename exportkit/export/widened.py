@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -78,7 +79,8 @@ class Widened(TorchDispatchMode):
                 if (result := self._in_blocks(func, given, dtype)) is not None:
                     return result
                 wide_args, wide_kwargs = wide = tree_map_only(torch.Tensor, self._parameters.caster(dtype), given)
-                result = func(*wide_args, **wide_kwargs)
+                with _without_cudnn() if self._lazily and func is _aten.convolution.default else nullcontext():
+                    result = func(*wide_args, **wide_kwargs)
             except (RuntimeError, NotImplementedError) as error:
                 refusal = refusal or error  # an operator without a kernel for this dtype
                 continue
@@ -125,6 +127,17 @@ class Widened(TorchDispatchMode):
             return dtype
         self.narrowest = max(self.narrowest, dtype, key=lambda each: torch.finfo(each).eps)
         return self._wide
+
+
+@contextmanager
+def _without_cudnn() -> Iterator[None]:
+    """Keeps a convolution from cuDNN, which took 7 GB to compute one of Whisper's in float64."""
+    before = torch.backends.cudnn.enabled
+    torch.backends.cudnn.enabled = False
+    try:
+        yield
+    finally:
+        torch.backends.cudnn.enabled = before
 
 
 def is_large(parameters: Iterable[torch.Tensor], wide: torch.dtype) -> bool:

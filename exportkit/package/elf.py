@@ -5,8 +5,11 @@ from __future__ import annotations
 import ctypes
 import functools
 import io
+import mmap
+import os
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,6 +24,7 @@ from elftools.elf.sections import SymbolTableSection
 from exportkit.errors import NotAnOperatorLibraryError
 from exportkit.support import OLDEST_TORCH
 
+_LARGE = 64 << 20  # bytes
 _MACHINES = {"EM_X86_64": "x86_64", "EM_AARCH64": "aarch64"}
 
 # A namespace of torch's in a mangled C++ symbol: a length and c10, at, torch or caffe2. It may stand anywhere in the
@@ -120,12 +124,24 @@ def read_elf(path: Path) -> Elf:
         OSError: The file cannot be read.
     """
     try:
-        return _read(ELFFile(io.BytesIO(path.read_bytes())), path)
+        with _content(path) as content:
+            return _read(ELFFile(content), path)
     except (ELFError, ConstructError, ValueError, OverflowError) as error:  # damaged offsets cause the last two
         raise NotAnOperatorLibraryError(
             f"{path} is not an ELF shared library: {error or 'its start is not an ELF header'}",
             hint="An operator library is a .so file, such as setuptools or CMake make in their build folder.",
         ) from error
+
+
+@contextmanager
+def _content(path: Path) -> Iterator[Any]:
+    """Yields a file's content, which is mapped if it is large: CUDA's libraries have up to a gigabyte."""
+    with open(path, "rb") as file:
+        if os.fstat(file.fileno()).st_size < _LARGE:
+            yield io.BytesIO(file.read())
+            return
+        with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped:
+            yield mapped
 
 
 def defined_versions(path: Path, prefix: str) -> list[str]:
