@@ -101,6 +101,7 @@ docs: build
 	$(BIN)/python -m tools.gallery_page
 	$(BIN)/python -m tools.onnx_gallery_page
 	$(BIN)/python -m tools.models_table page benchmarks/models/*.json > docs/evidence/models.md
+	$(BIN)/python -m tools.sizes_table page benchmarks/sizes/h200.json > docs/models.md
 	$(MAKE) --no-print-directory site
 
 site: build
