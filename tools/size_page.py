@@ -15,9 +15,9 @@ _WAYS = ("exportkit", "eager", "compile")
 _TEXT = """\
 # Models of real sizes
 
-Written by `make docs` from one run of `python -m tools.sizes_table`, whose [results](../benchmarks/sizes/h200.json) have the
-memory at each step: {machine}, torch {torch}, transformers {transformers}, {cores} cores a GPU.
-[The weights](../tools/size_catalogue.py) are random, in bfloat16, made on the GPU. Qwen 3 1.7B and Llama 3.2 1B call the
+Written by `make docs` from one run of `python -m tools.sizes_table`, whose [results](../benchmarks/sizes/h200.json)
+have the memory at each step: {machine}, torch {torch}, transformers {transformers}, {cores} cores a GPU. [The
+weights](../tools/size_catalogue.py) are random, in bfloat16, made on the GPU. Qwen 3 1.7B and Llama 3.2 1B call the
 operator of [paged_cache](../examples/paged_cache).
 
 - Seconds: `export`, `package --no-verify`, `verify`, a later load.
@@ -26,8 +26,8 @@ operator of [paged_cache](../examples/paged_cache).
 - Milliseconds of a call at the greatest sizes: package, eager, `torch.compile`.
 
 Above 1.3: cuDNN's float64 convolutions (Whisper, DiT), which references no longer use, and memory that making the models
-left, which is given back now; neither was measured again. Inductor tries kernels on a copy of the largest embedding. Not in
-this run: {missing}.
+left, which is given back now; neither was measured again. Small models: kernels are tried on a copy of the largest
+embedding, and references have activations in float64. Not in this run: {missing}.
 
 | model | 10⁹ parameters | seconds | GPU | host | ms |
 | --- | ---: | ---: | ---: | ---: | ---: |
