@@ -25,8 +25,8 @@ operator of [paged_cache](../examples/paged_cache).
 - Host: the same peaks in GB, with compilers, without mapped files.
 - Milliseconds of a call at the greatest sizes: package, eager, `torch.compile`.
 
-Above 1.3: cuDNN's float64 convolutions (Whisper, DiT), which references no longer use, and memory that making the models
-left, which is given back now; neither was measured again. Small models: kernels are tried on a copy of the largest
+Above 1.3: cuDNN's float64 convolutions (Whisper, DiT), which references no longer use, and memory that making the
+models left, which is given back now; neither was measured again. Small models: kernels are tried on a copy of the largest
 embedding, and references have activations in float64. Not in this run: {missing}.
 
 | model | 10⁹ parameters | seconds | GPU | host | ms |
