@@ -26,8 +26,8 @@ operator of [paged_cache](../examples/paged_cache).
 - Milliseconds of a call at the greatest sizes: package, eager, `torch.compile`.
 
 Above 1.3: cuDNN's float64 convolutions (Whisper, DiT), which references no longer use, and memory that making the
-models left, which is given back now; neither was measured again. Small models: kernels are tried on a copy of the largest
-embedding, and references have activations in float64. Not in this run: {missing}.
+models left, which is given back now; neither was measured again. Small models: kernels are tried on a copy of the
+largest embedding, and references have activations in float64. Not in this run: {missing}.
 
 | model | 10⁹ parameters | seconds | GPU | host | ms |
 | --- | ---: | ---: | ---: | ---: | ---: |
