@@ -98,6 +98,8 @@ def _run(check: ContractCheck, trial: Trial, progress: Progress) -> Finding | st
             problem = check.function(trial)
         except NotApplicable as reason:
             return str(reason)
+        if problem is not None and is_out_of_memory(problem.message):
+            return f"the check takes more memory than it may: {problem.message}"
         return None if problem is None else _finding(check, trial, problem, problem.call)
     reasons: list[str] = []
     tried = 0

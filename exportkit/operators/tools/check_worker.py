@@ -15,7 +15,7 @@ import torch
 from msgspec.structs import replace
 
 from exportkit.child.messages import serve
-from exportkit.errors import UsageError
+from exportkit.errors import ExportkitError, UsageError
 from exportkit.export.importing import import_code
 from exportkit.export.placement import usable_device
 from exportkit.export.resolve import load_operator_libraries, parse_dtype, resolve, resolve_decompositions
@@ -24,7 +24,7 @@ from exportkit.operators.contract.check import check_operator
 from exportkit.operators.contract.definition import checks
 from exportkit.operators.contract.findings import Finding, OperatorReport, Severity
 from exportkit.operators.contract.operator_spec import OpSpec
-from exportkit.operators.contract.operator_trial import Subject, first_line
+from exportkit.operators.contract.operator_trial import Subject, first_line, is_out_of_memory
 from exportkit.operators.contract.sample import Sample
 from exportkit.operators.tools.checking import SEARCH, Checked, CheckOne, Prepare, Prepared, Repeat, Repeated
 from exportkit.operators.tools.collected_calls import Collected, Collector
@@ -72,6 +72,13 @@ class _Worker:
     def check(self, command: CheckOne) -> Checked:
         try:
             return self._check(command)
+        except ExportkitError:
+            raise
+        except Exception as error:  # such as no memory for a call's values: the other operators are still checked
+            name, said = command.operator, first_line(error)
+            report = OperatorReport(name, str(overload(name)._schema), (), {}, (), 0)
+            hint = "--max-memory gives the process more." if is_out_of_memory(said) else "Please report it as a bug."
+            return Checked(report, "none", f"the check itself failed: {said}", hint)
         finally:
             self.journal.rest()
 

@@ -339,16 +339,6 @@ def _with_factor(name: str, kernel: Callable[..., Any]) -> Subject:
     return Subject(overload, tuple(Sample(each.label, (*each.args, 0.5)) for each in matrices()))
 
 
-TAG = getattr(torch.Tag, "out", None)  # torch 2.11 has none
-
-
-def with_out(name: str, times: int) -> Subject:
-    overload = operator(name, doubled, contiguous)
-    _LIBRARY.define(f"{name}.out(Tensor x, *, Tensor(a!) out) -> Tensor(a!)", tags=(TAG,) if TAG else ())
-    _LIBRARY.impl(f"{name}.out", lambda x, *, out: out.copy_(x * times), "CPU")
-    return Subject(overload, matrices())
-
-
 MORE = {
     "half of a number": Lie(
         "float-parameter", _with_factor("half_a_number", _with_half_a_number), "torch.randn(1, 1), 0.5"
@@ -439,9 +429,6 @@ MORE = {
 def _double_backward(ctx: Any, grad: Tensor) -> Tensor:
     return grad * 2
 
-
-if TAG is not None:
-    MORE["another answer from out"] = Lie("out-overload", with_out("other_out", 3), "torch.randn(1, 1)")
 
 HONEST = {
     "number": _with_factor("multiplied", lambda x, factor: x.contiguous() * factor),

@@ -14,7 +14,6 @@ from exportkit.operators.contract.findings import Severity
 from exportkit.operators.contract.memory_layouts import EXPANDED, FRAMED, STRIDED
 from exportkit.operators.contract.operator_trial import Subject
 from exportkit.operators.contract.sample import Sample
-from tests.operators.contract.lies import TAG, with_out
 from tests.operators.contract.right_operators import RIGHT
 
 _COMPILERS = {"compiles", "training-compiles", "exports", "opcheck-dynamic"}
@@ -49,25 +48,6 @@ def test_a_layout_has_memory_of_its_own_or_is_the_tensor_itself(layout, shape):
     shares = laid.untyped_storage().data_ptr() == tensor.untyped_storage().data_ptr()
     assert (laid is tensor) == shares or not tensor.numel()
     assert layout is not FRAMED or laid is not tensor
-
-
-def test_an_overload_that_returns_what_it_writes_to_is_not_broken():
-    library = torch.library.Library("right_outs", "DEF")
-    library.define("twice.out(Tensor x, *, Tensor(a!) out) -> Tensor(a!)")
-    library.impl("twice.out", lambda x, *, out: out.copy_(x * 2), "CPU")
-    torch.library.register_fake("right_outs::twice.out", lambda x, *, out: out, lib=library)
-    calls = tuple(Sample("", (torch.randn(n, 3),), {"out": torch.empty(n, 3)}) for n in (2, 4))
-    findings = check_operator(Subject(torch.ops.right_outs.twice.out, calls), _OTHERS).findings
-    assert [f.severity for f in findings if f.check == "schema"] == [Severity.doubtful]
-    assert not [f for f in findings if f.severity is Severity.broken], findings
-
-
-@pytest.mark.process
-@pytest.mark.skipif(TAG is None, reason="this torch has no tag for out overloads")
-def test_an_operator_is_not_blamed_for_how_torch_calls_its_out_overload():
-    (finding,) = check_operator(with_out("right_out", 2), ["out-overload", "compiles"]).findings
-    assert (finding.check, finding.severity) == ("compiles", Severity.doubtful)
-    assert "torch.compile calls lies.right_out.out in the operator's place" in finding.message
 
 
 def test_a_row_that_the_kernel_refuses_alone_is_said_to_be_so():
