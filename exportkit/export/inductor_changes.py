@@ -7,6 +7,7 @@ import importlib
 import importlib.util
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from pathlib import Path
 from typing import Any
 
 import sympy
@@ -34,6 +35,7 @@ def changed_inductor() -> Iterator[None]:
         for change in (_quick_simplify, _whole_rows, _divided_loops, _room_for_every_thread, _errors_of_operators):
             changes.enter_context(change())
         changes.enter_context(operators_as_called())
+        changes.enter_context(_no_wait_for_others())
         if notes():
             changes.enter_context(replaced(torch.fx.Interpreter, "run_node", _noting))
         yield
@@ -141,6 +143,27 @@ def operators_as_called() -> AbstractContextManager[None]:
         return nullcontext()  # torch 2.11
     variants = importlib.import_module("torch._library._out_variant")
     return replaced(variants, "to_out_variant", lambda _: lambda operator: None)
+
+
+MODEL_LOCK = "model.lock"  # by the name that every generated file has, which aot_inductor.py sets
+
+
+def _no_wait_for_others() -> AbstractContextManager[None]:
+    """Lets exports compile at the same time.
+
+    Inductor locks by the name of what it generates. All exports of a user would wait for one another, and fail after
+    ten minutes, though each has a folder of its own.
+    """
+    if importlib.util.find_spec("torch.utils._filelock") is None:
+        return nullcontext()
+    locks = importlib.import_module("torch.utils._filelock")
+
+    def others_only(lock: Callable[..., Any]) -> Callable[..., Any]:
+        return lambda path, *args, **kwargs: (
+            nullcontext() if Path(path).name == MODEL_LOCK else lock(path, *args, **kwargs)
+        )
+
+    return replaced(locks, "FileLock", others_only)
 
 
 _CALL = "aoti_torch_proxy_executor_call_function("

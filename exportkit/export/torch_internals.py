@@ -21,6 +21,7 @@ No torch that exports has an option for any of these, so export replaces:
 - `torch.fx.Interpreter.run_node`, so that a crash names the node, and `_out_variant.to_out_variant`, so that the code
   calls the operators that the model calls (`inductor_changes`).
 - Python's `len`, so that the length of a tensor varies (`lengths`).
+- `torch.utils._filelock.FileLock`, so that an export does not wait for others (`inductor_changes`).
 - `ONNXRegistry.from_torchlib`, so that the table of translations to ONNX is made once (`exportkit.onnx.convert`).
 
 `quiet` adds an attribute instead, which an error does not have: with it, torch.export prints no half-traced graph.

@@ -18,7 +18,7 @@ from torch.utils._sympy.functions import FloorDiv, ModularIndexing
 from exportkit.errors import ExportError
 from exportkit.export.aot_inductor import CompilePlan, compile_methods, read_inductor_config
 from exportkit.export.export_options import TraceOptions
-from exportkit.export.inductor_changes import changed_inductor
+from exportkit.export.inductor_changes import MODEL_LOCK, changed_inductor
 from exportkit.export.resolve import resolve
 from exportkit.export.toolchain import default_cpu_isa
 from exportkit.export.trace import trace
@@ -201,3 +201,15 @@ def test_the_error_of_a_custom_operator_stops_the_code(line: str) -> None:
         wrapper.writeline(line.replace("f(", f"{call}("))
         wrapper.writeline("return;")
     assert wrapper.lines == [f"AOTI_TORCH_ERROR_CODE_CHECK({call}(p, 0, t));", "return;"]
+
+
+def test_an_export_does_not_wait_for_another_one_s_compiler(tmp_path: Path) -> None:
+    locks = pytest.importorskip("torch.utils._filelock")
+    held = locks.FileLock(str(tmp_path / MODEL_LOCK))
+    with held, changed_inductor():
+        with locks.FileLock(str(tmp_path / MODEL_LOCK), timeout=0):
+            pass
+        other = locks.FileLock(str(tmp_path / "other.lock"), timeout=0)
+        with other:
+            assert other.is_locked
+    assert locks.FileLock is type(held)
