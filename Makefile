@@ -3,7 +3,7 @@
 # setup.py says how. `make test` compiles the CUDA sources wherever nvcc is, `make wheel` demands nvcc and builds for
 # every GPU of a release, and the others build for the GPU that is here.
 PYTHON ?= python3
-EXPORTKIT_CUDA ?= $(if $(filter test,$(MAKECMDGOALS)),check,$(if $(filter wheel,$(MAKECMDGOALS)),1,auto))
+EXPORTKIT_CUDA ?= $(if $(filter test,$(MAKECMDGOALS)),check,$(if $(filter wheel reproducible,$(MAKECMDGOALS)),1,auto))
 export EXPORTKIT_CUDA
 # Hundreds of processes import the same modules, and pytest rewrites the assertions of what is not kept.
 unexport PYTHONDONTWRITEBYTECODE
