@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from types import SimpleNamespace
 from typing import Any
 
@@ -60,6 +61,18 @@ def test_a_large_parameter_is_widened_by_blocks_and_its_views_as_well(monkeypatc
         assert other.dtype is torch.float64
         torch.testing.assert_close(other, one, rtol=1e-12, atol=1e-12)
     assert greatest <= 512 * 128 * 8  # of one expert: the table of words would take four times that
+
+
+def test_a_large_model_is_convolved_without_cudnn_which_is_there_again_afterwards() -> None:
+    model, image = nn.Conv2d(3, 8, 3).bfloat16(), torch.randn(1, 3, 9, 9).bfloat16()
+    before = torch.backends.cudnn.enabled
+    weights = Widened(torch.float64, torch.bfloat16, lazily=True)
+    with torch.no_grad(), weights:
+        found = torch.func.functional_call(model, dict(model.named_parameters()), (image,))
+    with torch.no_grad():
+        exact = copy.deepcopy(model).double()(image.double())
+    torch.testing.assert_close(found, exact, rtol=1e-12, atol=1e-12)
+    assert torch.backends.cudnn.enabled is before
 
 
 def test_a_large_parameter_that_is_written_after_a_view_of_it_is_refused() -> None:
