@@ -78,9 +78,9 @@ def check_repeatable(
     listed = zip(names, *map(_tensors, answers))
     differing = [name for name, one, *others in listed if not all(agree(one, other) for other in others)]
     if differing or number:
-        # What a call puts in the place of a buffer may be what the call before put there.
-        if not number and (assigned := [name for name, tensor in watched.items() if now[name] is not tensor]):
-            raise _writes(assigned, {}, call)
+        # What a call writes may be what the call before wrote, as the tail of the same input.
+        if not number and (kept_up := _written_again(watched, now, call)):
+            raise _writes(kept_up, {name: watched[name] for name in kept_up}, call)
         unwritten = ", ".join(trails[0].unwritten)
         read = f"unwritten memory of {unwritten} is read" if unwritten else "what the first call left behind is read"
         reason = number or first_difference(*trails) or read
@@ -159,6 +159,16 @@ def agree(one: torch.Tensor, other: torch.Tensor) -> bool:
         return True
     greatest = torch.maximum(a[finite].abs().max(), b[finite].abs().max())
     return bool((a[finite] - b[finite]).abs().max() <= torch.finfo(one.dtype).eps ** 0.5 * greatest)
+
+
+def _written_again(
+    watched: Mapping[str, torch.Tensor], now: Mapping[str, torch.Tensor], call: Callable[[], Any]
+) -> list[str]:
+    """Returns the tensors that each call writes or replaces, whatever it puts there."""
+    versions = {name: tensor._version for name, tensor in watched.items() if not tensor.is_inference()}
+    call()
+    written = {name for name, version in versions.items() if watched[name]._version != version}
+    return [name for name, tensor in watched.items() if name in written or now[name] is not tensor]
 
 
 def _writes(names: Sequence[str], tensors: Mapping[str, torch.Tensor], call: Callable[[], Any]) -> ExportError:
