@@ -7,12 +7,15 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from exportkit.cli import main
 from exportkit.cli.serve import command
+from exportkit.registry import pulled_packages
+from exportkit.registry.registry_client import RegistryOptions
 from exportkit.serve import server
 from exportkit.serve.sequences.table import SequenceLimits
 from exportkit.serve.serve_options import ListenOptions, ServeOptions
@@ -222,7 +225,19 @@ def test_every_option_reaches_the_server(tiny_package: Path, folder: Path, monke
     assert main(["serve", str(tiny_package), *flags, *(str(word) for pair in words.items() for word in pair)]) == 0
     assert main(["serve", str(tiny_package), "--no-grpc"]) == 0
     assert main(["serve", str(tiny_package), "--receivers", "3"]) == 0
-    given, plain, received = asked
+    reached: list[RegistryOptions] = []
+
+    def pull(_: object, *, options: RegistryOptions, **__: object) -> SimpleNamespace:
+        reached.append(options)
+        return SimpleNamespace(path=tiny_package)
+
+    monkeypatch.setattr(pulled_packages, "pulled_package", pull)
+    registry = ["--registry-plain-http", "--registry-ca"]
+    package = f"oci://localhost/net@sha256:{'0' * 64}"
+    assert main(["serve", package, *registry, str(folder / "authority.pem")]) == 0
+    assert reached == [RegistryOptions(plain_http=True, authorities=folder / "authority.pem")]
+    given, plain, received, from_registry = asked
+    assert from_registry == ServeOptions(packages=(tiny_package,))
     assert received.listen.receivers == 3
     assert (given.packages, given.repository) == ((tiny_package,), folder)
     assert (given.load.devices, given.load.runners) == (("cpu",), 3)
@@ -240,4 +255,14 @@ def test_every_option_reaches_the_server(tiny_package: Path, folder: Path, monke
     assert given.traces == "http://localhost:4318/v1/traces"
     assert plain == ServeOptions(packages=(tiny_package,), listen=type(listen)(grpc_port=None))
     options = {name for parameter in command.params for name in parameter.opts if name.startswith("--")}
-    assert options <= {*words, *flags, "--receivers", "--no-grpc", "--access-log", "--ray", "--json", "--debug"}
+    assert options <= {
+        *words,
+        *flags,
+        *registry,
+        "--receivers",
+        "--no-grpc",
+        "--access-log",
+        "--ray",
+        "--json",
+        "--debug",
+    }
