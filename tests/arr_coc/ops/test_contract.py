@@ -67,6 +67,9 @@ def not_applicable(spec: OpSpec, device: torch.device) -> set[str]:
         names.add("gradient-recorded")
     if not any(str(argument.type) == "float" for argument in subject.overload._schema.arguments):
         names.add("float-parameter")
+    packet = subject.overload.overloadpacket
+    if not any("out" in {tag.name for tag in getattr(packet, each).tags} for each in packet.overloads()):
+        names.add("out-overload")
     if len(spec.differentiable) < 2:
         names.add("gradient-alone")
     if device.type == "cpu" or len(tensors(subject.calls[0].args)) < 2:
