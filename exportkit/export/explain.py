@@ -22,8 +22,6 @@ from exportkit.export.size_changes import SizeChange, changes_between, violated_
 from exportkit.export.source_lines import where_listed, where_raised
 from exportkit.export.torch_export import RefusedByTorchError, TracingTask, sizes_that_trace
 
-# A call of len() on a line that fixes a size: Python makes a number of what it returns.
-_LEN = re.compile(r"\blen\(([a-z_]\w*(?:\.\w+)*)\).*` needs \S+ == \d+$")
 _TRIES = 2  # a tie that nobody named is a guess, and what torch says itself comes after it
 
 
@@ -73,10 +71,7 @@ def sizes_error(refused: RefusedByTorchError, changes: Sequence[SizeChange]) -> 
             hint="Change that line, declare a range in which the condition holds, or give example inputs of other "
             "sizes. No sizes that exportkit tried work.",
         )
-    hint = f"Write {advice(changes)}. The model traces with it."
-    if measured := [found[1] for reason in lines if (found := _LEN.search(reason)) is not None]:
-        hint = f"len() of a tensor fixes its size: write {measured[0]}.shape[0] there. Or write{hint[5:]}"
-    return ExportError(message, hint=hint)
+    return ExportError(message, hint=f"Write {advice(changes)}. The model traces with it.")
 
 
 def advice(changes: Sequence[SizeChange]) -> str:

@@ -76,17 +76,6 @@ class Branch(torch.nn.Module):
         return x
 
 
-class Length(torch.nn.Module):
-    def forward(self, x: Tensor) -> Tensor:
-        return x.sum(0) / len(x)
-
-
-def test_a_size_that_len_fixes_is_to_be_read_from_the_shape() -> None:
-    error = refused(Length(), torch.rand(4, 3), x={0: "batch[1:8]"})
-    assert error.hint is not None
-    assert error.hint.startswith("len() of a tensor fixes its size: write x.shape[0] there. Or write --dynamic x:0=4 (")
-
-
 def test_a_branch_on_a_size_says_which_range_takes_one_way_through_it() -> None:
     error, options = advised(Branch(), torch.rand(4, 3), x={0: "batch[1:8]"})
     assert "`if x.shape[0] > 5:` needs x:0 <= 5" in error.message

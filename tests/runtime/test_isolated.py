@@ -113,9 +113,9 @@ except ModelRunError as error:
     assert f"{error.value}\n" == run_python(code, misbehaving_package, cwd=tmp_path)
 
 
-def failure(**arguments: object) -> tuple[type, str]:
+def failure(source: Path, **arguments: object) -> tuple[type, str]:
     with pytest.raises(ExportkitError) as error:
-        exportkit.load(**arguments)
+        exportkit.load(source, **arguments)
     return type(error.value), str(error.value)
 
 
@@ -128,14 +128,14 @@ def test_what_load_refuses_it_refuses_alike(tiny_package, tiny_files, tmp_path):
     changed.write_bytes(content)
     elsewhere = tiny.write(tmp_path / "arm.pt2", tiny_files, targets=(tiny.target(platform="linux-aarch64"),))
     for arguments in (
-        {"path": tmp_path / "nothing.pt2"},
-        {"path": text},
-        {"path": changed},
-        {"path": elsewhere},
-        {"path": tiny_package, "device": "gpu"},
-        {"path": tiny_package, "runners": 0},
-        {"path": tiny_package, "verify": "never"},
-        {"path": tiny_package, "public_key": tmp_path / "nothing.pem"},
+        {"source": tmp_path / "nothing.pt2"},
+        {"source": text},
+        {"source": changed},
+        {"source": elsewhere},
+        {"source": tiny_package, "device": "gpu"},
+        {"source": tiny_package, "runners": 0},
+        {"source": tiny_package, "verify": "never"},
+        {"source": tiny_package, "public_key": tmp_path / "nothing.pem"},
     ):
         assert failure(**arguments, isolate=True) == failure(**arguments), arguments
 
@@ -147,20 +147,20 @@ def test_a_signature_is_asked_for_in_the_worker(tiny_package, tmp_path):
     args, kwargs = tiny.example()
     with exportkit.load(package, public_key=[stranger.public, release.public], isolate=True) as model:
         assert leaves(model(*args, **kwargs))
-    asked = {"path": package, "public_key": stranger.public.read_text()}
+    asked = {"source": package, "public_key": stranger.public.read_text()}
     assert failure(**asked, isolate=True) == failure(**asked)
     assert failure(**asked)[0] is SignatureMissingError
 
 
 def test_an_argument_that_cannot_travel_is_named(tiny_package):
     with pytest.raises(UsageError, match="`secret` is a bytes, which cannot be passed on to a worker process"):
-        load_isolated(tiny_package, runners=1, secret=b"")
+        load_isolated(tiny_package, runners=1, stream_limit=1, signature=None, public_key=None, secret=b"")
 
 
 def test_every_argument_of_load_reaches_the_worker(tiny_package):
     """One that load does not have, to see what becomes of those it will have."""
     with pytest.raises(ModelLoadError, match=r"load\(\) got an unexpected keyword argument 'future'"):
-        load_isolated(tiny_package, device="cpu", runners=1, future=[Path("a"), 1, None])
+        load_isolated(tiny_package, device="cpu", runners=1, stream_limit=1, signature=None, public_key=None, future=[Path("a"), 1, None])
 
 
 def test_weights_are_swapped_in_the_worker(tmp_path):

@@ -86,7 +86,7 @@ def test_a_program_in_cpp_loads_it(static_package, tiny_package):
 def test_export_refuses_what_such_a_compiler_made(static_files):
     library = next(file for name, file in static_files.items() if name.endswith(".so"))
     with pytest.raises(CompilerError, match="would crash in std::regex") as error:
-        aot_inductor._target(torch.device("cpu"), "x86-64-v3", False, library)
+        aot_inductor._target(torch.device("cpu"), "x86-64-v3", False, [library])
     assert "CXX=" in (error.value.hint or "")
 
 
