@@ -18,7 +18,7 @@ import torch
 from tests.artifacts import ROOT, THIRD_PARTY
 from tests.fixtures import softpool_library
 
-_FILES = ("setup.py", "pyproject.toml", "README.md", "docs/exportkit.1")
+_FILES = ("setup.py", "pyproject.toml", "README.md", "docs/exportkit.1", "tools/wheel_sbom.py")
 MODELS = """
 import torch
 import exportkit

@@ -160,7 +160,15 @@ def test_an_argument_that_cannot_travel_is_named(tiny_package):
 def test_every_argument_of_load_reaches_the_worker(tiny_package):
     """One that load does not have, to see what becomes of those it will have."""
     with pytest.raises(ModelLoadError, match=r"load\(\) got an unexpected keyword argument 'future'"):
-        load_isolated(tiny_package, device="cpu", runners=1, stream_limit=1, signature=None, public_key=None, future=[Path("a"), 1, None])
+        load_isolated(
+            tiny_package,
+            device="cpu",
+            runners=1,
+            stream_limit=1,
+            signature=None,
+            public_key=None,
+            future=[Path("a"), 1, None],
+        )
 
 
 def test_weights_are_swapped_in_the_worker(tmp_path):

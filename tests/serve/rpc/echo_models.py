@@ -103,6 +103,7 @@ class EchoRepository:
     def __init__(self, *models: EchoModel) -> None:
         self._models = list(models)
         self.draining = False
+        self.lost: str | None = None
         self.asked: list[tuple[str, Any]] = []
         self.loading = asyncio.Event()
         self.loading.set()
