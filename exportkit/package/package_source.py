@@ -78,7 +78,7 @@ def _is_stream(descriptor: int) -> bool:
 def _buffer(source: object) -> memoryview | None:
     """The memory of bytes and the like; None for what has none."""
     try:
-        content = memoryview(source)  # type: ignore[arg-type]
+        content = memoryview(source)  # type: ignore[arg-type]  # what is no buffer raises
     except TypeError:
         return None
     except ValueError as error:
@@ -104,7 +104,7 @@ def _plain_file(file: ReadableFile) -> int | None:
     raw = file.raw if type(file) is io.BufferedReader else file
     if type(raw) is not io.FileIO or raw.closed or not raw.readable() or not raw.seekable():
         return None
-    return raw.fileno() if file.tell() == 0 else None  # type: ignore[attr-defined]
+    return raw.fileno() if file.tell() == 0 else None  # type: ignore[attr-defined]  # checked above
 
 
 def _arrived(name: str, pieces: Iterable[Any], asked: Any, limit: int) -> int:

@@ -56,6 +56,14 @@ def begun(connection: Connection, call: int, *ids: int | str) -> None:
     connection.arrive()
 
 
+def end(connection: Connection, call: int, ids: list[int]) -> None:
+    """Ends sequences, and the call."""
+    for sequence in ids:
+        connection.put(call, step(sequence, 0, sequence_end=True))
+    connection.put_frame(h2.frame(h2.DATA, h2.END_STREAM, call))
+    connection.arrive()
+
+
 def test_most_steps_take_the_way_through_the_library(servers):
     runner, fast, _ = servers
 
@@ -74,10 +82,7 @@ def test_most_steps_take_the_way_through_the_library(servers):
             await connection.until(call, 8 * (number + 1))
         assert fast.counted["ticker"] - counted == 80
         assert fast.model.counted.executions - before == 10
-        for sequence in ids:
-            connection.put(call, step(sequence, 0, sequence_end=True))
-        connection.put_frame(h2.frame(h2.DATA, h2.END_STREAM, call))
-        connection.arrive()
+        end(connection, call, ids)
         await connection.until(call, 104)
         await fast.settled()
         assert connection.ended(call) or not await asyncio.sleep(0.05)
@@ -107,10 +112,7 @@ def test_a_request_that_takes_long_to_begin_sends_no_plain_steps_another_way(ser
         assert [bool(answer.error_message) for answer in answers] == 8 * [True, False, False]
         assert [answer.infer_response.id for answer in answers[1::3]] == [f"{sequence}" for sequence in ids]
         assert {number: fast.service.fast._sequences.get(number) for number in lent} == lent
-        for sequence in ids:
-            connection.put(call, step(sequence, 0, sequence_end=True))
-        connection.put_frame(h2.frame(h2.DATA, h2.END_STREAM, call))
-        connection.arrive()
+        end(connection, call, ids)
         await connection.until(call, 48)
         await fast.settled()
 
