@@ -187,7 +187,8 @@ class _WideParameters:
     def write(self, tensor: torch.Tensor, values: torch.Tensor) -> None:
         """Writes into a tensor, or keeps what was written to a parameter."""
         if tensor in self._originals:
-            if self._viewed:  # which of the others share its memory is not known; the reference is tried another way
+            if self._viewed:
+                # Nobody knows which of the others share its memory. The reference is then computed without this mode.
                 raise NotImplementedError("a parameter is written, and views of parameters were taken")
             self._written[tensor] = cast(values, self._wide)
         else:
