@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 _EVERY = 0.1  # seconds
-_SHARED_EVERY = 10  # rounds: what children share costs more to read
+_SHARED_EVERY = 10  # rounds, where no process came or went: what children share costs more to read
 
 
 class GpuMemory:
@@ -131,13 +131,15 @@ def run_watched(
 class _Sampler:
     def __init__(self, pid: int) -> None:
         self._pid, self._round, self._shared = pid, 0, 0
+        self._known: set[int] = set()
 
     def sample(self) -> Peaks:
         status = {pid: _status(pid) for pid in [self._pid, *_descendants(self._pid)]}
         largest = max(status, key=lambda pid: status[pid].get("RssAnon", 0))
         own = status[largest].get("RssAnon", 0)
-        if self._round % _SHARED_EVERY == 0:
+        if self._round % _SHARED_EVERY == 0 or status.keys() != self._known:
             self._shared = sum(_private(pid) for pid in status if pid != largest)
+            self._known = set(status)
         self._round += 1
         return Peaks(own, own + self._shared, max(each.get("RssFile", 0) for each in status.values()))
 

@@ -45,7 +45,7 @@ def test_a_small_model_goes_the_way_of_the_large_ones(tmp_path: Path) -> None:
 
 
 def test_the_memory_of_a_command_and_its_children_is_seen_step_by_step() -> None:
-    child = "import time; held = bytearray(b'1' * 80_000_000); time.sleep(1.6)"
+    child = "import time; held = bytearray(b'1' * 80_000_000); time.sleep(2.5)"
     run = f"subprocess.run([sys.executable, '-c', {child!r}])"
     parent = f"import subprocess, sys; print('makes a child', file=sys.stderr); {run}; print('done')"
     done = run_watched([sys.executable, "-c", parent], env=dict(os.environ), timeout=60)
