@@ -264,6 +264,13 @@ class Run {
     return sizes;
   }
 
+  static std::string duration(double milliseconds) {
+    char text[32];
+    const bool small = milliseconds < 0.1;
+    std::snprintf(text, sizeof text, small ? "%.1f us" : "%.3f ms", small ? milliseconds * 1e3 : milliseconds);
+    return text;
+  }
+
   void time(const TimedCall& call) {
     const Timing timing = bench(call, options_.bench_seconds, options_.threads);
     document_.emplace_back("bench", json_object({{"method", json_text(call.method)},
@@ -275,9 +282,9 @@ class Run {
                                                  {"calls_per_second", number(timing.calls_per_second)}}));
     if (options_.json) return;
     char line[128];
-    std::snprintf(line, sizeof line, "  %zu calls from %lld thread(s): median %.3f ms, p99 %.3f ms, %.1f calls/s",
-                  timing.calls, static_cast<long long>(options_.threads), timing.median_ms, timing.p99_ms,
-                  timing.calls_per_second);
+    std::snprintf(line, sizeof line, "  %zu calls from %lld thread(s): median %s, p99 %s, %.0f calls/s", timing.calls,
+                  static_cast<long long>(options_.threads), duration(timing.median_ms).c_str(),
+                  duration(timing.p99_ms).c_str(), timing.calls_per_second);
     say(line);
   }
 
