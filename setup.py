@@ -21,15 +21,20 @@ Environment:
     DEBUG: 1 gives symbols and no optimisation.
     TORCH_CUDA_ARCH_LIST: The architectures to build for, such as "8.0;9.0+PTX", in place of those above.
     CUDA_HOME, CXX, MAX_JOBS: Where CUDA is, the C++ compiler, how many compilers run at a time.
+    EXPORTKIT_TORCH: The folder of the torch package to build for, in place of the one that is installed.
+    _PYTHON_HOST_PLATFORM: linux-aarch64 builds for that machine on another one, by a cross-compiler, without CUDA
+        (`make wheel-aarch64`). The C++ runtime needs that machine's torch then: EXPORTKIT_TORCH.
 """
 
 import os
+import platform
 import re
 import runpy
 import shlex
 import shutil
 import subprocess
 import sys
+import sysconfig
 from pathlib import Path
 from typing import NamedTuple
 
@@ -39,7 +44,12 @@ from setuptools.command.bdist_wheel import bdist_wheel
 from setuptools.command.build_ext import build_ext
 
 ROOT = Path(__file__).parent.resolve()
-TORCH = Path(torch.__file__).parent
+MACHINE = sysconfig.get_platform().rpartition("-")[2]
+CROSS = platform.machine() != MACHINE
+COMPILER = os.environ.get("CXX") or (f"{MACHINE}-linux-gnu-g++" if CROSS else "g++")
+TORCH = Path(os.environ.get("EXPORTKIT_TORCH") or Path(torch.__file__).parent).resolve()
+# torch's headers are for every machine, its libraries for one.
+OTHER_TORCH = CROSS and "EXPORTKIT_TORCH" not in os.environ
 TARGET_TORCH = "0x020b000000000000"  # 2.11: the oldest torch the libraries load in
 RELEASE_ARCHITECTURES = "8.0;8.6;8.9;9.0+PTX"  # A100, RTX 30xx, Ada, Hopper; PTX for what comes later
 CHECKED_ARCHITECTURE = "9.0"  # compiles what is for Hopper alone, too
@@ -101,6 +111,10 @@ def choose_cuda():
     wanted = choice("EXPORTKIT_CUDA", "check")
     if wanted == "0":
         return None, "EXPORTKIT_CUDA=0"
+    if CROSS:
+        if wanted == "1":
+            sys.exit(f"EXPORTKIT_CUDA=1, but CUDA kernels for {MACHINE} are compiled on such a machine only")
+        return None, f"cross-compiling for {MACHINE}"
     home = os.environ.get("CUDA_HOME") or os.environ.get("CUDA_PATH")
     nvcc = (shutil.which("nvcc", path=os.path.join(home, "bin")) if home else None) or shutil.which("nvcc")
     if nvcc is None:
@@ -170,6 +184,9 @@ class BuildLibraries(build_ext):
 
     def run(self):
         """Compiles what changed, with MAX_JOBS jobs or one a core."""
+        if shutil.which(shlex.split(COMPILER)[0]) is None:
+            debian = f"g++-{MACHINE.replace('_', '-')}-linux-gnu" if CROSS else "g++"
+            sys.exit(f"there is no C++ compiler {COMPILER}: apt-get install {debian}, or name another one in CXX")
         cuda, reason = choose_cuda()
         print(
             f"exportkit: torch {torch.__version__} headers, stable ABI of torch 2.11, "
@@ -177,7 +194,7 @@ class BuildLibraries(build_ext):
             file=sys.stderr,
         )
         # Not build_temp, which differs between `pip install -e`, wheels and build_ext: each would compile it all again.
-        build = ROOT / "build" / ("debug" if DEBUG else "release")
+        build = ROOT / "build" / (("debug" if DEBUG else "release") + (f"-{MACHINE}" if CROSS else ""))
         build.mkdir(parents=True, exist_ok=True)
         (build / "build.ninja").write_text(self.ninja_file(cuda))
         jobs = ["-j", os.environ["MAX_JOBS"]] if os.environ.get("MAX_JOBS") else []
@@ -199,7 +216,7 @@ class BuildLibraries(build_ext):
         wanted = choice("EXPORTKIT_CPP_RUNTIME")
         if wanted == "0":
             return
-        build = ROOT / "build" / "runtime"
+        build = ROOT / "build" / (f"runtime-{MACHINE}" if CROSS else "runtime")
         options = {
             "CMAKE_BUILD_TYPE": "Debug" if DEBUG else "Release",
             "CMAKE_INSTALL_PREFIX": package,
@@ -209,10 +226,14 @@ class BuildLibraries(build_ext):
             "EXPORTKIT_ABSOLUTE_RPATH": "ON" if self.inplace and torch_stays(TORCH) else "OFF",
         }
         configure = ["cmake", "-S", str(ROOT / "csrc" / "runtime"), "-B", str(build), "-G", "Ninja"]
+        if CROSS:
+            options |= {"CMAKE_SYSTEM_NAME": "Linux", "CMAKE_SYSTEM_PROCESSOR": MACHINE, "CMAKE_CXX_COMPILER": COMPILER}
         configure += [f"-D{name}={value}" for name, value in options.items()]
         # The cache of another torch or compiler would be kept.
         (build / "CMakeCache.txt").unlink(missing_ok=True)
-        if shutil.which("cmake") is None:
+        if OTHER_TORCH:
+            missing = f"it needs the libraries of a torch for {MACHINE}: EXPORTKIT_TORCH=/folder/of/its/torch"
+        elif shutil.which("cmake") is None:
             missing = "there is no cmake on PATH; on Debian and Ubuntu: apt-get install cmake"
         else:
             done = subprocess.run(configure, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, check=False)
@@ -229,8 +250,8 @@ class BuildLibraries(build_ext):
 
     def ninja_file(self, cuda):
         """The build of every library but the C++ runtime."""
-        cxx = os.environ.get("CXX", "g++")
-        lib = f"-L{TORCH / 'lib'}"
+        cxx = COMPILER
+        lib = "-Ltorch" if OTHER_TORCH else f"-L{TORCH / 'lib'}"
         lines = rules("cxx", [cxx, "-MMD", "-MF", "$out.d", *CXX_FLAGS, "-c", "$in", "-o", "$out"], depfile=True)
         compile_package = [cxx, "-MMD", "-MF", "$out.d", *PACKAGE_FLAGS]
         lines += rules("cxx_package", [*compile_package, "-c", "$in", "-o", "$out"], depfile=True)
@@ -242,6 +263,9 @@ class BuildLibraries(build_ext):
                                       "-Wl,-soname,libexportkit_steps.so"])  # fmt: skip
         lines += rules("link_cpu", [cxx, "-shared", *STRIP, "$in", "-o", "$out", "$soname", lib,
                                     "-Wl,--no-as-needed", "-ltorch_cpu"])  # fmt: skip
+        if OTHER_TORCH:  # an empty library of the right name: what an operator needs of torch is found when it loads
+            stand_in = [cxx, "-shared", "-nostdlib", "-Wl,-soname,libtorch_cpu.so", "-xc", os.devnull, "-o", "$out"]
+            lines += [*rules("stand_in", stand_in), "build torch/libtorch_cpu.so: stand_in"]
         if cuda:
             flags = [*(NVCC_OPTIMISED if cuda.installed else NVCC_QUICK), *gencode_flags(cuda.architectures)]
             lines += rules("nvcc", [cuda.nvcc, "-MD", "-MF", "$out.d", *NVCC_FLAGS, *flags, "-c", "$in", "-o", "$out"],
@@ -263,7 +287,8 @@ class BuildLibraries(build_ext):
                 objects.append(f"{folder}/{Path(source).stem}.o")
                 lines.append(f"build {objects[-1]}: {compiler} {ROOT / source}")
             target = f"{folder}/{library}.so" if checked else f"{library}.so"
-            lines += [f"build {target}: link_{kind} {' '.join(objects)}", f"  soname = -Wl,-soname,{library}.so"]
+            after = " | torch/libtorch_cpu.so" if OTHER_TORCH and kind == "cpu" else ""
+            lines += [f"build {target}: link_{kind} {' '.join(objects)}{after}", f"  soname = -Wl,-soname,{library}.so"]
         return "\n".join(lines) + "\n"
 
 

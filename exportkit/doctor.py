@@ -139,8 +139,9 @@ def _python() -> HostFinding:
 def _platform() -> HostFinding:
     system, machine = platform.system(), platform.machine()
     name = f"{system} {machine}, {' '.join(platform.libc_ver()) or 'unknown C library'}"
-    ok = system == "Linux" and machine == "x86_64"
-    return HostFinding("platform", ok, name, None if ok else "exportkit makes and loads packages on Linux x86_64 only.")
+    ok = system == "Linux" and machine in ("x86_64", "aarch64")
+    hint = "exportkit makes and loads packages on Linux only, on x86_64 and aarch64."
+    return HostFinding("platform", ok, name, None if ok else hint)
 
 
 def _torch() -> HostFinding:
@@ -230,13 +231,13 @@ def _onnx() -> HostFinding:
 
 
 def _cpu() -> HostFinding:
+    from exportkit.export.cpu_isas import cpu_isas_of
     from exportkit.runtime.targets import host_cpu_isa
 
-    level = host_cpu_isa()
+    level, compiled = host_cpu_isa(), cpu_isas_of(platform.machine())
     detail = f"{level}, {os.cpu_count()} cores"
-    hint = "Packages are compiled for x86-64-v3 by default; export with an older --cpu-isa for this CPU."
-    ok = level in ("x86-64-v3", "x86-64-v4")
-    return HostFinding("CPU", ok, detail, None if ok else hint)
+    hint = f"Packages are compiled for {' or '.join(compiled) or 'other machines'}, which this CPU does not have."
+    return HostFinding("CPU", level in compiled, detail, None if level in compiled else hint)
 
 
 def _cuda_device() -> HostFinding:

@@ -5,6 +5,7 @@
 #include "package/accuracy.h"
 #include "package/c_api.h"
 #include "package/consistency.h"
+#include "package/cpu_levels.h"
 #include "package/json.h"
 #include "package/json_text.h"
 #include "package/prune.h"

@@ -5,15 +5,12 @@
 
 #include <algorithm>
 #include <cctype>
-#include <fstream>
-#include <iterator>
-#include <map>
 #include <regex>
 #include <set>
-#include <sstream>
 #include <tuple>
 
 #include "package/consistency.h"
+#include "package/cpu_levels.h"
 #include "package/errors.h"
 #include "package/text.h"
 
@@ -21,29 +18,6 @@ namespace exportkit {
 namespace {
 
 using Version = std::pair<int, int>;
-
-struct IsaLevel {
-  const char* name;
-  std::vector<std::string> flags;  // /proc/cpuinfo flags that the level adds
-};
-
-// The x86-64 psABI's micro-architecture levels. `abm` is lzcnt, `pni` is SSE3.
-const std::vector<IsaLevel>& isa_levels() {
-  static const std::vector<IsaLevel> levels = {
-      {"x86-64", {}},
-      {"x86-64-v2", {"cx16", "lahf_lm", "popcnt", "pni", "sse4_1", "sse4_2", "ssse3"}},
-      {"x86-64-v3", {"avx", "avx2", "bmi1", "bmi2", "f16c", "fma", "abm", "movbe", "xsave"}},
-      {"x86-64-v4", {"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"}}};
-  return levels;
-}
-
-// The rank of a level; -1 if it is unknown.
-int isa_rank(const std::string& name) {
-  const auto& levels = isa_levels();
-  const auto found =
-      std::find_if(levels.begin(), levels.end(), [&](const IsaLevel& level) { return level.name == name; });
-  return found == levels.end() ? -1 : static_cast<int>(found - levels.begin());
-}
 
 // (major, minor) of a version such as "2.13.0+cpu".
 Version minor_version(const std::string& version) {
@@ -73,9 +47,9 @@ std::optional<CudaArchitecture> parse_architecture(const std::string& name) {
 // A CUDA target's host code needs CPU instructions too.
 std::optional<std::string> cpu_rejection(const Target& target, const Host& host) {
   if (!target.cpu_isa) return std::nullopt;
-  const int needed = isa_rank(*target.cpu_isa);
-  if (needed < 0) return "its instruction set " + shown(*target.cpu_isa) + " is unknown";
-  if (isa_rank(host.cpu_isa) < needed)
+  const int needed = cpu_level_rank(target.platform, *target.cpu_isa);
+  if (needed < 0) return "its instruction set " + shown(*target.cpu_isa) + " is unknown on " + target.platform;
+  if (cpu_level_rank(host.platform, host.cpu_isa) < needed)
     return "it needs a CPU with " + *target.cpu_isa + ", this CPU has " + host.cpu_isa;
   return std::nullopt;
 }
@@ -160,7 +134,7 @@ void require(const std::vector<Target>& targets, const std::string& name) {
 auto preference(const Target& target) {
   const auto architecture = parse_architecture(target.cuda_architecture.value_or(""));
   return std::tuple(target.device == "cuda", architecture ? architecture->version : Version{-1, 0},
-                    isa_rank(target.cpu_isa.value_or("")));
+                    cpu_level_rank(target.platform, target.cpu_isa.value_or("")));
 }
 
 }  // namespace
@@ -177,46 +151,6 @@ std::string host_platform() {
   std::string system = name.sysname;
   std::transform(system.begin(), system.end(), system.begin(), [](unsigned char c) { return std::tolower(c); });
   return system + "-" + name.machine;
-}
-
-namespace {
-
-// Whether the CPU reports that it lacks the feature of a /proc/cpuinfo flag. The kernel's list has what the kernel
-// allows, but under an emulator it describes the real CPU. So both are checked.
-bool cpu_lacks(const std::string& flag) {
-#if defined(__x86_64__)
-  static const std::map<std::string, bool> has = {
-      {"avx", __builtin_cpu_supports("avx")},           {"avx2", __builtin_cpu_supports("avx2")},
-      {"bmi1", __builtin_cpu_supports("bmi")},          {"bmi2", __builtin_cpu_supports("bmi2")},
-      {"fma", __builtin_cpu_supports("fma")},           {"avx512f", __builtin_cpu_supports("avx512f")},
-      {"avx512bw", __builtin_cpu_supports("avx512bw")}, {"avx512cd", __builtin_cpu_supports("avx512cd")},
-      {"avx512dq", __builtin_cpu_supports("avx512dq")}, {"avx512vl", __builtin_cpu_supports("avx512vl")}};
-  const auto found = has.find(flag);
-  return found != has.end() && !found->second;
-#else
-  (void)flag;
-  return false;
-#endif
-}
-
-}  // namespace
-
-std::string host_cpu_isa() {
-  utsname name{};
-  uname(&name);
-  if (name.machine != std::string("x86_64")) return name.machine;
-  std::ifstream file("/proc/cpuinfo");
-  std::string line;
-  while (std::getline(file, line) && !line.starts_with("flags")) line.clear();
-  std::istringstream words(line.substr(line.find(':') + 1));
-  const std::set<std::string> flags{std::istream_iterator<std::string>(words), {}};
-  std::string level;
-  for (const IsaLevel& next : isa_levels()) {
-    const auto has = [&](const std::string& flag) { return flags.contains(flag) && !cpu_lacks(flag); };
-    if (!std::all_of(next.flags.begin(), next.flags.end(), has)) break;
-    level = next.name;
-  }
-  return level;
 }
 
 std::pair<std::string, std::optional<int>> parse_device(const std::string& device) {

@@ -12,10 +12,10 @@ namespace exportkit {
 
 // The machine that targets are compared with.
 struct Host {
-  std::string platform;             // such as "linux-x86_64"
-  std::string cpu_isa;              // the highest level, such as "x86-64-v3"; on other machines the machine's name
-  std::string torch;                // such as "2.13.0"
-  std::optional<std::string> cuda;  // the version torch was built with; empty for a CPU build
+  std::string platform;                           // such as "linux-x86_64"
+  std::string cpu_isa;                            // the highest level: host_cpu_isa of package/cpu_levels.h
+  std::string torch;                              // such as "2.13.0"
+  std::optional<std::string> cuda;                // the version torch was built with; empty for a CPU build
   std::vector<std::pair<int, int>> capabilities;  // of each CUDA device
   int current_cuda = 0;                           // the device that `cuda` and `auto` mean
 };
@@ -31,9 +31,6 @@ std::string fit_of(const Choice& choice, const Host& host);
 
 // Such as "linux-x86_64".
 std::string host_platform();
-
-// The highest x86-64 level of this CPU; on other machines the machine's name.
-std::string host_cpu_isa();
 
 // Splits `auto`, `cpu`, `cuda` or `cuda:1` into kind and index: UsageError.
 std::pair<std::string, std::optional<int>> parse_device(const std::string& device);

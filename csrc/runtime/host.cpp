@@ -5,6 +5,7 @@
 #include <torch/csrc/inductor/aoti_runner/model_container_runner.h>
 #include <torch/csrc/inductor/aoti_torch/c/shim.h>
 
+#include "package/cpu_levels.h"
 #include "runtime/cuda_driver.h"
 
 namespace exportkit {

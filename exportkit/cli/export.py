@@ -24,7 +24,8 @@ from exportkit.cli.shared_options import (
     trusted_option,
     weights_option,
 )
-from exportkit.export.export_options import CompileOptions, CpuIsa, CudaArch, TraceOptions
+from exportkit.export.cpu_isas import CpuIsa
+from exportkit.export.export_options import CompileOptions, CudaArch, TraceOptions
 from exportkit.export.model_names import check_model_name
 from exportkit.export.spelling import check_texts
 from exportkit.onnx.files import companion_path, method_path
@@ -136,7 +137,7 @@ def _decompositions(_: click.Context, __: click.Parameter, texts: Sequence[str])
     "cpu_isas",
     type=click.Choice(get_args(CpuIsa)),
     multiple=True,
-    help="Instruction set of the CPU code. Repeatable: each makes one target. Default: x86-64-v3.",
+    help="Instruction set of the CPU code. Repeatable: each makes one target. Default: x86-64-v3, on Arm armv8-a.",
 )
 @click.option(
     "--cuda-arch",

@@ -6,6 +6,7 @@ import difflib
 import gc
 import json
 import os
+import re
 import shutil
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
@@ -23,6 +24,7 @@ from exportkit.errors import CompilerError, UsageError
 from exportkit.export.branch_graphs import compilable_branches
 from exportkit.export.cases import eager_mode
 from exportkit.export.compile_failure import failed_operator
+from exportkit.export.cpu_isas import check_cpu_isa, default_cpu_isa
 from exportkit.export.eager_kernels import eager_kernels, read_eager_kernels, with_tensors
 from exportkit.export.explain import refused_by_compiler
 from exportkit.export.export_options import CompileOptions, CudaArch
@@ -33,9 +35,7 @@ from exportkit.export.packed_weights import packed_weights
 from exportkit.export.program_weights import ProgramWeights
 from exportkit.export.small_convolutions import small_convolutions
 from exportkit.export.toolchain import (
-    check_cpu_isa,
     compiling_for,
-    default_cpu_isa,
     last_lines,
     refuse_full_disk,
     torch_minor,
@@ -366,7 +366,7 @@ def _target(device: torch.device, cpu_isa: str | None, ptx: bool, files: list[Pa
     if device.type == "cuda":
         architecture = "sm_{}{}".format(*torch.cuda.get_device_capability(device))
     return Target(
-        name=f"cuda_{architecture}" if architecture else f"cpu_{(cpu_isa or 'baseline').replace('-', '_')}",
+        name=_target_name(cpu_isa, architecture, host_platform()),
         device="cuda" if architecture else "cpu",
         platform=host_platform(),
         cpu_isa=cpu_isa,
@@ -431,6 +431,13 @@ def _can_add_ptx(device: torch.device, progress: Progress) -> bool:
         progress("no PTX: it needs nvcc, which is neither on the path nor in $CUDA_HOME/bin")
         return False
     return True
+
+
+def _target_name(cpu_isa: str | None, architecture: str | None, platform: str) -> str:
+    """Names a target. The targets of one package have different names: a GPU may be in hosts of two platforms."""
+    machine = platform.partition("-")[2]
+    name = f"cuda_{architecture}" if architecture else f"cpu_{cpu_isa or 'baseline'}"
+    return re.sub(r"\W", "_", f"{name}_{machine}" if architecture and machine != "x86_64" else name)
 
 
 def _target_text(device: torch.device, cpu_isa: str | None) -> str:

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from exportkit.errors import UsageError
+from exportkit.export.cpu_isas import CpuIsa
 
-CpuIsa = Literal["x86-64-v3", "x86-64-v4"]
 CudaArch = Literal["native", "native+ptx"]
 
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.\-]{0,127}")
@@ -89,8 +89,8 @@ class CompileOptions:
     """How to compile a program with AOTInductor.
 
     Attributes:
-        cpu_isas: The instruction sets to compile CPU code for; each becomes a target. Empty means x86-64-v3 on x86-64,
-            and the architecture's baseline elsewhere.
+        cpu_isas: The instruction sets to compile CPU code for; each becomes a target. Empty means x86-64-v3 on x86-64
+            and armv8-a on aarch64.
         cuda_arch: `native` compiles machine code for this GPU only; `native+ptx` also runs on newer GPUs.
         inductor_config: Options of torch._inductor.config that override exportkit's.
         embed_weights: Keeps the weights inside the compiled code, for torch's own loaders. They cannot be swapped then.

@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import functools
 import os
-import platform
 import shutil
 import subprocess
 import tempfile
@@ -17,12 +16,10 @@ from typing import Any
 import torch
 from torch._inductor import config, cpp_builder, cpu_vec_isa
 
-from exportkit.errors import CompilerError, HostError, UsageError
-from exportkit.export.export_options import CpuIsa
+from exportkit.errors import CompilerError, HostError
+from exportkit.export.cpu_isas import simd_bits
 from exportkit.export.torch_internals import replaced
 from exportkit.package.elf import read_elf
-
-_SIMD_BITS = {"x86-64-v3": 256, "x86-64-v4": 512}
 
 # Needs libstdc++, so that the library shows whether the compiler links it dynamically. It includes no more than that
 # takes: every export compiles it.
@@ -85,27 +82,6 @@ def refuse_full_disk(said: object) -> None:
         )
 
 
-def default_cpu_isa() -> CpuIsa | None:
-    """Returns x86-64-v3 on x86-64, and None elsewhere: the architecture's baseline."""
-    return "x86-64-v3" if platform.machine() == "x86_64" else None
-
-
-def check_cpu_isa(isa: str | None) -> None:
-    """Checks that this machine's compiler can generate code for an instruction set.
-
-    Raises:
-        UsageError: The instruction set is unknown, or belongs to another architecture.
-    """
-    if isa is None:
-        return
-    if isa not in _SIMD_BITS:
-        raise UsageError(f"unknown CPU instruction set {isa!r}", hint=f"Use {' or '.join(_SIMD_BITS)}.")
-    if platform.machine() != "x86_64":
-        raise UsageError(
-            f"{isa} is for x86-64; this machine is {platform.machine()}", hint="Leave out the instruction set."
-        )
-
-
 @contextmanager
 def compiling_for(isa: str | None) -> Iterator[dict[str, Any]]:
     """Yields Inductor options that limit generated code, and the host code around CUDA kernels, to an instruction set.
@@ -119,7 +95,7 @@ def compiling_for(isa: str | None) -> Iterator[dict[str, Any]]:
     options: dict[str, Any] = {
         # Otherwise Inductor compiles and runs a program for each instruction set, which takes seconds.
         "cpp.vec_isa_ok": True,
-        "cpp.simdlen": _SIMD_BITS[isa] if isa else 128,
+        "cpp.simdlen": simd_bits(isa) or 128,
     }
     march: str | None = isa or ""
     if hasattr(config.cpp, "march"):  # pytorch#184297 added the option in 2.13
@@ -155,7 +131,7 @@ def _with_flags(march: str | None) -> Callable[[Any], Any]:
 def _vector_isa(isa: str | None) -> cpu_vec_isa.VecISA:
     if isa == "x86-64-v3":
         return cpu_vec_isa.VecAVX2()
-    if isa is None:
+    if isa != "x86-64-v4":
         return cpu_vec_isa.VecNEON()
 
     class PlainAVX512(cpu_vec_isa.VecAVX512):  # without the bfloat16 instructions that `bool` of VecAVX512 probes for

@@ -13,6 +13,7 @@ import msgspec
 from exportkit.child.messages import Failed
 from exportkit.eager_source import EagerFiles, EagerSource, unnamed
 from exportkit.errors import UsageError
+from exportkit.export.cpu_isas import simd_bits
 from exportkit.package.archive import PackageReader
 from exportkit.package.assemble import assemble
 from exportkit.package.compiled_with import GivenOptions
@@ -254,7 +255,7 @@ class CutSearch:
     @property
     def options(self) -> dict[str, Any]:
         """The options of torch._inductor.config that decide which code is written."""
-        bits = {"x86-64-v3": 256, "x86-64-v4": 512}.get(self._subject.cpu_isa or "")
+        bits = simd_bits(self._subject.cpu_isa)
         return {**({"cpp.simdlen": bits} if bits else {}), **self._subject.given.inductor_config}
 
     def _cut(self, cut: int, made: Path, given: GivenOptions) -> GraphCut | str:

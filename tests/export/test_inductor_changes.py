@@ -17,10 +17,10 @@ from torch.utils._sympy.functions import FloorDiv, ModularIndexing
 
 from exportkit.errors import ExportError
 from exportkit.export.aot_inductor import CompilePlan, compile_methods, read_inductor_config
+from exportkit.export.cpu_isas import default_cpu_isa
 from exportkit.export.export_options import TraceOptions
 from exportkit.export.inductor_changes import MODEL_LOCK, changed_inductor
 from exportkit.export.resolve import resolve
-from exportkit.export.toolchain import default_cpu_isa
 from exportkit.export.trace import trace
 from exportkit.export.traced import Traced
 from exportkit.progress import silent

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import _ctypes
 import ctypes
+import platform
 import shutil
 import subprocess
 import zipfile
@@ -12,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from exportkit.errors import CompilerError, UsageError
-from exportkit.export import toolchain
+from exportkit.export import cpu_isas, toolchain
 from exportkit.export.aot_inductor import read_inductor_config
 from exportkit.export.artifact import export_aoti
 from exportkit.export.export_options import CompileOptions
@@ -111,7 +112,31 @@ def test_an_instruction_set_of_no_cpu_is_refused(tmp_path: Path) -> None:
         )
 
 
-@pytest.mark.skipif(toolchain.platform.machine() != "x86_64", reason="the artifact is for x86-64")
+@pytest.mark.parametrize(
+    ("machine", "isa", "says"),
+    [
+        ("x86_64", "armv8-a", r"armv8-a is for aarch64; this machine is x86_64\n.*Use x86-64-v3 or x86-64-v4 here"),
+        ("aarch64", "x86-64-v3", r"x86-64-v3 is for x86_64; this machine is aarch64\n.*Export on x86_64"),
+        ("aarch64", "armv9-a", r"unknown CPU instruction set 'armv9-a'\n.*armv8.2-a\+dotprod or armv8.4-a\+sve\+bf16"),
+        ("riscv64", "armv8-a", r"armv8-a is for aarch64; this machine is riscv64\n.*Use none here"),
+    ],
+)
+def test_an_instruction_set_of_another_machine_is_refused_with_those_of_this_one(
+    machine: str, isa: str, says: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cpu_isas.platform, "machine", lambda: machine)
+    with pytest.raises(UsageError, match=says):
+        cpu_isas.check_cpu_isa(isa)
+
+
+def test_every_machine_has_a_default_among_its_instruction_sets(monkeypatch: pytest.MonkeyPatch) -> None:
+    for machine, default in (("x86_64", "x86-64-v3"), ("aarch64", "armv8-a"), ("riscv64", None)):
+        monkeypatch.setattr(cpu_isas.platform, "machine", lambda machine=machine: machine)
+        assert cpu_isas.default_cpu_isa() == default
+        cpu_isas.check_cpu_isa(default)
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="the artifact is for x86-64")
 def test_the_library_of_a_model_is_unmapped_when_it_is_closed(tmp_path: Path) -> None:
     """Else each new version of a served model would stay in memory, and its symbols would be shared with others."""
     library = tmp_path / "model.so"

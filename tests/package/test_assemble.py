@@ -7,14 +7,18 @@ from typing import Any
 import msgspec
 import pytest
 
-from exportkit.errors import MergeError, MissingLibraryError, SchemaChangedError, UsageError
+from exportkit.errors import MergeError, MissingLibraryError, NoTargetError, SchemaChangedError, UsageError
 from exportkit.package.archive import PackageReader, write_package
 from exportkit.package.assemble import assemble
 from exportkit.package.consistency import is_complete, libraries_for, missing_operators
 from exportkit.package.manifest import Dimension, Library, Operator, PackagedMethod, Target, code_folder
+from exportkit.runtime.targets import Host, pick, survey
 from tests.package import samples, stateful_samples
 
 CUDA = samples.target(name="gpu", device="cuda", cpu_isa=None, cuda_architecture="9.0", built_with_cuda="13.0")
+
+X86_HOST = Host("linux-x86_64", "x86-64-v4", "2.13.0")
+ARM_HOST = Host("linux-aarch64", "armv8.2-a+dotprod", "2.13.0")
 
 IMAGE = samples.manifest().call.inputs[0]
 
@@ -81,6 +85,44 @@ def test_targets_are_merged_and_the_cases_are_the_first_artifacts(tmp_path: Path
     with PackageReader(tmp_path / "toy.pt2") as reader:
         assert reader.read(samples.CASE) == samples.RECORDS[samples.CASE]
         assert reader.read("data/aotinductor/gpu/model.wrapper.so") == b"gpu"
+
+
+ARM = samples.target(name="arm", platform="linux-aarch64", cpu_isa="armv8-a")
+
+
+def arm_library(folder: Path) -> tuple[Path, Library]:
+    record = "exportkit/ops/linux-aarch64/libtoy_cpu.so"
+    return library(folder / "aarch64", content=b"toy\0arm", record=record, platform="linux-aarch64")
+
+
+def test_one_package_has_targets_and_libraries_of_two_platforms_and_its_weights_once(tmp_path: Path) -> None:
+    sources = [artifact(tmp_path / "x86.pt2"), artifact(tmp_path / "arm.pt2", target=ARM)]
+    manifest = assemble(sources, [library(tmp_path), arm_library(tmp_path)], tmp_path / "toy.pt2")
+    assert is_complete(manifest)
+    assert manifest.weights == (samples.weight(),)
+    with PackageReader(tmp_path / "toy.pt2") as reader:
+        reader.verify()
+        for target, host in ((samples.target(), X86_HOST), (ARM, ARM_HOST)):
+            assert pick(manifest.targets, "auto", host, manifest.libraries).target == target
+            (its,) = libraries_for(manifest, target)
+            assert (its.platform, target.platform) == (host.platform, host.platform)
+            assert reader.read(f"data/aotinductor/{target.name}/model.wrapper.so") == target.name.encode()
+
+
+def test_a_target_of_another_platform_is_refused_in_a_sentence(tmp_path: Path) -> None:
+    manifest = assemble([artifact(tmp_path / "a.pt2", target=ARM)], [arm_library(tmp_path)], tmp_path / "toy.pt2")
+    with pytest.raises(NoTargetError, match="arm: it is for linux-aarch64, this is linux-x86_64"):
+        pick(manifest.targets, "auto", X86_HOST, manifest.libraries)
+    both = assemble([tmp_path / "toy.pt2", artifact(tmp_path / "x86.pt2")], [library(tmp_path)], tmp_path / "both.pt2")
+    assert survey(both.targets, "auto", X86_HOST, both.libraries).rejected == {
+        "arm": "it is for linux-aarch64, this is linux-x86_64"
+    }
+
+
+def test_a_platform_without_its_library_is_refused_with_the_option_to_give_it(tmp_path: Path) -> None:
+    sources = [artifact(tmp_path / "x86.pt2"), artifact(tmp_path / "arm.pt2", target=ARM)]
+    with pytest.raises(MissingLibraryError, match=r"linux-x86_64/libtoy_cpu\.so defines it for another platform"):
+        assemble(sources, [library(tmp_path)], tmp_path / "toy.pt2")
 
 
 def test_one_library_with_kernels_for_both_devices_serves_both_targets(tmp_path: Path) -> None:

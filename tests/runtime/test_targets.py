@@ -9,6 +9,7 @@ import msgspec
 import pytest
 
 from exportkit.errors import ManifestConsistencyError, NoTargetError, UsageError
+from exportkit.export.cpu_isas import cpu_isas_of
 from exportkit.package.manifest import Library, Target
 from exportkit.runtime.targets import (
     Host,
@@ -30,6 +31,8 @@ V3 = V2 + ["avx", "avx2", "bmi1", "bmi2", "f16c", "fma", "abm", "movbe", "xsave"
 V4 = V3 + ["avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"]
 
 CPU_HOST = Host("linux-x86_64", "x86-64-v3", "2.13.0+cpu")
+GRACE_HOST = Host("linux-aarch64", "armv8.4-a+sve+bf16", "2.13.0+cu130", "13.0", ((9, 0),))
+ALTRA_HOST = Host("linux-aarch64", "armv8.2-a+dotprod", "2.13.0")
 H200_HOST = Host("linux-x86_64", "x86-64-v4", "2.11.0+cu130", "13.0", ((9, 0), (8, 0)))
 
 
@@ -119,6 +122,49 @@ def test_the_newest_instructions_that_run_are_taken():
     assert pick(targets, "cpu", H200_HOST).target.name == "v4"
     assert pick(targets, "cpu", CPU_HOST).target.name == "v3"
     assert pick(targets, "cpu", Host("linux-x86_64", "x86-64", "2.13")).target.name == "any"
+
+
+def arm(**changes: object) -> Target:
+    return cpu(**{"platform": "linux-aarch64", "cpu_isa": "armv8-a", **changes})
+
+
+def test_one_package_has_targets_of_both_platforms_and_each_host_takes_its_best():
+    targets = [
+        cpu(name="v3"),
+        cuda(name="gpu"),
+        arm(name="neon"),
+        arm(name="dot", cpu_isa="armv8.2-a+dotprod"),
+        arm(name="sve", cpu_isa="armv8.4-a+sve+bf16"),
+        cuda(name="grace", platform="linux-aarch64", cpu_isa="armv8-a"),
+    ]
+    assert [choice.target.name for choice in survey(targets, "auto", GRACE_HOST).fitting] == [
+        "grace",
+        "sve",
+        "dot",
+        "neon",
+    ]
+    assert pick(targets, "auto", ALTRA_HOST).target.name == "dot"
+    assert pick(targets, "auto", ALTRA_HOST._replace(cpu_isa="armv8-a")).target.name == "neon"
+    assert pick(targets, "auto", H200_HOST).target.name == "gpu"
+    assert pick(targets, "auto", CPU_HOST).target.name == "v3"
+    assert survey(targets, "cpu", ALTRA_HOST).rejected["sve"] == (
+        "it needs a CPU with armv8.4-a+sve+bf16, this CPU has armv8.2-a+dotprod"
+    )
+
+
+def test_a_level_of_one_platform_is_none_of_the_other():
+    mixed = [cpu(cpu_isa="armv8-a"), arm(name="arm", cpu_isa="x86-64")]
+    for host_, name, level in ((CPU_HOST, "cpu", "armv8-a"), (GRACE_HOST, "arm", "x86-64")):
+        with pytest.raises(NoTargetError, match=f"{name}: its instruction set '{level}' is unknown on linux-"):
+            pick(mixed, "cpu", host_)
+
+
+def test_every_instruction_set_that_is_compiled_for_is_a_level_of_its_platform():
+    for machine, best in (("x86_64", "x86-64-v4"), ("aarch64", "armv8.4-a+sve+bf16")):
+        isas = cpu_isas_of(machine)
+        targets = [cpu(name=f"t{n}", platform=f"linux-{machine}", cpu_isa=isa) for n, isa in enumerate(isas)]
+        found = survey(targets, "cpu", Host(f"linux-{machine}", best, "2.13.0"))
+        assert [choice.target.cpu_isa for choice in found.fitting] == isas[::-1]
 
 
 def test_machine_code_for_the_gpu_is_taken_before_older_code():

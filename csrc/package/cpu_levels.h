@@ -1,0 +1,16 @@
+// Levels of CPU instructions, which targets name and CPUs have.
+#pragma once
+
+#include <string>
+#include <string_view>
+
+namespace exportkit {
+
+// The rank of a level among those of a platform such as "linux-aarch64": a CPU runs what has its level's rank or a
+// lower one. -1 if the platform has no such level.
+int cpu_level_rank(std::string_view platform, std::string_view level);
+
+// The highest level of this CPU, such as "x86-64-v3" or "armv8-a"; on machines without levels the machine's name.
+std::string host_cpu_isa();
+
+}  // namespace exportkit
