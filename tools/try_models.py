@@ -93,13 +93,14 @@ def main() -> int:
     parser.add_argument("list", type=Path)
     parser.add_argument("--only", default="", help="only lines with this word")
     chosen = parser.parse_args()
-    table = [line for line in lines(chosen.list.read_text()) if chosen.only in " ".join(line.arguments)]
+    where = chosen.list.resolve()
+    table = [line for line in lines(where.read_text()) if chosen.only in " ".join(line.arguments)]
     print(f"| model | torch {torch.__version__} | seen | seconds |\n| --- | --- | --- | --- |")
     wrong = 0
     for line in table:
         started = time.monotonic()
         with tempfile.TemporaryDirectory() as folder, compiler_in_templates():
-            outcome = seen(line.arguments, Path(folder), chosen.list.parent)
+            outcome = seen(line.arguments, Path(folder), where.parent)
         ended = right(line, outcome)
         wrong += not ended
         text = outcome.replace("\n", " / ").replace("|", r"\|")

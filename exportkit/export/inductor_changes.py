@@ -13,8 +13,11 @@ from typing import Any
 import sympy
 import torch
 from torch._inductor import config, sizevars
-from torch._inductor.codegen.cpp import CppKernel
+from torch._inductor.codegen.common import DeferredLine
+from torch._inductor.codegen.cpp import CppKernel, CppVecKernel
+from torch._inductor.codegen.cpp_utils import DTYPE_TO_CPP, cexpr_index
 from torch._inductor.codegen.wrapper import PythonWrapperCodegen
+from torch._inductor.virtualized import V
 from torch.utils._sympy.functions import FloorDiv, ModularIndexing
 
 from exportkit.export.source_lines import where_listed
@@ -32,7 +35,14 @@ def changed_inductor() -> Iterator[None]:
         ExportError: This torch lacks a function that export changes.
     """
     with ExitStack() as changes:
-        for change in (_quick_simplify, _whole_rows, _divided_loops, _room_for_every_thread, _errors_of_operators):
+        for change in (
+            _quick_simplify,
+            _whole_rows,
+            _divided_loops,
+            _room_for_every_thread,
+            _sums_at_one_place,
+            _errors_of_operators,
+        ):
             changes.enter_context(change())
         changes.enter_context(operators_as_called())
         changes.enter_context(_no_wait_for_others())
@@ -132,6 +142,30 @@ def _room_for_every_thread() -> AbstractContextManager[None]:
         "parallel_num_threads",
         lambda count: lambda: _ThreadsAtRunTime(count()),
     )
+
+
+def _sums_at_one_place() -> AbstractContextManager[None]:
+    """Lets a vector be added to one element, as `index_add` does where its target has one column.
+
+    Inductor adds a vector to as many elements as it has, and fails in an assertion where its index is one number.
+    """
+
+    def with_numbers(store: Callable[..., None]) -> Callable[..., None]:
+        def stored(kernel: CppVecKernel, name: str, index: sympy.Expr, value: Any, mode: Any = None) -> None:
+            place = kernel.rename_indexing(index)
+            varying = kernel.itervars[kernel.tiling_idx]
+            if mode != "atomic_add" or kernel._try_get_const_stride(place, varying) != 0:
+                store(kernel, name, index, value, mode)
+                return
+            target, count = kernel.args.output(name), cexpr_index(kernel.num_elems)
+            kept = f"std::array<{DTYPE_TO_CPP[V.graph.get_dtype(name)]}, {kernel.tiling_factor}> each; "
+            given = value if value.is_vec else kernel.broadcast(value)
+            added = f"for (long i = 0; i < {count}; ++i) atomic_add(&{target}[{cexpr_index(place)}], each[i]);"
+            kernel.stores.writeline(DeferredLine(name, f"{{ {kept}{given}.store(each.data(), {count}); {added} }}"))
+
+        return stored
+
+    return replaced(CppVecKernel, "store", with_numbers)
 
 
 def operators_as_called() -> AbstractContextManager[None]:
