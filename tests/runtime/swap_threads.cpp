@@ -1,14 +1,19 @@
 // swap_threads PACKAGE ANSWERS OLD NEW [BAD...]: swaps a model's weights while threads call it, between those of two
 // files, and keeps what it answers with each. Every call must answer bit for bit with one or with the other. What is
 // refused must be refused in words, and change nothing; so is any swap once the package was written to, which comes
-// last. Status 0 where all of that holds.
+// last. The same package from bytes and from descriptors has weights of its own. Status 0 where all of that holds.
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/equal.h>
 #include <exportkit/runtime.h>
+#include <fcntl.h>
+#include <unistd.h>
 
 #include <atomic>
 #include <cstdio>
 #include <filesystem>
+#include <fstream>
+#include <iterator>
+#include <span>
 #include <string>
 #include <thread>
 #include <vector>
@@ -17,7 +22,9 @@ namespace {
 
 constexpr int kCallers = 4, kSwappers = 2, kSwaps = 20;
 
-bool same(const std::vector<at::Tensor>& one, const std::vector<at::Tensor>& other) {
+using Answer = std::vector<at::Tensor>;
+
+bool same(const Answer& one, const Answer& other) {
   if (one.size() != other.size()) return false;
   for (size_t i = 0; i < one.size(); ++i) {
     if (!at::equal(one[i], other[i])) return false;
@@ -32,7 +39,7 @@ bool same(const std::vector<at::Tensor>& one, const std::vector<at::Tensor>& oth
 
 struct Fixture {
   exportkit::Model model;
-  std::vector<at::Tensor> inputs, old_answer, new_answer;
+  Answer inputs, old_answer, new_answer;
   std::string old_file, new_file;
 };
 
@@ -74,6 +81,53 @@ void swap_while_calls_go_on(const Fixture& fixture) {
   for (std::thread& thread : threads) thread.join();
 }
 
+// What the package answers that comes as bytes, which are gone by then, as an open file, and through a pipe.
+std::vector<Answer> answers_of_other_sources(const std::string& path, const Answer& inputs) {
+  std::ifstream file(path, std::ios::binary);
+  std::string content{std::istreambuf_iterator<char>(file), {}};
+  exportkit::Model from_bytes = exportkit::Model::open(std::as_bytes(std::span(content)));
+  const int descriptor = open(path.c_str(), O_RDONLY | O_CLOEXEC);
+  exportkit::Model from_file = exportkit::Model::open_descriptor(descriptor);
+  close(descriptor);
+  int ends[2];
+  if (pipe(ends) != 0) fail("no pipe");
+  std::thread writer([&content, into = ends[1]] {
+    for (size_t done = 0; done < content.size();) {
+      const ssize_t count = write(into, content.data() + done, content.size() - done);
+      if (count <= 0) fail("the pipe was not read to its end");
+      done += static_cast<size_t>(count);
+    }
+    close(into);
+  });
+  exportkit::Model from_pipe = exportkit::Model::open_descriptor(ends[0]);
+  writer.join();
+  close(ends[0]);
+  content.assign(content.size(), '\xff');
+  return {from_bytes.run(inputs), from_file.run(inputs), from_pipe.run(inputs)};
+}
+
+// Every source is refused in the words of its own.
+void refuse_other_sources() {
+  const auto refused = [](const char* words, auto open_it) {
+    try {
+      open_it();
+    } catch (const exportkit::Error& error) {
+      if (error.message().find(words) != std::string::npos) return;
+      fail(error.what());
+    }
+    fail("a source without a package was taken");
+  };
+  refused("0 bytes in memory", [] { exportkit::Model::open(std::span<const std::byte>()); });
+  refused("descriptor -1 is not open", [] { exportkit::Model::open_descriptor(-1); });
+  exportkit::OpenOptions little;
+  little.stream_limit = 3;
+  int ends[2];
+  if (pipe(ends) != 0 || write(ends[1], "more", 4) != 4) fail("no pipe");
+  close(ends[1]);
+  refused("gave more than 3 bytes", [&] { exportkit::Model::open_descriptor(ends[0], little); });
+  close(ends[0]);
+}
+
 // A tensor whose storage ends before it does is not read.
 void refuse_cut_storage(const Fixture& fixture) {
   at::Tensor cut = fixture.inputs.at(0).clone();
@@ -102,7 +156,10 @@ int main(int argc, char** argv) {
     model.swap_weights(fixture.old_file);
     fixture.old_answer = model.run(fixture.inputs);
     if (same(fixture.old_answer, fixture.new_answer)) fail("both files give one answer");
-    if (!same(exportkit::Model::open(argv[1]).run(fixture.inputs), packaged)) fail("another model was changed");
+    for (const Answer& other : answers_of_other_sources(argv[1], fixture.inputs)) {
+      if (!same(other, packaged)) fail("another model was changed, or another source gives another answer");
+    }
+    refuse_other_sources();
     for (int i = 5; i < argc; ++i) refuse(fixture, argv[i]);
     swap_while_calls_go_on(fixture);
     std::filesystem::last_write_time(argv[1], std::filesystem::file_time_type::clock::now());

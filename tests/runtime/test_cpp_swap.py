@@ -1,4 +1,4 @@
-"""`Model::swap_weights` of the C++ runtime, in a program of its own and in exportkit-run: what Python's promises."""
+"""`Model::swap_weights` and the sources of `Model::open` in C++, in a program of its own: what Python's promise."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def python_says(source: Path) -> str:
     return f"WeightsError: {caught.value}"
 
 
-def test_every_call_has_the_old_weights_of_a_file_or_the_new_ones(program, tmp_path):
+def test_every_call_has_old_or_new_weights_and_every_source_the_packages(program, tmp_path):
     # One of tied names will do.
     old, new = save(tmp_path / "old", state(1), "tied"), save(tmp_path / "new", state(2), "mix")
     assert run(program, artifact("weighted"), tmp_path / "answers", old, new) == []
