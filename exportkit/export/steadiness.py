@@ -27,7 +27,11 @@ _Results = Mapping[str, torch.Tensor]
 
 
 class Steadiness:
-    """The check of one model."""
+    """The check of one model.
+
+    Attributes:
+        unsteady: The result that rounding decided in the last case of which `problem` said so.
+    """
 
     def __init__(
         self,
@@ -47,6 +51,7 @@ class Steadiness:
             drawn: The drawn cases.
             tf32: Whether eager may use TF32.
         """
+        self.unsteady = ""
         self._eager, self._methods, self._state, self._tf32 = eager, methods, state, tf32
         self._calls = {method.name: method.call for method in methods}
         self._errors: dict[tuple[str | None, str], Accuracy] = {}
@@ -121,6 +126,7 @@ class Steadiness:
         theirs = {name: tensor.detach().cpu() for name, tensor in results.items()}
         for output in outputs:
             name = output.name
+            self.unsteady = name
             if name not in theirs or name not in ours or theirs[name].shape != ours[name].shape:
                 return False
             if output.tolerance.ranking_of is not None:

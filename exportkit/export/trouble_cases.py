@@ -21,7 +21,7 @@ from exportkit.export.linked_integers import linked_integers
 from exportkit.export.placement import on_device
 from exportkit.export.record import MAX_CASES_BYTES, MAX_TROUBLE_BYTES, RecordedCase, play_session, record_played
 from exportkit.export.sequences import DrawnCall, draw_call, draw_session, session_call, with_state
-from exportkit.export.steadiness import Steadiness
+from exportkit.export.steadiness import ROUNDING, Steadiness
 from exportkit.export.traced import TracedMethod
 from exportkit.export.trouble_values import kinds_of, planned, troubled
 from exportkit.package.manifest import PackagedMethod, StateTensor
@@ -34,9 +34,13 @@ MAX_TROUBLE_CASES = 12
 
 _LARGE_WEIGHTS = 256 << 20  # bytes; a model with more is called less often
 _FEW = 3
+_TRIES = 2  # for each case that there may be: a try calls eager five times
 _SIZES = 6
 _SMALL_INPUTS = 1 << 15  # bytes of a call's inputs, if its sizes may vary
 _SEED = 500_000  # apart from those of the drawn cases
+_ILL_CONDITIONED = (
+    "of which rounding decides `{}`, as it does for drawn values (in the spec, a Tolerance says how near is right)"
+)
 
 _Place = tuple[str, int]  # a method, and the place of one of its inputs
 
@@ -169,7 +173,7 @@ def _recorded(
     """Yields the steady cases of one method, or of sessions. Where inputs together are not, each is tried alone."""
     if not drawn:
         return
-    sizes, seen, found = task.sizes(drawn[0]), set[str](), 0
+    sizes, seen, found, tries, compared = task.sizes(drawn[0]), set[str](), 0, 0, False
     most = task.most
     for number in range(most):
         try:
@@ -187,9 +191,17 @@ def _recorded(
             changed = task.with_trouble(calls, chosen, number)
             if found == most or (digest := _digest(changed)) in seen or digest == _digest(calls):
                 continue
+            if tries == _TRIES * most:
+                left_out["that were too many to try"] += len(plan) - number
+                return
             seen.add(digest)
-            placed = [replace(call, bound=on_device(call.bound, task.device)) for call in changed]
-            case = _steady(task, steadiness, placed, task.name(calls, chosen))
+            tries += 1
+            case = _steady(task, steadiness, changed, task.name(calls, chosen))
+            if case == ROUNDING and not compared:
+                compared = True
+                if _steady(task, steadiness, calls, "") == ROUNDING:
+                    left_out[_ILL_CONDITIONED.format(steadiness.unsteady)] += len(plan) - number
+                    return
             if isinstance(case, RecordedCase):
                 found += 1
                 yield case
@@ -200,9 +212,10 @@ def _recorded(
 
 
 def _steady(task: _Task, steadiness: Steadiness, calls: Sequence[DrawnCall], name: str) -> RecordedCase | str:
-    """Records a case, or says why it cannot be one."""
+    """Records a case of calls that are on the CPU, or says why it cannot be one."""
+    placed = [replace(call, bound=on_device(call.bound, task.device)) for call in calls]
     try:
-        played = play_session(task.eager, task.methods, task.state, calls, tf32=task.options.tf32)
+        played = play_session(task.eager, task.methods, task.state, placed, tf32=task.options.tf32)
     except (ExportError, UsageError):
         return "that eager refuses"
     case = record_played(played, task.methods, task.state, tf32=task.options.tf32, trouble=name)

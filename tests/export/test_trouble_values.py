@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load
 
-from exportkit import ExportSpec
+from exportkit import ExportSpec, Tolerance
 from exportkit.export.export_options import TraceOptions
 from exportkit.export.record import MAX_CASES_BYTES, RecordedCase
 from exportkit.export.resolved import EagerModel
@@ -163,6 +163,14 @@ class Casting(torch.nn.Module):
         return x.to(torch.int32)
 
 
+class Steep(torch.nn.Module):
+    calls = 0
+
+    def forward(self, x):
+        self.calls += 1
+        return torch.sin((x * 3 + 1) * 1000)
+
+
 class Halving(torch.nn.Module):
     def forward(self, x):
         return torch.while_loop(lambda x: x.max() > 0.5, lambda x: (x / 2,), (x,))[0]
@@ -203,6 +211,16 @@ def test_what_eager_refuses_is_left_out_and_counted():
     names = troubles(traced(Refusing(), torch.rand(3, 6)))
     assert not any("negative" in name or "NaN" in name for name in names)
     assert any("that eager refuses" in line for line in said)
+
+
+def test_where_drawn_values_are_ill_conditioned_a_tolerance_is_needed():
+    """Each try calls the model five times: a potential's forces took ten minutes, and none was kept."""
+    model, x = Steep(), torch.rand(3, 6)
+    assert troubles(traced(model, x)) == []
+    assert any("of which rounding decides `0`, as it does for drawn values" in line for line in said), said
+    few, model.calls = model.calls, 0
+    assert len(troubles(traced(model, x, tolerances={"0": Tolerance(atol=0.01, rtol=0)}))) > 3
+    assert few < model.calls
 
 
 def test_a_cast_of_what_an_integer_cannot_hold_is_left_out():
