@@ -141,10 +141,11 @@ def _decompositions(_: click.Context, __: click.Parameter, texts: Sequence[str])
 )
 @click.option(
     "--cuda-arch",
-    type=click.Choice(get_args(CudaArch)),
-    default=CompileOptions().cuda_arch,
-    show_default=True,
-    help="native: only this GPU's architecture; native+ptx: newer ones too.",
+    "cuda_archs",
+    multiple=True,
+    metavar="ARCH",
+    help="native: only this GPU's architecture; native+ptx, the default: newer ones too. Or compute capabilities, such "
+    "as 8.0 or 8.0+ptx, of GPUs that need not be here: repeatable, each makes one target.",
 )
 @click.option(
     "--inductor-config",
@@ -226,7 +227,7 @@ def command(
     trusted: bool,
     seed: int,
     cpu_isas: tuple[Any, ...],
-    cuda_arch: Any,
+    cuda_archs: tuple[str, ...],
     inductor_config: dict[str, Any],
     eager_kernels: tuple[str, ...],
     embed_weights: bool,
@@ -279,7 +280,10 @@ def command(
     onnx_options = OnnxOptions(opset, inline)
     changes: Sequence[SizeChange] = ()
     options = TraceOptions(seed=seed, version=model_version, **trace)
-    compile_options = CompileOptions(cpu_isas, cuda_arch, inductor_config, embed_weights, eager_kernels)
+    cuda_arch, gpus = _architectures(cuda_archs)
+    if gpus and (output_format != "aoti" or repair or draft):
+        raise click.UsageError("--cuda-arch for a GPU that is not here is for --format aoti, without --repair.")
+    compile_options = CompileOptions(cpu_isas, cuda_arch, inductor_config, embed_weights, eager_kernels, gpus)
     making: dict[str, Any] = {
         "model_kwargs": model_kwargs,
         "inputs": inputs,
@@ -334,6 +338,14 @@ def command(
     more = {"changes": [asdict(change) for change in changes]} if apply_suggested_fixes else {}
     libraries = dict.fromkeys([*op_libraries, *getattr(resolved.spec, "operator_libraries", ())])
     return _print_written(output, output_format, manifest, as_json, more, list(libraries))
+
+
+def _architectures(given: Sequence[str]) -> tuple[CudaArch, Sequence[str]]:
+    """Returns what is compiled for the GPU here, and the GPUs to compile for in its place."""
+    native = [arch for arch in get_args(CudaArch) if arch in given]
+    if native and len(given) > 1:
+        raise click.UsageError(f"--cuda-arch {native[0]} is this machine's GPU: give it alone, or capabilities alone.")
+    return (native[0], ()) if native else (CompileOptions().cuda_arch, given)
 
 
 def _print_written(

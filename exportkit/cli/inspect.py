@@ -100,7 +100,7 @@ def command(
         reader.verify()
         signatures = signature_info(reader)
         if as_json:
-            from exportkit.package.compiled_with import compiled_with, missed_kernels
+            from exportkit.package.compiled_with import compiled_with, missed_kernels, never_run
 
             file = {"path": str(reader.path), "size": reader.size, "sha256": reader.sha256}
             document: dict[str, Any] = {
@@ -110,6 +110,7 @@ def command(
                 "manifest": msgspec.to_builtins(reader.manifest),
                 "compiled_with": {each.name: vars(compiled_with(reader, each)) for each in reader.manifest.targets},
                 "missed_kernels": {each.name: missed_kernels(reader, each) for each in reader.manifest.targets},
+                "never_run": [each.name for each in reader.manifest.targets if never_run(reader, each)],
             }
         if report is not None:
             from exportkit.report.report_page import ReportSources, write_report
@@ -178,7 +179,7 @@ def _signature_rows(signatures: Sequence[SignatureInfo], signers: Sequence[Publi
 
 def _print(reader: PackageReader, signature_rows: Sequence[tuple[str, str]]) -> None:
     from exportkit.cli.describe import library_text, onnx_rows, state_rows, target_text
-    from exportkit.package.compiled_with import compiled_with, missed_kernels
+    from exportkit.package.compiled_with import NEVER_RUN_TEXT, compiled_with, missed_kernels, never_run
     from exportkit.report.package_data import code_bytes
 
     manifest = reader.manifest
@@ -205,6 +206,7 @@ def _print(reader: PackageReader, signature_rows: Sequence[tuple[str, str]]) -> 
         print_table(given)
         missed = [(t.name, line) for t in manifest.targets for line in missed_kernels(reader, t)]
         print_table([(name, f"no fast kernel: {line}") for name, line in missed])
+        print_table([(t.name, NEVER_RUN_TEXT) for t in manifest.targets if never_run(reader, t)])
     else:
         click.echo("\nONNX model")
         print_table(onnx_rows(manifest))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import gc
 import json
 import os
@@ -11,23 +10,25 @@ import shutil
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import msgspec
 import torch
 from torch._inductor import config, exc
 from torch.utils._pytree import tree_structure
 
-from exportkit.errors import CompilerError, UsageError
+from exportkit.errors import CompilerError
+from exportkit.export.absent_gpu import AbsentGpu
 from exportkit.export.branch_graphs import compilable_branches
 from exportkit.export.cases import eager_mode
+from exportkit.export.compile_absent import WITHOUT_GPU, compile_absent
 from exportkit.export.compile_failure import failed_operator
-from exportkit.export.cpu_isas import check_cpu_isa, default_cpu_isa
-from exportkit.export.eager_kernels import eager_kernels, read_eager_kernels, with_tensors
+from exportkit.export.compile_plan import CompilePlan
+from exportkit.export.eager_kernels import eager_kernels, with_tensors
 from exportkit.export.explain import refused_by_compiler
-from exportkit.export.export_options import CompileOptions, CudaArch
+from exportkit.export.export_options import CudaArch
 from exportkit.export.inductor_changes import changed_inductor
 from exportkit.export.missed_kernels import float_products
 from exportkit.export.model_sources import compiling_model_sources
@@ -43,28 +44,12 @@ from exportkit.export.toolchain import (
 )
 from exportkit.export.traced import Traced, TracedMethod
 from exportkit.libraries import TORCH_NAMESPACES, host_platform, schemas_of
-from exportkit.package.compiled_with import COMPILED_WITH, MISSED_KERNELS, GivenOptions
 from exportkit.package.consistency import AOTINDUCTOR_DIR
 from exportkit.package.cuda_code import cuda_architectures, strictest
 from exportkit.package.elf import oldest_torch, read_elf
 from exportkit.package.manifest import Operator, Target, code_folder
-from exportkit.progress import Progress
+from exportkit.progress import Progress, silent
 from exportkit.spec import FORWARD
-
-# These decide which files exist and where the weights are. The format depends on them.
-_RESERVED = (
-    *("aot_inductor.package", "aot_inductor.package_cpp_only", "aot_inductor.output_path"),
-    *("aot_inductor.model_name_for_generated_files", "aot_inductor.package_constants_in_so"),
-    *("aot_inductor.package_constants_on_disk_format", "aot_inductor.link_libtorch", "cpp.march", "cpp.simdlen"),
-    "aot_inductor.cross_target_platform",
-)
-# The only choice of a vector's length: the target's instruction set has another one.
-WITHOUT_VECTORS = ("cpp.simdlen", 1)
-# These compute with the weights at compile time, or decide whether Inductor does.
-_FOR_EMBEDDED_WEIGHTS = (
-    *("freezing", "always_keep_tensor_constants", "joint_graph_constant_folding"),
-    "aot_inductor.use_runtime_constant_folding",
-)
 
 
 @dataclass(frozen=True)
@@ -82,75 +67,27 @@ class Compiled:
     operators: tuple[Operator, ...]
 
 
-@dataclass(frozen=True)
-class CompilePlan:
-    """What is compiled on this machine.
-
-    Attributes:
-        device: cpu or cuda. The model is traced on it.
-        cpu_isas: The instruction sets of the CPU code, or of the host code of a CUDA target: one target for each. None
-            is the architecture's baseline.
-        cuda_arch: Whether to add PTX.
-        inductor_config: Options from `read_inductor_config`. They override ours.
-        embed_weights: Keeps the weights inside the code.
-        eager_kernels: The operators that are left to eager's kernels, from `read_eager_kernels`.
-    """
-
-    device: torch.device
-    cpu_isas: Sequence[str | None]
-    cuda_arch: CudaArch = "native"
-    inductor_config: Mapping[str, Any] = field(default_factory=dict)
-    embed_weights: bool = False
-    eager_kernels: Sequence[str] = ()
-
-    @classmethod
-    def of(cls, options: CompileOptions, device: torch.device) -> Self:
-        """Plans what the options ask for, and checks that it can be compiled here.
-
-        Raises:
-            UsageError: An option is unknown, or does not fit this machine or the device.
-            CompilerError: This machine has no usable C++ compiler.
-        """
-        isas = tuple(dict.fromkeys(options.cpu_isas)) or (default_cpu_isa(),)
-        for isa in isas:
-            check_cpu_isa(isa)
-        inductor_config = read_inductor_config(options.inductor_config, embed_weights=options.embed_weights)
-        if device.type != "cpu" and len(isas) > 1:
-            raise UsageError(
-                f"{' and '.join(map(str, isas))} were given for device {device.type}",
-                hint="Give one CPU instruction set for a CUDA target.",
-            )
-        if "cpp.cxx" not in inductor_config:
-            usable_compiler()  # checked first, because tracing takes minutes
-        left = read_eager_kernels(options.eager_kernels)
-        return cls(device, isas, options.cuda_arch, inductor_config, options.embed_weights, left)
-
-    def remembered(self, missed: Sequence[str]) -> dict[str, dict[str, str]]:
-        """Returns the option of Inductor that writes what was given, and is missed, into the metadata of the code."""
-        notes = {MISSED_KERNELS: json.dumps(missed)} if missed else {}
-        if self.inductor_config or self.eager_kernels:
-            notes[COMPILED_WITH] = GivenOptions(self.inductor_config, tuple(self.eager_kernels)).encoded()
-        others = self.inductor_config.get("aot_inductor.metadata", {})
-        return {"aot_inductor.metadata": {**others, **notes}} if notes else {}
-
-
 def compile_methods(
     traced: Traced,
     folder: Path,
     plan: CompilePlan,
     cpu_isa: str | None,
+    gpu: AbsentGpu | None = None,
     *,
     weights: ProgramWeights | None,
     progress: Progress,
 ) -> Compiled:
-    """Compiles the methods of a traced model for one instruction set of a plan.
+    """Compiles the methods of a traced model for one part of a plan.
 
     Arguments and errors are the same as for `compile_program`.
     """
     folder.mkdir(exist_ok=True)
     found = [
         compile_program(
-            method, folder / method.name, plan, cpu_isa, weights=weights, tf32=traced.provenance.tf32, progress=progress
+            *(method, folder / method.name, plan, cpu_isa, gpu),
+            weights=weights,
+            tf32=traced.provenance.tf32,
+            progress=progress,
         )
         for method in traced.methods
     ]
@@ -173,18 +110,20 @@ def compile_program(
     folder: Path,
     plan: CompilePlan,
     cpu_isa: str | None,
+    gpu: AbsentGpu | None = None,
     *,
     weights: ProgramWeights | None,
     tf32: bool,
     progress: Progress,
 ) -> Compiled:
-    """Compiles a traced method for one instruction set of a plan.
+    """Compiles a traced method for one part of a plan.
 
     Args:
         method: The method, traced on the plan's device.
         folder: Folder for the files. It is created if it does not exist.
         plan: What is compiled.
         cpu_isa: One of the plan's instruction sets.
+        gpu: One of the plan's GPUs that are not here; None compiles for the plan's device.
         weights: The weights of all methods, to keep outside of the code. None leaves them inside.
         tf32: Whether the code may use TF32.
         progress: Is told what happens next.
@@ -194,15 +133,48 @@ def compile_program(
         ExportError: AOTInductor refused the program, or a weight cannot stay outside of the code.
     """
     folder.mkdir(exist_ok=True)
-    device = plan.device
-    compiler = plan.inductor_config.get("cpp.cxx") or (usable_compiler(),)
-    ptx = device.type == "cuda" and plan.cuda_arch == "native+ptx" and _can_add_ptx(device, progress)
     of = "" if method.name == FORWARD else f"{method.name} "
-    progress(f"compiling {of}for {_target_text(device, cpu_isa)} with {compiler[-1]}")
+    if gpu is None:
+        progress(f"compiling {of}for {_target_text(plan.device, cpu_isa)} with {_compiler(plan)[-1]}")
+        target, files, constants = _code(method.program, folder, plan, cpu_isa, weights, tf32=tf32, progress=progress)
+    else:
+        progress(f"compiling {of}for {gpu.architecture}, which is not here, with {_compiler(plan)[-1]}")
+        arch: CudaArch = "native+ptx" if gpu.ptx else "native"
+
+        def compile_there(
+            program: torch.export.ExportedProgram, device: torch.device
+        ) -> tuple[Target, list[Path], Mapping[str, torch.Tensor]]:
+            there = replace(plan, device=device, cuda_arch=arch, believed=True)
+            return _code(program, folder, there, cpu_isa, weights, tf32=tf32, progress=silent)
+
+        target, files, constants = compile_absent(method.program, gpu, folder, compile_there)
+    found = weights.take(constants, plan.device) if weights else {}
+    target = msgspec.structs.replace(target, constants={method.name: found})
+    records, operators = _records(files, code_folder(target.name, method.name))
+    return Compiled(target, records, operators)
+
+
+def _compiler(plan: CompilePlan) -> Sequence[str]:
+    return plan.inductor_config.get("cpp.cxx") or (usable_compiler(),)
+
+
+def _code(
+    program: torch.export.ExportedProgram,
+    folder: Path,
+    plan: CompilePlan,
+    cpu_isa: str | None,
+    weights: ProgramWeights | None,
+    *,
+    tf32: bool,
+    progress: Progress,
+) -> tuple[Target, list[Path], Mapping[str, torch.Tensor]]:
+    """Returns the target without its constants, the files of its code, and the constants outside of them."""
+    device = plan.device
+    ptx = device.type == "cuda" and plan.cuda_arch == "native+ptx" and _can_add_ptx(device, progress)
     with compiling_for(cpu_isa) as options, weights.outside() if weights else nullcontext(dict[str, Any]()) as outside:
         options |= outside
         options |= {
-            "cpp.cxx": compiler,
+            "cpp.cxx": _compiler(plan),
             "cpp.dynamic_threads": True,  # otherwise the code uses this machine's number of threads everywhere
             # Compiling a precompiled header takes more than twice the time that a model saves by it, leaves 280 MB in
             # the temporary folder, and needs the openssl program (docs/adr/0018-export-time.md).
@@ -220,52 +192,13 @@ def compile_program(
             # Otherwise Inductor times two forms of each kernel, at the example's sizes and on a GPU that may be busy.
             # Its choice costs other sizes up to a tenth of a call (docs/performance.md).
             options["triton.autotune_pointwise"] = False
+        if plan.believed:
+            options |= WITHOUT_GPU
         with eager_kernels(plan.eager_kernels):
-            remembered = plan.remembered(float_products(method.program))
+            remembered = plan.remembered(float_products(program))
             asked = {**options, **plan.inductor_config, **remembered}
-            files, constants = _compile(method.program, device, asked, plan.eager_kernels, tf32=tf32)
-    target = _target(device, cpu_isa, ptx, files)
-    found = weights.take(constants, device) if weights else {}
-    target = msgspec.structs.replace(target, constants={method.name: found})
-    records, operators = _records(files, code_folder(target.name, method.name))
-    return Compiled(target, records, operators)
-
-
-def read_inductor_config(given: Mapping[str, Any], *, embed_weights: bool = False) -> dict[str, Any]:
-    """Reads options of torch._inductor.config. A text value is read as JSON if it is valid JSON.
-
-    Raises:
-        UsageError: torch does not know an option, or exportkit sets it, or it needs the weights inside of the code.
-    """
-    known = config.get_config_copy()
-    options = {}
-    for name, value in given.items():
-        if name in _RESERVED and (name, _read_value(value)) != WITHOUT_VECTORS:
-            raise UsageError(f"--inductor-config {name}: exportkit sets it, because the package format depends on it")
-        if name in _FOR_EMBEDDED_WEIGHTS and not embed_weights:
-            raise UsageError(
-                f"--inductor-config {name}: weights that can be swapped need exportkit's value",
-                hint="Add --embed-weights to keep the weights inside the compiled code and choose a value.",
-            )
-        if name not in known:
-            close = difflib.get_close_matches(name, known, n=3)
-            raise UsageError(
-                f"torch._inductor.config has no option {name!r}",
-                hint=f"Did you mean {', '.join(close)}?" if close else None,
-            )
-        options[name] = _read_value(value)
-    if isinstance(compiler := options.get("cpp.cxx"), str):
-        options["cpp.cxx"] = (compiler,)
-    return options
-
-
-def _read_value(value: Any) -> Any:
-    if not isinstance(value, str):
-        return value
-    try:
-        return json.loads(value.lower() if value in ("True", "False") else value)
-    except json.JSONDecodeError:
-        return None if value == "None" else value
+            files, constants = _compile(program, device, asked, plan.eager_kernels, tf32=tf32)
+    return _target(device, cpu_isa, ptx, files), files, constants
 
 
 def _compile(

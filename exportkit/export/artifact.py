@@ -11,9 +11,10 @@ import msgspec
 import torch
 
 from exportkit.errors import ExportError, PackageError
-from exportkit.export.aot_inductor import CompilePlan, compile_methods
+from exportkit.export.aot_inductor import compile_methods
+from exportkit.export.compile_plan import CompilePlan
 from exportkit.export.export_options import CompileOptions, TraceOptions, check_name
-from exportkit.export.placement import usable_device
+from exportkit.export.placement import tracing_device, usable_device
 from exportkit.export.program_weights import ProgramWeights
 from exportkit.export.quiet import quiet_torch
 from exportkit.export.resolved import EagerModel, ResolvedModel
@@ -57,7 +58,7 @@ def export_aoti(
         HostError: This machine does not have the device.
         CompilerError: This machine has no usable C++ compiler.
     """
-    device = usable_device(options.device)
+    device = tracing_device(options.device, compile_options.gpus, progress)
     plan = CompilePlan.of(compile_options, device)
     traced = traced_model(model, out, options, device, progress)
     return write_compiled(traced, out, plan, version=options.version, progress=progress)
@@ -66,7 +67,7 @@ def export_aoti(
 def write_compiled(
     traced: Traced, out: Path, plan: CompilePlan, *, version: str, progress: Progress = silent
 ) -> Manifest:
-    """Compiles a traced model for each instruction set of a plan, and writes the artifact.
+    """Compiles a traced model for each part of a plan, and writes the artifact.
 
     Args:
         traced: The model, traced on the plan's device.
@@ -84,8 +85,8 @@ def write_compiled(
     traced.copies.clear()  # the package's records hold what it needs
     with temporary_folder(None, "exportkit-compile") as folder:
         compiled = [
-            compile_methods(traced, folder / str(number), plan, isa, weights=weights, progress=progress)
-            for number, isa in enumerate(plan.cpu_isas)
+            compile_methods(traced, folder / str(number), plan, isa, gpu, weights=weights, progress=progress)
+            for number, (isa, gpu) in enumerate(plan.parts)
         ]
         progress(f"writing {out}")
         records: dict[str, Content] = dict(weights.records) if weights else {}

@@ -159,18 +159,19 @@ def _close_gaps(tensors: dict[str, Any], replaced: dict[Any, torch.Tensor]) -> N
         plain = tensor.detach().resolve_conj().resolve_neg().clone(memory_format=torch.contiguous_format)
         if isinstance(tensor, torch.nn.Parameter):
             plain = torch.nn.Parameter(plain, requires_grad=tensor.requires_grad)
-        tensors[name] = replaced.setdefault(_identity(name, tensor), plain)
+        tensors[name] = replaced.setdefault(tensor_identity(name, tensor), plain)
 
 
 def _tied(state: Mapping[str, torch.Tensor]) -> list[list[str]]:
     """Groups the names of the state by tensor, as Inductor does."""
     groups: dict[Any, list[str]] = {}
     for name, tensor in state.items():
-        groups.setdefault(_identity(name, tensor), []).append(name)
+        groups.setdefault(tensor_identity(name, tensor), []).append(name)
     return list(groups.values())
 
 
-def _identity(name: str, tensor: torch.Tensor) -> Any:
+def tensor_identity(name: str, tensor: torch.Tensor) -> Any:
+    """Returns what tied tensors have in common."""
     if tensor.layout is not torch.strided or not tensor.numel():
         return name
     return tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride()

@@ -18,10 +18,10 @@ from torch._inductor import config
 from exportkit.child.messages import serve
 from exportkit.child.offline import go_offline
 from exportkit.errors import CompilerError, ExportError
-from exportkit.export.aot_inductor import CompilePlan
 from exportkit.export.artifact import manifest_of, traced_model, write_compiled
 from exportkit.export.cases import eager_mode
 from exportkit.export.compile_failure import failed_operator
+from exportkit.export.compile_plan import CompilePlan
 from exportkit.export.eager_methods import EagerMethods
 from exportkit.export.placement import parse_floating, prepared, usable_device
 from exportkit.export.resolve import resolve

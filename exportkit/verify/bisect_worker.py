@@ -15,10 +15,10 @@ from exportkit.child.messages import serve
 from exportkit.child.offline import go_offline
 from exportkit.eager_source import EagerSource
 from exportkit.errors import UsageError
-from exportkit.export.aot_inductor import CompilePlan
 from exportkit.export.artifact import write_compiled, write_program
 from exportkit.export.call_signature import BoundCall, describe_call
 from exportkit.export.cases import state_sha256
+from exportkit.export.compile_plan import CompilePlan
 from exportkit.export.cut_program import (
     cut_after,
     cut_call,

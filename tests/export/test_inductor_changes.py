@@ -16,7 +16,8 @@ from torch._inductor.codegen.wrapper import PythonWrapperCodegen
 from torch.utils._sympy.functions import FloorDiv, ModularIndexing
 
 from exportkit.errors import ExportError
-from exportkit.export.aot_inductor import CompilePlan, compile_methods, read_inductor_config
+from exportkit.export.aot_inductor import compile_methods
+from exportkit.export.compile_plan import CompilePlan, read_inductor_config
 from exportkit.export.cpu_isas import default_cpu_isa
 from exportkit.export.export_options import TraceOptions
 from exportkit.export.inductor_changes import MODEL_LOCK, changed_inductor

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from exportkit.errors import ExportError, UsageError
-from exportkit.export.aot_inductor import read_inductor_config
 from exportkit.export.artifact import export_aoti
+from exportkit.export.compile_plan import read_inductor_config
 from exportkit.export.export_options import CompileOptions, TraceOptions
 from exportkit.export.host_copies import elements
 from exportkit.export.program_weights import ProgramWeights

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from exportkit.cli import main
-from exportkit.export.aot_inductor import CompilePlan
 from exportkit.export.artifact import export_program
+from exportkit.export.compile_plan import CompilePlan
 from exportkit.export.composites import is_written_out, written_out
 from exportkit.export.missed_kernels import float_products
 from exportkit.spec import ExportSpec

@@ -14,8 +14,8 @@ import pytest
 
 from exportkit.errors import CompilerError, UsageError
 from exportkit.export import cpu_isas, toolchain
-from exportkit.export.aot_inductor import read_inductor_config
 from exportkit.export.artifact import export_aoti
+from exportkit.export.compile_plan import read_inductor_config
 from exportkit.export.export_options import CompileOptions
 from exportkit.export.resolve import resolve
 from tests.artifacts import artifact

@@ -135,7 +135,7 @@ def test_options_are_written_as_export_takes_them() -> None:
 
 @pytest.mark.parametrize("config", ["cpp.simdlen=1", "cpp.simdlen=8"])
 def test_a_vectors_length_can_only_be_one(config: str) -> None:
-    from exportkit.export.aot_inductor import read_inductor_config
+    from exportkit.export.compile_plan import read_inductor_config
 
     name, value = config.split("=")
     if value == "1":
