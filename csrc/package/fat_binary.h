@@ -1,0 +1,18 @@
+// What NVIDIA's fat binaries say of their code. Their format is not documented; tests hold this to what nvcc writes.
+#pragma once
+
+#include <optional>
+#include <string>
+#include <string_view>
+#include <utility>
+
+namespace exportkit {
+
+// The newest version of PTX in a library that has fat binaries, such as (9, 0); nothing if it has no PTX.
+std::optional<std::pair<int, int>> newest_ptx(std::string_view code);
+
+// Why a driver does not compile PTX of a version; nothing if it does. `driver` is the newest CUDA that it supports,
+// such as "12.4". A driver compiles the PTX of its own CUDA and of older ones.
+std::optional<std::string> ptx_rejection(const std::pair<int, int>& ptx, const std::string& driver);
+
+}  // namespace exportkit
