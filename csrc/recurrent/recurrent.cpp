@@ -55,6 +55,7 @@ void check_packed(const char* op, const Tensor& data, const Tensor& batch_sizes)
   for (int64_t t = 0; t < sizes.numel(); ++t) {
     check(size[t] > 0 && (t == 0 || size[t] <= size[t - 1]), op, "batch_sizes must be positive and must not grow, got ",
           size[t], " at ", t);
+    check(size[t] <= data.size(0) - rows, op, "data has ", data.size(0), " rows, the batch sizes add up to more");
     rows += size[t];
   }
   check(sizes.numel() > 0, op, "the sequences must have at least one step");
@@ -69,8 +70,9 @@ int64_t batch_of(const Tensor& input, const std::optional<Tensor>& batch_sizes) 
 void check_call(const Layer& layer, const Tensor& input, const std::optional<Tensor>& batch_sizes,
                 const Tensors& states, const Tensors& weights) {
   const int64_t each = 2 + (layer.biases ? 2 : 0) + (layer.projects ? 1 : 0);
-  check(layer.layers > 0 && static_cast<int64_t>(weights.size()) == layer.states() * each, layer.op, weights.size(),
-        " weights are not ", each, " for each of ", layer.states(), " layers and directions");
+  const auto given = static_cast<int64_t>(weights.size());
+  check(layer.layers > 0 && layer.layers <= given && given == layer.states() * each, layer.op, given,
+        " weights are not ", each, " for each of ", layer.layers, layer.bidirectional ? " layers, twice" : " layers");
   if (batch_sizes) {
     check(input.dim() == 2, layer.op, "packed data must be [N, input], got ", input.dim(), " dimensions");
     check_packed(layer.op, input, *batch_sizes);

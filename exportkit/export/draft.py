@@ -101,7 +101,7 @@ def _draft_of_method(task: TracingTask, sizes: DynamicSizes, device: torch.devic
     if findings:
         return Draft(tuple(findings))  # torch.export stops at the first of them, so sizes cannot be tried
     try:
-        check_writes(export_with(task, sizes), task.bound, task.spec, task.state)
+        check_writes(export_with(task, sizes), task.bound, task.spec)
     except RefusedByTorchError as refused:
         if not violated_names(str(refused)):
             return Draft((_other(explain_refusal(refused, task)),))

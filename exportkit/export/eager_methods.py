@@ -142,7 +142,7 @@ class EagerSession:
         with holding(model, in_place) as held, gradients_of(model):
             result = model(*args, **kwargs)
             now = {
-                buffer.name: settled(buffer, self._state[buffer.name], {name: held.now(name) for name in buffer.names})
+                buffer.name: settled(self._state[buffer.name], {name: held.now(name) for name in buffer.names})
                 for buffer in buffers
             }
         look_into_dataclasses(result)

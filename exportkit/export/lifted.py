@@ -60,10 +60,7 @@ def lifted(
             result = forward(*args, **kwargs)
         finally:
             now = {name: module.__dict__.pop(key, None) for name, (module, key) in places.items()}
-        new = [
-            settled(buffer, tensor, {name: now[name] for name in buffer.names})
-            for buffer, tensor in zip(buffers, state)
-        ]
+        new = [settled(tensor, {name: now[name] for name in buffer.names}) for buffer, tensor in zip(buffers, state)]
         # Of two buffers that change places, the first would be lost when the second is written.
         new = [t if t is old or not _shares(t, state) else t.clone() for old, t in zip(state, new)]
         tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]

@@ -344,7 +344,7 @@ class _WideSession:
         results = [tensor.clone() for tensor in results]  # some may be the state itself, which the next call changes
         for buffer in self._buffers:
             now = {name: cast(replaced[name], self.wide) for name in buffer.names}
-            self.state[buffer.name] = settled(buffer, self.state[buffer.name], now)
+            self.state[buffer.name] = settled(self.state[buffer.name], now)
         self.state = {name: tensor.clone() for name, tensor in self.state.items()}
         return results
 

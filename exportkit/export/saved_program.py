@@ -130,7 +130,7 @@ def _trace_foreign(
     )
     eager = EagerMethods(spec)
     bound = eager.bind(FORWARD, args, kwargs)
-    check_writes(program, bound, spec, (), traced=False)
+    check_writes(program, bound, spec, traced=False)
     with eager_mode(tf32=options.tf32):
         answer = check_model(lambda: eager.session().call(FORWARD, bound), device)
     sizes = named_sizes(program, spec, options)

@@ -178,11 +178,10 @@ def place_of(model: torch.nn.Module, name: str) -> tuple[torch.nn.Module, str]:
     return model.get_submodule(path), key
 
 
-def settled(buffer: StateBuffer, before: torch.Tensor, now: Mapping[str, torch.Tensor | None]) -> torch.Tensor:
+def settled(before: torch.Tensor, now: Mapping[str, torch.Tensor | None]) -> torch.Tensor:
     """Returns the tensor that a buffer is after a call, in which the model may have assigned another one to it.
 
     Args:
-        buffer: The buffer.
         before: The tensor that stood in its place.
         now: What stands in each of its places now, by name.
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import torch
@@ -21,7 +21,6 @@ from exportkit.export.placement import parse_floating
 from exportkit.export.preflight import check_model, check_operators, graph_operators
 from exportkit.export.repeatable import DECLARE_STATE, DECLARE_WRITES, check_constants, check_random, check_repeatable
 from exportkit.export.shapes import DynamicSizes
-from exportkit.export.state_buffers import StateBuffer
 from exportkit.export.torch_export import RefusedByTorchError, SizeTrial, TracingTask, export_tried
 from exportkit.export.traced import TracedMethod
 from exportkit.package.manifest import ANY_VALUE, StateUse
@@ -135,19 +134,14 @@ def trace_with_torch_export(
         program, trials = export_tried(task, sizes)
     except RefusedByTorchError as refused:
         raise explain_refusal(refused, task) from refused.error
-    places = check_writes(program, task.bound, task.spec, task.state)
+    places = check_writes(program, task.bound, task.spec)
     used = used_state(program, len(task.state))
     state = tuple(StateUse(index=place, written=place in places) for place in used)
     return without_unused(program, len(task.state), used), state, trials
 
 
 def check_writes(
-    program: torch.export.ExportedProgram,
-    bound: BoundCall,
-    spec: ExportSpec,
-    state: Sequence[StateBuffer],
-    *,
-    traced: bool = True,
+    program: torch.export.ExportedProgram, bound: BoundCall, spec: ExportSpec, *, traced: bool = True
 ) -> list[int]:
     """Checks that a program writes into what is declared, and into nothing else.
 
@@ -155,7 +149,6 @@ def check_writes(
         program: The program, which takes the tensors of the call and the state.
         bound: The call.
         spec: The spec of the method, which declares the written inputs.
-        state: The state.
         traced: Whether the program was traced in this process.
 
     Returns:

@@ -174,7 +174,7 @@ def test_the_operators_refuse_what_their_fakes_refuse_and_more() -> None:
             return operators.lstm(x, batch_sizes, h, h, weights, True, 1, False, True)
 
     for said, changed in (
-        ("3 weights are not 4 for each of 1 layers and directions", {"weights": weights[:3]}),
+        ("3 weights are not 4 for each of 1 layers", {"weights": weights[:3]}),
         ("input has 5 features", {"x": x[..., :5]}),
         ("at least one step", {"x": x[:0]}),
         ("must be .T, B, input., got 2 dimensions", {"x": x[0]}),
@@ -182,7 +182,8 @@ def test_the_operators_refuse_what_their_fakes_refuse_and_more() -> None:
         ("one dtype", {"h": h.double()}),
         ("one dtype", {"weights": [weight.double() for weight in weights]}),
         ("batch_sizes must be int64", {"x": x[0], "batch_sizes": torch.tensor([3.0])}),
-        ("data has 3 rows, the batch sizes add up to 4", {"x": x[0], "batch_sizes": torch.tensor([3, 1])}),
+        ("data has 3 rows, the batch sizes add up to more", {"x": x[0], "batch_sizes": torch.tensor([3, 1])}),
+        ("data has 3 rows, the batch sizes add up to more", {"x": x[0], "batch_sizes": torch.full((5,), 2**62)}),
         ("must not grow, got 2 at 1", {"x": x[0], "batch_sizes": torch.tensor([1, 2])}),
     ):
         with pytest.raises(RuntimeError, match=said):

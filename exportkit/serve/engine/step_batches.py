@@ -63,7 +63,7 @@ class OpenState:
 class JoinedSteps:
     """Runs one method for several sessions of this process at once. Only one thread uses it."""
 
-    def __init__(self, manifest: Manifest, method: PackagedMethod, dimension: str) -> None:
+    def __init__(self, method: PackagedMethod, dimension: str) -> None:
         """`dimension` is that of `step_dimension`."""
         self._method = method.name
         self._dimension = dimension
@@ -232,7 +232,7 @@ def _changed(model: Model, call: LoadedCall, number: int) -> _Flat:
 def _play(copy: ModelCopy, case: LoadedCase, sequences: Sequence[Sequence[_Flat]]) -> list[_Flat]:
     """Plays sequences in turns, the steps of the method together. Returns the outputs and the last state of each."""
     model, manifest = copy.model, copy.model.manifest
-    step = JoinedSteps(manifest, copy.method, next(iter(case.state_sizes)))
+    step = JoinedSteps(copy.method, next(iter(case.state_sizes)))
     sessions = [model.session(**case.state_sizes) for _ in sequences]
     found: list[_Flat] = [[] for _ in sequences]
     for place, call in enumerate(case.calls):

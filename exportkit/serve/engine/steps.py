@@ -171,8 +171,7 @@ class StepRunner:
         self._inputs = StepInputs(copy.method.call.inputs)
         self._counted = counted
         self.waited = 0.0
-        manifest = copy.model.manifest
-        self._joined = None if dimension is None else JoinedSteps(manifest, copy.method, dimension)
+        self._joined = None if dimension is None else JoinedSteps(copy.method, dimension)
         self._rows = None if dimension is None else copy.shared.state_rows(dimension)
         self._memories: WeakKeyDictionary[FastQueue, FastMemory] = WeakKeyDictionary()
         copy.model.use_own_stream()
