@@ -8,21 +8,36 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 import exportkit
+from exportkit.serve.protocol.seen_methods import without_hidden_methods
 from exportkit.serve.protocol.shared_memory import SharedMemory, offered
+from exportkit.serve.tenants.tenants import Tenant
 
 if TYPE_CHECKING:  # these import torch, which a receiver must not load
     from exportkit.serve.engine.repository import Repository
     from exportkit.serve.engine.served import ServedModel
+    from exportkit.serve.engine.served_package import Named
+    from exportkit.serve.engine.visible_models import Models
 
 _EXTENSIONS = ("model_repository", "model_configuration", "statistics", "schedule_policy", "sequence")
 
 
 class Queries:
-    """Answers from a repository. Whatever names a model that is not served raises NotServedError."""
+    """Answers from a repository, or from what a client sees of it.
 
-    def __init__(self, repository: Repository, shared_memory: SharedMemory | None) -> None:
+    Whatever names a model that is not served raises NotServedError.
+    """
+
+    def __init__(self, repository: Models, shared_memory: SharedMemory | None, tenant: Tenant | None = None) -> None:
+        """`tenant`: who asks. None: no key is asked for."""
         self.repository = repository
         self._shared_memory = shared_memory
+        self._tenant = tenant
+
+    @classmethod
+    def of(cls, repository: Repository, shared_memory: SharedMemory | None, tenant: Tenant | None) -> Queries:
+        """Returns what answers a client."""
+        models = repository if tenant is None else repository.seen_by(tenant.rules)
+        return cls(models, shared_memory, tenant)
 
     @property
     def memory(self) -> SharedMemory:
@@ -41,6 +56,21 @@ class Queries:
         The name of a package without a default method stands for all of its methods.
         """
         return {"model_stats": [model.statistics() for model in self._asked(name, version)]}
+
+    def metadata(self, name: str, version: str) -> dict[str, Any]:
+        """Returns the metadata of a model."""
+        model = self.repository.named(name, version)
+        return self._seen(model, model.metadata())
+
+    def config(self, name: str, version: str) -> dict[str, Any]:
+        """Returns the configuration of a model."""
+        model = self.repository.named(name, version)
+        return self._seen(model, model.config())
+
+    def _seen(self, model: Named, described: dict[str, Any]) -> dict[str, Any]:
+        if self._tenant is None:
+            return described
+        return without_hidden_methods(self._tenant.rules, model, described)
 
     def index(self, only_ready: bool) -> list[dict[str, str]]:
         """Returns the models that there are, or those that answer."""

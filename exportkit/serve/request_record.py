@@ -6,11 +6,11 @@ import random
 import re
 import time
 from dataclasses import dataclass, field
-from hashlib import sha256
 from typing import Literal
 
 from exportkit.serve.protocol.inference import InferTiming
 from exportkit.serve.statuses import ServeError
+from exportkit.serve.tenants.tenants import Tenant
 
 _USABLE_ID = re.compile(r"[!-~]{1,128}")
 
@@ -28,11 +28,6 @@ def key_of(authorization: bytes) -> bytes:
     """Returns the API key in the value of a header `Authorization`; empty: it has none."""
     scheme, _, value = authorization.partition(b" ")
     return value.strip() if scheme.lower() == b"bearer" else b""
-
-
-def identity_of(authorization: bytes) -> str:
-    """Returns who a client with an API key is, without telling the key."""
-    return sha256(b"exportkit client " + key_of(authorization)).hexdigest()[:32]
 
 
 @dataclass(frozen=True)
@@ -68,7 +63,9 @@ class RequestRecord:
         received_bytes: The bytes of the body that were read, as they were sent.
         sent_bytes: The bytes of the answer's body, as they are sent.
         timing: Where an inference's time went.
-        client: Who asks: what `identity_of` says of the API key. Empty: no key is asked for.
+        client: Who asks: `KeyRules.client` of the API key. Empty: no key is asked for.
+        label: The label of the API key. Empty: it has none.
+        tenant: What the client has used of its limits, in the process that has the models. None: no key is asked for.
         sequence: The id of the sequence that an inference is a step of.
     """
 
@@ -83,6 +80,8 @@ class RequestRecord:
     sent_bytes: int = 0
     timing: InferTiming | None = None
     client: str = ""
+    label: str = ""
+    tenant: Tenant | None = None
     sequence: int | str | None = None
 
     def failed(self, error: ServeError) -> None:

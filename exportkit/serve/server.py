@@ -51,6 +51,7 @@ from exportkit.serve.request_record import RequestRecord
 from exportkit.serve.rpc.grpc_server import GrpcServer, RpcOptions
 from exportkit.serve.rpc.rpc_calls import RpcCall
 from exportkit.serve.serve_options import ListenOptions, ServeOptions
+from exportkit.serve.tenants.tenants import Tenant, Tenants
 
 
 class NotAnsweredError(ExportkitError):
@@ -157,7 +158,10 @@ class _Server:
         self._report = report
         self._memory = SharedMemory() if options.shared_memory else None
         self._repository = Repository(options)
-        self._metrics = Metrics(self._repository)
+        self._tenants = None if keys is None else Tenants()
+        if self._tenants is not None and keys is not None:
+            self._tenants.change(keys.rules)
+        self._metrics = Metrics(self._repository, self._tenants)
         observers, self._closing = observers_of(options, self._metrics.log_lines_lost.inc)
         self._each_wanted = bool(observers)  # by the access log or the traces
         self._observation = Observation([self._metrics, *observers])
@@ -218,7 +222,9 @@ class _Server:
     def _front_end(self, listen: ListenOptions) -> FrontEnd:
         open_paths = {"/v2/health/live", "/v2/health/ready", *page_paths()}
         if listen.receivers:
-            services = FrontEndServices(self._repository, self._metrics, self._keys, open_paths, self._report)
+            services = FrontEndServices(
+                self._repository, self._metrics, self._tenants, self._keys, open_paths, self._report
+            )
             return Receivers(self._options, services)
         limits = ConnectionLimits(connections=listen.max_connections)
         return LocalFrontEnd(limits, self._tls, self._keys, open_paths, self._observation)
@@ -226,7 +232,7 @@ class _Server:
     def _application(self, middleware: Sequence[Middleware]) -> ASGIApp:
         routes = [self._metrics.route(self._front.count), *page_routes(self._repository, self._options)]
         options = HttpOptions(shared_memory=self._memory)
-        return make_app(self._repository, options, routes=routes, middleware=middleware)
+        return make_app(self._repository, options, routes=routes, middleware=middleware, tenants=self._tenants)
 
     async def _start_grpc(self, reserved: socket.socket | None) -> GrpcServer | None:
         if reserved is None:
@@ -235,7 +241,7 @@ class _Server:
             host=self._options.listen.host,
             port=reserved.getsockname()[1],
             tls=None if self._tls is None else self._tls.rpc_context,
-            allow=None if self._keys is None else self._keys.allow,
+            who=None if self._keys is None else self._who,
             shared_memory=self._memory,
             observe=self._observe_call,
             count=None if self._each_wanted else self._count_answers,
@@ -246,6 +252,10 @@ class _Server:
             server = GrpcServer(self._repository, options)
         await server.start()
         return server
+
+    def _who(self, authorization: bytes | None) -> Tenant | None:
+        rules = None if self._keys is None else self._keys.find(authorization)
+        return None if rules is None or self._tenants is None else self._tenants.get(rules.client)
 
     def _count_answers(self, model: str, version: str, times: int) -> None:
         self._metrics.count(Outcome("grpc", 200, model, version, ""), times)
@@ -314,6 +324,8 @@ class _Server:
     def _reload(self) -> None:
         try:
             self._front.reload_keys()
+            if self._tenants is not None and self._keys is not None:
+                self._tenants.change(self._keys.rules)
             self._report(f"read the API keys of {self._options.listen.api_keys} again")
         except UsageError as error:
             self._report(f"error: the API keys stay as they were: {error.message}")

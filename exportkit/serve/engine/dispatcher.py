@@ -136,7 +136,13 @@ class Dispatcher:
         """Waits until every runner could take a batch. Raises what one of them raised."""
         await asyncio.gather(*self._preparing)
 
-    async def run(self, request: CheckedRequest, *, priority: int, timeout: float | None) -> BatchResult:
+    def queued_rows(self, client: str) -> int:
+        """Returns the rows of a client that wait; 0 where none is named."""
+        return self._batcher.rows_of(client)
+
+    async def run(
+        self, request: CheckedRequest, *, priority: int, timeout: float | None, client: str = ""
+    ) -> BatchResult:
         """Runs a request when a runner takes it. Cancelling the task takes it out of the queue.
 
         Raises:
@@ -152,13 +158,21 @@ class Dispatcher:
             else:
                 answer.set_result(outcome)
 
-        ticket = self.submit(request, answered, priority=priority, timeout=timeout)
+        ticket = self.submit(request, answered, priority=priority, timeout=timeout, client=client)
         try:
             return await answer
         finally:
             self.give_up(ticket)
 
-    def submit(self, request: CheckedRequest, answered: Answered, *, priority: int, timeout: float | None) -> _Ticket:
+    def submit(
+        self,
+        request: CheckedRequest,
+        answered: Answered,
+        *,
+        priority: int,
+        timeout: float | None,
+        client: str = "",
+    ) -> _Ticket:
         """Runs a request when a runner takes it. `answered` is called once, and never before this returns.
 
         Raises:
@@ -168,7 +182,7 @@ class Dispatcher:
         now = time.monotonic()
         payload = QueuedRequest(request, answered)
         deadline = None if timeout is None else now + timeout
-        ticket: _Ticket = Ticket(payload, request.bucket, request.rows, request.size, priority, deadline, now)
+        ticket: _Ticket = Ticket(payload, request.bucket, request.rows, request.size, priority, deadline, now, client)
         with self._lock:
             try:
                 self._batcher.submit(ticket)

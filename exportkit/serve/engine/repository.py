@@ -23,9 +23,11 @@ from exportkit.serve.engine.served import ServedModel
 from exportkit.serve.engine.served_package import Named, ServedPackage
 from exportkit.serve.engine.served_sequences import ServedSequences
 from exportkit.serve.engine.statistics import Statistics
+from exportkit.serve.engine.visible_models import VisibleModels
 from exportkit.serve.protocol.inference import SequenceStart
 from exportkit.serve.serve_options import ServeOptions
 from exportkit.serve.statuses import BackendError, BadRequestError, NotReadyError, NotServedError, ServeError
+from exportkit.serve.tenants.key_rules import KeyRules, Sees, sees_all
 
 State = Literal["UNKNOWN", "READY", "UNAVAILABLE", "LOADING", "UNLOADING"]
 
@@ -140,7 +142,7 @@ class Repository:
         """Whether `drain` was called."""
         return self._draining
 
-    def model(self, name: str, version: str = "", method: str | None = None) -> ServedModel:
+    def model(self, name: str, version: str = "", method: str | None = None, sees: Sees = sees_all) -> ServedModel:
         """Returns a model, or the method of a package. Without a version, the newest that is ready.
 
         Raises:
@@ -148,17 +150,21 @@ class Repository:
             NotReadyError: It is not loaded.
             BadRequestError: The name is that of another method.
         """
-        found = self.named(name, version)
+        found = self.named(name, version, sees)
         return found.chosen(name, method) if isinstance(found, ServedPackage) else found.of_method(method)
 
-    def named(self, name: str, version: str = "") -> Named:
-        """Returns a model, or a package that has no default method. Raises what `model` raises."""
-        named = [entry for entry in self._entries if entry.has(name)]
+    def named(self, name: str, version: str = "", sees: Sees = sees_all) -> Named:
+        """Returns a model, or a package that has no default method. Raises what `model` raises.
+
+        What the client may not see does not exist for it.
+        """
+        named = [entry for entry in self._entries if entry.has(name) and sees(entry.package.name, name)]
         found = [entry for entry in named if not version or entry.version in ("", version)]
         if not found:
-            if not named and (reason := self._why_left_out(name)) is not None:
+            if not named and (reason := self._why_left_out(name, sees)) is not None:
                 raise NotServedError(reason[0], hint=reason[1])
-            known = ", ".join(sorted({name for entry in self._entries for name in _names(entry)})) or "none"
+            names = {each for entry in self._entries for each in _names(entry) if sees(entry.package.name, each)}
+            known = ", ".join(sorted(names)) or "none"
             raise NotServedError(
                 f"the model {name} has no version {version}" if named else f"no model is named {name}",
                 hint=f"Its versions are {', '.join(entry.version for entry in named)}."
@@ -171,13 +177,19 @@ class Repository:
             raise NotReadyError(f"the model {name} is not ready: {entry.reason or entry.state.lower()}")
         return max(served, key=lambda model: (model.ready, newest_last(model.version)))
 
-    def check_start(self, start: SequenceStart) -> None:
+    def seen_by(self, rules: KeyRules) -> Repository | VisibleModels:
+        """Returns what a client sees of it."""
+        return self if rules.models is None else VisibleModels(self, rules)
+
+    def check_start(self, start: SequenceStart, models: Sequence[ServedModel] | None = None) -> None:
         """Refuses a sequence of whichever package if none has room for it.
+
+        `models` are those that the client may mean; None: all.
 
         Raises:
             QueueFullError, NotReadyError: What every package says.
         """
-        stateful = [model for model in self.models() if model.sequences is not None]
+        stateful = [model for model in (self.models() if models is None else models) if model.sequences is not None]
         packages = {model.package.name: model for model in stateful if model.package is not None}
         refused: ServeError | None = None
         for model in packages.values():
@@ -210,24 +222,26 @@ class Repository:
             for method, reason in entry.offered.left_out.items()
         }
 
-    def _why_left_out(self, name: str) -> tuple[str, str] | None:
+    def _why_left_out(self, name: str, sees: Sees) -> tuple[str, str] | None:
         """Returns why a method is not served, and what is; None if the name is no method's."""
         for entry in self._entries:
+            if not sees(entry.package.name, entry.package.name):
+                continue
             served = f"{entry.package.name} is served as {', '.join(entry.served)}."
             if (reason := self.left_out().get(name)) and name.startswith(f"{entry.package.name}."):
                 method = name.removeprefix(f"{entry.package.name}.")
                 return f"the method {method} of {entry.package.name} is not served: it {reason}", served
         return None
 
-    def index(self) -> Sequence[IndexEntry]:
+    def index(self, sees: Sees = sees_all) -> Sequence[IndexEntry]:
         """Returns what there is, loaded or not. It looks into the model repository again."""
-        found = [indexed for entry in self._entries for indexed in _indexed(entry)]
+        found = [each for entry in self._entries for each in _indexed(entry) if sees(entry.package.name, each.name)]
         known = {entry.package.path for entry in self._entries}
         with contextlib.suppress(UsageError):  # the folder cannot be read now
             found += [
                 IndexEntry(package.name, package.version or "", "UNAVAILABLE", "not loaded")
                 for package in self._packages()
-                if package.path not in known
+                if package.path not in known and sees(package.name, package.name)
             ]
         return sorted(found, key=lambda entry: (entry.name, newest_last(entry.version)))
 

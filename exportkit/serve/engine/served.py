@@ -42,9 +42,7 @@ from exportkit.serve.statuses import (
     CancelledError,
     DeadlineError,
     NotReadyError,
-    QueueFullError,
     ServeError,
-    TooLargeError,
 )
 from exportkit.sizes import sizes_of
 
@@ -188,8 +186,10 @@ class ServedModel:
         """Why this process can never answer again; None if it can, or will."""
         return None if any(copy.lost is None for copy in self._copies) else self._copies[0].lost
 
-    def admit(self, size: int) -> AbstractContextManager[None]:
+    def admit(self, size: int, client: str = "") -> AbstractContextManager[None]:
         """Reserves room for a body of `size` bytes before it is read; leaving the context gives it back.
+
+        `client` is one of several that share the room. Empty: there are none.
 
         Raises:
             TooLargeError: No body can be that large, however few wait.
@@ -197,9 +197,15 @@ class ServedModel:
             NotReadyError: The model is not ready, or the server drains.
         """
         if self._closed and self._successor is not None:
-            return self._successor.admit(size)
-        self._check_room(size)
-        return Admission(self._accepted, size)
+            return self._successor.admit(size, client)
+        self._check_room(size, client)
+        return Admission(self._accepted, size, client)
+
+    def rows_of(self, request: InferRequest) -> int:
+        """Returns the rows of a request, which need not be one that the model takes."""
+        named = self.of_method(request.method)
+        batched = named._described.batching.enabled and request.inputs and request.inputs[0].shape
+        return max(1, request.inputs[0].shape[0]) if batched else 1
 
     def of_method(self, method: str | None) -> ServedModel:
         """Returns the model that a request means that asks this one for a method.
@@ -242,7 +248,8 @@ class ServedModel:
             raise DeadlineError("the request's timeout passed before it arrived")
         if request.sequence is None or self._sequences is None or self._home is None:
             priority = request.priority or DEFAULT_PRIORITY
-            return await self._dispatchers[0].run(checked, priority=priority, timeout=request.timeout)
+            run = self._dispatchers[0].run
+            return await run(checked, priority=priority, timeout=request.timeout, client=request.client)
         if request.sequence.start:
             self._check_begins()
         if checked.rows > self._described.batching.max_rows:
@@ -418,27 +425,16 @@ class ServedModel:
         """Whether it leaves, and sequences that run on it may end before."""
         return self._leaving is not None and not self._closed and self._home is not None and self._home.count > 0
 
-    def _check_room(self, size: int) -> None:
-        error: ServeError
-        limits, held = self._limits, self._accepted.bytes
+    def _check_room(self, size: int, client: str = "") -> None:
+        error: ServeError | None
         if self.failure is not None and not self._goes_on:
             error = NotReadyError(f"the model {self.name} is not ready: {self.failure}")
-        elif size > limits.max_queued_bytes:
-            error = TooLargeError(f"the body has {size} bytes, and at most {limits.max_queued_bytes} may wait")
-        elif held + size > limits.max_queued_bytes:
-            error = QueueFullError(
-                f"{held} bytes wait, and at most {limits.max_queued_bytes} may: no room for {size} more",
-                hint="Try again later.",
-            )
-        elif self.counted.queued_rows >= limits.max_queued_rows:
-            error = QueueFullError(
-                f"{self.counted.queued_rows} rows wait, and at most {limits.max_queued_rows} may",
-                hint="Try again later.",
-            )
         else:
-            return
-        self.counted.failed(error.reason)
-        raise error
+            own = 0 if self._sequences is not None else self._dispatchers[0].queued_rows(client)
+            error = self._accepted.why_no_room(size, client, self._limits, self.counted.queued_rows, own)
+        if error is not None:
+            self.counted.failed(error.reason)
+            raise error
 
 
 def _reason(error: BaseException) -> str:

@@ -76,6 +76,11 @@ class ServedPackage:
         hint = f"Its methods are {methods}: by the parameter `method`, or the names {names}."
         return NotServedError(message, hint=hint)
 
+    @property
+    def package(self) -> ServedPackage:
+        """Itself."""
+        return self
+
     # --- as ServedModel -----------------------------------------------------------------------------------------------
 
     @property
@@ -88,9 +93,13 @@ class ServedPackage:
         """Whether all methods are ready."""
         return all(model.ready for model in self.models.values())
 
-    def admit(self, size: int) -> AbstractContextManager[None]:
+    def admit(self, size: int, client: str = "") -> AbstractContextManager[None]:
         """Reserves room for a body: see `ServedModel.admit`. All methods leave and lose their process together."""
-        return next(iter(self.models.values())).admit(size)
+        return next(iter(self.models.values())).admit(size, client)
+
+    def rows_of(self, request: InferRequest) -> int:
+        """See `ServedModel.rows_of`."""
+        return self.chosen(self.name, request.method).rows_of(request)
 
     def check_start(self, start: SequenceStart) -> None:
         """See `ServedModel.check_start`."""

@@ -57,7 +57,8 @@ class InferEndpoint:
         headers = headers_of(scope)
         wanted = scope["path_params"]
         head = BodyHead.of(scope)
-        async with self._admit(wanted["model"], wanted.get("version", ""), head.size or 0) as admitted:
+        asked = wanted["model"], wanted.get("version", ""), head.size or 0, record.client
+        async with self._admit(*asked) as admitted:
             record.model, record.version = admitted.name, admitted.version
             forms, step, answer = await self._infer(head, scope, receive, admitted, record)
         record.timing = answer.timing

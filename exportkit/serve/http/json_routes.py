@@ -14,11 +14,11 @@ from starlette.routing import Route
 from exportkit.serve.http.body_reader import read_small_body
 from exportkit.serve.http.exchange import HttpOptions
 from exportkit.serve.queries import Queries
+from exportkit.serve.request_record import RequestRecord
 from exportkit.serve.statuses import BadRequestError, NotOfferedError, NotReadyError
 
 if TYPE_CHECKING:  # these import torch, which a receiver must not load
     from exportkit.serve.engine.repository import Repository
-    from exportkit.serve.engine.served_package import Named
 
 Answer = Callable[[Request], Any]
 """Returns what the JSON of an answer is made of, or what to await for it. Raises a ServeError."""
@@ -29,8 +29,12 @@ class JsonRoutes:
 
     def __init__(self, repository: Repository, options: HttpOptions) -> None:
         self._repository = repository
-        self._queries = Queries(repository, options.shared_memory)
         self._options = options
+
+    def _queries(self, request: Request) -> Queries:
+        """Returns what answers a client."""
+        record: RequestRecord = request.scope["exportkit"]
+        return Queries.of(self._repository, self._options.shared_memory, record.tenant)
 
     def routes(self) -> list[Route]:
         """Returns the routes. The first that fits is taken."""
@@ -40,7 +44,7 @@ class JsonRoutes:
             # That stays so while models are loaded, and while the server drains.
             _route("/v2/health/live", self._live),
             _route("/v2/health/ready", self._ready),
-            _route("/v2", lambda _: queries.server_metadata("binary_tensor_data")),
+            _route("/v2", lambda request: queries(request).server_metadata("binary_tensor_data")),
             _route("/v2/models/stats", self._statistics),
             _route("/v2/repository/index", self._index, "POST"),
             _route("/v2/repository/models/{model}/load", self._load, "POST"),
@@ -53,14 +57,14 @@ class JsonRoutes:
         ]
         for path in (model, versions):
             found += [
-                _route(path, lambda request: self._model(request).metadata()),
+                _route(path, lambda request: queries(request).metadata(*_named(request))),
                 _route(f"{path}/ready", self._model_ready),
-                _route(f"{path}/config", lambda request: self._model(request).config()),
+                _route(f"{path}/config", lambda request: queries(request).config(*_named(request))),
                 _route(f"{path}/stats", self._statistics),
             ]
         for path in (memory, region):
             found += [
-                _route(f"{path}/status", lambda request: queries.memory.status(_asked(request, "region"))),
+                _route(f"{path}/status", lambda request: queries(request).memory.status(_asked(request, "region"))),
                 _route(f"{path}/unregister", self._unregister_memory, "POST"),
             ]
         return found
@@ -75,41 +79,38 @@ class JsonRoutes:
             return {"ready": True}
         raise NotReadyError("the server drains" if self._repository.draining else "not every model is ready")
 
-    def _model(self, request: Request) -> Named:
-        return self._repository.named(_asked(request, "model"), _asked(request, "version"))
-
     def _model_ready(self, request: Request) -> Any:
-        model = self._model(request)
+        model = self._queries(request).repository.named(*_named(request))
         if not model.ready:
             raise NotReadyError(f"the model {model.name} is not ready")
         return {"name": model.name, "ready": True}
 
     def _statistics(self, request: Request) -> Any:
-        return self._queries.statistics(_asked(request, "model"), _asked(request, "version"))
+        return self._queries(request).statistics(*_named(request))
 
     async def _index(self, request: Request) -> Any:
         only_ready = (await self._json(request)).get("ready", False)
         if not isinstance(only_ready, bool):
             raise BadRequestError("`ready` is neither true nor false")
-        return self._queries.index(only_ready)
+        return self._queries(request).index(only_ready)
 
     async def _load(self, request: Request) -> Any:
         parameters = (await self._json(request)).get("parameters", {})
         if not isinstance(parameters, dict):
             raise BadRequestError("`parameters` is not a JSON object")
-        return await self._queries.load(_asked(request, "model"), parameters)
+        return await self._queries(request).load(_asked(request, "model"), parameters)
 
     async def _unload(self, request: Request) -> Any:
         await self._json(request)  # no model depends on another, so `unload_dependents` changes nothing
-        return await self._queries.unload(_asked(request, "model"))
+        return await self._queries(request).unload(_asked(request, "model"))
 
     async def _register_memory(self, request: Request) -> Any:
-        memory = self._queries.memory  # without it, the body is not read
+        memory = self._queries(request).memory  # without it, the body is not read
         memory.register_body(_asked(request, "region"), await self._body(request))
         return {}
 
     def _unregister_memory(self, request: Request) -> Any:
-        self._queries.memory.unregister(_asked(request, "region"))
+        self._queries(request).memory.unregister(_asked(request, "region"))
         return {}
 
     async def _body(self, request: Request) -> memoryview:
@@ -131,6 +132,11 @@ def _asked(request: Request, what: str) -> str:
     """Returns a part of the path. Empty: the path has none, and all are meant, or the newest."""
     part: str = request.path_params.get(what, "")
     return part
+
+
+def _named(request: Request) -> tuple[str, str]:
+    """Returns the model and the version that the path names, likewise."""
+    return _asked(request, "model"), _asked(request, "version")
 
 
 def _no_settings(kind: str) -> Answer:

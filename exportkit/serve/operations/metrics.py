@@ -23,7 +23,9 @@ from exportkit.serve.engine.served import ServedModel
 from exportkit.serve.engine.served_sequences import ServedSequences
 from exportkit.serve.engine.statistics import REQUEST_SECONDS, Spent, Statistics
 from exportkit.serve.operations.observation import Finished, Outcome
-from exportkit.serve.statuses import ServeError
+from exportkit.serve.operations.tenant_metrics import TenantCollector
+from exportkit.serve.statuses import ForbiddenError, ServeError
+from exportkit.serve.tenants.tenants import Tenants
 
 _MODEL = ("model", "version")
 _STAGES = ("queue", "compute_input", "compute_infer", "compute_output")
@@ -50,10 +52,12 @@ class Metrics:
         registry: Where they are registered.
     """
 
-    def __init__(self, models: Models) -> None:
-        """Registers everything."""
+    def __init__(self, models: Models, tenants: Tenants | None = None) -> None:
+        """Registers everything. `tenants` are the clients by their API keys; None: no key is asked for."""
         self.registry = CollectorRegistry()
         self.registry.register(_ModelCollector(models))
+        if tenants is not None:
+            self.registry.register(TenantCollector(tenants))
         self.registry.register(_GpuCollector())
         ProcessCollector(registry=self.registry)
         PlatformCollector(registry=self.registry)
@@ -90,6 +94,9 @@ class Metrics:
         """
 
         async def metrics(request: Request) -> Response:
+            tenant = request.scope["exportkit"].tenant
+            if tenant is not None and tenant.rules.models is not None:
+                raise ForbiddenError("this API key may not read the metrics", hint="It is for some models only.")
             self._in_flight.set(await count())
             encode, content_type = choose_encoder(request.headers.get("accept", ""))
             return Response(encode(self.registry), headers={"content-type": content_type})

@@ -45,7 +45,9 @@ def page_routes(repository: Repository, options: ServeOptions) -> list[Route]:
 
     async def status(request: Request) -> Response:
         headers = {**SECURITY_HEADERS, "Cache-Control": "no-store"}
-        return JSONResponse(page_status(repository, options), headers=headers)
+        tenant = request.scope["exportkit"].tenant
+        models = repository if tenant is None else repository.seen_by(tenant.rules)
+        return JSONResponse(page_status(models, options), headers=headers)
 
     files = [Route(path, _answer(file)) for path, file in _files().items()]
     return [*files, Route("/page/status", status)]

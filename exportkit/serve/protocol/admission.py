@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager, ExitStack
+from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Protocol
 
+from msgspec.structs import replace
+
 from exportkit.serve.protocol.http_request import BodyRules
 from exportkit.serve.protocol.inference import InferAnswer, InferRequest, SequenceStart, SequenceStep
+from exportkit.serve.protocol.seen_methods import check_method
 from exportkit.serve.statuses import ServeError
+from exportkit.serve.tenants.tenants import Tenant
 
 if TYPE_CHECKING:  # it imports torch, which a receiver must not load
+    from exportkit.serve.engine.repository import Repository
     from exportkit.serve.engine.served_package import Named
 
 
@@ -43,26 +50,52 @@ class Admitted(Protocol):
         """Ends a sequence whose step was answered here, and the answer cannot be written."""
 
 
-Open = Callable[[str, str, int], AbstractAsyncContextManager[Admitted]]
-"""Asks for a model by its name and version (empty: the newest), and for room for a body of so many bytes.
+Open = Callable[[str, str, int, str], AbstractAsyncContextManager[Admitted]]
+"""Asks for a model by its name and version (empty: the newest), and for room for a body of so many bytes of a client.
 
-The room is given back when the context is left. If there is no such model, entering raises a ServeError.
+The room is given back when the context is left. If there is no such model, or the client has as much as it may have,
+entering raises a ServeError.
 """
+
+
+def admission_to(repository: Repository, name: str, version: str, size: int, tenant: Tenant | None) -> LocalAdmission:
+    """Returns the request of a client for a model of this process: see `Open`."""
+    if tenant is None or tenant.rules.models is None:
+        return LocalAdmission(partial(repository.named, name, version), size, tenant)
+    return LocalAdmission(partial(repository.named, name, version, sees=tenant.rules.sees), size, tenant)
 
 
 class LocalAdmission:
     """A request for a model of this process: an `Admitted`, and its context."""
 
-    def __init__(self, model: Named, size: int) -> None:
-        """`size` is that of the body, as far as it is known."""
-        self.model = model
-        self.name, self.version, self.body_rules = model.name, model.version, model.body_rules
+    model: Named
+    name: str
+    version: str
+    body_rules: BodyRules
+
+    def __init__(self, find: Callable[[], Named], size: int, tenant: Tenant | None = None) -> None:
+        """Nothing was asked yet.
+
+        Args:
+            find: Returns the model. Raises a ServeError if there is none.
+            size: The bytes of the body, as far as they are known.
+            tenant: Whose request it is. None: no key is asked for.
+        """
         self.refused: ServeError | None = None
+        self._find = find
         self._size = size
+        self._tenant = tenant
+        self._client = "" if tenant is None else tenant.queue
         self._room = ExitStack()
 
     def enter(self) -> LocalAdmission:
         """Reserves the room."""
+        with ExitStack() as undo:
+            if self._tenant is not None:
+                undo.enter_context(self._tenant)
+            self.model = model = self._find()
+            self._room = undo.pop_all()
+        self.name, self.version, self.body_rules = model.name, model.version, model.body_rules
         try:
             self.reserve(self._size)
         except ServeError as error:
@@ -71,7 +104,7 @@ class LocalAdmission:
 
     def reserve(self, size: int) -> None:
         """Makes room for `size` bytes. Raises a ServeError if there is none."""
-        self._room.enter_context(self.model.admit(size))
+        self._room.enter_context(self.model.admit(size, self._client))
 
     def leave(self) -> None:
         """Gives the room back."""
@@ -93,11 +126,28 @@ class LocalAdmission:
 
     async def check_start(self, start: SequenceStart) -> None:
         """Checks whether a sequence can begin."""
+        self.check_start_now(start)
+
+    def check_start_now(self, start: SequenceStart) -> None:
+        """Likewise."""
+        self._check_method(start.method)
         self.model.check_start(start)
 
     async def infer(self, request: InferRequest) -> InferAnswer:
         """Answers the request."""
-        return await self.model.infer(request)
+        tenant = self._tenant
+        if tenant is None:
+            return await self.model.infer(request)
+        self._check_method(request.method)
+        began = time.perf_counter()
+        tenant.take_rows(self.model.rows_of(request))
+        answer = await self.model.infer(replace(request, client=self._client) if self._client else request)
+        tenant.give_answer(time.perf_counter() - began)
+        return answer
+
+    def _check_method(self, method: str | None) -> None:
+        if self._tenant is not None and self._tenant.rules.models is not None:
+            check_method(self._tenant.rules, self.model, method)
 
     def give_up(self, step: SequenceStep) -> None:
         """Ends a sequence whose answer cannot be written."""

@@ -45,7 +45,7 @@ class Forwarding:
         headers = [field for field in scope["headers"] if field[0] not in _OF_THE_BODY]
         headers.append((b"content-length", b"%d" % body.nbytes))
         about = {**{name: scope[name] for name in SCOPE}, "path": sendable(scope["path"])}
-        answer, answer_body = await self._models.forward(about, headers, record.id, body)
+        answer, answer_body = await self._models.forward(about, headers, record, body)
         record.error = answer.failure
         fields = [field for field in answer.headers if field[0] != _OURS]
         try:

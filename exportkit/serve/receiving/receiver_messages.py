@@ -32,12 +32,13 @@ class ReceiverMessage(msgspec.Struct, frozen=True, tag=True, array_like=True, gc
 
 
 class AdmissionRequest(ReceiverMessage, frozen=True):
-    """Asks for a model (an empty version: the newest), and for room for a body of `size` bytes."""
+    """Asks for a model (an empty version: the newest), and for room for a body of `size` bytes of a client."""
 
     number: Natural
     model: str
     version: str
     size: Natural
+    client: str = ""
 
 
 class GrowRequest(ReceiverMessage, frozen=True):
@@ -90,6 +91,7 @@ class Forward(ReceiverMessage, frozen=True):
     scope: dict[str, Any]
     headers: list[tuple[bytes, bytes]]
     request_id: str
+    client: str = ""
 
 
 class Listening(ReceiverMessage, frozen=True):
@@ -158,6 +160,7 @@ class Refused(ReceiverMessage, frozen=True):
         message: The error's message; the traceback of what should not have failed.
         hint: The error's hint.
         reads: Whether the model may still read the inputs.
+        retry_after: That of the error.
     """
 
     number: int
@@ -165,12 +168,13 @@ class Refused(ReceiverMessage, frozen=True):
     message: str
     hint: str | None
     reads: bool
+    retry_after: int | None = None
 
     @classmethod
     def of(cls, number: int, error: BaseException, *, reads: bool = False) -> Refused:
         """Describes an error."""
         if isinstance(error, ServeError) and hasattr(statuses, type(error).__name__):
-            return cls(number, type(error).__name__, error.message, error.hint, reads)
+            return cls(number, type(error).__name__, error.message, error.hint, reads, error.retry_after)
         return cls(number, "", "".join(traceback.format_exception(error)), None, reads)
 
     def error(self) -> Exception:
@@ -178,6 +182,7 @@ class Refused(ReceiverMessage, frozen=True):
         if not self.kind:
             return FailedThereError(self.message)
         error: ServeError = getattr(statuses, self.kind)(self.message, hint=self.hint)
+        error.retry_after = self.retry_after
         return error
 
 

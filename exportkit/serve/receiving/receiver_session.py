@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from starlette.types import ASGIApp
 
 from exportkit.serve.engine.repository import Repository
-from exportkit.serve.protocol.admission import LocalAdmission
+from exportkit.serve.protocol.admission import LocalAdmission, admission_to
 from exportkit.serve.protocol.http_request import BodyRules
 from exportkit.serve.receiving.body_memory import MappedMemory
 from exportkit.serve.receiving.forwarding import SCOPE
@@ -38,6 +38,7 @@ from exportkit.serve.receiving.receiver_messages import (
 )
 from exportkit.serve.request_record import RequestRecord
 from exportkit.serve.statuses import CancelledError, ServeError
+from exportkit.serve.tenants.tenants import Tenants
 
 _NOTHING = memoryview(b"")
 
@@ -61,6 +62,7 @@ class ReceiverSession:
         memory: MappedMemory,
         send: Callable[..., None],
         counted: Callable[[Counted], None],
+        tenants: Tenants | None = None,
     ) -> None:
         """Nothing was asked.
 
@@ -70,12 +72,14 @@ class ReceiverSession:
             memory: Has the bodies.
             send: Sends a message and the bytes behind it.
             counted: Gets what the receiver counts.
+            tenants: The clients that may ask. None: no key is asked for.
         """
         self._repository = repository
         self._application = application
         self._memory = memory
         self._send = send
         self._counted = counted
+        self._tenants = tenants
         self._loop = asyncio.get_running_loop()
         self._requests: dict[int, _Request] = {}
         self._forwarding: set[asyncio.Task[None]] = set()
@@ -88,7 +92,7 @@ class ReceiverSession:
         elif isinstance(message, GrowRequest):
             self._ask(message.number, lambda admission: admission.reserve(message.size))
         elif isinstance(message, StartRequest):
-            self._ask(message.number, lambda admission: admission.model.check_start(message.start))
+            self._ask(message.number, lambda admission: admission.check_start_now(message.start))
         elif isinstance(message, GiveUp):
             with suppress(ServeError):  # the model is gone, and its sequences with it
                 self._repository.named(message.model, message.version).give_up(message.step)
@@ -114,16 +118,18 @@ class ReceiverSession:
         if asked.number in self._requests:
             raise ValueError(f"the request {asked.number} is there already")
         try:
-            model = self._repository.named(asked.model, asked.version)
-            admission = LocalAdmission(model, asked.size).enter()
+            tenant = None if self._tenants is None else self._tenants.get(asked.client)
+            admitted = admission_to(self._repository, asked.model, asked.version, asked.size, tenant).enter()
         except Exception as error:
             self._send(Refused.of(asked.number, error))
             return
+        model = admitted.model
         refused = None
-        if admission.refused is None:
-            self._requests[asked.number] = _Request(admission)
+        if admitted.refused is None:
+            self._requests[asked.number] = _Request(admitted)
         else:
-            refused = Refused.of(asked.number, admission.refused)
+            admitted.leave()
+            refused = Refused.of(asked.number, admitted.refused)
         rules = self._new_rules(model.serial, model.body_rules)
         self._send(AdmissionAnswer(asked.number, model.name, model.version, model.serial, rules, refused))
 
@@ -199,7 +205,7 @@ class ReceiverSession:
             self._loop.call_soon_threadsafe(function)
 
     async def _forward(self, message: Forward, body: memoryview) -> None:
-        record = RequestRecord(id=message.request_id)
+        record = RequestRecord(id=message.request_id, client=message.client)
         given = {name: message.scope[name] for name in SCOPE}  # nothing else of it is the receiver's to say
         scope = {**given, "type": "http", "headers": message.headers, "exportkit": record}
         sent = _Sent()

@@ -37,6 +37,7 @@ from exportkit.serve.receiving.receiver_messages import (
 )
 from exportkit.serve.receiving.receiver_session import ReceiverSession
 from exportkit.serve.serve_options import ServeOptions
+from exportkit.serve.tenants.tenants import Tenants
 
 _LOOK = "What it wrote to stderr says why."
 _MODULE = "exportkit.serve.receiving.receiver"
@@ -54,6 +55,7 @@ class FrontEndServices:
     Attributes:
         repository: The models.
         metrics: Counts the requests.
+        tenants: What each client may do, with all receivers together; None: no key is asked for.
         keys: The API keys, which the receivers read themselves; None: no key is asked for.
         open_paths: What is answered without an API key.
         report: Gets what an operator should know, a line at a time.
@@ -61,6 +63,7 @@ class FrontEndServices:
 
     repository: Repository
     metrics: Metrics
+    tenants: Tenants | None
     keys: ApiKeys | None
     open_paths: Collection[str]
     report: Callable[[str], None]
@@ -255,7 +258,9 @@ class _Receiver:
             if message.asked:
                 self._counts.set()
 
-        self._session = ReceiverSession(services.repository, application, self._memory, self.stream.send, counted)
+        self._session = ReceiverSession(
+            services.repository, application, self._memory, self.stream.send, counted, services.tenants
+        )
         await self.stream.connect(self.process.connection)
         waiting = [asyncio.ensure_future(each.wait()) for each in (listening, self.gone)]
         await asyncio.wait(waiting, timeout=_START_SECONDS, return_when=asyncio.FIRST_COMPLETED)

@@ -29,6 +29,7 @@ from exportkit.serve.receiving.receiver_messages import (
     Submission,
     ToAsker,
 )
+from exportkit.serve.request_record import RequestRecord
 
 Send = Callable[[ReceiverMessage, Iterable[memoryview]], None]
 
@@ -48,9 +49,10 @@ class RemoteModels:
         self._read: dict[int, list[memoryview]] = {}  # what the models may read
         self._rules: dict[int, BodyRules] = {}  # by the serial number of the load
 
-    def open(self, name: str, version: str, size: int) -> RemoteAdmission:
+    def open(self, name: str, version: str, size: int, client: str = "") -> RemoteAdmission:
         """Asks for a model and for room: see exportkit.serve.protocol.admission.Open."""
-        return RemoteAdmission(self, AdmissionRequest(next(self._numbers), sendable(name), sendable(version), size))
+        number = next(self._numbers)
+        return RemoteAdmission(self, AdmissionRequest(number, sendable(name), sendable(version), size, client))
 
     async def ask(self, message: AdmissionRequest | GrowRequest | StartRequest) -> Any:
         """Returns the answer. Raises a ServeError if there is none."""
@@ -95,11 +97,11 @@ class RemoteModels:
         return replace(answered.answer, outputs=outputs)
 
     async def forward(
-        self, scope: dict[str, Any], headers: Any, request_id: str, body: memoryview
+        self, scope: dict[str, Any], headers: Any, record: RequestRecord, body: memoryview
     ) -> tuple[Forwarded, memoryview]:
         """Lets the other process answer a request. Returns the answer, and its body."""
         number = next(self._numbers)
-        return await self._answer(number, Forward(number, scope, headers, request_id), [body])
+        return await self._answer(number, Forward(number, scope, headers, record.id, record.client), [body])
 
     def received(self, message: ToAsker, behind: memoryview) -> None:
         """Takes an answer."""

@@ -1,4 +1,7 @@
-"""grpc.health.v1.Health: of the server as a whole, of the protocol's service, and of each model by its name."""
+"""grpc.health.v1.Health: of the server as a whole, of the protocol's service, and of each model by its name.
+
+Who probes a server has no API key, and hears of no model where one is asked for.
+"""
 
 from __future__ import annotations
 
@@ -7,8 +10,8 @@ from collections.abc import AsyncGenerator
 
 from exportkit.serve.engine.repository import Repository
 from exportkit.serve.rpc.message_classes import HEALTH, INFERENCE, methods, read_message
-from exportkit.serve.rpc.rpc_calls import RpcCall
-from exportkit.serve.statuses import NotReadyError, NotServedError
+from exportkit.serve.rpc.rpc_calls import RpcCall, Who
+from exportkit.serve.statuses import NotReadyError, NotServedError, UnauthorizedError
 
 _SECONDS_BETWEEN_LOOKS = 0.5
 
@@ -16,8 +19,10 @@ _SECONDS_BETWEEN_LOOKS = 0.5
 class HealthService:
     """Answers from a repository."""
 
-    def __init__(self, repository: Repository) -> None:
+    def __init__(self, repository: Repository, who: Who | None = None) -> None:
+        """`who` finds out who calls. None: everybody may."""
         self._repository = repository
+        self._who = who
         self._stopping = asyncio.Event()
 
     def stop(self) -> None:
@@ -28,7 +33,7 @@ class HealthService:
         """Answers Check."""
         takes, returns = methods(HEALTH)["Check"]
         service = read_message(takes, await call.message()).service
-        status = self._status(service)
+        status = self._status(service, call)
         if status == "SERVICE_UNKNOWN":
             raise NotServedError(f"no model or service is named {service!r}")
         return bytes(returns(status=status).SerializeToString())
@@ -40,7 +45,7 @@ class HealthService:
         last = None
         while True:
             ends = self._stopping.is_set()
-            status = "NOT_SERVING" if ends else self._status(service)
+            status = "NOT_SERVING" if ends else self._status(service, call)
             if status != last:
                 yield bytes(returns(status=status).SerializeToString())
                 last = status
@@ -51,12 +56,15 @@ class HealthService:
             except TimeoutError:
                 continue
 
-    def _status(self, service: str) -> str:
+    def _status(self, service: str, call: RpcCall) -> str:
         if service in {"", INFERENCE}:
             return "SERVING" if self._repository.ready else "NOT_SERVING"
         try:
-            return "SERVING" if self._repository.named(service).ready else "NOT_SERVING"
+            if self._who is not None and call.tenant is None:
+                call.check_key(self._who)
+            models = self._repository if call.tenant is None else self._repository.seen_by(call.tenant.rules)
+            return "SERVING" if models.named(service).ready else "NOT_SERVING"
         except NotReadyError:
             return "NOT_SERVING"
-        except NotServedError:
+        except (NotServedError, UnauthorizedError):
             return "SERVICE_UNKNOWN"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import inspect
+import time
 import weakref
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
@@ -17,6 +18,7 @@ from exportkit.serve.engine.fast_lending import KnownAnswer
 from exportkit.serve.engine.fast_steps import FastSteps
 from exportkit.serve.engine.repository import Repository
 from exportkit.serve.engine.step_library import step_library
+from exportkit.serve.engine.visible_models import VisibleModels
 from exportkit.serve.protocol.inference import InferRequest, OutputTensor, SequenceStep
 from exportkit.serve.protocol.parameters import start_in_headers
 from exportkit.serve.protocol.shared_memory import SharedMemory
@@ -36,6 +38,7 @@ from exportkit.serve.rpc.rpc_calls import Observe, RpcCall
 from exportkit.serve.rpc.rpc_stream import Message
 from exportkit.serve.rpc.wire import field_head
 from exportkit.serve.statuses import NotOfferedError, NotReadyError, NotServedError, ServeError
+from exportkit.serve.tenants.tenants import Tenant
 
 _STREAMED = message_class("inference.ModelStreamInferResponse")
 
@@ -55,7 +58,6 @@ class InferenceService:
         `count` counts answered steps, if nobody wants their records.
         """
         self._repository = repository
-        self._queries = Queries(repository, shared_memory)
         self._shared_memory = shared_memory
         self.observe, self.count = observe, count
         library = step_library()
@@ -64,13 +66,16 @@ class InferenceService:
 
     async def infer_once(self, call: RpcCall) -> bytes:
         """Answers ModelInfer."""
-        start = start_in_headers(call.metadata)
-        if start is not None:
-            self._repository.check_start(replace(start, owner=call.record.client))
-        return await self._infer(await call.message(), call.seconds_left, call.record)
+        with call.counted():
+            start = start_in_headers(call.metadata)
+            if start is not None:
+                self._models(call.tenant).check_start(replace(start, owner=call.record.client))
+            return await self._infer(await call.message(), call.seconds_left, call.record)
 
     async def infer_stream(self, call: RpcCall) -> None:
         """Answers ModelStreamInfer, whose requests run together. The answers have the order of the requests."""
+        if call.tenant is not None:
+            call.tenant.ask()  # each of its requests counts as well
         await InferStream(self, call).run()
 
     def in_stream(self, answer: bytes | ServeError) -> bytes:
@@ -121,64 +126,71 @@ class InferenceService:
         answer = self._answers()[name]
 
         async def from_bytes(call: RpcCall) -> bytes:
-            request = read_message(takes, await call.message())
-            if repository := getattr(request, "repository_name", ""):
-                raise NotOfferedError(f"this server has one model repository, without a name; got {repository!r}")
-            fields = answer(request)
-            if inspect.isawaitable(fields):
-                fields = await fields
+            with call.counted():
+                request = read_message(takes, await call.message())
+                if repository := getattr(request, "repository_name", ""):
+                    raise NotOfferedError(f"this server has one model repository, without a name; got {repository!r}")
+                fields = answer(Queries.of(self._repository, self._shared_memory, call.tenant), request)
+                if inspect.isawaitable(fields):
+                    fields = await fields
             # The protocol's JSON may say more than its messages have fields for.
             message = json_format.ParseDict(fields or {}, returns(), ignore_unknown_fields=True)
             return bytes(message.SerializeToString())
 
         return from_bytes
 
-    def _answers(self) -> dict[str, Callable[[Any], Any]]:
+    def _models(self, tenant: Tenant | None) -> Repository | VisibleModels:
+        """Returns what a client sees."""
+        return self._repository if tenant is None else self._repository.seen_by(tenant.rules)
+
+    def _answers(self) -> dict[str, Callable[[Queries, Any], Any]]:
         """Returns what each method answers to its message: the protocol's JSON, or what to await for it."""
-        queries, model = self._queries, self._repository.named
         return {
-            "ServerLive": lambda _: {"live": self._repository.lost is None},
-            "ServerReady": lambda _: {"ready": self._repository.ready},
-            "ServerMetadata": lambda _: queries.server_metadata(),
-            "ModelReady": self._model_ready,
-            "ModelMetadata": lambda asked: model(asked.name, asked.version).metadata(),
-            "ModelConfig": lambda asked: {"config": model(asked.name, asked.version).config()},
-            "ModelStatistics": lambda asked: queries.statistics(asked.name, asked.version),
-            "RepositoryIndex": lambda asked: {"models": queries.index(asked.ready)},
-            "RepositoryModelLoad": lambda asked: queries.load(asked.model_name, plain_parameters(asked.parameters)),
-            "RepositoryModelUnload": lambda asked: queries.unload(asked.model_name),
-            "SystemSharedMemoryStatus": lambda asked: {
+            "ServerLive": lambda *_: {"live": self._repository.lost is None},
+            "ServerReady": lambda *_: {"ready": self._repository.ready},
+            "ServerMetadata": lambda queries, _: queries.server_metadata(),
+            "ModelReady": _model_ready,
+            "ModelMetadata": lambda queries, asked: queries.metadata(asked.name, asked.version),
+            "ModelConfig": lambda queries, asked: {"config": queries.config(asked.name, asked.version)},
+            "ModelStatistics": lambda queries, asked: queries.statistics(asked.name, asked.version),
+            "RepositoryIndex": lambda queries, asked: {"models": queries.index(asked.ready)},
+            "RepositoryModelLoad": lambda queries, asked: queries.load(
+                asked.model_name, plain_parameters(asked.parameters)
+            ),
+            "RepositoryModelUnload": lambda queries, asked: queries.unload(asked.model_name),
+            "SystemSharedMemoryStatus": lambda queries, asked: {
                 "regions": {region["name"]: region for region in queries.memory.status(asked.name)}
             },
-            "SystemSharedMemoryRegister": lambda asked: queries.memory.register(
+            "SystemSharedMemoryRegister": lambda queries, asked: queries.memory.register(
                 asked.name, asked.key, asked.offset, asked.byte_size
             ),
-            "SystemSharedMemoryUnregister": lambda asked: queries.memory.unregister(asked.name),
+            "SystemSharedMemoryUnregister": lambda queries, asked: queries.memory.unregister(asked.name),
         }
-
-    def _model_ready(self, asked: Any) -> dict[str, bool]:
-        """A model that is unknown is not ready."""
-        try:
-            return {"ready": self._repository.named(asked.name, asked.version).ready}
-        except (NotServedError, NotReadyError):
-            return {"ready": False}
 
     async def _infer(
         self, data: Message, seconds_left: float | None, record: RequestRecord, *, learn: bool = False
     ) -> bytes:
         received = ReceivedRequest(data)
-        model = self._repository.model(received.model, received.version, received.method)
+        tenant = record.tenant
+        model = self._models(tenant).model(received.model, received.version, received.method)
         record.model, record.version = model.name, model.version
         regions = received.regions
-        with model.admit(received.size):
+        client = "" if tenant is None else tenant.queue
+        with model.admit(received.size, client):
             read = functools.partial(received.request, seconds_left, self._shared_memory)
             request = await asyncio.to_thread(read) if received.long else read()
             head = self._learn(data, received, request, model) if learn else None
             del data, received, read  # While the request waits, its inputs are in memory once.
             record.sequence = None if request.sequence is None else request.sequence.id
             request = request.owned_by(record.client)
+            began = time.perf_counter()
+            if tenant is not None:
+                tenant.take_rows(model.rows_of(request))
+                request = replace(request, client=client)
             answer = await model.infer(request)
         record.timing = answer.timing
+        if tenant is not None:
+            tenant.give_answer(time.perf_counter() - began)
         if head is not None and request.sequence is not None:
             self._lend(self._known(*head), request.sequence, record.client, answer.outputs)
         try:
@@ -215,3 +227,11 @@ class InferenceService:
             sizes = [size for _, size in added.parts]
             added.number = self.fast.add_form(head, sizes, added.form.places, added.form.rows)
         return added
+
+
+def _model_ready(queries: Queries, asked: Any) -> dict[str, bool]:
+    """A model that is unknown is not ready."""
+    try:
+        return {"ready": queries.repository.named(asked.name, asked.version).ready}
+    except (NotServedError, NotReadyError):
+        return {"ready": False}

@@ -10,6 +10,7 @@ from typing import Any
 from exportkit.serve.engine.repository import IndexEntry
 from exportkit.serve.protocol.inference import InferAnswer, InferRequest, InferTiming, OutputTensor
 from exportkit.serve.statuses import DeadlineError, NotReadyError, NotServedError, ServeError, TooLargeError
+from exportkit.serve.tenants.key_rules import KeyRules
 
 
 class EchoModel:
@@ -37,13 +38,16 @@ class EchoModel:
         self.failure: Exception | None = None
 
     @contextmanager
-    def admit(self, size: int) -> Iterator[None]:
+    def admit(self, size: int, client: str = "") -> Iterator[None]:
         if size > self.max_body:
             raise TooLargeError(f"{size} bytes are more than {self.max_body}")
         if self.refusal is not None:
             raise self.refusal
         self.admitted.append(size)
         yield
+
+    def rows_of(self, request: InferRequest) -> int:
+        return 1
 
     async def infer(self, request: InferRequest) -> InferAnswer:
         self.requests.append(request)
@@ -121,6 +125,9 @@ class EchoRepository:
         return found[-1]
 
     named = model
+
+    def seen_by(self, rules: KeyRules) -> EchoRepository:
+        return self
 
     def models(self) -> Sequence[EchoModel]:
         return self._models
