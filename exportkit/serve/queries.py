@@ -37,7 +37,8 @@ class Queries:
     def of(cls, repository: Repository, shared_memory: SharedMemory | None, tenant: Tenant | None) -> Queries:
         """Returns what answers a client."""
         models = repository if tenant is None else repository.seen_by(tenant.rules)
-        return cls(models, shared_memory, tenant)
+        memory = shared_memory if tenant is None or shared_memory is None else shared_memory.of(tenant.rules.client)
+        return cls(models, memory, tenant)
 
     @property
     def memory(self) -> SharedMemory:

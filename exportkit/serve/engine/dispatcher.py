@@ -96,6 +96,7 @@ class Dispatcher:
         self._lock = threading.Lock()  # guards the batcher and what follows
         self._changed = threading.Condition(self._lock)  # for threads that could run a batch at once
         self._full = threading.Condition(self._lock)  # for threads that could only prepare one
+        self._lost = threading.Condition(self._lock)  # for threads whose copy never answers again
         self._busy: dict[ModelCopy, int] = {}  # the batches that each copy has, running or prepared
         self._waiting: set[_Ticket] = set()
         self._prepares = False  # whether any batch is prepared while others run
@@ -244,6 +245,7 @@ class Dispatcher:
             self._fast = []
             self._changed.notify_all()
             self._full.notify_all()
+            self._lost.notify_all()
         return self._threads
 
     def _withdraw(self, tickets: Iterable[_Ticket]) -> None:
@@ -354,6 +356,10 @@ class Dispatcher:
             with self._lock:
                 if self._stopping:
                     return None
+                if not copy.alive:  # what waits is for the copies that live
+                    if copy.lost is not None:
+                        self._lost.wait(_LIFE_SIGN_SECONDS)
+                    continue
                 now = time.monotonic()
                 ahead = self._busy[copy] >= self._runners
                 fast = self._take_fast(now) if self._fast_first and self._fast else None

@@ -181,6 +181,10 @@ class ServedModel:
             return None
         return self._leaving or self._copies[0].failure or "its worker process died and starts again"
 
+    def copies(self) -> list[tuple[str, bool]]:
+        """Returns the device of each copy, and whether the copy answers."""
+        return [(device, copy.alive) for device, copy in zip(self.devices, self._copies)]
+
     @property
     def lost(self) -> str | None:
         """Why this process can never answer again; None if it can, or will."""

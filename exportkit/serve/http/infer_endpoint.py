@@ -20,6 +20,7 @@ from exportkit.serve.protocol.answer_body import encode_answer
 from exportkit.serve.protocol.http_request import BodyRules, ParsedBody, parse_body, start_in
 from exportkit.serve.protocol.inference import InferAnswer, InferRequest, OutputTensor, SequenceStep
 from exportkit.serve.protocol.parameters import OutputForm, OutputForms, start_in_headers
+from exportkit.serve.protocol.shared_memory import SharedMemory
 from exportkit.serve.protocol.tensors import LONG, work_of_copying
 from exportkit.serve.request_record import RequestRecord
 from exportkit.serve.statuses import CancelledError, NotReadyError
@@ -62,7 +63,7 @@ class InferEndpoint:
             record.model, record.version = admitted.name, admitted.version
             forms, step, answer = await self._infer(head, scope, receive, admitted, record)
         record.timing = answer.timing
-        write = partial(encode_answer, answer, forms, self._options.shared_memory)
+        write = partial(encode_answer, answer, forms, self._memory(record))
         work = sum(_work_of(output, forms.of(output.name)) for output in answer.outputs)
         try:
             json_length, parts = await _maybe_in_thread(work, write)
@@ -112,16 +113,22 @@ class InferEndpoint:
                 await admitted.grow(size)
 
         body = await read_body(scope, receive, head, limit, self._options, reserve, check if begins else None)
-        parse = partial(parse_body, body, head.json_length, admitted.body_rules, self._options.shared_memory)
+        memory = self._memory(record)
+        parse = partial(parse_body, body, head.json_length, admitted.body_rules, memory)
         text = body if head.json_length is None else body[: head.json_length]
-        return await _maybe_in_thread(len(text) + work_of_copying(self._most_copied(text)), parse)
+        return await _maybe_in_thread(len(text) + work_of_copying(_most_copied(memory, text)), parse)
 
-    def _most_copied(self, text: memoryview) -> int:
-        """Returns the bytes that a request may read of shared memory. Its JSON is not read yet."""
+    def _memory(self, record: RequestRecord) -> SharedMemory | None:
+        """Returns the regions that the client registered."""
         memory = self._options.shared_memory
-        if memory is None or len(text) >= LONG or b"shared_memory_region" not in bytes(text):
-            return 0
-        return memory.largest
+        return None if memory is None else memory.of(record.client)
+
+
+def _most_copied(memory: SharedMemory | None, text: memoryview) -> int:
+    """Returns the bytes that a request may read of shared memory. Its JSON is not read yet."""
+    if memory is None or len(text) >= LONG or b"shared_memory_region" not in bytes(text):
+        return 0
+    return memory.largest
 
 
 def _work_of(output: OutputTensor, form: OutputForm) -> int:

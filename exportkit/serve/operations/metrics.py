@@ -181,6 +181,11 @@ def _now(models: Sequence[tuple[list[str], ServedModel, Statistics]]) -> Iterato
     runners = gauge("runners", "Batches that can run at the same time.")
     ready = gauge("model_ready", "1 if the model answers, else 0.")
     load = gauge("model_load_seconds", "Time of the last load, warm-up included.")
+    copies = GaugeMetricFamily(
+        "exportkit_copy_ready",
+        "1 if the copy of a model on a device answers, else 0.",
+        labels=[*_MODEL, "copy", "device"],
+    )
     for labels, served, counted in models:
         pending.add_metric(labels, counted.pending)
         queue_rows.add_metric(labels, counted.queued_rows)
@@ -189,7 +194,9 @@ def _now(models: Sequence[tuple[list[str], ServedModel, Statistics]]) -> Iterato
         runners.add_metric(labels, counted.runners)
         ready.add_metric(labels, int(served.ready))
         load.add_metric(labels, counted.load_seconds)
-    yield from (pending, queue_rows, queue_bytes, busy, runners, ready, load)
+        for place, (device, alive) in enumerate(served.copies()):
+            copies.add_metric([*labels, f"{place}", device], int(alive))
+    yield from (pending, queue_rows, queue_bytes, busy, runners, ready, load, copies)
 
 
 def _sequences(packages: Mapping[str, ServedSequences]) -> Iterator[Metric]:

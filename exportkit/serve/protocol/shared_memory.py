@@ -49,6 +49,11 @@ class SharedMemory:
         """Nothing is registered."""
         self._regions: dict[str, _Region] = {}
         self._lock = threading.Lock()
+        self._clients: dict[str, SharedMemory] = {}
+
+    def of(self, client: str) -> SharedMemory:
+        """Returns the regions of a client, which no other one can name. Empty: no key is asked for."""
+        return self._clients.setdefault(client, SharedMemory()) if client else self
 
     def register(self, name: str, key: str, offset: int, byte_size: int) -> None:
         """Registers `byte_size` bytes from `offset` of the file `key` under /dev/shm.
@@ -151,6 +156,8 @@ class SharedMemory:
     def close(self) -> None:
         """Forgets all regions."""
         self.unregister()
+        for memory in self._clients.values():
+            memory.close()
 
     def _check_name(self, name: str) -> None:
         if not name:

@@ -176,8 +176,9 @@ class InferenceService:
         record.model, record.version = model.name, model.version
         regions = received.regions
         client = "" if tenant is None else tenant.queue
+        memory = None if self._shared_memory is None else self._shared_memory.of(record.client)
         with model.admit(received.size, client):
-            read = functools.partial(received.request, seconds_left, self._shared_memory)
+            read = functools.partial(received.request, seconds_left, memory)
             request = await asyncio.to_thread(read) if received.long else read()
             head = self._learn(data, received, request, model) if learn else None
             del data, received, read  # While the request waits, its inputs are in memory once.
@@ -194,7 +195,7 @@ class InferenceService:
         if head is not None and request.sequence is not None:
             self._lend(self._known(*head), request.sequence, record.client, answer.outputs)
         try:
-            return encode_infer_answer(answer, regions, self._shared_memory)
+            return encode_infer_answer(answer, regions, memory)
         except BaseException:
             if request.sequence is not None:  # it changed the state, and its client does not have the answer
                 model.give_up(request.sequence)
