@@ -138,7 +138,8 @@ _FOLDER = click.Path(exists=True, file_okay=False, path_type=Path)
     "--api-keys",
     type=EXISTING_FILE,
     metavar="FILE",
-    help="Require `Authorization: Bearer KEY`, with a key of this file: one on each line. SIGHUP reads it again.",
+    help="Require `Authorization: Bearer KEY`, with a key of this file: one on each line, and its limits behind it. "
+    "SIGHUP reads it again.",
 )
 @click.option(
     "--max-connections",
