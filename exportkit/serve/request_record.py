@@ -5,8 +5,9 @@ from __future__ import annotations
 import random
 import re
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 from exportkit.serve.protocol.inference import InferTiming
 from exportkit.serve.statuses import ServeError
@@ -28,6 +29,12 @@ def key_of(authorization: bytes) -> bytes:
     """Returns the API key in the value of a header `Authorization`; empty: it has none."""
     scheme, _, value = authorization.partition(b" ")
     return value.strip() if scheme.lower() == b"bearer" else b""
+
+
+def tenant_of(scope: Mapping[str, Any]) -> Tenant | None:
+    """Returns whose request over HTTP it is. None: no key is asked for, or nobody keeps a record."""
+    record: RequestRecord | None = scope.get("exportkit")
+    return None if record is None else record.tenant
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from starlette.routing import Route
 from exportkit.serve.http.body_reader import read_small_body
 from exportkit.serve.http.exchange import HttpOptions
 from exportkit.serve.queries import Queries
-from exportkit.serve.request_record import RequestRecord
+from exportkit.serve.request_record import tenant_of
 from exportkit.serve.statuses import BadRequestError, NotOfferedError, NotReadyError
 
 if TYPE_CHECKING:  # these import torch, which a receiver must not load
@@ -33,8 +33,7 @@ class JsonRoutes:
 
     def _queries(self, request: Request) -> Queries:
         """Returns what answers a client."""
-        record: RequestRecord = request.scope["exportkit"]
-        return Queries.of(self._repository, self._options.shared_memory, record.tenant)
+        return Queries.of(self._repository, self._options.shared_memory, tenant_of(request.scope))
 
     def routes(self) -> list[Route]:
         """Returns the routes. The first that fits is taken."""

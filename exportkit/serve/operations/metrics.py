@@ -24,6 +24,7 @@ from exportkit.serve.engine.served_sequences import ServedSequences
 from exportkit.serve.engine.statistics import REQUEST_SECONDS, Spent, Statistics
 from exportkit.serve.operations.observation import Finished, Outcome
 from exportkit.serve.operations.tenant_metrics import TenantCollector
+from exportkit.serve.request_record import tenant_of
 from exportkit.serve.statuses import ForbiddenError, ServeError
 from exportkit.serve.tenants.tenants import Tenants
 
@@ -94,7 +95,7 @@ class Metrics:
         """
 
         async def metrics(request: Request) -> Response:
-            tenant = request.scope["exportkit"].tenant
+            tenant = tenant_of(request.scope)
             if tenant is not None and tenant.rules.models is not None:
                 raise ForbiddenError("this API key may not read the metrics", hint="It is for some models only.")
             self._in_flight.set(await count())

@@ -16,6 +16,7 @@ from exportkit import web
 from exportkit.serve.engine.repository import Repository
 from exportkit.serve.page.page_parts import page_parts
 from exportkit.serve.page.page_status import page_status
+from exportkit.serve.request_record import tenant_of
 from exportkit.serve.serve_options import ServeOptions
 
 # The page loads nothing from elsewhere, runs nothing that is written inline, and is shown in no other page.
@@ -45,7 +46,7 @@ def page_routes(repository: Repository, options: ServeOptions) -> list[Route]:
 
     async def status(request: Request) -> Response:
         headers = {**SECURITY_HEADERS, "Cache-Control": "no-store"}
-        tenant = request.scope["exportkit"].tenant
+        tenant = tenant_of(request.scope)
         models = repository if tenant is None else repository.seen_by(tenant.rules)
         return JSONResponse(page_status(models, options), headers=headers)
 
