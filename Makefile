@@ -1,21 +1,23 @@
 # `make demo` and `make test` each do their own set-up: a venv at .venv, torch by constraints.txt, the build.
 # PYTHON chooses the interpreter (3.11 or newer); EXPORTKIT_CUDA and EXPORTKIT_CPP_RUNTIME choose what is built, and
 # setup.py says how. `make test` compiles the CUDA sources wherever nvcc is, `make wheel` demands nvcc and builds for
-# every GPU of a release, and the others build for the GPU that is here.
+# every GPU of a release, and the others build for the GPU that is here. TORCH=2.15.0 takes another torch than the pinned
+# one, for any target: its venv is .venv-2.15.0.
 PYTHON ?= python3
 EXPORTKIT_CUDA ?= $(if $(filter test,$(MAKECMDGOALS)),check,$(if $(filter wheel reproducible,$(MAKECMDGOALS)),1,auto))
 export EXPORTKIT_CUDA
 # Hundreds of processes import the same modules, and pytest rewrites the assertions of what is not kept.
 unexport PYTHONDONTWRITEBYTECODE
-VENV := .venv
+VENV := .venv$(TORCH:%=-%)
 BIN := $(VENV)/bin
-TORCH := $(VENV)/.torch
+INSTALLED := $(VENV)/.torch
 READY := $(VENV)/.ready
+CONSTRAINTS := $(if $(TORCH),$(VENV)/constraints.txt,constraints.txt)
 WHEELS := dist
 # One worker more than cores, up to 8: tests wait for compilers, browsers and other processes.
 WORKERS := $(shell n=$$(($$(nproc) + 1)); echo $$((n < 8 ? n : 8)))
 PYTEST := $(BIN)/python -m pytest -q -n $(WORKERS) --dist worksteal
-BUILT := build/.built-$(EXPORTKIT_CUDA)
+BUILT := build/.built-$(EXPORTKIT_CUDA)$(TORCH:%=-%)
 SOURCES := $(shell find csrc -type f) setup.py
 CXX_FILES := $(filter %.c %.h %.cpp %.cu %.cuh,$(shell find csrc examples -type f))
 # What the C++ runtime is built with. Where they are missing and cannot be installed, the build says so and does without.
@@ -27,37 +29,40 @@ APT_REGISTRY := docker-registry skopeo
 # Recordings of a voice, for the tests of examples/speech. Without them these tests are skipped.
 APT_SOUND := alsa-utils
 
-.PHONY: help setup build demo test check lint format docs site bench wheel reproducible clean
+.PHONY: help setup build demo test check lint format docs site bench torches wheel reproducible clean
 
 help:
 	@echo "make demo    export, package, verify and run ARR-COC on a photograph; writes artifacts/demo.png"
 	@echo "make test    linters and tests"
+	@echo "make test TORCH=2.15.0    the same with another torch than the pinned one, in a venv of its own"
 	@echo "make check   linters and the tests that start no process, but for operators' and ONNX's: for every change"
 	@echo "make lint    ruff, mypy, import-linter, clang-format (make format mends what can be mended)"
 	@echo "make docs    the parts of the documents that come from the code and from measurements"
 	@echo "make site    the documents as a site in build/site, and the man page"
 	@echo "make wheel   dist/*.whl, for every Python and every Linux that has the C library it names"
+	@echo "make torches the other torches of a release; 'make wheel' then builds the C++ runtime for each"
 	@echo "make reproducible    builds the wheel twice, in different places and at different times: dist/*.whl if they are equal"
 	@echo "make bench   operators beside the alternatives; load time, start-up time"
 	@echo "make clean   removes the venv, the build and the caches"
 
-$(TORCH): constraints.txt
+$(INSTALLED): constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "exportkit needs Python 3.11 or newer here, this is " + sys.version.split()[0] + ": set PYTHON=python3.x")'
 	@if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null && ! dpkg -s $(APT_PACKAGES) >/dev/null 2>&1; then \
 		apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -qq -y $(APT_PACKAGES) || true; fi
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install -q -c constraints.txt torch numpy "setuptools>=77" wheel ninja
+	$(if $(TORCH),sed 's/^torch==.*/torch==$(TORCH)/' constraints.txt > $(CONSTRAINTS))
+	$(BIN)/python -m pip install -q -c $(CONSTRAINTS) torch numpy "setuptools>=77" wheel ninja
 	@touch $@
 
 # After the editable install, which would write into the build folder at the same time. ninja would ask make for jobs.
-$(BUILT): $(TORCH) $(SOURCES) | $(READY)
+$(BUILT): $(INSTALLED) $(SOURCES) | $(READY)
 	MAKEFLAGS= $(BIN)/python setup.py -q build_ext --inplace
 	@rm -f build/.built-* && touch $@
 
 # An editable install, once. It builds what is not built yet; $(BUILT) follows the sources.
-$(READY): pyproject.toml setup.py | $(TORCH)
+$(READY): pyproject.toml setup.py | $(INSTALLED)
 	@echo "installing exportkit and compiling its operators: a minute or two"
-	MAKEFLAGS= EXPORTKIT_CPP_RUNTIME=0 $(BIN)/python -m pip install -q -c constraints.txt --no-build-isolation -e ".[dev]"
+	MAKEFLAGS= EXPORTKIT_CPP_RUNTIME=0 $(BIN)/python -m pip install -q -c $(CONSTRAINTS) --no-build-isolation -e ".[dev]"
 	@touch $@
 
 build: $(BUILT) $(READY)
@@ -112,6 +117,16 @@ bench: build
 	@test -f artifacts/arr_coc.pt2 || { $(BIN)/exportkit export arr-coc -o artifacts/arr_coc_aoti.pt2 && $(BIN)/exportkit package artifacts/arr_coc_aoti.pt2 -o artifacts/arr_coc.pt2; }
 	$(BIN)/python benchmarks/load_time.py artifacts/arr_coc.pt2
 
+# What the C++ runtime is built with, beside the pinned torch. Nothing runs them, so what they depend on stays away.
+torches: $(READY)
+	for minor in $$($(BIN)/python -c 'from exportkit.support import *; print(*{*EXPORTING_TORCHES} - {PINNED_TORCH})'); do \
+		$(BIN)/python -m pip install -q --no-deps --target build/torch/$$minor "torch==$$minor.*" || exit 1; done
+
+RUNTIME_TORCHES := $(abspath $(wildcard build/torch/*/torch))
+# Make has no name for one space but this.
+space := $() $()
+wheel reproducible: export EXPORTKIT_RUNTIME_TORCHES ?= $(subst $(space),:,$(RUNTIME_TORCHES))
+
 # What is built lies in build/lib; of an earlier wheel there must be nothing. auditwheel finds the oldest Linux that has
 # what the libraries need, torch's own apart, and names it in the wheel's tag.
 #
@@ -128,4 +143,4 @@ reproducible: $(READY)
 	$(BIN)/python -m tools.reproducible $(WHEELS)
 
 clean:
-	rm -rf $(VENV) build dist .cache .mypy_cache .ruff_cache .pytest_cache .hypothesis exportkit/lib/*.so exportkit/arr_coc/lib exportkit/lib/torch* exportkit/lib/cmake exportkit/bin exportkit/include *.egg-info
+	rm -rf .venv .venv-* build dist .cache .mypy_cache .ruff_cache .pytest_cache .hypothesis exportkit/lib/*.so exportkit/arr_coc/lib exportkit/lib/torch* exportkit/lib/cmake exportkit/bin exportkit/include *.egg-info

@@ -5,8 +5,9 @@ libexportkit_steps.so; they need neither torch nor Python. ARR-COC's C++ operato
 operators into libarr_coc_cuda.so, recurrent layers (csrc/recurrent) into libexportkit_recurrent.so for every device. No
 library is a Python module (there is no PyInit): Python opens them by their path. Operators use the LibTorch stable ABI
 only, so one wheel serves every Python and torch of exportkit/support.py, with or without CUDA. The C++ runtime
-(csrc/runtime) serves the torch it was built with; with another torch, torch's Python binding runs the code. torch's own
-BuildExtension is not used: it refuses CUDA sources where torch is a CPU build, and it adds Python's link flags.
+(csrc/runtime) is built for each minor version of torch that it serves; with another one, torch's Python binding runs
+the code. torch's own BuildExtension is not used: it refuses CUDA sources where torch is a CPU build, and it adds
+Python's link flags.
 
 Environment:
     EXPORTKIT_CUDA: Which CUDA kernels are built.
@@ -18,6 +19,8 @@ Environment:
     EXPORTKIT_ARR_COC: 0 leaves ARR-COC out: its operators, model, demo and entry points.
     EXPORTKIT_CPP_RUNTIME: 0, 1 or auto (default): whether the C++ runtime is built; auto builds it where CMake is
         installed.
+    EXPORTKIT_RUNTIME_TORCHES: Other torches that the C++ runtime is built for, too: folders such as
+        build/torch/2.15/torch, with colons between. `make torches` gets them. They need not run.
     DEBUG: 1 gives symbols and no optimisation.
     TORCH_CUDA_ARCH_LIST: The architectures to build for, such as "8.0;9.0+PTX", in place of those above.
     CUDA_HOME, CXX, MAX_JOBS: Where CUDA is, the C++ compiler, how many compilers run at a time.
@@ -155,6 +158,20 @@ def torch_stays(folder):
     return True
 
 
+def other_torches():
+    """The folders of EXPORTKIT_RUNTIME_TORCHES, but for that of a torch whose minor version is that of the build."""
+    named = [Path(name).resolve() for name in os.environ.get("EXPORTKIT_RUNTIME_TORCHES", "").split(os.pathsep) if name]
+    return sorted((folder for folder in named if minor_of(folder) != minor_of(TORCH)), key=minor_of)
+
+
+def minor_of(torch_folder):
+    """The minor version of a torch that need not run, such as "2.15"."""
+    header = torch_folder / "include" / "torch" / "headeronly" / "version.h"
+    if not header.is_file():
+        sys.exit(f"EXPORTKIT_RUNTIME_TORCHES: there is no torch in {torch_folder}; `make torches` gets what is needed")
+    return ".".join(re.findall(r"define TORCH_VERSION_(?:MAJOR|MINOR) (\d+)", header.read_text()))
+
+
 def gencode_flags(architectures):
     """nvcc's flags for a list such as "8.0;9.0+PTX"."""
     flags = []
@@ -216,37 +233,44 @@ class BuildLibraries(build_ext):
         wanted = choice("EXPORTKIT_CPP_RUNTIME")
         if wanted == "0":
             return
-        build = ROOT / "build" / (f"runtime-{MACHINE}" if CROSS else "runtime")
+        # The torch that is installed last: exportkit-run takes it where no other lies beside exportkit.
+        for torch_folder in [*other_torches(), TORCH]:
+            missing = self.build_runtime_for(torch_folder, package, jobs)
+            if missing:
+                print(f"exportkit: the C++ runtime is not built:\n{missing}", file=sys.stderr)
+                if wanted == "1":
+                    sys.exit("EXPORTKIT_CPP_RUNTIME=1, but the C++ runtime cannot be built here")
+                print("exportkit: goes on without it; packages are run through torch's Python binding", file=sys.stderr)
+                return
+        if self.inplace and not torch_stays(TORCH):
+            print(TORCH_GOES.format(torch=TORCH), file=sys.stderr)
+
+    def build_runtime_for(self, torch_folder, package, jobs):
+        """Builds the C++ runtime for one torch. Returns why that cannot be, or None."""
+        if OTHER_TORCH:
+            return f"it needs the libraries of a torch for {MACHINE}: EXPORTKIT_TORCH=/folder/of/its/torch"
+        if shutil.which("cmake") is None:
+            return "there is no cmake on PATH; on Debian and Ubuntu: apt-get install cmake"
+        build = ROOT / "build" / (f"runtime-{MACHINE}" if CROSS else "runtime") / minor_of(torch_folder)
         options = {
             "CMAKE_BUILD_TYPE": "Debug" if DEBUG else "Release",
             "CMAKE_INSTALL_PREFIX": package,
             "CMAKE_MAKE_PROGRAM": shutil.which(ninja()),
-            "EXPORTKIT_TORCH": TORCH,
+            "EXPORTKIT_TORCH": torch_folder,
             "EXPORTKIT_PACKAGE_LIBRARY": package / "lib" / "libexportkit_package.so",
-            "EXPORTKIT_ABSOLUTE_RPATH": "ON" if self.inplace and torch_stays(TORCH) else "OFF",
+            "EXPORTKIT_ABSOLUTE_RPATH": "ON" if self.inplace and torch_stays(torch_folder) else "OFF",
         }
         configure = ["cmake", "-S", str(ROOT / "csrc" / "runtime"), "-B", str(build), "-G", "Ninja"]
         if CROSS:
             options |= {"CMAKE_SYSTEM_NAME": "Linux", "CMAKE_SYSTEM_PROCESSOR": MACHINE, "CMAKE_CXX_COMPILER": COMPILER}
         configure += [f"-D{name}={value}" for name, value in options.items()]
-        # The cache of another torch or compiler would be kept.
+        # The cache of another compiler would be kept.
         (build / "CMakeCache.txt").unlink(missing_ok=True)
-        if OTHER_TORCH:
-            missing = f"it needs the libraries of a torch for {MACHINE}: EXPORTKIT_TORCH=/folder/of/its/torch"
-        elif shutil.which("cmake") is None:
-            missing = "there is no cmake on PATH; on Debian and Ubuntu: apt-get install cmake"
-        else:
-            done = subprocess.run(configure, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, check=False)
-            missing = done.stderr.strip() if done.returncode else None
-        if missing:
-            print(f"exportkit: the C++ runtime is not built:\n{missing}", file=sys.stderr)
-            if wanted == "1":
-                sys.exit("EXPORTKIT_CPP_RUNTIME=1, but the C++ runtime cannot be built here")
-            print("exportkit: goes on without it; packages are run through torch's Python binding", file=sys.stderr)
-            return
-        if self.inplace and not torch_stays(TORCH):
-            print(TORCH_GOES.format(torch=TORCH), file=sys.stderr)
+        done = subprocess.run(configure, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, check=False)
+        if done.returncode:
+            return done.stderr.strip()
         subprocess.run([ninja(), "-C", str(build), *jobs, "install"], check=True, stdout=sys.stderr)
+        return None
 
     def ninja_file(self, cuda):
         """The build of every library but the C++ runtime."""

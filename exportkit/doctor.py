@@ -368,14 +368,15 @@ def _unusable(folder: Path, existing: Path) -> str | None:
 
 
 def _runtime() -> HostFinding:
-    from exportkit.runtime.native import library_path, why_unusable
+    from exportkit.runtime.native import built_for, library_path, why_unusable
 
     if reason := why_unusable():
         hint = (
-            "Packages run all the same, with torch's own binding, which holds the GIL. `make build` builds the runtime."
+            "Packages run all the same, with torch's own binding, which holds the GIL and makes no CUDA graphs. "
+            "`make build` builds the runtime for the installed torch."
         )
         return HostFinding("C++ runtime", False, reason, hint)
-    return HostFinding("C++ runtime", True, str(library_path()))
+    return HostFinding("C++ runtime", True, f"{library_path()}, built for torch {', '.join(built_for())}")
 
 
 def _cuda_graphs() -> HostFinding:

@@ -12,7 +12,7 @@ PYTHONS = ("3.11", "3.12", "3.13")
 OLDEST_TORCH = "2.11"
 """The oldest torch that loads packages and operator libraries: they use its stable ABI and nothing newer."""
 
-EXPORTING_TORCHES = ("2.11", "2.12", "2.13", "2.14")
+EXPORTING_TORCHES = ("2.11", "2.12", "2.13", "2.14", "2.15")
 """The versions of torch that export: it replaces private functions of torch, which other versions may not have."""
 
 PINNED_TORCH = "2.13"
@@ -26,6 +26,6 @@ OTHER_TORCHES = ("2.11", "2.15")
 
 
 def exporting_torches() -> str:
-    """Returns the versions of torch that export, such as "2.11, 2.12, 2.13 or 2.14"."""
+    """Returns the versions of torch that export, such as "2.11, 2.12 or 2.13"."""
     *first, last = EXPORTING_TORCHES
     return f"{', '.join(first)} or {last}"

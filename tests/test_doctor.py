@@ -215,5 +215,6 @@ def test_doctor_exits_with_4_where_the_basics_are_missing(monkeypatch, capsys):
 def test_doctor_says_when_the_cpp_runtime_was_built_for_another_torch(monkeypatch, tmp_path):
     monkeypatch.setattr("exportkit.runtime.native.library_path", lambda: tmp_path / "torch9.9" / "lib.so")
     finding = doctor._runtime()
-    assert (finding.ok, finding.detail) == (False, f"{tmp_path / 'torch9.9' / 'lib.so'} does not exist")
-    assert "torch's own binding" in finding.hint
+    assert not finding.ok
+    assert finding.detail.startswith(f"{tmp_path / 'torch9.9' / 'lib.so'} does not exist; it was built for ")
+    assert "torch's own binding, which holds the GIL and makes no CUDA graphs" in finding.hint

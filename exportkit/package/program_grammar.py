@@ -33,6 +33,7 @@ _GUARD_FUNCTIONS = frozenset({"max", "min", "abs", "int", "float", "bool", "roun
 _GUARD_METHODS = frozenset({"size", "stride", "storage_offset"})
 _MATH_NAMES = "ceil floor trunc sqrt log log2 exp pow sin cos tan asin acos atan sinh cosh tanh inf nan isnan"
 _MATH = frozenset(_MATH_NAMES.split())
+_OF_TORCH = frozenset({"sym_max", "sym_min", "sym_float", "_sym_sqrt"})  # from torch 2.15 on
 _ARITHMETIC = (
     *(ast.Expression, ast.Constant, ast.Name, ast.Load, ast.BoolOp, ast.And, ast.Or, ast.UnaryOp, ast.Not, ast.USub),
     *(ast.UAdd, ast.Compare, ast.cmpop, ast.BinOp, ast.operator, ast.Call, ast.IfExp),
@@ -123,8 +124,8 @@ def check_guard(text: str) -> None:
             method = isinstance(node.func, ast.Attribute)
             _require(method or (isinstance(node.func, ast.Name) and node.func.id in _GUARD_FUNCTIONS), node)
         elif isinstance(node, ast.Attribute):
-            of_math = isinstance(node.value, ast.Name) and node.value.id == "math"
-            _require(node.attr in (_MATH if of_math else _GUARD_METHODS), node)
+            module = node.value.id if isinstance(node.value, ast.Name) else ""
+            _require(node.attr in {"math": _MATH, "torch": _OF_TORCH}.get(module, _GUARD_METHODS), node)
         elif isinstance(node, ast.Subscript):
             _require(isinstance(node.slice, (ast.Constant, ast.UnaryOp)), node)
         else:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import os
+import warnings
 import weakref
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -18,7 +19,7 @@ import torch
 from exportkit import libraries
 from exportkit.errors import HostError, UsageError
 from exportkit.libraries import LIBRARY_DIR
-from exportkit.runtime.cache import Entry
+from exportkit.runtime.cache import Entry, callers_level
 from exportkit.runtime.graphs import GraphUse
 from exportkit.runtime.requests import Answers
 from exportkit.runtime.targets import Choice
@@ -125,6 +126,24 @@ def use_native() -> bool:
     return not reason
 
 
+def say_what_is_lost() -> None:
+    """Warns that torch's own binding runs packages, if nobody chose it. A process says so once."""
+    reason = why_unusable()
+    if reason and os.environ.get("EXPORTKIT_RUNTIME") != "python":
+        _warn(reason)
+
+
+@functools.cache
+def _warn(reason: str) -> None:
+    warnings.warn(
+        f"the C++ runtime cannot be used with torch {torch.__version__}: {reason}. torch's own binding runs packages: "
+        "it holds the GIL during a call, so that Python's threads take turns, and it makes no CUDA graphs. "
+        "`make build` builds the runtime for the installed torch; with EXPORTKIT_RUNTIME=python this is not said.",
+        RuntimeWarning,
+        stacklevel=callers_level(),
+    )
+
+
 def why_no_graphs() -> str | None:
     """Returns why the C++ runtime makes no CUDA graphs here, or None if it does."""
     if not use_native():
@@ -137,6 +156,12 @@ def library_path() -> Path:
     return LIBRARY_DIR / f"torch{'.'.join(torch.__version__.split('.')[:2])}" / _NAME
 
 
+def built_for() -> tuple[str, ...]:
+    """Returns the versions of torch that the C++ runtime was built for, such as "2.13", the oldest first."""
+    found = (path.parent.name.removeprefix("torch") for path in LIBRARY_DIR.glob(f"torch*/{_NAME}"))
+    return tuple(sorted(found, key=lambda minor: tuple(map(int, minor.split(".")))))
+
+
 def why_unusable() -> str | None:
     """Loads the C++ runtime. Returns the reason if that fails, else None."""
     return _load(library_path())
@@ -145,7 +170,8 @@ def why_unusable() -> str | None:
 @functools.cache
 def _load(library: Path) -> str | None:
     if not library.exists():
-        return f"{library} does not exist"
+        built = ", ".join(built_for())
+        return f"{library} does not exist; it was built for {f'torch {built}' if built else 'no torch'}"
     try:
         torch.ops.load_library(str(library))
     except OSError as error:

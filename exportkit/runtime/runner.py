@@ -14,7 +14,7 @@ import torch
 
 from exportkit.errors import ModelLoadError, ModelRunError
 from exportkit.runtime.cache import Entry
-from exportkit.runtime.native import NativeRunner, RunnerOptions, use_native
+from exportkit.runtime.native import NativeRunner, RunnerOptions, say_what_is_lost, use_native
 from exportkit.runtime.requests import Answers, run_in_steps
 from exportkit.runtime.targets import Choice
 from exportkit.runtime.weights import Weights, borrowed, constants_of, on_device, released
@@ -84,8 +84,11 @@ RunnerClass = type[NativeRunner] | type[ContainerRunner]
 
 
 def runner_class() -> RunnerClass:
-    """Returns NativeRunner if the C++ runtime is usable. Errors are the same as for `use_native`."""
-    return NativeRunner if use_native() else ContainerRunner
+    """Returns NativeRunner if the C++ runtime is usable, or else warns once. Errors are those of `use_native`."""
+    if use_native():
+        return NativeRunner
+    say_what_is_lost()
+    return ContainerRunner
 
 
 @dataclass(frozen=True)

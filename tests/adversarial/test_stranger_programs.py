@@ -405,3 +405,20 @@ def test_operators_that_take_the_name_of_a_file_are_refused() -> None:
             ):
                 with pytest.raises(GrammarError):
                     _check_operator(text)
+
+
+def test_guards_may_call_the_functions_of_sizes_that_torch_writes() -> None:
+    """torch 2.15 writes torch.sym_max where older ones wrote max."""
+    from exportkit.package.program_grammar import check_guard
+
+    check_guard("L['image'].size()[3] != torch.sym_max(1, L['image'].size()[3] // 8)")
+    check_guard("math.sqrt(torch.sym_min(2, torch.sym_float(L['x'].stride()[0]))) > 1")
+    for text in (
+        "torch.os.system('true') == 0",
+        "torch.sym_max.__globals__ == 0",
+        "torch.load('file') == 0",
+        "math.sym_max(1, 2) == 2",
+        "L['x'].sym_max(1) == 2",
+    ):
+        with pytest.raises(GrammarError):
+            check_guard(text)

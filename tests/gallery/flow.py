@@ -13,6 +13,7 @@ _MEAN, _VARIANCE = torch.zeros(3), torch.ones(3)
 class AssociativeScan(nn.Module):
     """associative_scan over any number of rows of any batch (pytorch#186594)."""
 
+    since = "2.13"
     inputs = ("x=float32[2,9,6]",)
     dynamic = ("x:0=batch[1:8]", "x:1=length[2:64]")
 
@@ -89,6 +90,7 @@ class BranchesAsTheyAre(nn.Module):
 class BranchUnderVmap(nn.Module):
     """A branch for each row, by torch.vmap."""
 
+    since = "2.13"
     inputs = ("x=float32[4,3]",)
     dynamic = ("x:0=batch[2:8]",)
 
@@ -110,6 +112,7 @@ class BranchesOfOtherRanks(nn.Module):
 class WritesInABranch(nn.Module):
     """A branch that writes into its argument."""
 
+    since = "2.13"
     exit_code = 5
     says = "the model writes into a tensor inside of a branch or a loop"
     inputs = ("x=float32[4,3]",)

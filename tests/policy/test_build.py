@@ -173,3 +173,21 @@ def test_another_value_is_refused_with_those_that_are_allowed(
     monkeypatch.setenv("EXPORTKIT_CUDA", "yes")
     with pytest.raises(SystemExit, match=r"EXPORTKIT_CUDA must be 0, 1, auto or check, got 'yes'"):
         setup["choose_cuda"]()
+
+
+def test_the_runtime_is_built_for_other_torches_that_are_named(
+    setup: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here = ".".join(torch.__version__.split(".")[:2])
+    folders = []
+    for minor in ("9.10", here, "9.9"):
+        folders.append(tmp_path / minor / "torch")
+        header = folders[-1] / "include" / "torch" / "headeronly" / "version.h"
+        header.parent.mkdir(parents=True)
+        major, _, number = minor.partition(".")
+        header.write_text(f"#define TORCH_VERSION_MAJOR {major}\n#define TORCH_VERSION_MINOR {number}\n")
+    monkeypatch.setenv("EXPORTKIT_RUNTIME_TORCHES", ":".join(map(str, folders)))
+    assert setup["other_torches"]() == [folders[0], folders[2]]  # this build's own minor version is built anyway
+    monkeypatch.setenv("EXPORTKIT_RUNTIME_TORCHES", str(tmp_path))
+    with pytest.raises(SystemExit, match=r"there is no torch in .*`make torches`"):
+        setup["other_torches"]()

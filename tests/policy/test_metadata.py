@@ -46,7 +46,7 @@ def test_the_packaging_names_the_supported_pythons():
 
 def test_continuous_integration_runs_the_supported_versions():
     assert tuple(JOBS["tests"]["strategy"]["matrix"]["python"]) == PYTHONS
-    assert JOBS["newest-torch"]["env"]["TORCH"] == f"{NEWEST_TORCH}.*"
+    assert JOBS["newest-torch"]["env"]["TORCH"].rpartition(".")[0] == NEWEST_TORCH
     assert tuple(JOBS["other-torch"]["strategy"]["matrix"]["torch"]) == tuple(f"{torch}.*" for torch in OTHER_TORCHES)
 
 

@@ -14,7 +14,7 @@ from exportkit import errors
 from exportkit.errors import ExportkitError
 from exportkit.runtime.native import library_path
 
-PROGRAM = library_path().parents[2] / "bin" / "exportkit-run"
+PROGRAM = library_path().with_name("exportkit-run")
 REQUIRED = os.environ.get("EXPORTKIT_REQUIRE_RUNTIME") == "1"
 
 

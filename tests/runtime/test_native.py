@@ -7,6 +7,7 @@ import gc
 import sys
 import threading
 import time
+import warnings
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -78,6 +79,36 @@ def test_where_it_is_missing_or_does_not_load_python_takes_its_place(tiny_packag
         HostError, match=r"EXPORTKIT_RUNTIME is cpp, and .*(does not exist|invalid ELF).*(?s:.*)make build"
     ):
         exportkit.load(tiny_package)
+
+
+def test_a_load_that_falls_back_to_torch_s_binding_says_once_what_it_costs(tiny_package, tmp_path, monkeypatch):
+    monkeypatch.setattr(native, "library_path", lambda: tmp_path / "torch9.9" / "libexportkit_runtime.so")
+    monkeypatch.setenv("EXPORTKIT_RUNTIME", "auto")
+    native._warn.cache_clear()
+    with pytest.warns(RuntimeWarning, match=r"holds the GIL during a call.*no CUDA graphs.*make build") as said:
+        _ = [exportkit.load(tiny_package).close() for _ in range(2)]
+    assert [warning.filename for warning in said] == [__file__]
+    assert f"torch {torch.__version__}: {tmp_path}" in str(said[0].message)
+
+
+def test_who_chose_torch_s_binding_is_told_nothing(tiny_package, tmp_path, monkeypatch):
+    monkeypatch.setattr(native, "library_path", lambda: tmp_path / "torch9.9" / "libexportkit_runtime.so")
+    monkeypatch.setenv("EXPORTKIT_RUNTIME", "python")
+    native._warn.cache_clear()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        exportkit.load(tiny_package).close()
+
+
+def test_the_versions_that_the_runtime_was_built_for_are_in_order(tmp_path, monkeypatch):
+    for minor in ("2.9", "2.15", "2.11"):
+        (tmp_path / f"torch{minor}").mkdir()
+        (tmp_path / f"torch{minor}" / "libexportkit_runtime.so").touch()
+    (tmp_path / "torch2.16").mkdir()
+    monkeypatch.setattr(native, "LIBRARY_DIR", tmp_path)
+    monkeypatch.setattr(native, "library_path", lambda: tmp_path / "torch2.16" / "libexportkit_runtime.so")
+    assert native.built_for() == ("2.9", "2.11", "2.15")
+    assert native.why_unusable() == f"{native.library_path()} does not exist; it was built for torch 2.9, 2.11, 2.15"
 
 
 def test_a_library_of_another_torch_is_not_looked_at(monkeypatch):

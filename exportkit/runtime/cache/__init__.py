@@ -129,10 +129,10 @@ def _unpack(function: str, reader: PackageReader, name: str, always: bool) -> En
         return Entry(core.handle(function, reader.handle, core.encoded(name), int(always)))
     finally:
         for message in core.warnings():
-            warnings.warn(message, RuntimeWarning, stacklevel=_callers_level())
+            warnings.warn(message, RuntimeWarning, stacklevel=callers_level())
 
 
-def _callers_level() -> int:
+def callers_level() -> int:
     """Returns the stacklevel of the line that called exportkit: one load, which unpacks several things, warns once."""
     frame, level = sys._getframe(1), 1
     while frame.f_back is not None and frame.f_code.co_filename.startswith(_EXPORTKIT):

@@ -1,0 +1,205 @@
+"""Exports and loads packages with every torch, and writes the table of it in docs/fleet.md.
+
+    python -m tools.torch_matrix run PYTHON ... [--folder build/torches] -o benchmarks/torches/cpu.json
+    python -m tools.torch_matrix page
+
+`run` needs interpreters with different torches, and with what exportkit needs; exportkit comes from this work tree.
+Each exports, packages and verifies the models below, and then runs the packages of all of them, with the C++ runtime
+(EXPORTKIT_RUNTIME_TORCHES builds it for them) and with torch's own binding. The bits of all answers are compared with
+those of the torch that made the package. Where they differ, `exportkit verify` compares with the recorded answers.
+
+`run` goes on where it was stopped: what is in the folder is not made again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import subprocess
+import sys
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from exportkit.bench.results import in_lines
+from tools.generated import DOCS, ROOT, with_section
+
+RESULTS = ROOT / "benchmarks" / "torches" / "cpu.json"
+DOCUMENT = DOCS / "fleet.md"
+RUNTIMES = {"cpp": "NativeRunner", "python": "ContainerRunner"}
+MODELS = {
+    "operators": "tests/export/export_models.py:patches",
+    "state": "tests/export/state_models.py:decoder",
+    "recurrent": "tests/recurrent/recurrent_models.py:both",
+}
+ONNX = "ONNX"  # exported from the model "operators", and run by ONNX Runtime
+Results = dict[str, Any]
+
+
+class Torch:
+    """An interpreter with a torch, and the folder of what it makes."""
+
+    def __init__(self, python: str, folder: Path) -> None:
+        self.python = python
+        self.version = self._run([python, "-c", "import torch; print(torch.__version__)"]).stdout.strip()
+        if not self.version:
+            sys.exit(f"{python} has no torch: give interpreters that import torch")
+        self.minor = ".".join(self.version.split(".")[:2])
+        self.folder = folder / self.minor
+        self.folder.mkdir(parents=True, exist_ok=True)
+
+    def _run(self, command: Sequence[str], **environment: str) -> subprocess.CompletedProcess[str]:
+        cache = str(self.folder / "cache") if hasattr(self, "folder") else ""
+        env = {**os.environ, "PYTHONPATH": str(ROOT), "EXPORTKIT_CACHE": cache, **environment}
+        return subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, check=False)
+
+    def exportkit(self, *arguments: str | Path) -> str | None:
+        """Runs a command of exportkit. Returns why it failed, or None."""
+        done = self._run([self.python, "-m", "exportkit", *map(str, arguments)])
+        lines = (done.stderr.strip() or done.stdout.strip()).splitlines()
+        return f"exit {done.returncode}: {lines[-1] if lines else ''}" if done.returncode else None
+
+    def export(self, name: str) -> Results:
+        """Exports, packages and verifies a model. Returns how it ended, and the seconds."""
+        package, artifact = self.package(name), self.folder / f"{name}.artifact.pt2"
+        kept = self.folder / f"{name}.json"
+        if kept.exists():
+            earlier: Results = json.loads(kept.read_text())
+            return earlier
+        started, said = time.monotonic(), None
+        if name == ONNX:
+            package = package.with_suffix(".onnx")
+            steps = [("export", MODELS["operators"], "--no-trouble", "--format", "onnx", "-o", package)]
+        else:
+            steps = [("export", MODELS[name], "--no-trouble", "-o", artifact), ("package", artifact, "-o", package)]
+        steps.append(("verify", package))
+        for step in steps:
+            if said := self.exportkit(*step):
+                package.unlink(missing_ok=True)
+                break
+        artifact.unlink(missing_ok=True)
+        seconds = round(time.monotonic() - started, 1)
+        result = {"seconds": seconds, "ended": f"{step[0]}: {said}" if said else "verified"}
+        kept.write_text(json.dumps(result))
+        return result
+
+    def package(self, name: str) -> Path:
+        """The path of a package that it made."""
+        return self.folder / f"{name}.pt2"
+
+    def replay(self, packages: Iterable[Path], runtime: str) -> Results:
+        """Runs packages in one process. Returns the results of `tools.torch_replay` by path, or the one error."""
+        command = [self.python, "-m", "tools.torch_replay", *map(str, packages)]
+        done = self._run(command, EXPORTKIT_RUNTIME=runtime)
+        if done.returncode:
+            return {"error": (done.stderr.strip().splitlines() or ["it was killed"])[-1]}
+        said: Results = json.loads(done.stdout.splitlines()[-1])
+        assert said["runtime"] == RUNTIMES[runtime], said
+        found: Results = said["packages"]
+        return found
+
+
+def run(pythons: Sequence[str], folder: Path, output: Path) -> None:
+    """Makes the matrix and writes it."""
+    torches = [Torch(python, folder) for python in pythons]
+    exports = {each.minor: {name: _said(each, name, each.export(name)) for name in [*MODELS, ONNX]} for each in torches}
+    torches.sort(key=lambda each: tuple(map(int, each.minor.split("."))))
+    loads = {each.minor: {runtime: loaded(each, torches, runtime) for runtime in RUNTIMES} for each in torches}
+    document = {
+        "machine": {"platform": platform.platform(), "cpu": _cpu()},
+        "torches": {each.minor: each.version for each in torches},
+        "exports": {each.minor: exports[each.minor] for each in torches},
+        "loads": loads,
+    }
+    output.parent.mkdir(parents=True, exist_ok=True)
+    temporary = output.with_suffix(".part")
+    temporary.write_text(f"{in_lines(document)}\n")
+    temporary.replace(output)
+
+
+def loaded(by: Torch, makers: Sequence[Torch], runtime: str) -> Results:
+    """Runs the packages of all makers with one torch. Returns for each maker and model "same bits" or what differs."""
+    results: Results = {}
+    for maker in makers:
+        packages = {name: path for name in MODELS if (path := maker.package(name)).exists()}
+        theirs = by.replay(packages.values(), runtime)
+        if "error" in theirs:
+            results[maker.minor] = dict.fromkeys(packages, theirs["error"])
+            continue
+        ours = maker.replay(packages.values(), "python")
+        results[maker.minor] = {
+            name: _said(by, f"{name} of {maker.minor} with {runtime}", _judged(by, path, theirs[str(path)], ours))
+            for name, path in packages.items()
+        }
+    return results
+
+
+def _judged(by: Torch, package: Path, answer: Mapping[str, Any], made: Mapping[str, Any]) -> str:
+    """Says whether answers are those of the torch that made the package, or, if they differ, right."""
+    if "error" in answer:
+        return str(answer["error"])
+    if answer == made.get(str(package)):
+        return "same bits"
+    return by.exportkit("verify", package, "--against", "cases") or "verified"
+
+
+def _said(torch: Torch, what: str, result: Any) -> Any:
+    print(f"torch {torch.minor}: {what}: {result}", file=sys.stderr, flush=True)
+    return result
+
+
+def _cpu() -> str:
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "unknown")
+
+
+def page(document: Mapping[str, Any]) -> str:
+    """Returns the section of docs/fleet.md: a row for each torch that made packages, a column for each that ran."""
+    torches = document["torches"]
+    lines = [
+        f"| made by torch | exported and verified | {' | '.join(f'runs in {minor}' for minor in torches)} |",
+        f"| --- | --- |{' --- |' * len(torches)}",
+    ]
+    for maker in torches:
+        ended = document["exports"][maker]
+        good = sum(result["ended"] == "verified" for result in ended.values())
+        cells = [_cell(document["loads"][by], maker) for by in torches]
+        lines.append(f"| {torches[maker]} | {good} of {len(ended)} | {' | '.join(cells)} |")
+    return "\n".join(lines) + "\n"
+
+
+def _cell(loads: Mapping[str, Any], maker: str) -> str:
+    """How many packages ran, and of how many the bits were the same, with both runtimes."""
+    found = [loads[runtime][maker] for runtime in RUNTIMES]
+    names = found[0].keys()
+    ran = [name for name in names if all(each[name] in ("same bits", "verified") for each in found)]
+    same = [name for name in ran if all(each[name] == "same bits" for each in found)]
+    return f"{len(ran)} of {len(names)}, {len(same)} bit for bit"
+
+
+def write() -> None:
+    """Writes the section of docs/fleet.md."""
+    DOCUMENT.write_text(with_section(DOCUMENT.read_text(), "torches", page(json.loads(RESULTS.read_text()))))
+
+
+def main() -> None:
+    """Runs the command."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    commands = parser.add_subparsers(dest="command", required=True)
+    runs = commands.add_parser("run")
+    runs.add_argument("pythons", nargs="+", metavar="PYTHON")
+    runs.add_argument("--folder", type=Path, default=ROOT / "build" / "torches")
+    runs.add_argument("-o", "--output", type=Path, default=RESULTS)
+    commands.add_parser("page")
+    options = parser.parse_args()
+    if options.command == "page":
+        write()
+    else:
+        run(options.pythons, options.folder.resolve(), options.output)
+
+
+if __name__ == "__main__":
+    main()
