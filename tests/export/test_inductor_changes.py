@@ -11,6 +11,7 @@ import sympy
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch._export.serde.serialize import GraphModuleSerializer
 from torch._inductor import sizevars
 from torch._inductor.codegen.wrapper import PythonWrapperCodegen
 from torch.utils._sympy.functions import FloorDiv, ModularIndexing
@@ -214,3 +215,16 @@ def test_an_export_does_not_wait_for_another_one_s_compiler(tmp_path: Path) -> N
         with other:
             assert other.is_locked
     assert locks.FileLock is type(held)
+
+
+def test_integers_that_a_call_leaves_to_their_defaults_are_written_down() -> None:
+    """tests/export/shapes_models.py compiles and runs such a call."""
+    serializer = GraphModuleSerializer(None, [])  # type: ignore[arg-type]
+    with changed_inductor():
+        (alpha,) = serializer.serialize_inputs(torch.ops.aten.index_add.default, ())
+        given = serializer.serialize_inputs(torch.ops.aten.index_add.default, (), {"alpha": 2})
+        none = serializer.serialize_inputs(torch.ops.aten.amax.default, ())
+    assert (alpha.name, alpha.arg.as_int) == ("alpha", 1)
+    assert [argument.arg.as_int for argument in given] == [2]
+    assert none == []
+    assert serializer.serialize_inputs(torch.ops.aten.index_add.default, ()) == []

@@ -35,6 +35,7 @@ def test_operators_of_every_shape_are_packaged_and_compute_what_they_are_named_a
         "like": torch.zeros(7, 3),
         "minus": -x,
         "positive": x.relu().sum(),
+        "added": torch.cat([2 * x[:1].bfloat16(), x[1:].bfloat16()]),
     }
     with load(package) as model:
         torch.testing.assert_close(model(x), expected)
