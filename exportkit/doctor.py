@@ -19,7 +19,7 @@ from pathlib import Path
 
 from exportkit.installed import libraries_of, operator_namespaces
 from exportkit.progress import Progress, silent
-from exportkit.support import EXPORTING_TORCHES, OLDEST_TORCH, PYTHONS
+from exportkit.support import EXPORTING_TORCHES, LACKS, OLDEST_TORCH, PYTHONS
 
 _INSTALL_TORCH = f"pip install 'torch>={OLDEST_TORCH}'"
 
@@ -152,8 +152,10 @@ def _torch() -> HostFinding:
     built = f"CUDA {torch.version.cuda} build" if torch.version.cuda else "CPU build"
     abi = "" if torch.compiled_with_cxx11_abi() else ", libstdc++'s ABI from before C++11"
     minor = ".".join(torch.__version__.split(".")[:2])
-    loads_only = "" if minor in EXPORTING_TORCHES else ", which loads packages; export was not tested with it"
-    detail = f"{torch.__version__}, {built}, {torch.get_num_threads()} threads{abi}{loads_only}"
+    lacks = f", {LACKS[minor]}" if minor in LACKS else ""
+    if minor not in EXPORTING_TORCHES:
+        lacks = ", which loads packages; export was not tested with it"
+    detail = f"{torch.__version__}, {built}, {torch.get_num_threads()} threads{abi}{lacks}"
     ok = _numbers(minor) >= _numbers(OLDEST_TORCH)
     return HostFinding("torch", ok, detail, None if ok else _INSTALL_TORCH)
 

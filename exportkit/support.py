@@ -15,6 +15,12 @@ OLDEST_TORCH = "2.11"
 EXPORTING_TORCHES = ("2.11", "2.12", "2.13", "2.14", "2.15")
 """The versions of torch that export: it replaces private functions of torch, which other versions may not have."""
 
+LACKS = dict.fromkeys(
+    ("2.11", "2.12"),
+    "no export of vmap over a size that varies; no program file with a scan, or with a branch under vmap",
+)
+"""What some of them lack. Modules of tests/gallery that name a later version as the first one show it."""
+
 PINNED_TORCH = "2.13"
 """What constraints.txt installs: the suite runs with it."""
 

@@ -17,6 +17,7 @@ from exportkit import doctor
 from exportkit.cli import main
 from exportkit.doctor import BASIC, HostFinding, diagnose
 from exportkit.errors import CompilerError, HostError
+from exportkit.support import NEWEST_TORCH
 
 
 @pytest.fixture(scope="module")
@@ -218,3 +219,20 @@ def test_doctor_says_when_the_cpp_runtime_was_built_for_another_torch(monkeypatc
     assert not finding.ok
     assert finding.detail.startswith(f"{tmp_path / 'torch9.9' / 'lib.so'} does not exist; it was built for ")
     assert "torch's own binding, which holds the GIL and makes no CUDA graphs" in finding.hint
+
+
+@pytest.mark.parametrize(
+    ("version", "said"),
+    [
+        ("2.12.1+cu130", ", no export of vmap over a size that varies; no program file with a scan"),
+        (f"{NEWEST_TORCH}.0", " threads"),
+        ("9.9.0", ", which loads packages; export was not tested with it"),
+    ],
+)
+def test_doctor_says_what_a_torch_lacks(monkeypatch, version, said):
+    monkeypatch.setattr("torch.__version__", version)
+    finding = doctor._torch()
+    assert finding.ok
+    assert finding.detail.startswith(f"{version}, ")
+    assert said in finding.detail
+    assert finding.detail.endswith("threads") == (said == " threads")

@@ -1,12 +1,13 @@
 """Exports and loads packages with every torch, and writes the table of it in docs/fleet.md.
 
-    python -m tools.torch_matrix run PYTHON ... [--folder build/torches] -o benchmarks/torches/cpu.json
+    python -m tools.torch_matrix run PYTHON ... [--model operators] [--folder build/torches]
     python -m tools.torch_matrix page
 
 `run` needs interpreters with different torches, and with what exportkit needs; exportkit comes from this work tree.
 Each exports, packages and verifies the models below, and then runs the packages of all of them, with the C++ runtime
-(EXPORTKIT_RUNTIME_TORCHES builds it for them) and with torch's own binding. The bits of all answers are compared with
-those of the torch that made the package. Where they differ, `exportkit verify` compares with the recorded answers.
+if it was built for them (EXPORTKIT_RUNTIME_TORCHES), and with torch's own binding. Those of tests/golden count as made by
+the pinned torch. The bits of all answers are compared with those of the torch that made the package. Where they differ,
+`exportkit verify` compares with the recorded answers.
 
 `run` goes on where it was stopped: what is in the folder is not made again.
 """
@@ -19,16 +20,18 @@ import os
 import platform
 import subprocess
 import sys
-import time
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from exportkit.bench.results import in_lines
+from exportkit.libraries import LIBRARY_DIR
+from exportkit.support import PINNED_TORCH
 from tools.generated import DOCS, ROOT, with_section
 
 RESULTS = ROOT / "benchmarks" / "torches" / "cpu.json"
 DOCUMENT = DOCS / "fleet.md"
+GOLDEN = ROOT / "tests" / "golden"
 RUNTIMES = {"cpp": "NativeRunner", "python": "ContainerRunner"}
 MODELS = {
     "operators": "tests/export/export_models.py:patches",
@@ -36,6 +39,7 @@ MODELS = {
     "recurrent": "tests/recurrent/recurrent_models.py:both",
 }
 ONNX = "ONNX"  # exported from the model "operators", and run by ONNX Runtime
+QUICKLY = ("--no-trouble", "--cases", "2")
 Results = dict[str, Any]
 
 
@@ -62,33 +66,42 @@ class Torch:
         lines = (done.stderr.strip() or done.stdout.strip()).splitlines()
         return f"exit {done.returncode}: {lines[-1] if lines else ''}" if done.returncode else None
 
-    def export(self, name: str) -> Results:
-        """Exports, packages and verifies a model. Returns how it ended, and the seconds."""
-        package, artifact = self.package(name), self.folder / f"{name}.artifact.pt2"
-        kept = self.folder / f"{name}.json"
+    def export(self, name: str) -> str:
+        """Exports a model and packages it, which verifies it. Returns "verified", or what failed."""
+        package, artifact, kept = self.package(name), self.folder / f"{name}.artifact.pt2", self.folder / f"{name}.txt"
         if kept.exists():
-            earlier: Results = json.loads(kept.read_text())
-            return earlier
-        started, said = time.monotonic(), None
+            return kept.read_text()
         if name == ONNX:
             package = package.with_suffix(".onnx")
-            steps = [("export", MODELS["operators"], "--no-trouble", "--format", "onnx", "-o", package)]
+            steps = [("export", MODELS["operators"], *QUICKLY, "--format", "onnx", "-o", package), ("verify", package)]
         else:
-            steps = [("export", MODELS[name], "--no-trouble", "-o", artifact), ("package", artifact, "-o", package)]
-        steps.append(("verify", package))
+            steps = [("export", MODELS[name], *QUICKLY, "-o", artifact), ("package", artifact, "-o", package)]
+        ended = "verified"
         for step in steps:
             if said := self.exportkit(*step):
                 package.unlink(missing_ok=True)
+                ended = f"{step[0]}: {said}"
                 break
         artifact.unlink(missing_ok=True)
-        seconds = round(time.monotonic() - started, 1)
-        result = {"seconds": seconds, "ended": f"{step[0]}: {said}" if said else "verified"}
-        kept.write_text(json.dumps(result))
-        return result
+        kept.write_text(ended)
+        return ended
 
     def package(self, name: str) -> Path:
         """The path of a package that it made."""
         return self.folder / f"{name}.pt2"
+
+    def packages(self) -> dict[str, Path]:
+        """What it made, by name."""
+        found = {name: path for name in MODELS if (path := self.package(name)).exists()}
+        if self.minor == PINNED_TORCH:
+            found |= {path.stem: path for path in sorted(GOLDEN.glob("*.pt2"))}
+        return found
+
+    @property
+    def runtimes(self) -> list[str]:
+        """What can run code with it: RUNTIMES, or only torch's own binding."""
+        built = (LIBRARY_DIR / f"torch{self.minor}" / "libexportkit_runtime.so").exists()
+        return list(RUNTIMES) if built else ["python"]
 
     def replay(self, packages: Iterable[Path], runtime: str) -> Results:
         """Runs packages in one process. Returns the results of `tools.torch_replay` by path, or the one error."""
@@ -102,16 +115,16 @@ class Torch:
         return found
 
 
-def run(pythons: Sequence[str], folder: Path, output: Path) -> None:
+def run(pythons: Sequence[str], folder: Path, output: Path, models: Sequence[str]) -> None:
     """Makes the matrix and writes it."""
     torches = [Torch(python, folder) for python in pythons]
-    exports = {each.minor: {name: _said(each, name, each.export(name)) for name in [*MODELS, ONNX]} for each in torches}
     torches.sort(key=lambda each: tuple(map(int, each.minor.split("."))))
-    loads = {each.minor: {runtime: loaded(each, torches, runtime) for runtime in RUNTIMES} for each in torches}
+    exports = {each.minor: {name: _said(each, name, each.export(name)) for name in models} for each in torches}
+    loads = {each.minor: {runtime: loaded(each, torches, runtime) for runtime in each.runtimes} for each in torches}
     document = {
         "machine": {"platform": platform.platform(), "cpu": _cpu()},
         "torches": {each.minor: each.version for each in torches},
-        "exports": {each.minor: exports[each.minor] for each in torches},
+        "exports": exports,
         "loads": loads,
     }
     output.parent.mkdir(parents=True, exist_ok=True)
@@ -124,7 +137,7 @@ def loaded(by: Torch, makers: Sequence[Torch], runtime: str) -> Results:
     """Runs the packages of all makers with one torch. Returns for each maker and model "same bits" or what differs."""
     results: Results = {}
     for maker in makers:
-        packages = {name: path for name in MODELS if (path := maker.package(name)).exists()}
+        packages = maker.packages()
         theirs = by.replay(packages.values(), runtime)
         if "error" in theirs:
             results[maker.minor] = dict.fromkeys(packages, theirs["error"])
@@ -165,15 +178,15 @@ def page(document: Mapping[str, Any]) -> str:
     ]
     for maker in torches:
         ended = document["exports"][maker]
-        good = sum(result["ended"] == "verified" for result in ended.values())
+        good = sum(result == "verified" for result in ended.values())
         cells = [_cell(document["loads"][by], maker) for by in torches]
         lines.append(f"| {torches[maker]} | {good} of {len(ended)} | {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
 
 
 def _cell(loads: Mapping[str, Any], maker: str) -> str:
-    """How many packages ran, and of how many the bits were the same, with both runtimes."""
-    found = [loads[runtime][maker] for runtime in RUNTIMES]
+    """How many packages ran, and of how many the bits were the same, with each runtime."""
+    found = [of_maker[maker] for of_maker in loads.values()]
     names = found[0].keys()
     ran = [name for name in names if all(each[name] in ("same bits", "verified") for each in found)]
     same = [name for name in ran if all(each[name] == "same bits" for each in found)]
@@ -191,6 +204,7 @@ def main() -> None:
     commands = parser.add_subparsers(dest="command", required=True)
     runs = commands.add_parser("run")
     runs.add_argument("pythons", nargs="+", metavar="PYTHON")
+    runs.add_argument("--model", action="append", choices=[*MODELS, ONNX], help="which to export; default: all")
     runs.add_argument("--folder", type=Path, default=ROOT / "build" / "torches")
     runs.add_argument("-o", "--output", type=Path, default=RESULTS)
     commands.add_parser("page")
@@ -198,7 +212,7 @@ def main() -> None:
     if options.command == "page":
         write()
     else:
-        run(options.pythons, options.folder.resolve(), options.output)
+        run(options.pythons, options.folder.resolve(), options.output, options.model or [*MODELS, ONNX])
 
 
 if __name__ == "__main__":

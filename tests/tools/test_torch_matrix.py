@@ -18,11 +18,10 @@ def test_a_replay_counts_the_answers_and_has_the_same_bits_again(tiny_package: P
 
 
 def test_a_cell_counts_what_ran_with_both_runtimes_and_what_had_the_same_bits() -> None:
-    verified = {"ended": "verified", "seconds": 1.0}
     loads = {"a": "same bits", "b": "verified", "c": "same bits"}
     document: dict[str, Any] = {
         "torches": {"2.11": "2.11.0+cu130"},
-        "exports": {"2.11": {"a": verified, "b": verified, "d": {"ended": "export: exit 5: no", "seconds": 2.0}}},
+        "exports": {"2.11": {"a": "verified", "b": "verified", "d": "export: exit 5: no"}},
         "loads": {"2.11": {"cpp": {"2.11": loads}, "python": {"2.11": loads | {"c": "TorchVersionError: no"}}}},
     }
     assert torch_matrix.page(document) == (
