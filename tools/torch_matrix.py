@@ -5,9 +5,9 @@
 
 `run` needs interpreters with different torches, and with what exportkit needs; exportkit comes from this work tree.
 Each exports, packages and verifies the models below, and then runs the packages of all of them, with the C++ runtime
-if it was built for them (EXPORTKIT_RUNTIME_TORCHES), and with torch's own binding. Those of tests/golden count as made by
-the pinned torch. The bits of all answers are compared with those of the torch that made the package. Where they differ,
-`exportkit verify` compares with the recorded answers.
+if it was built for that torch (EXPORTKIT_RUNTIME_TORCHES), and with torch's own binding. The packages of tests/golden
+count as made by the pinned torch. The bits of all answers are compared with those of the torch that made the package.
+Where they differ, `exportkit verify` compares with the recorded answers.
 
 `run` goes on where it was stopped: what is in the folder is not made again.
 """
