@@ -25,12 +25,14 @@ std::string torch_in(const std::filesystem::path& folder) {
 
 int main(int, char** argv) {
   std::error_code failed;
-  const std::filesystem::path package = std::filesystem::read_symlink("/proc/self/exe", failed).parent_path().parent_path();
+  const std::filesystem::path package =
+      std::filesystem::read_symlink("/proc/self/exe", failed).parent_path().parent_path();
   const std::string beside = torch_in(package.parent_path() / "torch");
   const std::string version = beside.empty() ? EXPORTKIT_TORCH_VERSION : beside;
   const std::string program = package / "lib" / ("torch" + version) / "exportkit-run";
   execv(program.c_str(), argv);
-  std::fprintf(stderr, "exportkit-run: there is no %s, which torch %s needs\n  hint: ", program.c_str(), version.c_str());
+  std::fprintf(stderr, "exportkit-run: there is no %s, which torch %s needs\n  hint: ", program.c_str(),
+               version.c_str());
   std::fprintf(stderr, "`make build` builds it where that torch is installed.\n");
   return 4;  // HostError's
 }
