@@ -199,8 +199,8 @@ def numbers_written_down() -> AbstractContextManager[None]:
     return replaced(GraphModuleSerializer, "serialize_inputs", complete)
 
 
-def _integers_by_default(operator: torch._ops.OpOverload) -> dict[str, int | list[int]]:
-    found = {}
+def _integers_by_default(operator: torch._ops.OpOverload) -> dict[str, Any]:
+    found: dict[str, Any] = {}
     for argument in operator._schema.arguments:
         default = argument.default_value
         numbers = default if isinstance(default, list) else [default]
