@@ -204,7 +204,7 @@ def _integers_by_default(operator: torch._ops.OpOverload) -> dict[str, Any]:
     for argument in operator._schema.arguments:
         default = argument.default_value
         numbers = default if isinstance(default, list) else [default]
-        if argument.kwarg_only and all(type(number) is int for number in numbers):
+        if argument.kwarg_only and numbers and all(type(number) is int for number in numbers):
             found[argument.name] = default
     return found
 
