@@ -245,7 +245,9 @@ def _cpu() -> HostFinding:
 def _cuda_device() -> HostFinding:
     import torch
 
-    driver = _driver_cuda()
+    from exportkit.runtime.targets import driver_cuda
+
+    driver = driver_cuda()
     knows = f"the driver supports CUDA {driver}" if driver else "there is no driver"
     if torch.version.cuda is None:
         hint = "If there is a GPU, install a CUDA build of torch from https://pytorch.org/get-started."
@@ -254,22 +256,12 @@ def _cuda_device() -> HostFinding:
         hint = "`nvidia-smi` shows the GPUs. The driver must support torch's CUDA version or a newer one."
         return HostFinding("CUDA device", False, f"torch (CUDA {torch.version.cuda}) sees no device; {knows}", hint)
     devices = [f"CUDA {torch.version.cuda}, {knows}"]
+    newest = f" of CUDA {driver} and older" if driver else ""
     for index in range(torch.cuda.device_count()):
         major, minor = torch.cuda.get_device_capability(index)
         natively = f"runs code for sm_{major}{minor}, sm_{major}{minor}a and older sm_{major}x natively"
-        devices.append(f"cuda:{index} {torch.cuda.get_device_name(index)} ({natively}, other older code by PTX)")
+        devices.append(f"cuda:{index} {torch.cuda.get_device_name(index)} ({natively}, other older code by PTX{newest})")
     return HostFinding("CUDA device", True, ", ".join(devices))
-
-
-def _driver_cuda() -> str | None:
-    """Returns the newest CUDA that the installed driver supports, such as "13.0", or None without a driver."""
-    version = ctypes.c_int()
-    try:
-        if ctypes.CDLL("libcuda.so.1").cuDriverGetVersion(ctypes.byref(version)):
-            return None
-    except OSError:
-        return None
-    return f"{version.value // 1000}.{version.value % 1000 // 10}"
 
 
 def _worker_processes() -> HostFinding:

@@ -6,6 +6,7 @@
 #include "package/c_api.h"
 #include "package/consistency.h"
 #include "package/cpu_levels.h"
+#include "package/fat_binary.h"
 #include "package/json.h"
 #include "package/json_text.h"
 #include "package/prune.h"
@@ -45,11 +46,11 @@ Host parse_host(std::string_view text) {
       host.cpu_isa = reader.string();
     } else if (key == "torch") {
       host.torch = reader.string();
-    } else if (key == "cuda") {
+    } else if (key == "cuda" || key == "driver") {
       if (reader.peek() == JsonReader::Kind::kNull) {
         reader.null();
       } else {
-        host.cuda = reader.string();
+        (key == "cuda" ? host.cuda : host.driver) = reader.string();
       }
     } else if (key == "capabilities") {
       reader.array(pair);
@@ -142,6 +143,13 @@ int ek_survey(const char* targets, const char* libraries, const char* device, co
 
 int ek_library_rejection(const char* library, const char* torch, ek_text* reason) {
   return guarded([&] { answer(reason, library_rejection(decode_library(library), torch).value_or("")); });
+}
+
+int ek_ptx_rejection(const char* code, size_t size, const char* driver, ek_text* reason) {
+  return guarded([&] {
+    const auto ptx = newest_ptx({code, size});
+    answer(reason, (ptx ? ptx_rejection(*ptx, driver) : std::nullopt).value_or(""));
+  });
 }
 
 // --- rules for others ------------------------------------------------------------------------------------------------

@@ -144,11 +144,14 @@ EK_API int ek_host(ek_text* host);
 /* Parses auto, cpu, cuda or cuda:<index> into {"kind", "index"}; index may be null. */
 EK_API int ek_parse_device(const char* device, ek_text* parsed);
 /* Which targets (JSON list), with the package's libraries (JSON list), run on a host {"platform", "cpu_isa", "torch",
- * "cuda", "capabilities", "current_cuda"}:
+ * "cuda", "capabilities", "current_cuda", "driver"}:
  * {"fitting": [[name, device index, "native" or "ptx"], ...], "rejected": {name: reason}}, best first. */
 EK_API int ek_survey(const char* targets, const char* libraries, const char* device, const char* host, ek_text* survey);
 /* Why a Library (JSON) does not work with a torch version; empty if it does. */
 EK_API int ek_library_rejection(const char* library, const char* torch, ek_text* reason);
+/* Why a driver that supports up to this CUDA does not compile the PTX in a library; empty if it does, or if there is
+ * none. */
+EK_API int ek_ptx_rejection(const char* code, size_t size, const char* driver, ek_text* reason);
 
 /* --- checks without a package ------------------------------------------------------------------------------------ */
 

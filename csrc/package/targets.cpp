@@ -19,17 +19,6 @@ namespace {
 
 using Version = std::pair<int, int>;
 
-// (major, minor) of a version such as "2.13.0+cpu".
-Version minor_version(const std::string& version) {
-  static const std::regex pattern(R"((\d{1,6})\.(\d{1,6}))");
-  std::smatch match;
-  if (!std::regex_search(version, match, pattern, std::regex_constants::match_continuous)) {
-    throw Error(errors::kManifestConsistency,
-                "invalid version " + shown(version) + ": it must start with <major>.<minor>");
-  }
-  return {std::stoi(match[1]), std::stoi(match[2])};
-}
-
 std::string file_name(const Library& library) { return library.record.substr(library.record.rfind('/') + 1); }
 
 struct CudaArchitecture {
@@ -71,11 +60,19 @@ std::optional<std::string> architecture_rejection(const Target& target, int inde
          ", cuda:" + std::to_string(index) + " is sm_" + std::to_string(here.first) + std::to_string(here.second);
 }
 
+// A driver runs the code of its own major version of CUDA, whatever the minor one, and of older ones.
+std::optional<std::string> driver_rejection(const Host& host) {
+  if (!host.driver || minor_version(*host.driver).first >= minor_version(*host.cuda).first) return std::nullopt;
+  return "the driver supports CUDA " + *host.driver + ", and this torch has CUDA " + *host.cuda +
+         ": install a newer driver, or a torch for CUDA " + std::to_string(minor_version(*host.driver).first);
+}
+
 std::optional<std::string> cuda_rejection(const Target& target, int index, const Host& host) {
   if (!host.cuda) return "it needs CUDA, this torch (" + host.torch + ") is a CPU build";
   if (target.built_with_cuda && minor_version(*target.built_with_cuda).first != minor_version(*host.cuda).first) {
     return "it was built with CUDA " + *target.built_with_cuda + ", this torch has CUDA " + *host.cuda;
   }
+  if (auto reason = driver_rejection(host)) return reason;
   if (host.capabilities.empty()) return "it needs a CUDA device, and torch sees none";
   if (static_cast<size_t>(index) >= host.capabilities.size()) {
     return "it cannot run on cuda:" + std::to_string(index) + ", torch sees " +
@@ -138,6 +135,16 @@ auto preference(const Target& target) {
 }
 
 }  // namespace
+
+Version minor_version(const std::string& version) {
+  static const std::regex pattern(R"((\d{1,6})\.(\d{1,6}))");
+  std::smatch match;
+  if (!std::regex_search(version, match, pattern, std::regex_constants::match_continuous)) {
+    throw Error(errors::kManifestConsistency,
+                "invalid version " + shown(version) + ": it must start with <major>.<minor>");
+  }
+  return {std::stoi(match[1]), std::stoi(match[2])};
+}
 
 std::string fit_of(const Choice& choice, const Host& host) {
   const auto built = parse_architecture(choice.target->cuda_architecture.value_or(""));

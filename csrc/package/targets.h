@@ -18,6 +18,7 @@ struct Host {
   std::optional<std::string> cuda;                // the version torch was built with; empty for a CPU build
   std::vector<std::pair<int, int>> capabilities;  // of each CUDA device
   int current_cuda = 0;                           // the device that `cuda` and `auto` mean
+  std::optional<std::string> driver{};            // the newest CUDA that the driver supports, such as "13.0"
 };
 
 // A target and its device: the index of the CUDA device, or -1 for the CPU.
@@ -25,6 +26,9 @@ struct Choice {
   const Target* target;
   int device_index;
 };
+
+// (major, minor) of a version such as "2.13.0+cpu": ManifestConsistencyError.
+std::pair<int, int> minor_version(const std::string& version);
 
 // How a target fits the device that was chosen for it: "native", or "ptx" if the driver must compile its PTX.
 std::string fit_of(const Choice& choice, const Host& host);

@@ -34,6 +34,11 @@ const Driver& driver() {
   return found;
 }
 
+void* driver_library() {
+  static void* const library = dlopen("libcuda.so.1", RTLD_NOW);
+  return library;
+}
+
 int handle_of(int device) {
   int handle = 0;
   TORCH_CHECK(driver().get_device(&handle, device) == 0, "the CUDA driver does not know device ", device);
@@ -49,8 +54,17 @@ int attribute(int handle, int which) {
 
 }  // namespace
 
+std::optional<std::string> driver_cuda() {
+  if (driver_library() == nullptr) return std::nullopt;
+  int (*get_version)(int*);
+  find_if_in_driver("cuDriverGetVersion", get_version);
+  int version = 0;  // 13000 is 13.0
+  if (get_version == nullptr || get_version(&version) != 0) return std::nullopt;
+  return std::to_string(version / 1000) + "." + std::to_string(version % 1000 / 10);
+}
+
 void* driver_function(const char* name) {
-  static void* const library = dlopen("libcuda.so.1", RTLD_NOW);
+  void* const library = driver_library();
   TORCH_CHECK(library != nullptr, "torch sees a CUDA device, but libcuda.so.1 cannot be loaded");
   return dlsym(library, name);
 }

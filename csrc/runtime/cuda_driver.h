@@ -3,6 +3,8 @@
 
 #include <c10/util/Exception.h>
 
+#include <optional>
+#include <string>
 #include <utility>
 
 namespace exportkit {
@@ -20,6 +22,9 @@ void find_in_driver(const char* name, Function& function) {
   find_if_in_driver(name, function);
   TORCH_CHECK(function != nullptr, "the CUDA driver has no ", name);
 }
+
+// The newest CUDA that the driver supports, such as "13.0"; nothing without a driver.
+std::optional<std::string> driver_cuda();
 
 // (major, minor) of a device's compute capability. c10::Error if the driver does not report it.
 std::pair<int, int> cuda_capability(int device);

@@ -6,6 +6,7 @@
 #include <iostream>
 
 #include "package/errors.h"
+#include "package/fat_binary.h"
 #include "package/text.h"
 #include "package/trust.h"
 #include "package/trust_records.h"
@@ -34,13 +35,43 @@ OpenOptions checked(OpenOptions options) {
   return options;
 }
 
-Choice choose(const Manifest& manifest, const OpenOptions& options) {
+// Why the driver cannot compile what a target has for its GPU; nothing if it can, or need not.
+std::optional<std::string> late_rejection(const PackageReader& reader, const Choice& choice, const Host& host) {
+  if (!host.driver || fit_of(choice, host) == "native") return std::nullopt;
+  const Manifest& manifest = reader.manifest();
+  for (const Method& method : manifest.methods) {
+    const std::string folder = "data/aotinductor/" + code_folder(choice.target->name, method.name) + "/";
+    for (const Record& record : manifest.records) {
+      const std::string& name = record.name;
+      if (!name.starts_with(folder) || (!name.ends_with(".so") && !name.ends_with(".cubin"))) continue;
+      const auto ptx = newest_ptx(reader.read(name));
+      if (ptx) {
+        if (auto reason = ptx_rejection(*ptx, *host.driver)) return reason;
+      }
+    }
+  }
+  return std::nullopt;
+}
+
+Choice choose(const PackageReader& reader, const OpenOptions& options) {
+  const Manifest& manifest = reader.manifest();
   const auto may_use_cuda = [&](const Target& target) {
     return target.device == "cuda" && (!options.target || *options.target == target.name);
   };
   const bool with_cuda = std::any_of(manifest.targets.begin(), manifest.targets.end(), may_use_cuda);
   const Host host = this_host(with_cuda && parse_device(options.device).first != "cpu");
-  return pick(manifest.targets, manifest.libraries, options.device, host, options.target);
+  const auto asked = [&]() -> std::vector<Choice> {
+    if (!options.target) return survey(manifest.targets, manifest.libraries, options.device, host).fitting;
+    return {pick(manifest.targets, manifest.libraries, options.device, host, options.target)};
+  };
+  std::string reasons;
+  for (const Choice& choice : asked()) {
+    const auto reason = late_rejection(reader, choice, host);
+    if (!reason) return choice;
+    reasons += "\n  " + choice.target->name + ": " + *reason;
+  }
+  throw Error(errors::kNoTarget, "no target of the package runs here (device " + options.device + "):" + reasons,
+              "Install a newer driver, or export for this GPU (--cuda-arch).");
 }
 
 // Which arguments the code writes: the inputs of the call come first, then the state.
@@ -65,7 +96,7 @@ OpenedPackage::OpenedPackage(const Opening& open, OpenOptions options)
 
 Choice OpenedPackage::verified_choice() const {
   verify_once(reader_, options_.verify == Verify::kAlways);
-  const Choice choice = choose(reader_.manifest(), options_);
+  const Choice choice = choose(reader_, options_);
   if (options_.cuda_graphs == CudaGraphs::kNone) return choice;
   if (choice.device_index < 0) {
     throw Error(errors::kUsage,

@@ -222,7 +222,8 @@ def add_libraries(manifest: Manifest, given: Sequence[tuple[Path, Library]], rec
             raise MergeError(
                 f"two libraries have the name {library.record}: sha256 {other.sha256} and {library.sha256}, the "
                 f"second from {path}",
-                hint="A package has one build of a library per platform. Give only one, or rename one.",
+                hint="A package has one build of a library per platform. Give only one, built for all GPUs "
+                "(TORCH_CUDA_ARCH_LIST), or rename one.",
             )
         records.setdefault(library.record, path)
     return msgspec.structs.replace(manifest, libraries=loading_order(libraries.values()))

@@ -122,7 +122,7 @@ def load_opened(
         reader.verify_once(always=always)
         candidates = targets.named(reader.manifest.targets, target)
         host = targets.host_for(candidates, str(device))
-        choice = targets.pick(candidates, str(device), host, reader.manifest.libraries)
+        choice = targets.survey_package(reader, candidates, str(device), host).fitting[0]
         if choice.fit == "ptx":
             warnings.warn(
                 f"{choice.target.name} has no code for the GPU {choice.device}: the driver compiles its PTX, "

@@ -6,16 +6,21 @@ instruction). With the wrong GPU, the first kernel fails.
 
 from __future__ import annotations
 
+import ctypes
 import functools
 from collections.abc import Mapping, Sequence
-from typing import Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import msgspec
 
-from exportkit.errors import UsageError
+from exportkit.errors import NoTargetError, UsageError
 from exportkit.libraries import host_platform
 from exportkit.package import core
-from exportkit.package.manifest import Library, Target
+from exportkit.package.consistency import AOTINDUCTOR_DIR
+from exportkit.package.manifest import Library, Target, code_folder
+
+if TYPE_CHECKING:
+    from exportkit.package.archive import PackageReader
 
 
 class Host(NamedTuple):
@@ -28,6 +33,7 @@ class Host(NamedTuple):
         cuda: The CUDA version that torch was built with; None for a CPU build.
         capabilities: The (major, minor) of each CUDA device; empty if there are none or they were not queried.
         current_cuda: The index of the device that `cuda` and `auto` mean.
+        driver: The newest CUDA that the driver supports, such as "13.0"; None without one, or if it was not asked.
     """
 
     platform: str
@@ -36,6 +42,7 @@ class Host(NamedTuple):
     cuda: str | None = None
     capabilities: tuple[tuple[int, int], ...] = ()
     current_cuda: int = 0
+    driver: str | None = None
 
 
 class Choice(NamedTuple):
@@ -73,10 +80,24 @@ def host(*, with_cuda: bool) -> Host:
     import torch
 
     here = Host(host_platform(), host_cpu_isa(), str(torch.__version__), torch.version.cuda)
-    if not (with_cuda and torch.cuda.is_available()):
+    if not with_cuda or torch.version.cuda is None:
+        return here
+    here = here._replace(driver=driver_cuda())  # with one that is too old, torch sees no device
+    if not torch.cuda.is_available():
         return here
     capabilities = tuple(torch.cuda.get_device_capability(index) for index in range(torch.cuda.device_count()))
     return here._replace(capabilities=capabilities, current_cuda=torch.cuda.current_device())
+
+
+def driver_cuda() -> str | None:
+    """Returns the newest CUDA that the installed driver supports, such as "13.0", or None without a driver."""
+    version = ctypes.c_int()
+    try:
+        if ctypes.CDLL("libcuda.so.1").cuDriverGetVersion(ctypes.byref(version)):
+            return None
+    except (OSError, AttributeError):
+        return None
+    return f"{version.value // 1000}.{version.value % 1000 // 10}"
 
 
 def host_for(targets: Sequence[Target], device: str) -> Host:
@@ -129,6 +150,38 @@ def survey(targets: Sequence[Target], device: str, host: Host, libraries: Sequen
     found = msgspec.json.decode(core.text("ek_survey", candidates, brought, core.encoded(device), machine))
     by_name = {target.name: target for target in targets}
     return Survey(tuple(Choice(by_name[name], index, fit) for name, index, fit in found["fitting"]), found["rejected"])
+
+
+def survey_package(reader: PackageReader, targets: Sequence[Target], device: str, host: Host) -> Survey:
+    """Checks targets of a package, and whether the driver compiles the PTX of those that have no code for the GPU.
+
+    Arguments and errors are the same as for `survey`.
+    """
+    found = survey(targets, device, host, reader.manifest.libraries)
+    reasons = {choice.target.name: _ptx_rejection(reader, choice, host) for choice in found.fitting}
+    late = {name: reason for name, reason in reasons.items() if reason}
+    fitting = tuple(choice for choice in found.fitting if choice.target.name not in late)
+    rejected = {**found.rejected, **late}
+    if not fitting:
+        lines = "".join(f"\n  {name}: {reason}" for name, reason in rejected.items())
+        raise NoTargetError(
+            f"no target of the package runs here (device {device}):{lines}",
+            hint="Install a newer driver, or export for this GPU (--cuda-arch).",
+        )
+    return Survey(fitting, rejected)
+
+
+def _ptx_rejection(reader: PackageReader, choice: Choice, host: Host) -> str | None:
+    """Returns why the driver cannot compile what a target has for the GPU; None if it can, or need not."""
+    if choice.fit == "native" or host.driver is None:
+        return None
+    folders = [f"{AOTINDUCTOR_DIR}/{code_folder(choice.target.name, m.name)}/" for m in reader.manifest.methods]
+    for name in reader.names:
+        if name.startswith(tuple(folders)) and name.endswith((".so", ".fatbin", ".cubin")):
+            code = bytes(reader.read(name))
+            if reason := core.text("ek_ptx_rejection", code, len(code), core.encoded(host.driver)):
+                return reason.decode()
+    return None
 
 
 def library_rejection(library: Library, torch_version: str) -> str | None:

@@ -13,7 +13,7 @@ from exportkit.package.archive import PackageReader
 from exportkit.package.compiled_with import NEVER_RUN_TEXT, never_run
 from exportkit.package.manifest import Manifest
 from exportkit.progress import Progress
-from exportkit.runtime.targets import host_for, named, parse_device, survey
+from exportkit.runtime.targets import host_for, named, parse_device, survey_package
 from exportkit.verify.options import VerifyOptions
 from exportkit.verify.outcomes import MissingOperator
 from exportkit.verify.report import TargetReport
@@ -60,7 +60,7 @@ def target_runs(reader: PackageReader, options: VerifyOptions) -> tuple[list[Tar
     if not candidates and manifest.program is not None:
         return [TargetRun(None, manifest.program.device if kind == "auto" else options.device)], []
     host = host_for(candidates, options.device)
-    found = survey(candidates, options.device, host, manifest.libraries)
+    found = survey_package(reader, candidates, options.device, host)
     untried = {target.name: f"; {NEVER_RUN_TEXT}" for target in candidates if never_run(reader, target)}
     left_out = [TargetReport(name, left_out=reason + untried.get(name, "")) for name, reason in found.rejected.items()]
     return [TargetRun(choice.target.name, choice.device) for choice in found.fitting], left_out

@@ -1,0 +1,152 @@
+"""The driver's CUDA version is compared before code is loaded; a planted libcuda or a given version stands for it."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from exportkit.errors import NoTargetError
+from exportkit.package import core
+from exportkit.package.archive import PackageReader, write_package
+from exportkit.runtime.targets import Host, driver_cuda, host_for, pick, survey_package
+from tests.fresh import run_interpreter
+from tests.package import c_library, samples
+from tests.runtime import tiny
+
+HOPPER = Host("linux-x86_64", "x86-64-v4", "2.15.0+cu132", "13.2", ((9, 0),), driver="13.2")
+
+
+def fat_binary(ptx: tuple[int, int], architecture: int = 80, content: bytes = b"packed PTX") -> bytes:
+    """A fat binary as nvcc and fatbinary write it, with the machine code of one GPU, and PTX."""
+
+    def entry(kind: int, version: tuple[int, int], body: bytes) -> bytes:
+        numbers = [(kind, 2), (0x101, 2), (64, 4), (len(body), 8), (len(body), 4), (0, 4)]
+        numbers += [(version[1], 2), (version[0], 2), (architecture, 4)]
+        return b"".join(value.to_bytes(size, "little") for value, size in numbers).ljust(64, b"\0") + body
+
+    entries = entry(2, (1, 7), b"\x7fELF") + entry(1, ptx, content)
+    return b"\x50\xed\x55\xba\x01\x00\x10\x00" + len(entries).to_bytes(8, "little") + entries
+
+
+def rejection(code: bytes, driver: str) -> str:
+    return core.text("ek_ptx_rejection", code, len(code), driver.encode()).decode()
+
+
+@pytest.mark.parametrize(
+    ("ptx", "driver", "needed"),
+    [
+        ((9, 0), "13.0", None),
+        ((8, 8), "13.0", None),
+        ((8, 8), "12.9", None),
+        ((8, 4), "12.4", None),
+        ((8, 5), "12.5", None),
+        ((9, 0), "12.9", "13.0"),
+        ((9, 2), "13.0", "13.2"),
+        ((8, 8), "12.8", "12.9"),
+        ((8, 6), "12.6", "12.7"),
+        ((7, 8), "11.7", "11.8"),
+    ],
+)
+def test_a_driver_compiles_the_ptx_of_its_own_cuda_and_older_ones(ptx, driver, needed):
+    said = rejection(b"before" + fat_binary((7, 0)) + fat_binary(ptx) + b"after", driver)
+    if needed is None:
+        assert said == ""
+    else:
+        assert f"cannot compile its PTX {ptx[0]}.{ptx[1]}, which needs a driver for CUDA {needed}" in said
+        assert said.endswith(f"this one supports CUDA {driver}")
+
+
+def test_code_that_is_no_fat_binary_or_a_damaged_one_has_no_ptx():
+    whole = fat_binary((9, 9))
+    for code in (
+        b"",
+        b"\x7fELF" * 9,
+        whole[:20],
+        b"\x50\xed\x55\xba",
+        whole[:16] + b"\xff" * 64,
+        whole[:4] + whole[5:],
+    ):
+        assert rejection(code, "12.0") == ""
+    for cut in range(len(whole)):
+        rejection(whole[:cut], "12.0")  # reads nothing beyond it
+
+
+def test_what_nvcc_writes_is_known(tmp_path: Path) -> None:
+    nvcc = shutil.which("nvcc")
+    if nvcc is None:
+        pytest.skip("there is no nvcc")
+    source = tmp_path / "kernel.cu"
+    source.write_text("__global__ void kernel(float* x) { x[threadIdx.x] = 1; }\n")
+    gencode = ["-gencode=arch=compute_80,code=sm_80", "-gencode=arch=compute_80,code=compute_80"]
+    said = subprocess.run([nvcc, "--version"], check=True, capture_output=True, text=True).stdout
+    release = said.partition("release ")[2].partition(",")[0]  # its PTX is that of its CUDA
+    for packing in ([], ["-Xfatbin=-compress-all"]):
+        made = tmp_path / "kernel.fatbin"
+        subprocess.run([nvcc, "-fatbin", *packing, *gencode, source, "-o", made], check=True, capture_output=True)
+        assert rejection(made.read_bytes(), release) == ""
+        assert f"needs a driver for CUDA {release}" in rejection(made.read_bytes(), "11.0")
+
+
+def package(folder: Path, code: bytes) -> PackageReader:
+    """A package whose CUDA target has this code, beside one for the CPU."""
+    cuda = samples.target(name="gpu", device="cuda", cpu_isa=None, cuda_architecture="sm_80", cuda_ptx=True)
+    targets = (msgspec.structs.replace(cuda, built_with_cuda="13.2"), samples.target(cpu_isa=None))
+    records = {
+        **{f"data/aotinductor/{each.name}/model.wrapper.so": code for each in targets},
+        samples.WEIGHT: samples.RECORDS[samples.WEIGHT],
+        samples.CASE: samples.RECORDS[samples.CASE],
+    }
+    write_package(folder / "x.pt2", samples.manifest(libraries=(), targets=targets), records)
+    return PackageReader(folder / "x.pt2")
+
+
+def test_a_target_whose_ptx_the_driver_cannot_compile_is_left_for_another(tmp_path: Path) -> None:
+    with package(tmp_path, fat_binary((9, 2))) as reader:
+        targets = reader.manifest.targets
+        assert survey_package(reader, targets, "auto", HOPPER).fitting[0].fit == "ptx"
+        old = HOPPER._replace(driver="13.0")
+        found = survey_package(reader, targets, "auto", old)
+        assert [choice.device for choice in found.fitting] == ["cpu"]
+        assert "cannot compile its PTX 9.2" in found.rejected["gpu"]
+        with pytest.raises(NoTargetError, match=r"gpu: it has no machine code for this GPU(?s:.*)newer driver"):
+            survey_package(reader, targets, "cuda", old)
+        ampere = old._replace(capabilities=((8, 6),))
+        assert survey_package(reader, targets, "cuda", ampere).fitting[0].fit == "native"
+
+
+def test_minor_versions_of_cuda_may_differ_where_there_is_machine_code():
+    target = tiny.target(device="cuda", cuda_architecture="sm_90a", built_with_cuda="13.2", cpu_isa=None)
+    for driver in ("13.0", "13.2", "14.0"):
+        assert pick([target], "cuda", HOPPER._replace(driver=driver)).fit == "native"
+
+
+def test_a_driver_older_than_torchs_cuda_is_the_reason_that_there_is_no_device():
+    target = tiny.target(device="cuda", cuda_architecture="sm_90", built_with_cuda="13.0", cpu_isa=None)
+    here = Host("linux-x86_64", "x86-64-v4", "2.14.1+cu130", "13.0", driver="12.4")
+    with pytest.raises(NoTargetError, match=r"the driver supports CUDA 12\.4, and this torch has CUDA 13\.0: "):
+        pick([target], "cuda", here)
+    with pytest.raises(NoTargetError, match="torch sees none"):
+        pick([target], "cuda", here._replace(driver=None))
+
+
+PLANTED = "int cuDriverGetVersion(int* version) { *version = 12040; return 0; }\n"
+
+
+def test_the_driver_is_asked_without_torch_or_a_device(tmp_path: Path) -> None:
+    c_library.build(tmp_path, PLANTED, name="libcuda.so.1")
+    asked = "from exportkit.runtime.targets import driver_cuda; print(driver_cuda())"
+    assert run_interpreter(asked, cwd=tmp_path, LD_LIBRARY_PATH=str(tmp_path)).strip() == "12.4"
+    if not os.path.exists("/dev/nvidiactl"):
+        assert driver_cuda() is None
+
+
+def test_a_cpu_build_of_torch_does_not_ask_the_driver(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.version.cuda", None)
+    monkeypatch.setattr("exportkit.runtime.targets.driver_cuda", lambda: pytest.fail("asked"))
+    target = tiny.target(device="cuda", cuda_architecture="sm_90", built_with_cuda="13.0", cpu_isa=None)
+    assert host_for([target], "cuda").driver is None
