@@ -16,6 +16,20 @@ from exportkit.onnx.corrections import NotTranslatedError
 from exportkit.onnx.decompositions import Decomposition
 from exportkit.onnx.stand_ins import CustomCall
 
+_DETERMINANT = "For matrices of 3 rows a, b and c, write the determinant as (a * torch.linalg.cross(b, c)).sum(-1)"
+_INVERSE = (
+    f"{_DETERMINANT}, and the inverse as torch.stack([cross(b, c), cross(c, a), cross(a, b)], -1) / "
+    "determinant[..., None, None]."
+)
+
+# What to write where ONNX has nothing: of its operators, Det alone looks at a matrix as a whole.
+_INSTEAD = {
+    "_linalg_slogdet": "Write d = torch.linalg.det(x), d.sign() and d.abs().log(), if d does not overflow.",
+    "linalg_inv_ex": _INVERSE,
+    "_linalg_solve_ex": f"Multiply by an inverse. {_INVERSE}",
+    "linalg_lu_solve": f"The gradient of torch.linalg.det solves equations, those of products do not. {_DETERMINANT}.",
+}
+
 
 def refused_model(error: Exception) -> ExportError:
     """Returns the error to raise where torch.onnx refused the model itself."""
@@ -23,8 +37,13 @@ def refused_model(error: Exception) -> ExportError:
     place = where_traced(node) if node is not None else ""
     return ExportError(
         f"the model cannot become ONNX{' at ' + place if place else ''}: {_problem(error, node)}",
-        hint="Write that line with other operators of torch.",
+        hint=_instead(node) or "Write that line with other operators of torch.",
     )
+
+
+def _instead(node: torch.fx.Node | None) -> str:
+    """Returns what to write in place of an operator, or ""."""
+    return _INSTEAD.get(node.target.overloadpacket.__name__, "") if node and isinstance(node.target, OpOverload) else ""
 
 
 def refused_body(error: Exception, call: CustomCall, decomposition: Decomposition) -> ExportError:
@@ -34,7 +53,7 @@ def refused_body(error: Exception, call: CustomCall, decomposition: Decompositio
     return ExportError(
         f"the decomposition of {call.name} cannot become ONNX{' at ' + place if place else ''}: "
         f"{_problem(error, node)}",
-        hint="Write that line of the decomposition with other operators of torch.",
+        hint=_instead(node) or "Write that line of the decomposition with other operators of torch.",
     )
 
 
