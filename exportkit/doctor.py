@@ -98,8 +98,8 @@ def diagnose(progress: Progress = silent) -> HostReport:
     findings.append(_if_reader("cache", _cache))
     progress("loading the operator libraries")
     needed = dict(_NEEDS)
-    for namespace in operator_namespaces():
-        libraries = {device: f"{namespace}, {device.upper()}" for device in ("cpu", "cuda")}
+    for namespace in filter(_has_libraries, operator_namespaces()):
+        libraries = {device: f"{namespace} on {device.upper()}" for device in ("cpu", "cuda")}
         findings += [_if_torch(name, partial(_library, namespace, device)) for device, name in libraries.items()]
         needed[f"use the {namespace} operators on the CPU"] = ("platform", "torch", libraries["cpu"])
         needed[f"use the {namespace} operators on CUDA"] = ("platform", "torch", *libraries.values(), "CUDA device")
@@ -209,7 +209,7 @@ def _policies() -> HostFinding:
     try:
         by = Trust().demanded_by()
         lists = [
-            f"{each.path} (sequence {each.sequence}) revokes {each.keys} keys and {each.packages} packages"
+            f"{each.path} (sequence {each.sequence}) revokes keys: {each.keys}, packages: {each.packages}"
             for each in revocations_here()
         ]
     except PolicyError as error:
@@ -398,11 +398,21 @@ def _steps() -> HostFinding:
     return HostFinding("steps of sequences", True, str(STEPS_LIBRARY))
 
 
+def _has_libraries(namespace: str) -> bool:
+    """Whether operators are built: Triton's kernels are compiled into packages, and have no library."""
+    from exportkit.errors import ExportkitError
+
+    try:
+        return bool(libraries_of(namespace))
+    except ExportkitError:
+        return True  # the finding says why
+
+
 def _library(namespace: str, device: str) -> HostFinding:
     from exportkit.errors import ExportkitError
     from exportkit.package.describe_library import describe_library
 
-    name = f"{namespace}, {device.upper()}"
+    name = f"{namespace} on {device.upper()}"
     try:
         libraries = libraries_of(namespace)
         path = libraries.get(device, libraries.get("cpu"))  # one library may have the kernels of every device

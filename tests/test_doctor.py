@@ -105,7 +105,7 @@ def test_signatures_take_a_libcrypto(monkeypatch):
 def test_a_machine_without_torch_is_told_so_and_nothing_breaks(monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     findings = {finding.name: finding for finding in diagnose().findings}
-    assert not any(findings[name].ok for name in ("torch", "compiler", "CUDA device", "arr_coc, CPU"))
+    assert not any(findings[name].ok for name in ("torch", "compiler", "CUDA device", "arr_coc on CPU"))
 
 
 def test_a_cache_that_cannot_be_written_is_named_and_so_is_what_takes_its_place(monkeypatch, tmp_path):

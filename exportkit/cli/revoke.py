@@ -56,8 +56,8 @@ def command(
     if as_json:
         print_json({"path": str(revocation_list), **msgspec.to_builtins(made)})
     else:
-        entries = f"{len(made.keys)} keys and {len(made.packages)} packages"
-        click.echo(f"{revocation_list}: sequence {made.sequence}, {entries} are revoked")
+        entries = f"revoked keys: {len(made.keys)}, revoked packages: {len(made.packages)}"
+        click.echo(f"{revocation_list}: sequence {made.sequence}, {entries}")
 
 
 def _key_id(key: str) -> str:

@@ -42,6 +42,12 @@ def trouble_in(reader: PackageReader, case: Case) -> str:
         return ""
 
 
+def troubled_inputs(trouble: str) -> dict[str, str]:
+    """Returns by input the kind of its trouble: of "ties in x, NaN in y", ties for x and NaN for y."""
+    parts = (part.rpartition(" in ") for part in trouble.split(", "))
+    return {name: kind for kind, _, name in parts}
+
+
 def results_of(call: Call) -> tuple[TensorOutput, ...]:
     """Returns what a call gives: its outputs, then what it writes into inputs, named `written.<input>`."""
     written = (

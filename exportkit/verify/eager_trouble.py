@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from exportkit.package.archive import PackageReader
-from exportkit.package.case_files import trouble_in
+from exportkit.package.case_files import trouble_in, troubled_inputs
 from exportkit.sizes import case_label
 
 
@@ -37,7 +37,6 @@ def plan_trouble(reader: PackageReader, method: str, most: int) -> list[TroubleP
     for case in reader.manifest.cases:
         if [call.method for call in case.calls] != [method] or not (trouble := trouble_in(reader, case)):
             continue
-        parts = (part.rpartition(" in ") for part in trouble.split(", "))
-        kinds = {name: kind for kind, _, name in parts}
-        found.setdefault(trouble, TroublePlan(case_label(case, trouble), case.calls[0].sizes, kinds))
+        plan = TroublePlan(case_label(case, trouble), case.calls[0].sizes, troubled_inputs(trouble))
+        found.setdefault(trouble, plan)
     return list(found.values())[:most]

@@ -9,6 +9,7 @@ import math
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
+from exportkit.package.case_files import troubled_inputs
 from exportkit.package.dtypes import ITEM_BYTES
 from exportkit.package.manifest import Case, Manifest
 from exportkit.sizes import shape_at
@@ -38,7 +39,7 @@ def layouts_of(manifest: Manifest, case: Case, number: int, trouble: str, *, com
     """
     found, size = {}, 0
     names = tuple(name for name in LAYOUTS if name != _EXPANDED and (compiled or name != _UNALIGNED))
-    even = {place for kind, _, place in (each.partition(" in ") for each in trouble.split(", ")) if kind in _EVEN}
+    even = {name for name, kind in troubled_inputs(trouble).items() if kind in EVEN}
     for call in case.calls:
         inputs = manifest.method(call.method).call.inputs
         size += sum(math.prod(shape_at(each, call.sizes)) * ITEM_BYTES[each.dtype] for each in inputs)
@@ -118,7 +119,8 @@ def _expanded(tensor: torch.Tensor) -> torch.Tensor:
 
 _UNALIGNED = "from the second byte"
 _EXPANDED = "with strides of 0"
-_EVEN = ("one value", "nothing", "every place", "the lowest value", "the least value", "the greatest value")
+EVEN = ("one value", "nothing", "every place", "the lowest value", "the least value", "the greatest value")
+"""The kinds of trouble (`exportkit.export.trouble_values`) that make all elements of an input the same."""
 
 LAYOUTS: Mapping[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "transposed": _transposed,

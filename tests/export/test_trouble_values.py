@@ -19,6 +19,7 @@ from exportkit.export.trace import trace
 from exportkit.export.trouble_cases import MAX_TROUBLE_CASES
 from exportkit.export.trouble_values import SPREADING, kinds_of, planned, troubled
 from exportkit.package.case_files import trouble_of
+from exportkit.verify.layouts import EVEN
 
 DTYPES = (
     torch.float32,
@@ -74,6 +75,16 @@ PROMISES: Mapping[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "the greatest values": lambda x: (x == torch.finfo(x.dtype).max).any() & x.isfinite().all(),
     "subnormal values": lambda x: ((x != 0) & (x.abs() < torch.finfo(x.dtype).smallest_normal)).any(),
 }
+
+
+def test_kinds_that_are_replayed_with_strides_of_0_have_one_value():
+    found = set()
+    for dtype in DTYPES:
+        for kind in {*kinds_of(drawn(dtype), keep_integers=False)} & {*EVEN}:
+            values = changed(kind, drawn(dtype)).flatten()
+            assert (values == values[0]).all()
+            found.add(kind)
+    assert found == set(EVEN)
 
 
 @pytest.mark.parametrize("kind", PROMISES)

@@ -108,9 +108,8 @@ class SequenceTable(Generic[P, S]):
         self._limits = limits
         self._open: dict[Hashable, OpenSequence[P, S]] = {}  # those that take steps
         self._live: dict[OpenSequence[P, S], None] = {}  # those that have not ended
-        self._resting: OrderedDict[OpenSequence[P, S], None] = (
-            OrderedDict()
-        )  # those without a step, the longest idle first
+        # Those without a step, the longest idle first.
+        self._resting: OrderedDict[OpenSequence[P, S], None] = OrderedDict()
         self._known: OrderedDict[Hashable, Reason] = OrderedDict()  # why those that ended last did
         self._new: list[OpenSequence[P, S]] = []  # that ended, and were not returned by `take_ended` yet
         self._clients: Counter[Hashable] = Counter()  # the sequences that each has, and the bytes of their state
