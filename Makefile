@@ -29,7 +29,10 @@ APT_REGISTRY := docker-registry skopeo
 # Recordings of a voice, for the tests of examples/speech. Without them these tests are skipped.
 APT_SOUND := alsa-utils
 
-.PHONY: help setup build demo test check lint format docs site bench torches wheel reproducible clean
+# A compiler for aarch64 and an emulator of it, for `make aarch64`.
+APT_AARCH64 := g++-aarch64-linux-gnu qemu-user
+
+.PHONY: help setup build demo test check aarch64 wheel-aarch64 lint format docs site bench torches wheel reproducible clean
 
 help:
 	@echo "make demo    export, package, verify and run ARR-COC on a photograph; writes artifacts/demo.png"
@@ -43,6 +46,8 @@ help:
 	@echo "make torches the other torches of a release; 'make wheel' then builds the C++ runtime for each"
 	@echo "make reproducible    builds the wheel twice, in different places and at different times: dist/*.whl if they are equal"
 	@echo "make bench   operators beside the alternatives; load time, start-up time"
+	@echo "make aarch64   compiles for aarch64 and runs the tests of that under an emulator"
+	@echo "make wheel-aarch64   the wheel for aarch64, without CUDA kernels, by a cross-compiler"
 	@echo "make clean   removes the venv, the build and the caches"
 
 $(INSTALLED): constraints.txt
@@ -83,6 +88,17 @@ test:
 # changes an operator runs tests/arr_coc/ops/test_<operator>.py.
 check: build lint
 	$(PYTEST) -rfE --quick --ignore tests/arr_coc/ops --ignore tests/onnx
+
+# Without torch for aarch64: what reads packages, with every forged one, and the operators. tools/emulated_aarch64.py
+# has torch.
+AARCH64_TESTS := tests/aarch64 tests/adversarial/test_rules_archive.py tests/adversarial/test_rules_manifest.py \
+	tests/adversarial/test_rules_records.py tests/adversarial/test_rules_state.py tests/adversarial/test_hostile_json.py \
+	tests/package/test_cpp_parts.py tests/runtime/test_cache.py
+aarch64: build
+	@if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null && ! dpkg -s $(APT_AARCH64) >/dev/null 2>&1; then \
+		apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -qq -y $(APT_AARCH64) >/dev/null || true; fi
+	_PYTHON_HOST_PLATFORM=linux-aarch64 MAKEFLAGS= $(BIN)/python setup.py -q build_ext --build-lib build/aarch64
+	EXPORTKIT_AARCH64=1 $(PYTEST) -rs $(AARCH64_TESTS)
 
 lint: $(READY)
 	$(BIN)/ruff check .
@@ -137,6 +153,10 @@ wheel: $(READY)
 	$(BIN)/python setup.py -q bdist_wheel --dist-dir build/wheel
 	umask 022 && PATH="$(abspath $(BIN)):$$PATH" $(BIN)/auditwheel repair --exclude 'libtorch*.so' --exclude libc10.so \
 		-w $(WHEELS) build/wheel/*.whl
+
+# No wheel of torch's for aarch64 is needed, and so it has no C++ runtime: EXPORTKIT_TORCH=/folder/of/torch adds it.
+wheel-aarch64: $(READY)
+	_PYTHON_HOST_PLATFORM=linux-aarch64 $(MAKE) --no-print-directory wheel EXPORTKIT_CUDA=0
 
 # A release is what anybody gets from the tag with the same compilers and torch.
 reproducible: $(READY)

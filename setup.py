@@ -78,6 +78,7 @@ CXX_FLAGS = [
     "-fopenmp-simd",
     "-Wall",
     "-Wextra",
+    *(["-Wno-psabi"] if MACHINE == "aarch64" else []),  # a note on what GCC did before version 10
     *COMMON,
     *DEFINES,
 ]

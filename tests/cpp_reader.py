@@ -6,6 +6,7 @@ import functools
 import hashlib
 import json
 import os
+import shlex
 import shutil
 import subprocess
 import threading
@@ -16,6 +17,7 @@ from typing import Any
 import pytest
 
 from exportkit.package import core
+from tests.aarch64 import emulated
 from tests.made_once import one_maker
 
 ROOT = Path(__file__).parents[1]
@@ -55,6 +57,8 @@ class CppReader:
 @functools.lru_cache
 def program(name: str = "check_package") -> Path:
     """A built program; skips the test where it cannot be built, unless EXPORTKIT_REQUIRE_RUNTIME=1."""
+    if emulated.missing() is None:
+        return _for_aarch64(name)
     compiler = os.environ.get("CXX", "g++")
     if shutil.which(compiler) is None:
         message = f"no {compiler} to build {name} with (EXPORTKIT_REQUIRE_RUNTIME=1 makes this a failure)"
@@ -62,9 +66,20 @@ def program(name: str = "check_package") -> Path:
     return build(name, compiler, FLAGS)
 
 
-def build(name: str, compiler: str, flags: Sequence[str]) -> Path:
+def _for_aarch64(name: str) -> Path:
+    """A script that runs the program of this name under an emulator of aarch64."""
+    library = emulated.LIBRARIES / "lib" / core.LIBRARY.name
+    program = build(name, emulated.COMPILER, FLAGS, library)
+    script = program.with_suffix(".sh")
+    with one_maker(script) as ours:
+        if ours:
+            script.write_text(f'#!/bin/sh\nexec {shlex.join(emulated.emulated(program))} "$@"\n')
+            script.chmod(0o755)
+    return script
+
+
+def build(name: str, compiler: str, flags: Sequence[str], library: Path = core.LIBRARY) -> Path:
     """A program of csrc/package/tests, linked with the library as it was built. It is compiled once for its content."""
-    library = core.LIBRARY
     digest = hashlib.sha256(repr((compiler, flags)).encode() + library.read_bytes())
     for source in sorted((SOURCES / "tests").iterdir()):
         digest.update(source.name.encode() + b"\0" + source.read_bytes())

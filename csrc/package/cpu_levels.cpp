@@ -35,8 +35,7 @@ const std::vector<Level>& levels_of(std::string_view machine) {
   static const std::vector<Level> aarch64 = {
       {"armv8-a", {"fp", "asimd"}},
       {"armv8.2-a+dotprod", {"atomics", "crc32", "asimdrdm", "dcpop", "asimddp"}},
-      {"armv8.4-a+sve+bf16",
-       {"fphp", "asimdhp", "jscvt", "fcma", "lrcpc", "paca", "dit", "uscat", "ilrcpc", "flagm", "sve", "bf16"}}};
+      {"armv8.2-a+dotprod+sve+bf16", {"fphp", "asimdhp", "sve", "bf16", "svebf16"}}};
   static const std::vector<Level> none;
   return machine == "x86_64" ? x86_64 : machine == "aarch64" ? aarch64 : none;
 }
@@ -86,16 +85,9 @@ std::set<std::string> cpu_flags() {
                                     {"asimddp", AT_HWCAP, HWCAP_ASIMDDP},
                                     {"fphp", AT_HWCAP, HWCAP_FPHP},
                                     {"asimdhp", AT_HWCAP, HWCAP_ASIMDHP},
-                                    {"jscvt", AT_HWCAP, HWCAP_JSCVT},
-                                    {"fcma", AT_HWCAP, HWCAP_FCMA},
-                                    {"lrcpc", AT_HWCAP, HWCAP_LRCPC},
-                                    {"dit", AT_HWCAP, HWCAP_DIT},
-                                    {"uscat", AT_HWCAP, HWCAP_USCAT},
-                                    {"ilrcpc", AT_HWCAP, HWCAP_ILRCPC},
-                                    {"flagm", AT_HWCAP, HWCAP_FLAGM},
-                                    {"paca", AT_HWCAP, HWCAP_PACA},
                                     {"sve", AT_HWCAP, HWCAP_SVE},
-                                    {"bf16", AT_HWCAP2, HWCAP2_BF16}};
+                                    {"bf16", AT_HWCAP2, HWCAP2_BF16},
+                                    {"svebf16", AT_HWCAP2, HWCAP2_SVEBF16}};
   std::set<std::string> flags;
   for (const Flag& flag : kFlags) {
     if (getauxval(flag.where) & flag.bit) flags.insert(flag.name);

@@ -8,7 +8,7 @@ from typing import Literal, NamedTuple, get_args
 from exportkit.errors import UsageError
 
 # As -march takes them, of each machine the oldest first.
-CpuIsa = Literal["x86-64-v3", "x86-64-v4", "armv8-a", "armv8.2-a+dotprod", "armv8.4-a+sve+bf16"]
+CpuIsa = Literal["x86-64-v3", "x86-64-v4", "armv8-a", "armv8.2-a+dotprod", "armv8.2-a+dotprod+sve+bf16"]
 
 
 class _Level(NamedTuple):
@@ -23,7 +23,7 @@ _LEVELS: dict[CpuIsa, _Level] = {
     "x86-64-v4": _Level("x86_64", 512),
     "armv8-a": _Level("aarch64", 128),
     "armv8.2-a+dotprod": _Level("aarch64", 128),
-    "armv8.4-a+sve+bf16": _Level("aarch64", 128),
+    "armv8.2-a+dotprod+sve+bf16": _Level("aarch64", 128),
 }
 
 

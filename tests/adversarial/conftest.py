@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
+import functools
 from pathlib import Path
 
 import pytest
 
 from exportkit.errors import PackageError
 from exportkit.package.archive import PackageReader
+from tests.aarch64 import emulated
 from tests.adversarial.forge import Refused
+from tests.cpp_reader import CppReader, program
 
 
 @pytest.fixture
 def file(tmp_path: Path) -> Path:
     """Where a forged package goes."""
     return tmp_path / "forged.pt2"
+
+
+@functools.lru_cache(maxsize=1)
+def _on_aarch64() -> CppReader:
+    return CppReader(program())
 
 
 @pytest.fixture
@@ -28,6 +36,9 @@ def refused(file: Path) -> Refused:
         assert type(caught.value) is kind, caught.value
         assert named in str(caught.value)
         assert caught.value.exit_code == 3
+        if emulated.missing() is None:
+            said = _on_aarch64().ask("verify", file)
+            assert (said["error"], said["message"]) == (kind.__name__, caught.value.message)
         return caught.value
 
     return check

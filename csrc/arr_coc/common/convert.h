@@ -11,14 +11,8 @@
 #include <vector>
 
 #include "arr_coc/common/cpu.h"
+#include "arr_coc/common/half_vectors.h"
 #include "arr_coc/common/stream.h"
-
-#if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__)
-#include <immintrin.h>
-// Marks a function that uses these instructions. Call it only if has_f16c(). Its short loops would differ by a tenth
-// with the place that the linker gives them.
-#define ARR_COC_F16C __attribute__((target("avx,f16c"), aligned(64)))
-#endif
 
 namespace arr_coc {
 
@@ -89,30 +83,26 @@ ARR_COC_EVERY_ISA void narrow(const A* in, T* out, int64_t size) {
   store_row(in, out, 0, size);
 }
 
-#ifdef ARR_COC_F16C
-inline bool has_f16c() { return __builtin_cpu_supports("f16c"); }
-
+#ifdef ARR_COC_HALF_VECTORS
 // These return how many of a row's first numbers they converted: all that fill a vector.
-ARR_COC_F16C inline int64_t widen_vectors(const Half* in, float* out, int64_t size) {
+ARR_COC_HALF_VECTORS inline int64_t widen_vectors(const Half* in, float* out, int64_t size) {
   int64_t i = 0;
-  for (; i + 8 <= size; i += 8)
-    _mm256_storeu_ps(out + i, _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(in + i))));
+  for (; i + 8 <= size; i += 8) widen_eight(in + i, out + i);
   return i;
 }
 
-ARR_COC_F16C inline int64_t narrow_vectors(const float* in, Half* out, int64_t size) {
+ARR_COC_HALF_VECTORS inline int64_t narrow_vectors(const float* in, Half* out, int64_t size) {
   int64_t i = 0;
-  for (; i + 8 <= size; i += 8)
-    _mm_storeu_si128(reinterpret_cast<__m128i*>(out + i), _mm256_cvtps_ph(_mm256_loadu_ps(in + i), 0));
+  for (; i + 8 <= size; i += 8) narrow_eight(in + i, out + i);
   return i;
 }
 
 inline void widen(const Half* in, float* out, int64_t size) {
-  load_row(in, out, has_f16c() ? widen_vectors(in, out, size) : 0, size);
+  load_row(in, out, has_half_vectors() ? widen_vectors(in, out, size) : 0, size);
 }
 
 inline void narrow(const float* in, Half* out, int64_t size) {
-  store_row(in, out, has_f16c() ? narrow_vectors(in, out, size) : 0, size);
+  store_row(in, out, has_half_vectors() ? narrow_vectors(in, out, size) : 0, size);
 }
 #endif
 

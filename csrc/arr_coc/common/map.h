@@ -27,27 +27,27 @@ ARR_COC_EVERY_ISA void map_loop(F f, T* out, int64_t size, const In*... in) {
   for (int64_t i = begin; i < size; ++i) out[i] = store<T>(f(load(in[i])...));
 }
 
-#ifdef ARR_COC_F16C
+#ifdef ARR_COC_HALF_VECTORS
 // Eight numbers, in a register if possible.
 struct alignas(32) Eight {
   float values[8];
 };
 
-ARR_COC_F16C inline Eight load_eight(const Half* in) {
+ARR_COC_HALF_VECTORS inline Eight load_eight(const Half* in) {
   Eight eight;
-  _mm256_store_ps(eight.values, _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(in))));
+  widen_eight(in, eight.values);
   return eight;
 }
 
-ARR_COC_F16C inline Eight load_eight(const float* in) {
+ARR_COC_HALF_VECTORS inline Eight load_eight(const float* in) {
   Eight eight;
-  _mm256_store_ps(eight.values, _mm256_loadu_ps(in));  // in one piece: two halves would be slow to read back
+  copy_eight(in, eight.values);
   return eight;
 }
 
 // Computes the elements that fill vectors; returns their number.
 template <class F, class... In>
-ARR_COC_F16C int64_t map_vectors(F f, Half* out, int64_t size, const In*... in) {
+ARR_COC_HALF_VECTORS int64_t map_vectors(F f, Half* out, int64_t size, const In*... in) {
   int64_t i = 0;
   for (; i + 8 <= size; i += 8) {
     const auto computed = [&](const auto&... inputs) __attribute__((always_inline)) {
@@ -57,7 +57,7 @@ ARR_COC_F16C int64_t map_vectors(F f, Half* out, int64_t size, const In*... in) 
       return result;
     };
     const Eight result = computed(load_eight(in + i)...);
-    _mm_storeu_si128(reinterpret_cast<__m128i*>(out + i), _mm256_cvtps_ph(_mm256_load_ps(result.values), 0));
+    narrow_eight(result.values, out + i);
   }
   return i;
 }
@@ -67,8 +67,8 @@ ARR_COC_F16C int64_t map_vectors(F f, Half* out, int64_t size, const In*... in) 
 template <class F, class T, class... In>
 void map_here(const F& f, T* out, int64_t size, const In*... in) {
   int64_t done = 0;
-#ifdef ARR_COC_F16C
-  if constexpr (std::is_same_v<T, Half>) done = has_f16c() ? map_vectors(f, out, size, in...) : 0;
+#ifdef ARR_COC_HALF_VECTORS
+  if constexpr (std::is_same_v<T, Half>) done = has_half_vectors() ? map_vectors(f, out, size, in...) : 0;
 #endif
   map_loop(f, out + done, size - done, (in + done)...);
 }

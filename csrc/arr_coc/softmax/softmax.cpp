@@ -108,14 +108,15 @@ bool pays_to_ask_ahead(int64_t width) {
   return width % kLanes == 0 && 1024 <= bytes && bytes <= 4096;
 }
 
-#ifdef ARR_COC_F16C
-ARR_COC_F16C inline void add_products(const Half* x, const Half* y, Eight& sums) {
+#ifdef ARR_COC_HALF_VECTORS
+ARR_COC_HALF_VECTORS inline void add_products(const Half* x, const Half* y, Eight& sums) {
   const Eight a = load_eight(x), b = load_eight(y);
 #pragma omp simd
   for (int j = 0; j < 8; ++j) sums.values[j] += a.values[j] * b.values[j];
 }
 
-ARR_COC_F16C void softmax_grad_vectors(const Half* grad, const Half* y, Half* out, int64_t rows, int64_t width) {
+ARR_COC_HALF_VECTORS void softmax_grad_vectors(const Half* grad, const Half* y, Half* out, int64_t rows,
+                                               int64_t width) {
   constexpr int kSums = 4;  // an addition starts before the last one is done
   const int64_t whole = width / 8 * 8, rest = width - whole;
   Half last_grad[8] = {}, last_y[8] = {};  // the rest, among zeros
@@ -175,9 +176,9 @@ void run(const Cpu&, const SoftmaxGrad<T>& call) {
   parallel_rows(call.rows, width * 4, [&](int64_t begin, int64_t end) {
     const T *grad = call.grad + begin * width, *y = call.output + begin * width;
     T* out = call.out + begin * width;
-#ifdef ARR_COC_F16C
+#ifdef ARR_COC_HALF_VECTORS
     if constexpr (std::is_same_v<T, Half>)
-      if (has_f16c()) return softmax_grad_vectors(grad, y, out, end - begin, width);
+      if (has_half_vectors()) return softmax_grad_vectors(grad, y, out, end - begin, width);
 #endif
     if constexpr (std::is_same_v<T, A>)
       if (pays_to_ask_ahead<T>(width)) return softmax_grad_rows_ahead(grad, y, out, end - begin, width);

@@ -4,9 +4,11 @@
 #include <string>
 #include <vector>
 
+#include "package/cpu_levels.h"
 #include "package/reader.h"
 #include "package/safetensors.h"
 #include "package/sha256.h"
+#include "package/targets.h"
 #include "package/tests/commands.h"
 #include "package/trust.h"
 
@@ -26,6 +28,18 @@ std::string trust(const Words& words) {
   return answer(json_list(check_trust(reader, {{words.begin() + 4, words.end()}, words.at(3)}, words.at(1)), source));
 }
 
+// verify PATH: opens a package, checks every digest, and says its name
+std::string verified(const Words& words) {
+  const PackageReader reader(OpenedFile::by_path(words.at(1)));
+  reader.verify();
+  return answer(json_text(reader.manifest().name));
+}
+
+// host: the platform and the level of this CPU
+std::string host(const Words&) {
+  return answer("[" + json_text(host_platform()) + ", " + json_text(host_cpu_isa()) + "]");
+}
+
 // safetensors PATH [NEW]: the tensors of a file, which is also written to NEW
 std::string tensors(const Words& words) {
   const std::string content = content_of(words.at(1));
@@ -42,4 +56,6 @@ std::string tensors(const Words& words) {
 
 }  // namespace
 
-int main(int argc, char** argv) { return run_all({{"trust", trust}, {"safetensors", tensors}}, argc, argv); }
+int main(int argc, char** argv) {
+  return run_all({{"trust", trust}, {"verify", verified}, {"host", host}, {"safetensors", tensors}}, argc, argv);
+}
