@@ -99,8 +99,8 @@ class Crystal(nn.Module):
 def draw_inputs(sizes, generator):
     """Draws atoms, bonds and angles at random; no bond goes from an atom to itself, or makes an angle with itself.
 
-    An atom has some sixty neighbours within the 6 A that the model looks at. More bonds are drawn longer, and do nothing:
-    of the sum of 8,000 messages at one atom float32 has two digits, in eager as well.
+    An atom has some sixty neighbours within the 6 A that the model looks at. More bonds are drawn longer, and do
+    nothing: of the sum of 8,000 messages at one atom float32 has two digits, in eager as well.
     """
     atoms, bonds, pairs, angles = (sizes[name] for name in ("atoms", "bonds", "pairs", "angles"))
 
