@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import shutil
 import subprocess
-import sys
 from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
@@ -16,7 +14,6 @@ import torch
 
 import exportkit
 from exportkit.errors import InputError
-from exportkit.runtime.native import library_path
 from tests.examples import example_packages
 from tests.fresh import run_python
 from tests.operators.scaffold.scaffolded import imported
@@ -117,15 +114,7 @@ runpy.run_path(sys.argv[0], run_name="__main__")
 @pytest.fixture(scope="module")
 def generator(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """generate.cpp, built by its CMakeLists.txt."""
-    exportkit_run.require_built()
-    if shutil.which("cmake") is None:
-        pytest.skip("no cmake")
-    folder = tmp_path_factory.mktemp("generate")
-    configure = ["cmake", "-S", FOLDER, "-B", folder, f"-DCMAKE_PREFIX_PATH={library_path().parents[2]}"]
-    for command in ([*configure, f"-DPython3_EXECUTABLE={sys.executable}"], ["cmake", "--build", folder]):
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-        assert done.returncode == 0, done.stdout + done.stderr
-    return folder / "generate"
+    return exportkit_run.build_example(FOLDER, tmp_path_factory.mktemp("generate")) / "generate"
 
 
 @pytest.mark.process

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import re
-import shutil
 import subprocess
-import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -16,7 +14,6 @@ from torch import Tensor
 import exportkit
 from exportkit.cli import main
 from exportkit.precision import with_tf32
-from exportkit.runtime.native import library_path
 from tests.artifacts import ROOT
 from tests.examples import example_packages, speech_example
 from tests.examples.speech_example import FOLDER, recording, sound
@@ -107,15 +104,7 @@ def test_a_saved_session_goes_on_in_another_process(chunks: Tensor, device: torc
 @pytest.fixture(scope="module")
 def listener(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """listen.cpp, built by its CMakeLists.txt."""
-    exportkit_run.require_built()
-    if shutil.which("cmake") is None:
-        pytest.skip("no cmake")
-    folder = tmp_path_factory.mktemp("listen")
-    configure = ["cmake", "-S", FOLDER, "-B", folder, f"-DCMAKE_PREFIX_PATH={library_path().parents[2]}"]
-    for command in ([*configure, f"-DPython3_EXECUTABLE={sys.executable}"], ["cmake", "--build", folder]):
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-        assert done.returncode == 0, done.stdout + done.stderr
-    return folder / "listen"
+    return exportkit_run.build_example(FOLDER, tmp_path_factory.mktemp("listen")) / "listen"
 
 
 @pytest.mark.process

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -31,6 +33,18 @@ def require_built() -> None:
     if not (PROGRAM.exists() and library_path().exists()):
         message = "the C++ runtime is not built (EXPORTKIT_REQUIRE_RUNTIME=1 makes this a failure)"
         pytest.fail(message) if REQUIRED else pytest.skip(message)
+
+
+def build_example(source: Path, folder: Path) -> Path:
+    """Builds an example's programs for the runtime, as its CMakeLists.txt says. Returns the folder, where they are."""
+    require_built()
+    if shutil.which("cmake") is None:
+        pytest.skip("no cmake")
+    configure = ["cmake", "-S", source, "-B", folder, f"-DCMAKE_PREFIX_PATH={library_path().parents[2]}"]
+    for command in ([*configure, f"-DPython3_EXECUTABLE={sys.executable}"], ["cmake", "--build", folder]):
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stdout + done.stderr
+    return folder
 
 
 def run(*arguments: object, json_output: bool = True, **environment: str) -> Answer:

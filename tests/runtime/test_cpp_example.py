@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-from exportkit.runtime.native import library_path
 from tests.runtime import exportkit_run, sequences
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "cpp"
@@ -18,15 +15,7 @@ EXAMPLE = Path(__file__).parents[2] / "examples" / "cpp"
 @pytest.fixture(scope="module")
 def built(tmp_path_factory) -> Path:
     """The folder with the programs."""
-    exportkit_run.require_built()
-    if shutil.which("cmake") is None:
-        pytest.skip("no cmake")
-    folder, prefix = tmp_path_factory.mktemp("cpp"), library_path().parents[2]
-    configure = ["cmake", "-S", EXAMPLE, "-B", folder, f"-DCMAKE_PREFIX_PATH={prefix}"]
-    for command in ([*configure, f"-DPython3_EXECUTABLE={sys.executable}"], ["cmake", "--build", folder]):
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-        assert done.returncode == 0, done.stdout + done.stderr
-    return folder
+    return exportkit_run.build_example(EXAMPLE, tmp_path_factory.mktemp("cpp"))
 
 
 def test_the_example_of_sessions_runs_a_sequence(built, tmp_path):
