@@ -260,7 +260,8 @@ def _cuda_device() -> HostFinding:
     for index in range(torch.cuda.device_count()):
         major, minor = torch.cuda.get_device_capability(index)
         natively = f"runs code for sm_{major}{minor}, sm_{major}{minor}a and older sm_{major}x natively"
-        devices.append(f"cuda:{index} {torch.cuda.get_device_name(index)} ({natively}, other older code by PTX{newest})")
+        name = torch.cuda.get_device_name(index)
+        devices.append(f"cuda:{index} {name} ({natively}, other older code by PTX{newest})")
     return HostFinding("CUDA device", True, ", ".join(devices))
 
 
