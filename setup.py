@@ -54,7 +54,8 @@ TORCH = Path(os.environ.get("EXPORTKIT_TORCH") or Path(torch.__file__).parent).r
 # torch's headers are for every machine, its libraries for one.
 OTHER_TORCH = CROSS and "EXPORTKIT_TORCH" not in os.environ
 TARGET_TORCH = "0x020b000000000000"  # 2.11: the oldest torch the libraries load in
-RELEASE_ARCHITECTURES = "8.0;8.6;8.9;9.0+PTX"  # A100, RTX 30xx, Ada, Hopper; PTX for what comes later
+# A100, RTX 30xx, Ada, Hopper, B200, RTX 50xx; PTX for others (docs/adr/0068-absent-gpus.md)
+RELEASE_ARCHITECTURES = "8.0;8.6;8.9;9.0+PTX;10.0;12.0"
 CHECKED_ARCHITECTURE = "9.0"  # compiles what is for Hopper alone, too
 CHECKED = "cuda-check"  # the folder of what is compiled but not installed, in the build folder
 DEBUG = os.environ.get("DEBUG", "0") == "1"

@@ -61,7 +61,7 @@ def test_a_release_has_every_architecture_whatever_gpu_is_here(
     gpus(*[(8, 6)] * count)
     monkeypatch.setenv("EXPORTKIT_CUDA", "1")
     cuda, _ = setup["choose_cuda"]()
-    assert (cuda.architectures, cuda.installed) == ("8.0;8.6;8.9;9.0+PTX", True)
+    assert (cuda.architectures, cuda.installed) == ("8.0;8.6;8.9;9.0+PTX;10.0;12.0", True)
 
 
 def test_the_tests_compile_the_cuda_sources_and_install_nothing_of_it(
