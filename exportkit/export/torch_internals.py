@@ -25,6 +25,8 @@ No torch that exports has an option for any of these, so export replaces:
 - `torch.utils._filelock.FileLock`, so that an export does not wait for others (`inductor_changes`).
 - `ONNXRegistry.from_torchlib`, so that the table of translations to ONNX is made once (`exportkit.onnx.convert`).
 
+`absent_gpu` replaces what asks for a GPU without `replaced`, because the fork in which it does so ends.
+
 `quiet` adds an attribute instead, which an error does not have: with it, torch.export prints no half-traced graph.
 """
 
