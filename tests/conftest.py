@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import random
+import tempfile
 
 import hypothesis
 import numpy as np
@@ -32,8 +33,13 @@ def _seeded():
     torch.set_rng_state(cpu)
 
 
-def pytest_configure() -> None:
+def pytest_configure(config: pytest.Config) -> None:
     """Sets up what depends on how fast the machine is, and how many tests it runs at a time."""
+    if not hasattr(config, "workerinput"):  # pytest-xdist's workers inherit it
+        # Programs that several tests export are compiled once, and nothing is left in the user's cache.
+        folder = tempfile.TemporaryDirectory(prefix="exportkit-tests-", ignore_cleanup_errors=True)
+        config.add_cleanup(folder.cleanup)
+        os.environ["EXPORTKIT_CACHE"] = f"{folder.name}/cache"
     gc.set_threshold(100_000)  # as `exportkit` does: importing creates millions of objects and little garbage
     # Threads of torch that wait give up their core: pytest-xdist's other workers, and compilers, need it.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # libgomp reads it when it is loaded, here in the workers

@@ -177,6 +177,10 @@ int ek_pulled_entry(const char* digest, ek_entry** entry) {
   return guarded([&] { give(pulled_entry(digest), entry); });
 }
 
+int ek_compiled_entry(const char* digest, ek_entry** entry) {
+  return guarded([&] { give(compiled_entry(digest), entry); });
+}
+
 const char* ek_entry_folder(const ek_entry* entry) { return entry->folder.c_str(); }
 
 const char* ek_entry_library(const ek_entry* entry) { return entry->library.c_str(); }

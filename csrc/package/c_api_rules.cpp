@@ -4,6 +4,7 @@
 
 #include "package/accuracy.h"
 #include "package/c_api.h"
+#include "package/cache.h"
 #include "package/consistency.h"
 #include "package/cpu_levels.h"
 #include "package/fat_binary.h"
@@ -89,6 +90,15 @@ extern "C" {
 
 int ek_cache_directory(ek_text* path) {
   return guarded([&] { answer(path, cache_directory().string()); });
+}
+
+int ek_limit_compiled(int64_t max_bytes) {
+  return guarded([&] {
+    PruneLimits limits;
+    limits.max_bytes = max_bytes;
+    limits.kind = kCompiled;
+    cache_items(cache_directory(), limits);
+  });
 }
 
 int ek_cache_items(const char* temporary, const ek_prune_limits* limits, ek_text* items) {

@@ -176,6 +176,10 @@ CacheEntry unpack(const PackageReader& reader, const Contents& contents, const U
 
 }  // namespace
 
+CacheEntry compiled_entry(const std::string& digest) {
+  return held_entry(cache_directory(), kCompiled, digest, "", [](const fs::path& folder) { touch(folder); });
+}
+
 CacheEntry pulled_entry(const std::string& digest) {
   try {
     return held_entry(cache_directory(), kPulled, digest, "", [](const fs::path& folder) { touch(folder); });

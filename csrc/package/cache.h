@@ -13,6 +13,7 @@ namespace exportkit {
 inline constexpr const char* kEntryRecord = "~verified.json";
 inline constexpr const char* kWritersLock = "~lock";
 inline constexpr const char* kPulled = "pulled";
+inline constexpr const char* kCompiled = "compiled";
 
 // An unpacked entry in use: `exportkit cache prune` does not remove it while this object lives.
 class CacheEntry {
@@ -43,5 +44,9 @@ CacheEntry unpack_code(const PackageReader& reader, std::string_view folder, con
 // Returns the entry of an artifact of a registry, by the 64 digits of its digest. Whoever pulls it fills the folder.
 // Throws CacheError if the cache cannot be used: gigabytes are not put into a temporary directory.
 CacheEntry pulled_entry(const std::string& digest);
+
+// Returns the entry of compiled code, by the 64 digits of the digest of what it was compiled from. The export that
+// compiles it fills the folder. std::system_error: the cache cannot be used.
+CacheEntry compiled_entry(const std::string& digest);
 
 }  // namespace exportkit

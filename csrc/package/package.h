@@ -128,6 +128,10 @@ EK_API int ek_package_unpack_library(const ek_package* package, const char* reco
 EK_API int ek_package_unpack_target(const ek_package* package, const char* folder, int always, ek_entry** entry);
 /* The cache's folder for an artifact of a registry, by the 64 digits of its digest, for whoever pulls it to fill. */
 EK_API int ek_pulled_entry(const char* digest, ek_entry** entry);
+/* The cache's folder for code that an export compiles, by the 64 digits of the digest of what it is compiled from. */
+EK_API int ek_compiled_entry(const char* digest, ek_entry** entry);
+/* Removes the least recently used of these until at most so many bytes are left. */
+EK_API int ek_limit_compiled(int64_t max_bytes);
 EK_API const char* ek_entry_folder(const ek_entry* entry);
 /* The shared library in the folder. */
 EK_API const char* ek_entry_library(const ek_entry* entry);

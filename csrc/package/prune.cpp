@@ -99,6 +99,7 @@ class Survey {
     add_entries("libraries", "library");
     add_entries("targets", "target");
     add_entries(kPulled, "pulled");
+    add_entries(kCompiled, "compiled");
     add_packages();
     std::stable_sort(found.begin(), found.end(),
                      [](const Found& one, const Found& other) { return one.item.used < other.item.used; });
@@ -181,6 +182,9 @@ double now() {
 
 std::vector<CacheItem> cache_items(const fs::path& temporary, const std::optional<PruneLimits>& limits) {
   Survey survey(temporary);
+  if (limits && !limits->kind.empty()) {
+    std::erase_if(survey.found, [&](const Found& found) { return found.item.kind != limits->kind; });
+  }
   int64_t total = 0;
   for (const Found& found : survey.found) total += found.item.size;
   std::vector<CacheItem> items;

@@ -11,7 +11,9 @@ namespace exportkit {
 
 // Something in the cache, or a leftover.
 struct CacheItem {
-  std::string kind;  // "library" or "target" (unpacked), "package" (its record), or "leftover" of a killed process
+  // "library" or "target" (unpacked), "compiled" (by an export), "pulled" (from a registry), "package" (its record), or
+  // "leftover" of a killed process
+  std::string kind;
   std::filesystem::path path;
   int64_t size;  // in bytes
   double used;   // the time of the last use, in seconds since 1970
@@ -26,6 +28,7 @@ struct PruneLimits {
   std::optional<int64_t> max_bytes;
   std::optional<double> unused_for;  // removes items that were not used for this many seconds
   bool everything = false;
+  std::string kind;  // of the only items that count and that are removed; empty: all
 };
 
 // Lists the cache, and leftovers in a directory for temporary files, least recently used first. With limits, removes

@@ -168,6 +168,11 @@ def _decompositions(_: click.Context, __: click.Parameter, texts: Sequence[str])
     help="Keep the weights inside the compiled code, for torch's own loaders. They cannot be swapped then.",
 )
 @click.option(
+    "--no-cache",
+    is_flag=True,
+    help="Compile, even if this program was compiled before, and keep nothing of it in the cache.",
+)
+@click.option(
     "--repair",
     is_flag=True,
     help="Verify the compiled code. If it is wrong or does not compile, try options of the compiler, and take the "
@@ -231,6 +236,7 @@ def command(
     inductor_config: dict[str, Any],
     eager_kernels: tuple[str, ...],
     embed_weights: bool,
+    no_cache: bool,
     repair: bool,
     repair_minutes: float | None,
     opset: int,
@@ -262,10 +268,10 @@ def command(
         raise click.UsageError("--draft reports sizes that work, --apply-suggested-fixes takes them: give one of them.")
     if allow_narrowing and not apply_suggested_fixes:
         raise click.UsageError("--allow-narrowing is for --apply-suggested-fixes.")
-    if output_format != "aoti" and (cpu_isas or inductor_config or eager_kernels or embed_weights):
+    if output_format != "aoti" and (cpu_isas or inductor_config or eager_kernels or embed_weights or no_cache):
         raise click.UsageError(
-            "--cpu-isa, --inductor-config, --eager-kernel and --embed-weights are for --format aoti: other formats are "
-            "not compiled."
+            "--cpu-isa, --inductor-config, --eager-kernel, --embed-weights and --no-cache are for --format aoti: other "
+            "formats are not compiled."
         )
     if repair and (output_format != "aoti" or draft or apply_suggested_fixes):
         raise click.UsageError("--repair is for --format aoti, without --draft and --apply-suggested-fixes.")
@@ -283,7 +289,9 @@ def command(
     cuda_arch, gpus = _architectures(cuda_archs)
     if gpus and (output_format != "aoti" or repair or draft):
         raise click.UsageError("--cuda-arch for a GPU that is not here is for --format aoti, without --repair.")
-    compile_options = CompileOptions(cpu_isas, cuda_arch, inductor_config, embed_weights, eager_kernels, gpus)
+    compile_options = CompileOptions(
+        cpu_isas, cuda_arch, inductor_config, embed_weights, eager_kernels, gpus, not no_cache
+    )
     making: dict[str, Any] = {
         "model_kwargs": model_kwargs,
         "inputs": inputs,

@@ -2,43 +2,30 @@
 
 from __future__ import annotations
 
-import gc
 import json
 import os
 import re
 import shutil
-import warnings
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import torch
-from torch._inductor import config, exc
-from torch.utils._pytree import tree_structure
+from torch._inductor import config
 
 from exportkit.errors import CompilerError
 from exportkit.export.absent_gpu import AbsentGpu
-from exportkit.export.branch_graphs import compilable_branches
-from exportkit.export.cases import eager_mode
 from exportkit.export.compile_absent import WITHOUT_GPU, compile_absent
-from exportkit.export.compile_failure import failed_operator
 from exportkit.export.compile_plan import CompilePlan
-from exportkit.export.eager_kernels import eager_kernels, with_tensors
-from exportkit.export.explain import refused_by_compiler
 from exportkit.export.export_options import CudaArch
-from exportkit.export.inductor_changes import changed_inductor
+from exportkit.export.known_code import KnownCode
 from exportkit.export.missed_kernels import float_products
-from exportkit.export.model_sources import compiling_model_sources
-from exportkit.export.packed_weights import packed_weights
 from exportkit.export.program_weights import ProgramWeights
-from exportkit.export.small_convolutions import small_convolutions
 from exportkit.export.toolchain import (
     compiling_for,
-    last_lines,
-    refuse_full_disk,
     torch_minor,
     usable_compiler,
 )
@@ -171,8 +158,8 @@ def _code(
     """Returns the target without its constants, the files of its code, and the constants outside of them."""
     device = plan.device
     ptx = device.type == "cuda" and plan.cuda_arch == "native+ptx" and _can_add_ptx(device, progress)
-    with compiling_for(cpu_isa) as options, weights.outside() if weights else nullcontext(dict[str, Any]()) as outside:
-        options |= outside
+    with compiling_for(cpu_isa) as options:
+        options |= weights.options if weights else {}
         options |= {
             "cpp.cxx": _compiler(plan),
             "cpp.dynamic_threads": True,  # otherwise the code uses this machine's number of threads everywhere
@@ -182,6 +169,7 @@ def _code(
             "aot_inductor.package": True,
             "aot_inductor.output_path": str(folder),
             "aot_inductor.model_name_for_generated_files": "model",
+            "aot_inductor.metadata": {},  # AOTInductor writes into it: not into that of the next model
         }
         if hasattr(config.aot_inductor, "enable_line_tables"):  # not in torch 2.11, which makes none
             options["aot_inductor.enable_line_tables"] = False
@@ -194,96 +182,31 @@ def _code(
             options["triton.autotune_pointwise"] = False
         if plan.believed:
             options |= WITHOUT_GPU
-        with eager_kernels(plan.eager_kernels):
-            remembered = plan.remembered(float_products(program))
-            asked = {**options, **plan.inductor_config, **remembered}
-            files, constants = _compile(program, device, asked, plan.eager_kernels, tf32=tf32)
-    return _target(device, cpu_isa, ptx, files), files, constants
-
-
-def _compile(
-    program: torch.export.ExportedProgram,
-    device: torch.device,
-    options: dict[str, Any],
-    left_to_eager: Sequence[str],
-    *,
-    tf32: bool,
-) -> tuple[list[Path], Mapping[str, torch.Tensor]]:
-    """Returns the files, and the constants that are outside of them."""
-    args, kwargs = program.example_inputs
-    try:
-        with ExitStack() as contexts:
-            # Inductor decides about TF32 for the kernels that it writes.
-            contexts.enter_context(eager_mode(tf32=tf32))
-            contexts.enter_context(_rare_collections())
-            contexts.enter_context(changed_inductor())
-            if device.type == "cpu":
-                contexts.enter_context(small_convolutions())
-                contexts.enter_context(packed_weights())
-            contexts.enter_context(compiling_model_sources())
-            contexts.enter_context(warnings.catch_warnings())
-            # torch 2.13 copies its own deprecated LeafSpec.
-            warnings.filterwarnings("ignore", message=".*LeafSpec.*", category=FutureWarning)
-            module = returning_tensors(program.module(check_guards=False))
-            if left_to_eager:
-                with_tensors(module, left_to_eager)
-            contexts.enter_context(compilable_branches(module))
-            files = torch._inductor.aot_compile(module, args, kwargs, options=options)
-    except Exception as error:
-        # Inductor raises its own errors, wrapped or not, and a custom operator's fake kernel may raise anything.
-        cause = getattr(error, "inner_exception", None) or error
-        refuse_full_disk(cause)
-        if isinstance(cause, (exc.CppCompileError, exc.InvalidCxxCompiler)):
-            raise CompilerError(
-                f"the C++ compiler refused the generated code: {last_lines(str(cause), 8)}",
-                hint="`exportkit doctor` shows which compiler is used. Set CXX to use another one. --repair looks for "
-                "options with which the code is another.",
-            ) from error
-        failed = failed_operator(error)
-        at = f"{failed.name}{f', {failed.where}' if failed.where else ''}" if failed else ""
-        raise refused_by_compiler(cause, program, at) from error
-    paths: list[Path] = []
-    constants: dict[str, torch.Tensor] = {}
-    for file in files:  # type: ignore[union-attr]  # with aot_inductor.package it is a list
-        if isinstance(file, dict):  # the weights outside of the code: tensors with properties, by name
-            constants |= {name: tensor for name, (tensor, _) in file.items()}
+        options |= {**plan.inductor_config, **plan.remembered(float_products(program))}
+        known = KnownCode(program, weights, device)
+        if plan.cache and not plan.believed:
+            known.look_up(options, isa=cpu_isa, eager_kernels=plan.eager_kernels, tf32=tf32)
+        code = known.find(folder)
+        if code is not None:
+            progress("taking the code from the cache")
         else:
-            paths.append(Path(str(file)))
-    return paths, constants
+            from exportkit.export.run_inductor import run_inductor  # imported late: it takes seconds
+
+            with weights.outside() if weights else nullcontext():
+                code = run_inductor(
+                    program, device, options, left_to_eager=plan.eager_kernels, keep=plan.cache, tf32=tf32
+                )
+    target = _target(device, cpu_isa, ptx, code.files)
+    if reason := known.keep(code):
+        progress(f"the code is not kept in the cache: {reason}")
+    return target, [*code.files], code.constants
 
 
-@contextmanager
-def _rare_collections() -> Iterator[None]:
-    """Lets Python search for garbage rarely: compiling creates millions of objects and little garbage."""
-    thresholds = gc.get_threshold()
-    gc.set_threshold(100_000, *thresholds[1:])
-    try:
-        yield
-    finally:
-        gc.set_threshold(*thresholds)
-
-
-def returning_tensors(module: torch.fx.GraphModule) -> torch.fx.GraphModule:
-    """Removes the constants from the outputs of a program's module, in place.
-
-    AOTInductor would return a tensor for None and for each number. The manifest has the constants and their places.
-    """
-    output = module.graph.output_node()
-    returned: Any = output.args[0]
-    tensors = tuple(value for value in returned if isinstance(value, torch.fx.Node))
-    if len(tensors) < len(returned):
-        output.args = (tensors,)
-        codegen: Any = module.graph._codegen
-        codegen.pytree_info = codegen.pytree_info._replace(out_spec=tree_structure(tensors))
-        module.recompile()
-    return module
-
-
-def _library(files: list[Path]) -> Path:
+def _library(files: Sequence[Path]) -> Path:
     return next(file for file in files if file.suffix == ".so")
 
 
-def _target(device: torch.device, cpu_isa: str | None, ptx: bool, files: list[Path]) -> Target:
+def _target(device: torch.device, cpu_isa: str | None, ptx: bool, files: Sequence[Path]) -> Target:
     """Describes the compiled code for the manifest. Which GPUs run it is said by the code, not by the device.
 
     Raises:

@@ -52,6 +52,7 @@ class CompilePlan:
         here: Whether code is compiled for the device.
         gpus: The GPUs that are not here, for each of which there is a target.
         believed: Whether the device is one of these, in the process that compiles for it.
+        cache: Whether code may come from the cache (`compiled_cache`).
     """
 
     device: torch.device
@@ -63,6 +64,7 @@ class CompilePlan:
     here: bool = True
     gpus: Sequence[AbsentGpu] = ()
     believed: bool = False
+    cache: bool = False
 
     @classmethod
     def of(cls, options: CompileOptions, device: torch.device) -> Self:
@@ -84,7 +86,8 @@ class CompilePlan:
         if "cpp.cxx" not in inductor_config:
             usable_compiler()  # checked first, because tracing takes minutes
         left = read_eager_kernels(options.eager_kernels)
-        plan = cls(device, isas, options.cuda_arch, inductor_config, options.embed_weights, left)
+        given = (options.cuda_arch, inductor_config, options.embed_weights, left)
+        plan = cls(device, isas, *given, cache=options.cache)
         return plan._for_gpus(parse_gpus(options.gpus)) if options.gpus else plan
 
     def _for_gpus(self, gpus: Sequence[AbsentGpu]) -> Self:

@@ -9,7 +9,6 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
-from torch._inductor import compile_fx, graph
 from torch.fx import traceback
 
 from exportkit.errors import UsageError
@@ -68,6 +67,8 @@ def eager_kernels(operators: Sequence[str]) -> Iterator[None]:
     if not operators:
         yield
         return
+    from torch._inductor import compile_fx, graph  # imported late: they take seconds
+
     left = frozenset(operators)
 
     def kept(select: Callable[[], _Table]) -> Callable[[], _Table]:

@@ -97,6 +97,7 @@ class CompileOptions:
         inductor_config: Options of torch._inductor.config that override exportkit's.
         embed_weights: Keeps the weights inside the compiled code, for torch's own loaders. They cannot be swapped then.
         eager_kernels: Operators of torch that the code leaves to eager's kernels, such as `aten.amin`.
+        cache: Takes code that was compiled before from the cache, and keeps there what is compiled.
     """
 
     cpu_isas: Sequence[CpuIsa] = ()
@@ -105,3 +106,4 @@ class CompileOptions:
     embed_weights: bool = False
     eager_kernels: Sequence[str] = ()
     gpus: Sequence[str] = ()
+    cache: bool = True

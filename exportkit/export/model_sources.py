@@ -64,10 +64,13 @@ struct DeviceText {
 
 
 @contextmanager
-def compiling_model_sources() -> Iterator[None]:
+def compiling_model_sources(*, keep: bool = True) -> Iterator[None]:
     """Lets AOTInductor compile a model's two sources at the same time; it runs one compiler after the other.
 
     The first compilation of the two returns at once. The link waits for both, and raises what they raised.
+
+    Args:
+        keep: Whether objects are kept, and taken from an earlier compilation.
     """
     with ThreadPoolExecutor(max_workers=2) as pool:
         sources: list[Future[None]] = []
@@ -76,7 +79,7 @@ def compiling_model_sources() -> Iterator[None]:
             def start(builder: Any) -> None:
                 target = builder.get_target_file_path()
                 if target.endswith((".wrapper.o", ".kernel.o")):
-                    folder = None if config.force_disable_caches else _object_folder()
+                    folder = _object_folder() if keep and not config.force_disable_caches else None
                     sources.append(pool.submit(_compile, _Command.read(builder.get_command_line()), folder))
                     return
                 if target.endswith(".so"):

@@ -12,7 +12,6 @@ from typing import Any
 import msgspec
 import torch
 from torch._inductor import config
-from torch._inductor.graph import GraphLowering
 from torch.export.graph_signature import InputKind
 
 from exportkit.errors import ExportError
@@ -68,13 +67,35 @@ class ProgramWeights:
         """The weights, for the manifest."""
         return tuple(self._weights.values())
 
+    @property
+    def digests(self) -> dict[str, str]:
+        """The SHA-256 of each weight of the state that a program reads, by its first name."""
+        records = {name: weight.record for name, weight in self._weights.items() if weight.state}
+        return {name: record.rpartition("/")[2] for name, record in records.items() if record}
+
+    def first_name(self, name: str) -> str | None:
+        """Returns the first name of a weight of the state, or None if it has none of this name."""
+        return self._names.get(name)
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """The options of Inductor that keep the state outside of the code, in the context of `outside`."""
+        options: dict[str, Any] = {
+            "aot_inductor.package_constants_in_so": False,
+            "aot_inductor.package_constants_on_disk_format": "pickle_weights",  # returns the tensors, and pickles none
+        }
+        if any(weight.shape.count(1) == len(weight.shape) for weight in self._weights.values()):
+            options["joint_graph_constant_folding"] = False
+        return options
+
     @contextmanager
-    def outside(self) -> Iterator[dict[str, Any]]:
-        """Yields Inductor options that keep the whole state outside of the code.
+    def outside(self) -> Iterator[None]:
+        """Keeps the whole state outside of the code that is compiled with `options` while the block runs.
 
         By default Inductor writes tensors of up to eight elements into the code, and computes with tensors of one
         element at compile time. A second fine-tune of the model would silently get these values of the first.
         """
+        from torch._inductor.graph import GraphLowering  # imported late: it takes seconds
 
         def keeping_weights(get_attr: Callable[..., Any]) -> Callable[..., Any]:
             def lower(graph: GraphLowering, target: str, *rest: Any, **named: Any) -> Any:
@@ -84,14 +105,8 @@ class ProgramWeights:
 
             return lower
 
-        options: dict[str, Any] = {
-            "aot_inductor.package_constants_in_so": False,
-            "aot_inductor.package_constants_on_disk_format": "pickle_weights",  # returns the tensors, and pickles none
-        }
-        if any(weight.shape.count(1) == len(weight.shape) for weight in self._weights.values()):
-            options["joint_graph_constant_folding"] = False
         with replaced(GraphLowering, "get_attr", keeping_weights):
-            yield options
+            yield
 
     def take(self, constants: Mapping[str, torch.Tensor], device: torch.device) -> dict[str, str]:
         """Keeps the constants that a target's code reads from outside.

@@ -9,7 +9,7 @@ import ctypes
 import functools
 import os
 from collections.abc import Sequence
-from ctypes import POINTER, byref, c_char_p, c_double, c_int, c_size_t, c_uint, c_uint64, c_void_p
+from ctypes import POINTER, byref, c_char_p, c_double, c_int, c_int64, c_size_t, c_uint, c_uint64, c_void_p
 from pathlib import Path
 from typing import Any
 
@@ -96,6 +96,8 @@ _FUNCTIONS: dict[str, tuple[Any, ...]] = {  # the type of the result, then those
     "ek_package_unpack_library": (c_int, c_void_p, c_char_p, c_int, _HANDLE),
     "ek_package_unpack_target": (c_int, c_void_p, c_char_p, c_int, _HANDLE),
     "ek_pulled_entry": (c_int, c_char_p, _HANDLE),
+    "ek_compiled_entry": (c_int, c_char_p, _HANDLE),
+    "ek_limit_compiled": (c_int, c_int64),
     "ek_entry_folder": (c_char_p, c_void_p),
     "ek_entry_library": (c_char_p, c_void_p),
     "ek_entry_close": (None, c_void_p),
