@@ -123,7 +123,7 @@ def main(folder: Path) -> None:
     os.environ["PATH"] = f"{python.parent}:{os.environ['PATH']}"
     model = ROOT / "tests" / "export" / "export_models.py"
     run(python, "-c", "import torch, platform; print(platform.machine(), torch.__version__)")
-    exportkit = [python, "-m", "exportkit"]
+    exportkit: list[str | Path] = [python, "-m", "exportkit"]
     run(*exportkit, "export", f"{model}:patches", "-o", folder / "artifact.pt2")
     run(*exportkit, "package", folder / "artifact.pt2", "-o", folder / "patches.pt2")
     run(*exportkit, "inspect", folder / "patches.pt2")
