@@ -119,6 +119,7 @@ docs: build
 	$(BIN)/python -m tools.c_abi
 	$(BIN)/python -m tools.planted_errors
 	$(BIN)/python -m tools.results_tables
+	$(BIN)/python -m tools.torch_matrix page
 	$(BIN)/python -m tools.gallery_page
 	$(BIN)/python -m tools.onnx_gallery_page
 	$(BIN)/python -m tools.models_table page benchmarks/models/*.json > docs/evidence/models.md

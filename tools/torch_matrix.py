@@ -104,14 +104,17 @@ class Torch:
         return list(RUNTIMES) if built else ["python"]
 
     def replay(self, packages: Iterable[Path], runtime: str) -> Results:
-        """Runs packages in one process. Returns the results of `tools.torch_replay` by path, or the one error."""
-        command = [self.python, "-m", "tools.torch_replay", *map(str, packages)]
-        done = self._run(command, EXPORTKIT_RUNTIME=runtime)
-        if done.returncode:
-            return {"error": (done.stderr.strip().splitlines() or ["it was killed"])[-1]}
-        said: Results = json.loads(done.stdout.splitlines()[-1])
-        assert said["runtime"] == RUNTIMES[runtime], said
-        found: Results = said["packages"]
+        """Runs packages in one process. Returns the results of `tools.torch_replay` by path."""
+        kept = self.folder / f"replayed-{runtime}.json"
+        found: Results = json.loads(kept.read_text()) if kept.exists() else {}
+        if new := [str(package) for package in packages if str(package) not in found]:
+            done = self._run([self.python, "-m", "tools.torch_replay", *new], EXPORTKIT_RUNTIME=runtime)
+            if done.returncode:
+                sys.exit(f"torch {self.minor} with the runtime {runtime}: {done.stderr}")
+            said: Results = json.loads(done.stdout.splitlines()[-1])
+            assert said["runtime"] == RUNTIMES[runtime], said
+            found |= said["packages"]
+            kept.write_text(json.dumps(found))
         return found
 
 
@@ -120,7 +123,11 @@ def run(pythons: Sequence[str], folder: Path, output: Path, models: Sequence[str
     torches = [Torch(python, folder) for python in pythons]
     torches.sort(key=lambda each: tuple(map(int, each.minor.split("."))))
     exports = {each.minor: {name: _said(each, name, each.export(name)) for name in models} for each in torches}
-    loads = {each.minor: {runtime: loaded(each, torches, runtime) for runtime in each.runtimes} for each in torches}
+    packages = [path for each in torches for path in each.packages().values()]
+    answers = {(each.minor, runtime): each.replay(packages, runtime) for each in torches for runtime in each.runtimes}
+    loads = {
+        each.minor: {runtime: _loaded(each, torches, runtime, answers) for runtime in each.runtimes} for each in torches
+    }
     document = {
         "machine": {"platform": platform.platform(), "cpu": _cpu()},
         "torches": {each.minor: each.version for each in torches},
@@ -133,30 +140,17 @@ def run(pythons: Sequence[str], folder: Path, output: Path, models: Sequence[str
     temporary.replace(output)
 
 
-def loaded(by: Torch, makers: Sequence[Torch], runtime: str) -> Results:
-    """Runs the packages of all makers with one torch. Returns for each maker and model "same bits" or what differs."""
+def _loaded(by: Torch, makers: Sequence[Torch], runtime: str, answers: Mapping[tuple[str, str], Results]) -> Results:
+    """Returns for each maker, and each of its packages, "same bits", "verified", or what went wrong."""
     results: Results = {}
     for maker in makers:
-        packages = maker.packages()
-        theirs = by.replay(packages.values(), runtime)
-        if "error" in theirs:
-            results[maker.minor] = dict.fromkeys(packages, theirs["error"])
-            continue
-        ours = maker.replay(packages.values(), "python")
-        results[maker.minor] = {
-            name: _said(by, f"{name} of {maker.minor} with {runtime}", _judged(by, path, theirs[str(path)], ours))
-            for name, path in packages.items()
-        }
+        results[maker.minor] = {}
+        for name, path in maker.packages().items():
+            answer, made = answers[by.minor, runtime][str(path)], answers[maker.minor, "python"][str(path)]
+            said = answer.get("error") or ("same bits" if answer == made else None)
+            said = said or by.exportkit("verify", path, "--against", "cases") or "verified"
+            results[maker.minor][name] = _said(by, f"{name} of {maker.minor} with {runtime}", said)
     return results
-
-
-def _judged(by: Torch, package: Path, answer: Mapping[str, Any], made: Mapping[str, Any]) -> str:
-    """Says whether answers are those of the torch that made the package, or, if they differ, right."""
-    if "error" in answer:
-        return str(answer["error"])
-    if answer == made.get(str(package)):
-        return "same bits"
-    return by.exportkit("verify", package, "--against", "cases") or "verified"
 
 
 def _said(torch: Torch, what: str, result: Any) -> Any:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
+from exportkit.support import EXPORTING_TORCHES
 from tools import torch_matrix
 from tools.torch_replay import replay
 
@@ -26,3 +28,9 @@ def test_a_cell_counts_what_ran_with_both_runtimes_and_what_had_the_same_bits() 
         "| made by torch | exported and verified | runs in 2.11 |\n| --- | --- | --- |\n"
         "| 2.11.0+cu130 | 2 of 3 | 2 of 3, 1 bit for bit |\n"
     )
+
+
+def test_the_table_is_that_of_the_last_run_and_has_every_torch_that_exports() -> None:
+    document = json.loads(torch_matrix.RESULTS.read_text())
+    assert tuple(document["torches"]) == EXPORTING_TORCHES
+    assert torch_matrix.page(document) in torch_matrix.DOCUMENT.read_text()
