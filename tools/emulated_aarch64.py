@@ -124,10 +124,13 @@ def main(folder: Path) -> None:
     model = ROOT / "tests" / "export" / "export_models.py"
     run(python, "-c", "import torch, platform; print(platform.machine(), torch.__version__)")
     exportkit: list[str | Path] = [python, "-m", "exportkit"]
-    run(*exportkit, "export", f"{model}:patches", "-o", folder / "artifact.pt2")
-    run(*exportkit, "package", folder / "artifact.pt2", "-o", folder / "patches.pt2")
-    run(*exportkit, "inspect", folder / "patches.pt2")
-    run(*exportkit, "verify", folder / "patches.pt2", "--against", "cases")
+    for words in (
+        ("export", f"{model}:patches", "-o", "artifact.pt2"),
+        ("package", "artifact.pt2", "-o", "patches.pt2"),
+        ("inspect", "patches.pt2"),
+        ("verify", "patches.pt2", "--against", "cases"),
+    ):
+        run(*exportkit, *words, cwd=folder)  # not where this machine's exportkit would be found first
 
 
 if __name__ == "__main__":
