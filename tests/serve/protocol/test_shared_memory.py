@@ -273,6 +273,19 @@ def test_inputs_that_do_not_lie_in_their_region_are_refused(
         parsed({"inputs": [described(shape=shape, parameters=parameters)]}, shared_memory=region)
 
 
+def test_the_regions_of_a_client_are_its_own(shared_file: Path) -> None:
+    memory = SharedMemory()
+    one, other = memory.of("one"), memory.of("other")
+    one.register("r", f"/{shared_file.name}", 0, 8)
+    assert [each["name"] for each in one.status()] == ["r"]
+    assert other.status() == memory.status() == []
+    other.unregister()
+    other.register("r", f"/{shared_file.name}", 0, 4)
+    assert (memory.of("one").largest, memory.of("other").largest, memory.of("").largest) == (8, 4, 0)
+    memory.close()
+    assert one.status() == []
+
+
 def test_inputs_in_shared_memory_take_no_more_memory_than_a_request_may(region: SharedMemory) -> None:
     inputs = [described(f"x{number}", shape=[256], parameters=_at(1024)) for number in range(3)]
     assert len(parsed({"inputs": inputs}, shared_memory=region, max_bytes=3072).request.inputs) == 3
