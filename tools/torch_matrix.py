@@ -167,14 +167,14 @@ def page(document: Mapping[str, Any]) -> str:
     """Returns the section of docs/fleet.md: a row for each torch that made packages, a column for each that ran."""
     torches = document["torches"]
     lines = [
-        f"| made by torch | exported and verified | {' | '.join(f'runs in {minor}' for minor in torches)} |",
+        f"| made by torch | exported | {' | '.join(f'in {minor}' for minor in torches)} |",
         f"| --- | --- |{' --- |' * len(torches)}",
     ]
     for maker in torches:
         ended = document["exports"][maker]
         good = sum(result == "verified" for result in ended.values())
         cells = [_cell(document["loads"][by], maker) for by in torches]
-        lines.append(f"| {torches[maker]} | {good} of {len(ended)} | {' | '.join(cells)} |")
+        lines.append(f"| {torches[maker]} | {good}/{len(ended)} | {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
 
 
@@ -184,7 +184,7 @@ def _cell(loads: Mapping[str, Any], maker: str) -> str:
     names = found[0].keys()
     ran = [name for name in names if all(each[name] in ("same bits", "verified") for each in found)]
     same = [name for name in ran if all(each[name] == "same bits" for each in found)]
-    return f"{len(ran)} of {len(names)}, {len(same)} bit for bit"
+    return f"{len(ran)}/{len(names)}" + f", other bits: {len(ran) - len(same)}" * (ran != same)
 
 
 def write() -> None:
