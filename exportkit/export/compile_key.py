@@ -19,6 +19,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import torch
 from torch._functorch import config as functorch_config
 from torch._inductor import config
@@ -26,6 +27,7 @@ from torch.fx.experimental import _config as size_config
 
 from exportkit import __version__
 from exportkit.export.program_text import UnknownPartError, encoded, program_text
+from exportkit.precision import Float32Precision
 
 # Variables with these beginnings, and these, may reach Inductor, the compilers or the linker.
 _PREFIXES = (
@@ -103,12 +105,11 @@ def _settings() -> Iterator[str]:
         "deterministic": torch.are_deterministic_algorithms_enabled(),
         "filled": vars(torch.utils.deterministic).get("fill_uninitialized_memory"),
         "dtype": torch.get_default_dtype(),
-        "precision": torch.get_float32_matmul_precision(),
+        "precision": msgspec.structs.asdict(Float32Precision.current()),
         "gradients": torch.is_grad_enabled(),
         "autocast": [torch.is_autocast_enabled(kind) for kind in ("cpu", "cuda")],
         "oneDNN": (backends.mkldnn.is_available(), torch._C._get_mkldnn_enabled()),
         "cuDNN": (backends.cudnn.enabled, backends.cudnn.benchmark, backends.cudnn.deterministic),
-        "TF32": (backends.cuda.matmul.allow_tf32, backends.cudnn.allow_tf32),
         "sums": [
             getattr(backends.cuda.matmul, f"allow_{dtype}_reduced_precision_reduction") for dtype in ("fp16", "bf16")
         ],

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from torch._inductor import config
 from exportkit.export import compile_key as keys
 from exportkit.export.compile_key import compile_key
 from exportkit.export.program_text import UnknownPartError
+from exportkit.precision import with_tf32
 from tests.fresh import run_python
 
 CPU = torch.device("cpu")
@@ -139,13 +141,6 @@ def threads() -> Iterator[None]:
 
 
 @contextmanager
-def precision() -> Iterator[None]:
-    torch.set_float32_matmul_precision("medium")
-    yield
-    torch.set_float32_matmul_precision("highest")
-
-
-@contextmanager
 def deterministic() -> Iterator[None]:
     torch.use_deterministic_algorithms(True)
     yield
@@ -153,7 +148,14 @@ def deterministic() -> Iterator[None]:
 
 
 @pytest.mark.parametrize(
-    "setting", [threads, precision, deterministic, torch.no_grad, lambda: torch.backends.mkldnn.flags(enabled=False)]
+    "setting",
+    [
+        threads,
+        partial(with_tf32, True),
+        deterministic,
+        torch.no_grad,
+        lambda: torch.backends.mkldnn.flags(enabled=False),
+    ],
 )
 def test_settings_of_the_process_count(plain: str, setting: Callable[[], Any]) -> None:
     traced = program()
