@@ -51,7 +51,7 @@ _TORCH_SOURCES = (
     *("_refs", "_subclasses", "export", "fx", "utils/_sympy", "include/torch/csrc/inductor"),
 )
 _TORCH_LIBRARIES = ("libtorch_cpu.so", "libtorch_python.so", "libtorch_cuda.so", "libc10.so")
-_EXPORTKIT = Path(__file__).parents[1]
+OWN_SOURCES = Path(__file__).parents[1]
 
 
 def compile_key(
@@ -159,8 +159,8 @@ def _software() -> tuple[str, ...]:
             status = path.stat()
             states.update(f"{path.relative_to(place)} {status.st_size} {status.st_mtime_ns}\n".encode())
     own = hashlib.sha256()
-    for path in sorted([*_EXPORTKIT.glob("*.py"), *(_EXPORTKIT / "export").rglob("*.py")]):
-        own.update(f"{path.relative_to(_EXPORTKIT)} {hashlib.sha256(path.read_bytes()).hexdigest()}\n".encode())
+    for path in sorted([*OWN_SOURCES.glob("*.py"), *(OWN_SOURCES / "export").rglob("*.py")]):
+        own.update(f"{path.relative_to(OWN_SOURCES)} {hashlib.sha256(path.read_bytes()).hexdigest()}\n".encode())
     return (
         f"python {sys.version}",
         f"torch {torch.__version__} {torch.version.git_version} {torch.version.cuda} {states.hexdigest()}",

@@ -12,7 +12,6 @@ from exportkit.errors import HostError
 from exportkit.package.archive import PackageReader
 from exportkit.package.case_files import trouble_in
 from exportkit.package.manifest import PackagedMethod
-from exportkit.runtime.native import library_path
 from exportkit.sizes import shape_at
 from exportkit.verify.calls import case_label, case_sizes
 from exportkit.verify.comparisons import OutputComparison, OutputError
@@ -22,7 +21,7 @@ from exportkit.verify.player import Script, state_sizes
 from exportkit.verify.report import Check
 from exportkit.verify.verify_worker import LOAD_TIMEOUT
 
-PROGRAM = library_path().with_name("exportkit-run")
+PROGRAM = Path(__file__).parents[1] / "bin" / "exportkit-run"
 _DOING = "replaying the cases in exportkit-run"
 
 Number = float | str | None  # infinities and NaN are text

@@ -192,7 +192,7 @@ def test_versions_and_sources_count(plain: str, tmp_path: Path, monkeypatch: pyt
     (own / "export").mkdir(parents=True)
     (torch_ / "__init__.py").touch()
     monkeypatch.setattr(torch, "__file__", str(torch_ / "__init__.py"))
-    monkeypatch.setattr(keys, "_EXPORTKIT", own)
+    monkeypatch.setattr(keys, "OWN_SOURCES", own)
     traced, found = program(), {plain}
     for change in (
         lambda: None,

@@ -127,7 +127,9 @@ def test_a_body_without_json_is_for_a_default_method(server: ServerProcess):
 
 
 def test_grpcs_health_knows_a_package_by_its_name(server: ServerProcess):
+    key = [(name.lower(), value) for name, value in bearer().items()]
     with grpc.insecure_channel(server.started["grpc"]) as channel:
         check = channel.unary_unary("/grpc.health.v1.Health/Check")
-        for name in (b"", b"recorder", b"recorder.push"):
-            assert check(b"\x0a" + bytes([len(name)]) + name, timeout=60) == b"\x08\x01"  # SERVING
+        for name, metadata in ((b"", []), (b"recorder", key), (b"recorder.push", key)):
+            asked = b"\x0a" + bytes([len(name)]) + name
+            assert check(asked, timeout=60, metadata=metadata) == b"\x08\x01"  # SERVING
