@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 import sympy
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch.utils._sympy.functions import FloorDiv, Max, Min, Mod, ModularIndexing
 
@@ -91,6 +91,7 @@ def _numbers() -> st.SearchStrategy[sympy.Expr]:
 
 
 @settings(max_examples=150, deadline=None)
+@example(Min(Max(N, 2), Max(N, 7)), N, sympy.Eq)
 @given(_numbers(), _numbers(), st.sampled_from([sympy.Eq, sympy.Ne, sympy.Le, sympy.Lt]))
 def test_nothing_is_proved_reduced_or_bounded_wrongly(left: sympy.Expr, right: sympy.Expr, kind: type) -> None:
     """The proofs that do not compute every value are held against every value."""
@@ -102,7 +103,9 @@ def test_nothing_is_proved_reduced_or_bounded_wrongly(left: sympy.Expr, right: s
     wide = _Prover()
     if condition.free_symbols and wide.proves(condition, {s: box[s] for s in condition.free_symbols}):
         assert all(holds)
+    # sympy writes Min(Max(n, 2), Max(n, 7)) as Max(n, Min(2, 7)), of which it computes the inner one when it is asked to.
+    numbers = [left.xreplace(point).doit() for point in points]
     reduced = reduce(left, box)
-    assert all(reduced.xreplace(point) == left.xreplace(point) for point in points)
+    assert [reduced.xreplace(point).doit() for point in points] == numbers
     if ends := bounds(left, box):
-        assert all(ends[0] <= left.xreplace(point) <= ends[1] for point in points)
+        assert all(ends[0] <= number <= ends[1] for number in numbers)

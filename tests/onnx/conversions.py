@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import ml_dtypes
+import numpy as np
 import onnx
 import onnx_ir
 import onnxruntime
@@ -67,7 +69,7 @@ def run_reference(model: onnx.ModelProto, inputs: Sequence[torch.Tensor]) -> lis
 
     names = [value.name for value in model.graph.input]
     given = {name: tensor.numpy() for name, tensor in zip(names, inputs, strict=True)}
-    return [torch.as_tensor(answer.copy()) for answer in ReferenceEvaluator(model).run(None, given)]
+    return [_from_numpy(answer) for answer in ReferenceEvaluator(model).run(None, given)]
 
 
 def model_of_function(model: onnx.ModelProto, name: str, inputs: Mapping[str, torch.Tensor]) -> onnx.ModelProto:
@@ -94,6 +96,12 @@ def _value(tensor: torch.Tensor) -> onnxruntime.OrtValue:
     if tensor.dtype == torch.bfloat16:  # NumPy has no such type
         return onnxruntime.OrtValue.ortvalue_from_numpy_with_onnx_type(tensor.view(torch.uint16).numpy(), BFLOAT16)
     return onnxruntime.OrtValue.ortvalue_from_numpy(tensor.numpy())
+
+
+def _from_numpy(answer: np.ndarray) -> torch.Tensor:
+    if answer.dtype == ml_dtypes.bfloat16:
+        return torch.from_numpy(answer.view(np.uint16).copy()).view(torch.bfloat16)
+    return torch.as_tensor(answer.copy())
 
 
 def _tensor(value: onnxruntime.OrtValue) -> torch.Tensor:
