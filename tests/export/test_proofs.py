@@ -103,7 +103,7 @@ def test_nothing_is_proved_reduced_or_bounded_wrongly(left: sympy.Expr, right: s
     wide = _Prover()
     if condition.free_symbols and wide.proves(condition, {s: box[s] for s in condition.free_symbols}):
         assert all(holds)
-    # sympy writes Min(Max(n, 2), Max(n, 7)) as Max(n, Min(2, 7)), of which it computes the inner one when it is asked to.
+    # sympy writes Min(Max(n, 2), Max(n, 7)) as Max(n, Min(2, 7)), and computes the inner one when it is asked to.
     numbers = [left.xreplace(point).doit() for point in points]
     reduced = reduce(left, box)
     assert [reduced.xreplace(point).doit() for point in points] == numbers
