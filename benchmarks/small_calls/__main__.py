@@ -162,13 +162,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("-o", "--output", type=Path)
     options = parser.parse_args(arguments)
     torch.set_num_threads(1)
+    machine = msgspec.to_builtins(describe(torch.device("cpu")))  # before this process is bound to a core
     package, code = make(options.folder)
     times = from_cpp(options.folder, package, code) | from_python(package, code)
     times |= from_clients(options.folder, package)
     print(table(times))
     if options.output:
         rounded = {name: [round(number, 2) for number in each] for name, each in times.items()}
-        machine = msgspec.to_builtins(describe(torch.device("cpu")))
         options.output.write_text(json.dumps({"machine": machine, "microseconds": rounded}, indent=1) + "\n")
 
 
