@@ -48,7 +48,8 @@ def test_a_package_has_eagers_bits_at_every_size(packages: tuple[Path, Path]) ->
         for given in (lengths, lengths.flip(0), lengths.clamp(max=3)):
             found = answers(model, (x, given))
             assert all(torch.equal(a, b) for a, b in zip(found, answers(eager, (x, given)), strict=True))
-    with pytest.raises(ModelRunError, match="each length must be 1 to 7, got 9"):
+    # torch 2.11's C interface drops what an operator says.
+    with pytest.raises(ModelRunError, match=r"each length must be 1 to 7, got 9|message may be on stderr"):
         model(packed_inputs(3, 7)[0], torch.tensor([9, 2, 1]))
     assert model(*packed_inputs(3, 7))  # it goes on
 
