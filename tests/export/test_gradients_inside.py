@@ -157,7 +157,7 @@ def test_an_operator_without_a_gradient_is_named_with_its_line(tmp_path: Path) -
     ("function", "message"),
     [
         # torch 2.15 traces it for one size.
-        (lambda net, x: func.linearize(net, x)[1](x), r"linearize traces .*test_gradients_inside.py:\d+|needs x:0 == 6"),
+        (lambda net, x: func.linearize(net, x)[1](x), r"linearize traces .*gradients_inside.py:\d+|needs x:0 == 6"),
         (
             lambda net, x: torch.autograd.functional.jacobian(net, x),
             r"inside.py:\d+ .* needs x:0 == 6",
