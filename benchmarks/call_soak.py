@@ -2,7 +2,7 @@
 
     python -m benchmarks.call_soak model.pt2 --device cuda --loads 300 --refused 100000 --calls 30000 [--cuda-graphs]
 
-Each part is run for a tenth of its length, in which allocators and caches grow to what they need, and then as a whole.
+Each part runs for a tenth of its length first: allocators and caches grow. Then it runs as a whole.
 Prints a line of JSON for each. The exit code is 1 if one left more behind than `--allowed` MiB.
 """
 
@@ -123,7 +123,7 @@ def _run(name: str, work: Callable[[int], None], count: int, device: torch.devic
 
 
 def _used(device: torch.device) -> dict[str, int]:
-    """Returns the bytes that the process has to itself, and those of its GPU that are used, by whomever."""
+    """Returns the bytes that only this process has, and those of its GPU that all processes use."""
     gc.collect()
     text = Path("/proc/self/smaps_rollup").read_text()
     own = next(line.split()[1] for line in text.splitlines() if line.startswith("Private_Dirty:"))

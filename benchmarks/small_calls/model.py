@@ -1,4 +1,4 @@
-"""A model that computes next to nothing, so that a call is what is timed."""
+"""A model that computes next to nothing: the time of a call is that of everything else."""
 
 from __future__ import annotations
 
