@@ -123,7 +123,7 @@ def _run(name: str, work: Callable[[int], None], count: int, device: torch.devic
 
 
 def _used(device: torch.device) -> dict[str, int]:
-    """Returns the bytes that only this process has, and those of its GPU that all processes use."""
+    """Returns this process's own memory, and the memory of its GPU that is used by all processes, in bytes."""
     gc.collect()
     text = Path("/proc/self/smaps_rollup").read_text()
     own = next(line.split()[1] for line in text.splitlines() if line.startswith("Private_Dirty:"))

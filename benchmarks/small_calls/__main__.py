@@ -90,7 +90,7 @@ def from_python(package: Path, code: Path) -> Times:
     """Times calls in this process."""
     eager, (x,) = spec().model, spec().example_inputs
     model = exportkit.load(package)
-    runner = torch._C._aoti.AOTIModelContainerRunnerCpu(str(code), 1)  # type: ignore[attr-defined]  # private
+    runner = torch._C._aoti.AOTIModelContainerRunnerCpu(str(code), 1)  # type: ignore[attr-defined]  # not in its stubs
     with torch.no_grad():
         return in_turns(
             {

@@ -1,4 +1,4 @@
-"""A model that computes next to nothing: the time of a call is that of everything else."""
+"""A model that computes next to nothing: its call costs what is around the computing."""
 
 from __future__ import annotations
 

@@ -45,8 +45,8 @@ CacheEntry unpack_code(const PackageReader& reader, std::string_view folder, con
 // Throws CacheError if the cache cannot be used: gigabytes are not put into a temporary directory.
 CacheEntry pulled_entry(const std::string& digest);
 
-// Returns the entry of compiled code, by the 64 digits of the digest of what it was compiled from. The export that
-// compiles it fills the folder. std::system_error: the cache cannot be used.
+// Returns the entry of compiled code. `digest` is what it was compiled from: 64 hexadecimal digits. The export that
+// compiles it fills the folder. Throws std::system_error if the cache cannot be used.
 CacheEntry compiled_entry(const std::string& digest);
 
 }  // namespace exportkit

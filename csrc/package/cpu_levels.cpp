@@ -19,7 +19,7 @@ namespace {
 
 struct Level {
   const char* name;
-  std::vector<std::string> flags;  // those of /proc/cpuinfo that the level adds
+  std::vector<std::string> flags;  // that the level adds, named as in /proc/cpuinfo
 };
 
 // The names are what compilers take as -march.
@@ -30,8 +30,8 @@ const std::vector<Level>& levels_of(std::string_view machine) {
       {"x86-64-v2", {"cx16", "lahf_lm", "popcnt", "pni", "sse4_1", "sse4_2", "ssse3"}},
       {"x86-64-v3", {"avx", "avx2", "bmi1", "bmi2", "f16c", "fma", "abm", "movbe", "xsave"}},
       {"x86-64-v4", {"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"}}};
-  // Arm has no such levels. These are what every CPU has, with NEON; Neoverse N1 (Graviton 2, Altra); and Neoverse V1,
-  // V2 and N2 (Graviton 3 and 4, Grace), with vectors of a length that the code asks for.
+  // Arm defines no such levels. Every CPU has the first one, with NEON. Neoverse N1 (Graviton 2, Altra) has the second.
+  // Neoverse V1, V2 and N2 (Graviton 3 and 4, Grace) have the third, whose vectors differ in length.
   static const std::vector<Level> aarch64 = {
       {"armv8-a", {"fp", "asimd"}},
       {"armv8.2-a+dotprod", {"atomics", "crc32", "asimdrdm", "dcpop", "asimddp"}},
@@ -70,7 +70,7 @@ std::set<std::string> cpu_flags() {
 
 #elif defined(__aarch64__)
 
-// The kernel says by bits what it and the CPU can; an emulator says what it emulates.
+// The kernel reports a bit for each feature that it and the CPU support. An emulator reports what it emulates.
 std::set<std::string> cpu_flags() {
   struct Flag {
     const char* name;

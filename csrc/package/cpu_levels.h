@@ -6,8 +6,8 @@
 
 namespace exportkit {
 
-// The rank of a level among those of a platform such as "linux-aarch64": a CPU runs what has its level's rank or a
-// lower one. -1 if the platform has no such level.
+// Returns a level's rank on a platform such as "linux-aarch64"; -1 if the platform does not have it. A CPU runs code
+// of its own level and of lower ranks.
 int cpu_level_rank(std::string_view platform, std::string_view level);
 
 // The highest level of this CPU, such as "x86-64-v3" or "armv8-a"; on machines without levels the machine's name.

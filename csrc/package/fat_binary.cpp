@@ -13,7 +13,7 @@ using Version = std::pair<int, int>;
 
 constexpr std::string_view kMagic = "\x50\xed\x55\xba";
 constexpr uint16_t kVersion = 1, kPtx = 1, kCode = 2;
-constexpr size_t kHeader = 16, kEntry = 32;  // of an entry, what is read here
+constexpr size_t kHeader = 16, kEntry = 32;  // bytes; an entry's header is longer, but only these are read
 
 template <class T>
 T at(std::string_view code, size_t place) {

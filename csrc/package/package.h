@@ -128,7 +128,7 @@ EK_API int ek_package_unpack_library(const ek_package* package, const char* reco
 EK_API int ek_package_unpack_target(const ek_package* package, const char* folder, int always, ek_entry** entry);
 /* The cache's folder for an artifact of a registry, by the 64 digits of its digest, for whoever pulls it to fill. */
 EK_API int ek_pulled_entry(const char* digest, ek_entry** entry);
-/* The cache's folder for code that an export compiles, by the 64 digits of the digest of what it is compiled from. */
+/* The cache's folder for compiled code. `digest` is what it was compiled from: 64 hexadecimal digits. */
 EK_API int ek_compiled_entry(const char* digest, ek_entry** entry);
 /* Removes the least recently used of these until at most so many bytes are left. */
 EK_API int ek_limit_compiled(int64_t max_bytes);

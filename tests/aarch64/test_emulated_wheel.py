@@ -22,7 +22,7 @@ EM_AARCH64 = b"\xb7\0"
 
 def test_a_wheel_for_aarch64_has_code_for_that_alone_and_says_so(tmp_path: Path) -> None:
     if shutil.which("make") is None or importlib.util.find_spec("auditwheel") is None:
-        pytest.skip("make or auditwheel is not installed")
+        pytest.skip("the wheel is made by make and auditwheel, and one is not installed")
     settings = [f"BIN={Path(sys.executable).parent}", "READY=", f"WHEELS={tmp_path}"]
     done = subprocess.run(["make", "wheel-aarch64", *settings], cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr

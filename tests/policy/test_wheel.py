@@ -58,7 +58,7 @@ def run(*command: str | Path, **environment: str) -> str:
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What `make wheel` makes, without CUDA kernels."""
     if shutil.which("make") is None or importlib.util.find_spec("auditwheel") is None:
-        pytest.skip("make or auditwheel is not installed")
+        pytest.skip("the wheel is made by make and auditwheel, and one is not installed")
     base = tmp_path_factory.getbasetemp()
     folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "wheel"
     # Two builds at a time would write to the same folder, build/runtime.

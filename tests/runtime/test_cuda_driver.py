@@ -79,7 +79,7 @@ def test_code_that_is_no_fat_binary_or_a_damaged_one_has_no_ptx():
 def test_what_nvcc_writes_is_known(tmp_path: Path) -> None:
     nvcc = shutil.which("nvcc")
     if nvcc is None:
-        pytest.skip("there is no nvcc")
+        pytest.skip("there is no nvcc, which makes the fat binary that is read here")
     source = tmp_path / "kernel.cu"
     source.write_text("__global__ void kernel(float* x) { x[threadIdx.x] = 1; }\n")
     gencode = ["-gencode=arch=compute_80,code=sm_80", "-gencode=arch=compute_80,code=compute_80"]
