@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch._inductor import config as inductor
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from exportkit.export.inductor_changes import operators_as_called
@@ -103,9 +104,11 @@ def compiles(trial: Trial) -> Problem | None:
 
 
 def _compiled(module: OperatorCall) -> Any:
+    # Inductor's key does not know of a changed Inductor, nor of an operator whose kernel has changed
     torch._dynamo.reset()
     try:
-        return torch.compile(module, fullgraph=True, dynamic=True)(*module.inputs())
+        with inductor.patch(force_disable_caches=True):
+            return torch.compile(module, fullgraph=True, dynamic=True)(*module.inputs())
     finally:
         torch._dynamo.reset()
 

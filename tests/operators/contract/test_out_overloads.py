@@ -40,9 +40,11 @@ def test_an_overload_with_another_answer_is_found_with_the_smallest_call():
 @needs_tag
 @pytest.mark.process
 def test_an_operator_is_not_blamed_for_how_torch_calls_its_overload():
-    (finding,) = check_operator(_with_out("called", 2), ["compiles"]).findings
-    assert finding.severity is Severity.doubtful
-    assert "torch.compile calls outs.called.out in the operator's place" in finding.message
+    subject = _with_out("called", 2)
+    for _ in range(2):  # what the first check compiled without the overload does not answer for the second
+        (finding,) = check_operator(subject, ["compiles"]).findings
+        assert finding.severity is Severity.doubtful
+        assert "torch.compile calls outs.called.out in the operator's place" in finding.message
 
 
 def test_an_overload_that_returns_what_it_writes_to_is_not_broken():
