@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from exportkit.registry.registry_client import RegistryOptions
     from exportkit.report.package_data import Words
 
+_NOT_HERE = "not in this artifact"
+
 
 @exportkit_command("inspect", short_help="Show what an artifact holds.")
 @click.argument("artifact", type=FILE_OR_REFERENCE)
@@ -115,7 +117,7 @@ def command(
         if report is not None:
             from exportkit.report.report_page import ReportSources, write_report
 
-            size = write_report(reader, _words(reader.manifest), ReportSources(program, profile, verification), report)
+            size = write_report(reader, _words(reader), ReportSources(program, profile, verification), report)
         if as_json:
             print_json(document)
         elif report is not None:
@@ -142,10 +144,11 @@ def _check_report(report: Path | None, artifact: Path, sources: Mapping[str, Pat
     check_writable(report)
 
 
-def _words(manifest: Manifest) -> Words:
+def _words(reader: PackageReader) -> Words:
     from exportkit.cli.describe import input_rows, library_text, onnx_rows, output_rows, state_rows, target_text
     from exportkit.report.package_data import MethodWords, Words
 
+    manifest = reader.manifest
     return Words(
         made_by=_provenance(manifest),
         source=_source(manifest),
@@ -154,7 +157,7 @@ def _words(manifest: Manifest) -> Words:
             for each in manifest.methods
         ],
         state=tuple(state_rows(manifest)),
-        cases=[case_label(case) for case in manifest.cases],
+        cases=[case_label(case, trouble_in(reader, case)) for case in manifest.cases],
         targets=[(target.name, target_text(target)) for target in manifest.targets],
         libraries=[(Path(library.record).name, library_text(library)) for library in manifest.libraries],
         program=_program_text(manifest),
@@ -216,7 +219,10 @@ def _print(reader: PackageReader, signature_rows: Sequence[tuple[str, str]]) -> 
         print_table([("program", program)])
     if manifest.operators:
         click.echo("\nOperators")
-        print_table(_operator_rows(manifest))
+        operators = _operator_rows(manifest)
+        print_table(operators)
+        if any(library == _NOT_HERE for library, _ in operators):
+            click.echo("  `exportkit package` adds the libraries")
     if manifest.libraries:
         click.echo("\nLibraries")
         print_table([(Path(x.record).name, library_text(x), bytes_text(sizes[x.record])) for x in manifest.libraries])
@@ -248,14 +254,14 @@ def _weights_text(manifest: Manifest, sizes: dict[str, int]) -> str:
 
 
 def _operator_rows(manifest: Manifest) -> list[tuple[str, str]]:
+    """Says first which library or function answers, since a schema may be long."""
     from exportkit.cli.describe import functions_text, providers
 
     if manifest.onnx:
         return [(functions_text(manifest.onnx, operator), operator.schema) for operator in manifest.operators]
     given = providers(manifest)
-    missing = "not in this artifact; `exportkit package` adds it"
     return [
-        (operator.schema, Path(library.record).name if (library := given[operator.name]) else missing)
+        (Path(library.record).name if (library := given[operator.name]) else _NOT_HERE, operator.schema)
         for operator in manifest.operators
     ]
 
