@@ -21,6 +21,16 @@ size_t response_size(const Template& known, const Waiting& step) {
   return size;
 }
 
+// A frame of HTTP/2 with a message of gRPC.
+void append_frame_head(std::string& out, uint32_t stream, size_t message) {
+  const size_t length = message + 5;
+  for (int shift = 16; shift >= 0; shift -= 8) out.push_back(static_cast<char>(length >> shift));
+  out.append(2, '\0');  // DATA, without flags
+  for (int shift = 24; shift >= 0; shift -= 8) out.push_back(static_cast<char>(stream >> shift));
+  out.push_back('\0');  // not compressed
+  for (int shift = 24; shift >= 0; shift -= 8) out.push_back(static_cast<char>(message >> shift));
+}
+
 // Makes the frame that answers a step. `outputs` are its rows of each.
 void answer(Waiting& step, const Template& known, const std::vector<const char*>& outputs) {
   const size_t response = response_size(known, step), message = field_size(response);
@@ -79,42 +89,6 @@ void follow(ek_steps_sequence& sequence, ek_steps_finished& finished, ek_steps& 
 }
 
 }  // namespace
-
-void append_frame_head(std::string& out, uint32_t stream, size_t message) {
-  const size_t length = message + 5;
-  for (int shift = 16; shift >= 0; shift -= 8) out.push_back(static_cast<char>(length >> shift));
-  out.append(2, '\0');  // DATA, without flags
-  for (int shift = 24; shift >= 0; shift -= 8) out.push_back(static_cast<char>(stream >> shift));
-  out.push_back('\0');  // not compressed
-  for (int shift = 24; shift >= 0; shift -= 8) out.push_back(static_cast<char>(message >> shift));
-}
-
-void enqueue(ek_steps_queue& queue, std::unique_ptr<Waiting> step) {
-  const std::lock_guard<std::mutex> guard(queue.lock);
-  queue.rows += step->rows;
-  queue.queued.push_back(std::move(step));
-}
-
-ek_steps_answers collect(ek_steps_call& call) {
-  ek_steps_answers found{call.number, 0, 0, nullptr, 0, 0, 0};
-  call.out.clear();
-  while (!call.places.empty() && call.places.front().ready && !found.own) {
-    const std::string& frame = call.places.front().frame;
-    if (frame.empty()) {
-      found.own = 1;
-      found.place = call.first;
-    } else {
-      ++found.count;
-      found.largest = std::max<uint64_t>(found.largest, frame.size());
-      call.out += frame;
-    }
-    call.places.pop_front();
-    ++call.first;
-  }
-  found.data = call.out.data();
-  found.size = call.out.size();
-  return found;
-}
 
 }  // namespace exportkit::steps
 

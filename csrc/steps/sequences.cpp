@@ -33,6 +33,12 @@ std::unique_ptr<Waiting> withdraw(ek_steps_queue& queue, const Waiting* step) {
 
 }  // namespace
 
+void enqueue(ek_steps_queue& queue, std::unique_ptr<Waiting> step) {
+  const std::lock_guard<std::mutex> guard(queue.lock);
+  queue.rows += step->rows;
+  queue.queued.push_back(std::move(step));
+}
+
 void erase(ek_steps_sequence* sequence) {
   auto& used = sequence->queue->steps->used;
   if (sequence->used) used.erase(std::remove(used.begin(), used.end(), sequence), used.end());
@@ -67,49 +73,6 @@ void ek_steps_remove_form(ek_steps* steps, uint64_t number) {
   for (auto each = steps->forms.begin(); each != steps->forms.end();)
     each = each->second.number == number ? steps->forms.erase(each) : std::next(each);
 }
-
-ek_steps_client* ek_steps_open_client(ek_steps* steps) { return new ek_steps_client{steps, {}}; }
-
-void ek_steps_close_client(ek_steps_client* client) { delete client; }
-
-ek_steps_call* ek_steps_open_call(ek_steps_client* client, uint64_t number, uint32_t stream, uint64_t owner) {
-  auto* call = new ek_steps_call;
-  call->client = client, call->number = number, call->stream = stream, call->owner = owner;
-  client->calls.insert_or_assign(stream, call);
-  return call;
-}
-
-void ek_steps_allow(ek_steps_call* call, int frames, int messages, uint64_t most) {
-  call->frames = frames != 0, call->messages = messages != 0, call->most = most;
-}
-
-size_t ek_steps_close_call(ek_steps_call* call, const uint64_t** sequences) {
-  ek_steps& steps = *call->client->steps;
-  steps.numbers.clear();
-  for (const Answer& place : call->places) {
-    if (place.step == nullptr) continue;
-    place.step->call = nullptr;
-    steps.numbers.push_back(place.step->sequence->number);
-  }
-  auto& calls = call->client->calls;
-  if (const auto found = calls.find(call->stream); found != calls.end() && found->second == call) calls.erase(found);
-  delete call;
-  *sequences = steps.numbers.data();
-  return steps.numbers.size();
-}
-
-uint64_t ek_steps_keep_place(ek_steps_call* call) {
-  call->places.emplace_back();
-  return call->first + call->places.size() - 1;
-}
-
-void ek_steps_put(ek_steps_call* call, uint64_t place) {
-  if (place - call->first < call->places.size()) call->places[place - call->first].ready = true;
-}
-
-void ek_steps_next(ek_steps_call* call, ek_steps_answers* answers) { *answers = collect(*call); }
-
-uint64_t ek_steps_waiting(const ek_steps_call* call) { return call->places.size(); }
 
 ek_steps_queue* ek_steps_open_queue(ek_steps* steps, uint64_t number, double delay, uint64_t most_rows,
                                     const uint64_t* input_sizes, size_t inputs, const uint64_t* state_sizes,

@@ -126,7 +126,7 @@ double now();
 // The name of a sequence among all: the form of its requests, whose it is, and its id.
 std::string key_of(uint64_t form, uint64_t owner, bool is_number, uint64_t number, std::string_view text);
 
-// Puts a step into the queue of its sequence's copy. Returns whether the queue was empty before.
+// Puts a step into the queue of its sequence's copy.
 void enqueue(ek_steps_queue& queue, std::unique_ptr<Waiting> step);
 
 // Takes what a call may send next, up to an answer of the caller's.
@@ -134,8 +134,5 @@ ek_steps_answers collect(ek_steps_call& call);
 
 // Frees a sequence without steps.
 void erase(ek_steps_sequence* sequence);
-
-// A frame of HTTP/2 with a message of gRPC.
-void append_frame_head(std::string& out, uint32_t stream, size_t message);
 
 }  // namespace exportkit::steps
