@@ -203,8 +203,10 @@ class Worker:
                 calls.send(message, tensors)
                 answer, received, _ = calls.receive()
                 outputs = [tensor.to(to, copy=True) for tensor in received]
-            except (ConnectionError, ValueError) as error:
+            except ConnectionError as error:
                 raise self._worker_exited() from error
+            except ValueError as error:  # it may well live on, so there is no end to wait for
+                raise self._worker_exited(grace=0.0) from error
             except OSError as error:
                 if not self._release.alive:  # close() gave up waiting for this call
                     raise self._worker_exited() from error
@@ -236,9 +238,9 @@ class Worker:
                 raise
         return calls
 
-    def _worker_exited(self) -> ModelRunError:
+    def _worker_exited(self, grace: float = EXIT_GRACE_SECONDS) -> ModelRunError:
         """Returns an error that says why the worker does not answer."""
-        status = self._process.wait(EXIT_GRACE_SECONDS)
+        status = self._process.wait(grace)
         with self._state:
             if self._closed_reason is None:
                 self._process.end()

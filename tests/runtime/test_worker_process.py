@@ -102,7 +102,6 @@ def test_a_worker_that_answers_nonsense_is_ended(model, monkeypatch):
         raise ValueError("invalid message")
 
     monkeypatch.setattr(isolated.TensorSocket, "receive", nonsense)
-    monkeypatch.setattr(isolated, "EXIT_GRACE_SECONDS", 0.1)
     tokens, bias = softpool_call()
     with pytest.raises(ModelRunError, match="gave an unreadable answer"):
         model(tokens, bias=bias)

@@ -242,6 +242,17 @@ def test_bfloat16_travels(server: Any, slept: list[float]):
     assert answer.tolist() == [1.5, -2]
 
 
+def bomb(coding: str, window: int) -> Reply:
+    """Answers with 256 MiB of zeros, compressed only when it is asked: every worker of pytest reads this module."""
+
+    def reply(handler: Handler) -> None:
+        compressor = zlib.compressobj(1, wbits=window)
+        parts = [compressor.compress(bytes(1 << 20)) for _ in range(1 << 8)]
+        respond(200, b"".join([*parts, compressor.flush()]), Content_Encoding=coding)(handler)
+
+    return reply
+
+
 def endless(handler: Handler) -> None:
     """Answers as long as somebody reads."""
     handler.send_response(200)
@@ -258,8 +269,8 @@ def endless(handler: Handler) -> None:
     [
         respond(200, bytes(2000)),
         respond(500, b" " * 2000),
-        respond(200, gzip.compress(bytes(1 << 28)), Content_Encoding="gzip"),
-        respond(200, zlib.compress(bytes(1 << 28)), Content_Encoding="deflate"),
+        bomb("gzip", 31),
+        bomb("deflate", 15),
         endless,
     ],
 )
