@@ -7,6 +7,10 @@ import os
 import random
 import tempfile
 
+# Threads of torch that wait give up their core: other workers of pytest-xdist, and compilers, need it. Waiting busily,
+# tests with small tensors take ten times as long. libgomp reads this when torch is imported.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
 import hypothesis
 import numpy as np
 import pytest
@@ -41,8 +45,6 @@ def pytest_configure(config: pytest.Config) -> None:
         config.add_cleanup(folder.cleanup)
         os.environ["EXPORTKIT_CACHE"] = f"{folder.name}/cache"
     gc.set_threshold(100_000)  # as `exportkit` does: importing creates millions of objects and little garbage
-    # Threads of torch that wait give up their core: pytest-xdist's other workers, and compilers, need it.
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # libgomp reads it when it is loaded, here in the workers
     # Otherwise Inductor compiles and runs ten programs to see whether this CPU has the instructions that it names.
     os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "1")
     use_templates(WITH_TORCH)

@@ -15,6 +15,8 @@ from exportkit.errors import UsageError
 from exportkit.spec import ExportSpec
 from tests.arr_coc.model.model_cases import ALL, shallow
 
+pytestmark = pytest.mark.usefixtures("two_blocks")
+
 SIZES = [(1, 4, 4), (3, 16, 5), (2, 15, 17), (1, 20, 20), (2, 4, 64)]  # fewer and more patches than K, the range's ends
 CONFIGS = [
     pytest.param({**kwargs, "query_tokens": tokens}, id=f"{name}, {'tokens' if tokens else 'vector'}")

@@ -13,12 +13,14 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
 from exportkit.arr_coc.model import ARRCOC, FromFeatures, build
-from exportkit.arr_coc.model.encoder import LayerNorm, VisionTransformer
+from exportkit.arr_coc.model.encoder import LayerNorm
 from exportkit.arr_coc.model.linear import LINEARS, LinearForm, SampleLinear, dtype_of_product, form_of_auto
 from exportkit.arr_coc.model.selection import Selector
 from exportkit.errors import InputError, UsageError
 from exportkit.precision import with_tf32
 from tests.arr_coc.model.model_cases import ALL, FILTERS, FILTERS_14, PIPELINE, VIT, VIT_14, answer, inputs
+
+pytestmark = pytest.mark.usefixtures("two_blocks")
 
 CONFIGS = [pytest.param(kwargs, id=name) for name, kwargs in ALL.items()]
 FUSED = {"texture_statistics", "relevance_scores", "select_patches"}
@@ -38,14 +40,6 @@ class _Calls(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def _shallow(**kwargs: Any) -> ARRCOC:
-    """The model, a transformer with two blocks: the others would repeat them."""
-    model = build(**kwargs)
-    if isinstance(model.encoder, VisionTransformer):
-        model.encoder.blocks = model.encoder.blocks[:2]
-    return model
-
-
 # --- fused and composed -----------------------------------------------------------------------------------------------
 
 
@@ -55,7 +49,7 @@ def _shallow(**kwargs: Any) -> ARRCOC:
 def test_the_fused_forms_give_what_the_differentiable_ones_give(
     kwargs: dict[str, Any], tokens: int | None, dtype: torch.dtype
 ):
-    model = _shallow(**kwargs, invert_entropy=tokens is not None).to(dtype)
+    model = build(**kwargs, invert_entropy=tokens is not None).to(dtype)
     mask = None if tokens is None else torch.tensor([[True, False, True], [False, True, False]])
     for rows, columns in [(4, 4), (5, 9), (13, 7)]:
         image, query = (tensor.to(dtype) for tensor in inputs(model, 2, rows, columns, tokens))
@@ -117,7 +111,7 @@ def _evaluating_with_gradients(model: ARRCOC) -> Iterator[None]:
 )
 @pytest.mark.parametrize("kwargs", [VIT, FILTERS], ids=["vit", "filters"])
 def test_which_operators_run(kwargs: dict[str, Any], mode: Any, fused: bool):
-    model = _shallow(**kwargs)
+    model = build(**kwargs)
     image, query = inputs(model, 1, 4, 5)
     with mode(model), _Calls() as calls:
         model(image, query)
@@ -131,7 +125,7 @@ def test_which_operators_run(kwargs: dict[str, Any], mode: Any, fused: bool):
 
 @pytest.mark.parametrize("kwargs", [FILTERS_14, VIT], ids=["filters", "vit"])
 def test_given_the_encoders_own_features_the_model_answers_as_with_its_encoder(kwargs: dict[str, Any]):
-    model = _shallow(**kwargs)
+    model = build(**kwargs)
     image, query = inputs(model, 2, 5, 6)
     given = FromFeatures(model).eval()
     with torch.no_grad():
@@ -177,7 +171,7 @@ def test_a_model_of_given_features_cannot_encode():
 @pytest.mark.parametrize("gating", ["scale", "straight-through"])
 @pytest.mark.parametrize("kwargs", [FILTERS, VIT], ids=["filters", "vit"])
 def test_int8_features_are_within_half_a_step_of_the_floats(kwargs: dict[str, Any], gating: str, dtype: torch.dtype):
-    floats, integers = (_shallow(**kwargs, gating=gating, feature_dtype=name).to(dtype) for name in ("float", "int8"))
+    floats, integers = (build(**kwargs, gating=gating, feature_dtype=name).to(dtype) for name in ("float", "int8"))
     image, query = (tensor.to(dtype) for tensor in inputs(floats, 2, 5, 6))
     expected, outputs = answer(floats, image, query), answer(integers, image, query)
     assert list(outputs) == [*list(expected)[:-1], "feature_scales", "relevance"]
@@ -206,7 +200,7 @@ def test_a_feature_of_zeros_is_zeros_in_int8():
 
 
 def test_a_model_of_int8_features_trains_on_floats():
-    model = _shallow(**VIT, feature_dtype="int8", k=9).train()
+    model = build(**VIT, feature_dtype="int8", k=9).train()
     outputs = model(*inputs(model, 1, 4, 5))
     assert "feature_scales" not in outputs
     outputs["features"].sum().backward()
@@ -225,7 +219,7 @@ def test_layer_norm_is_torchs():
 
 
 def test_explicit_attention_is_torchs():
-    sdpa, explicit = (_shallow(**VIT, attention=form) for form in ("sdpa", "explicit"))
+    sdpa, explicit = (build(**VIT, attention=form) for form in ("sdpa", "explicit"))
     image, _ = inputs(sdpa, 2, 5, 6)
     with torch.no_grad():
         torch.testing.assert_close(explicit.encode(image), sdpa.encode(image), rtol=1e-4, atol=1e-4)
@@ -240,7 +234,7 @@ def test_every_form_of_a_linear_layer_is_torchs(form: LinearForm):
 
 
 def test_the_folded_form_has_the_same_weights_and_nearly_the_same_answers():
-    per_sample, folded = (_shallow(**VIT, linear=form) for form in ("per-sample", "folded"))
+    per_sample, folded = (build(**VIT, linear=form) for form in ("per-sample", "folded"))
     folded.load_state_dict(per_sample.state_dict())
     image, _ = inputs(per_sample, 3, 5, 6)
     with torch.no_grad():
@@ -248,7 +242,7 @@ def test_the_folded_form_has_the_same_weights_and_nearly_the_same_answers():
 
 
 def test_the_folded_form_has_one_product_for_all_samples():
-    model = _shallow(**VIT, linear="folded").eval()
+    model = build(**VIT, linear="folded").eval()
     image, _ = inputs(model, 3, 5, 6)
     with torch.no_grad(), FlopCounterMode(display=False) as counted:
         model.encode(image)
@@ -293,7 +287,7 @@ def test_the_form_of_auto_knows_autocast(compiled: bool):
 
 @pytest.mark.parametrize("form", LINEARS)
 def test_training_has_one_product_for_all_samples_in_the_dtype_of_autocast(form: LinearForm):
-    model = _shallow(**VIT, linear=form).train()
+    model = build(**VIT, linear=form).train()
     image, _ = inputs(model, 3, 5, 6)
     with torch.autocast("cpu", torch.bfloat16):
         assert model.encoder.patch_embed(image).dtype == torch.bfloat16
@@ -315,7 +309,7 @@ def test_relu_and_explicit_attention_give_the_same_bits_in_any_batch_and_threads
     kwargs: dict[str, Any], rows: int, columns: int, threads: int
 ):
     """Unlike with GELU or SDPA, whose last bits say where ATen cut the batch into pieces for its threads."""
-    model = _shallow(**kwargs, activation="relu", attention="explicit")
+    model = build(**kwargs, activation="relu", attention="explicit")
     image, query = inputs(model, 5, rows, columns)
     before = torch.get_num_threads()
     torch.set_num_threads(threads)

@@ -13,6 +13,8 @@ from torch._dynamo.testing import CompileCounterWithBackend
 from exportkit.arr_coc.model import ARRCOC, build
 from tests.arr_coc.model.model_cases import FILTERS_14, VIT, VIT_14, inputs, shallow
 
+pytestmark = pytest.mark.usefixtures("two_blocks")
+
 TRAINED = {
     "filters, learned balancer, projected query": {**FILTERS_14, "gating": "scale"},
     "vit, learned balancer": {**VIT, "gating": "scale"},

@@ -51,10 +51,9 @@ async def serving(
     sequences: SequenceLimits | None = None,
     **load: Any,
 ) -> AsyncIterator[Repository]:
-    """A repository that is open, and is drained at the end."""
-    options = ServeOptions(
-        packages, repository, LoadOptions(**load), batch or BatchLimits(), sequences or SequenceLimits()
-    )
+    """A repository that is open, and drained at the end; that waits for no sequence unless `sequences` says so."""
+    sequences = sequences or SequenceLimits(finish_seconds=0)
+    options = ServeOptions(packages, repository, LoadOptions(**load), batch or BatchLimits(), sequences)
     served = Repository(options)
     await served.open()
     try:

@@ -53,7 +53,7 @@ def keys(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def server(launcher: Launcher, recorder: Path, tiny_package: Path, keys: Path) -> Iterator[ServerProcess]:
-    process = launcher.start(recorder, tiny_package, "--api-keys", keys)
+    process = launcher.start(recorder, tiny_package, "--api-keys", keys, "--sequence-finish", 0)
     yield process.wait_until_ready()
     process.stop()
 

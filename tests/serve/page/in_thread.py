@@ -20,6 +20,7 @@ from exportkit.serve.listeners import open_port
 from exportkit.serve.operations.connection_limits import ConnectionLimits
 from exportkit.serve.operations.http_server import HttpServer
 from exportkit.serve.page.page_routes import page_routes
+from exportkit.serve.sequences.table import SequenceLimits
 from exportkit.serve.serve_options import ServeOptions
 
 
@@ -79,7 +80,7 @@ def served(application: Any) -> Iterator[Site]:
 @contextmanager
 def served_packages(*packages: Path, around: Callable[[Any], Any] = lambda application: application) -> Iterator[Site]:
     """Serves packages and the page until the context is left. `around` wraps the application."""
-    options = ServeOptions(packages)
+    options = ServeOptions(packages, sequences=SequenceLimits(finish_seconds=0))
 
     @asynccontextmanager
     async def opened() -> AsyncIterator[Any]:
