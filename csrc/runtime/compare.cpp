@@ -178,7 +178,7 @@ OutputReport compare_output(const TensorOutput& output, const Results& all, cons
     // The places of a ranking are as uncertain as the values that it ranks.
     const double allowed = allowed_error(expected.accuracy.at(ranked.name), ranked.dtype).greatest;
     const double typical = typical_of(expected.references.at(ranked.name));
-    return compare_ranking(output, {allowed, allowed * typical, {}, {}}, expected.references, actual);
+    return compare_ranking(output, {allowed, allowed * typical, {}, {}, {}}, expected.references, actual);
   }
   if (has_reference && expected.accuracy.contains(output.name)) return compare_with_reference(output, expected, actual);
   if (output.tolerance.rows_of) return compare_rows(output, expected.eager, actual);
