@@ -1,0 +1,80 @@
+"""What `exportkit export` prints about the file it wrote."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from exportkit.cli.output import print_json, print_table, printable_lines
+from exportkit.onnx.files import companion_path, method_path
+from exportkit.progress import bytes_text
+
+if TYPE_CHECKING:
+    from exportkit.package.manifest import Manifest
+    from exportkit.repair.attempts import Repaired
+
+_FOLLOWING = {"aoti": "package {} -o OUT.pt2", "program": "export {} -o OUT.pt2", "onnx": "verify {}"}
+
+
+def print_written(
+    output: Path,
+    output_format: str,
+    manifest: Manifest,
+    as_json: bool,
+    more: dict[str, Any],
+    libraries: Sequence[Path | str],
+    repaired: Repaired | None = None,
+) -> int:
+    """Prints what was written, `more` of it in JSON, and what comes next, with the libraries that it needs."""
+    # ONNX models of several methods are files beside one companion, which stands for them.
+    written = output if len(manifest.onnx) < 2 else companion_path(output)
+    if as_json:
+        import msgspec
+
+        file = {"path": str(written), "size": written.stat().st_size}
+        print_json({"file": file, "manifest": msgspec.to_builtins(manifest), **more})
+        return 0
+    _print_manifest(output, manifest)
+    if repaired is not None:
+        _print_repair(repaired)
+    needed = () if output_format == "onnx" else [f"--op-library {shlex.quote(str(each))}" for each in libraries]
+    following = _FOLLOWING[output_format].format(shlex.quote(str(written)))
+    click.echo(f"Next: exportkit {' '.join([following, *needed])}")
+    return 0
+
+
+def _print_repair(repaired: Repaired) -> None:
+    if repaired.costs is None and not repaired.attempts:
+        click.echo("Verified: the compiled code is right without a repair.")
+        return
+    from exportkit.repair.attempts import tried_lines
+
+    click.echo("Repaired:")
+    for line in [*repaired.problem.splitlines(), *tried_lines(repaired.attempts)]:
+        click.echo(printable_lines(line, "  | "))
+    click.echo(f"  with {repaired.given.arguments}")
+    if repaired.costs is not None:
+        click.echo(f"  costs {repaired.costs}")
+
+
+def _print_manifest(output: Path, manifest: Manifest) -> None:
+    from exportkit.cli.describe import dimension_text, input_rows, output_rows, state_rows, target_text
+
+    files = [method_path(output, manifest.methods, each.method) for each in manifest.onnx] or [output]
+    for file in files:
+        click.echo(f"{file}  {bytes_text(file.stat().st_size)}")
+    for method in manifest.methods:
+        if len(manifest.methods) > 1 or method.state:
+            click.echo(f"method {method.name}" + ("" if method.state else ", without state"))
+        print_table([("takes", *row) for row in input_rows(method.call)])
+        if ranges := dimension_text(method.call):
+            click.echo(f"  where {ranges}")
+        print_table([("returns", *row) for row in output_rows(method, manifest.cases)])
+    print_table([("state", *row) for row in state_rows(manifest)])
+    print_table([("target", target.name, target_text(target)) for target in manifest.targets])
+    if operators := [operator.name for operator in manifest.operators]:
+        click.echo(f"  calls {', '.join(operators)}")

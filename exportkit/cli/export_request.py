@@ -1,0 +1,215 @@
+"""What a user asks of `exportkit export`, and how it is done."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, fields, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, get_args
+
+import click
+
+from exportkit.cli.draft_report import print_draft
+from exportkit.cli.export_output import print_written
+from exportkit.cli.output import printable, progress
+from exportkit.cli.replaced_file import ReplacedFile
+from exportkit.export.export_options import CompileOptions, CudaArch, TraceOptions
+from exportkit.export.model_names import check_model_name
+from exportkit.export.spelling import check_texts
+from exportkit.onnx.onnx_options import OnnxOptions
+from exportkit.package.atomic import check_writable
+from exportkit.package.trust import Trust
+from exportkit.progress import Progress
+
+if TYPE_CHECKING:
+    from exportkit.export.cpu_isas import CpuIsa
+    from exportkit.export.resolved import ResolvedModel
+    from exportkit.export.size_changes import SizeChange
+    from exportkit.package.manifest import Manifest
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExportRequest:
+    """The arguments of the command by their names, those of tracing in one object."""
+
+    model: str
+    output: Path | None
+    output_format: str
+    op_libraries: tuple[Path | str, ...]
+    model_kwargs: dict[str, Any]
+    weights: Path | None
+    inputs: tuple[str, ...]
+    trust: Trust
+    trusted: bool
+    cpu_isas: tuple[CpuIsa, ...]
+    cuda_archs: tuple[str, ...]
+    inductor_config: dict[str, Any]
+    eager_kernels: tuple[str, ...]
+    embed_weights: bool
+    no_cache: bool
+    repair: bool
+    repair_minutes: float | None
+    opset: int
+    inline: bool
+    decompositions: dict[str, str]
+    draft: bool
+    apply_suggested_fixes: bool
+    allow_narrowing: bool
+    trace: TraceOptions
+
+    @classmethod
+    def of(cls, given: Mapping[str, Any]) -> ExportRequest:
+        """Returns the request that has these arguments."""
+        own = {each.name for each in fields(cls)}
+        trace = {("version" if name == "model_version" else name): given[name] for name in given.keys() - own}
+        return cls(trace=TraceOptions(**trace), **{name: given[name] for name in given.keys() & own})
+
+    def check(self) -> None:
+        """Refuses what cannot be done together, or is spelled wrongly, before torch is imported.
+
+        Raises:
+            click.UsageError: Arguments do not go together.
+            ExportkitError: A name, a size or the output's folder is wrong.
+        """
+        if self.draft == (self.output is not None):
+            raise click.UsageError("Give --output FILE, or --draft, which writes no file.")
+        if self.draft and self.apply_suggested_fixes:
+            raise click.UsageError(
+                "--draft reports sizes that work, --apply-suggested-fixes takes them: give one of them."
+            )
+        if self.allow_narrowing and not self.apply_suggested_fixes:
+            raise click.UsageError("--allow-narrowing is for --apply-suggested-fixes.")
+        if self.output_format != "onnx" and (self.onnx != OnnxOptions() or self.decompositions):
+            raise click.UsageError("--opset, --onnx-inline and --decomposition are for --format onnx.")
+        self._check_compiling()
+        check_model_name(self.model)
+        check_texts(self.trace.dynamic, self.trace.ranges, self.inputs, self.trace.dtype)
+        if self.output is not None:
+            check_writable(self.output)
+
+    def _check_compiling(self) -> None:
+        compiled, plain = self.output_format == "aoti", CompileOptions(cuda_arch=self.compiling.cuda_arch)
+        if not compiled and replace(self.compiling, gpus=()) != plain:
+            raise click.UsageError(
+                "--cpu-isa, --inductor-config, --eager-kernel, --embed-weights and --no-cache are for --format aoti: "
+                "other formats are not compiled."
+            )
+        if self.compiling.gpus and (not compiled or self.repair or self.draft):
+            raise click.UsageError("--cuda-arch for a GPU that is not here is for --format aoti, without --repair.")
+        if self.repair and (not compiled or self.draft or self.apply_suggested_fixes):
+            raise click.UsageError("--repair is for --format aoti, without --draft and --apply-suggested-fixes.")
+        if self.repair_minutes is not None and not self.repair:
+            raise click.UsageError("--repair-minutes is for --repair.")
+
+    @property
+    def onnx(self) -> OnnxOptions:
+        """How to write an ONNX model, but for the decompositions, which torch is needed to look up."""
+        return OnnxOptions(self.opset, self.inline)
+
+    @property
+    def compiling(self) -> CompileOptions:
+        """How to compile.
+
+        Raises:
+            click.UsageError: The architectures do not go together.
+        """
+        native = [arch for arch in get_args(CudaArch) if arch in self.cuda_archs]
+        if native and len(self.cuda_archs) > 1:
+            raise click.UsageError(
+                f"--cuda-arch {native[0]} is this machine's GPU: give it alone, or capabilities alone."
+            )
+        return CompileOptions(
+            cpu_isas=self.cpu_isas,
+            cuda_arch=native[0] if native else CompileOptions().cuda_arch,
+            gpus=() if native else self.cuda_archs,
+            inductor_config=self.inductor_config,
+            embed_weights=self.embed_weights,
+            eager_kernels=self.eager_kernels,
+            cache=not self.no_cache,
+        )
+
+    @property
+    def _making(self) -> dict[str, Any]:
+        """What makes the model, for `resolve`."""
+        return {
+            "model_kwargs": self.model_kwargs,
+            "inputs": self.inputs,
+            "weights": self.weights,
+            "op_libraries": self.op_libraries,
+            "seed": self.trace.seed,
+            "trust": self.trust,
+            "trusted": self.trusted,
+        }
+
+    def run(self, as_json: bool) -> int:
+        """Does what is asked, prints what was written or found, and returns the exit code."""
+        if self.output is None:
+            return self._draft(as_json)
+        return self._repaired(self.output, as_json) if self.repair else self._export(self.output, as_json)
+
+    def _resolved(self, step: Progress) -> ResolvedModel:
+        step(f"importing torch and {self.model}")
+        from exportkit.export.call_signature import left_out
+        from exportkit.export.resolve import resolve
+
+        resolved = resolve(self.model, **self._making)
+        for parameter in left_out(resolved.spec.model):
+            step(f"leaving out {parameter.partition(':')[0]} of forward, which has no names for a package to describe")
+        return resolved
+
+    def _draft(self, as_json: bool) -> int:
+        with progress() as step:
+            resolved = self._resolved(step)
+            from exportkit.export.draft import draft_of
+
+            step("looking for all that keeps the model from being exported")
+            report = draft_of(resolved, self.trace)
+        return print_draft(report, as_json)
+
+    def _repaired(self, output: Path, as_json: bool) -> int:
+        from exportkit.repair.repair_commands import TraceModel
+        from exportkit.repair.repairing import DEFAULT_MINUTES, export_repaired
+
+        task = TraceModel.of(self.model, output, self.trace, self.compiling, **self._making)
+        with progress() as step:
+            repaired = export_repaired(task, output, minutes=self.repair_minutes or DEFAULT_MINUTES, progress=step)
+        document = {"repair": repaired.document()}
+        return print_written(output, "aoti", repaired.manifest, as_json, document, self.op_libraries, repaired)
+
+    def _export(self, output: Path, as_json: bool) -> int:
+        others = ReplacedFile(output)
+        with progress() as shown:
+            step = others.watched(shown)
+            resolved = self._resolved(step)
+            trace, changes = self._sizes(resolved, step)
+            manifest = self._write(resolved, output, trace, step)
+        if others.notice:
+            click.echo(f"note: {printable(others.notice)}", err=True)
+        more = {"changes": [asdict(change) for change in changes]} if self.apply_suggested_fixes else {}
+        libraries = list(dict.fromkeys([*self.op_libraries, *getattr(resolved.spec, "operator_libraries", ())]))
+        return print_written(output, self.output_format, manifest, as_json, more, libraries)
+
+    def _sizes(self, resolved: ResolvedModel, step: Progress) -> tuple[TraceOptions, Sequence[SizeChange]]:
+        """Returns how to trace, with the suggested sizes if they are asked for, and what they changed."""
+        if not self.apply_suggested_fixes:
+            return self.trace, ()
+        from exportkit.export.draft import suggested_changes, with_changes
+
+        step("looking for sizes that the model takes")
+        changes = suggested_changes(resolved, self.trace, allow_narrowing=self.allow_narrowing)
+        for change in changes:
+            step(f"changed {change.place} from {change.before} to {change.after}: {change.meaning}")
+        return with_changes(self.trace, changes), changes
+
+    def _write(self, resolved: ResolvedModel, output: Path, trace: TraceOptions, step: Progress) -> Manifest:
+        from exportkit.export.artifact import export_aoti, export_program
+
+        if self.output_format == "program":
+            return export_program(resolved, output, trace, progress=step)
+        if self.output_format == "aoti":
+            return export_aoti(resolved, output, trace, self.compiling, progress=step)
+        from exportkit.export.resolve import resolve_decompositions
+        from exportkit.onnx.export_onnx import export_onnx
+
+        options = replace(self.onnx, decompositions=resolve_decompositions(self.decompositions))
+        return export_onnx(resolved, output, trace, options, progress=step)
