@@ -116,6 +116,14 @@ def prepare(folder: Path, wheel: Path) -> Path:
     return python
 
 
+def run_without_python(folder: Path, ours: Path) -> None:
+    """Lets the C++ runtime run the package and hold it against its recorded cases, if the wheel has the runtime."""
+    for program in ours.glob("exportkit/lib/torch*/exportkit-run"):
+        libraries = {path.parent for path in (folder / "site").rglob("*.so*")}
+        found = f"LD_LIBRARY_PATH={':'.join(sorted(map(str, libraries)))}"
+        run("qemu-aarch64", "-cpu", CPU, "-L", folder / "root", "-E", found, program, folder / "patches.pt2")
+
+
 def main(folder: Path) -> None:
     """Exports, packages, inspects and verifies a model with a custom operator, all on the emulated CPU."""
     (wheel,) = (ROOT / "dist").glob("exportkit-*_aarch64.whl")
@@ -131,6 +139,7 @@ def main(folder: Path) -> None:
         ("verify", "patches.pt2", "--against", "cases"),
     ):
         run(*exportkit, *words, cwd=folder)  # not where this machine's exportkit would be found first
+    run_without_python(folder, folder / wheel.stem)
 
 
 if __name__ == "__main__":
