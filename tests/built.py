@@ -1,16 +1,29 @@
-"""The operator libraries that were built here, for the tests that look at what is in them."""
+"""The libraries that were built here, for the tests that look at what is in them or build more of them."""
 
 from __future__ import annotations
 
+import fcntl
 import os
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
 from exportkit.arr_coc import LIBRARIES
 
-CHECKED = Path(__file__).parents[1] / "build" / "release" / "cuda-check" / "libarr_coc_cuda.so"
+BUILD = Path(__file__).parents[1] / "build"
+CHECKED = BUILD / "release" / "cuda-check" / "libarr_coc_cuda.so"
+
+
+@contextmanager
+def builds_alone() -> Iterator[None]:
+    """For tests that run setup.py: two builds at a time would write to the same files of the build folder."""
+    BUILD.mkdir(exist_ok=True)
+    with (BUILD / "tests.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
 
 
 def operator_library(device: str) -> Path:

@@ -22,6 +22,7 @@ from exportkit.package.assemble import assemble
 from exportkit.package.describe_library import describe_library
 from exportkit.support import PYTHONS
 from tests.artifacts import ROOT, artifact
+from tests.built import builds_alone
 from tests.made_once import one_maker
 
 SITE = Path(torch.__file__).parents[1]
@@ -61,8 +62,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
         pytest.skip("the wheel is made by make and auditwheel, and one is not installed")
     base = tmp_path_factory.getbasetemp()
     folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "wheel"
-    # Two builds at a time would write to the same folder, build/runtime.
-    with one_maker(folder) as ours:
+    with builds_alone(), one_maker(folder) as ours:
         if ours:
             settings = ["EXPORTKIT_CUDA=0", f"BIN={Path(sys.executable).parent}", "READY=", f"WHEELS={folder}"]
             done = subprocess.run(["make", "wheel", *settings], cwd=ROOT, capture_output=True, text=True, check=False)
