@@ -50,7 +50,8 @@ def build_example(source: Path, folder: Path) -> Path:
 def run(*arguments: object, json_output: bool = True, **environment: str) -> Answer:
     """Runs it. $EXPORTKIT_CACHE is that of the test."""
     require_built()
-    kept = {name: os.environ[name] for name in ("EXPORTKIT_CACHE", "EXPORTKIT_POLICY") if name in os.environ}
+    names = ("EXPORTKIT_CACHE", "EXPORTKIT_POLICY", "OMP_WAIT_POLICY")
+    kept = {name: os.environ[name] for name in names if name in os.environ}
     command = [str(PROGRAM), *(["--json"] if json_output else []), *map(str, arguments)]
     done = subprocess.run(
         command,

@@ -76,7 +76,7 @@ def run(program: Path, package: Path, answers: Path, *files: Path) -> list[str]:
     """What it refused of the files, in words."""
     copy = answers.with_name("package.pt2")  # which it writes to in the end
     shutil.copy(package, copy)
-    environment = {"EXPORTKIT_CACHE": os.environ["EXPORTKIT_CACHE"]}
+    environment = {name: os.environ[name] for name in ("EXPORTKIT_CACHE", "OMP_WAIT_POLICY")}
     command = [program, copy, answers, *files]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=3000)
     assert done.returncode == 0, (done.returncode, done.stderr)

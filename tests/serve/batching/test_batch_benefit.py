@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from exportkit.serve.batching.batch_benefit import LEAST_GAIN, TRIALS, WINDOW, BatchBenefit
@@ -60,6 +60,7 @@ def saturated(gains: BatchBenefit, seconds: Callable[[int, int], float], runs: i
     return sum(ran) / spent, ran
 
 
+@settings(max_examples=30)
 @given(st.floats(1e-5, 10.0), st.floats(1e-5, 10.0))
 def test_trials_cost_little_however_slow_the_other_way_is(alone: float, together: float):
     rate, _ = saturated(BatchBenefit(), lambda rows, since: alone if rows == 1 else together, 20_000)
