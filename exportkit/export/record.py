@@ -16,7 +16,15 @@ from exportkit.export.cases import MAX_CASE_BYTES, case_sizes, eager_mode
 from exportkit.export.eager_methods import EagerAnswer, EagerMethods, EagerSession
 from exportkit.export.export_options import TraceOptions
 from exportkit.export.placement import on_device
-from exportkit.export.reference import AnsweredCall, References, SessionState, session_references
+from exportkit.export.reference import (
+    AnsweredCall,
+    References,
+    SessionReferences,
+    SessionState,
+    WideAnswers,
+    session_references,
+    wide_answers,
+)
 from exportkit.export.sequences import DrawnCall, draw_call, draw_session, session_call, with_state
 from exportkit.export.tolerances import accuracy_outputs
 from exportkit.package.case_files import (
@@ -78,6 +86,18 @@ class PlayedSession:
     after: SessionState
     state: tuple[StateTensor, ...]
     structures: tuple[Node, ...]
+
+    @functools.cached_property
+    def wide(self) -> WideAnswers | None:
+        """What the model answers in a wide dtype. None if no wider one works."""
+        with eager_mode():
+            return wide_answers(self.answered, self.after)
+
+    def references(self, *, tf32: bool) -> SessionReferences | None:
+        """What eager should have answered, for the results that need a reference. `tf32`: eager may have used it."""
+        if not (self.after.wanted or any(call.wanted for call in self.answered)) or self.wide is None:
+            return None
+        return session_references(self.answered, self.after, self.wide, tf32=tf32)
 
 
 def record_cases(
@@ -238,8 +258,7 @@ def record_played(
 ) -> RecordedCase:
     """Packs inputs and results of a session, with references. `trouble` is the case's."""
     by_name = {method.name: method for method in methods}
-    with eager_mode():
-        known = session_references(played.answered, played.after, tf32=tf32)
+    known = played.references(tf32=tf32)
     found: Sequence[References | None] = known.calls if known else [None] * len(played.calls)
     tensors: dict[str, torch.Tensor] = {}
     for number, (drawn, answered, reference) in enumerate(zip(played.calls, played.answered, found)):

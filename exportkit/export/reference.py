@@ -91,14 +91,6 @@ class SessionReferences:
     state: References | None
 
 
-@dataclass(frozen=True)
-class WideResults:
-    """What a session gives in a wide dtype: by call, and for the state after the last, tensors by name on the CPU."""
-
-    calls: tuple[Mapping[str, torch.Tensor], ...]
-    state: Mapping[str, torch.Tensor]
-
-
 def references(
     model: torch.nn.Module,
     bound: BoundCall,
@@ -108,7 +100,7 @@ def references(
     *,
     tf32: bool = False,
 ) -> References | None:
-    """Computes one call without state: see `session_references`.
+    """Computes one call without state: see `wide_answers` and `session_references`.
 
     Args:
         model: The model. It does not change.
@@ -118,16 +110,44 @@ def references(
         wanted: The names of the floating outputs that need a reference.
         tf32: Whether the model's own outputs may have been computed with TF32.
     """
-    if len(eager) != len(outputs):
+    if len(eager) != len(outputs) or not wanted:
         return None
     by_name = {output.name: tensor for output, tensor in zip(outputs, eager)}
-    found = session_references([AnsweredCall(model, bound, outputs, by_name, wanted)], tf32=tf32)
+    calls = [AnsweredCall(model, bound, outputs, by_name, wanted)]
+    if (computed := wide_answers(calls)) is None:
+        return None
+    found = session_references(calls, SessionState(), computed, tf32=tf32)
     return found.calls[0] if found else None
 
 
-def session_references(
-    calls: Sequence[AnsweredCall], state: SessionState = SessionState(), *, tf32: bool = False
-) -> SessionReferences | None:
+@dataclass(frozen=True)
+class WideAnswers:
+    """What a session gives in a wide dtype.
+
+    Attributes:
+        dtype: The dtype.
+        calls: The results of each call, in the order of the manifest's.
+        state: The state after the last, by name.
+        eps: The epsilon of the least precise dtype that was widened.
+    """
+
+    dtype: torch.dtype
+    calls: Sequence[Sequence[torch.Tensor]]
+    state: Mapping[str, torch.Tensor]
+    eps: float
+
+    def narrowed(self, calls: Sequence[AnsweredCall], state: SessionState) -> list[dict[str, torch.Tensor]]:
+        """Returns the results of each call, then the state, by name in eager's dtypes, on the CPU."""
+        named = [dict(zip((r.name for r in call.results), each)) for call, each in zip(calls, self.calls)]
+        found = [_narrowed(results, call.eager) for results, call in zip(named, calls)]
+        return [*found, _narrowed(self.state, state.eager)]
+
+
+def _narrowed(results: Mapping[str, torch.Tensor], eager: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    return {name: tensor.detach().to(eager[name].dtype).cpu() for name, tensor in results.items() if name in eager}
+
+
+def wide_answers(calls: Sequence[AnsweredCall], state: SessionState = SessionState()) -> WideAnswers | None:
     """Computes the calls of a session in float64, or in float32 where float64 does not work.
 
     The state is computed in the wide dtype, too, and goes on from call to call. A single operator that has no kernel
@@ -136,57 +156,10 @@ def session_references(
     Args:
         calls: The calls, in order. Their models share their tensors, which do not change.
         state: The session's state.
-        tf32: Whether eager may have used TF32.
 
     Returns:
-        The references. A result has none if eager is so far from it that both cannot be the same function: the model
-        draws random numbers, or decides otherwise where two values are nearly equal. None if no result has one, or the
-        model computes in the widest dtype already.
+        The answers; None if no wider dtype than the model's works.
     """
-    if not (state.wanted or any(call.wanted for call in calls)):
-        return None
-    found = _computed(calls, state)
-    if found is None:
-        return None
-    least = max(found.eps, _TF32_EPS if tf32 else 0)
-    return _references(found.session, calls, found.results, state, limit=2 * math.sqrt(least))
-
-
-def wide_results(calls: Sequence[AnsweredCall], state: SessionState = SessionState()) -> WideResults | None:
-    """Returns what the calls of a session give in a wide dtype, in eager's dtypes.
-
-    Args:
-        calls: The calls, in order.
-        state: The session's state.
-
-    Returns:
-        By call and for the state, the results by name; None if no wider dtype works.
-    """
-    found = _computed(calls, state)
-    if found is None:
-        return None
-    named = [dict(zip((r.name for r in call.results), each)) for call, each in zip(calls, found.results)]
-    return WideResults(
-        tuple(_narrowed(results, call.eager) for results, call in zip(named, calls)),
-        _narrowed(found.session.state, state.eager),
-    )
-
-
-def _narrowed(results: Mapping[str, torch.Tensor], eager: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    return {name: tensor.detach().to(eager[name].dtype).cpu() for name, tensor in results.items() if name in eager}
-
-
-@dataclass(frozen=True)
-class _Computed:
-    """The results of each call, the session that computed them, and the least precise dtype that was widened."""
-
-    session: _WideSession
-    results: Sequence[Sequence[torch.Tensor]]
-    eps: float
-
-
-def _computed(calls: Sequence[AnsweredCall], state: SessionState) -> _Computed | None:
-    """Computes the calls in the widest dtype that works; None if none does."""
     tensors = [
         tensor
         for call in calls
@@ -211,8 +184,34 @@ def _computed(calls: Sequence[AnsweredCall], state: SessionState) -> _Computed |
                 # The model's code may raise anything in another dtype, and its wide weights may not fit into memory.
                 continue
             if all(len(each) == len(call.results) for each, call in zip(computed, calls)):
-                return _Computed(session, computed, torch.finfo(mode.narrowest if mode else narrow).eps)
+                eps = torch.finfo(mode.narrowest if mode else narrow).eps
+                return WideAnswers(wide, computed, session.state, eps)
     return None
+
+
+def session_references(
+    calls: Sequence[AnsweredCall], state: SessionState, computed: WideAnswers, *, tf32: bool = False
+) -> SessionReferences | None:
+    """Returns what eager should have answered.
+
+    Args:
+        calls: The calls of a session, in order.
+        state: The session's state.
+        computed: The same in a wide dtype.
+        tf32: Whether eager may have used TF32.
+
+    Returns:
+        The references. A result has none if eager is so far from it that both cannot be the same function: the model
+        draws random numbers, or decides otherwise where two values are nearly equal. None if no result has one.
+    """
+    limit = 2 * math.sqrt(max(computed.eps, _TF32_EPS if tf32 else 0))
+    dtype: Literal["float64", "float32"] = "float64" if computed.dtype is torch.float64 else "float32"
+    found = tuple(
+        _credible(dtype, dict(zip((r.name for r in c.results), each)), c.eager, c.results, c.wanted, limit=limit)
+        for c, each in zip(calls, computed.calls)
+    )
+    after = _credible(dtype, computed.state, state.eager, state.results, state.wanted, limit=limit)
+    return SessionReferences(dtype, found, after) if after or any(found) else None
 
 
 def wide_calls(
@@ -244,23 +243,6 @@ def wide_calls(
         used = mode.coarsest if mode else torch.float64
         return answers, inputs, torch.finfo(used).eps
     return None
-
-
-def _references(
-    session: _WideSession,
-    calls: Sequence[AnsweredCall],
-    computed: Sequence[Sequence[torch.Tensor]],
-    state: SessionState,
-    *,
-    limit: float,
-) -> SessionReferences | None:
-    dtype: Literal["float64", "float32"] = "float64" if session.wide is torch.float64 else "float32"
-    found = tuple(
-        _credible(dtype, dict(zip((r.name for r in c.results), each)), c.eager, c.results, c.wanted, limit=limit)
-        for c, each in zip(calls, computed)
-    )
-    after = _credible(dtype, session.state, state.eager, state.results, state.wanted, limit=limit)
-    return SessionReferences(dtype, found, after) if after or any(found) else None
 
 
 def _credible(

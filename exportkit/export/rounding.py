@@ -6,7 +6,9 @@ from typing import Any
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves, tree_map_only
+from torch.utils._pytree import tree_leaves
+
+from exportkit.export.dispatch import mapped
 
 _MOST = 1 << 20  # elements of a summand that is changed; weights may have more, and are the same in all code
 
@@ -86,7 +88,7 @@ class Rounded(TorchDispatchMode):
         if func.namespace in ("aten", "prims") and not (func.is_view or name in _EXACT | _SINGLE | _PLAIN):
             self.blends |= any(_has_great(leaf) for leaf in tree_leaves((args, kwargs)))
         if name in _SUMS and not func._schema.is_mutable:
-            args = tree_map_only(torch.Tensor, self._summand, args)
+            args = mapped(torch.Tensor, self._summand, args)
         result = func(*args, **kwargs)
         if name == "_to_copy":
             self._note_cast(args[0], result)

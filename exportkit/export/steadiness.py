@@ -11,7 +11,6 @@ from exportkit.accuracy import allowed_error, eager_error, whole_rows
 from exportkit.errors import ExportError, UsageError
 from exportkit.export.eager_methods import EagerMethods
 from exportkit.export.record import PlayedSession, RecordedCase, play_session
-from exportkit.export.reference import wide_results
 from exportkit.export.rounding import Rounded
 from exportkit.export.trouble_values import GREAT
 from exportkit.package.case_files import result_keys, results_in, state_keys, worst
@@ -84,8 +83,10 @@ class Steadiness:
             2 * drawn.greatest, exact.greatest / 4
         )
 
-    def _others(self, played: PlayedSession, *, great: bool) -> Iterator[list[_Results] | None]:
+    def _others(self, played: PlayedSession, *, great: bool) -> Iterator[Sequence[_Results] | None]:
         """Yields what right code may answer: the results of each call, then the state. None if that is not defined."""
+        if played.wide is not None:
+            yield played.wide.narrowed(played.answered, played.after)
         for seed in range(_RUNS):
             mode = Rounded(seed, played.calls[0].bound.tensors[0].device)
             try:
@@ -99,10 +100,8 @@ class Steadiness:
                     torch.compiler.reset()  # torch.cond was compiled in the mode, and would be refused from now on
             undefined = mode.undefined or (great and mode.blends)
             yield None if undefined else [each.eager for each in again.answered] + [again.after.eager]
-        if (wide := wide_results(played.answered, played.after)) is not None:
-            yield [*wide.calls, wide.state]
 
-    def _agrees(self, other: list[_Results] | None, played: PlayedSession, tensors: _Results) -> bool:
+    def _agrees(self, other: Sequence[_Results] | None, played: PlayedSession, tensors: _Results) -> bool:
         if other is None:
             return False
         *calls, state = other

@@ -22,6 +22,7 @@ from exportkit.export.composites import written_out
 from exportkit.export.control_flow import ControlFlowError, traceable_control_flow, weights_apart
 from exportkit.export.declared import declared
 from exportkit.export.describe_program import taken_tensors
+from exportkit.export.fake_answers import remembered_when_repeated
 from exportkit.export.gradients import gradients_of, traced
 from exportkit.export.guards import GuardLog, guard_log
 from exportkit.export.lengths import varying_lengths
@@ -231,6 +232,7 @@ def _call_export(
                 quiet_torch(),
                 _attention_of_no_machine(),
                 whole_recurrent_layers(log.unrolled),
+                remembered_when_repeated(),
                 varying_lengths(),
                 varying_batches(),
                 traceable_control_flow(),

@@ -9,7 +9,9 @@ from typing import Any
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves, tree_map_only
+from torch.utils._pytree import tree_leaves
+
+from exportkit.export.dispatch import mapped
 
 # A cast to one of these is a choice of precision, and is widened. A cast to float8 or to an integer changes what the
 # model computes, and stays.
@@ -67,18 +69,18 @@ class Widened(TorchDispatchMode):
         if func is torch.ops.aten._assert_tensor_metadata.default:
             return None  # an exported program checks the dtypes that it was traced with
         self.met_control_flow |= isinstance(func, torch._ops.HigherOrderOperator)
-        given = tree_map_only(torch.dtype, self._wider, (args, kwargs or {}))
+        given = mapped(torch.dtype, self._wider, (args, kwargs or {}))
         if self._lazily and args and self._parameters.has(args[0]):
             if func in _CHOOSING:
                 return cast(func(*args, **(kwargs or {})), self._wide)
             if isinstance(func, torch._ops.OpOverload) and func.is_view and isinstance(args[0], torch.Tensor):
-                return tree_map_only(torch.Tensor, self._parameters.view, func(*args, **(kwargs or {})))
+                return mapped(torch.Tensor, self._parameters.view, func(*args, **(kwargs or {})))
         refusal: Exception | None = None
         for dtype in self._tried:
             try:
                 if (result := self._in_blocks(func, given, dtype)) is not None:
                     return result
-                wide_args, wide_kwargs = wide = tree_map_only(torch.Tensor, self._parameters.caster(dtype), given)
+                wide_args, wide_kwargs = wide = mapped(torch.Tensor, self._parameters.caster(dtype), given)
                 with _without_cudnn() if self._lazily and func is _aten.convolution.default else nullcontext():
                     result = func(*wide_args, **wide_kwargs)
             except (RuntimeError, NotImplementedError) as error:
@@ -86,7 +88,7 @@ class Widened(TorchDispatchMode):
                 continue
             self._write_back(func, given, wide)
             self._note(dtype)
-            return tree_map_only(torch.Tensor, lambda tensor: cast(tensor, self._wide), result)
+            return mapped(torch.Tensor, lambda tensor: cast(tensor, self._wide), result)
         assert refusal is not None
         raise refusal
 
@@ -100,7 +102,7 @@ class Widened(TorchDispatchMode):
         if not self._parameters.has(second) or second.numel() * dtype.itemsize <= KEPT_BYTES:
             return None
         caster, count = self._parameters.caster(dtype), -(-second.numel() * dtype.itemsize // KEPT_BYTES)
-        others = list(tree_map_only(torch.Tensor, lambda each: each if each is second else caster(each), args))
+        others = list(mapped(torch.Tensor, lambda each: each if each is second else caster(each), args))
         results, start = [], 0
         for block in second.chunk(count, dim):
             others[place] = cast(block, dtype)

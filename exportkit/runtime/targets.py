@@ -8,7 +8,11 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import importlib.util
+import runpy
+import sys
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import msgspec
@@ -77,16 +81,27 @@ def host_cpu_isa() -> str:
 
 def host(*, with_cuda: bool) -> Host:
     """Returns the properties of this machine. Initialises CUDA only if `with_cuda`."""
+    torch_version, cuda = _torch_build()
+    here = Host(host_platform(), host_cpu_isa(), torch_version, cuda)
+    if not with_cuda or cuda is None:
+        return here
     import torch
 
-    here = Host(host_platform(), host_cpu_isa(), str(torch.__version__), torch.version.cuda)
-    if not with_cuda or torch.version.cuda is None:
-        return here
     here = here._replace(driver=driver_cuda())  # with one that is too old, torch sees no device
     if not torch.cuda.is_available():
         return here
     capabilities = tuple(torch.cuda.get_device_capability(index) for index in range(torch.cuda.device_count()))
     return here._replace(capabilities=capabilities, current_cuda=torch.cuda.current_device())
+
+
+def _torch_build() -> tuple[str, str | None]:
+    """Returns torch's version and its CUDA's, by the file that torch has them in: importing torch takes seconds."""
+    if "torch" not in sys.modules and (found := importlib.util.find_spec("torch")) is not None and found.origin:
+        version = runpy.run_path(str(Path(found.origin).with_name("version.py")))
+        return version["__version__"], version["cuda"]
+    import torch
+
+    return str(torch.__version__), torch.version.cuda
 
 
 def driver_cuda() -> str | None:
@@ -145,6 +160,8 @@ def survey(targets: Sequence[Target], device: str, host: Host, libraries: Sequen
         UsageError: `parse_device` refuses `device`.
         NoTargetError: No target runs here. The message gives a reason for each.
     """
+    if any(not need.startswith("GLIBC") for library in libraries for need in library.needs):
+        import torch  # noqa: F401  (it loads libraries that others need, such as CUDA's)
     machine, candidates = msgspec.json.encode(host._asdict()), msgspec.json.encode(targets)
     brought = msgspec.json.encode(libraries)
     found = msgspec.json.decode(core.text("ek_survey", candidates, brought, core.encoded(device), machine))
