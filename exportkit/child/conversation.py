@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from contextlib import suppress
 from typing import Self, TypeVar
 
 from exportkit.child.channel import Channel
@@ -56,9 +57,19 @@ class Conversation:
             ChildEndedError: The child ended before it answered.
             TimeoutError: The child was killed, because it gave no answer in time.
         """
+        self.tell(command)
+        return self.hear(answer, timeout=timeout)
+
+    def tell(self, command: Message) -> None:
+        """Sends a command, to which `hear` has the answer. If the child has ended, `hear` says so."""
+        self._channel.deadline = None
+        with suppress(ConnectionError):
+            self._channel.send(encode(command))
+
+    def hear(self, answer: type[M], *, timeout: float | None = None) -> M | Failed:
+        """Returns the answer to what was told. The arguments and errors are those of `ask`."""
         self._channel.deadline = None if timeout is None else time.monotonic() + timeout
         try:
-            self._channel.send(encode(command))
             answered: M | Failed = decode(self._channel.receive()[0], answer | Failed)
             return answered
         except TimeoutError:

@@ -119,7 +119,7 @@ class TargetCalls:
                 yield Check("eager", plan.labelled("the sizes"), {}, nothing, target=self.target)
         if not any(plan.sizes.sizes for plan in plans):
             return
-        if not eager.alive and eager.model is not None:
+        if not eager.made and eager.model is not None:
             self.progress(f"making the eager model {eager.model}")
         if (objection := eager.make()) is not None:
             yield Check("eager", "the eager model", {}, objection, target=self.target)

@@ -44,6 +44,7 @@ class EagerProcess:
         self.required = required
         self._demanded_by = demanded_by
         self._worker: VerifyWorker | None = None
+        self._begun = False
         self._objection: Verdict | None = None
 
     def __enter__(self) -> Self:
@@ -58,15 +59,15 @@ class EagerProcess:
         """Whether the process can take a command."""
         return self._worker is not None and self._worker.alive
 
-    def make(self) -> Verdict | None:
-        """Makes the model if it does not exist yet. Returns the problem if it cannot be compared with."""
-        if not self.alive:
-            self._objection = self._start()
-        return self._objection
+    @property
+    def made(self) -> bool:
+        """Whether the model exists, or it was found that it cannot be made."""
+        return self.alive and not self._begun
 
-    def _start(self) -> Verdict | None:
-        if self.model is None:
-            return EagerUnavailable(unnamed(self._manifest.source.model, self._demanded_by), self.required)
+    def begin(self) -> None:
+        """Begins to make the model if it does not exist yet. Others may work meanwhile; `make` waits for it."""
+        if self.model is None or self._begun or self.alive:
+            return
         source, options = self._manifest.source, self._options
         command = MakeEager(
             eager=EagerFiles.of(options.eager, self.model),
@@ -77,15 +78,29 @@ class EagerProcess:
             device=self._device,
         )
         self._worker = VerifyWorker("exportkit.verify.eager_worker", search_path="caller")
-        timeout = max(options.timeout, LOAD_TIMEOUT)
-        answer = self._worker.ask(command, EagerMade, doing=f"making the eager model {self.model}", timeout=timeout)
+        self._worker.tell(command)
+        self._begun = True
+
+    def make(self) -> Verdict | None:
+        """Makes the model if it does not exist yet. Returns the problem if it cannot be compared with."""
+        if self.model is None:
+            return EagerUnavailable(unnamed(self._manifest.source.model, self._demanded_by), self.required)
+        self.begin()
+        if self._begun:
+            self._begun, self._objection = False, self._made(self.model)
+        return self._objection
+
+    def _made(self, model: str) -> Verdict | None:
+        assert self._worker is not None
+        timeout, source = max(self._options.timeout, LOAD_TIMEOUT), self._manifest.source
+        answer = self._worker.hear(EagerMade, doing=f"making the eager model {model}", timeout=timeout)
         if isinstance(answer, Failed):
             if answer.error == "ModelNotFoundError":
                 return EagerUnavailable(answer.detail, self.required)
-            return EagerFailed(answer.error, answer.detail, f"making {self.model}")
+            return EagerFailed(answer.error, answer.detail, f"making {model}")
         if isinstance(answer, EagerMade):
             same = answer.state_sha256 == source.state_sha256
-            return None if same else EagerDiffers(source.state_sha256, answer.state_sha256, self.model)
+            return None if same else EagerDiffers(source.state_sha256, answer.state_sha256, model)
         return answer
 
     def draw(

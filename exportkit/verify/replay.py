@@ -111,12 +111,17 @@ class ReplayProcess:
         if self._worker is not None:
             self._worker.close()
 
-    def load(self) -> ArtifactLoaded | Verdict:
-        """Starts a process and loads the artifact in it. Returns a verdict if that fails."""
+    def start(self) -> None:
+        """Starts a process, which begins to load the artifact. `load` waits for it."""
         kind = type(self._command)
         self._worker = VerifyWorker(_WORKERS[kind], search_path="installed", with_torch=kind is LoadArtifact)
+        self._worker.tell(self._command)
+
+    def load(self) -> ArtifactLoaded | Verdict:
+        """Loads the artifact in the process that was started. Returns a verdict if that fails."""
+        assert self._worker is not None
         timeout = max(self._timeout, LOAD_TIMEOUT)
-        answer = self._worker.ask(self._command, ArtifactLoaded, doing="loading the artifact", timeout=timeout)
+        answer = self._worker.hear(ArtifactLoaded, doing="loading the artifact", timeout=timeout)
         return _load_failure(answer) if isinstance(answer, Failed) else answer
 
     def call(
@@ -152,6 +157,7 @@ class ReplayProcess:
         if self._worker is None or not self._worker.alive:
             if self._dead >= _MAX_DEAD:
                 return NotRun(f"{self._dead} processes died in earlier calls")
+            self.start()
             if not isinstance(loaded := self.load(), ArtifactLoaded):
                 return loaded
         assert self._worker is not None

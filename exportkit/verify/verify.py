@@ -184,6 +184,11 @@ class _Verification:
             return self._run_in_cpp(run)
         self.progress(f"loading {run.name} in a fresh process")
         with self._process(run) as replay:
+            replay.start()
+            if any(plan.sizes.sizes for plan in plans):
+                eager.begin()
+            import exportkit.verify.judging  # noqa: F401  (torch, which takes seconds, while the processes start)
+
             loaded = replay.load()
             if not isinstance(loaded, ArtifactLoaded):
                 self.checks.append(Check("package", "load", {}, loaded, target=run.name))

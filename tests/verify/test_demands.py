@@ -205,6 +205,7 @@ def test_the_process_that_runs_it_takes_no_other_package_without_a_signature(tmp
     for permitted, error in (("0" * 64, "DigestMismatchError"), (None, "SignatureMissingError"), (digest, None)):
         process = ReplayProcess.of_target(path, manifest, CASES, target=None, device="cpu", unsigned=permitted)
         with process as replay:
+            replay.start()
             answer = replay.load()
         assert isinstance(answer, ArtifactLoaded if error is None else LoadFailed)
         assert error is None or answer.error == error
