@@ -99,6 +99,12 @@ class _Process:
     def printed(self):
         return ""
 
+    def tell(self, command):
+        self.told = command
+
+    def hear(self, expected, *, doing, timeout):
+        return self.ask(self.told, expected, doing=doing, timeout=timeout)
+
     def ask(self, command, expected, *, doing, timeout):
         self.script.commands.append(command)
         answer = self.script.answers[COMMANDS[type(command)]]

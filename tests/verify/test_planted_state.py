@@ -50,6 +50,12 @@ class HereWorker:
         self._handlers = handlers(Replay())
         self.alive = True
 
+    def tell(self, command: Message) -> None:
+        self._told = command
+
+    def hear(self, answer: type[Message], *, doing: str, timeout: float) -> Message:
+        return self.ask(self._told, answer, doing=doing, timeout=timeout)
+
     def ask(self, command: Message, answer: type[Message], *, doing: str, timeout: float) -> Message:
         try:
             return self._handlers[type(command)](command)
