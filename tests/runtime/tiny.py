@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import inspect
 import os
+import shutil
 import tempfile
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
@@ -113,7 +114,10 @@ def compiled(
     folder = CACHE / hashlib.sha256(repr(key).encode()).hexdigest()[:16]
     with one_maker(folder) as ours:
         if ours:
-            options = {**OPTIONS, **({"cpp.cxx": (None, str(compiler))} if compiler else {})}
+            # Not in Inductor's cache, where another checkout may have left the same.
+            work = tempfile.mkdtemp(dir=folder.parent)
+            options = {**OPTIONS, "aot_inductor.output_path": work}
+            options |= {"cpp.cxx": (None, str(compiler))} if compiler else {}
             program = torch.export.export(module.eval(), args, dynamic_shapes=dynamic_shapes)
             # Spares std::regex, a third of the compiler's time, unless a test is about this compiler.
             with nullcontext() if compiler else compiling_model_sources(keep=False):
@@ -126,6 +130,7 @@ def compiled(
                 if not file.name.endswith("kernel.cpp"):
                     Path(temporary, file.name).write_bytes(b"" if file.suffix == ".cpp" else file.read_bytes())
             os.rename(temporary, folder)
+            shutil.rmtree(work)
     return {file.name: file for file in folder.iterdir()}
 
 
