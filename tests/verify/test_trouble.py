@@ -49,13 +49,18 @@ class Here:
     handlers, loaded, alive = handlers(Replay()), [], True
     def __init__(self, module, **options):
         pass
-    def ask(self, command, answer, **options):
+    def tell(self, command):
         if type(command) is LoadArtifact and self.loaded:  # the library tells from its environment what is planted
-            return self.loaded[0]
-        done = self.handlers[type(command)](command)
+            self.done = self.loaded[0]
+            return
+        self.done = self.handlers[type(command)](command)
         if type(command) is LoadArtifact:
-            self.loaded.append(done)
-        return done
+            self.loaded.append(self.done)
+    def hear(self, answer, **options):
+        return self.done
+    def ask(self, command, answer, **options):
+        self.tell(command)
+        return self.done
     def close(self):
         pass
 
@@ -74,10 +79,10 @@ from exportkit.verify.commands import DrawCalls, MakeEager
 from exportkit.verify.eager_worker import Eager
 
 class Beside(Here):
-    def ask(self, command, answer, **options):
+    def tell(self, command):
         planted, os.environ["PLANTED"] = os.environ["PLANTED"], ""
         try:
-            return self.handlers[type(command)](command)
+            self.done = self.handlers[type(command)](command)
         finally:
             os.environ["PLANTED"] = planted
 
