@@ -237,11 +237,16 @@ def test_a_crash_of_onnx_runtime_is_a_verdict_and_then_another_process_runs(
         def __init__(self, module: str, *, search_path: str, with_torch: bool) -> None:
             started.append((module, search_path, with_torch))
 
-        def ask(self, command: object, answer: object, *, doing: str, timeout: float) -> object:
-            if isinstance(command, CallModel):
-                self.alive = False
-                return Crashed(11, None, doing, "")
+        def tell(self, command: object) -> None:
+            pass
+
+        def hear(self, answer: object, *, doing: str, timeout: float) -> object:
             return ArtifactLoaded("cpu", "1.0", 0.0)
+
+        def ask(self, command: object, answer: object, *, doing: str, timeout: float) -> object:
+            assert isinstance(command, CallModel)
+            self.alive = False
+            return Crashed(11, None, doing, "")
 
         def close(self) -> None:
             self.alive = False
