@@ -45,6 +45,7 @@ from tests.fresh import run_interpreter
 from tests.onnx.small_models import NET, Net, manifest, model_proto, write_small
 from tests.package.signers import Signer, signer, write_policy
 from tests.runtime import exportkit_run
+from tests.verify.told_worker import Told
 
 NAMED = EagerSource("net.py:Net")
 CASES = VerifyOptions(against="cases")
@@ -231,7 +232,7 @@ def test_a_crash_of_onnx_runtime_is_a_verdict_and_then_another_process_runs(
 ) -> None:
     started = []
 
-    class Dying:
+    class Dying(Told):
         alive = True
 
         def __init__(self, module: str, *, search_path: str, with_torch: bool) -> None:

@@ -44,6 +44,7 @@ from exportkit.verify.outcomes import (
     WrongStructure,
 )
 from exportkit.verify.verify import verify
+from tests.verify.told_worker import Told
 from tests.verify.verify_artifacts import Affine, affine_call, right, write_artifact
 
 X = torch.arange(6.0).reshape(2, 3)
@@ -83,7 +84,7 @@ class Script:
         return _Process(self, name)
 
 
-class _Process:
+class _Process(Told):
     def __init__(self, script, name):
         self.script, self.name, self.alive = script, name, True
 
@@ -98,12 +99,6 @@ class _Process:
 
     def printed(self):
         return ""
-
-    def tell(self, command):
-        self.told = command
-
-    def hear(self, expected, *, doing, timeout):
-        return self.ask(self.told, expected, doing=doing, timeout=timeout)
 
     def ask(self, command, expected, *, doing, timeout):
         self.script.commands.append(command)

@@ -36,6 +36,7 @@ from exportkit.verify.outcomes import (
 from exportkit.verify.replay_worker import Replay, handlers
 from exportkit.verify.verify import verify
 from tests.artifacts import artifact
+from tests.verify.told_worker import Told
 from tools.planted_errors import DOCUMENT, PLANTED_STATE
 
 FOLDER = Path(__file__).parent
@@ -43,18 +44,12 @@ CASES = VerifyOptions(against="cases")
 PROMISES = 5
 
 
-class HereWorker:
+class HereWorker(Told):
     """Stands in for the replay process, so that a test can plant errors in what runs the package."""
 
     def __init__(self, module: str, **options: Any) -> None:
         self._handlers = handlers(Replay())
         self.alive = True
-
-    def tell(self, command: Message) -> None:
-        self._told = command
-
-    def hear(self, answer: type[Message], *, doing: str, timeout: float) -> Message:
-        return self.ask(self._told, answer, doing=doing, timeout=timeout)
 
     def ask(self, command: Message, answer: type[Message], *, doing: str, timeout: float) -> Message:
         try:

@@ -45,7 +45,9 @@ from exportkit.verify.options import VerifyOptions
 from exportkit.verify.replay_worker import Replay, handlers
 from exportkit.verify.verify import verify
 
-class Here:
+from tests.verify.told_worker import Told
+
+class Here(Told):
     handlers, loaded, alive = handlers(Replay()), [], True
     def __init__(self, module, **options):
         pass
