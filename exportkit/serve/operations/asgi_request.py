@@ -8,14 +8,11 @@ import re
 from collections.abc import Callable
 from functools import lru_cache
 from http import HTTPStatus
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from starlette.types import ASGIApp, Message, Scope
 
 from exportkit.serve.http.exchange import FILL, WATCH
-
-if TYPE_CHECKING:
-    from exportkit.serve.operations.http_connection import HttpConnection
 
 _COPIED = 64 << 10  # bytes of a body up to which it is copied behind the head
 _BROKEN = re.compile(rb"[\0\r\n]")  # in a header it would begin another
@@ -23,6 +20,27 @@ _NO_BODY = frozenset([204, 304])
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 
 _log = logging.getLogger(__name__)
+
+
+class AnsweredConnection(Protocol):
+    """What a request asks of its connection: `HttpConnection` says what each does."""
+
+    transport: asyncio.Transport
+
+    def resume_reading(self) -> None:
+        """Receives more of the body, or sees the client go away."""
+
+    async def fill(self, memory: memoryview, came: Callable[[int], None], /) -> bool:
+        """Fills memory with what comes next."""
+
+    async def drain(self) -> None:
+        """Waits until the client took most of what was written."""
+
+    def answered(self) -> None:
+        """The request that is answered is over."""
+
+    def date(self) -> bytes:
+        """Returns the header `Date` as a line."""
 
 
 class AsgiRequest:
@@ -39,7 +57,7 @@ class AsgiRequest:
         disconnected: Whether the client went away before.
     """
 
-    def __init__(self, connection: HttpConnection, scope: Scope, *, keep_alive: bool, expects: bool) -> None:
+    def __init__(self, connection: AnsweredConnection, scope: Scope, *, keep_alive: bool, expects: bool) -> None:
         """`expects`: the client asks before it sends the body."""
         scope["extensions"] = {FILL: self._fill, WATCH: self._watch}
         self.scope = scope

@@ -6,13 +6,14 @@ import asyncio
 import struct
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar
 
 from exportkit.serve.rpc import http2_frames as h2
 from exportkit.serve.rpc.http2_frames import FRAME, ConnectionProblemError, ErrorCode, StreamProblemError
 from exportkit.serve.rpc.http2_headers import HEADER_BYTES, HeaderBlocks, Headers, without_padding
 from exportkit.serve.rpc.http2_rules import Fields, check_frame, check_setting, why_malformed
 from exportkit.serve.rpc.rpc_stream import STREAM_WINDOW, RpcStream
+from exportkit.serve.rpc.stream_carrier import FrameReader
 
 _CONNECTION_WINDOW = 64 << 20  # no limit of its own: the streams have theirs
 _CREDIT = 4 << 20  # bytes of a connection after which its client hears that it may go on
@@ -48,13 +49,6 @@ class Connections:
     held: int = 0
     opened: set[Http2Connection] = field(default_factory=set)
     tasks: set[asyncio.Task[None]] = field(default_factory=set)
-
-
-class FrameReader(Protocol):
-    """Reads frames with data that it knows."""
-
-    def read(self, data: bytes, at: int, /) -> int:
-        """Reads from a frame on, which is complete. Returns where the first one begins that it does not know."""
 
 
 class Http2Connection(asyncio.Protocol):
