@@ -13,10 +13,9 @@ from exportkit.serve.protocol.shared_memory import SharedMemory, offered
 from exportkit.serve.tenants.tenants import Tenant
 
 if TYPE_CHECKING:  # these import torch, which a receiver must not load
-    from exportkit.serve.engine.repository import Repository
+    from exportkit.serve.engine.repository import Models, Repository
     from exportkit.serve.engine.served import ServedModel
     from exportkit.serve.engine.served_package import Named
-    from exportkit.serve.engine.visible_models import Models
 
 _EXTENSIONS = ("model_repository", "model_configuration", "statistics", "schedule_policy", "sequence")
 

@@ -21,6 +21,26 @@ def test_imports_point_one_way():
     assert result.returncode == 0, result.stdout + result.stderr
 
 
+def test_a_server_has_no_circle_that_only_type_checking_sees():
+    names = {path.with_suffix("").relative_to(ROOT): path for path in (ROOT / "exportkit" / "serve").rglob("*.py")}
+    modules = {".".join(name.parts): path for name, path in names.items()}
+    left = {module: _imported(path) & modules.keys() for module, path in modules.items()}
+    while ends := {module for module, needed in left.items() if not needed & left.keys()}:
+        left = {module: needed for module, needed in left.items() if module not in ends}
+    assert left == {}  # those in a circle, and those that need one of them
+
+
+def _imported(path: Path) -> set[str]:
+    """Returns the modules that a module names anywhere, under TYPE_CHECKING too."""
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom) and node.module is not None:
+            found |= {node.module, *(f"{node.module}.{each.name}" for each in node.names)}
+        elif isinstance(node, ast.Import):
+            found |= {each.name for each in node.names}
+    return found
+
+
 @pytest.mark.parametrize(
     ("module", "forbidden"),
     [

@@ -2,14 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
+from typing import Protocol, TypeVar
 
 from exportkit.package.manifest import Manifest
 from exportkit.serve.engine.model_copy import SharedModel
+from exportkit.serve.protocol.inference import InferAnswer, InferRequest
 
-if TYPE_CHECKING:
-    from exportkit.serve.engine.served import ServedModel
+Model_co = TypeVar("Model_co", covariant=True)
+
+
+class Answering(Protocol):
+    """A method, as the sequences of its load see it."""
+
+    async def infer(self, request: InferRequest, /) -> InferAnswer:
+        """Answers a request. Raises a ServeError."""
+
+
+class PackageMethods(Protocol[Model_co]):
+    """The methods of a package, as each of them sees them: `ServedPackage` says what each attribute is."""
+
+    @property
+    def name(self) -> str:
+        """The name of the package."""
+
+    @property
+    def models(self) -> Mapping[str, Model_co]:
+        """What is served, by method."""
+
+    def chosen(self, asked: str, method: str | None, /) -> Model_co:
+        """Returns the method that a request means."""
 
 
 class Home:
@@ -24,7 +46,7 @@ class Home:
     def __init__(self, manifest: Manifest, copies: Sequence[SharedModel]) -> None:
         """No method is served yet."""
         self.manifest = manifest
-        self.models: dict[str, ServedModel] = {}
+        self.models: dict[str, Answering] = {}
         self.counts = [0] * len(copies)
         self._copies = copies
 

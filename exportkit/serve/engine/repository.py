@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from exportkit.errors import ExportkitError, RevokedError, UsageError
 from exportkit.serve.engine.folder import PackageFile, check_names, newest_last, packages_in, single_package
@@ -23,23 +23,11 @@ from exportkit.serve.engine.served import ServedModel
 from exportkit.serve.engine.served_package import Named, ServedPackage
 from exportkit.serve.engine.served_sequences import ServedSequences
 from exportkit.serve.engine.statistics import Statistics
-from exportkit.serve.engine.visible_models import VisibleModels
+from exportkit.serve.engine.visible_models import IndexEntry, State, VisibleModels
 from exportkit.serve.protocol.inference import SequenceStart
 from exportkit.serve.serve_options import ServeOptions
 from exportkit.serve.statuses import BackendError, BadRequestError, NotReadyError, NotServedError, ServeError
 from exportkit.serve.tenants.key_rules import KeyRules, Sees, sees_all
-
-State = Literal["UNKNOWN", "READY", "UNAVAILABLE", "LOADING", "UNLOADING"]
-
-
-@dataclass(frozen=True)
-class IndexEntry:
-    """A version of a model in the repository. `reason` says why it is not ready."""
-
-    name: str
-    version: str
-    state: State
-    reason: str
 
 
 @dataclass
@@ -177,7 +165,7 @@ class Repository:
             raise NotReadyError(f"the model {name} is not ready: {entry.reason or entry.state.lower()}")
         return max(served, key=lambda model: (model.ready, newest_last(model.version)))
 
-    def seen_by(self, rules: KeyRules) -> Repository | VisibleModels:
+    def seen_by(self, rules: KeyRules) -> Models:
         """Returns what a client sees of it."""
         return self if rules.models is None else VisibleModels(self, rules)
 
@@ -438,3 +426,7 @@ def _weights_file(package: PackageFile, name: str) -> Path:
         there = ", ".join(package.weights) or "none"
         raise BadRequestError(f"there are no weights {name!r} beside the package {package.name}: {there}")
     return package.weights[name]
+
+
+Models = Repository | VisibleModels
+"""What a client may see."""

@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from exportkit.package.manifest import Call, Manifest
 from exportkit.serve.batching.batcher import Batcher
@@ -23,7 +23,7 @@ from exportkit.serve.engine.execution import BatchResult, BatchRunner
 from exportkit.serve.engine.fast_lending import KnownAnswer, Lending
 from exportkit.serve.engine.fast_queue import Owner
 from exportkit.serve.engine.fast_steps import FastSteps
-from exportkit.serve.engine.home import Home
+from exportkit.serve.engine.home import Answering, Home, PackageMethods
 from exportkit.serve.engine.loaded_package import LoadedCopies
 from exportkit.serve.engine.model_description import DEFAULT_PRIORITY
 from exportkit.serve.engine.own_thread import in_own_thread
@@ -45,9 +45,6 @@ from exportkit.serve.statuses import (
     ServeError,
 )
 from exportkit.sizes import sizes_of
-
-if TYPE_CHECKING:
-    from exportkit.serve.engine.served_package import ServedPackage
 
 _SERIALS = itertools.count()
 
@@ -107,7 +104,7 @@ class ServedModel:
         self.counted = counted
         counted.runners = len(loaded.copies) * described.runners
         self.versions: Callable[[], Sequence[str]] = lambda: [described.version]
-        self.package: ServedPackage | None = None
+        self.package: PackageMethods[ServedModel] | None = None
         self.max_body = min(described.largest_inputs(), described.limits.max_queued_bytes)
         self._limits = described.limits
         self._metadata = described.metadata()
@@ -360,7 +357,7 @@ class ServedModel:
         if self._leaving is not None:
             raise NotReadyError(f"no sequence of {self.name} begins any more: {self._leaving}")
 
-    def _other(self, request: InferRequest) -> ServedModel | None:
+    def _other(self, request: InferRequest) -> Answering | None:
         """Returns the model that answers in this one's place: the version that a sequence began with, or the next."""
         if self._sequences is not None and request.sequence is not None:
             began = self._sequences.model(request.sequence, self.method)

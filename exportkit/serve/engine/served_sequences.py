@@ -7,7 +7,6 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
 
 from exportkit.package.manifest import Manifest
 from exportkit.runtime.state import state_bytes, state_dimensions
@@ -16,7 +15,7 @@ from exportkit.serve.engine.dispatcher import Answered
 from exportkit.serve.engine.execution import BatchResult
 from exportkit.serve.engine.fast_queue import FastQueue
 from exportkit.serve.engine.fast_steps import FastSteps, Lent
-from exportkit.serve.engine.home import Home
+from exportkit.serve.engine.home import Answering, Home
 from exportkit.serve.engine.pending_steps import NO_INPUTS, OneSequence, PendingStep, Run, SequencePlace, never, nobody
 from exportkit.serve.engine.sequence_rules import SequenceKey, ended, gone, key_of, reason_of, state_sizes
 from exportkit.serve.engine.steps import HeldSession, StepRequest
@@ -35,9 +34,6 @@ from exportkit.serve.statuses import (
     ServeError,
     TooLargeError,
 )
-
-if TYPE_CHECKING:
-    from exportkit.serve.engine.served import ServedModel
 
 _SWEEP_SECONDS = 1.0  # how often it is looked whether a sequence idles for too long, or lost its process
 
@@ -81,7 +77,7 @@ class ServedSequences:
         first = next(iter(self._table), None)
         return 0.0 if first is None else time.monotonic() - first.began
 
-    def model(self, step: SequenceStep, method: str) -> ServedModel | None:
+    def model(self, step: SequenceStep, method: str) -> Answering | None:
         """Returns what answers the next step of a sequence: the version that it began with.
 
         None: there is no such sequence, or it begins.

@@ -3,23 +3,60 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NoReturn, Union
+from dataclasses import dataclass
+from typing import Any, Literal, NoReturn, Protocol
 
 from exportkit.serve.engine.served import ServedModel
 from exportkit.serve.engine.served_package import Named
 from exportkit.serve.protocol.inference import SequenceStart
 from exportkit.serve.protocol.seen_methods import check_method, sees_model
 from exportkit.serve.statuses import ForbiddenError
-from exportkit.serve.tenants.key_rules import KeyRules
+from exportkit.serve.tenants.key_rules import KeyRules, Sees
 
-if TYPE_CHECKING:
-    from exportkit.serve.engine.repository import IndexEntry, Repository
+State = Literal["UNKNOWN", "READY", "UNAVAILABLE", "LOADING", "UNLOADING"]
+
+
+@dataclass(frozen=True)
+class IndexEntry:
+    """A version of a model in the repository. `reason` says why it is not ready."""
+
+    name: str
+    version: str
+    state: State
+    reason: str
+
+
+class AllModels(Protocol):
+    """What is shown of a repository: `Repository` says what each does."""
+
+    @property
+    def ready(self) -> bool:
+        """Whether the server is."""
+
+    @property
+    def draining(self) -> bool:
+        """Whether the server does."""
+
+    def named(self, name: str, version: str = "", *, sees: Sees) -> Named:
+        """Returns a model, or a package that has no default method."""
+
+    def model(self, name: str, version: str = "", method: str | None = None, *, sees: Sees) -> ServedModel:
+        """Returns a model, or the method of a package."""
+
+    def models(self) -> Sequence[ServedModel]:
+        """Returns every version that is loaded."""
+
+    def index(self, *, sees: Sees) -> Sequence[IndexEntry]:
+        """Returns what there is, loaded or not."""
+
+    def check_start(self, start: SequenceStart, models: Sequence[ServedModel], /) -> None:
+        """Refuses a sequence if none of the models has room for it."""
 
 
 class VisibleModels:
     """What a client may see of a repository. Refusals are those of names that nothing has."""
 
-    def __init__(self, repository: Repository, rules: KeyRules) -> None:
+    def __init__(self, repository: AllModels, rules: KeyRules) -> None:
         """Sees what the rules allow."""
         self._repository = repository
         self._rules = rules
@@ -65,7 +102,3 @@ class VisibleModels:
 
     def _refuse(self) -> NoReturn:
         raise ForbiddenError("this API key may not load or unload models", hint="It is for some models only.")
-
-
-Models = Union["Repository", VisibleModels]
-"""What a client may see."""

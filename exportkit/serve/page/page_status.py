@@ -14,7 +14,7 @@ from exportkit.serve.page.page_parts import part_of
 from exportkit.serve.serve_options import ServeOptions
 
 if TYPE_CHECKING:
-    from exportkit.serve.engine.visible_models import Models
+    from exportkit.serve.engine.repository import Models
 
 
 def page_status(repository: Models, options: ServeOptions) -> dict[str, Any]:

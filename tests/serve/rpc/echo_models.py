@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from exportkit.serve.engine.repository import IndexEntry
+from exportkit.serve.engine.visible_models import IndexEntry
 from exportkit.serve.protocol.inference import InferAnswer, InferRequest, InferTiming, OutputTensor
 from exportkit.serve.statuses import DeadlineError, NotReadyError, NotServedError, ServeError, TooLargeError
 from exportkit.serve.tenants.key_rules import KeyRules
