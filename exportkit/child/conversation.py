@@ -57,18 +57,29 @@ class Conversation:
             ChildEndedError: The child ended before it answered.
             TimeoutError: The child was killed, because it gave no answer in time.
         """
-        self.tell(command)
+        self.tell(command, timeout=timeout)
         return self.hear(answer, timeout=timeout)
 
-    def tell(self, command: Message) -> None:
-        """Sends a command, to which `hear` has the answer. If the child has ended, `hear` says so."""
-        self._channel.deadline = None
-        with suppress(ConnectionError):
-            self._channel.send(encode(command))
+    def tell(self, command: Message, *, timeout: float | None = None) -> None:
+        """Sends a command, to which `hear` has the answer. If the child has ended, `hear` says so.
+
+        Raises:
+            TimeoutError: The child was killed, because it did not take the command in time.
+        """
+        self._allow(timeout)
+        try:
+            with suppress(ConnectionError):
+                self._channel.send(encode(command))
+        except TimeoutError:
+            self.close()
+            raise
+
+    def _allow(self, timeout: float | None) -> None:
+        self._channel.deadline = None if timeout is None else time.monotonic() + timeout
 
     def hear(self, answer: type[M], *, timeout: float | None = None) -> M | Failed:
         """Returns the answer to what was told. The arguments and errors are those of `ask`."""
-        self._channel.deadline = None if timeout is None else time.monotonic() + timeout
+        self._allow(timeout)
         try:
             answered: M | Failed = decode(self._channel.receive()[0], answer | Failed)
             return answered

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TypeVar
 
 from exportkit.child.conversation import ChildEndedError, Conversation
@@ -47,20 +48,23 @@ class VerifyWorker:
             doing: A description of the command for messages, such as "running case 0".
             timeout: Seconds after which the child is killed.
         """
-        self.tell(command)
-        return self.hear(answer, doing=doing, timeout=timeout)
+        return self._answered(lambda: self._conversation.ask(command, answer, timeout=timeout), doing, timeout)
 
     def tell(self, command: Message) -> None:
-        """Sends a command, and does not wait for the answer, which is for `hear`."""
-        if self._ended is None:
-            self._conversation.tell(command)
+        """Sends a short command to a child that starts, and does not wait for the answer, which is for `hear`."""
+        self._conversation.tell(command)
 
     def hear(self, answer: type[M], *, doing: str, timeout: float) -> M | Failed | Crashed | TimedOut:
         """Returns the answer to what was told, or how the child ended. The arguments are those of `ask`."""
+        return self._answered(lambda: self._conversation.hear(answer, timeout=timeout), doing, timeout)
+
+    def _answered(
+        self, answer: Callable[[], M | Failed], doing: str, timeout: float
+    ) -> M | Failed | Crashed | TimedOut:
         if self._ended is not None:
             return self._ended
         try:
-            return self._conversation.hear(answer, timeout=timeout)
+            return answer()
         except TimeoutError:
             self._ended = TimedOut(timeout, doing)
         except ChildEndedError as error:

@@ -21,6 +21,15 @@ from tests.runtime.isolation import eventually, runs
 PROBE = "exportkit.child.probe_worker"
 
 
+def test_a_child_that_takes_no_command_is_ended_in_time() -> None:
+    """Not only one that gives no answer: a long command waits until the child has read of it."""
+    with Conversation("tests.child.facts_worker", search_path="caller", with_torch=False) as child:
+        os.kill(child._process.pid, signal.SIGSTOP)
+        with pytest.raises(TimeoutError):
+            child.ask(Probe(("x" * (8 << 20),)), Registrations, timeout=0.2)
+        assert not child.alive
+
+
 def test_a_parent_that_is_killed_takes_its_child_along(tmp_path: Path) -> None:
     code = f"""
 import time
