@@ -10,8 +10,8 @@ import click
 import msgspec
 
 from exportkit.cli.app import command as exportkit_command
-from exportkit.cli.output import print_json, print_table, printable, printable_lines, progress
-from exportkit.cli.shared_options import byte_size, device_option, op_library_option
+from exportkit.cli.output import print_json, print_table, printable, printable_lines, with_progress
+from exportkit.cli.shared_options import OUTPUT_FILE, byte_size, device_option, op_library_option
 
 if TYPE_CHECKING:
     from exportkit.operators.contract.findings import Finding
@@ -22,7 +22,13 @@ _DTYPES = ("float32", "float64", "float16", "bfloat16")
 
 @exportkit_command("check", short_help="Hold a library's operators to the operator contract.")
 @click.argument("source", metavar="LIBRARY|MODULE")
-@click.option("--operator", "operators", multiple=True, metavar="NAME", help="Check only this one. Repeatable.")
+@click.option(
+    "--operator",
+    "operators",
+    multiple=True,
+    metavar="NAME",
+    help="Check only this one, or those of a pattern such as 'jagged_*'. Repeatable.",
+)
 @click.option("--only", multiple=True, metavar="CHECK", help="Run only this check. Repeatable.")
 @click.option(
     "--reference",
@@ -85,8 +91,14 @@ _DTYPES = ("float32", "float64", "float16", "bfloat16")
     metavar="SIZE",
     help="Memory that the operators may take, such as 2GB. Default: half of what is free.",
 )
+@click.option(
+    "-o", "--output", type=OUTPUT_FILE, help="Write what came of each operator, a line of JSON, as soon as it is known."
+)
+@click.option("--resume", is_flag=True, help="Keep what the --output file has, and check the other operators.")
 def command(
     source: str,
+    output: Path | None,
+    resume: bool,
     references: Sequence[str],
     calls: Sequence[str],
     op_libraries: Sequence[Path | str],
@@ -106,12 +118,15 @@ def command(
     process: a crash, a hang and exhausted memory are findings, and the other operators are still checked. A finding
     has the smallest call that shows it. The exit code is 1 if something is broken.
 
+    Each operator is printed as soon as it is done. A run of many goes on after an end with `-o FILE --resume`.
+
     \b
     exportkit ops check build/libmy_ops.so
     exportkit ops check my_package.ops --operator scale --reference reference.py:scale
     exportkit ops check my_model.py:Net --input 'x=float32[2,8]' --op-library libmy_ops.so --json
     """  # noqa: D301 (click wants the control character, to keep the lines below it)
     from exportkit.operators.tools.checking import CheckOptions, check_source, exit_code
+    from exportkit.operators.tools.results_file import ResultsFile
     from exportkit.operators.tools.source import parse_source
 
     parsed = parse_source(source, models=True)
@@ -124,13 +139,21 @@ def command(
         calls=dict(_of_operators("--calls", calls, options["operators"])),
         libraries=tuple(str(each.resolve()) if isinstance(each, Path) else each for each in op_libraries),
     )
-    with progress() as step:
-        found = check_source(parsed, check_options, step)
+    if resume and output is None:
+        raise click.UsageError("--resume goes on with the file that --output names.")
+    file = ResultsFile(output, source, check_options, resume=resume) if output else None
+    found = []
+    for checked in with_progress(lambda step: check_source(parsed, check_options, step, file.kept if file else {})):
+        found.append(checked)
+        if file and checked.report.operator not in file.kept:
+            file.add(checked)
+        if not as_json:
+            _print_one(checked)
     code = exit_code(found)
     if as_json:
         print_json({"ok": code == 0, "source": source, "operators": msgspec.to_builtins(found)})
     else:
-        _print(source, found)
+        _print_all(source, found)
     if code:
         raise click.exceptions.Exit(code)
 
@@ -146,17 +169,22 @@ def _of_operators(option: str, texts: Sequence[str], operators: Sequence[str]) -
         yield operator or operators[0], function
 
 
-def _print(source: str, found: Sequence[Checked]) -> None:
-    for checked in found:
-        if checked.report.findings or checked.not_checked:
-            click.echo(f"{printable(checked.report.operator)}: {printable(checked.report.schema)}")
-            for finding in checked.report.findings:
-                _print_finding(finding)
-            if checked.not_checked:
-                click.echo(f"  not checked: {printable(checked.not_checked)}")
-                if checked.hint:
-                    click.echo(f"    {printable(checked.hint)}")
-            click.echo()
+def _print_one(checked: Checked) -> None:
+    report = checked.report
+    if not report.findings and not checked.not_checked:
+        click.echo(f"{printable(report.operator)}: ok")
+        return
+    click.echo(f"{printable(report.operator)}: {printable(report.schema)}")
+    for finding in report.findings:
+        _print_finding(finding)
+    if checked.not_checked:
+        click.echo(f"  not checked: {printable(checked.not_checked)}")
+        if checked.hint:
+            click.echo(f"    {printable(checked.hint)}")
+    click.echo()
+
+
+def _print_all(source: str, found: Sequence[Checked]) -> None:
     click.echo(f"{printable(source)}:")
     print_table([("operator", "calls", "made", "passed", "result"), *map(_row, found)])
     broken = sum(checked.broken for checked in found)
@@ -177,10 +205,13 @@ def _print_finding(finding: Finding) -> None:
 def _row(checked: Checked) -> tuple[str, ...]:
     report = checked.report
     found = ", ".join(finding.check for finding in report.findings)
+    severities = {finding.severity.value for finding in report.findings}
     if checked.broken:
         result = f"BROKEN: {found}"
     elif checked.not_checked:
         result = "not checked"
+    elif "doubtful" in severities:
+        result = f"doubtful: {found}"
     else:
-        result = f"doubtful: {found}" if found else "ok"
+        result = f"ok, note: {found}" if found else "ok"
     return report.operator, checked.origin, str(report.calls), str(len(report.passed)), result

@@ -8,14 +8,16 @@ import math
 import os
 import sys
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, redirect_stdout
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager, redirect_stdout
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import click
 
 from exportkit.progress import Progress, note
+
+T = TypeVar("T")
 
 
 def print_json(document: Any) -> None:
@@ -74,6 +76,23 @@ def progress() -> Iterator[Progress]:
             step(text)
 
         yield noted
+
+
+def with_progress(work: Callable[[Progress], Generator[T, None, None]]) -> Iterator[T]:
+    """Yields what long work finds. Its steps are reported as `progress` does, and between them stdout is the caller's.
+
+    Args:
+        work: Given what to report to, yields what it finds.
+    """
+    reporting: list[Progress] = []
+    with closing(work(lambda text: reporting[-1](text))) as results:
+        while True:
+            with progress() as step:
+                reporting[:] = [step]
+                found = next(results, None)
+            if found is None:
+                return
+            yield found
 
 
 @contextmanager

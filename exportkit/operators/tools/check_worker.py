@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import fnmatch
 import resource
 import shlex
 import socket
@@ -187,10 +188,10 @@ def _specs(texts: Sequence[str]) -> list[OpSpec]:
 
 
 def _chosen(names: Sequence[str], wanted: Sequence[str]) -> tuple[str, ...]:
-    """Returns the operators that are wanted. A name may leave out the namespace."""
+    """Returns the operators that are wanted, by names or patterns, which may leave out the namespace."""
     found = []
     for each in wanted:
-        matching = [name for name in names if each in (name, name.partition("::")[2])]
+        matching = [n for n in names if any(fnmatch.fnmatchcase(form, each) for form in (n, n.partition("::")[2]))]
         if not matching:
             raise UsageError(f"there is no operator {each!r}", hint=f"There are: {', '.join(names)}.")
         found += matching

@@ -9,7 +9,8 @@ from __future__ import annotations
 import contextlib
 import signal
 import tempfile
-from collections.abc import Iterable
+import time
+from collections.abc import Generator, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
@@ -38,7 +39,8 @@ class CheckOptions(Message, frozen=True):
     """How operators are checked.
 
     Attributes:
-        operators: The operators to check, by name, with or without namespace. Empty: all.
+        operators: The operators to check, by names or patterns such as `jagged_*`, with or without namespace. Empty:
+            all.
         only: The checks to run. Empty: all.
         references: By operator, `path/file.py:function` or `package.module:function` that computes the same.
         calls: By operator, such a function that yields (args, kwargs).
@@ -117,12 +119,14 @@ class Checked(Message, frozen=True):
         origin: Where the calls come from.
         not_checked: Why no check could run, or None.
         hint: What to do about that.
+        seconds: How long it took.
     """
 
     report: OperatorReport
     origin: Origin
     not_checked: str | None = None
     hint: str | None = None
+    seconds: float = 0.0
 
     @property
     def broken(self) -> bool:
@@ -130,16 +134,19 @@ class Checked(Message, frozen=True):
         return any(finding.severity is Severity.broken for finding in self.report.findings)
 
 
-def check_source(source: OperatorSource, options: CheckOptions, progress: Progress) -> tuple[Checked, ...]:
-    """Checks the operators of a library or of a model.
+def check_source(
+    source: OperatorSource, options: CheckOptions, progress: Progress, kept: Mapping[str, Checked]
+) -> Generator[Checked, None, None]:
+    """Checks the operators of a library or of a model, one after the other.
 
     Args:
         source: The library or the model.
         options: How.
         progress: Told before each operator.
+        kept: What came of operators in a run before; they are not checked again.
 
-    Returns:
-        What came of each operator, in the order of their names.
+    Yields:
+        What came of each operator, in the order of their names, as soon as it is known.
 
     Raises:
         UsageError: Something in the source or in the options cannot be found.
@@ -155,11 +162,20 @@ def check_source(source: OperatorSource, options: CheckOptions, progress: Progre
         if not names:
             verb = "calls no custom" if source.kind == "model" else "registers no"
             raise NotAnOperatorLibraryError(f"{source.text} {verb} operators")
-        found = []
+        waiting, started = [name for name in names if name not in kept], time.monotonic()
         for number, name in enumerate(names, 1):
-            progress(f"checking {name} ({number} of {len(names)})")
-            found.append(_check(worker, name))
-        return tuple(found)
+            if name in kept:
+                yield kept[name]
+                continue
+            began, done = time.monotonic(), waiting.index(name)
+            progress(f"checking {name} ({number} of {len(names)}{_left(began - started, done, len(waiting))})")
+            yield replace(_check(worker, name), seconds=round(time.monotonic() - began, 1))
+
+
+def _left(seconds: float, done: int, count: int) -> str:
+    """Says how many minutes are left, if others took as long as those that are done."""
+    minutes = seconds / done * (count - done) / 60 if done else 0.0
+    return f", about {minutes:.0f} min left" if minutes >= 1 else ""
 
 
 class _Worker:
