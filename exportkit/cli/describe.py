@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from exportkit.package.archive import PackageReader
 from exportkit.package.case_files import recorded_errors, recorded_state_errors, results_of
 from exportkit.package.manifest import (
     ANY_VALUE,
@@ -20,6 +21,7 @@ from exportkit.package.manifest import (
     TensorNode,
     TensorOutput,
 )
+from exportkit.package.operators_gpus import operators_fits
 from exportkit.progress import bytes_text
 from exportkit.sizes import shape_text, state_row_bytes
 
@@ -127,6 +129,16 @@ def library_text(library: Library) -> str:
         needs = f"torch {library.needs_torch} or newer"
     devices = [device.upper() for device in library.kernels if device != "any"] or [library.device.upper()]
     return ", ".join([" and ".join(devices), library.platform, what, needs, *library.needs])
+
+
+def operators_rows(reader: PackageReader) -> list[tuple[str, str]]:
+    """Returns the targets whose GPU has no code of its own in the operator libraries, with what happens then."""
+    then = {"ptx": "the driver compiles their PTX for this GPU at the first call", "no": "this GPU does not run them"}
+    return [
+        (fit.target.name, f"the operators {fit.namespace}::* have code for {fit.code}: {then[fit.degree]}")
+        for fit in operators_fits(reader.manifest, reader.read)
+        if fit.degree != "native"
+    ]
 
 
 def onnx_rows(manifest: Manifest) -> Iterator[tuple[str, ...]]:

@@ -153,8 +153,9 @@ def print_packed(
         as_json: Whether to print JSON.
         done: What was changed in an older package, a line for each; None if it was put together.
     """
-    from exportkit.cli.describe import library_text, target_text
+    from exportkit.cli.describe import library_text, operators_rows, target_text
     from exportkit.cli.verify import print_report, report_document
+    from exportkit.package.archive import PackageReader
     from exportkit.package.signing import signature_path
 
     # The package was verified under a temporary name.
@@ -183,6 +184,9 @@ def print_packed(
         if done is None:
             print_table([("target", target.name, target_text(target)) for target in manifest.targets])
             print_table([("library", Path(item.record).name, library_text(item)) for item in manifest.libraries])
+        if written and any(target.device == "cuda" for target in manifest.targets):
+            with PackageReader(output) as reader:
+                print_table(operators_rows(reader))
         if report is None:
             click.echo("not verified: --no-verify")
         else:

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import contextlib
-import re
 from collections.abc import Mapping, Sequence
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 import msgspec
 
 from exportkit.errors import ManifestSyntaxError, MergeError, MissingLibraryError, SchemaChangedError, UsageError
 from exportkit.package import core
 from exportkit.package.archive import Content, PackageReader, StoredRecord, write_package
-from exportkit.package.consistency import libraries_for, loading_order, missing_operators
+from exportkit.package.consistency import loading_order, missing_operators
+from exportkit.package.cuda_code import arch_list
 from exportkit.package.manifest import (
     Call,
     Library,
@@ -24,6 +24,7 @@ from exportkit.package.manifest import (
     check,
     encode_manifest,
 )
+from exportkit.package.operators_gpus import OperatorsFit, libraries_of, namespaces, operators_fits
 
 
 def assemble(
@@ -56,7 +57,7 @@ def assemble(
         UsageError: The name is invalid, or no artifact was given.
         MergeError: The artifacts differ in model, methods or state, or contain two builds of one target or library.
         SchemaChangedError: A library defines an operator with another schema than in the traced graph.
-        MissingLibraryError: No library has an operator, or its kernel, that a target needs.
+        MissingLibraryError: No library has an operator, or its kernel, that a target needs, or code for its GPU.
         PackageError: An artifact breaks a rule of the format or lacks a required signature.
     """
     if not artifacts:
@@ -237,13 +238,15 @@ def check_libraries(manifest: Manifest, records: Mapping[str, Content]) -> None:
 
     Raises:
         SchemaChangedError: A library defines an operator with another schema than in the traced graph.
-        MissingLibraryError: No library has an operator, or its kernel, that a target needs.
+        MissingLibraryError: No library has an operator, or its kernel, that a target needs, or code for its GPU.
     """
     _check_schemas(manifest)
     code = {library.record: _bytes(records[library.record]) for library in manifest.libraries}
     for target in manifest.targets:
         _check_definitions(manifest, target)
         _check_kernels(manifest, target, code)
+    for fit in operators_fits(manifest, code.__getitem__):
+        _check_gpu(fit)
 
 
 def _check_schemas(manifest: Manifest) -> None:
@@ -272,14 +275,9 @@ def _check_definitions(manifest: Manifest, target: Target) -> None:
 
 
 def _check_kernels(manifest: Manifest, target: Target, code: Mapping[str, bytes]) -> None:
-    """Checks that every namespace of the graph has a library with kernels for the target's device.
-
-    A library that only adds kernels does not list their operators, but it contains the namespace as a string, alone or
-    before an operator's name.
-    """
-    for namespace in sorted({operator.name.partition("::")[0] for operator in manifest.operators}):
-        mention = re.compile(namespace.encode() + b"(\0|::)")
-        libraries = [library for library in libraries_for(manifest, target) if mention.search(code[library.record])]
+    """Checks that every namespace of the graph has a library with kernels for the target's device."""
+    for namespace in namespaces(manifest):
+        libraries = libraries_of(manifest, target, namespace, code.__getitem__)
         if not any({target.device, "any"} & {*library.kernels} for library in libraries):
             had = ", ".join(f"{library.record} ({', '.join(library.kernels)})" for library in libraries)
             raise MissingLibraryError(
@@ -287,6 +285,22 @@ def _check_kernels(manifest: Manifest, target: Target, code: Mapping[str, bytes]
                 f"operators {namespace}::*; the libraries have: {had}",
                 hint=f"Give the library with the {target.device} kernels as well: --op-library <path>",
             )
+
+
+def _check_gpu(fit: OperatorsFit) -> None:
+    """Checks that the driver of the target's GPU runs the operators' kernels."""
+    if fit.degree != "no":
+        return
+    name = str(fit.target.cuda_architecture)
+    number = name.removeprefix("sm_").rstrip("af")
+    files = ", ".join(PurePosixPath(library.record).name for library in fit.libraries)
+    raise MissingLibraryError(
+        f"target {fit.target.name} is for {name}, but the operators {fit.namespace}::* have code for {fit.code} "
+        f"({files}), which that GPU does not run",
+        hint=f"Build them for sm_{number}, too: with TORCH_CUDA_ARCH_LIST="
+        f'"{arch_list((*fit.code.machine, f"sm_{number}"))}" for `exportkit ops build` and torch\'s CUDAExtension, or '
+        f"-gencode=arch=compute_{number},code=sm_{number} for nvcc. Or leave the target out.",
+    )
 
 
 def _bytes(content: Content) -> bytes:

@@ -1,7 +1,7 @@
 """Finds out which GPUs machine code is for, by what the code itself says.
 
 A GPU's number does not tell: compilers make code for sm_90a on an sm_90, which no other GPU runs. NVIDIA documents
-neither of the marks below; tests hold them to what nvcc writes. Code in a compressed fat binary is not found.
+neither of the marks below; tests hold them to what nvcc writes. What a fat binary has compressed, its headers tell.
 """
 
 from __future__ import annotations
@@ -9,8 +9,11 @@ from __future__ import annotations
 import io
 import mmap
 import re
+import struct
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from elftools.common.exceptions import ELFError
 from elftools.construct import ConstructError
@@ -25,6 +28,88 @@ _COMPATIBILITY, _SPECIFIC_ATTRIBUTE = ".nv.compat", 9
 _SIZED = 4  # the form of an attribute that has its own length
 _TOOLS = ".note.nv.tkinfo"  # has the assembler's command line
 _ARGUMENT = re.compile(rb"(?:-arch|--gpu-name)[ =]sm_(\d+)([af]?)")
+
+# A fat binary: a header, then entries, each with a header of its own. csrc/package/fat_binary.cpp reads them, too.
+_FAT = re.compile(rb"\x50\xed\x55\xba\x01\x00")
+_FAT_HEADER = struct.Struct("<6xHQ")  # this header's bytes, the entries' bytes
+_FAT_ENTRY = struct.Struct("<H2xIQ12xI8xQ")  # the kind, this header's bytes, the code's bytes, the number, flags
+_PTX, _MACHINE = 1, 2
+_SUFFIXES = {0x100000: "a", 0x200000: "f"}
+
+Degree = Literal["native", "ptx", "no"]
+
+
+@dataclass(frozen=True)
+class DeviceCode:
+    """What a library has for GPUs.
+
+    Attributes:
+        machine: The architectures of its machine code, such as {"sm_80", "sm_90a"}.
+        ptx: Those of its PTX.
+    """
+
+    machine: frozenset[str] = frozenset()
+    ptx: frozenset[str] = frozenset()
+
+    def __str__(self) -> str:
+        """Such as "sm_80, sm_90a and PTX of sm_90"; empty without code."""
+        machine, ptx = (", ".join(sorted(names, key=_in_order)) for names in (self.machine, self.ptx))
+        return " and ".join(filter(None, (machine, ptx and f"PTX of {ptx}")))
+
+
+def arch_list(architectures: Iterable[str]) -> str:
+    """Returns architectures as TORCH_CUDA_ARCH_LIST names them, such as "8.0;9.0a"."""
+    return ";".join(re.sub(r"sm_(\d+)(\d)", r"\1.\2", name) for name in sorted(set(architectures), key=_in_order))
+
+
+def device_code(content: bytes) -> DeviceCode:
+    """Returns what a library has for GPUs: in fat binaries, as nvcc makes them, or as code objects alone."""
+    entries = list(_fat_entries(content))
+    machine = {name for kind, name in entries if kind == _MACHINE} | set(_in_content(content))
+    return DeviceCode(frozenset(machine), frozenset(name for kind, name in entries if kind == _PTX))
+
+
+def degree(code: DeviceCode, architecture: str) -> Degree:
+    """Returns how code runs on the GPU that an architecture is named after: natively, by PTX, or not.
+
+    Machine code runs on later GPUs of its generation; with the suffix a, on its own alone. The driver compiles PTX for
+    any later GPU.
+    """
+    here = _number(architecture)
+
+    def of_generation(name: str) -> bool:
+        return _number(name) // 10 == here // 10 and _number(name) <= here
+
+    if any(_number(name) == here if name.endswith("a") else of_generation(name) for name in code.machine):
+        return "native"
+    for name in code.ptx:
+        if {"a": _number(name) == here, "f": of_generation(name)}.get(name[-1], _number(name) <= here):
+            return "ptx"
+    return "no"
+
+
+def _in_order(architecture: str) -> tuple[int, str]:
+    return _number(architecture), architecture
+
+
+def _number(architecture: str) -> int:
+    return int(architecture.removeprefix("sm_").rstrip("af"))
+
+
+def _fat_entries(content: bytes) -> Iterator[tuple[int, str]]:
+    """Yields the kind and the architecture of each entry of the fat binaries in a library."""
+    for start in _FAT.finditer(content):
+        if start.start() + _FAT_HEADER.size > len(content):
+            return
+        header, size = _FAT_HEADER.unpack_from(content, start.start())
+        at = start.start() + header
+        end = min(at + size, len(content))
+        while at + _FAT_ENTRY.size <= end:
+            kind, header, size, number, flags = _FAT_ENTRY.unpack_from(content, at)
+            if header < _FAT_ENTRY.size or size > end - at:
+                break
+            yield kind, f"sm_{number}" + next((s for bit, s in _SUFFIXES.items() if flags & bit), "")
+            at += header + size
 
 
 def cuda_architectures(files: Iterable[Path]) -> frozenset[str]:
@@ -47,11 +132,15 @@ def _in_file(file: Path) -> Iterator[str]:
     if file.stat().st_size == 0:
         return
     with file.open("rb") as opened, mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ) as content:
-        starts = [match.start() for match in _START.finditer(content)]
-        for start, end in zip(starts, [*starts, len(content)][1:], strict=True):
-            name = _architecture(content[start:end])
-            if name is not None:
-                yield name
+        yield from _in_content(content)
+
+
+def _in_content(content: bytes | mmap.mmap) -> Iterator[str]:
+    starts = [match.start() for match in _START.finditer(content)]
+    for start, end in zip(starts, [*starts, len(content)][1:], strict=True):
+        name = _architecture(content[start:end])
+        if name is not None:
+            yield name
 
 
 def _architecture(code: bytes) -> str | None:

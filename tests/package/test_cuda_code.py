@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from exportkit.cli.describe import target_text
-from exportkit.package.cuda_code import cuda_architectures, strictest
+from exportkit.package.cuda_code import cuda_architectures, device_code, strictest
 from tests.package import samples
 
 
@@ -63,6 +63,20 @@ def test_what_nvcc_makes_is_known(tmp_path: Path) -> None:
         made = tmp_path / f"{name}.cubin"
         subprocess.run(["nvcc", "-cubin", f"-arch={name}", source, "-o", made], check=True, capture_output=True)
         assert cuda_architectures([made]) == {name}
+
+
+@pytest.mark.skipif(shutil.which("nvcc") is None, reason="no nvcc to make code with")
+def test_what_nvcc_packs_into_a_fat_binary_is_known(tmp_path: Path) -> None:
+    source, made = tmp_path / "kernel.cu", tmp_path / "kernel.fatbin"
+    source.write_text("__global__ void kernel(float* x) { x[threadIdx.x] = 1; }\n")
+    codes = ["compute_80,code=[sm_80,compute_80]", "compute_90a,code=[sm_90a,compute_90a]", "compute_100f,code=sm_100f"]
+    for packing in ([], ["-Xfatbin=-compress-all"]):
+        flags = [*packing, *(f"-gencode=arch={code}" for code in codes)]
+        subprocess.run(["nvcc", "-fatbin", *flags, source, "-o", made], check=True, capture_output=True)
+        found = device_code(b"before" + made.read_bytes() + b"after")
+        assert str(found) == "sm_80, sm_90a, sm_100f and PTX of sm_80, sm_90a"
+    for cut in range(0, made.stat().st_size, 7):
+        device_code(made.read_bytes()[:cut])  # reads nothing beyond it
 
 
 def test_a_target_is_as_strict_as_its_strictest_code() -> None:
