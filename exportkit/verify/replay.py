@@ -111,17 +111,18 @@ class ReplayProcess:
         if self._worker is not None:
             self._worker.close()
 
-    def start(self) -> None:
+    def start(self) -> VerifyWorker:
         """Starts a process, which begins to load the artifact. `load` waits for it."""
         kind = type(self._command)
         self._worker = VerifyWorker(_WORKERS[kind], search_path="installed", with_torch=kind is LoadArtifact)
         self._worker.tell(self._command)
+        return self._worker
 
     def load(self) -> ArtifactLoaded | Verdict:
-        """Loads the artifact in the process that was started. Returns a verdict if that fails."""
-        assert self._worker is not None
+        """Loads the artifact in a process, which `start` may have started. Returns a verdict if that fails."""
+        worker = self._worker or self.start()
         timeout = max(self._timeout, LOAD_TIMEOUT)
-        answer = self._worker.hear(ArtifactLoaded, doing="loading the artifact", timeout=timeout)
+        answer = worker.hear(ArtifactLoaded, doing="loading the artifact", timeout=timeout)
         return _load_failure(answer) if isinstance(answer, Failed) else answer
 
     def call(
