@@ -116,6 +116,7 @@ docs: build
 	$(BIN)/python -m tools.command_reference
 	$(BIN)/python -m tools.operator_table
 	$(BIN)/python -m tools.check_table
+	$(BIN)/python -m tools.library_findings
 	$(BIN)/python -m tools.c_abi
 	$(BIN)/python -m tools.planted_errors
 	$(BIN)/python -m tools.results_tables

@@ -188,7 +188,7 @@ def _print_all(source: str, found: Sequence[Checked]) -> None:
     click.echo(f"{printable(source)}:")
     print_table([("operator", "calls", "made", "passed", "result"), *map(_row, found)])
     broken = sum(checked.broken for checked in found)
-    unchecked = sum(checked.not_checked is not None for checked in found)
+    unchecked = sum(checked.not_checked is not None and not checked.broken for checked in found)
     count = f"{len(found)} operator{'s' * (len(found) != 1)}"
     text = f"{count}: {broken} broken, {unchecked} not checked" if broken or unchecked else f"ok: {count}"
     click.echo(text)
