@@ -13,6 +13,7 @@ from exportkit.package.cuda_code import Degree, DeviceCode, degree, device_code
 from exportkit.package.manifest import Library, Manifest, Target
 
 _ARCHITECTURE = re.compile(r"sm_\d+[af]?")
+_NONE = DeviceCode()
 
 
 @dataclass(frozen=True)
@@ -57,9 +58,6 @@ def operators_fits(manifest: Manifest, read: Callable[[str], bytes]) -> Iterator
             if having:
                 fit = degree(code, target.cuda_architecture)
                 yield OperatorsFit(target, namespace, fit, code, tuple(having))
-
-
-_NONE = DeviceCode()
 
 
 def namespaces(manifest: Manifest) -> list[str]:
