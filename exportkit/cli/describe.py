@@ -132,7 +132,7 @@ def library_text(library: Library) -> str:
 
 
 def operators_rows(reader: PackageReader) -> list[tuple[str, str]]:
-    """Returns the targets whose GPU has no code of its own in the operator libraries, with what happens then."""
+    """Says of each target for whose GPU the operators have no machine code what happens there."""
     then = {"ptx": "the driver compiles their PTX for this GPU at the first call", "no": "this GPU does not run them"}
     return [
         (fit.target.name, f"the operators {fit.namespace}::* have code for {fit.code}: {then[fit.degree]}")

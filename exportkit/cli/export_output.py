@@ -29,7 +29,7 @@ def print_written(
     libraries: Sequence[Path | str],
     repaired: Repaired | None = None,
 ) -> int:
-    """Prints what was written, `more` of it in JSON, and what comes next, with the libraries that it needs."""
+    """Prints what was written and the command that comes next. JSON has `more`; the command names the libraries."""
     # ONNX models of several methods are files beside one companion, which stands for them.
     written = output if len(manifest.onnx) < 2 else companion_path(output)
     if as_json:

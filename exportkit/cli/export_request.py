@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class ExportRequest:
-    """The arguments of the command by their names, those of tracing in one object."""
+    """The arguments of the command, by their names. `trace` has those of tracing."""
 
     model: str
     output: Path | None
