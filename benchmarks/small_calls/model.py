@@ -1,4 +1,4 @@
-"""A model that computes next to nothing: its call costs what is around the computing."""
+"""A model that computes next to nothing, so that the time of a call is the time of what surrounds it."""
 
 from __future__ import annotations
 

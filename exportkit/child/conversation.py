@@ -78,7 +78,7 @@ class Conversation:
         self._channel.deadline = None if timeout is None else time.monotonic() + timeout
 
     def hear(self, answer: type[M], *, timeout: float | None = None) -> M | Failed:
-        """Returns the answer to what was told. The arguments and errors are those of `ask`."""
+        """Waits for the answer to a command that `tell` sent. It takes and raises what `ask` does."""
         self._allow(timeout)
         try:
             answered: M | Failed = decode(self._channel.receive()[0], answer | Failed)

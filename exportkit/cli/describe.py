@@ -132,7 +132,7 @@ def library_text(library: Library) -> str:
 
 
 def operators_rows(reader: PackageReader) -> list[tuple[str, str]]:
-    """Says of each target for whose GPU the operators have no machine code what happens there."""
+    """Returns the targets for whose GPU the operators have no machine code, and what happens on such a GPU."""
     then = {"ptx": "the driver compiles their PTX for this GPU at the first call", "no": "this GPU does not run them"}
     return [
         (fit.target.name, f"the operators {fit.namespace}::* have code for {fit.code}: {then[fit.degree]}")

@@ -29,7 +29,17 @@ def print_written(
     libraries: Sequence[Path | str],
     repaired: Repaired | None = None,
 ) -> int:
-    """Prints what was written and the command that comes next. JSON has `more`; the command names the libraries."""
+    """Prints what was written, and the next command.
+
+    Args:
+        output: The file that was asked for.
+        output_format: Its format.
+        manifest: What it holds.
+        as_json: Whether to print JSON.
+        more: What else the JSON has.
+        libraries: The operator libraries that the next command names.
+        repaired: How the compiled code was repaired, if it was.
+    """
     # ONNX models of several methods are files beside one companion, which stands for them.
     written = output if len(manifest.onnx) < 2 else companion_path(output)
     if as_json:

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class ExportRequest:
-    """The arguments of the command, by their names. `trace` has those of tracing."""
+    """The arguments of `exportkit export`. All that concern tracing are in `trace`."""
 
     model: str
     output: Path | None
@@ -142,7 +142,7 @@ class ExportRequest:
         }
 
     def run(self, as_json: bool) -> int:
-        """Does what is asked, prints what was written or found, and returns the exit code."""
+        """Exports, repairs or drafts, prints the result, and returns the exit code."""
         if self.output is None:
             return self._draft(as_json)
         return self._repaired(self.output, as_json) if self.repair else self._export(self.output, as_json)
