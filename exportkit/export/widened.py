@@ -8,6 +8,7 @@ from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
+from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -47,8 +48,8 @@ class Widened(TorchDispatchMode):
         Args:
             wide: The dtype.
             narrow: The least precise dtype of the model's tensors.
-            lazily: Whether parameters are widened where they are used, and at most KEPT_BYTES of them stay. Code that
-                compares their dtype with that of inputs does not work then, such as that of torch's recurrent layers.
+            lazily: Whether parameters are widened where they are used, and at most KEPT_BYTES of them stay. A model that
+                compares their dtype with that of inputs does not work then.
         """
         super().__init__()
         self.narrowest = narrow
@@ -58,6 +59,15 @@ class Widened(TorchDispatchMode):
         self._tried = tuple(dict.fromkeys((wide, torch.float32, narrow)))
         self._parameters = _WideParameters(wide)
         self._lazily = lazily
+        self._compared = _WidenedWhereCompared(self._parameters) if lazily else nullcontext()
+
+    def __enter__(self) -> Any:
+        self._compared.__enter__()
+        return super().__enter__()
+
+    def __exit__(self, *raised: Any) -> None:
+        super().__exit__(*raised)
+        self._compared.__exit__(*raised)
 
     def parameter(self, tensor: torch.Tensor) -> torch.Tensor:
         """Returns what takes a parameter's place in the model."""
@@ -177,6 +187,10 @@ class _WideParameters:
         """Returns what gives a tensor in a dtype, and a parameter with what was written to it."""
         return lambda tensor: self._cast(tensor, dtype) if tensor in self._originals else cast(tensor, dtype)
 
+    def widened(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Returns a parameter in the wide dtype, and anything else as it is."""
+        return self._cast(tensor, self._wide) if tensor in self._originals else tensor
+
     def _cast(self, parameter: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
         if parameter in self._written or dtype != self._wide:
             return cast(self._written.get(parameter, parameter), dtype)
@@ -195,6 +209,32 @@ class _WideParameters:
             self._written[tensor] = cast(values, self._wide)
         else:
             tensor.copy_(values)
+
+
+class _WidenedWhereCompared(TorchFunctionMode):
+    """Widens parameters for functions that compare their dtype with the input's before any operator is called.
+
+    torch's convolutions do so. A dispatch mode is too late for them.
+    """
+
+    def __init__(self, parameters: _WideParameters) -> None:
+        super().__init__()
+        self._parameters = parameters
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        try:
+            return func(*args, **kwargs)
+        except RuntimeError as error:
+            writes = getattr(func, "__name__", "").endswith("_")
+            if writes or isinstance(error, NotImplementedError):
+                raise  # what is written to a copy is lost, and the mode's own refusals hold
+            if not any(map(self._parameters.has, tree_leaves((args, kwargs)))):
+                raise
+            wide_args, wide_kwargs = mapped(torch.Tensor, self._parameters.widened, (args, kwargs))
+            return func(*wide_args, **wide_kwargs)
 
 
 def cast(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:

@@ -63,15 +63,34 @@ def test_a_large_parameter_is_widened_by_blocks_and_its_views_as_well(monkeypatc
     assert greatest <= 512 * 128 * 8  # of one expert: the table of words would take four times that
 
 
-def test_a_large_model_is_convolved_without_cudnn_which_is_there_again_afterwards() -> None:
-    model, image = nn.Conv2d(3, 8, 3).bfloat16(), torch.randn(1, 3, 9, 9).bfloat16()
+LAYERS: dict[str, tuple[nn.Module, tuple[int, ...]]] = {
+    "conv1d": (nn.Conv1d(4, 6, 3, padding="same"), (2, 4, 9)),
+    "conv2d": (nn.Conv2d(4, 6, 3, groups=2, padding=1), (2, 4, 9, 9)),
+    "conv3d": (nn.Conv3d(4, 6, 3, bias=False), (2, 4, 5, 5, 5)),
+    "transposed": (nn.ConvTranspose2d(4, 6, 3, stride=2), (2, 4, 5, 5)),
+    "batch norm": (nn.BatchNorm1d(4), (2, 4, 9)),
+    "group norm": (nn.GroupNorm(2, 4), (2, 4, 9)),
+    "layer norm": (nn.LayerNorm(9), (2, 4, 9)),
+    "rms norm": (nn.RMSNorm(9), (2, 4, 9)),
+    "prelu": (nn.PReLU(4), (2, 4, 9)),
+    "attention": (nn.TransformerEncoderLayer(8, 2, 16, batch_first=True), (2, 5, 8)),
+    "linear": (nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 4)), (2, 5, 8)),
+}
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_layers_of_a_large_model_are_widened_where_they_are_used(name: str) -> None:
+    layer, shape = LAYERS[name]
+    model, x = copy.deepcopy(layer).bfloat16().eval(), torch.randn(shape, dtype=torch.float64)
+    mode = Widened(torch.float64, torch.bfloat16, lazily=True)
     before = torch.backends.cudnn.enabled
-    weights = Widened(torch.float64, torch.bfloat16, lazily=True)
-    with torch.no_grad(), weights:
-        found = torch.func.functional_call(model, dict(model.named_parameters()), (image,))
+    with_buffers = {name: widened.cast(tensor, torch.float64) for name, tensor in model.named_buffers()}
+    weights = {name: mode.parameter(tensor) for name, tensor in model.named_parameters()}
+    with torch.no_grad(), mode:
+        found = torch.func.functional_call(model, {**weights, **with_buffers}, (x,))
     with torch.no_grad():
-        exact = copy.deepcopy(model).double()(image.double())
-    torch.testing.assert_close(found, exact, rtol=1e-12, atol=1e-12)
+        exact = copy.deepcopy(model).double()(x)
+    torch.testing.assert_close(found, exact, rtol=1e-10, atol=1e-10)
     assert torch.backends.cudnn.enabled is before
 
 
