@@ -22,6 +22,7 @@ import socket
 import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NoReturn
 
 import uvloop
@@ -41,6 +42,7 @@ from exportkit.serve.operations.connection_limits import ConnectionLimits
 from exportkit.serve.operations.front_end import FrontEnd, LocalFrontEnd
 from exportkit.serve.operations.metrics import Metrics
 from exportkit.serve.operations.observation import Finished, Observation, Outcome
+from exportkit.serve.operations.short_inference import ShortInference
 from exportkit.serve.operations.tls import Tls, read_tls
 from exportkit.serve.page.page_routes import open_paths as page_paths
 from exportkit.serve.page.page_routes import page_routes
@@ -227,7 +229,8 @@ class _Server:
             )
             return Receivers(self._options, services)
         limits = ConnectionLimits(connections=listen.max_connections)
-        return LocalFrontEnd(limits, self._tls, self._keys, open_paths, self._observation)
+        short = None if self._keys is not None else partial(ShortInference, self._repository, self._observation)
+        return LocalFrontEnd(limits, self._tls, self._keys, open_paths, self._observation, short)
 
     def _application(self, middleware: Sequence[Middleware]) -> ASGIApp:
         routes = [self._metrics.route(self._front.count), *page_routes(self._repository, self._options)]

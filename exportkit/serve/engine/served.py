@@ -16,6 +16,7 @@ from typing import Any
 from exportkit.package.manifest import Call, Manifest
 from exportkit.serve.batching.batcher import Batcher
 from exportkit.serve.engine.accepted import AcceptedRequests, Admission, WaitingStep
+from exportkit.serve.engine.asks import Asks
 from exportkit.serve.engine.checked_request import CheckedRequest, RequestForm, RequestPlan
 from exportkit.serve.engine.counted_steps import CountedStep, QueuedSteps
 from exportkit.serve.engine.dispatcher import Answered, Dispatcher, batches_ahead
@@ -137,13 +138,12 @@ class ServedModel:
         self._accepted = AcceptedRequests()
         owner = Owner(self.name, self.version, counted, self._accepted, described.limits)
         local = stateful and not measured and set(described.devices) == {"cpu"}
-        most = described.batching.max_rows
-        self._lending = (
-            Lending(owner, self.manifest, self.manifest.method(self.method), self._dispatchers, most) if local else None
-        )
+        method, most = self.manifest.method(self.method), described.batching.max_rows
+        self._lending = Lending(owner, self.manifest, method, self._dispatchers, most) if local else None
         self._short = None
         if self._sequences is not None and self._home is not None:
             self._short = ShortWay(self._sequences, self._home, self._dispatchers, self._accepted, counted)
+        self._asks = None if stateful else Asks(self._plan, self._dispatchers[0], self._accepted, counted, limits)
         self._leaving: str | None = None  # why no new request is accepted
         self._closed = False
         self._next: Callable[[], ServedModel | None] | None = None
@@ -170,6 +170,11 @@ class ServedModel:
     def ready(self) -> bool:
         """Whether it is warmed up, and neither unloads nor lost its worker process."""
         return self._leaving is None and any(copy.alive for copy in self._copies)
+
+    @property
+    def asks(self) -> Asks | None:
+        """Takes requests now whose answers go to functions; None: `infer` has to answer them."""
+        return self._asks if self.ready else None
 
     @property
     def failure(self) -> str | None:

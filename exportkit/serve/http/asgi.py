@@ -119,8 +119,8 @@ class _Application:
         scope["path"] = scope["path"].rstrip("/") or "/"
         headers: Mapping[str, str] | None = None
         try:
-            _check_headers(scope, exchange.headers)
-            _check_origin(scope["method"], exchange.headers)
+            check_headers(scope, exchange.headers)
+            check_origin(scope["method"], exchange.headers)
             await self._app(scope, exchange.receive, exchange.send)
             return
         except ServeError as error:
@@ -142,7 +142,7 @@ def _without_frames(error: ServeError) -> ServeError:
     return error.with_traceback(None)
 
 
-def _check_headers(scope: Scope, headers: Mapping[str, str]) -> None:
+def check_headers(scope: Scope, headers: Mapping[str, str]) -> None:
     """Refuses what two readers, such as a proxy and this server, could understand in two ways."""
     if scope["http_version"] == "0.9":
         raise BadRequestError("the request is not HTTP/1.1")
@@ -155,7 +155,7 @@ def _check_headers(scope: Scope, headers: Mapping[str, str]) -> None:
                 raise BadRequestError(f"the request has the header {name} {names.count(name)} times", hint="Send one.")
 
 
-def _check_origin(method: str, headers: Mapping[str, str]) -> None:
+def check_origin(method: str, headers: Mapping[str, str]) -> None:
     """Refuses changes that a web page of another origin asks for. Its browser reaches even what listens on loopback.
 
     Browsers send Sec-Fetch-Site to loopback and over TLS only. Origin they send with each request but GET and HEAD. A

@@ -3,38 +3,27 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from functools import partial
-from itertools import groupby
-from typing import TypeVar
 
 from msgspec.structs import replace
 from starlette.types import Receive, Scope, Send
 
+from exportkit.serve.http.answers import encoded_answer, maybe_in_thread, send_answer
 from exportkit.serve.http.body_reader import BodyHead, read_body, too_large
-from exportkit.serve.http.content_coding import coding_of_answer, deflated
-from exportkit.serve.http.exchange import JSON, WATCH, HttpOptions, headers_of
+from exportkit.serve.http.exchange import WATCH, HttpOptions, headers_of
 from exportkit.serve.protocol.admission import Admitted, Open
-from exportkit.serve.protocol.answer_body import encode_answer
 from exportkit.serve.protocol.http_request import BodyRules, ParsedBody, parse_body, start_in
-from exportkit.serve.protocol.inference import InferAnswer, InferRequest, OutputTensor, SequenceStep
-from exportkit.serve.protocol.parameters import OutputForm, OutputForms, start_in_headers
+from exportkit.serve.protocol.inference import InferAnswer, InferRequest, SequenceStep
+from exportkit.serve.protocol.parameters import OutputForms, start_in_headers
 from exportkit.serve.protocol.shared_memory import SharedMemory
 from exportkit.serve.protocol.tensors import LONG, work_of_copying
 from exportkit.serve.request_record import RequestRecord
 from exportkit.serve.statuses import CancelledError, NotReadyError
 
-T = TypeVar("T")
-
-
-Parts = Sequence[bytes | memoryview]
-
 _JSON_BYTES = 64 << 10  # of names, shapes and parameters
 _ELEMENT_TEXT = 26  # bytes of JSON for an element, at most: `-2.2250738585072014e-308, `
-_SENT_AT_ONCE = 1 << 20  # bytes that a transport may have to copy if the client takes them slowly
-_SMALL = 64 << 10  # bytes up to which parts of an answer are put together, which costs less than sending each
-_BINARY = (b"content-type", b"application/octet-stream")
 
 
 class InferEndpoint:
@@ -55,7 +44,6 @@ class InferEndpoint:
             ServeError: The class says why. Nothing was sent.
         """
         record: RequestRecord = scope["exportkit"]
-        headers = headers_of(scope)
         wanted = scope["path_params"]
         head = BodyHead.of(scope)
         asked = wanted["model"], wanted.get("version", ""), head.size or 0, record.client
@@ -63,23 +51,14 @@ class InferEndpoint:
             record.model, record.version = admitted.name, admitted.version
             forms, step, answer = await self._infer(head, scope, receive, admitted, record)
         record.timing = answer.timing
-        write = partial(encode_answer, answer, forms, self._memory(record))
-        work = sum(_work_of(output, forms.of(output.name)) for output in answer.outputs)
         try:
-            json_length, parts = await _maybe_in_thread(work, write)
+            encoded = await encoded_answer(answer, forms, self._memory(record))
         except BaseException:
             if step is not None:  # it changed the state, and its client does not have the answer
                 admitted.give_up(step)
             raise
-        del answer, write
-        coding = None if scope["http_version"] == "1.0" else coding_of_answer(headers.get("accept-encoding"))
-        kind = [JSON] if json_length is None else [_BINARY, _json_length(json_length)]
-        if coding is None:
-            kind.append((b"content-length", b"%d" % sum(memoryview(part).nbytes for part in parts)))
-            await _send_answer(send, kind, _pieces(parts), threaded=False)
-        else:
-            kind.append((b"content-encoding", coding.encode()))
-            await _send_answer(send, kind, deflated(_pieces(parts), coding), threaded=True)
+        del answer
+        await send_answer(send, encoded, scope)
 
     async def _infer(
         self, head: BodyHead, scope: Scope, receive: Receive, admitted: Admitted, record: RequestRecord
@@ -95,7 +74,7 @@ class InferEndpoint:
     async def _parsed(
         self, head: BodyHead, scope: Scope, receive: Receive, admitted: Admitted, record: RequestRecord
     ) -> ParsedBody:
-        limit = _limit(head, admitted.body_rules)
+        limit = limit_of(head, admitted.body_rules)
         if admitted.refused is not None:
             raise admitted.refused
         begins = any(rules.sequences for rules in _all(admitted.body_rules))
@@ -116,7 +95,7 @@ class InferEndpoint:
         memory = self._memory(record)
         parse = partial(parse_body, body, head.json_length, admitted.body_rules, memory)
         text = body if head.json_length is None else body[: head.json_length]
-        return await _maybe_in_thread(len(text) + work_of_copying(_most_copied(memory, text)), parse)
+        return await maybe_in_thread(len(text) + work_of_copying(_most_copied(memory, text)), parse)
 
     def _memory(self, record: RequestRecord) -> SharedMemory | None:
         """Returns the regions that the client registered."""
@@ -131,27 +110,13 @@ def _most_copied(memory: SharedMemory | None, text: memoryview) -> int:
     return memory.largest
 
 
-def _work_of(output: OutputTensor, form: OutputForm) -> int:
-    """Returns the work of writing an output, in the unit of LONG."""
-    if form.region is not None:
-        return work_of_copying(output.data.nbytes)
-    return 0 if form.binary else output.data.nbytes
-
-
-async def _maybe_in_thread(work: int, do: Callable[[], T]) -> T:
-    """Reads a request or writes an answer, in another thread if that is much work."""
-    if work < LONG:
-        return do()
-    return await asyncio.get_running_loop().run_in_executor(None, do)
-
-
 def _all(rules: BodyRules) -> Iterable[BodyRules]:
     """Returns the rules of each method that a request may mean."""
     return rules.methods.values() or (rules,)
 
 
-def _limit(head: BodyHead, rules: BodyRules) -> int:
-    """Returns the most bytes that a body of the model can need. Refuses one that will be larger."""
+def limit_of(head: BodyHead, rules: BodyRules) -> int:
+    """Returns the most bytes that a body of the model can need. Raises TooLargeError for one that will be larger."""
     text = _JSON_BYTES + _ELEMENT_TEXT * max(each.most_elements for each in _all(rules))
     largest = max(each.max_bytes for each in _all(rules))
     limit = text if head.json_length is None else largest + min(head.json_length, text)
@@ -178,7 +143,7 @@ async def _while_connected(scope: Scope, receive: Receive, admitted: Admitted, r
         if not gone:
             raise
         answering.uncancel()
-        raise _unanswered() from None
+        raise unanswered() from None
     finally:
         stop()
 
@@ -188,7 +153,7 @@ def _watching(scope: Scope, receive: Receive, leave: Callable[[], None]) -> Call
     if (watch := scope.get("extensions", {}).get(WATCH)) is not None:
         if not watch(leave):
             watch(None)
-            raise _unanswered()
+            raise unanswered()
         return partial(watch, None)
 
     async def wait() -> None:
@@ -199,35 +164,6 @@ def _watching(scope: Scope, receive: Receive, leave: Callable[[], None]) -> Call
     return asyncio.ensure_future(wait()).cancel
 
 
-def _unanswered() -> CancelledError:
+def unanswered() -> CancelledError:
+    """Returns the error for a client that went away."""
     return CancelledError("the client went away before its request was answered")
-
-
-async def _send_answer(
-    send: Send, headers: list[tuple[bytes, bytes]], pieces: Iterator[bytes | memoryview], *, threaded: bool
-) -> None:
-    """Sends an answer piece by piece, each once the client took most of those before."""
-
-    async def following() -> bytes | memoryview | None:
-        if threaded:
-            return await asyncio.get_running_loop().run_in_executor(None, next, pieces, None)
-        return next(pieces, None)
-
-    await send({"type": "http.response.start", "status": 200, "headers": headers})
-    piece = await following()
-    while piece is not None:
-        after = await following()
-        await send({"type": "http.response.body", "body": piece, "more_body": after is not None})
-        piece = after
-
-
-def _pieces(parts: Parts) -> Iterator[bytes | memoryview]:
-    for large, group in groupby(parts, lambda part: memoryview(part).nbytes > _SMALL):
-        for part in group if large else [b"".join(group)]:
-            view = memoryview(part).cast("B")
-            for start in range(0, len(view), _SENT_AT_ONCE):
-                yield view[start : start + _SENT_AT_ONCE]
-
-
-def _json_length(length: int) -> tuple[bytes, bytes]:
-    return b"inference-header-content-length", b"%d" % length

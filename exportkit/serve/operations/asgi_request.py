@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
+import time
 from collections.abc import Callable
+from email.utils import formatdate
 from functools import lru_cache
 from http import HTTPStatus
 from typing import Protocol
@@ -36,11 +38,11 @@ class AnsweredConnection(Protocol):
     async def drain(self) -> None:
         """Waits until the client took most of what was written."""
 
+    def run(self, request: AsgiRequest, application: ASGIApp, /) -> None:
+        """Lets an application answer a request."""
+
     def answered(self) -> None:
         """The request that is answered is over."""
-
-    def date(self) -> bytes:
-        """Returns the header `Date` as a line."""
 
 
 class AsgiRequest:
@@ -59,7 +61,7 @@ class AsgiRequest:
 
     def __init__(self, connection: AnsweredConnection, scope: Scope, *, keep_alive: bool, expects: bool) -> None:
         """`expects`: the client asks before it sends the body."""
-        scope["extensions"] = {FILL: self._fill, WATCH: self._watch}
+        scope["extensions"] = {FILL: self._fill, WATCH: self.watch}
         self.scope = scope
         self.keep_alive = keep_alive
         self.body = bytearray()
@@ -112,6 +114,31 @@ class AsgiRequest:
 
     # --- what the application asks ------------------------------------------------------------------------------------
 
+    def watch(self, gone: Callable[[], None] | None) -> bool:
+        """Waits for the end of the connection: see exportkit.serve.http.exchange.Watch."""
+        self._gone = gone
+        if gone is not None:
+            self._connection.resume_reading()  # otherwise the end is not seen
+        return not self.disconnected
+
+    def go_on(self, application: ASGIApp) -> None:
+        """Lets an application answer a request of which nothing was answered, and whose body is not needed."""
+        self._connection.run(self, application)
+
+    @property
+    def can_reply(self) -> bool:
+        """Whether an answer can be sent at once."""
+        return not (self.disconnected or self._connection.transport.get_write_buffer_size())
+
+    def reply(self, headers: bytes, body: bytes) -> None:
+        """Sends a whole answer with the status 200 at once. The lines of `headers` say how long it is."""
+        self.started = self.answered = True
+        end = b"\r\n" if self.keep_alive else b"connection: close\r\n\r\n"
+        self._connection.transport.write(b"".join((_status_line(200), _date(int(time.time())), headers, end, body)))
+        if not self.keep_alive:
+            self._connection.transport.close()
+        self._connection.answered()
+
     def _go_on(self) -> None:
         """Tells a client that asks before it sends to send."""
         if self._expects and not self._connection.transport.is_closing():
@@ -141,13 +168,6 @@ class AsgiRequest:
         self._connection.resume_reading()
         return await self._connection.fill(memory[start:], came)
 
-    def _watch(self, gone: Callable[[], None] | None) -> bool:
-        """Waits for the end of the connection: see exportkit.serve.http.exchange.Watch."""
-        self._gone = gone
-        if gone is not None:
-            self._connection.resume_reading()  # otherwise the end is not seen
-        return not self.disconnected
-
     async def send(self, message: Message) -> None:
         """Sends a part of the answer."""
         await self._connection.drain()
@@ -162,7 +182,7 @@ class AsgiRequest:
         if self.started:
             raise RuntimeError("the answer has begun already")
         status = message["status"]
-        lines = [_status_line(status), self._connection.date()]
+        lines = [_status_line(status), _date(int(time.time()))]
         for name, value in message.get("headers", ()):
             if _BROKEN.search(name) or _BROKEN.search(value):
                 raise RuntimeError(f"the header {name!r} would have several lines")
@@ -246,3 +266,8 @@ class HeadFirst:
 @lru_cache
 def _status_line(status: int) -> bytes:
     return f"HTTP/1.1 {status} {HTTPStatus(status).phrase}\r\n".encode()
+
+
+@lru_cache(maxsize=1)
+def _date(second: int) -> bytes:
+    return f"date: {formatdate(second, usegmt=True)}\r\n".encode()

@@ -11,6 +11,7 @@ from starlette.types import ASGIApp
 
 from exportkit.serve.http.asgi import Middleware
 from exportkit.serve.operations.api_keys import ApiKeys, RequireKey
+from exportkit.serve.operations.asgi_request import AsgiRequest
 from exportkit.serve.operations.connection_limits import ConnectionLimits
 from exportkit.serve.operations.http_server import HttpServer
 from exportkit.serve.operations.observation import Observation, ObservedApp
@@ -18,6 +19,12 @@ from exportkit.serve.operations.tls import Tls
 
 MakeApplication = Callable[[Sequence[Middleware]], ASGIApp]
 """Makes the application, with middleware around its routes."""
+
+Short = Callable[[AsgiRequest], bool]
+"""Answers a request without the application. Returns False for one that it does not take."""
+
+MakeShort = Callable[[Callable[[ASGIApp], ASGIApp]], Short]
+"""Makes a `Short`, which gets what observes the application that answers a request in its place."""
 
 
 class FrontEnd(Protocol):
@@ -52,6 +59,7 @@ class LocalFrontEnd:
         keys: ApiKeys | None,
         open_paths: Collection[str],
         observation: Observation,
+        make_short: MakeShort | None = None,
     ) -> None:
         """`start` starts it.
 
@@ -61,20 +69,26 @@ class LocalFrontEnd:
             keys: None: no key is asked for.
             open_paths: What is answered without a key.
             observation: Sees every request.
+            make_short: Makes what answers requests without the application.
         """
         self._limits = limits
         self._tls = tls
         self._keys = keys
         self._open_paths = open_paths
         self._observation = observation
+        self._make_short = make_short
         self._draining = False
 
     async def start(self, sockets: Sequence[socket.socket], make: MakeApplication) -> None:
         """Answers connections from now on."""
         keys, paths = self._keys, self._open_paths
         application = make([] if keys is None else [partial(RequireKey, keys=keys, open_paths=paths)])
-        observed = ObservedApp(application, self._observation, draining=lambda: self._draining)
-        self._http = HttpServer(observed, self._limits, self._observation.refused, self._tls)
+
+        def observe(app: ASGIApp) -> ASGIApp:
+            return ObservedApp(app, self._observation, draining=lambda: self._draining)
+
+        short = None if self._make_short is None else self._make_short(observe)
+        self._http = HttpServer(observe(application), self._limits, self._observation.refused, self._tls, short)
         self._http.listen(sockets)
 
     def take(self, connection: socket.socket) -> None:

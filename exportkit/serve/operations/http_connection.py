@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from email.utils import formatdate
-from functools import lru_cache, partial
+from functools import partial
 from typing import Any
 from urllib.parse import unquote
 
@@ -40,13 +38,14 @@ class ConnectionSetup:
         app: The application. It needs no lifespan events.
         limits: What a connection may do.
         refused: Is told of refusals that the application does not see.
-        connections: Those that are open, from the moment at which they are accepted.
-        tasks: The requests that are being answered.
+        short: Answers requests without the application. Returns False for one that it does not take.
+        connections, tasks: Those that are open, since they were accepted, and the requests that are being answered.
     """
 
     app: ASGIApp
     limits: ConnectionLimits
     refused: Refused
+    short: Callable[[AsgiRequest], bool] | None = None
     connections: set[HttpConnection] = field(default_factory=set)
     tasks: set[asyncio.Task[None]] = field(default_factory=set)
 
@@ -73,6 +72,7 @@ class HttpConnection(asyncio.BufferedProtocol):
         self._filling: BodyFilling | None = None
         self._request: AsgiRequest | None = None  # whose head came last
         self._running: AsgiRequest | None = None  # that is being answered, or was
+        self._begun: AsgiRequest | None = None  # of the running one: its head came in what is parsed now
         self._waiting: deque[AsgiRequest] = deque()
         self._in_head, self._head_began = True, False
         self._head_bytes = 0  # received since a head may have begun
@@ -163,6 +163,15 @@ class HttpConnection(asyncio.BufferedProtocol):
     # --- the parser's events ------------------------------------------------------------------------------------------
 
     def _feed(self, data: bytes) -> None:
+        """Parses what came, and begins to answer the request whose turn it is, if its head came."""
+        try:
+            self._parse(data)
+        finally:
+            begun, self._begun = self._begun, None
+            if begun is not None:
+                self._start(begun)
+
+    def _parse(self, data: bytes) -> None:
         """Parses what came. After a head or a part of a body, the application says where to the rest comes."""
         if self._refusal is not None:
             return
@@ -251,7 +260,7 @@ class HttpConnection(asyncio.BufferedProtocol):
         self._head_bytes = self._framing = 0
         self._wait_for_client()
         if self._is_between:
-            self._answer(self._request)
+            self._running = self._begun = self._request
         else:
             self.transport.pause_reading()
             self._waiting.append(self._request)
@@ -284,7 +293,8 @@ class HttpConnection(asyncio.BufferedProtocol):
         if self.transport.is_closing():
             return
         if self._waiting:
-            self._answer(self._waiting.popleft())
+            self._running = self._waiting.popleft()
+            self._start(self._running)
         elif self._refusal is not None:
             self._refuse(self._refusal)
             return
@@ -292,15 +302,16 @@ class HttpConnection(asyncio.BufferedProtocol):
             self._wait_for_client()
         self.transport.resume_reading()
 
-    def date(self) -> bytes:
-        """Returns the header `Date` as a line."""
-        return _date(int(time.time()))
-
-    def _answer(self, request: AsgiRequest) -> None:
-        self._running = request
-        task = self._loop.create_task(request.run(self._setup.app))
+    def run(self, request: AsgiRequest, application: ASGIApp) -> None:
+        """Lets an application answer a request."""
+        task = self._loop.create_task(request.run(application))
         self._setup.tasks.add(task)
         task.add_done_callback(self._setup.tasks.discard)
+
+    def _start(self, request: AsgiRequest) -> None:
+        short = self._setup.short
+        if short is None or request.more_body or self.transport.is_closing() or not short(request):
+            self.run(request, self._setup.app)
 
     # --- bodies that go into memory -----------------------------------------------------------------------------------
 
@@ -437,8 +448,3 @@ class HttpConnection(asyncio.BufferedProtocol):
 def _address(name: Any) -> tuple[str, int] | None:
     """Returns the host and port of a socket's name, if it has them."""
     return (str(name[0]), int(name[1])) if isinstance(name, tuple) else None
-
-
-@lru_cache(maxsize=1)
-def _date(second: int) -> bytes:
-    return f"date: {formatdate(second, usegmt=True)}\r\n".encode()

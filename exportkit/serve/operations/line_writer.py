@@ -22,25 +22,22 @@ class LineWriter:
         """Starts the thread. `lost` gets the number of lines that were given up; any thread may call it."""
         self._descriptor = descriptor
         self._lost = lost
-        self._waiting: queue.Queue[bytes | None] = queue.Queue(_MAX_WAITING)
+        self._waiting: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._run, name="exportkit-log", daemon=True)
         self._thread.start()
 
-    def write(self, line: str) -> None:
+    def write(self, line: bytes) -> None:
         """Writes a line soon. It has no line break."""
-        try:
-            self._waiting.put_nowait(line.encode(errors="backslashreplace") + b"\n")
-        except queue.Full:
+        if self._waiting.qsize() < _MAX_WAITING:
+            self._waiting.put(line + b"\n")
+        else:
             self._lost(1)
 
     def close(self, seconds: float) -> None:
         """Writes what waits, within this time."""
         self._closing.set()
-        try:
-            self._waiting.put(None, timeout=seconds)
-        except queue.Full:
-            return
+        self._waiting.put(None)
         self._thread.join(seconds)
 
     def _run(self) -> None:

@@ -93,6 +93,13 @@ class Observation:
             except Exception:  # whatever an observer does, the request was answered
                 _log.exception("request %s was not observed", finished.record.id)
 
+    def over(self, record: RequestRecord, scope: Scope) -> None:
+        """Tells of a request over HTTP."""
+        seconds = time.perf_counter() - record.started
+        method, remote, scheme = scope["method"], (scope.get("client") or ("",))[0], scope["scheme"]
+        path = scope["raw_path"].decode("latin-1")  # routing may change `path`
+        self.finished(Finished(record, method, path, remote, headers_of(scope), seconds, scheme))
+
     def refused(self, remote: str, error: ServeError) -> None:
         """Tells of a refusal that happened before there was a request: of a connection, or of what is not HTTP."""
         record = RequestRecord()
@@ -114,8 +121,7 @@ class ObservedApp:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        record = scope["exportkit"] = RequestRecord()
-        path = scope["raw_path"].decode("latin-1")  # routing may change `path`
+        record = scope.setdefault("exportkit", RequestRecord())
 
         async def send_all(message: Message) -> None:
             if message["type"] == "http.response.start":
@@ -127,18 +133,7 @@ class ObservedApp:
             await self._app(scope, receive, send_all)
         finally:
             self._observation.in_flight -= 1
-            seconds = time.perf_counter() - record.started
-            self._observation.finished(
-                Finished(
-                    record,
-                    method=scope["method"],
-                    path=path,
-                    remote=(scope.get("client") or ("",))[0],
-                    metadata=headers_of(scope),
-                    seconds=seconds,
-                    scheme=scope["scheme"],
-                )
-            )
+            self._observation.over(record, scope)
 
     def _headers(self, status: int) -> Sequence[tuple[bytes, bytes]]:
         return [*([CHALLENGE] if status == 401 else []), *([_CLOSE] if self._draining() else [])]

@@ -20,7 +20,7 @@ def test_every_line_is_written_in_order_before_it_is_closed():
     writer = LineWriter(write, lost.append)
     lines = [f"{index} ü" for index in range(3000)]
     for line in lines:
-        writer.write(line)
+        writer.write(line.encode())
     writer.close(60)
     os.close(write)
     reader.join()
@@ -33,7 +33,7 @@ def test_nobody_waits_for_a_reader_that_does_not_read():
     lost: list[int] = []
     writer = LineWriter(write, lost.append)
     for _ in range(12_000):
-        writer.write("x" * 100)
+        writer.write(b"x" * 100)
     assert sum(lost) > 0
     writer.close(0.01)  # the reader is still there, and does not read
     os.close(read)  # the write that waits fails, and those after it
@@ -47,7 +47,7 @@ def test_a_reader_that_went_away_is_counted():
     os.close(read)
     lost: list[int] = []
     writer = LineWriter(write, lost.append)
-    writer.write("a")
+    writer.write(b"a")
     writer.close(60)
     os.close(write)
     assert lost == [1]
