@@ -118,6 +118,7 @@ class _Conversion:
             found = {key: decomposition_of(call.operator, self._decompositions) for key, call in calls.items()}
             try:
                 changed = returning_written(changed, written)
+                _forget_constants(changed.graph)
                 model = self._translated(changed, calls)
             except ExportkitError:
                 raise
@@ -197,6 +198,12 @@ def _one_registry() -> Iterator[None]:
 def _registry(make: Callable[..., ONNXRegistry], operators: int, **options: Any) -> ONNXRegistry:
     """Makes a table. It lacks the operators that come later, such as torchvision's when it is imported."""
     return make(**options)
+
+
+def _forget_constants(graph: torch.fx.Graph) -> None:
+    """Makes None of results that are numbers and texts, in place: torch.onnx passes over None only."""
+    output = graph.output_node()
+    output.args = (tuple(each if isinstance(each, torch.fx.Node) else None for each in cast(Any, output.args[0])),)
 
 
 def _keep_dtypes(graph: onnx_ir.Graph, program: torch.export.ExportedProgram) -> None:

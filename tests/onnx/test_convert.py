@@ -170,7 +170,8 @@ def test_outputs_that_are_inputs_or_the_same_tensor_have_names_of_their_own() ->
 
         def forward(self, x: Tensor, scale: float, absent: Tensor | None = None) -> dict[str, Any]:
             y = x * self.x * scale
-            return {"x": x, "y": y, "again": y, "nothing": None, "weight": self.x.clone()}
+            constants = {"nothing": None, "patch": 8, "kind": "one"}
+            return {"x": x, "y": y, **constants, "again": y, "weight": self.x.clone()}
 
     spec = ExportSpec(Net(), (torch.randn(2, 3), 2.0), {"absent": None}, {"x": {0: "rows[1:9]"}})
     model = checked(convert_spec(spec))

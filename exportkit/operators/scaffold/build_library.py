@@ -29,7 +29,7 @@ _NOISE = re.compile(
     r"\[\d+/\d+\] |FAILED: |ninja: |In file included from |\s+from .*[,:]$|compilation terminated|make\b"
 )
 _COMMAND = re.compile(r"\S*(\+\+|gcc|cc|clang|nvcc|ninja)(-\d+)? .*-(c|o|shared) ")
-_ERROR = re.compile(r"error[: ]|undefined reference|\bld: ")
+_ERROR = re.compile(r"error[: ]|fatal +:|undefined reference|\bld: ")
 
 
 class Build(Message, frozen=True):
@@ -133,7 +133,8 @@ def _build(folder: Path, debug: bool) -> tuple[str, ...]:
     except ConnectionError as error:
         status = process.wait(10)
         end = "closed its connection" if status is None else describe_end(status)
-        raise BuildError(f"the process that builds {folder} {end}\n{_readable(log, folder)}".rstrip()) from error
+        said, _ = _readable(log, folder)
+        raise BuildError("\n".join([f"the process that builds {folder} {end}", *said])) from error
     finally:
         with contextlib.suppress(ProcessLookupError):
             # Ninja is in the child's process group. Its compilers are not: it ends them when it is asked to end.
@@ -141,23 +142,27 @@ def _build(folder: Path, debug: bool) -> tuple[str, ...]:
         process.end()
         channel.close()
     if isinstance(answer, Failed):
+        said, compiler = _readable(log, folder)
         raise BuildError(
-            f"{folder.name} does not build\n{_readable(log, folder) or answer.detail}",
+            "\n".join([f"{folder.name} does not build", *said, *([] if compiler else [str(answer.exception())])]),
             hint=f"{log} has all that the compilers said.",
         )
     return answer.libraries
 
 
-def _readable(log: Path, folder: Path) -> str:
-    """What the compilers said that helps: errors, and what they point at, with paths relative to the folder."""
+def _readable(log: Path, folder: Path) -> tuple[list[str], bool]:
+    """What the compilers said that helps: errors, and what they point at, with paths relative to the folder.
+
+    Where they said of no error, it is the end of the log, and the second value is False.
+    """
     lines = log.read_text(errors="replace").splitlines() if log.exists() else []
     lines = [line for line in lines if not _NOISE.match(line) and not _COMMAND.match(line)]
     first = next((at for at, line in enumerate(lines) if _ERROR.search(line)), None)
     if first is None:
-        return "\n".join(lines[-_SHOWN_LINES:])
+        return lines[-_SHOWN_LINES:], False
     while first > 0 and re.match(r"\S+: In |\S+:\d+:\d+: +required from", lines[first - 1]):
         first -= 1
     # What follows the last error is Python's account of it.
     last = next((at for at, line in enumerate(lines) if line.startswith("Traceback ")), len(lines))
     shown = lines[first : max(last, first + 1)][:_SHOWN_LINES]
-    return "\n".join(shown).replace(f"{folder}/", "")
+    return [line.replace(f"{folder}/", "") for line in shown], True

@@ -97,6 +97,7 @@ def test_what_the_compiler_says_is_shown_and_nothing_else(toy: Path) -> None:
     [
         ("import nothing_of_the_kind", "No module named 'nothing_of_the_kind'"),
         ("import sys\nsys.exit('no compiler here')", "no compiler here"),
+        ("print('building', flush=True)\n[][-1]", "building\nIndexError: list index out of range"),
         ("import os\nos._exit(3)", "3"),
     ],
 )

@@ -3,9 +3,17 @@
 from __future__ import annotations
 
 import json
+import os
+import runpy
+import shutil
+import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
+import setuptools
+import torch
+from torch.utils import cpp_extension
 
 from exportkit.cli import main
 from exportkit.cli.ops_new import KINDS as SHOWN_KINDS
@@ -61,6 +69,25 @@ def test_the_package_depends_on_torch_alone(folder: Path) -> None:
     assert [path for path, text in written.items() if "import exportkit" in text or "from exportkit" in text] == [
         path for path in written if path.endswith("_model.py") or path.startswith("tests/test_")
     ]
+
+
+@pytest.mark.skipif(shutil.which("nvcc") is None, reason="nvcc is not installed")
+def test_its_setup_gives_nvcc_options_that_it_knows(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    main(["ops", "new", "leaky", "--package", "their_ops"])
+    monkeypatch.chdir("their_ops")
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(cpp_extension, "CUDA_HOME", str(folder))
+    monkeypatch.setenv("TORCH_CUDA_ARCH_LIST", "")
+    monkeypatch.delenv("TORCH_CUDA_ARCH_LIST")  # what setup.py sets does not outlive this test
+    built: dict[str, Any] = {}
+    monkeypatch.setattr(setuptools, "setup", built.update)
+    runpy.run_path("setup.py", run_name="__main__")
+    assert os.environ["TORCH_CUDA_ARCH_LIST"] == "8.0;9.0+PTX"  # torch fails where there is no GPU to look at
+    cuda = built["ext_modules"][1]
+    options = [*cuda.extra_compile_args["nvcc"], "-std=c++20", "-c", *cuda.sources]
+    done = subprocess.run(["nvcc", "--dryrun", *options], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.parametrize("where", ["beside", "inside", "inside without --package", "--output"])
