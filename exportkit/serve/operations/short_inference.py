@@ -81,14 +81,13 @@ class ShortInference:
         body[:] = request.body
         parsed = parse_body(body, head.body.json_length, model.body_rules)
         asked = parsed.request
-        late = asked.timeout is not None and asked.timeout <= 0
-        if late or asked.sequence is not None or asked.method not in (None, model.method):
+        if asked.sequence is not None or asked.method not in (None, model.method):
             return False
         record.id = request_id(head.headers.get("x-request-id"))
         record.model, record.version, record.received_bytes = parsed.model or model.name, model.version, head.size
-        request.scope["exportkit"], request.scope["exportkit.headers"] = record, head.headers
         answering = _Answering(self, request, model, parsed, record)
         answering.asked = AskedRequest(asks, asked, head.size, answering.answered)
+        request.scope["exportkit"], request.scope["exportkit.headers"] = record, head.headers
         self.observation.in_flight += 1
         request.body = bytearray()
         request.watch(answering.left)

@@ -1,0 +1,241 @@
+"""What is answered without ASGI is answered as the application does it: to clients, logs and counters."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from exportkit.serve.batching.tickets import BatchLimits
+from exportkit.serve.engine.repository import Repository
+from exportkit.serve.http.asgi import make_app
+from exportkit.serve.http.exchange import HttpOptions
+from exportkit.serve.listeners import open_port
+from exportkit.serve.operations.connection_limits import ConnectionLimits
+from exportkit.serve.operations.front_end import LocalFrontEnd
+from exportkit.serve.operations.observation import Finished, Observation
+from exportkit.serve.operations.short_inference import ShortInference
+from exportkit.serve.serve_options import ServeOptions
+from tests.serve.operations import asking_tiny
+from tests.serve.operations.limited_server import run
+
+_BODY = asking_tiny.body()
+_GIVEN_ONLY = ("date", "x-request-id")
+
+
+class Way:
+    """A front end, by itself or with the short way, and what it saw."""
+
+    def __init__(self, repository: Repository, *, short: bool) -> None:
+        self.finished: list[Finished] = []
+        self.taken: list[bool] = []  # for each request, whether it went the short way
+        self.observation = Observation([self.finished.append])
+        make = partial(self._make, repository) if short else None
+        self.front = LocalFrontEnd(ConnectionLimits(), None, None, frozenset(), self.observation, make)
+
+    def _make(self, repository: Repository, observe: Callable[..., Any]) -> Callable[..., bool]:
+        short = ShortInference(repository, self.observation, observe)
+
+        def take(request: Any) -> bool:
+            self.taken.append(short(request))
+            return self.taken[-1]
+
+        return take
+
+    async def open(self, repository: Repository) -> None:
+        sockets = open_port("127.0.0.1", 0, "--port")
+        self.port = sockets[0].getsockname()[1]
+        await self.front.start(sockets, lambda middleware: make_app(repository, HttpOptions(), middleware=middleware))
+
+    async def send(self, data: bytes) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
+        writer.write(data)
+        return reader, writer
+
+    async def ask(self, data: bytes) -> tuple[int, dict[str, str], bytes]:
+        reader, writer = await self.send(data)
+        status, headers = await _head(reader)
+        if "content-length" in headers:
+            body = await reader.readexactly(int(headers["content-length"]))
+        else:
+            body = await reader.readuntil(b"0\r\n\r\n")
+        writer.close()
+        return status, headers, body
+
+    async def seen(self, number: int) -> Finished:
+        while len(self.finished) < number:
+            await asyncio.sleep(0.001)
+        return self.finished[number - 1]
+
+
+async def _head(reader: asyncio.StreamReader) -> tuple[int, dict[str, str]]:
+    lines = (await reader.readuntil(b"\r\n\r\n")).decode().split("\r\n")[:-2]
+    return int(lines[0].split()[1]), dict(line.split(": ", 1) for line in lines[1:])
+
+
+@asynccontextmanager
+async def ways(package: Path, **options: Any) -> AsyncIterator[tuple[Repository, Way, Way]]:
+    repository = Repository(ServeOptions((package,), **options))
+    await repository.open()
+    found = [Way(repository, short=short) for short in (False, True)]
+    for each in found:
+        await each.open(repository)
+    yield repository, found[0], found[1]
+    await repository.drain()
+    for each in found:
+        await each.front.close()
+
+
+def request(
+    body: bytes = _BODY, *headers: str, path: str = asking_tiny.INFER, version: str = "1.1", method: str = "POST"
+) -> bytes:
+    lines = [f"{method} {path} HTTP/{version}", "Host: x", f"Content-Length: {len(body)}", *headers]
+    return "\r\n".join([*lines, "", ""]).encode() + body
+
+
+def changed(**keys: Any) -> bytes:
+    return json.dumps({**json.loads(_BODY), **keys}).encode()
+
+
+def binary(*headers: str, cut: int = 0) -> bytes:
+    arrays = asking_tiny.arrays()
+    inputs = [
+        {"name": name, "datatype": "FP32", "shape": array.shape, "parameters": {"binary_data_size": array.nbytes}}
+        for name, array in zip(asking_tiny.NAMES, arrays)
+    ]
+    head = json.dumps({"id": "7", "inputs": inputs, "parameters": {"binary_data_output": True}}).encode()
+    body = head + b"".join(array.tobytes() for array in arrays)
+    return request(body[: len(body) - cut], f"Inference-Header-Content-Length: {len(head)}", *headers)
+
+
+NAN = changed(inputs=[{**each, "data": [3e38] * len(each["data"])} for each in json.loads(_BODY)["inputs"]])
+
+SHORT = {
+    "JSON": request(),
+    "binary": binary(),
+    "a version": request(path="/v2/models/tiny/versions/1/infer"),
+    "a timeout": request(changed(parameters={"timeout": 60_000_000, "priority": 1})),
+    "an id": request(changed(id="a")),
+    "the client's id": request(_BODY, "X-Request-Id: 77"),
+    "a list of codings": request(_BODY, "Accept-Encoding: gzip, deflate"),
+    "the last of a connection": request(_BODY, "Connection: close"),
+    "a page of this server": request(_BODY, "Origin: http://x"),
+    "infinity, which JSON has not": request(NAN),
+}
+LONG = {
+    "no JSON": request(b"{"),
+    "an unknown input": request(changed(inputs=[])),
+    "an unknown output": request(changed(outputs=[{"name": "nothing"}])),
+    "a sequence": request(changed(parameters={"sequence_id": 1, "sequence_start": True})),
+    "a region": request(changed(outputs=[{"name": "rest.0", "parameters": {"shared_memory_region": "a"}}])),
+    "an unknown model": request(path="/v2/models/other/infer"),
+    "an unknown version": request(path="/v2/models/tiny/versions/9/infer"),
+    "another method": request(method="PUT"),
+    "an old client": request(version="1.0"),
+    "two hosts": request(_BODY, "Host: y"),
+    "a page of another server": request(_BODY, "Origin: http://y"),
+    "one coding": request(_BODY, "Accept-Encoding: gzip"),
+    "too short a body": binary(cut=8),
+    "a wrong length of the JSON": request(_BODY, "Inference-Header-Content-Length: 9000"),
+    "an unknown coding": request(_BODY, "Content-Encoding: br"),
+}
+
+
+def test_answers_logs_and_counters_are_those_of_the_application(tiny_package: Path):
+    def counters(repository: Repository) -> dict[str, Any]:
+        (counted,) = repository.counted().values()
+        failures = {reason: spent.count for reason, spent in counted.failures.items()}
+        return {"success": counted.success.count, "rows": counted.rows, "pending": counted.pending, **failures}
+
+    def difference(now: dict[str, Any], before: dict[str, Any]) -> dict[str, Any]:
+        return {key: now[key] - before.get(key, 0) for key in now if now[key] != before.get(key, 0)}
+
+    async def scenario() -> None:
+        async with ways(tiny_package) as (repository, long, short):
+            for number, (what, data) in enumerate([*SHORT.items(), *LONG.items()], 1):
+                found = []
+                for way in (long, short):
+                    before = counters(repository)
+                    status, headers, body = await way.ask(data)
+                    seen = await way.seen(number)
+                    assert headers["x-request-id"] == seen.record.id, what
+                    shown = {key: value for key, value in headers.items() if key not in _GIVEN_ONLY}
+                    record = replace(seen.record, id="", started=0.0, timing=None)
+                    rows = seen.record.timing and seen.record.timing.batch_rows
+                    about = seen.method, seen.path, seen.remote, seen.scheme, dict(seen.metadata)
+                    found.append((status, shown, body, record, rows, about, difference(counters(repository), before)))
+                    assert way.observation.in_flight == 0
+                assert found[0] == found[1], what
+                assert short.taken[-1] == (what in SHORT), what
+                assert found[1][0] == 200 or what in LONG or what.startswith("infinity"), what
+
+    run(scenario)
+
+
+def test_answers_are_those_of_eager(tiny_package: Path):
+    async def scenario() -> None:
+        async with ways(tiny_package) as (_, _, short):
+            inputs = asking_tiny.arrays(2, 3, seed=5)
+            status, _, body = await short.ask(request(asking_tiny.body(inputs)))
+            assert status == 200
+            np.testing.assert_allclose(asking_tiny.mean(body), asking_tiny.expected(inputs), atol=1e-5)
+            assert short.taken == [True]
+
+    run(scenario)
+
+
+def test_requests_that_follow_without_waiting_are_answered_in_order(tiny_package: Path):
+    async def scenario() -> None:
+        async with ways(tiny_package) as (_, _, short):
+            data = [request(changed(id=f"{number}")) for number in range(20)]
+            data[7] = request(b"{")
+            whole = b"".join(data)
+            reader, writer = await short.send(whole[:1000])
+            await asyncio.sleep(0.01)
+            writer.write(whole[1000:])
+            for number in range(20):
+                status, headers = await _head(reader)
+                body = json.loads(await reader.readexactly(int(headers["content-length"])))
+                assert (status, body.get("id")) == ((400, None) if number == 7 else (200, f"{number}"))
+            writer.close()
+
+    run(scenario)
+
+
+def test_a_request_whose_client_leaves_is_taken_from_the_queue(tiny_package: Path):
+    async def scenario() -> None:
+        async with ways(tiny_package, batch=BatchLimits(max_delay=600.0)) as (repository, _, short):
+            (counted,) = repository.counted().values()
+            _, writer = await short.send(request())
+            while not counted.pending:
+                await asyncio.sleep(0.001)
+            assert short.taken == [True]
+            writer.transport.abort()
+            record = (await short.seen(1)).record
+            assert (record.status, counted.pending, counted.failures["cancelled"].count) == (499, 0, 1)
+            assert (await short.ask(request(changed(parameters={"timeout": 1000}))))[0] == 504
+            assert (short.taken, short.observation.in_flight) == ([True, True], 0)
+
+    run(scenario)
+
+
+def test_the_last_answers_close_their_connections(tiny_package: Path):
+    async def scenario() -> None:
+        async with ways(tiny_package, batch=BatchLimits(max_delay=0.3)) as (_, _, short):
+            reader, _ = await short.send(request())
+            while not short.taken:
+                await asyncio.sleep(0.001)
+            short.front.drain()
+            status, headers = await _head(reader)
+            assert (status, headers["connection"]) == (200, "close")
+            await reader.readexactly(int(headers["content-length"]))
+            assert await reader.read() == b""
+
+    run(scenario)
