@@ -145,6 +145,7 @@ def _answer_inductor(asked: Mapping[str, Any], answers: Mapping[str, Callable[..
     from torch._inductor.codegen.cuda import cuda_env
     from torch._inductor.fx_passes import joint_graph, post_grad
     from torch._inductor.runtime import hints
+    from torch._subclasses import fake_tensor
     from torch.utils import _triton
 
     interface = device_interface.CudaInterface
@@ -160,6 +161,7 @@ def _answer_inductor(asked: Mapping[str, Any], answers: Mapping[str, Callable[..
             clear = getattr(getattr(value, "__func__", value), "cache_clear", None)
             if clear is not None:
                 clear()
+    _put(fake_tensor, "init_gpu_context", lambda device: None)  # makes a real tensor, where torch is built for CUDA
     # Fake weights have no address: tied ones are one tensor.
     _put(graph, "is_same_tensor", lambda one, other: one is other)
 

@@ -92,9 +92,14 @@ class Rounded(TorchDispatchMode):
         result = func(*args, **kwargs)
         if name == "_to_copy":
             self._note_cast(args[0], result)
-        if not self._is_exact(func, name, args, result):
-            for each in self._results(func, args, kwargs, result):
-                self._change(each, by_value=name in _SINGLE)
+        if self._is_exact(func, name, args, result):
+            return result
+        single = name in _SINGLE
+        if not func._schema.is_mutable:
+            # Never in place: a result may be the memory of weights, which no schema says, such as cuDNN's flat ones.
+            return mapped(torch.Tensor, lambda each: self._changed_result(each, by_value=single), result)
+        for each in self._written(func, args, kwargs, result):
+            each.copy_(self._changed_result(each, by_value=single))
         return result
 
     def _is_exact(self, func: torch._ops.OpOverload, name: str, args: tuple[Any, ...], result: Any) -> bool:
@@ -104,20 +109,21 @@ class Rounded(TorchDispatchMode):
             return bool(widens)
         return func.is_view or (func.namespace in ("aten", "prims") and name in _EXACT)
 
-    def _results(
+    def _written(
         self, func: torch._ops.OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any
     ) -> list[torch.Tensor]:
         found = [leaf for leaf in tree_leaves(result) if _rounds(leaf)]
-        if func._schema.is_mutable and not found:
+        if not found:
             given = dict(zip((argument.name for argument in func._schema.arguments), args)) | kwargs
             for argument in func._schema.arguments:
                 if argument.alias_info is not None and argument.alias_info.is_write:
                     found += [leaf for leaf in tree_leaves(given.get(argument.name)) if _rounds(leaf)]
         return found
 
-    def _change(self, tensor: torch.Tensor, *, by_value: bool) -> None:
-        if tensor.numel() and tensor.layout is torch.strided:
-            tensor.copy_(self._changed(tensor, 2.0, by_value=by_value))
+    def _changed_result(self, tensor: torch.Tensor, *, by_value: bool) -> torch.Tensor:
+        if not _rounds(tensor) or not tensor.numel() or tensor.layout is not torch.strided:
+            return tensor
+        return self._changed(tensor, 2.0, by_value=by_value)
 
     def _summand(self, tensor: torch.Tensor) -> torch.Tensor:
         if not _rounds(tensor) or tensor.numel() > _MOST or tensor.layout is not torch.strided:

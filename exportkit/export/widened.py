@@ -48,8 +48,8 @@ class Widened(TorchDispatchMode):
         Args:
             wide: The dtype.
             narrow: The least precise dtype of the model's tensors.
-            lazily: Whether parameters are widened where they are used, and at most KEPT_BYTES of them stay. A model that
-                compares their dtype with that of inputs does not work then.
+            lazily: Whether parameters are widened where they are used, and at most KEPT_BYTES of them stay. A model
+                that compares their dtype with that of inputs does not work then.
         """
         super().__init__()
         self.narrowest = narrow

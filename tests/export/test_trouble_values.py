@@ -276,3 +276,18 @@ def test_other_rounding_notices_what_has_no_one_answer():
         with torch.no_grad(), mode:
             compute(torch.tensor([1.0, torch.inf]))
         assert getattr(mode, what)
+
+
+def test_other_rounding_changes_no_memory_that_an_operator_gives_back():
+    library = torch.library.Library("gives_back", "FRAGMENT")
+    library.define("weight(Tensor w) -> Tensor")  # as cuDNN's operator for flat weights does, without saying so
+    library.impl("weight", lambda w: w, "CompositeExplicitAutograd")
+    weight = torch.randn(50)
+    before = weight.clone()
+    with torch.no_grad(), Rounded(0, torch.device("cpu")):
+        given = torch.ops.gives_back.weight(weight)
+        written = weight.clone().mul_(3)
+    assert torch.equal(weight, before)
+    assert not torch.equal(given, before)
+    assert not torch.equal(written, before * 3)
+    torch.testing.assert_close(given, before, rtol=1e-6, atol=0)
