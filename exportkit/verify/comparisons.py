@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 
@@ -119,8 +120,20 @@ class GradientFinding:
     change: float
     work: float
 
+    @property
+    def blind(self) -> bool:
+        """Whether only a gradient that is quite another one would be seen."""
+        return not self.wrong and self.visible >= 0.5
+
     def __str__(self) -> str:
         what = f"{self.scale:g} times the gradient of {self.of} with respect to {self.input}"
+        if self.blind:
+            why = (
+                "rounding hides its changes"
+                if math.isfinite(self.visible)
+                else f"{self.of} does not change, or not finitely"
+            )
+            return f"whether {self.output} is {what} does not show here: {why}"
         if not self.wrong:
             return f"{self.output} is {what}: off by {self.off:.1g}, and more than {self.visible:.1g} would be seen"
         text = (

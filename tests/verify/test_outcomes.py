@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import re
 import typing
 from pathlib import Path
@@ -74,6 +75,14 @@ def report(*checks):
 
 def check(verdict):
     return Check("cases", "case 0", {}, verdict)
+
+
+def test_a_gradient_that_nothing_shows_is_not_said_to_be_right() -> None:
+    # One atom whose bonds all end at itself: wherever it is, the energy is the same.
+    still = dataclasses.replace(GRADIENT, wrong=False, off=0.0, visible=math.inf, change=0.0, work=0.0)
+    assert str(still).startswith("whether forces is -1 times the gradient of energy with respect to positions does not")
+    assert "rounding hides" in str(dataclasses.replace(still, off=1.0, visible=6.0))
+    assert "off by 0.02" in str(dataclasses.replace(GRADIENT, wrong=False))
 
 
 def test_there_is_an_example_of_every_verdict():
