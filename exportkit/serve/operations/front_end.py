@@ -23,8 +23,8 @@ MakeApplication = Callable[[Sequence[Middleware]], ASGIApp]
 Short = Callable[[AsgiRequest], bool]
 """Answers a request without the application. Returns False for one that it does not take."""
 
-MakeShort = Callable[[Callable[[ASGIApp], ASGIApp]], Short]
-"""Makes a `Short`, which gets what observes the application that answers a request in its place."""
+MakeShort = Callable[[Callable[[ASGIApp], ASGIApp], Callable[[], bool]], Short]
+"""Makes a `Short`. It gets what observes an application that answers in its place, and whether the server drains."""
 
 
 class FrontEnd(Protocol):
@@ -84,10 +84,13 @@ class LocalFrontEnd:
         keys, paths = self._keys, self._open_paths
         application = make([] if keys is None else [partial(RequireKey, keys=keys, open_paths=paths)])
 
-        def observe(app: ASGIApp) -> ASGIApp:
-            return ObservedApp(app, self._observation, draining=lambda: self._draining)
+        def draining() -> bool:
+            return self._draining
 
-        short = None if self._make_short is None else self._make_short(observe)
+        def observe(app: ASGIApp) -> ASGIApp:
+            return ObservedApp(app, self._observation, draining)
+
+        short = None if self._make_short is None else self._make_short(observe, draining)
         self._http = HttpServer(observe(application), self._limits, self._observation.refused, self._tls, short)
         self._http.listen(sockets)
 

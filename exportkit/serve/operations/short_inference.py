@@ -54,12 +54,26 @@ class _Head:
 class ShortInference:
     """Answers plain inferences."""
 
-    def __init__(self, repository: Repository, observation: Observation, observe: Callable[[ASGIApp], ASGIApp]) -> None:
-        """`observe` wraps an application that answers what cannot be answered at once."""
+    def __init__(
+        self,
+        repository: Repository,
+        observation: Observation,
+        observe: Callable[[ASGIApp], ASGIApp],
+        draining: Callable[[], bool],
+    ) -> None:
+        """Begins.
+
+        Args:
+            repository: The models.
+            observation: Sees every request.
+            observe: Wraps an application that answers what cannot be answered at once, so that it is seen.
+            draining: Whether every answer closes its connection.
+        """
         self._repository = repository
         self._heads: dict[object, _Head | None] = {}
         self.observation = observation
         self.observe = observe
+        self.draining = draining
 
     def __call__(self, request: AsgiRequest) -> bool:
         """Answers a request whose body came whole. Returns False, and did nothing, if it has to go the long way."""
@@ -164,6 +178,7 @@ class _Answering:
         size, length = len(body), answer.json_length
         lines = _JSON_LINE % (size, name) if length is None else _BINARY_LINES % (length, size, name)
         self._record.status, self._record.sent_bytes = 200, size
+        self._request.keep_alive &= not self._short.draining()
         self._request.reply(lines, body)
         self._over()
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Callable
+import threading
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from functools import partial
@@ -12,8 +13,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 
-from exportkit.serve.batching.tickets import BatchLimits
+from exportkit.serve.engine.model_copy import ModelCopy
 from exportkit.serve.engine.repository import Repository
 from exportkit.serve.http.asgi import make_app
 from exportkit.serve.http.exchange import HttpOptions
@@ -40,8 +42,8 @@ class Way:
         make = partial(self._make, repository) if short else None
         self.front = LocalFrontEnd(ConnectionLimits(), None, None, frozenset(), self.observation, make)
 
-    def _make(self, repository: Repository, observe: Callable[..., Any]) -> Callable[..., bool]:
-        short = ShortInference(repository, self.observation, observe)
+    def _make(self, repository: Repository, *given: Any) -> Callable[..., bool]:
+        short = ShortInference(repository, self.observation, *given)
 
         def take(request: Any) -> bool:
             self.taken.append(short(request))
@@ -81,8 +83,8 @@ async def _head(reader: asyncio.StreamReader) -> tuple[int, dict[str, str]]:
 
 
 @asynccontextmanager
-async def ways(package: Path, **options: Any) -> AsyncIterator[tuple[Repository, Way, Way]]:
-    repository = Repository(ServeOptions((package,), **options))
+async def ways(package: Path) -> AsyncIterator[tuple[Repository, Way, Way]]:
+    repository = Repository(ServeOptions((package,)))
     await repository.open()
     found = [Way(repository, short=short) for short in (False, True)]
     for each in found:
@@ -209,33 +211,61 @@ def test_requests_that_follow_without_waiting_are_answered_in_order(tiny_package
     run(scenario)
 
 
-def test_a_request_whose_client_leaves_is_taken_from_the_queue(tiny_package: Path):
+@pytest.fixture
+def may_run(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
+    """The model waits for this event before it answers requests."""
+    event, run_requests = threading.Event(), ModelCopy.run_requests
+
+    def wait(copy: ModelCopy, *arguments: Any) -> Any:
+        event.wait()
+        return run_requests(copy, *arguments)
+
+    event.set()  # so that the model can be warmed up
+    monkeypatch.setattr(ModelCopy, "run_requests", wait)
+    yield event
+    event.set()
+
+
+async def until(condition: Callable[[], object]) -> None:
+    while not condition():
+        await asyncio.sleep(0.001)
+
+
+def test_a_request_whose_client_leaves_is_taken_from_the_queue(tiny_package: Path, may_run: threading.Event):
     async def scenario() -> None:
-        async with ways(tiny_package, batch=BatchLimits(max_delay=600.0)) as (repository, _, short):
+        async with ways(tiny_package) as (repository, _, short):
             (counted,) = repository.counted().values()
-            _, writer = await short.send(request())
-            while not counted.pending:
-                await asyncio.sleep(0.001)
-            assert short.taken == [True]
-            writer.transport.abort()
+            may_run.clear()
+            _, first = await short.send(request())
+            await until(lambda: counted.busy_runners)
+            _, second = await short.send(request())
+            await until(lambda: counted.pending)
+            second.transport.abort()
             record = (await short.seen(1)).record
             assert (record.status, counted.pending, counted.failures["cancelled"].count) == (499, 0, 1)
+            first.transport.abort()  # its request runs: nobody gets the answer
+            assert (await short.seen(2)).record.status == 499
             assert (await short.ask(request(changed(parameters={"timeout": 1000}))))[0] == 504
-            assert (short.taken, short.observation.in_flight) == ([True, True], 0)
+            may_run.set()
+            assert (await short.ask(request()))[0] == 200
+            assert (short.taken, short.observation.in_flight) == ([True] * 4, 0)
+            assert counted.success.count == 1
 
     run(scenario)
 
 
-def test_the_last_answers_close_their_connections(tiny_package: Path):
+def test_the_last_answers_close_their_connections(tiny_package: Path, may_run: threading.Event):
     async def scenario() -> None:
-        async with ways(tiny_package, batch=BatchLimits(max_delay=0.3)) as (_, _, short):
+        async with ways(tiny_package) as (_, _, short):
+            may_run.clear()
             reader, _ = await short.send(request())
-            while not short.taken:
-                await asyncio.sleep(0.001)
+            await until(lambda: short.taken)
             short.front.drain()
+            may_run.set()
             status, headers = await _head(reader)
             assert (status, headers["connection"]) == (200, "close")
             await reader.readexactly(int(headers["content-length"]))
             assert await reader.read() == b""
+            assert (await short.ask(request()))[1]["connection"] == "close"
 
     run(scenario)
