@@ -10,7 +10,7 @@ from functools import partial
 from msgspec.structs import replace
 from starlette.types import Receive, Scope, Send
 
-from exportkit.serve.http.answers import encoded_answer, maybe_in_thread, send_answer
+from exportkit.serve.http.answer_sending import encoded_answer, maybe_in_thread, send_answer
 from exportkit.serve.http.body_reader import BodyHead, read_body, too_large
 from exportkit.serve.http.exchange import WATCH, HttpOptions, headers_of
 from exportkit.serve.protocol.admission import Admitted, Open

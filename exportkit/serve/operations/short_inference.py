@@ -16,7 +16,7 @@ from exportkit.serve.engine.asks import AskedRequest
 from exportkit.serve.engine.execution import BatchResult
 from exportkit.serve.engine.repository import Repository
 from exportkit.serve.engine.served import ServedModel
-from exportkit.serve.http.answers import SMALL, EncodedAnswer, encoded_answer, send_answer
+from exportkit.serve.http.answer_sending import SMALL, EncodedAnswer, encoded_answer, send_answer
 from exportkit.serve.http.asgi import check_headers, check_origin, make_application
 from exportkit.serve.http.body_reader import BodyHead
 from exportkit.serve.http.content_coding import coding_of_answer
