@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
+import importlib
 import os
+import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -88,6 +91,8 @@ def build_package(
         with PackageReader(artifact, demand=trust.demand()) as reader:
             refuse_companion(reader)
             manifests.append(reader.manifest)
+    if options.verify:  # the verdicts need torch, and other processes import it meanwhile
+        threading.Thread(target=_import_judging).start()
     devices = {target.device for each in manifests for target in each.targets}
     missing = _missing(manifests)
     described = describe_libraries(named_libraries(eager, missing, progress), missing, devices, progress)
@@ -131,6 +136,11 @@ def verify_and_rename(
         if signed is not None:
             os.replace(signed, output.with_name(signed.name))
     return report
+
+
+def _import_judging() -> None:
+    with contextlib.suppress(Exception):  # `verify` will raise it again
+        importlib.import_module("exportkit.verify.judging")
 
 
 def _missing(manifests: Sequence[Manifest]) -> set[str]:

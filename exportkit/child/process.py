@@ -242,6 +242,11 @@ class Templates:
         environment = {name: value for name, value in os.environ.items() if not name.startswith(self._read_later)}
         return Conditions(os.getpid(), interpreter(), spec.origin if spec else None, environment, limits)
 
+    def start(self) -> None:
+        """Starts the template that has torch, which it can import while this process does other things."""
+        with contextlib.suppress(HostError):  # the first child will raise it again
+            self._template(with_torch=True)
+
     def retire(self) -> None:
         """Ends each template when its last child has ended."""
         with self._lock:
@@ -355,6 +360,11 @@ class _Template:
 
 
 _in_use = Templates()
+
+
+def start_template_early() -> None:
+    """Starts the template of the children that will come."""
+    _in_use.start()
 
 
 def use_templates(templates: Templates) -> Templates:

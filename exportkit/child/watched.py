@@ -14,6 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from exportkit.child.ending import end_at_once
 from exportkit.progress import note_with
 
 _PR_SET_PDEATHSIG = 1
@@ -41,7 +42,7 @@ class Crash:
 
 
 def run_watched(work: Callable[[], int]) -> int | Crash:
-    """Runs work in a fork, and returns in both: in the fork what the work returned, here that, or how it crashed.
+    """Runs work in a fork, which ends with what the work returned, and returns that, or how it crashed.
 
     It must be called before threads exist and before torch is imported, which does not survive a fork. Ctrl-C is left
     to the fork, and other signals that end a process are passed on to it.
@@ -58,7 +59,7 @@ def run_watched(work: Callable[[], int]) -> int | Crash:
             os._exit(1)
         faulthandler.enable(stack, all_threads=False)
         note_with(_Notes(noted))
-        return work()
+        sys.exit(end_at_once(work()))
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     for number in _FORWARDED:
         signal.signal(number, lambda received, _: os.kill(pid, received))

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 import click
 
 import exportkit
+from exportkit.child.ending import end_at_once
 from exportkit.cli.output import print_json, printable, printable_lines
 from exportkit.errors import EXIT_CODES, ExportError, ExportkitError, HostError
 from exportkit.installed import declared
@@ -174,8 +175,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         The exit code.
     """
     gc.set_threshold(100_000)  # importing torch creates half a million objects and little garbage
-    if arguments is not None or sys.argv[1:2] != ["export"] or "torch" in sys.modules:
+    if arguments is not None or "torch" in sys.modules:
         return _main(sys.argv[1:] if arguments is None else list(arguments))
+    if sys.argv[1:2] != ["export"]:
+        return end_at_once(_main(sys.argv[1:]))
     from exportkit.child.watched import run_watched
 
     # The user's kernels, the compiler's and a GPU's driver run in there.

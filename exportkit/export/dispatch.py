@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, TypeVar
@@ -10,6 +12,25 @@ import torch
 from torch._ops import HigherOrderOperator, OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map_only
+
+
+class UncompiledMode(TorchDispatchMode):
+    """A mode that does not import torch's compiler.
+
+    torch keeps its compiler away from a mode, and imports it for that, which takes a second. Where nothing else has
+    imported it, nothing is compiled.
+    """
+
+    def __init_subclass__(cls, **settings: Any) -> None:
+        super().__init_subclass__(**settings)
+        guarded: Any = cls.__torch_dispatch__
+        plain = getattr(guarded, "__wrapped__", guarded)
+
+        @functools.wraps(plain)
+        def dispatch(*args: Any, **kwargs: Any) -> Any:
+            return (guarded if "torch._dynamo" in sys.modules else plain)(*args, **kwargs)
+
+        cls.__torch_dispatch__ = dispatch  # type: ignore[method-assign]
 
 
 class OperatorMode(TorchDispatchMode):

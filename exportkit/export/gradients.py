@@ -9,7 +9,6 @@ from weakref import WeakSet
 
 import torch
 import torch.autograd.forward_ad
-import torch.export._trace
 from torch._functorch import eager_transforms
 from torch.utils._pytree import tree_map_only
 
@@ -116,6 +115,8 @@ def traced(model: torch.nn.Module, trace: Callable[[], T]) -> T:
                 if not refusals:
                     return result
         _differentiating.add(model)
+    import torch.export._trace  # imported late: it takes a second, which processes that only call models do not have
+
     with replaced(torch.export._trace, "make_fx", _below_autograd):
         try:
             return trace()

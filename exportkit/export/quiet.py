@@ -8,8 +8,6 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
-
 
 @contextmanager
 def quiet_torch() -> Iterator[None]:
@@ -17,6 +15,8 @@ def quiet_torch() -> Iterator[None]:
 
     The model's own warnings were seen when it ran in eager mode. With TORCH_LOGS set, the log is kept.
     """
+    from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode  # imported late: SymPy takes long
+
     levels = {} if "TORCH_LOGS" in os.environ else {handler: handler.level for handler in _torch_handlers()}
     for handler in levels:
         handler.setLevel(logging.CRITICAL + 1)

@@ -15,7 +15,6 @@ from exportkit.errors import ModelNotFoundError, UsageError, WeightsError
 from exportkit.export.call_signature import NAMED, bind_call, left_out, parameter_names, rebind
 from exportkit.export.cases import matches
 from exportkit.export.importing import import_code, named_attribute
-from exportkit.export.program_file import load_program
 from exportkit.export.resolved import EagerModel, ResolvedModel
 from exportkit.export.source_lines import users_code
 from exportkit.export.spelling import check_dtype, parse_input_text
@@ -74,6 +73,8 @@ def resolve(
         torch.manual_seed(seed)
         if model.endswith(".pt2"):
             _refuse_for_program(model, kwargs, inputs, weights)
+            from exportkit.export.program_file import load_program  # imported late: it takes a second
+
             return load_program(Path(model), trust, trusted=trusted)
         with users_code(f"importing {model}"):
             value = named_attribute(model)

@@ -5,10 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from exportkit.export.dispatch import mapped
+from exportkit.export.dispatch import UncompiledMode, mapped
 
 _MOST = 1 << 20  # elements of a summand that is changed; weights may have more, and are the same in all code
 
@@ -58,7 +57,7 @@ _PLAIN = _names(
 )
 
 
-class Rounded(TorchDispatchMode):
+class Rounded(UncompiledMode):
     """Changes the result of every operator that rounds by up to two units in the last place.
 
     Attributes:

@@ -9,10 +9,9 @@ from typing import Any
 
 import torch
 from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from exportkit.export.dispatch import mapped
+from exportkit.export.dispatch import UncompiledMode, mapped
 
 # A cast to one of these is a choice of precision, and is widened. A cast to float8 or to an integer changes what the
 # model computes, and stays.
@@ -31,7 +30,7 @@ _PRODUCTS: dict[Any, tuple[int, int, int | None]] = {
 }
 
 
-class Widened(TorchDispatchMode):
+class Widened(UncompiledMode):
     """Computes each operator in a wider dtype, also where the model's code names a narrower one.
 
     Attributes:

@@ -12,7 +12,7 @@ from exportkit.package.archive import PackageReader
 from exportkit.package.case_files import trouble_in
 from exportkit.progress import Progress
 from exportkit.sizes import case_label, case_sizes
-from exportkit.verify.commands import CallsDrawn, GradientsCompared
+from exportkit.verify.commands import CallsDrawn, DrawCalls, GradientsCompared
 from exportkit.verify.eager import EagerProcess
 from exportkit.verify.eager_plan import EagerPlan
 from exportkit.verify.eager_trouble import plan_trouble
@@ -125,10 +125,9 @@ class TargetCalls:
             yield Check("eager", "the eager model", {}, objection, target=self.target)
             return
         for plan in plans:
-            for number, sizes in enumerate(plan.sizes.sizes):
-                yield self._beside_eager(eager, plan, number, sizes)
-                if not eager.alive:
-                    return
+            yield from self._beside_eager(eager, plan)
+            if not eager.alive:
+                return
             if self.options.against == "eager":  # else the recorded cases have been replayed, with their trouble
                 yield from self._trouble_beside_eager(eager, plan)
                 if not eager.alive:
@@ -165,30 +164,43 @@ class TargetCalls:
         if plan.method is None:
             return
         for number, trouble in enumerate(plan_trouble(self.reader, plan.method, self.options.shapes)):
-            label, file = plan.labelled(trouble.label), self.folder / "eager.safetensors"
+            label, seed = plan.labelled(trouble.label), self.options.seed + _TROUBLE_SEED + number
             self.progress(f"comparing {self.target} with eager at {label}")
-            seed = self.options.seed + _TROUBLE_SEED + number
-            answer = eager.draw(
-                trouble.sizes, method=plan.method, label=label, seed=seed, file=file, kinds=trouble.kinds
+            command = DrawCalls(
+                plan.method, dict(trouble.sizes), seed, str(self._eager_file(number)), dict(trouble.kinds)
             )
+            answer = eager.draw(command, label=label)
             if isinstance(answer, CallsDrawn) and answer.left_out:
                 self.progress(f"leaving out {label}: {answer.left_out}")
                 continue
-            check = self._drawn(answer, label, trouble.sizes, file)
+            check = self._drawn(answer, label, command)
             yield replace(check, calls=0, beside=check.calls)
             if not eager.alive:
                 return
 
-    def _beside_eager(self, eager: EagerProcess, plan: EagerPlan, number: int, sizes: Mapping[str, int]) -> Check:
-        label, file = plan.label(sizes), self.folder / "eager.safetensors"
-        self.progress(f"comparing {self.target} with eager at {label}")
-        answer = eager.draw(sizes, method=plan.method, label=label, seed=self.options.seed + number, file=file)
-        return self._drawn(answer, label, sizes, file)
+    def _beside_eager(self, eager: EagerProcess, plan: EagerPlan) -> Iterator[Check]:
+        """Compares at each planned size. Eager makes the next calls while the target makes these."""
+        commands = [
+            DrawCalls(plan.method, dict(sizes), self.options.seed + number, str(self._eager_file(number)), {})
+            for number, sizes in enumerate(plan.sizes.sizes)
+        ]
+        for command, then in zip(commands, [*commands[1:], None]):
+            label = plan.label(command.sizes)
+            self.progress(f"comparing {self.target} with eager at {label}")
+            answer = eager.draw(command, label=label, then=then)
+            yield self._drawn(answer, label, command)
+            if not isinstance(answer, CallsDrawn) and not eager.alive:
+                return
 
-    def _drawn(self, answer: CallsDrawn | Verdict, label: str, sizes: Mapping[str, int], file: Path) -> Check:
+    def _eager_file(self, number: int) -> Path:
+        """Returns where eager writes calls: not where those are that the target makes meanwhile."""
+        return self.folder / f"eager-{number % 2}.safetensors"
+
+    def _drawn(self, answer: CallsDrawn | Verdict, label: str, command: DrawCalls) -> Check:
         """Makes the calls that eager has answered in a file, and judges the answers."""
         from exportkit.verify.judging import Judge
 
+        sizes, file = command.sizes, Path(command.file)
         if not isinstance(answer, CallsDrawn):
             return Check("eager", label, dict(sizes), answer, target=self.target)
         script = Script(label, answer.case, file)

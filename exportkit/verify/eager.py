@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
-from types import MappingProxyType
 from typing import Self
 
 from exportkit.child.messages import Failed
@@ -46,6 +44,7 @@ class EagerProcess:
         self._worker: VerifyWorker | None = None
         self._begun = False
         self._objection: Verdict | None = None
+        self._drawing: DrawCalls | None = None  # a command that was told and not heard
 
     def __enter__(self) -> Self:
         return self
@@ -104,29 +103,23 @@ class EagerProcess:
         return answer
 
     def draw(
-        self,
-        sizes: Mapping[str, int],
-        *,
-        method: str | None,
-        label: str,
-        seed: int,
-        file: Path,
-        kinds: Mapping[str, str] = MappingProxyType({}),
+        self, command: DrawCalls, *, label: str, then: DrawCalls | None = None
     ) -> CallsDrawn | EagerFailed | Crashed | TimedOut:
-        """Draws calls of these sizes, makes them, and writes a file like a recorded case's. Needs `make` first.
+        """Draws calls, makes them, and writes a file like a recorded case's. Needs `make` first.
 
         Args:
-            sizes: The sizes by dimension.
-            method: The method to call; None for a sequence of the methods with state.
+            command: What is drawn, and the file.
             label: The name of the comparison, for messages.
-            seed: The seed of the values.
-            file: The file to write.
-            kinds: By input, the kind of trouble that its values get.
+            then: What is drawn next: the process begins with it at once.
         """
         assert self._worker is not None
         doing = f"running the eager model at {label}, which is inside the exported range"
-        command = DrawCalls(method, dict(sizes), seed, str(file), dict(kinds))
-        answer = self._worker.ask(command, CallsDrawn, doing=doing, timeout=self._options.timeout)
+        if self._drawing != command:
+            self._worker.tell(command)
+        answer = self._worker.hear(CallsDrawn, doing=doing, timeout=self._options.timeout)
+        self._drawing = then if self.alive else None
+        if self._drawing is not None:
+            self._worker.tell(self._drawing)
         return EagerFailed(answer.error, answer.detail, doing) if isinstance(answer, Failed) else answer
 
     def gradients(

@@ -81,6 +81,9 @@ def dtype_of_product(x: Tensor) -> torch.dtype:
     return x.dtype
 
 
-@torch.compiler.assume_constant_result
 def _rounds_to_tf32() -> bool:
     return torch.backends.cuda.matmul.fp32_precision == "tf32"
+
+
+# What torch.compiler.assume_constant_result does, which imports the compiler first: that takes a second.
+_rounds_to_tf32._dynamo_marked_constant = True  # type: ignore[attr-defined]

@@ -32,6 +32,7 @@ __all__ = [
     "operator",
     "operator_like",
     "specs_in",
+    "statically_known_true",
 ]
 
 P = ParamSpec("P")
@@ -78,6 +79,15 @@ class ArrCocSpec(OpSpec):
 def normals(device: torch.device, dtype: torch.dtype) -> Callable[..., Tensor]:
     """Returns a function that draws normally distributed tensors: `normal(2, 3)` or `normal(2, 3, scale=20)`."""
     return lambda *shape, scale=1.0: (torch.randn(shape, device=device) * scale).to(dtype)
+
+
+def statically_known_true(condition: bool | torch.SymBool) -> bool:
+    """Tells whether a condition on sizes holds for all sizes that there may be, without a guard."""
+    if isinstance(condition, bool):
+        return condition
+    from torch.fx.experimental import symbolic_shapes  # imported late: it takes a third of a second
+
+    return symbolic_shapes.statically_known_true(condition)
 
 
 def specs_in(package: str, path: Iterable[str]) -> dict[str, OpSpec]:

@@ -8,9 +8,16 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.fx.experimental.symbolic_shapes import statically_known_true
 
-from exportkit.arr_coc.ops._operator import ArrCocSpec, Layout, Refusal, Sample, check, operator_like
+from exportkit.arr_coc.ops._operator import (
+    ArrCocSpec,
+    Layout,
+    Refusal,
+    Sample,
+    check,
+    operator_like,
+    statically_known_true,
+)
 
 MAX_TOKENS = 2**31 - 1
 """The limit for one patch, and with a total for one sample, so that the exact allocation fits int64."""

@@ -7,10 +7,17 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from exportkit.arr_coc.ops._autograd import register_no_second_derivative
-from exportkit.arr_coc.ops._operator import ArrCocSpec, Layout, Refusal, Sample, check, operator_like
+from exportkit.arr_coc.ops._operator import (
+    ArrCocSpec,
+    Layout,
+    Refusal,
+    Sample,
+    check,
+    operator_like,
+    statically_known_true,
+)
 from exportkit.arr_coc.ops._reference import accumulated
 
 
