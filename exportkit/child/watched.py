@@ -14,7 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from exportkit.child.ending import end_at_once
+from exportkit.child.process_end import end_at_once
 from exportkit.progress import note_with
 
 _PR_SET_PDEATHSIG = 1

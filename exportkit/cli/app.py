@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 import click
 
 import exportkit
-from exportkit.child.ending import end_at_once
+from exportkit.child.process_end import end_at_once
 from exportkit.cli.output import print_json, printable, printable_lines
 from exportkit.errors import EXIT_CODES, ExportError, ExportkitError, HostError
 from exportkit.installed import declared

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -24,13 +23,17 @@ class UncompiledMode(TorchDispatchMode):
     def __init_subclass__(cls, **settings: Any) -> None:
         super().__init_subclass__(**settings)
         guarded: Any = cls.__torch_dispatch__
-        plain = getattr(guarded, "__wrapped__", guarded)
+        plain: Any = getattr(guarded, "__wrapped__", None)
+        frames = torch._C._dynamo.eval_frame
 
-        @functools.wraps(plain)
         def dispatch(*args: Any, **kwargs: Any) -> Any:
             return (guarded if "torch._dynamo" in sys.modules else plain)(*args, **kwargs)
 
-        cls.__torch_dispatch__ = dispatch  # type: ignore[method-assign]
+        if plain is not None and hasattr(frames, "set_code_exec_strategy"):
+            # Once the compiler is there, it must not look at this function either.
+            skipped = frames._FrameExecStrategy(frames._FrameAction.SKIP, frames._FrameAction.DEFAULT)
+            frames.set_code_exec_strategy(dispatch.__code__, skipped)
+            cls.__torch_dispatch__ = dispatch  # type: ignore[method-assign]
 
 
 class OperatorMode(TorchDispatchMode):

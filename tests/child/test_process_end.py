@@ -9,7 +9,7 @@ from tests.artifacts import ROOT
 
 _SCRIPT = """
 import atexit, sys, threading, time
-from exportkit.child.ending import end_at_once
+from exportkit.child.process_end import end_at_once
 
 class Taken:
     def __del__(self):
