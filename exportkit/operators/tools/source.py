@@ -16,7 +16,9 @@ from exportkit.libraries import host_platform
 Kind = Literal["file", "folder", "module", "model"]
 
 # A folder of a kernel repository for the Hugging Face hub: build/torch213-cxx11-cpu-x86_64-linux.
-_VARIANT = re.compile(r"torch(?P<stable>-stable-abi)?(?P<version>\d+)(?:-cxx11)?-(?P<backend>[a-z]+)\d*-(?P<host>.+)")
+_VARIANT = re.compile(
+    r"torch(?P<stable>-stable-abi)?(?P<version>\d+)(?:-cxx11)?-(?P<backend>[a-z]+)(?P<cuda>\d*)-(?P<host>.+)"
+)
 _ANY_HOST = re.compile(r"torch-(?:universal|(?P<backend>[a-z]+))")
 
 
@@ -126,17 +128,20 @@ def _variant(repository: Path) -> Path:
     import torch
 
     version = tuple(map(int, torch.__version__.split(".")[:2]))
+    cuda = tuple(map(int, (torch.version.cuda or "0.0").split(".")[:2]))
     backends = ("cpu",) if torch.version.cuda is None else ("cuda", "cu", "cpu")
     host = "-".join(reversed(host_platform().split("-")))  # x86_64-linux
 
-    def rank(name: str) -> tuple[int, int] | None:
+    def rank(name: str) -> tuple[int, int, int] | None:
         if match := _VARIANT.fullmatch(name):
             built = (int(match["version"][0]), int(match["version"][1:]))
             fits = built <= version if match["stable"] else built == version
+            major, minor = int(match["cuda"][:-1] or cuda[0]), int(match["cuda"][-1:] or 0)  # cu128 is CUDA 12.8
+            fits = fits and major == cuda[0] and minor <= cuda[1]
             if match["host"] == host and match["backend"] in backends and fits:
-                return bool(match["stable"]), backends.index(match["backend"])
+                return bool(match["stable"]), backends.index(match["backend"]), -minor
         if (match := _ANY_HOST.fullmatch(name)) and match["backend"] in (None, *backends):
-            return 2, 0
+            return 2, 0, 0
         return None
 
     folders = sorted(path for path in (repository / "build").glob("torch*") if path.is_dir())

@@ -42,7 +42,11 @@ def test_an_overload_with_another_answer_is_found_with_the_smallest_call():
 def test_an_operator_is_not_blamed_for_how_torch_calls_its_overload():
     subject = _with_out("called", 2)
     for _ in range(2):  # what the first check compiled without the overload does not answer for the second
-        (finding,) = check_operator(subject, ["compiles"]).findings
+        findings = check_operator(subject, ["compiles"]).findings
+        if torch.__version__ >= (2, 14):  # it calls the overload with sizes that vary, too
+            assert not findings
+            continue
+        (finding,) = findings
         assert finding.severity is Severity.doubtful
         assert "torch.compile calls outs.called.out in the operator's place" in finding.message
 

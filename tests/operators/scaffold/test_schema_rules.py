@@ -117,8 +117,10 @@ def test_a_type_that_is_refused_cannot_be_passed(kind: str, operators: Callable[
 @pytest.mark.parametrize("kind", REFUSED_BY_EXPORT)
 def test_a_list_that_is_refused_cannot_be_saved(kind: str, operators: Callable[[str], Any]) -> None:
     operators(kind)(torch.ones(3), VALUES[kind])
-    with pytest.raises(Exception, match="Failed serializing node"):
-        save_export(operators(kind), VALUES[kind])
+    # torch 2.14 saves lists of lists; compiled code with one does not load ("Unsupported list type").
+    if not (kind == "int[][]" and torch.__version__ >= (2, 14)):
+        with pytest.raises(Exception, match="Failed serializing node"):
+            save_export(operators(kind), VALUES[kind])
     (finding,) = schema_findings(schema(kind))
     assert (finding.severity, finding.message) == (
         Severity.broken,

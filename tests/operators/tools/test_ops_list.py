@@ -85,6 +85,13 @@ def this_torch() -> str:
 HOST = "-".join(reversed(host_platform().split("-")))
 
 
+def test_a_build_for_another_cuda_is_passed_over(tmp_path, monkeypatch):
+    monkeypatch.setattr("torch.version.cuda", "13.2")
+    builds = [f"{this_torch()}-cxx11-{backend}-{HOST}" for backend in ("cu118", "cu130", "cu131", "cu133", "cpu")]
+    hub_kernel(tmp_path, *builds)
+    assert _variant(tmp_path).name == builds[2]
+
+
 @pytest.mark.process
 def test_a_kernel_of_the_hugging_face_hub_is_listed_from_the_build_for_this_torch(ops, tmp_path):
     fitting = f"{this_torch()}-cxx11-cpu-{HOST}"
