@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -30,7 +31,8 @@ _EXACT = _names(
     full_like empty_like sign sgn floor ceil round trunc nan_to_num tril triu repeat max_pool2d_with_indices
     max_pool3d_with_indices adaptive_max_pool2d slice_scatter select_scatter diagonal_scatter as_strided_scatter im2col
     channel_shuffle pixel_shuffle pixel_unshuffle upsample_nearest1d upsample_nearest2d upsample_nearest3d copysign
-    view_as_real_copy complex real imag split_with_sizes_copy unbind_copy dropout native_dropout nonzero frexp
+    view_as_real_copy complex real imag split_with_sizes_copy unbind_copy dropout native_dropout nonzero frexp set
+    resize resize_as as_strided squeeze unsqueeze transpose t swapaxes swapdims detach
     """
 )
 
@@ -69,12 +71,20 @@ class Rounded(UncompiledMode):
 
     supports_higher_order_operators = True
 
-    def __init__(self, seed: int, device: torch.device) -> None:
+    def __init__(self, seed: int, device: torch.device, weights: Iterable[torch.Tensor] = ()) -> None:
+        """Draws other roundings.
+
+        Args:
+            seed: Of what is drawn.
+            device: The model's.
+            weights: What is never changed, whichever operator gives it back: the same in all code, and the model's own.
+        """
         super().__init__()
         self.undefined = self.blends = False
         self.met_control_flow = False
         self._seed = seed
         self._generator = torch.Generator(device).manual_seed(seed)
+        self._weights = {weight.untyped_storage().data_ptr() for weight in weights}
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -98,7 +108,8 @@ class Rounded(UncompiledMode):
             # Never in place: a result may be the memory of weights, which no schema says, such as cuDNN's flat ones.
             return mapped(torch.Tensor, lambda each: self._changed_result(each, by_value=single), result)
         for each in self._written(func, args, kwargs, result):
-            each.copy_(self._changed_result(each, by_value=single))
+            if each.layout is torch.strided and each.untyped_storage().data_ptr() not in self._weights:
+                each.copy_(self._changed_result(each, by_value=single))
         return result
 
     def _is_exact(self, func: torch._ops.OpOverload, name: str, args: tuple[Any, ...], result: Any) -> bool:

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 from safetensors.torch import load
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from exportkit.accuracy import allowed_error, eager_error, whole_rows
 from exportkit.errors import ExportError, UsageError
@@ -52,6 +53,12 @@ class Steadiness:
         """
         self.unsteady = ""
         self._eager, self._methods, self._state, self._tf32 = eager, methods, state, tf32
+        self._weights = [
+            tensor
+            for entry in eager.entries.values()
+            for tensor in (*entry.model.parameters(), *entry.model.buffers())
+            if tensor.layout is torch.strided and not is_traceable_wrapper_subclass(tensor)
+        ]
         self._calls = {method.name: method.call for method in methods}
         self._errors: dict[tuple[str | None, str], Accuracy] = {}
         for case in drawn:
@@ -88,7 +95,7 @@ class Steadiness:
         if played.wide is not None:
             yield played.wide.narrowed(played.answered, played.after)
         for seed in range(_RUNS):
-            mode = Rounded(seed, played.calls[0].bound.tensors[0].device)
+            mode = Rounded(seed, played.calls[0].bound.tensors[0].device, self._weights)
             try:
                 with mode:
                     again = play_session(self._eager, self._methods, self._state, played.calls, tf32=self._tf32)

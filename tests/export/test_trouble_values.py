@@ -278,16 +278,20 @@ def test_other_rounding_notices_what_has_no_one_answer():
         assert getattr(mode, what)
 
 
-def test_other_rounding_changes_no_memory_that_an_operator_gives_back():
+def test_other_rounding_changes_no_weights_whichever_operator_gives_them_back():
     library = torch.library.Library("gives_back", "FRAGMENT")
     library.define("weight(Tensor w) -> Tensor")  # as cuDNN's operator for flat weights does, without saying so
     library.impl("weight", lambda w: w, "CompositeExplicitAutograd")
-    weight = torch.randn(50)
+    weight = torch.randn(5, 10)
     before = weight.clone()
-    with torch.no_grad(), Rounded(0, torch.device("cpu")):
+    with torch.no_grad(), Rounded(0, torch.device("cpu"), [weight]):
         given = torch.ops.gives_back.weight(weight)
-        written = weight.clone().mul_(3)
-    assert torch.equal(weight, before)
+        found = torch.empty(0).set_(weight.untyped_storage())  # as torch finds cuDNN's flat weights
+        weight.mul_(3)
+        written = before.clone().mul_(3)
+    assert torch.equal(weight, before * 3)
+    assert torch.equal(found, weight.flatten())
     assert not torch.equal(given, before)
-    assert not torch.equal(written, before * 3)
     torch.testing.assert_close(given, before, rtol=1e-6, atol=0)
+    assert not torch.equal(written, before * 3)
+    torch.testing.assert_close(written, before * 3, rtol=1e-6, atol=0)
