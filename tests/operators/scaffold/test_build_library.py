@@ -55,6 +55,8 @@ def test_a_build_says_what_a_fresh_process_finds(package: Path, capsys: pytest.C
     assert main(["ops", "build", str(package)]) == 0
     first, *schemas = capsys.readouterr().out.splitlines()
     assert first == f"{package / PACKAGE / '_cpu.abi3.so'}  kernels for CPU"
+    if (cuda := package / PACKAGE / "_cuda.abi3.so").exists():  # where nvcc and a CUDA build of torch are
+        assert schemas.pop() == f"{cuda}  kernels for CUDA"
     assert [schema.split("(")[0].strip() for schema in schemas] == [f"{PACKAGE}::{name}" for name in sorted(OPERATORS)]
 
 
