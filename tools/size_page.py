@@ -15,19 +15,18 @@ _WAYS = ("exportkit", "eager", "compile")
 _TEXT = """\
 # Models of real sizes
 
-Written by `make docs` from one run of `python -m tools.sizes_table`, whose [results](../benchmarks/sizes/h200.json)
-have the memory at each step: {machine}, torch {torch}, transformers {transformers}, {cores} cores a GPU. [The
-weights](../tools/size_catalogue.py) are random, in bfloat16, made on the GPU. Qwen 3 1.7B and Llama 3.2 1B call the
-operator of [paged_cache](../examples/paged_cache).
+Written by `make docs` from two calls of `python -m tools.sizes_table` on two hosts, where the second went on with what
+the first had no time for. The [results](../benchmarks/sizes/h200.json) have the memory at each step: {machine}, torch
+{torch}, transformers {transformers}, {cores} cores a GPU. [The weights](../tools/size_catalogue.py) are random, in
+bfloat16, made on the GPU. Qwen 3 1.7B and Llama 3.2 1B call the operator of [paged_cache](../examples/paged_cache).
 
 - Seconds: `export`, `package --no-verify`, `verify`, a later load.
 - GPU: the peak of export, verify and load, divided by the weights, without the {context:.2f} GB of an empty process.
 - Host: the same peaks in GB, with compilers, without mapped files.
 - Milliseconds of a call at the greatest sizes: package, eager, `torch.compile`.
 
-Above 1.3: cuDNN's float64 convolutions (Whisper, DiT), which references no longer use, and memory that making the
-models left, which is given back now; neither was measured again. Small models: kernels are tried on a copy of the
-largest embedding, and references have activations in float64. Not in this run: {missing}.
+Above 1.3: references have activations in float64, which Whisper, DiT and SigLIP have many of; kernels are tried on a
+copy of the largest embedding. Not in this table: {missing}.
 
 | model | 10⁹ parameters | seconds | GPU | host | ms |
 | --- | ---: | ---: | ---: | ---: | ---: |

@@ -69,6 +69,8 @@ def compile_methods(
     Arguments and errors are the same as for `compile_program`.
     """
     folder.mkdir(exist_ok=True)
+    if plan.device.type == "cuda" and gpu is None:
+        torch.cuda.empty_cache()  # of what recording left: Inductor tries kernels on copies of large weights
     found = [
         compile_program(
             *(method, folder / method.name, plan, cpu_isa, gpu),
