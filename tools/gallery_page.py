@@ -40,7 +40,10 @@ _TITLES = {
     "operators": "Operators of a library",
 }
 _SIZES = "was declared to have:"
-_TRIED = " The model traces with it."
+_LEFT_OUT = re.compile(
+    " The model traces with it\\.|, which is unknown when the model is compiled"
+    "| when it is called again with the same inputs"
+)
 _ADVICE = "## Advice"
 _SHORT = 14  # words of advice that is repeated
 _HEAD = """\
@@ -48,13 +51,14 @@ _HEAD = """\
 
 Written by `make docs` from real runs, with torch {torch} on a CPU. Do not edit it.
 
-Each module is a few lines in [tests/gallery](../../tests/gallery). It was exported with `--format program`, which
-traces the model, checks its operators, records cases, and runs the traced program on them. `exportkit export` was given
-the inputs and sizes that the class names. "exports" means that the program answered what eager answered. Otherwise the
-message is shown, with the exit code if it is not 5. A named issue reports such a failure.
+Each module is a few lines in [tests/gallery](../../tests/gallery), exported with `--format program`, which traces it,
+checks its operators, records cases, and runs the traced program on them. `exportkit export` was given the inputs and
+sizes that the class names. "exports" means that the program answered what eager answered. Otherwise the message is
+shown, with the exit code if it is not 5. A named issue reports such a failure.
 
-Two parts of messages are left out: "the model does not take every size that `batch` (x:0) was declared to have", and
-that the model traces with the `--dynamic` to write. A letter stands for advice that several modules get; it is below.
+Left out are "the model does not take every size that `batch` (x:0) was declared to have", "The model traces with it",
+"which is unknown when the model is compiled", "when it is called again with the same inputs". A letter stands for
+advice of several modules.
 """
 
 
@@ -111,7 +115,7 @@ def row(entry: Entry, outcome: Outcome, succeeded: str = "exports") -> str:
 
 def _cell(message: str) -> str:
     """Returns a message for a cell of a table, its lines kept apart."""
-    escaped = message.removesuffix(_TRIED).replace("|", r"\|").replace("<", "&lt;").replace("*", r"\*")
+    escaped = _LEFT_OUT.sub("", message).replace("|", r"\|").replace("<", "&lt;").replace("*", r"\*")
     first, *lines = (line.strip() for line in escaped.splitlines())
     if not (lines and first.endswith(_SIZES)):
         lines = [first, *lines]

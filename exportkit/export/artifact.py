@@ -142,6 +142,9 @@ def _program_record(method: str) -> str:
     return PROGRAM_RECORD if method == FORWARD else PROGRAM_RECORD.replace(".pt2", f".{method}.pt2")
 
 
+_WHOLE = "Whole numbers can be written: -(-n // 4) in place of math.ceil(n / 4)."
+
+
 def _saved(program: torch.export.ExportedProgram) -> bytes:
     """Returns a program as torch.export.save writes it.
 
@@ -157,7 +160,8 @@ def _saved(program: torch.export.ExportedProgram) -> bytes:
                 raise
             raise ExportError(
                 f"torch {torch.__version__} cannot write the program to a file: it calls {node[1]}",
-                hint="--format aoti compiles the program and does not write it. A newer torch may be able to.",
+                hint="--format aoti compiles the program and does not write it. "
+                + (_WHOLE if re.match("ceil|floor|round|trunc", node[1]) else "A newer torch may be able to."),
             ) from error
     try:
         check_saved(buffer, "the program")

@@ -127,6 +127,9 @@ def changed_number(one: CallTrail, other: CallTrail) -> str | None:
     return None
 
 
+DIFFERS = "is given a tensor that differs from call to call"
+
+
 def first_difference(one: CallTrail, other: CallTrail) -> str | None:
     """Says which operator is the first to answer differently in the second of two calls. None if none does."""
     for a, b in zip(one.steps, other.steps):
@@ -137,7 +140,7 @@ def first_difference(one: CallTrail, other: CallTrail) -> str | None:
                 return (
                     f"{a.called} answers the same arguments differently: it keeps a state, or returns unwritten memory"
                 )
-            return f"{a.called} is given a tensor that differs from call to call"
+            return f"{a.called} {DIFFERS}"
     return None
 
 

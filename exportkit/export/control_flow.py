@@ -122,6 +122,9 @@ def _traced(
 ) -> Any:
     if torch._C._functorch.peek_interpreter_stack() is not None:
         return function(*arguments)  # Dynamo sees no vmap around it, and the operator's own rule does
+    if operator == "while_loop" and (numbers := [v for v in tree_leaves(arguments[2]) if type(v) in (int, float)]):
+        # Dynamo traces it, but torch neither writes the program to a file nor compiles it.
+        raise ControlFlowError(operator, TypeError(f"it carries the number {numbers[0]}, which is no tensor"))
     try:
         return compiling()(*arguments)
     except Exception:  # Dynamo's own, or what a body raises

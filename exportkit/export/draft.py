@@ -9,8 +9,9 @@ from typing import Literal
 import torch
 
 from exportkit.errors import ExportError, OperatorNotExportableError, UsageError
-from exportkit.export.explain import BRANCHES, NEEDS_NUMBER, advice, explain_refusal, sizes_error
+from exportkit.export.explain import advice, explain_refusal, sizes_error
 from exportkit.export.export_options import TraceOptions
+from exportkit.export.line_advice import branches, needs_number
 from exportkit.export.placement import usable_device
 from exportkit.export.preflight import check_operators, graph_operators
 from exportkit.export.resolved import EagerModel, ResolvedModel
@@ -192,10 +193,12 @@ def _finding(problem: DraftProblem) -> DraftFinding:
             operator=problem.operator,
         )
     frame = user_frame(problem.frames)
-    (what, hint) = BRANCHES if problem.result in ("True", "False") else NEEDS_NUMBER
+    place = where(frame) if frame else ""
+    is_truth = problem.result in ("True", "False")
+    what, hint = branches(place) if is_truth else needs_number(place, problem.frames)
     return DraftFinding(
         "value",
-        f"{what}{' at ' + where(frame) if frame else ''} (it was {problem.result} for the example inputs)",
+        f"{what}{f' at {place}' if place else ''} (it was {problem.result} for the example inputs)",
         hint,
         expression=problem.reason,
         file=frame.filename if frame else None,

@@ -16,6 +16,7 @@ from exportkit.errors import ExportError
 from exportkit.export.branch_graphs import flow_nodes
 from exportkit.export.control_flow import ControlFlowError
 from exportkit.export.guards import with_places
+from exportkit.export.line_advice import branches, needs_number, to_keep_the_range
 from exportkit.export.preflight import OTHER_DTYPES, SAME_DTYPE
 from exportkit.export.shapes import DynamicSizes
 from exportkit.export.size_changes import SizeChange, changes_between, violated_names
@@ -65,13 +66,14 @@ def sizes_error(refused: RefusedByTorchError, changes: Sequence[SizeChange]) -> 
     if unrolled:
         written = f" Or write {advice(changes)}." if changes else ""
         return ExportError(message, hint=" ".join(dict.fromkeys(layer.hint for layer in unrolled)) + written)
+    otherwise = f" {kept}" if (kept := to_keep_the_range(reasons)) else ""
     if not changes:
         return ExportError(
             message,
             hint="Change that line, declare a range in which the condition holds, or give example inputs of other "
-            "sizes. No sizes that exportkit tried work.",
+            f"sizes. No sizes that exportkit tried work.{otherwise}",
         )
-    return ExportError(message, hint=f"Write {advice(changes)}. The model traces with it.")
+    return ExportError(message, hint=f"Write {advice(changes)}. The model traces with it.{otherwise}")
 
 
 def advice(changes: Sequence[SizeChange]) -> str:
@@ -87,7 +89,7 @@ def _explained(error: Exception, model: torch.nn.Module) -> ExportError:
     if isinstance(error, ControlFlowError) and isinstance(error.error, GuardOnDataDependentSymNode):
         error = error.error
     if isinstance(error, GuardOnDataDependentSymNode):
-        return _depends_on_values(error, at)
+        return _depends_on_values(error, place)
     if isinstance(error, ControlFlowError):
         return flow_error(error.operator, f"cannot be traced{at}", error.error)
     if any("/torch/nested/" in frame.filename for frame in traceback.extract_tb(error.__traceback__)):
@@ -124,21 +126,12 @@ def _packed(model: torch.nn.Module, at: str) -> ExportError:
 
 _QUANTIZED = "torch.ao.nn.quantized"
 
-BRANCHES = (
-    "the model branches on the value of a tensor",
-    "Compute both ways and choose with torch.where(condition, a, b), or write torch.cond(condition, f, g, (x,)). If "
-    "the condition always holds, remove the branch or state it with torch._check(condition).",
-)
-NEEDS_NUMBER = (
-    "the model needs a number from a tensor as Python's own number",
-    "Leave int(), float() or range() out there: .item() gives a number that torch.export follows. State its range with "
-    "torch._check(n >= 1) and torch._check(n <= 64), and take a part of a tensor with torch.narrow.",
-)
 
-
-def _depends_on_values(error: GuardOnDataDependentSymNode, at: str) -> ExportError:
+def _depends_on_values(error: GuardOnDataDependentSymNode, place: str) -> ExportError:
     """Explains that Python needs a value that only a call's tensors give."""
-    what, hint = BRANCHES if isinstance(error.cond, (sympy.Rel, BooleanFunction)) else NEEDS_NUMBER
+    is_truth = isinstance(error.cond, (sympy.Rel, BooleanFunction))
+    what, hint = branches(place) if is_truth else needs_number(place, traceback.extract_tb(error.__traceback__))
+    at = f" at {place}" if place else ""
     return ExportError(f"{what}{at}, which is unknown when the model is compiled", hint=hint)
 
 
@@ -158,6 +151,21 @@ _KNOWN = (
         r"torch\.jit|ScriptModule|ScriptObject",
         "the model contains TorchScript",
         "Export the original nn.Module. torch.export does not accept TorchScript.",
+    ),
+    (
+        r"unhashable type: .*Sym(Int|Float)",
+        "the model looks up a size that varies",
+        "Compute from the size in every call: it is no key of a dict, of a set or of functools.lru_cache.",
+    ),
+    (
+        r"passed to FakeTensor\.__format__",
+        "the model writes the value of a tensor as text",
+        "Leave that out while the model is traced: if not torch.compiler.is_compiling(): ...",
+    ),
+    (
+        r"^aten\.(equal|allclose)\b",
+        "the model asks whether tensors are equal, and the answer is Python's own",
+        "Compare with (a == b).all() or torch.isclose(a, b).all(), and choose with torch.where(condition, a, b).",
     ),
 )
 
@@ -179,8 +187,9 @@ _FLOW: Mapping[str, tuple[str, str]] = {
     ),
     "while_loop": (
         "while_loop",
-        "Let the body return a tuple with a tensor for each that it takes, of the same sizes and dtype: allocate at "
-        "full size before the loop, and write out of place. Inside of the body, write w.transpose(0, 1), not w.T.",
+        "Let the body return a tuple with a tensor for each that it takes (torch.tensor(0) for a number), of the same "
+        "sizes and dtype: allocate at full size before the loop, and write out of place. Inside of the body, write "
+        "w.transpose(0, 1), not w.T.",
     ),
     "scan": (
         "scan",

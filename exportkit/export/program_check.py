@@ -170,6 +170,18 @@ def _disagreement(where: _Where, problem: str) -> ExportError:
             "computes in Python, such as a counter, the time, or a value kept from an earlier call",
             hint=f"Compute it with torch's operators, or take it as an input. {ALLOW}",
         )
+    if any(tensor.is_floating_point() and not tensor.isfinite().all() for tensor in where.inputs):
+        return ExportError(
+            f"the traced program{of} {problem} where an input has NaN or an infinity, though it agrees elsewhere",
+            hint="Python's max() and min() of tensors, which torch.export takes for torch.maximum and torch.minimum, "
+            "leave NaN out where it comes second: write torch's. --no-trouble records no such case.",
+        )
+    if not where.sizes:
+        return ExportError(
+            f"the traced program{of} {problem}, though it agrees at the example's values: tracing made a constant of "
+            "something that the model computes in Python from values",
+            hint="Compute it with torch's operators, or take it as an input.",
+        )
     lines = _constant_lines(traced, where.inputs)
     return ExportError(
         f"the traced program{of} {problem} at {label}, though it agrees at the example's sizes: tracing made a "

@@ -11,7 +11,7 @@ from torch.utils._pytree import tree_leaves
 
 from exportkit.errors import ExportError, OperatorNotExportableError
 from exportkit.export.call_signature import BoundCall
-from exportkit.export.call_trail import CallTrail, Writes, changed_number, fingerprint, first_difference
+from exportkit.export.call_trail import DIFFERS, CallTrail, Writes, changed_number, fingerprint, first_difference
 from exportkit.export.dispatch import watched_by
 from exportkit.export.lifted import written_constants
 from exportkit.export.source_lines import where_traced
@@ -24,6 +24,7 @@ DECLARE_STATE = (
     "Declare what outlives a call: --state NAME, or ExportSpec(state=...). "
     "Or pass the state in as an input and return it as an output."
 )
+_OR_KEEP = ", or keep it in a buffer and declare that: --state NAME."
 DECLARE_WRITES = (
     "Declare what is written: --writes NAME, or ExportSpec(writes=...). Or clone it first, or return the new value."
 )
@@ -88,7 +89,7 @@ def check_repeatable(
             "the model does not repeat itself when it is called again with the same inputs"
             + (f": {_listed(differing)} differs" if differing else "")
             + "".join(f"\n    {line}" for line in (reason, *_changed(*kept))),
-            hint=f"Take what changes as an input. {ALLOW}",
+            hint=f"Take what changes as an input{_OR_KEEP if reason.endswith(DIFFERS) else '.'} {ALLOW}",
         )
 
 

@@ -330,3 +330,48 @@ class OneToken(nn.Module):
         keys = cache[:, :, None].expand(b, 2, 2, cache.shape[2], 4).reshape(b, 4, cache.shape[2], 4)
         mixed = nn.functional.scaled_dot_product_attention(query, keys, keys)
         return mixed.transpose(1, 2).reshape(b, n, 16), cache
+
+
+class GroupedKeys(nn.Module):
+    """A step of one token with grouped keys, a growing cache, and a mask from sizes."""
+
+    inputs = ("x=float32[2,1,64]", "keys=float32[2,2,7,16]", "values=float32[2,2,7,16]")
+    dynamic = (
+        "x:0=batch[1:8]",
+        "keys:0=batch[1:8]",
+        "values:0=batch[1:8]",
+        "keys:2=length[1:256]",
+        "values:2=length[1:256]",
+    )
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.queries, self.pairs = nn.Linear(64, 64), nn.Linear(64, 64)
+
+    def forward(self, x: Tensor, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        b, t, _ = x.shape
+        q = self.queries(x).view(b, t, 4, 16).transpose(1, 2)
+        k, v = self.pairs(x).view(b, t, 2, 2, 16).permute(2, 0, 3, 1, 4)
+        keys, values = torch.cat([keys, k], 2), torch.cat([values, v], 2)
+        length = keys.shape[2]
+        spread = keys[:, :, None].expand(b, 2, 2, length, 16).reshape(b, 4, length, 16)
+        mask = torch.ones(t, length, dtype=torch.bool).tril(length - t)
+        y = nn.functional.scaled_dot_product_attention(q, spread, values.repeat_interleave(2, 1), attn_mask=mask)
+        return y.transpose(1, 2).reshape(b, t, -1), keys, values
+
+
+class PackedProjections(nn.Module):
+    """A packed LSTM of two directions with projections, whose lengths are not sorted."""
+
+    inputs = ("x=float32[3,7,6]", "lengths=int64[3]")
+    dynamic = ("x:0=batch[1:8]", "lengths:0=batch[1:8]", "x:1=time[2:64]")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rnn = nn.LSTM(6, 8, 2, proj_size=3, bidirectional=True, batch_first=True)
+
+    def forward(self, x: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
+        lengths = lengths.remainder(x.shape[1]).abs() + 1
+        packed = nn.utils.rnn.pack_padded_sequence(x, lengths, batch_first=True, enforce_sorted=False)
+        answers, (hidden, _) = self.rnn(packed)
+        return nn.utils.rnn.pad_packed_sequence(answers, batch_first=True, total_length=x.shape[1])[0], hidden
