@@ -179,7 +179,7 @@ class LoadedMethod:
                 f"{self.name} of {code.manifest.name} has state ({names}{more}), which belongs to a session",
                 hint=f"`session = model.session()`, then `session.{self.name}(...)`.",
             )
-        runner = code.runner(plan.name)
+        runner = code.open_runners()[plan.name]
         outputs = code.run(plan, runner.run, plan.inputs.prepare(args, kwargs))
         return plan.inputs.build_result(outputs)
 

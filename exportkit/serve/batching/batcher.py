@@ -148,8 +148,18 @@ class Batcher(Generic[T]):
 
     def finished(self, batch: Batch[T], seconds: float) -> None:
         """Records how long a batch took, for expecting which requests will be late, and which gain by a batch."""
-        self._estimates.record(batch.bucket, batch.rows, seconds, batch.taken + seconds)
-        self._benefit.record(batch.bucket, len(batch.tickets), batch.rows, seconds)
+        self.ran(batch.bucket, len(batch.tickets), batch.rows, seconds, batch.taken + seconds)
+
+    def ran(self, bucket: Hashable, requests: int, rows: int, seconds: float, now: float) -> None:
+        """Records likewise how long requests took which ended now, and need not have been in the queue."""
+        self._estimates.record(bucket, rows, seconds, now)
+        self._benefit.record(bucket, requests, rows, seconds)
+
+    def is_quick(self, bucket: Hashable, rows: int, now: float, most: float) -> bool:
+        """Whether a request that did not wait could run alone now, and would probably take at most so many seconds."""
+        if self._waiters or self._limits.max_delay > 0 or not 1 <= rows <= self._max_rows:
+            return False
+        return 0 < self._estimates.seconds(bucket, rows, now) <= most
 
     def cancel(self, ticket: Ticket[T]) -> bool:
         """Removes a request that waits. Returns False if it runs or ran."""

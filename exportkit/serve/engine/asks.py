@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 
 from exportkit.serve.batching.tickets import BatchLimits, Ticket
@@ -49,24 +50,33 @@ class AskedRequest:
         self._asks = asks
         self._size = size
         self._answered = answered
+        self._over = False
         self._accepted = time.perf_counter()
         checked = asks.plan.check(request)
-        self._ticket: Ticket[QueuedRequest] = asks.dispatcher.submit(
-            checked,
-            self._ran,
-            priority=request.priority or DEFAULT_PRIORITY,
-            timeout=request.timeout,
-            client=request.client,
-        )
+        self._ticket: Ticket[QueuedRequest] | None = None
+        if (ran := asks.dispatcher.run_quick(checked)) is not None:
+            asyncio.get_running_loop().call_soon(self._ran, ran)
+        else:
+            self._ticket = asks.dispatcher.submit(
+                checked,
+                self._ran,
+                priority=request.priority or DEFAULT_PRIORITY,
+                timeout=request.timeout,
+                client=request.client,
+            )
         asks.accepted.enter(size)
 
     def give_up(self) -> None:
         """Nobody wants the answer any more. `answered` is not called."""
-        self._asks.dispatcher.give_up(self._ticket)
+        self._over = True
+        if self._ticket is not None:
+            self._asks.dispatcher.give_up(self._ticket)
         self._leave()
         self._asks.counted.failed(CancelledError.reason, time.perf_counter() - self._accepted)
 
     def _ran(self, outcome: BatchResult | ServeError) -> None:
+        if self._over:
+            return
         self._leave()
         seconds = time.perf_counter() - self._accepted
         if isinstance(outcome, ServeError):

@@ -29,6 +29,8 @@ from exportkit.serve.statuses import (
 
 _SHORTEST_TIMER = 0.001  # seconds
 _CORES_TO_PREPARE = 4
+QUICK_SECONDS = 3e-4  # of a run, at most: to wake another thread costs about as much
+_SLOW_SECONDS, _CALM_SECONDS = 0.02, 10.0  # After a run that took longer than the first, none is quick for the second.
 _LIFE_SIGN_SECONDS = 1.0  # how often an idle runner looks whether its worker process lives
 
 _log = logging.getLogger(__name__)
@@ -109,6 +111,8 @@ class Dispatcher:
         self._fast: list[FastQueue] = []  # other queues, of plain steps
         self._finish: Callable[[FastBatch], None] = lambda _: None
         self._fast_first = False
+        self._own: RequestRunner | None = None  # one that this thread may use while none of the threads runs a batch
+        self._calm = 0.0  # when a run may be quick again
 
     def start(self, copy: ModelCopy, make_runner: Callable[[], RequestRunner], runners: int, *, ahead: int = 0) -> None:
         """Starts the runners of a copy.
@@ -149,6 +153,11 @@ class Dispatcher:
         Raises:
             ServeError: The class says why.
         """
+        ran = self.run_quick(request)
+        if isinstance(ran, ServeError):
+            raise ran
+        if ran is not None:
+            return ran
         answer: asyncio.Future[BatchResult] = self._loop.create_future()
 
         def answered(outcome: BatchResult | ServeError) -> None:
@@ -164,6 +173,30 @@ class Dispatcher:
             return await answer
         finally:
             self.give_up(ticket)
+
+    def run_quick(self, request: CheckedRequest) -> BatchResult | ServeError | None:
+        """Runs a request in this thread, if it probably takes less than to wake another one.
+
+        Returns None if the request has to wait for a runner: the others need the loop meanwhile.
+        """
+        runner, began = self._own, time.monotonic()
+        if runner is None or began < self._calm:
+            return None
+        copy = self._copies[0]
+        with self._lock:
+            if self._stopping or self._fast or self._busy[copy] or not copy.alive:
+                return None
+            if not self._batcher.is_quick(request.bucket, request.rows, began, QUICK_SECONDS):
+                return None
+            self._count_batch(copy, 1)
+        (answer,) = _answers(runner, [request], [0.0])
+        ended = time.monotonic()
+        if ended - began > _SLOW_SECONDS:
+            self._calm = ended + _CALM_SECONDS
+        with self._lock:
+            self._count_batch(copy, -1)
+            self._batcher.ran(request.bucket, 1, request.rows, ended - began - runner.waited, ended)
+        return answer
 
     def submit(
         self,
@@ -314,19 +347,16 @@ class Dispatcher:
         except Exception as error:
             self._call_in_loop(prepared.set_exception, error)
             return
+        if copy.is_here and len(self._copies) == 1:
+            self._own = runner
         self._call_in_loop(prepared.set_result, None)
-        answers: Sequence[BatchResult | ServeError]
         while (batch := self._next(copy)) is not None:
             if isinstance(batch, FastBatch):
                 self._run_fast(copy, runner, batch)
                 continue
             began = time.monotonic()
             requests = [ticket.payload.request for ticket in batch.tickets]
-            try:
-                answers = runner.run(requests, [batch.taken - ticket.arrived for ticket in batch.tickets])
-            except Exception as error:  # nobody else would answer
-                _log.exception("a runner failed")
-                answers = [BackendError(f"the runner failed: {error}") for _ in requests]
+            answers = _answers(runner, requests, [batch.taken - ticket.arrived for ticket in batch.tickets])
             with self._lock:
                 self._count_batch(copy, -1)
                 self._batcher.finished(batch, time.monotonic() - began - runner.waited)
@@ -389,6 +419,16 @@ class Dispatcher:
             return
         reason = copy.failure or "the model was closed"
         self._call_in_loop(self.fail_waiting, lambda: NotReadyError(reason))
+
+
+def _answers(
+    runner: RequestRunner, requests: Sequence[CheckedRequest], waited: Sequence[float]
+) -> Sequence[BatchResult | ServeError]:
+    try:
+        return runner.run(requests, waited)
+    except Exception as error:  # nobody else would answer
+        _log.exception("a runner failed")
+        return [BackendError(f"the runner failed: {error}") for _ in requests]
 
 
 def batches_ahead(copies: Sequence[ModelCopy]) -> int:

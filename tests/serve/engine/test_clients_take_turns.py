@@ -10,6 +10,7 @@ from msgspec.structs import replace
 
 from exportkit.serve.batching.batcher import Batcher
 from exportkit.serve.batching.tickets import BatchLimits
+from exportkit.serve.engine.dispatcher import Dispatcher
 from exportkit.serve.protocol.inference import InferRequest
 from exportkit.serve.statuses import QueueFullError
 from tests.serve.engine.asking import only, request, serving
@@ -46,6 +47,7 @@ def test_who_asks_once_is_in_the_next_batch(rows_package: Path, monkeypatch: pyt
             await model.infer(asked("other"))
             await asyncio.gather(*flood)
 
+    monkeypatch.setattr(Dispatcher, "run_quick", lambda dispatcher, request: None)  # everything waits
     monkeypatch.setattr(Batcher, "take", noted)
     monkeypatch.setattr(Batcher, "submit", counted)
     run(ask())

@@ -33,7 +33,7 @@ def server(launcher: Launcher, recorder: Path, tmp_path_factory: pytest.TempPath
     keys = tmp_path_factory.mktemp("keys") / "keys.txt"
     keys.write_text(f"{ONE}\n{OTHER}\n")
     keys.chmod(0o600)
-    process = launcher.start(recorder, "--api-keys", keys, "--max-sequences", 40, "--sequence-finish", 5)
+    process = launcher.start(recorder, "--api-keys", keys, "--max-sequences", 40, "--sequence-finish", 0)
     yield process.wait_until_ready()
     process.stop()
 

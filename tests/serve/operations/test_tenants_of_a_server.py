@@ -64,7 +64,7 @@ def shared(
 ) -> Iterator[ServerProcess]:
     """For what uses nothing up."""
     keys = written(tmp_path_factory.mktemp("keys") / "keys.txt")
-    process = launcher.start(recorder, tiny_package, "--api-keys", keys)
+    process = launcher.start(recorder, tiny_package, "--api-keys", keys, "--sequence-finish", 0)
     yield process.wait_until_ready()
     process.stop()
 
