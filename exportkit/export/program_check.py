@@ -183,6 +183,12 @@ def _disagreement(where: _Where, problem: str) -> ExportError:
             hint="Compute it with torch's operators, or take it as an input.",
         )
     lines = _constant_lines(traced, where.inputs)
+    if problem.startswith("raises") and not lines:
+        return ExportError(
+            f"the traced program{of} {problem} at {label}, though it agrees at the example's sizes: eager takes "
+            "another way there, which tracing did not see",
+            hint="Leave such sizes out of the declared range (NAME[LOW:HIGH]), or write the branch with torch.cond.",
+        )
     return ExportError(
         f"the traced program{of} {problem} at {label}, though it agrees at the example's sizes: tracing made a "
         "constant of something that depends on a size" + "".join(f"\n    {line}" for line in lines),

@@ -90,3 +90,24 @@ class Sound(torch.nn.Module):
 def test_a_program_that_computes_with_sizes_passes(tmp_path: Path) -> None:
     export(Sound(), tmp_path, torch.rand(4, 3))
     assert (tmp_path / "out.pt2").exists()
+
+
+class Branches(torch.nn.Module):
+    """Takes another way for few rows, of which tracing knows nothing."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not torch.compiler.is_exporting() and x.shape[0] < 4:
+            return x + x
+        torch._assert_async(
+            torch.full((), x.shape[0]) >= 4, "needs at least 4 rows"
+        )  # as the int8 product on CUDA does
+        return x * 2
+
+
+def test_sizes_at_which_eager_takes_another_way_are_named_and_a_range_without_them_works(tmp_path: Path) -> None:
+    with pytest.raises(ExportError, match="eager takes another way there, which") as caught:
+        export(Branches(), tmp_path, torch.rand(5, 3))
+    assert "raises RuntimeError: needs at least 4 rows at batch=2" in caught.value.message
+    spec = ExportSpec(Branches(), (torch.rand(5, 3),), dynamic_shapes={"x": {0: "batch[4:8]"}})
+    export_program(spec, tmp_path / "out.pt2", TraceOptions())
+    assert (tmp_path / "out.pt2").exists()
