@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +16,7 @@ from torch.utils._pytree import tree_leaves
 
 from exportkit.export.dispatch import OperatorMode
 from exportkit.export.source_lines import where_now
+from exportkit.export.torch_internals import replaced
 from exportkit.libraries import TORCH_NAMESPACES
 
 _UNWRITTEN = {
@@ -63,11 +66,52 @@ class Writes(OperatorMode):
     def operator(self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Runs an operator, and looks at the tensors after it."""
         answer = func(*args, **kwargs)
+        written = _written(func, args, kwargs)
         for name, tensor in self._tensors.items():
-            if (now := fingerprint(tensor)) != self._now[name]:
+            if (now := fingerprint(tensor)) != self._now[name] or _address(tensor) in written:
                 self._now[name] = now
                 self.lines.append(f"{name}: {_called(func)}")
         return answer
+
+
+def _written(func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> set[int]:
+    """Returns the addresses of the memory that an operator's schema says it writes."""
+    if not func._schema.is_mutable:
+        return set()
+    given = {each.name: value for each, value in zip(func._schema.arguments, args)} | kwargs
+    writes = [each.name for each in func._schema.arguments if each.alias_info is not None and each.alias_info.is_write]
+    leaves = tree_leaves([given.get(name) for name in writes])
+    return {_address(leaf) for leaf in leaves if isinstance(leaf, torch.Tensor)} - {0}
+
+
+def _address(tensor: torch.Tensor) -> int:
+    """Returns where a tensor's memory begins; 0 if it has none of its own, as sparse tensors."""
+    try:
+        return tensor.untyped_storage().data_ptr()
+    except (NotImplementedError, RuntimeError):
+        return 0
+
+
+@contextmanager
+def assignments_to(names: Sequence[str]) -> Iterator[list[str]]:
+    """Yields a list that gets the lines which give a module another tensor, while the block runs: `self.tail = x`.
+
+    Args:
+        names: The tensors that are looked for, such as "buffer layers.0.tail".
+    """
+    lines: list[str] = []
+
+    def noting(assign: Callable[..., None]) -> Callable[..., None]:
+        def assigning(module: torch.nn.Module, name: str, value: Any) -> None:
+            if isinstance(value, torch.Tensor) and module._buffers.get(name) is not value:
+                found = [each for each in names if re.split("[ .]", each)[-1] == name]
+                lines.extend(f"{each}: another tensor at {where_now()}" for each in found)
+            assign(module, name, value)
+
+        return assigning
+
+    with replaced(torch.nn.Module, "__setattr__", noting):
+        yield lines
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,15 @@ from torch.utils._pytree import tree_leaves
 
 from exportkit.errors import ExportError, OperatorNotExportableError
 from exportkit.export.call_signature import BoundCall
-from exportkit.export.call_trail import DIFFERS, CallTrail, Writes, changed_number, fingerprint, first_difference
+from exportkit.export.call_trail import (
+    DIFFERS,
+    CallTrail,
+    Writes,
+    assignments_to,
+    changed_number,
+    fingerprint,
+    first_difference,
+)
 from exportkit.export.dispatch import watched_by
 from exportkit.export.lifted import written_constants
 from exportkit.export.source_lines import where_traced
@@ -174,9 +182,9 @@ def _written_again(
 
 def _writes(names: Sequence[str], tensors: Mapping[str, torch.Tensor], call: Callable[[], Any]) -> ExportError:
     """Returns the error for tensors that a call changes. Calls the model again to find the lines."""
-    with watched_by(Writes(tensors)) as writes:
+    with assignments_to(names) as assigned, watched_by(Writes(tensors)) as writes:
         call()
-    lines = "".join(f"\n    {line}" for line in dict.fromkeys(writes.lines))
+    lines = "".join(f"\n    {line}" for line in dict.fromkeys([*writes.lines, *assigned]))
     by_kind: dict[str, list[str]] = {}
     for kind, name in (name.split(" ", 1) for name in names):
         by_kind.setdefault(kind, []).append(name)
