@@ -40,6 +40,7 @@ class HeaderBlocks:
         self.incomplete = False
         self._number = self._flags = 0
         self._block = bytearray()
+        self._last: tuple[bytes, Fields] | None = None  # a block that says the same if it comes next, and what it says
 
     def begin(self, flags: int, number: int, payload: bytes) -> Headers | None:
         """Reads a frame HEADERS. Returns the fields if it has all. Raises ConnectionProblemError."""
@@ -65,14 +66,33 @@ class HeaderBlocks:
         if self.incomplete:
             return None
         block, self._block = bytes(self._block), bytearray()
+        if self._last is None or self._last[0] != block:
+            before = self._table()
+            fields = self._decoded(block)
+            now = self._table()
+            unchanged = now[0] is before[0] and now == before
+            self._last = (block, list(fields)) if unchanged else None
+        else:
+            fields = list(self._last[1])
+        return Headers(self._number, bool(self._flags & h2.END_STREAM), fields)
+
+    def _table(self) -> tuple[object, ...]:
+        """Returns what is another object once a block has changed the table, after which it may say something else.
+
+        What is added becomes the first entry. Without that, entries leave the table only when it becomes smaller.
+        """
+        table = self._decoder.header_table
+        entries = table.dynamic_entries
+        return entries[0] if entries else None, table.maxsize, len(entries)
+
+    def _decoded(self, block: bytes) -> Fields:
         try:
             fields = self._decoder.decode(block, raw=True)
         except hpack.OversizedHeaderListError:
             raise _too_many() from None
         except hpack.HPACKError as error:
             raise ConnectionProblemError(ErrorCode.COMPRESSION, f"headers cannot be read: {error}") from None
-        pairs = [(bytes(name), bytes(value)) for name, value in fields]
-        return Headers(self._number, bool(self._flags & h2.END_STREAM), pairs)
+        return [(bytes(name), bytes(value)) for name, value in fields]
 
 
 def without_padding(data: bytes, start: int, end: int) -> tuple[int, int]:

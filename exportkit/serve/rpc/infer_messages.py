@@ -12,6 +12,7 @@ from exportkit.serve.protocol.inference import InferAnswer, InferRequest, InputT
 from exportkit.serve.protocol.parameters import (
     OutputForm,
     RegionSlice,
+    Scheduling,
     check_names,
     output_form,
     region_slice,
@@ -38,6 +39,7 @@ _MOST_FIELDS = 4096
 _MOST_INPUTS = 1024
 _MOST_FIELDS_OF_AN_INPUT = 256
 _MOST_BYTES = 256 << 10  # of names, datatypes, shapes and parameters
+_REMEMBERED, _REMEMBERED_BYTES = 256, 4096  # messages without their elements, and bytes of each at most
 
 # The field of InferTensorContents of each datatype. There is none for 16-bit floats.
 _TYPED: Mapping[str, str] = {
@@ -74,21 +76,12 @@ class ReceivedRequest:
             BadRequestError: The bytes are not such a message, or it breaks the protocol.
             NotOfferedError: It asks for a part of the protocol that is not offered.
         """
-        described, raw = split(data, _RAW_INPUTS, _MOST_FIELDS)
-        head, inputs = split(described, _INPUTS, _MOST_FIELDS)
-        self._message = read_message(_REQUEST, _plain(head))
-        self._sources = _sources(inputs, raw, _MOST_BYTES - len(head))
-        self.model: str = self._message.model_name
-        self.version: str = self._message.model_version
-        check_names("input", (source.spec.name for source in self._sources))
-        check_names("output", (output.name for output in self._message.outputs))
-        self.size = sum(source.spec.size for source in self._sources)
-        self.regions = _regions(self._message.outputs)
-        self._scheduling = scheduling(plain_parameters(self._message.parameters))
-        self.method = self._scheduling.method
+        described, self._raw = split(data, _RAW_INPUTS, _MOST_FIELDS)
+        self._head = head = _head_of(described, len(self._raw))
+        self.model, self.version = head.model, head.version
+        self.size, self.regions, self.method = head.size, head.regions, head.scheduling.method
         # In another thread, a step of a sequence could be read later than the one behind it in its stream.
-        work = sum(source.work for source in self._sources)
-        self.long = work > LONG and self._scheduling.sequence is None
+        self.long = head.work > LONG and head.scheduling.sequence is None
 
     def request(self, seconds_left: float | None, shared_memory: SharedMemory | None) -> InferRequest:
         """Returns the request, whose inputs do not need the message any more.
@@ -103,12 +96,13 @@ class ReceivedRequest:
         """
         if self.regions:
             offered(shared_memory)
-        when = self._scheduling
+        head = self._head
+        when = head.scheduling
         limits = [seconds for seconds in (when.timeout, seconds_left) if seconds is not None]
         return InferRequest(
-            tuple(source.tensor(shared_memory) for source in self._sources),
-            tuple(output.name for output in self._message.outputs) or None,
-            self._message.id,
+            tuple([source.tensor(self._raw, shared_memory) for source in head.sources]),
+            head.outputs,
+            head.id,
             when.priority,
             min(limits, default=None),
             when.sequence,
@@ -178,12 +172,59 @@ def plain_parameters(parameters: Mapping[str, Any]) -> dict[str, Any]:
 
 
 @dataclass(frozen=True)
+class _Head:
+    """What a message says but for the elements in `raw_input_contents`."""
+
+    model: str
+    version: str
+    id: str
+    sources: tuple[_Source, ...]
+    outputs: tuple[str, ...] | None
+    regions: dict[str, RegionSlice]
+    scheduling: Scheduling
+    size: int
+    work: int
+
+
+def _head_of(described: Data, raw: int) -> _Head:
+    """Reads a message without its `raw_input_contents`, of which there are so many."""
+    if len(described) > _REMEMBERED_BYTES:
+        return _read_head(described, raw)
+    return _remembered_head(bytes(described), raw)
+
+
+@lru_cache(_REMEMBERED)
+def _remembered_head(described: bytes, raw: int) -> _Head:
+    """Reads it once. Clients send the same again and again, with other elements."""
+    return _read_head(described, raw)
+
+
+def _read_head(described: Data, raw: int) -> _Head:
+    head, inputs = split(described, _INPUTS, _MOST_FIELDS)
+    message = read_message(_REQUEST, _plain(head))
+    sources = tuple(_sources(inputs, raw, _MOST_BYTES - len(head)))
+    check_names("input", (source.spec.name for source in sources))
+    check_names("output", (output.name for output in message.outputs))
+    return _Head(
+        message.model_name,
+        message.model_version,
+        message.id,
+        sources,
+        tuple(output.name for output in message.outputs) or None,
+        _regions(message.outputs),
+        scheduling(plain_parameters(message.parameters)),
+        sum(source.spec.size for source in sources),
+        sum(source.work for source in sources),
+    )
+
+
+@dataclass(frozen=True)
 class _Source:
-    """An input, and where its elements are: in `contents` (`typed`), in `raw_input_contents`, or in shared memory."""
+    """An input, and where its elements are: in `contents` (`typed`), `raw_input_contents` (`place`) or a region."""
 
     spec: TensorSpec
     typed: bytes
-    raw: memoryview | None
+    place: int | None
     region: RegionSlice | None
 
     @property
@@ -191,11 +232,11 @@ class _Source:
         """The work of reading the elements, in the unit of LONG."""
         return len(self.typed) if self.region is None else work_of_copying(self.region.size)
 
-    def tensor(self, shared_memory: SharedMemory | None) -> InputTensor:
+    def tensor(self, raw: Sequence[memoryview], shared_memory: SharedMemory | None) -> InputTensor:
         """Returns the input with its data."""
         if self.region is not None:
             return input_of_region(shared_memory, self.spec, self.region)
-        return self.spec.of_values(self._values()) if self.raw is None else self.spec.of_bytes(self.raw)
+        return self.spec.of_values(self._values()) if self.place is None else self.spec.of_bytes(raw[self.place])
 
     def _values(self) -> Sequence[Any]:
         name, datatype = self.spec.name, self.spec.datatype
@@ -222,10 +263,10 @@ def _plain(data: Data, allowed: int = _MOST_BYTES) -> bytes:
     return bytes(data)
 
 
-def _sources(messages: Sequence[memoryview], raw: Sequence[memoryview], allowed: int) -> list[_Source]:
+def _sources(messages: Sequence[memoryview], raw: int, allowed: int) -> list[_Source]:
     """Reads the inputs, whose messages have at most `allowed` bytes beside `contents`, and finds their elements.
 
-    `raw` has those of the inputs that are not in shared memory, in their order.
+    There are `raw` elsewhere, of the inputs that are not in shared memory, in their order.
     """
     if len(messages) > _MOST_INPUTS:
         raise BadRequestError(f"the request has {len(messages)} inputs; {_MOST_INPUTS} are allowed")
@@ -241,13 +282,11 @@ def _sources(messages: Sequence[memoryview], raw: Sequence[memoryview], allowed:
                 f"the input {shown(spec.name)} has `contents`, and the request has `raw_input_contents`",
                 hint="Send the elements of all inputs in the same of the two.",
             )
-        outside = bool(raw) and region is None
-        sources.append(_Source(spec, b"".join(contents), raw[taken] if outside and taken < len(raw) else None, region))
+        outside = raw > 0 and region is None
+        sources.append(_Source(spec, b"".join(contents), taken if outside and taken < raw else None, region))
         taken += outside
-    if taken != len(raw):
-        raise BadRequestError(
-            f"the request has {len(raw)} `raw_input_contents` for {taken} inputs outside of shared memory"
-        )
+    if taken != raw:
+        raise BadRequestError(f"the request has {raw} `raw_input_contents` for {taken} inputs outside of shared memory")
     return sources
 
 
