@@ -53,6 +53,8 @@ class CompilePlan:
         gpus: The GPUs that are not here, for each of which there is a target.
         believed: Whether the device is one of these, in the process that compiles for it.
         cache: Whether code may come from the cache (`compiled_cache`).
+        beside: Whether a fork may compile while cases are recorded (`compile_beside`).
+        threads: The number of torch's threads that code is compiled for; None for that of this process.
     """
 
     device: torch.device
@@ -65,6 +67,8 @@ class CompilePlan:
     gpus: Sequence[AbsentGpu] = ()
     believed: bool = False
     cache: bool = False
+    beside: bool = False
+    threads: int | None = None
 
     @classmethod
     def of(cls, options: CompileOptions, device: torch.device) -> Self:
@@ -87,7 +91,7 @@ class CompilePlan:
             usable_compiler()  # checked first, because tracing takes minutes
         left = read_eager_kernels(options.eager_kernels)
         given = (options.cuda_arch, inductor_config, options.embed_weights, left)
-        plan = cls(device, isas, *given, cache=options.cache)
+        plan = cls(device, isas, *given, cache=options.cache, beside=options.beside)
         return plan._for_gpus(parse_gpus(options.gpus)) if options.gpus else plan
 
     def _for_gpus(self, gpus: Sequence[AbsentGpu]) -> Self:
