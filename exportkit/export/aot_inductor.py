@@ -187,7 +187,7 @@ def _code(
         options |= {**plan.inductor_config, **plan.remembered(float_products(program))}
         known = KnownCode(program, weights, device)
         if plan.cache and not plan.believed:
-            known.look_up(options, threads=plan.threads, isa=cpu_isa, eager_kernels=plan.eager_kernels, tf32=tf32)
+            known.look_up(options, isa=cpu_isa, eager_kernels=plan.eager_kernels, tf32=tf32)
         code = known.find(folder)
         if code is not None:
             progress("taking the code from the cache")

@@ -12,7 +12,6 @@ import signal
 import warnings
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
 from typing import NoReturn, Self
 
@@ -90,8 +89,9 @@ class CompiledBeside:
             nothing = os.open(os.devnull, os.O_RDWR)
             for standard in (1, 2):
                 os.dup2(nothing, standard)
-            plan = replace(self._plan, threads=torch.get_num_threads())
+            plan, threads = self._plan, torch.get_num_threads()
             torch.set_num_threads(1)  # OpenMP's threads are the parent's
+            torch.get_num_threads = lambda: threads  # for which the code is
             programs = [method.program for method in methods]
             weights = None if plan.embed_weights else ProgramWeights(programs, HostCopies())
             with temporary_folder(None, "exportkit-compile") as folder:

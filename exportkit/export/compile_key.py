@@ -60,7 +60,6 @@ def compile_key(
     options: Mapping[str, Any],
     *,
     weights_outside: bool,
-    threads: int | None = None,
     **more: Any,
 ) -> str:
     """Returns the digest of what the code of a program depends on, in the contexts that it is compiled in.
@@ -70,7 +69,6 @@ def compile_key(
         device: The device that it is compiled for.
         options: The options of Inductor that exportkit sets or was given.
         weights_outside: Whether the code reads the weights from outside. Then their values do not count here.
-        threads: The number of torch's threads; None for that of this process.
         more: What else decides, by name.
 
     Raises:
@@ -87,7 +85,7 @@ def compile_key(
         program_text(program, values=not weights_outside, places=places),
         *(f"option {name} {encoded(value)}" for name, value in sorted(told.items())),
         *(f"more {name} {encoded(value)}" for name, value in sorted(more.items())),
-        *_settings(threads),
+        *_settings(),
         *_environment(),
         *_machine(device),
         *_software(),
@@ -96,14 +94,14 @@ def compile_key(
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()
 
 
-def _settings(threads: int | None) -> Iterator[str]:
+def _settings() -> Iterator[str]:
     """Yields what is set in this process besides Inductor's options."""
     for name, settings in (("functorch", functorch_config), ("sizes", size_config)):
         values = settings.get_config_copy()
         yield f"{name} {encoded(dict(sorted(values.items())))}"
     backends = torch.backends
     values = {
-        "threads": threads or torch.get_num_threads(),
+        "threads": torch.get_num_threads(),
         "deterministic": torch.are_deterministic_algorithms_enabled(),
         "filled": vars(torch.utils.deterministic).get("fill_uninitialized_memory"),
         "dtype": torch.get_default_dtype(),

@@ -54,7 +54,6 @@ class CompilePlan:
         believed: Whether the device is one of these, in the process that compiles for it.
         cache: Whether code may come from the cache (`compiled_cache`).
         beside: Whether a fork may compile while cases are recorded (`compile_beside`).
-        threads: The number of torch's threads that code is compiled for; None for that of this process.
     """
 
     device: torch.device
@@ -68,7 +67,6 @@ class CompilePlan:
     believed: bool = False
     cache: bool = False
     beside: bool = False
-    threads: int | None = None
 
     @classmethod
     def of(cls, options: CompileOptions, device: torch.device) -> Self:

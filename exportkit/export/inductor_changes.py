@@ -40,6 +40,7 @@ def changed_inductor() -> Iterator[None]:
             _quick_simplify,
             _whole_rows,
             _divided_loops,
+            _never_one_thread,
             _room_for_every_thread,
             _sums_at_one_place,
             _errors_of_operators,
@@ -122,6 +123,15 @@ def _divided_loops() -> AbstractContextManager[None]:
         return decided
 
     return replaced(CppKernel, "decide_parallel_depth", for_our_threads)
+
+
+def _never_one_thread() -> AbstractContextManager[None]:
+    """Lets a machine of one thread write the code that others write.
+
+    For one thread, Inductor lets each thread of a parallel region do what one of them should. With more threads where
+    it runs, such code counts `count += 1` several times.
+    """
+    return replaced(torch, "get_num_threads", lambda count: lambda: max(count(), 2))
 
 
 class _ThreadsAtRunTime(int):

@@ -29,19 +29,16 @@ class KnownCode:
         self._program, self._weights, self._device = program, weights, device
         self._found, self._reason = False, ""
 
-    def look_up(self, options: Mapping[str, Any], *, threads: int | None = None, **more: Any) -> None:
+    def look_up(self, options: Mapping[str, Any], **more: Any) -> None:
         """Makes the key, in the contexts that the code would be compiled in.
 
         Args:
             options: The options of Inductor that exportkit sets or was given.
-            threads: The number of torch's threads; None for that of this process.
             more: What else decides, by name.
         """
         outside = self._weights is not None
         try:
-            self.key = compile_key(
-                self._program, self._device, options, weights_outside=outside, threads=threads, **more
-            )
+            self.key = compile_key(self._program, self._device, options, weights_outside=outside, **more)
         except UnknownPartError as error:
             self._reason = f"it depends on {error}"
 
