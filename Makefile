@@ -77,7 +77,9 @@ build: $(BUILT) $(READY)
 
 setup: build
 
-demo: build
+# Without the C++ runtime, which the demo does not use.
+demo: $(READY)
+	MAKEFLAGS= EXPORTKIT_CPP_RUNTIME=0 $(BIN)/python setup.py -q build_ext --inplace
 	$(BIN)/exportkit demo
 
 # Without what they need beside torch and numpy, which is hundreds of megabytes that their weights do not ask for.

@@ -217,6 +217,7 @@ class BuildLibraries(build_ext):
         build.mkdir(parents=True, exist_ok=True)
         (build / "build.ninja").write_text(self.ninja_file(cuda))
         jobs = ["-j", os.environ["MAX_JOBS"]] if os.environ.get("MAX_JOBS") else []
+        print("exportkit: compiling takes three minutes of one core, for CUDA more; cores share them", file=sys.stderr)
         subprocess.run([ninja(), "-C", str(build), *jobs], check=True, stdout=sys.stderr)
         if not (cuda and cuda.installed):
             for library in [extension for extension in self.extensions if extension.name.endswith("_cuda")]:
