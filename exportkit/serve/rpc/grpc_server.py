@@ -71,8 +71,8 @@ class GrpcServer:
         """
         self._health = HealthService(repository, options.who)
         largest = max([_SMALLEST_LIMIT, *(model.max_body for model in repository.models())]) + _HEADROOM
-        inference = InferenceService(repository, options.shared_memory, options.observe, options.count)
-        self._handlers = _Handlers(inference, self._health, options)
+        self._inference = InferenceService(repository, options.shared_memory, options.observe, options.count)
+        self._handlers = _Handlers(self._inference, self._health, options)
         most = min(largest, _LARGEST_LIMIT)
         self._setup = Connections(self._begin, most, max(options.max_held, 2 * most))
         self._options = options
@@ -96,6 +96,7 @@ class GrpcServer:
             task.cancel()
         for connection in list(self._setup.opened):
             connection.leave()
+        self._inference.leave()
         if self._setup.tasks:
             await asyncio.wait(self._setup.tasks, timeout=seconds)
         for task in list(self._setup.tasks):

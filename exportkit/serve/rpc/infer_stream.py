@@ -214,6 +214,11 @@ class InferStream:
         if self._fast is None or not self._fast.waiting:
             self._over.set_result(None)
 
+    def leave(self) -> None:
+        """Ends the stream once the requests that came are answered: the server ends, and the client may never do."""
+        self._last_came = True
+        self._end_if_done()
+
     def failed(self, error: BaseException) -> None:
         """Ends the stream: a request failed in a way that is no answer."""
         if not self._over.done():

@@ -63,6 +63,7 @@ class InferenceService:
         library = step_library()
         self.fast = None if count is None or isinstance(library, str) else FastSteps(library, count)
         self._heads = KnownHeads(self._forget)
+        self._streams: set[InferStream] = set()
 
     async def infer_once(self, call: RpcCall) -> bytes:
         """Answers ModelInfer."""
@@ -76,7 +77,17 @@ class InferenceService:
         """Answers ModelStreamInfer, whose requests run together. The answers have the order of the requests."""
         if call.tenant is not None:
             call.tenant.ask()  # each of its requests counts as well
-        await InferStream(self, call).run()
+        stream = InferStream(self, call)
+        self._streams.add(stream)
+        try:
+            await stream.run()
+        finally:
+            self._streams.discard(stream)
+
+    def leave(self) -> None:
+        """Ends streams whose requests are answered, and the others when theirs are."""
+        for stream in list(self._streams):
+            stream.leave()
 
     def in_stream(self, answer: bytes | ServeError) -> bytes:
         """Returns the message of an answer or an error in a stream."""
