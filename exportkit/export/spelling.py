@@ -33,7 +33,7 @@ _LOOSE_RANGE = re.compile(
     rf"(?P<name>{_NAME})\s*[=:]?\s*[\[({{]?(?P<min>[0-9]+)\s*(?:-|:|,|;|\.\.+|to)\s*(?P<max>[0-9]+)[\])}}]?"
 )
 _LOOSE_INPUT = re.compile(
-    r"(?P<name>[A-Za-z_][\w.]*)\s*[=:]\s*(?P<dtype>[A-Za-z_.0-9]*)\s*[\[({](?P<sizes>[0-9,;xX*\s]*)[\])}]"
+    r"(?P<name>[A-Za-z_][\w.]*)\s*[=:]\s*(?P<dtype>[A-Za-z_.0-9]*)\s*[\[({](?P<sizes>[0-9,;xX*\s]*)[\])}]?"
 )
 _CASTS = ("float16", "bfloat16", "float32", "float64")
 _OTHER_NAMES = {
@@ -128,7 +128,8 @@ def parse_input_text(text: str) -> tuple[str, str, list[int]]:
         raise UsageError(
             f"cannot read the input {text!r}",
             hint=meant(text, _input_meant, parse_input_text)
-            or "Write NAME=DTYPE[SIZES], such as image=float32[2,3,64,64].",
+            or "Write NAME=DTYPE[SIZES], such as image=float32[2,3,64,64]."
+            + (" Sizes are those of an example; --dynamic image:0=batch[1:64] lets one vary." * ("[" in text)),
         )
     check_dtype(match["dtype"])
     return match["name"].strip(), match["dtype"], [int(size) for size in match["sizes"].split(",") if size.strip()]

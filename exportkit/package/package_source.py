@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator
 from ctypes import byref
 from typing import Any, Protocol, runtime_checkable
 
-from exportkit.errors import UsageError
+from exportkit.errors import NotAnArchiveError, UsageError
 from exportkit.package import core
 
 STREAM_LIMIT = 8 << 30  # bytes of a stream, which may never end
@@ -38,7 +38,10 @@ def open_package(source: PackageSource, demand: core.Demand | None, stream_limit
     """Returns a new `ek_package`. `PackageReader` documents the arguments and errors."""
     asked = None if demand is None else byref(demand)
     if isinstance(source, (str, os.PathLike)):
-        return core.handle("ek_package_open", core.encoded(source), asked)
+        try:
+            return core.handle("ek_package_open", core.encoded(source), asked)
+        except NotAnArchiveError as error:
+            raise NotAnArchiveError(f"{os.fspath(source)}: {error.message}", hint=error.hint) from None
     if type(stream_limit) is not int or stream_limit < 1:
         raise UsageError(f"stream_limit must be a positive number of bytes, got {stream_limit!r}")
     if isinstance(source, int):
