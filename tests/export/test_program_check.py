@@ -104,7 +104,7 @@ class Branches(torch.nn.Module):
         return x * 2
 
 
-def test_sizes_at_which_eager_takes_another_way_are_named_and_a_range_without_them_works(tmp_path: Path) -> None:
+def test_sizes_at_which_eager_takes_another_way_are_named(tmp_path: Path) -> None:
     with pytest.raises(ExportError, match="eager takes another way there, which") as caught:
         export(Branches(), tmp_path, torch.rand(5, 3))
     assert "raises RuntimeError: needs at least 4 rows at batch=2" in caught.value.message
