@@ -31,6 +31,7 @@ _TORCH_NAMESPACES = (
     "_c10d_functional _c10d_functional_autograd _dtensor _native _quantized _test aten c10d debug_mode_ops debugprims "
     "export inductor inductor_prims mkl mkldnn mkldnn_prepacked onednn prepacked prims profiler quantization quantized "
     "rngprims sparse static_runtime symm_mem "
+    "_native_aot coor flex_gemm mempool "
     "_inductor_test c10d_functional flex_lib fsdp onnx onnx_symbolic quantized_decomposed streams"
 )
 TORCH_NAMESPACES = frozenset(_TORCH_NAMESPACES.split())
