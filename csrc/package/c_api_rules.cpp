@@ -1,6 +1,8 @@
 // The functions of package.h for checks without a package, for the cache, and for writing.
+#include <iterator>
 #include <new>
 #include <optional>
+#include <sstream>
 
 #include "package/accuracy.h"
 #include "package/c_api.h"
@@ -30,6 +32,11 @@ struct ek_folder {
 };
 
 namespace {
+
+std::vector<std::string> words(const char* text) {
+  std::istringstream stream(text);
+  return {std::istream_iterator<std::string>(stream), {}};
+}
 
 Host parse_host(std::string_view text) {
   Host host;
@@ -160,6 +167,18 @@ int ek_ptx_rejection(const char* code, size_t size, const char* driver, ek_text*
     const auto ptx = newest_ptx({code, size});
     answer(reason, (ptx ? ptx_rejection(*ptx, driver) : std::nullopt).value_or(""));
   });
+}
+
+int ek_fat_entries(const char* code, size_t size, ek_text* entries) {
+  return guarded([&] {
+    answer(entries, json_list(fat_entries({code, size}), [](const FatEntry& entry) {
+             return "[" + json_text(entry.architecture) + (entry.ptx.first ? ",true]" : ",false]");
+           }));
+  });
+}
+
+int ek_gpu_degree(const char* machine, const char* ptx, const char* gpu, ek_text* found) {
+  return guarded([&] { answer(found, degree(words(machine), words(ptx), gpu)); });
 }
 
 // --- rules for others ------------------------------------------------------------------------------------------------

@@ -5,8 +5,18 @@
 #include <string>
 #include <string_view>
 #include <utility>
+#include <vector>
 
 namespace exportkit {
+
+// One piece of code in a fat binary.
+struct FatEntry {
+  std::string architecture;   // such as "sm_90a"
+  std::pair<int, int> ptx{};  // the version of PTX, such as (9, 0); (0, 0) for machine code
+};
+
+// The code in all fat binaries of a library. What is cut or no fat binary is left out.
+std::vector<FatEntry> fat_entries(std::string_view code);
 
 // The newest version of PTX in a library that has fat binaries, such as (9, 0); nothing if it has no PTX.
 std::optional<std::pair<int, int>> newest_ptx(std::string_view code);

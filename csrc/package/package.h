@@ -156,6 +156,10 @@ EK_API int ek_library_rejection(const char* library, const char* torch, ek_text*
 /* Why a driver that supports up to this CUDA does not compile the PTX in a library; empty if it does, or if there is
  * none. */
 EK_API int ek_ptx_rejection(const char* code, size_t size, const char* driver, ek_text* reason);
+/* The code in a library's fat binaries: a JSON list of [architecture, whether it is PTX]. */
+EK_API int ek_fat_entries(const char* code, size_t size, ek_text* entries);
+/* How machine code for some architectures and PTX of others, with spaces between, run on a GPU: native, ptx or no. */
+EK_API int ek_gpu_degree(const char* machine, const char* ptx, const char* gpu, ek_text* degree);
 
 /* --- checks without a package ------------------------------------------------------------------------------------ */
 

@@ -23,14 +23,14 @@ std::string file_name(const Library& library) { return library.record.substr(lib
 
 struct CudaArchitecture {
   Version version;
-  bool specific;  // it uses features that later architectures may lack
+  char suffix;  // 'a': it uses features that no other architecture has; 'f': that its generation has; 0
 };
 
 std::optional<CudaArchitecture> parse_architecture(const std::string& name) {
   static const std::regex pattern(R"(sm_(\d{1,5})(\d)([af]?))");
   std::smatch match;
   if (!std::regex_match(name, match, pattern)) return std::nullopt;
-  return CudaArchitecture{{std::stoi(match[1]), std::stoi(match[2])}, match[3].length() > 0};
+  return CudaArchitecture{{std::stoi(match[1]), std::stoi(match[2])}, match[3].length() > 0 ? match[3].str()[0] : '\0'};
 }
 
 // A CUDA target's host code needs CPU instructions too.
@@ -43,9 +43,18 @@ std::optional<std::string> cpu_rejection(const Target& target, const Host& host)
   return std::nullopt;
 }
 
+bool is_later_of_generation(const CudaArchitecture& built, const Version& here) {
+  return here.first == built.version.first && here >= built.version;
+}
+
 // Machine code runs on later minor versions of its architecture.
 bool runs_natively(const CudaArchitecture& built, const Version& here) {
-  return built.specific ? here == built.version : here.first == built.version.first && here >= built.version;
+  return built.suffix == 'a' ? here == built.version : is_later_of_generation(built, here);
+}
+
+// The driver compiles PTX for any later architecture.
+bool runs_by_ptx(const CudaArchitecture& built, const Version& here) {
+  return built.suffix ? runs_natively(built, here) : here >= built.version;
 }
 
 std::optional<std::string> architecture_rejection(const Target& target, int index, const Host& host) {
@@ -53,9 +62,7 @@ std::optional<std::string> architecture_rejection(const Target& target, int inde
   const auto built = parse_architecture(*target.cuda_architecture);
   if (!built) return "its CUDA architecture " + shown(*target.cuda_architecture) + " is unknown";
   const Version here = host.capabilities[static_cast<size_t>(index)];
-  // The driver compiles PTX for any later architecture.
-  if (runs_natively(*built, here) || (target.cuda_ptx && !built->specific && here >= built->version))
-    return std::nullopt;
+  if (runs_natively(*built, here) || (target.cuda_ptx && runs_by_ptx(*built, here))) return std::nullopt;
   return "it has code for " + *target.cuda_architecture + (target.cuda_ptx ? " and PTX" : "") +
          ", cuda:" + std::to_string(index) + " is sm_" + std::to_string(here.first) + std::to_string(here.second);
 }
@@ -150,6 +157,18 @@ std::string fit_of(const Choice& choice, const Host& host) {
   const auto built = parse_architecture(choice.target->cuda_architecture.value_or(""));
   if (!built || choice.device_index < 0) return "native";
   return runs_natively(*built, host.capabilities.at(static_cast<size_t>(choice.device_index))) ? "native" : "ptx";
+}
+
+std::string degree(const std::vector<std::string>& machine, const std::vector<std::string>& ptx,
+                   const std::string& gpu) {
+  const auto here = parse_architecture(gpu);
+  const auto any = [&](const std::vector<std::string>& names, const auto& runs) {
+    return std::any_of(names.begin(), names.end(), [&](const std::string& name) {
+      const auto built = parse_architecture(name);
+      return here && built && runs(*built, here->version);
+    });
+  };
+  return any(machine, runs_natively) ? "native" : any(ptx, runs_by_ptx) ? "ptx" : "no";
 }
 
 std::string host_platform() {

@@ -33,6 +33,11 @@ std::pair<int, int> minor_version(const std::string& version);
 // How a target fits the device that was chosen for it: "native", or "ptx" if the driver must compile its PTX.
 std::string fit_of(const Choice& choice, const Host& host);
 
+// How code for some architectures, and PTX of others, runs on the GPU that an architecture is named after: "native",
+// "ptx" or "no".
+std::string degree(const std::vector<std::string>& machine, const std::vector<std::string>& ptx,
+                   const std::string& gpu);
+
 // Such as "linux-x86_64".
 std::string host_platform();
 

@@ -112,9 +112,9 @@ def target_text(target: Target) -> str:
 def _other_gpus(target: Target) -> str:
     """Says which other GPUs run a target: those of its generation natively, later ones by PTX, or none."""
     name = target.cuda_architecture or ""
-    if name.endswith(("a", "f")):
+    if name.endswith("a"):
         return " and no other GPU"
-    return f" and later sm_{name[3:-1]}x" + (", newer ones by PTX" if target.cuda_ptx else "")
+    return f" and later sm_{name.rstrip('f')[3:-1]}x" + (", newer ones by PTX" if target.cuda_ptx else "")
 
 
 def library_text(library: Library) -> str:

@@ -108,6 +108,8 @@ _FUNCTIONS: dict[str, tuple[Any, ...]] = {  # the type of the result, then those
     "ek_survey": (c_int, c_char_p, c_char_p, c_char_p, c_char_p, _TEXT),
     "ek_library_rejection": (c_int, c_char_p, c_char_p, _TEXT),
     "ek_ptx_rejection": (c_int, c_char_p, c_size_t, c_char_p, _TEXT),
+    "ek_fat_entries": (c_int, c_char_p, c_size_t, _TEXT),
+    "ek_gpu_degree": (c_int, c_char_p, c_char_p, c_char_p, _TEXT),
     "ek_check_manifest": (c_int, c_char_p, c_size_t),
     "ek_is_name": (c_int, c_char_p),
     "ek_match_state": (c_int, c_char_p, c_char_p, c_char_p, _TEXT),

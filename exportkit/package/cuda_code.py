@@ -9,15 +9,17 @@ from __future__ import annotations
 import io
 import mmap
 import re
-import struct
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+import msgspec
 from elftools.common.exceptions import ELFError
 from elftools.construct import ConstructError
 from elftools.elf.elffile import ELFFile
+
+from exportkit.package import core
 
 _CUDA = 190  # EM_CUDA
 # The magic number, 64 bits, little-endian, and CUDA as the system: 0x33 up to CUDA 12, 0x41 since.
@@ -28,13 +30,6 @@ _COMPATIBILITY, _SPECIFIC_ATTRIBUTE = ".nv.compat", 9
 _SIZED = 4  # the form of an attribute that has its own length
 _TOOLS = ".note.nv.tkinfo"  # has the assembler's command line
 _ARGUMENT = re.compile(rb"(?:-arch|--gpu-name)[ =]sm_(\d+)([af]?)")
-
-# A fat binary: a header, then entries, each with a header of its own. csrc/package/fat_binary.cpp reads them, too.
-_FAT = re.compile(rb"\x50\xed\x55\xba\x01\x00")
-_FAT_HEADER = struct.Struct("<6xHQ")  # this header's bytes, the entries' bytes
-_FAT_ENTRY = struct.Struct("<H2xIQ12xI8xQ")  # the kind, this header's bytes, the code's bytes, the number, flags
-_PTX, _MACHINE = 1, 2
-_SUFFIXES = {0x100000: "a", 0x200000: "f"}
 
 Degree = Literal["native", "ptx", "no"]
 
@@ -64,9 +59,9 @@ def arch_list(architectures: Iterable[str]) -> str:
 
 def device_code(content: bytes) -> DeviceCode:
     """Returns what a library has for GPUs: in fat binaries, as nvcc makes them, or as code objects alone."""
-    entries = list(_fat_entries(content))
-    machine = {name for kind, name in entries if kind == _MACHINE} | set(_in_content(content))
-    return DeviceCode(frozenset(machine), frozenset(name for kind, name in entries if kind == _PTX))
+    entries = msgspec.json.decode(core.text("ek_fat_entries", content, len(content)), type=list[tuple[str, bool]])
+    machine = {name for name, is_ptx in entries if not is_ptx} | set(_in_content(content))
+    return DeviceCode(frozenset(machine), frozenset(name for name, is_ptx in entries if is_ptx))
 
 
 def degree(code: DeviceCode, architecture: str) -> Degree:
@@ -75,41 +70,12 @@ def degree(code: DeviceCode, architecture: str) -> Degree:
     Machine code runs on later GPUs of its generation; with the suffix a, on its own alone. The driver compiles PTX for
     any later GPU.
     """
-    here = _number(architecture)
-
-    def of_generation(name: str) -> bool:
-        return _number(name) // 10 == here // 10 and _number(name) <= here
-
-    if any(_number(name) == here if name.endswith("a") else of_generation(name) for name in code.machine):
-        return "native"
-    for name in code.ptx:
-        if {"a": _number(name) == here, "f": of_generation(name)}.get(name[-1], _number(name) <= here):
-            return "ptx"
-    return "no"
+    machine, ptx = (" ".join(sorted(names)).encode() for names in (code.machine, code.ptx))
+    return msgspec.convert(core.text("ek_gpu_degree", machine, ptx, architecture.encode()).decode(), Degree)
 
 
 def _in_order(architecture: str) -> tuple[int, str]:
-    return _number(architecture), architecture
-
-
-def _number(architecture: str) -> int:
-    return int(architecture.removeprefix("sm_").rstrip("af"))
-
-
-def _fat_entries(content: bytes) -> Iterator[tuple[int, str]]:
-    """Yields the kind and the architecture of each entry of the fat binaries in a library."""
-    for start in _FAT.finditer(content):
-        if start.start() + _FAT_HEADER.size > len(content):
-            return
-        header, size = _FAT_HEADER.unpack_from(content, start.start())
-        at = start.start() + header
-        end = min(at + size, len(content))
-        while at + _FAT_ENTRY.size <= end:
-            kind, header, size, number, flags = _FAT_ENTRY.unpack_from(content, at)
-            if header < _FAT_ENTRY.size or size > end - at:
-                break
-            yield kind, f"sm_{number}" + next((s for bit, s in _SUFFIXES.items() if flags & bit), "")
-            at += header + size
+    return int(architecture.removeprefix("sm_").rstrip("af")), architecture
 
 
 def cuda_architectures(files: Iterable[Path]) -> frozenset[str]:

@@ -91,6 +91,7 @@ def test_inspect_says_which_gpus_run_a_target() -> None:
     gpu = {"device": "cuda", "built_with_cuda": "13.0", "cpu_isa": None}
     for architecture, ptx, said in (
         ("sm_90a", False, "CUDA sm_90a and no other GPU"),
+        ("sm_100f", False, "CUDA sm_100f and later sm_10x"),
         ("sm_80", False, "CUDA sm_80 and later sm_8x"),
         ("sm_80", True, "CUDA sm_80 and later sm_8x, newer ones by PTX"),
     ):

@@ -217,18 +217,19 @@ def test_a_target_that_does_not_run_here_is_refused_with_the_reason(target, devi
         ("sm_80", True, (9, 0)),
         ("sm_90", True, (12, 0)),
         ("sm_120", False, (12, 0)),
+        ("sm_100f", False, (10, 3)),
     ],
 )
 def test_code_runs_on_its_architecture_and_ptx_on_later_ones(architecture, ptx, capability):
     machine = Host("linux-x86_64", "x86-64-v4", "2.13.0+cu130", "13.0", (capability,))
     choice = pick([cuda(cuda_architecture=architecture, cuda_ptx=ptx)], "auto", machine)
-    native = architecture.rstrip("a")[3:-1] == str(capability[0])
+    native = architecture.rstrip("af")[3:-1] == str(capability[0])
     assert (choice.device, choice.fit) == ("cuda:0", "native" if native else "ptx")
 
 
 @pytest.mark.parametrize(
     ("architecture", "capability"),
-    [("sm_100a", (10, 3)), ("sm_100f", (10, 3)), ("sm_120a", (12, 1)), ("sm_90a", (10, 0)), ("sm_103", (10, 0))],
+    [("sm_100a", (10, 3)), ("sm_103f", (10, 0)), ("sm_120a", (12, 1)), ("sm_90a", (10, 0)), ("sm_103", (10, 0))],
 )
 def test_code_for_one_architecture_is_chosen_on_no_other(architecture, capability):
     machine = Host("linux-x86_64", "x86-64-v4", "2.13.0+cu130", "13.0", (capability,))
