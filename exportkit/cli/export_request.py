@@ -207,7 +207,7 @@ class ExportRequest:
         if self.output_format == "program":
             return export_program(resolved, output, trace, progress=step)
         if self.output_format == "aoti":
-            return export_aoti(resolved, output, trace, replace(self.compiling, beside=True), progress=step)
+            return export_aoti(resolved, output, trace, self.compiling, progress=step)
         from exportkit.export.resolve import resolve_decompositions
         from exportkit.onnx.export_onnx import export_onnx
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 
 import msgspec
@@ -12,7 +12,6 @@ import torch
 
 from exportkit.errors import ExportError, PackageError
 from exportkit.export.aot_inductor import compile_methods
-from exportkit.export.compile_beside import CompiledBeside
 from exportkit.export.compile_plan import CompilePlan
 from exportkit.export.export_options import CompileOptions, TraceOptions, check_name
 from exportkit.export.placement import tracing_device, usable_device
@@ -21,7 +20,7 @@ from exportkit.export.quiet import quiet_torch
 from exportkit.export.resolved import EagerModel, ResolvedModel
 from exportkit.export.saved_program import trace_saved
 from exportkit.export.trace import trace
-from exportkit.export.traced import Traced, TracedMethod
+from exportkit.export.traced import Traced
 from exportkit.package.archive import Content, write_package
 from exportkit.package.atomic import check_writable, temporary_folder
 from exportkit.package.consistency import CASES_DIR
@@ -61,9 +60,7 @@ def export_aoti(
     """
     device = tracing_device(options.device, compile_options.gpus, progress)
     plan = CompilePlan.of(compile_options, device)
-    with CompiledBeside(plan, tf32=options.tf32) as beside:
-        traced = traced_model(model, out, options, device, progress, beside.begin)
-        beside.wait(progress)
+    traced = traced_model(model, out, options, device, progress)
     return write_compiled(traced, out, plan, version=options.version, progress=progress)
 
 
@@ -177,16 +174,9 @@ def _saved(program: torch.export.ExportedProgram) -> bytes:
 
 
 def traced_model(
-    model: ResolvedModel | ExportSpec,
-    out: Path,
-    options: TraceOptions,
-    device: torch.device,
-    progress: Progress,
-    begin: Callable[[Sequence[TracedMethod]], None] = lambda methods: None,
+    model: ResolvedModel | ExportSpec, out: Path, options: TraceOptions, device: torch.device, progress: Progress
 ) -> Traced:
     """Returns the model as a program with its cases, newly traced or read from a file.
-
-    `begin` is called with the methods once they are newly traced, before cases are recorded.
 
     Raises:
         UsageError: An option is wrong, or `out` cannot be written.
@@ -198,7 +188,7 @@ def traced_model(
     model_tensors = {*resolved.spec.model.parameters(), *resolved.spec.model.buffers()}
     check_writable(out, sum(tensor.nbytes for tensor in model_tensors))
     if isinstance(resolved, EagerModel):
-        return trace(resolved, options, device, progress, begin)
+        return trace(resolved, options, device, progress)
     return trace_saved(resolved, options, device, progress)
 
 

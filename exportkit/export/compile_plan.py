@@ -53,7 +53,6 @@ class CompilePlan:
         gpus: The GPUs that are not here, for each of which there is a target.
         believed: Whether the device is one of these, in the process that compiles for it.
         cache: Whether code may come from the cache (`compiled_cache`).
-        beside: Whether a fork may compile while cases are recorded (`compile_beside`).
     """
 
     device: torch.device
@@ -66,7 +65,6 @@ class CompilePlan:
     gpus: Sequence[AbsentGpu] = ()
     believed: bool = False
     cache: bool = False
-    beside: bool = False
 
     @classmethod
     def of(cls, options: CompileOptions, device: torch.device) -> Self:
@@ -89,7 +87,7 @@ class CompilePlan:
             usable_compiler()  # checked first, because tracing takes minutes
         left = read_eager_kernels(options.eager_kernels)
         given = (options.cuda_arch, inductor_config, options.embed_weights, left)
-        plan = cls(device, isas, *given, cache=options.cache, beside=options.beside)
+        plan = cls(device, isas, *given, cache=options.cache)
         return plan._for_gpus(parse_gpus(options.gpus)) if options.gpus else plan
 
     def _for_gpus(self, gpus: Sequence[AbsentGpu]) -> Self:

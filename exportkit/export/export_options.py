@@ -98,8 +98,6 @@ class CompileOptions:
         embed_weights: Keeps the weights inside the compiled code, for torch's own loaders. They cannot be swapped then.
         eager_kernels: Operators of torch that the code leaves to eager's kernels, such as `aten.amin`.
         cache: Takes code that was compiled before from the cache, and keeps there what is compiled.
-        beside: Compiles for a CPU in a fork while cases are recorded, if there is the cache: for a process whose
-            threads are torch's alone.
     """
 
     cpu_isas: Sequence[CpuIsa] = ()
@@ -109,4 +107,3 @@ class CompileOptions:
     eager_kernels: Sequence[str] = ()
     gpus: Sequence[str] = ()
     cache: bool = True
-    beside: bool = False

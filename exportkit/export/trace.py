@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import unicodedata
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 
@@ -30,7 +30,7 @@ from exportkit.export.spelling import parse_places, parse_ranges, size_of
 from exportkit.export.torch_export import TracingTask
 from exportkit.export.torch_sizes import with_plain_shapes
 from exportkit.export.trace_method import ReadyModel, trace_method
-from exportkit.export.traced import Traced, TracedMethod
+from exportkit.export.traced import Traced
 from exportkit.export.tried_cases import tried_cases
 from exportkit.export.trouble_cases import trouble_cases
 from exportkit.package.manifest import Source
@@ -40,13 +40,7 @@ from exportkit.spec import ExportSpec
 _LINES = 5  # how many products of quantized weights are shown
 
 
-def trace(
-    model: EagerModel,
-    options: TraceOptions,
-    device: torch.device,
-    progress: Progress,
-    begin: Callable[[Sequence[TracedMethod]], None] = lambda methods: None,
-) -> Traced:
+def trace(model: EagerModel, options: TraceOptions, device: torch.device, progress: Progress) -> Traced:
     """Checks a model, traces its methods and records cases.
 
     Args:
@@ -54,7 +48,6 @@ def trace(
         options: How to trace it.
         device: The options' device.
         progress: Called with a description of each step.
-        begin: Is called with the traced methods before cases are recorded.
 
     Raises:
         UsageError: An option names an unknown parameter, dimension, dtype or buffer.
@@ -67,7 +60,6 @@ def trace(
         eager, spec = ready.eager, ready.eager.spec
         traced = [trace_method(ready, name, options, device, progress, values=not free) for name in ready.tasks]
         methods = tuple(each.method for each in traced)
-        begin(methods)
         state, initial = describe_state(eager.buffers, methods, cast=floating, values=not free)
         packaged = [method.packaged for method in methods]
         examples = {name: sizes.example for name, (_, sizes) in ready.tasks.items()}
