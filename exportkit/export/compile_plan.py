@@ -26,7 +26,7 @@ _RESERVED = (
     *("aot_inductor.package", "aot_inductor.package_cpp_only", "aot_inductor.output_path"),
     *("aot_inductor.model_name_for_generated_files", "aot_inductor.package_constants_in_so"),
     *("aot_inductor.package_constants_on_disk_format", "aot_inductor.link_libtorch", "cpp.march", "cpp.simdlen"),
-    "aot_inductor.cross_target_platform",
+    *("aot_inductor.cross_target_platform", "cpp.dynamic_threads"),
 )
 # The only choice of a vector's length: the target's instruction set has another one.
 WITHOUT_VECTORS = ("cpp.simdlen", 1)
@@ -154,6 +154,11 @@ def read_inductor_config(given: Mapping[str, Any], *, embed_weights: bool = Fals
                 hint=f"Did you mean {', '.join(close)}?" if close else None,
             )
         options[name] = _read_value(value)
+    if options.get("cpp.threads") == 1:
+        raise UsageError(
+            "--inductor-config cpp.threads=1: what Inductor writes for one thread is wrong where more threads run it",
+            hint="The process that loads a package chooses the number: OMP_NUM_THREADS=1, or torch.set_num_threads(1).",
+        )
     if isinstance(compiler := options.get("cpp.cxx"), str):
         options["cpp.cxx"] = (compiler,)
     return options

@@ -88,6 +88,8 @@ def test_a_compiler_that_links_libstdcxx_statically_is_passed_over(
         ({"max_autotun": "1"}, r"no option 'max_autotun'\n.*max_autotune"),
         ({"aot_inductor.package": "0"}, "the package format depends on it"),
         ({"cpp.march": "native"}, "the package format depends on it"),
+        ({"cpp.dynamic_threads": "False"}, "the package format depends on it"),
+        ({"cpp.threads": "1"}, r"wrong where more threads run it\n.*OMP_NUM_THREADS=1"),
     ],
 )
 def test_inductor_options_that_are_none_or_not_the_callers_to_set_are_refused(given, message: str) -> None:
