@@ -134,6 +134,32 @@ def test_attention_has_memory_for_each_thread_that_runs_it(tmp_path: Path) -> No
     assert "int64_t num_thread = at::get_num_threads();" in _kernels(traced, tmp_path / "compiled", 2)
 
 
+SUMS = """
+import torch
+from exportkit import ExportSpec
+
+class Sums(torch.nn.Module):
+    def forward(self, long, short):
+        return long.sum(0), short.sum(0)
+
+def sums():
+    shapes = {"long": {0: "rows[1:65536]"}, "short": {0: "few[1:64]"}}
+    return ExportSpec(Sums(), (torch.rand(9, 8), torch.rand(5, 8)), dynamic_shapes=shapes)
+"""
+
+
+@pytest.mark.process
+def test_sums_that_may_be_long_are_added_in_chunks_whatever_the_examples_size(tmp_path: Path) -> None:
+    """Inductor's own code notes that the sum is short, and takes that for a condition of all sizes from then on."""
+    (tmp_path / "model.py").write_text(SUMS)
+    traced = trace(resolve(f"{tmp_path}/model.py:sums"), TraceOptions(), CPU, silent)
+    kernels = _kernels(traced, tmp_path / "compiled", 2)
+    loops = re.findall(
+        r"x1<static_cast<int64_t>\((ks\d)\).*?(cascade_sum_combine|tmp_acc\d_vec \+)", kernels, re.DOTALL
+    )
+    assert [how for _, how in loops] == ["cascade_sum_combine", "tmp_acc0_vec +"], kernels
+
+
 @pytest.mark.process
 def test_a_product_reads_its_input_where_it_is(tmp_path: Path) -> None:
     """Inductor's own code copies what gelu wrote: an image's gh * gw + 1 tokens do not look like whole rows to it."""
