@@ -148,6 +148,7 @@ def _long_sums() -> AbstractContextManager[None]:
         def needed(kernel: CppKernel, reduction_type: Any, dtype: torch.dtype, use_scalar: bool) -> bool:
             if reduction_type != "sum" or dtype != torch.float:
                 return asked(kernel, reduction_type, dtype, use_scalar)
+            assert kernel.call_ranges is not None
             size = functools.reduce(operator.mul, kernel.call_ranges[kernel.reduction_depth :])
             return not V.graph.sizevars.statically_known_true(sympy.Le(size, _SUMMED_IN_A_ROW))
 

@@ -119,7 +119,7 @@ def test_usage_is_refused_with_2(package, arguments, message):
 
 @pytest.mark.parametrize("method", ["push", "peek", "embed", "fill"])
 def test_it_times_a_method_on_copies_of_its_session(package, method):
-    bench = exportkit_run.load(package, "--method", method, "--bench", "0.05", "--threads", "2")["bench"]
+    bench = exportkit_run.load(package, "--method", method, "--bench", "0.5", "--threads", "2")["bench"]
     assert (bench["method"], bench["threads"]) == (method, 2)
     assert bench["calls"] > 12  # more than the session has room for
     assert 0 < bench["median_ms"] <= bench["p99_ms"]
