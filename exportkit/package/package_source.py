@@ -41,7 +41,10 @@ def open_package(source: PackageSource, demand: core.Demand | None, stream_limit
         try:
             return core.handle("ek_package_open", core.encoded(source), asked)
         except NotAnArchiveError as error:
-            raise NotAnArchiveError(f"{os.fspath(source)}: {error.message}", hint=error.hint) from None
+            name = os.fspath(source)
+            if str(name) in error.message:
+                raise
+            raise NotAnArchiveError(f"{name}: {error.message}", hint=error.hint) from None
     if type(stream_limit) is not int or stream_limit < 1:
         raise UsageError(f"stream_limit must be a positive number of bytes, got {stream_limit!r}")
     if isinstance(source, int):
