@@ -15,8 +15,8 @@ _WAYS = ("exportkit", "eager", "compile")
 _TEXT = """\
 # Models of real sizes
 
-Written by `make docs` from two calls of `python -m tools.sizes_table` on two hosts, where the second went on with what
-the first had no time for. The [results](../benchmarks/sizes/h200.json) have the memory at each step: {machine}, torch
+Written by `make docs` from two calls of `python -m tools.sizes_table` on two hosts.
+The [results](../benchmarks/sizes/h200.json) have the memory at each step: {machine}, torch
 {torch}, transformers {transformers}, {cores} cores a GPU. [The weights](../tools/size_catalogue.py) are random, in
 bfloat16, made on the GPU. Qwen 3 1.7B and Llama 3.2 1B call the operator of [paged_cache](../examples/paged_cache).
 

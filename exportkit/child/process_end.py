@@ -11,8 +11,8 @@ import threading
 def end_at_once(code: int) -> int:
     """Ends this process with a code, without taking apart what torch and its compiler have made: that takes a second.
 
-    What was registered for the end is done first. Where that is not all, because torch is not loaded, another thread
-    must end first, or nobody reads what was printed, it returns the code, and Python ends the process.
+    What was registered for the end is done first. It returns the code, and Python ends the process, if torch is not
+    loaded, if another thread must end first, or if nobody reads what was printed.
     """
     others = [each for each in threading.enumerate() if each is not threading.main_thread()]
     if "torch" not in sys.modules or not all(each.daemon for each in others):

@@ -60,11 +60,10 @@ def test_every_picture_is_on_a_page():
     assert [name for name in pictures if name not in pages] == []
 
 
-def test_the_documents_are_at_most_45_300_words():
-    """README.md and all pages of docs/, generated ones too. The lines of tables are no words."""
+def test_the_documents_are_at_most_50_000_words():
+    """README.md and all pages of docs/, generated ones too, counted like `wc -w`."""
     pages = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]
-    words = [word for page in pages for word in page.read_text().split() if word.strip("|-:")]
-    assert len(words) <= 45_300
+    assert sum(len(page.read_text().split()) for page in pages) <= 50_000
 
 
 def test_the_index_of_the_operators_helpers_names_each_header_once_and_nothing_else():
