@@ -17,6 +17,7 @@ from torch.testing import assert_close
 import exportkit.arr_coc.ops  # noqa: F401 (registers muladd)
 from exportkit import ExportSpec
 from exportkit.errors import ExportError, HostError, UsageError
+from exportkit.libraries import load_library
 from exportkit.onnx.convert import Converted
 from exportkit.onnx.export_onnx import export_onnx
 from exportkit.onnx.files import open_onnx
@@ -56,7 +57,7 @@ DECOMPOSITIONS: dict[str, Any] = {
 @pytest.fixture(scope="module")
 def op_shapes() -> Any:
     """The operators of op_shapes.cpp, with their fakes."""
-    torch.ops.load_library(str(stable_library.build(OP_SHAPES)))
+    load_library(stable_library.build(OP_SHAPES))
     import tests.export.shapes_models
 
     return tests.export.shapes_models

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 from collections import Counter
 from pathlib import Path
@@ -33,3 +34,12 @@ def test_limits_that_tests_set_have_public_names() -> None:
 def test_no_two_files_of_tests_have_one_name() -> None:
     """pytest imports a file by its name alone, and refuses the second of a name."""
     assert [name for name, count in Counter(path.name for path in TEXTS).items() if count > 1 and "test_" in name] == []
+
+
+def test_a_library_is_loaded_into_a_process_of_tests_by_exportkit() -> None:
+    """torch would crash the process where another test has loaded a package with the same library."""
+    functions = (
+        node for text in TEXTS.values() for node in ast.walk(ast.parse(text)) if isinstance(node, ast.FunctionDef)
+    )
+    calls = [ast.unparse(node) for function in functions for node in ast.walk(function) if isinstance(node, ast.Call)]
+    assert [call for call in calls if call.startswith(("torch.ops.load_library(", "torch.classes.load_library("))] == []

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from exportkit.libraries import load_library
 from tests.fixtures.compiled import compile_once
 from tests.runtime import tiny
 
@@ -32,7 +33,7 @@ def operators() -> Any:
     headers = [RUNTIME / f"{name}.h" for name in ("graphs", "graph_memory", "recorder")]
     content = [repr((torch.__version__, command)).encode(), *(file.read_bytes() for file in [*sources, *headers])]
     key = hashlib.sha256(b"".join(content)).hexdigest()[:16]
-    torch.ops.load_library(str(compile_once(tiny.CACHE / f"graphs-{key}" / "libgraphs_on_cpu.so", command)))
+    load_library(compile_once(tiny.CACHE / f"graphs-{key}" / "libgraphs_on_cpu.so", command))
     return torch.ops.graphs_on_cpu
 
 

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from exportkit.libraries import load_library
 from exportkit.operators.contract.check import check_operator
 from exportkit.operators.contract.findings import OperatorReport, Severity
 from exportkit.operators.contract.operator_spec import OpSpec
@@ -80,7 +81,7 @@ def test_a_custom_op_without_a_formula_is_noted_with_what_torch_says():
 
 
 def test_an_operator_of_cpp_is_noted():
-    torch.ops.load_library(stable_library.build(Path(__file__).parents[1] / "tools" / "floats.cpp"))
+    load_library(stable_library.build(Path(__file__).parents[1] / "tools" / "floats.cpp"))
     calls = (Sample("", (torch.randn(2, 3), 0.5)),)
     (finding,) = _report("floats::as_double", calls=calls).findings
     assert finding.severity is Severity.note

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from exportkit.errors import UsageError
+from exportkit.libraries import load_library
 from exportkit.operators.contract.findings import Severity
 from exportkit.operators.contract.schema_rules import schema_findings
 from tests.package.c_library import PRELUDE, build
@@ -81,7 +82,7 @@ def operators(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Any]:
     for index, kind in enumerate(VALUES):
         source += f'  aoti_torch_library_def(defined, "{schema(kind).partition("::")[2]}");\n'
         source += f'  aoti_torch_library_impl(kernels, "f{index}", copy);\n'
-    torch.ops.load_library(build(tmp_path_factory.mktemp("schemas"), source + "}\n", name="libschemas.so"))
+    load_library(build(tmp_path_factory.mktemp("schemas"), source + "}\n", name="libschemas.so"))
     for index in range(len(VALUES)):
         torch.library.register_fake(f"schema_rules::f{index}", lambda x, y: torch.empty_like(x))
     return lambda kind: getattr(torch.ops.schema_rules, f"f{list(VALUES).index(kind)}").default
