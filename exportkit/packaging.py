@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from exportkit.errors import UsageError
-from exportkit.export.find_libraries import describe_libraries, named_libraries
+from exportkit.export.models.find_libraries import describe_libraries, named_libraries
 from exportkit.onnx.files import refuse_companion
 from exportkit.package.archive import PackageReader
 from exportkit.package.assemble import assemble

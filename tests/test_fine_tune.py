@@ -14,7 +14,7 @@ import exportkit
 from exportkit.cli import main
 from exportkit.eager_source import EagerSource
 from exportkit.errors import WeightsError
-from exportkit.export.cases import state_sha256
+from exportkit.export.eager_calls.cases import state_sha256
 from exportkit.fine_tune import with_weights
 from exportkit.package.archive import STOCK_RECORDS, PackageReader, StoredRecord, write_package
 from exportkit.packaging import PackOptions, build_package

@@ -16,10 +16,10 @@ from exportkit.bench.results import OURS, OURS_EAGER, OURS_GRAPHS
 from exportkit.bench.timing import Within
 from exportkit.eager_source import EagerSource, unnamed
 from exportkit.errors import UsageError
-from exportkit.export.cases import state_sha256
-from exportkit.export.eager_methods import EagerMethods
-from exportkit.export.eager_model import rebuild_eager
-from exportkit.export.gradients import in_its_mode
+from exportkit.export.eager_calls.cases import state_sha256
+from exportkit.export.eager_calls.eager_methods import EagerMethods
+from exportkit.export.programs.eager_model import rebuild_eager
+from exportkit.export.within_torch.gradients import in_its_mode
 from exportkit.installed import DescribedOperator, described_operators
 from exportkit.package.manifest import Call, Manifest, PackagedMethod
 from exportkit.package.trust import Trust

@@ -17,12 +17,12 @@ from torch.utils._pytree import tree_leaves
 from exportkit.bench.machine import describe
 from exportkit.bench.package_sizes import parse_sizes, size_option
 from exportkit.errors import DigestMismatchError, ExportError, UsageError
-from exportkit.export.cases import eager_mode
-from exportkit.export.eager_methods import EagerMethods
-from exportkit.export.placement import usable_device
-from exportkit.export.program_file import load_program
-from exportkit.export.resolve import load_operator_libraries
-from exportkit.export.resolved import SavedProgram
+from exportkit.export.eager_calls.cases import eager_mode
+from exportkit.export.eager_calls.eager_methods import EagerMethods
+from exportkit.export.models.placement import usable_device
+from exportkit.export.models.resolved import SavedProgram
+from exportkit.export.programs.program_file import load_program
+from exportkit.export.programs.resolve import load_operator_libraries
 from exportkit.package.archive import PackageReader
 from exportkit.package.exported_graph import graph_in
 from exportkit.package.manifest import Case, CaseCall, Manifest

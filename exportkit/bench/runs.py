@@ -13,7 +13,7 @@ from exportkit import __version__
 from exportkit.bench.machine import describe
 from exportkit.bench.results import FORMAT_VERSION, Results, Row
 from exportkit.bench.timing import copy_rate
-from exportkit.export.placement import usable_device
+from exportkit.export.models.placement import usable_device
 from exportkit.export.provenance import provenance
 from exportkit.progress import Progress
 

@@ -14,8 +14,8 @@ from exportkit.cli.export_output import print_written
 from exportkit.cli.output import printable, progress
 from exportkit.cli.replaced_file import ReplacedFile
 from exportkit.export.export_options import CompileOptions, CudaArch, TraceOptions
-from exportkit.export.model_names import check_model_name
-from exportkit.export.spelling import check_texts
+from exportkit.export.models.model_names import check_model_name
+from exportkit.export.models.spelling import check_texts
 from exportkit.onnx.onnx_options import OnnxOptions
 from exportkit.package.atomic import check_writable
 from exportkit.package.trust import Trust
@@ -23,8 +23,8 @@ from exportkit.progress import Progress
 
 if TYPE_CHECKING:
     from exportkit.export.cpu_isas import CpuIsa
-    from exportkit.export.resolved import ResolvedModel
-    from exportkit.export.size_changes import SizeChange
+    from exportkit.export.dynamic_sizes.size_changes import SizeChange
+    from exportkit.export.models.resolved import ResolvedModel
     from exportkit.package.manifest import Manifest
 
 
@@ -149,8 +149,8 @@ class ExportRequest:
 
     def _resolved(self, step: Progress) -> ResolvedModel:
         step(f"importing torch and {self.model}")
-        from exportkit.export.call_signature import left_out
-        from exportkit.export.resolve import resolve
+        from exportkit.export.models.call_signature import left_out
+        from exportkit.export.programs.resolve import resolve
 
         resolved = resolve(self.model, **self._making)
         for parameter in left_out(resolved.spec.model):
@@ -160,7 +160,7 @@ class ExportRequest:
     def _draft(self, as_json: bool) -> int:
         with progress() as step:
             resolved = self._resolved(step)
-            from exportkit.export.draft import draft_of
+            from exportkit.export.tracing.draft import draft_of
 
             step("looking for all that keeps the model from being exported")
             report = draft_of(resolved, self.trace)
@@ -193,7 +193,7 @@ class ExportRequest:
         """Returns how to trace, with the suggested sizes if they are asked for, and what they changed."""
         if not self.apply_suggested_fixes:
             return self.trace, ()
-        from exportkit.export.draft import suggested_changes, with_changes
+        from exportkit.export.tracing.draft import suggested_changes, with_changes
 
         step("looking for sizes that the model takes")
         changes = suggested_changes(resolved, self.trace, allow_narrowing=self.allow_narrowing)
@@ -208,7 +208,7 @@ class ExportRequest:
             return export_program(resolved, output, trace, progress=step)
         if self.output_format == "aoti":
             return export_aoti(resolved, output, trace, self.compiling, progress=step)
-        from exportkit.export.resolve import resolve_decompositions
+        from exportkit.export.programs.resolve import resolve_decompositions
         from exportkit.onnx.export_onnx import export_onnx
 
         options = replace(self.onnx, decompositions=resolve_decompositions(self.decompositions))

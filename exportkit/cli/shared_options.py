@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import click
 
 from exportkit.eager_source import EagerSource
-from exportkit.export.model_names import check_model_name
+from exportkit.export.models.model_names import check_model_name
 from exportkit.package.trust import Trust
 from exportkit.verify.options import VerifyOptions
 

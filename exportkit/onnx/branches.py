@@ -14,9 +14,9 @@ import torch
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from exportkit.errors import ExportError
-from exportkit.export.guards import placed_relation, relation_text
-from exportkit.export.source_lines import where, where_traced
-from exportkit.export.torch_internals import replaced
+from exportkit.export.dynamic_sizes.guards import placed_relation, relation_text
+from exportkit.export.models.source_lines import where, where_traced
+from exportkit.export.within_torch.torch_internals import replaced
 
 _TORCH = str(Path(torch.__file__).parent)
 _SYMBOLS = torch.__file__  # where torch defines SymInt and SymBool, whose __bool__ and __int__ Python calls

@@ -16,8 +16,8 @@ from torch.onnx._internal.exporter._registration import ONNXRegistry
 
 from exportkit import __version__
 from exportkit.errors import ExportError, ExportkitError
-from exportkit.export.quiet import quiet_torch
-from exportkit.export.torch_internals import replaced
+from exportkit.export.within_torch.quiet import quiet_torch
+from exportkit.export.within_torch.torch_internals import replaced
 from exportkit.onnx.bodies import traced_body
 from exportkit.onnx.branches import refusing_decompositions
 from exportkit.onnx.decompositions import Decomposition, decomposition_of

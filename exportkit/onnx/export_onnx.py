@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 from exportkit.errors import HostError, UsageError
 from exportkit.export.artifact import manifest_of, traced_model, traced_records
 from exportkit.export.export_options import TraceOptions
-from exportkit.export.placement import usable_device
-from exportkit.export.resolved import ResolvedModel
+from exportkit.export.models.placement import usable_device
+from exportkit.export.models.resolved import ResolvedModel
 from exportkit.onnx.files import MethodModel, write_onnx
 from exportkit.onnx.onnx_options import OnnxOptions
 from exportkit.package.manifest import Manifest, Operator

@@ -10,8 +10,8 @@ import torch
 from torch._ops import OpOverload
 
 from exportkit.errors import ExportError
-from exportkit.export.dispatch import OperatorMode, watched_by
-from exportkit.export.source_lines import where_now, where_traced
+from exportkit.export.models.source_lines import where_now, where_traced
+from exportkit.export.within_torch.dispatch import OperatorMode, watched_by
 from exportkit.onnx.corrections import NotTranslatedError
 from exportkit.onnx.decompositions import Decomposition
 from exportkit.onnx.stand_ins import CustomCall

@@ -23,8 +23,8 @@ from torch.fx.experimental.symbolic_shapes import CallMethodKey
 from torch.utils._pytree import KeyPath, SequenceKey, tree_leaves
 
 from exportkit.errors import ExportError
-from exportkit.export.preflight import is_custom, qualified_name
-from exportkit.export.source_lines import where_traced
+from exportkit.export.models.source_lines import where_traced
+from exportkit.export.tracing.preflight import is_custom, qualified_name
 from exportkit.recurrent import NAMESPACE
 
 Tensors = Sequence[torch.Tensor]

@@ -14,15 +14,15 @@ from safetensors.torch import load_file
 from exportkit.child.messages import serve
 from exportkit.eager_source import EagerSource
 from exportkit.errors import UsageError, WeightsError
-from exportkit.export.cases import state_sha256
-from exportkit.export.eager_methods import EagerMethods
-from exportkit.export.eager_model import rebuild_eager
-from exportkit.export.placement import on_device, usable_device
-from exportkit.export.program_file import load_extracted
-from exportkit.export.program_model import state_of
-from exportkit.export.record import play_session, record_played
-from exportkit.export.sequences import DrawnCall
-from exportkit.export.steadiness import Steadiness
+from exportkit.export.eager_calls.cases import state_sha256
+from exportkit.export.eager_calls.eager_methods import EagerMethods
+from exportkit.export.eager_calls.record import play_session, record_played
+from exportkit.export.eager_calls.sequences import DrawnCall
+from exportkit.export.eager_calls.steadiness import Steadiness
+from exportkit.export.models.placement import on_device, usable_device
+from exportkit.export.programs.eager_model import rebuild_eager
+from exportkit.export.programs.program_file import load_extracted
+from exportkit.export.programs.program_model import state_of
 from exportkit.fine_tune import whole_state
 from exportkit.package.case_files import trouble_of
 from exportkit.package.manifest import Case, CaseCall, Manifest, decode_checked

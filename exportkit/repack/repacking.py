@@ -10,7 +10,7 @@ import msgspec
 
 from exportkit.eager_source import EagerSource, unnamed
 from exportkit.errors import UsageError
-from exportkit.export.find_libraries import library_files
+from exportkit.export.models.find_libraries import library_files
 from exportkit.onnx.files import named_model, refuse_companion
 from exportkit.package import openssf
 from exportkit.package import signature as own

@@ -59,7 +59,7 @@ class TraceModel(Message, frozen=True):
         trust: Trust = Trust(),
         trusted: bool = False,
     ) -> TraceModel:
-        """Describes what `exportkit.export.resolve.resolve` takes, and the options, for another process."""
+        """Describes what `exportkit.export.programs.resolve.resolve` takes, and the options, for another process."""
         eager = EagerFiles.of(EagerSource(weights=weights, op_libraries=op_libraries), model)
         return cls(
             model=model,

@@ -19,13 +19,13 @@ from exportkit.child.messages import serve
 from exportkit.child.offline import go_offline
 from exportkit.errors import CompilerError, ExportError
 from exportkit.export.artifact import manifest_of, traced_model, write_compiled
-from exportkit.export.cases import eager_mode
-from exportkit.export.compile_failure import failed_operator
-from exportkit.export.compile_plan import CompilePlan
-from exportkit.export.eager_methods import EagerMethods
-from exportkit.export.placement import parse_floating, prepared, usable_device
-from exportkit.export.resolve import resolve
-from exportkit.export.traced import Traced
+from exportkit.export.compiling.compile_failure import failed_operator
+from exportkit.export.compiling.compile_plan import CompilePlan
+from exportkit.export.eager_calls.cases import eager_mode
+from exportkit.export.eager_calls.eager_methods import EagerMethods
+from exportkit.export.models.placement import parse_floating, prepared, usable_device
+from exportkit.export.programs.resolve import resolve
+from exportkit.export.tracing.traced import Traced
 from exportkit.package.trust import Trust
 from exportkit.progress import silent
 from exportkit.repair.repair_commands import (

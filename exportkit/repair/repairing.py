@@ -17,7 +17,7 @@ import msgspec
 from exportkit.child.messages import Failed, Message
 from exportkit.eager_source import EagerSource
 from exportkit.errors import ExportError, ExportkitError, HostError
-from exportkit.export.find_libraries import named_libraries
+from exportkit.export.models.find_libraries import named_libraries
 from exportkit.package.archive import PackageReader
 from exportkit.package.atomic import check_writable, temporary_folder, write_whole
 from exportkit.package.compiled_with import GivenOptions

@@ -16,10 +16,17 @@ from exportkit.child.offline import go_offline
 from exportkit.eager_source import EagerSource
 from exportkit.errors import UsageError
 from exportkit.export.artifact import write_compiled, write_program
-from exportkit.export.call_signature import BoundCall, describe_call
-from exportkit.export.cases import state_sha256
-from exportkit.export.compile_plan import CompilePlan
-from exportkit.export.cut_program import (
+from exportkit.export.compiling.compile_plan import CompilePlan
+from exportkit.export.eager_calls.cases import state_sha256
+from exportkit.export.eager_calls.eager_methods import EagerMethods
+from exportkit.export.eager_calls.record import record_case
+from exportkit.export.eager_calls.sequences import DrawnCall, draw_call, draw_session
+from exportkit.export.export_options import TraceOptions
+from exportkit.export.models.call_signature import BoundCall, describe_call
+from exportkit.export.models.placement import on_device, usable_device
+from exportkit.export.models.resolved import EagerModel
+from exportkit.export.models.source_lines import where_traced
+from exportkit.export.programs.cut_program import (
     cut_after,
     cut_call,
     cut_points,
@@ -28,22 +35,15 @@ from exportkit.export.cut_program import (
     sources_of,
     values_after,
 )
-from exportkit.export.cut_state import call_with_state, state_before, used_by, written_state
-from exportkit.export.eager_methods import EagerMethods
-from exportkit.export.eager_model import rebuild_eager
-from exportkit.export.export_options import TraceOptions
-from exportkit.export.lifted import STATE
-from exportkit.export.placement import on_device, usable_device
-from exportkit.export.preflight import describe_operators, graph_operators
-from exportkit.export.program_file import load_extracted
-from exportkit.export.record import record_case
-from exportkit.export.reproduction import reproduction, reproduction_source, values_of
-from exportkit.export.resolved import EagerModel
-from exportkit.export.sequences import DrawnCall, draw_call, draw_session
-from exportkit.export.source_lines import where_traced
-from exportkit.export.trace import ready_to_trace
-from exportkit.export.trace_method import trace_with_torch_export
-from exportkit.export.traced import Traced, TracedMethod
+from exportkit.export.programs.cut_state import call_with_state, state_before, used_by, written_state
+from exportkit.export.programs.eager_model import rebuild_eager
+from exportkit.export.programs.program_file import load_extracted
+from exportkit.export.programs.reproduction import reproduction, reproduction_source, values_of
+from exportkit.export.tracing.lifted import STATE
+from exportkit.export.tracing.preflight import describe_operators, graph_operators
+from exportkit.export.tracing.trace import ready_to_trace
+from exportkit.export.tracing.trace_method import trace_with_torch_export
+from exportkit.export.tracing.traced import Traced, TracedMethod
 from exportkit.package.manifest import Call, Manifest, PackagedMethod, Size, decode_checked
 from exportkit.sizes import sizes_of
 from exportkit.spec import FORWARD, ExportSpec

@@ -19,7 +19,7 @@ from exportkit.verify.commands import (
 )
 
 if TYPE_CHECKING:
-    from exportkit.export.sequences import DrawnCall
+    from exportkit.export.eager_calls.sequences import DrawnCall
 
 
 class Eager:
@@ -34,10 +34,10 @@ class Eager:
 
     def make(self, command: MakeEager) -> EagerMade:
         """Makes MODEL from its name, arguments and seed."""
-        from exportkit.export.cases import state_sha256
-        from exportkit.export.eager_methods import EagerMethods
-        from exportkit.export.eager_model import rebuild_eager
-        from exportkit.export.placement import usable_device
+        from exportkit.export.eager_calls.cases import state_sha256
+        from exportkit.export.eager_calls.eager_methods import EagerMethods
+        from exportkit.export.models.placement import usable_device
+        from exportkit.export.programs.eager_model import rebuild_eager
 
         self._command, self._device = command, usable_device(command.device)
         model = rebuild_eager(command.eager.source(), command.source, command.methods, command.state, self._device)
@@ -50,10 +50,10 @@ class Eager:
         import msgspec
 
         from exportkit.errors import ExportError, UsageError
-        from exportkit.export.placement import on_device
-        from exportkit.export.record import play_session, record_played
-        from exportkit.export.sequences import draw_call, draw_session
-        from exportkit.export.steadiness import Steadiness
+        from exportkit.export.eager_calls.record import play_session, record_played
+        from exportkit.export.eager_calls.sequences import draw_call, draw_session
+        from exportkit.export.eager_calls.steadiness import Steadiness
+        from exportkit.export.models.placement import on_device
         from exportkit.package.manifest import Case
 
         made, eager = self._command, self._eager
@@ -85,7 +85,7 @@ class Eager:
         """Returns a call with the trouble that a command asks for, where an input can have it."""
         import torch
 
-        from exportkit.export.trouble_values import kinds_of, troubled
+        from exportkit.export.eager_calls.trouble_values import kinds_of, troubled
 
         if not command.kinds:
             return call
@@ -98,9 +98,9 @@ class Eager:
 
     def compare(self, command: CompareGradients) -> GradientsCompared:
         """Compares gradients with differences, in the widest dtype that the model can be computed in."""
-        from exportkit.export.placement import on_device
-        from exportkit.export.reference import wide_calls
-        from exportkit.export.sequences import draw_call
+        from exportkit.export.eager_calls.reference import wide_calls
+        from exportkit.export.eager_calls.sequences import draw_call
+        from exportkit.export.models.placement import on_device
         from exportkit.precision import with_tf32
         from exportkit.verify.gradient_checks import gradient_findings
 

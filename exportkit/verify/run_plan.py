@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from exportkit.errors import UsageError
-from exportkit.export.find_libraries import describe_libraries
+from exportkit.export.models.find_libraries import describe_libraries
 from exportkit.onnx.files import refuse_companion
 from exportkit.package.archive import PackageReader
 from exportkit.package.compiled_with import NEVER_RUN_TEXT, never_run

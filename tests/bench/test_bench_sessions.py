@@ -15,7 +15,7 @@ from exportkit.cli import main
 from exportkit.eager_source import EagerSource
 from exportkit.errors import UsageError, WrongResultError
 from exportkit.export.export_options import TraceOptions
-from exportkit.export.resolve import resolve
+from exportkit.export.programs.resolve import resolve
 from exportkit.onnx.export_onnx import export_onnx
 from exportkit.package.exported_graph import graph_in
 from tests.artifacts import artifact

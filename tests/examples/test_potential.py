@@ -30,7 +30,7 @@ import json, sys
 from pathlib import Path
 from exportkit.export.artifact import export_program
 from exportkit.export.export_options import TraceOptions
-from exportkit.export.resolve import resolve
+from exportkit.export.programs.resolve import resolve
 from exportkit.eager_source import EagerSource
 from exportkit.verify.options import VerifyOptions
 from exportkit.verify.verify import verify

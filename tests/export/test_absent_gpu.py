@@ -13,10 +13,10 @@ import pytest
 import torch
 
 from exportkit.errors import CompilerError, ExportError, HostError, NoTargetError, UsageError
-from exportkit.export.absent_gpu import AbsentGpu, _store, parse_gpus
 from exportkit.export.artifact import export_aoti
-from exportkit.export.compile_absent import cuda_home
-from exportkit.export.compile_plan import CompilePlan
+from exportkit.export.compiling.absent_gpu import AbsentGpu, _store, parse_gpus
+from exportkit.export.compiling.compile_absent import cuda_home
+from exportkit.export.compiling.compile_plan import CompilePlan
 from exportkit.export.export_options import CompileOptions, TraceOptions
 from exportkit.package.archive import PackageReader
 from exportkit.package.compiled_with import never_run

@@ -13,11 +13,11 @@ from safetensors.torch import load as load_tensors
 
 from exportkit import ExportSpec
 from exportkit.errors import ExportError, HostError, ModelNotFoundError, UsageError
-from exportkit.export.aot_inductor import called_operators
 from exportkit.export.artifact import export_aoti, export_program
+from exportkit.export.compiling.aot_inductor import called_operators
 from exportkit.export.export_options import TraceOptions
-from exportkit.export.resolve import resolve
-from exportkit.export.resolved import EagerModel
+from exportkit.export.models.resolved import EagerModel
+from exportkit.export.programs.resolve import resolve
 from exportkit.package.archive import PackageReader
 from exportkit.package.manifest import Dimension, Size
 from exportkit.package.structure import flatten

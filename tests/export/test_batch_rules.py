@@ -12,9 +12,9 @@ from torch import Tensor, nn
 
 from exportkit import ExportSpec
 from exportkit.export.artifact import export_program
-from exportkit.export.batch_rules import varying_batches
 from exportkit.export.export_options import TraceOptions
-from exportkit.export.resolved import EagerModel
+from exportkit.export.models.resolved import EagerModel
+from exportkit.export.within_torch.batch_rules import varying_batches
 
 func = torch.func
 ROWS, WEIGHTS = torch.randn(4, 5, 3), torch.randn(4, 3)

@@ -13,9 +13,9 @@ import pytest
 import torch
 from torch._inductor import config
 
-from exportkit.export import compile_key as keys
-from exportkit.export.compile_key import compile_key
-from exportkit.export.program_text import UnknownPartError
+from exportkit.export.compiling import compile_key as keys
+from exportkit.export.compiling.compile_key import compile_key
+from exportkit.export.compiling.program_text import UnknownPartError
 from exportkit.precision import with_tf32
 from tests.fresh import run_python
 

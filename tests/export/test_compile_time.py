@@ -12,8 +12,8 @@ from torch._inductor import config, cpp_builder
 
 from exportkit.errors import CompilerError
 from exportkit.export.artifact import export_aoti
-from exportkit.export.model_sources import compiling_model_sources
-from exportkit.export.resolve import resolve
+from exportkit.export.compiling.model_sources import compiling_model_sources
+from exportkit.export.programs.resolve import resolve
 from tests.fresh import run_interpreter
 
 MODELS = str(Path(__file__).with_name("export_models.py"))

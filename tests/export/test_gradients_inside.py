@@ -14,8 +14,8 @@ from exportkit import ExportSpec, Tolerance
 from exportkit.errors import ExportError, UsageError
 from exportkit.export.artifact import export_program
 from exportkit.export.export_options import TraceOptions
-from exportkit.export.gradients import call_model
-from exportkit.export.resolved import EagerModel
+from exportkit.export.models.resolved import EagerModel
+from exportkit.export.within_torch.gradients import call_model
 from exportkit.package.archive import PackageReader
 from exportkit.package.manifest import encode_manifest
 

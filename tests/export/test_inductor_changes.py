@@ -18,14 +18,14 @@ from torch._inductor.utils import parallel_num_threads
 from torch.utils._sympy.functions import FloorDiv, ModularIndexing
 
 from exportkit.errors import ExportError
-from exportkit.export.aot_inductor import compile_methods
-from exportkit.export.compile_plan import CompilePlan, read_inductor_config
+from exportkit.export.compiling.aot_inductor import compile_methods
+from exportkit.export.compiling.compile_plan import CompilePlan, read_inductor_config
+from exportkit.export.compiling.inductor_changes import MODEL_LOCK, changed_inductor
 from exportkit.export.cpu_isas import default_cpu_isa
 from exportkit.export.export_options import TraceOptions
-from exportkit.export.inductor_changes import MODEL_LOCK, changed_inductor
-from exportkit.export.resolve import resolve
-from exportkit.export.trace import trace
-from exportkit.export.traced import Traced
+from exportkit.export.programs.resolve import resolve
+from exportkit.export.tracing.trace import trace
+from exportkit.export.tracing.traced import Traced
 from exportkit.progress import silent
 
 CPU = torch.device("cpu")

@@ -10,10 +10,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from exportkit.export import host_copies, widened
-from exportkit.export.host_copies import HostCopies
-from exportkit.export.placement import prepared
-from exportkit.export.widened import Widened
+from exportkit.export.eager_calls import host_copies, widened
+from exportkit.export.eager_calls.host_copies import HostCopies
+from exportkit.export.eager_calls.widened import Widened
+from exportkit.export.models.placement import prepared
 from exportkit.spec import ExportSpec
 
 

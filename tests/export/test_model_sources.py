@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 from torch._inductor import config, cpp_builder, exc
 
-from exportkit.export import model_sources
-from exportkit.export.model_sources import compiling_model_sources
+from exportkit.export.compiling import model_sources
+from exportkit.export.compiling.model_sources import compiling_model_sources
 
 # What it is told, for every compilation.
 COMPILER = """#!/bin/sh

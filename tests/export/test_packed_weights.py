@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 import exportkit
-from exportkit.export import packed_weights
-from exportkit.export.packed_weights import pack
+from exportkit.export.compiling import packed_weights
+from exportkit.export.compiling.packed_weights import pack
 from exportkit.package.archive import PackageReader
 from exportkit.package.elf import read_elf
 from tests.artifacts import artifact

@@ -11,7 +11,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch.utils._sympy.functions import FloorDiv, Max, Min, Mod, ModularIndexing
 
-from exportkit.export.proofs import Ranges, Verdict, _Prover, bounds, counterexamples, reduce, verdict
+from exportkit.export.dynamic_sizes.proofs import Ranges, Verdict, _Prover, bounds, counterexamples, reduce, verdict
 
 N, M, B = (sympy.Symbol(name, integer=True, nonnegative=True) for name in "nmb")
 SMALL: Ranges = {N: (1, 100), M: (1, 100), B: (1, 8)}

@@ -10,9 +10,9 @@ from torch import Tensor, nn
 
 from exportkit.cli import main
 from exportkit.export.artifact import export_program
-from exportkit.export.compile_plan import CompilePlan
-from exportkit.export.composites import is_written_out, written_out
-from exportkit.export.missed_kernels import float_products
+from exportkit.export.compiling.compile_plan import CompilePlan
+from exportkit.export.tracing.missed_kernels import float_products
+from exportkit.export.within_torch.composites import is_written_out, written_out
 from exportkit.spec import ExportSpec
 from tests.runtime import tiny
 

@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from exportkit.export import widened
-from exportkit.export.call_signature import describe_call
-from exportkit.export.reference import References, references
+from exportkit.export.eager_calls import widened
+from exportkit.export.eager_calls.reference import References, references
+from exportkit.export.models.call_signature import describe_call
 from exportkit.package.manifest import OutputTolerance, TensorOutput
 
 

@@ -4,8 +4,15 @@ import pytest
 import torch
 
 from exportkit.errors import UsageError
-from exportkit.export.shapes import DynamicSizes, Symbols, dynamic_sizes, merge_shapes, torch_dimensions, torch_shape
-from exportkit.export.spelling import parse_expression, parse_places
+from exportkit.export.dynamic_sizes.shapes import (
+    DynamicSizes,
+    Symbols,
+    dynamic_sizes,
+    merge_shapes,
+    torch_dimensions,
+    torch_shape,
+)
+from exportkit.export.models.spelling import parse_expression, parse_places
 from exportkit.package.manifest import Dimension, Size
 
 IMAGE = {"image": (2, 3, 64, 80), "query": (2, 24)}

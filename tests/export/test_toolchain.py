@@ -13,11 +13,12 @@ from pathlib import Path
 import pytest
 
 from exportkit.errors import CompilerError, UsageError
-from exportkit.export import cpu_isas, toolchain
+from exportkit.export import cpu_isas
 from exportkit.export.artifact import export_aoti
-from exportkit.export.compile_plan import read_inductor_config
+from exportkit.export.compiling import toolchain
+from exportkit.export.compiling.compile_plan import read_inductor_config
 from exportkit.export.export_options import CompileOptions
-from exportkit.export.resolve import resolve
+from exportkit.export.programs.resolve import resolve
 from tests.artifacts import artifact
 
 MODELS = str(Path(__file__).with_name("export_models.py"))

@@ -10,7 +10,7 @@ from torch._inductor.graph import GraphLowering
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from exportkit.errors import ExportError
-from exportkit.export.torch_internals import replaced
+from exportkit.export.within_torch.torch_internals import replaced
 
 
 class Owner:

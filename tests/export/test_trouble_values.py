@@ -11,13 +11,13 @@ from hypothesis import strategies as st
 from safetensors.torch import load
 
 from exportkit import ExportSpec, Tolerance
+from exportkit.export.eager_calls.record import MAX_CASES_BYTES, RecordedCase
+from exportkit.export.eager_calls.rounding import Rounded
+from exportkit.export.eager_calls.trouble_values import SPREADING, kinds_of, planned, troubled
 from exportkit.export.export_options import TraceOptions
-from exportkit.export.record import MAX_CASES_BYTES, RecordedCase
-from exportkit.export.resolved import EagerModel
-from exportkit.export.rounding import Rounded
-from exportkit.export.trace import trace
-from exportkit.export.trouble_cases import MAX_TROUBLE_CASES
-from exportkit.export.trouble_values import SPREADING, kinds_of, planned, troubled
+from exportkit.export.models.resolved import EagerModel
+from exportkit.export.tracing.trace import trace
+from exportkit.export.tracing.trouble_cases import MAX_TROUBLE_CASES
 from exportkit.package.case_files import trouble_of
 from exportkit.verify.layouts import EVEN
 

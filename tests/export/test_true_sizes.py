@@ -13,9 +13,9 @@ from torch import Tensor
 from exportkit import ExportSpec
 from exportkit.errors import ExportError
 from exportkit.export.export_options import TraceOptions
-from exportkit.export.resolved import EagerModel
-from exportkit.export.trace import trace
-from exportkit.export.traced import Traced
+from exportkit.export.models.resolved import EagerModel
+from exportkit.export.tracing.trace import trace
+from exportkit.export.tracing.traced import Traced
 from tests.export import sizes_models as models
 
 

@@ -12,7 +12,7 @@ from torch.torch_version import TorchVersion
 
 from exportkit.export.artifact import export_aoti
 from exportkit.export.export_options import TraceOptions
-from exportkit.export.resolve import resolve
+from exportkit.export.programs.resolve import resolve
 from exportkit.runtime.loader import load
 from tests.gallery.entries import LONGEST, NOISE, ROOT, Entry, entries, export
 from tools.gallery_page import row, shortened, unabridged

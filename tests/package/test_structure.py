@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from exportkit.errors import ManifestConsistencyError, UsageError
-from exportkit.export.call_signature import describe_call
+from exportkit.export.models.call_signature import describe_call
 from exportkit.package.manifest import Node, SequenceNode, TensorNode
 from exportkit.package.structure import MAX_DEPTH, builder, check_name, flatten, named_tuple_class, names, unflatten
 

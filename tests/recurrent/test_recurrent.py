@@ -16,9 +16,9 @@ from torch.utils._pytree import tree_leaves
 from exportkit import ExportSpec
 from exportkit.errors import ExportError
 from exportkit.export.export_options import TraceOptions
-from exportkit.export.resolved import EagerModel
-from exportkit.export.trace import ready_to_trace
-from exportkit.export.trace_method import trace_with_torch_export
+from exportkit.export.models.resolved import EagerModel
+from exportkit.export.tracing.trace import ready_to_trace
+from exportkit.export.tracing.trace_method import trace_with_torch_export
 from exportkit.recurrent import fakes
 from tests.fresh import run_python
 from tests.recurrent.recurrent_models import FEATURES, SIZE, Options, packed_inputs, packed_spec, stepped

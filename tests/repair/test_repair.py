@@ -13,8 +13,8 @@ import torch
 
 from exportkit.cli import main
 from exportkit.errors import ExportError, UsageError
-from exportkit.export.compile_failure import failed_operator
-from exportkit.export.eager_kernels import _is_callable, read_eager_kernels, with_tensors
+from exportkit.export.compiling.compile_failure import failed_operator
+from exportkit.export.compiling.eager_kernels import _is_callable, read_eager_kernels, with_tensors
 from exportkit.package.archive import PackageReader
 from exportkit.package.compiled_with import GivenOptions, compiled_with
 from exportkit.repair.attempts import Costs
@@ -135,7 +135,7 @@ def test_options_are_written_as_export_takes_them() -> None:
 
 @pytest.mark.parametrize("config", ["cpp.simdlen=1", "cpp.simdlen=8"])
 def test_a_vectors_length_can_only_be_one(config: str) -> None:
-    from exportkit.export.compile_plan import read_inductor_config
+    from exportkit.export.compiling.compile_plan import read_inductor_config
 
     name, value = config.split("=")
     if value == "1":

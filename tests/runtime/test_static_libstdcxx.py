@@ -17,7 +17,7 @@ import torch
 import exportkit
 from exportkit import doctor
 from exportkit.errors import CompilerError
-from exportkit.export import aot_inductor, toolchain
+from exportkit.export.compiling import aot_inductor, toolchain
 from exportkit.package.elf import read_elf
 from tests.fixtures import stock_loader
 from tests.fresh import ROOT, run_python

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from exportkit.cli import main
 from exportkit.errors import UsageError
-from exportkit.export.cut_program import cut_after, cut_points, own_values, values_after
+from exportkit.export.programs.cut_program import cut_after, cut_points, own_values, values_after
 from exportkit.libraries import load_library
 from exportkit.package import manifest as m
 from exportkit.verify.bisecting import bisect_artifact

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from exportkit.errors import ExportError
-from exportkit.export.cut_program import cut_points
-from exportkit.export.reproduction import MOST_LITERALS, reproduction, reproduction_source, values_of
+from exportkit.export.programs.cut_program import cut_points
+from exportkit.export.programs.reproduction import MOST_LITERALS, reproduction, reproduction_source, values_of
 
 X = torch.tensor([[-1.5, 0.0, 2.0, float("nan")], [float("inf"), -0.0, 3.25, 1e-30]], dtype=torch.bfloat16)
 

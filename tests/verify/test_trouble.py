@@ -35,10 +35,11 @@ WRONG = {
 _SCRIPT = """
 import json, os, sys
 from pathlib import Path
-import exportkit.export.eager_model, exportkit.export.steadiness  # the replay lets nobody import the exporter
+# The replay lets nobody import the exporter.
+import exportkit.export.programs.eager_model, exportkit.export.eager_calls.steadiness
 from exportkit.eager_source import EagerSource
 from exportkit.export.artifact import export_program
-from exportkit.export.resolve import resolve
+from exportkit.export.programs.resolve import resolve
 from exportkit.verify import replay
 from exportkit.verify.commands import LoadArtifact
 from exportkit.verify.options import VerifyOptions

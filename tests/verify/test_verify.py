@@ -11,7 +11,7 @@ import torch
 
 from exportkit.eager_source import EagerSource
 from exportkit.errors import UsageError
-from exportkit.export.cases import eager_mode
+from exportkit.export.eager_calls.cases import eager_mode
 from exportkit.package import manifest as m
 from exportkit.verify.commands import LoadArtifact
 from exportkit.verify.options import VerifyOptions

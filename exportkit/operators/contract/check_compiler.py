@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch._inductor import config as inductor
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from exportkit.export.inductor_changes import operators_as_called
+from exportkit.export.compiling.inductor_changes import operators_as_called
 from exportkit.operators.contract.check_out_overloads import tagged_overload
 from exportkit.operators.contract.check_values import tolerance
 from exportkit.operators.contract.definition import ContractCheck, Problem

@@ -17,10 +17,10 @@ from msgspec.structs import replace
 
 from exportkit.child.messages import serve
 from exportkit.errors import ExportkitError, UsageError
-from exportkit.export.importing import import_code
-from exportkit.export.placement import usable_device
-from exportkit.export.resolve import load_operator_libraries, parse_dtype, resolve, resolve_decompositions
-from exportkit.export.source_lines import users_code
+from exportkit.export.models.importing import import_code
+from exportkit.export.models.placement import usable_device
+from exportkit.export.models.source_lines import users_code
+from exportkit.export.programs.resolve import load_operator_libraries, parse_dtype, resolve, resolve_decompositions
 from exportkit.operators.contract.check import check_operator
 from exportkit.operators.contract.definition import checks
 from exportkit.operators.contract.findings import Finding, OperatorReport, Severity

@@ -9,11 +9,11 @@ import torch
 from torch._ops import OpOverload
 
 from exportkit.errors import UsageError
-from exportkit.export.dispatch import OperatorMode, watched_by
-from exportkit.export.gradients import call_model
-from exportkit.export.placement import prepared
-from exportkit.export.preflight import is_custom, qualified_name
-from exportkit.export.source_lines import users_code, where_now
+from exportkit.export.models.placement import prepared
+from exportkit.export.models.source_lines import users_code, where_now
+from exportkit.export.tracing.preflight import is_custom, qualified_name
+from exportkit.export.within_torch.dispatch import OperatorMode, watched_by
+from exportkit.export.within_torch.gradients import call_model
 from exportkit.operators.contract.sample import Sample
 from exportkit.spec import ExportSpec
 

@@ -85,8 +85,8 @@ def load(source: OperatorSource) -> None:
     import torch
 
     from exportkit.errors import LibraryLoadError
-    from exportkit.export.importing import import_code
-    from exportkit.export.source_lines import users_code
+    from exportkit.export.models.importing import import_code
+    from exportkit.export.models.source_lines import users_code
 
     if source.kind == "file":
         try:

@@ -3,7 +3,7 @@
     <cache>/                                $EXPORTKIT_CACHE, or exportkit under $XDG_CACHE_HOME or ~/.cache
       libraries/<sha256>/lib*.so            an operator library, under the digest of its content
       targets/<digest>/*.so ...             a target's files, under the digest of their names and contents
-      compiled/<digest>/                    code that an export compiled (exportkit.export.compiled_cache)
+      compiled/<digest>/                    code that an export compiled (exportkit.export.compiling.compiled_cache)
       pulled/<sha256>/                      a package of a registry (exportkit.registry), by its artifact's digest
       {libraries,targets}/*/~verified.json  the verified digests of the files, and the files' state at that time
       {libraries,targets}/*/~lock           held by the writer

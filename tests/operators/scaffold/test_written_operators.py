@@ -100,7 +100,7 @@ def test_an_installed_package_needs_no_flag(
     monkeypatch.syspath_prepend(str(installed))
     monkeypatch.chdir(tmp_path)
     assert main(["export", f"{installed / 'halved_model.py'}:spec", "-o", "model_aoti.pt2"]) == 0
-    monkeypatch.setattr("exportkit.export.find_libraries.find_libraries", None)  # which would import the model
+    monkeypatch.setattr("exportkit.export.models.find_libraries.find_libraries", None)  # which would import the model
     assert main(["package", "model_aoti.pt2", "-o", "model.pt2"]) == 0
     assert main(["verify", "model.pt2"]) == 0
     assert "ok: " in capfd.readouterr().out.splitlines()[-1]

@@ -1,0 +1,1 @@
+"""Compiles programs with AOTInductor, or finds the code in the cache."""

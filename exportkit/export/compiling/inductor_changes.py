@@ -1,0 +1,284 @@
+"""Changes how Inductor writes code, while a program is compiled."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import importlib.util
+import operator
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from pathlib import Path
+from typing import Any
+
+import sympy
+import torch
+from torch._export.serde.serialize import GraphModuleSerializer
+from torch._inductor import config, sizevars
+from torch._inductor.codegen.common import DeferredLine
+from torch._inductor.codegen.cpp import CppKernel, CppVecKernel
+from torch._inductor.codegen.cpp_utils import DTYPE_TO_CPP, cexpr_index
+from torch._inductor.codegen.wrapper import PythonWrapperCodegen
+from torch._inductor.virtualized import V
+from torch.utils._sympy.functions import FloorDiv, ModularIndexing
+
+from exportkit.export.models.source_lines import where_listed
+from exportkit.export.within_torch.torch_internals import replaced
+from exportkit.progress import note, notes
+
+_SUMMED_IN_A_ROW = 4096  # Inductor's chunks
+_LOOP_THREADS = 8  # with which Inductor decides how many loops are divided among threads
+
+
+@contextmanager
+def changed_inductor() -> Iterator[None]:
+    """Makes all changes while the block runs.
+
+    Raises:
+        ExportError: This torch lacks a function that export changes.
+    """
+    with ExitStack() as changes:
+        for change in (
+            _quick_simplify,
+            _whole_rows,
+            _divided_loops,
+            _never_one_thread,
+            _room_for_every_thread,
+            _long_sums,
+            _sums_at_one_place,
+            _errors_of_operators,
+        ):
+            changes.enter_context(change())
+        changes.enter_context(operators_as_called())
+        changes.enter_context(numbers_written_down())
+        changes.enter_context(_no_wait_for_others())
+        if notes():
+            changes.enter_context(replaced(torch.fx.Interpreter, "run_node", _noting))
+        yield
+
+
+def _noting(run: Callable[..., Any]) -> Callable[..., Any]:
+    """Notes each node of a graph before torch runs, folds or lowers it."""
+    place = functools.lru_cache(maxsize=1000)(where_listed)
+
+    def noted(interpreter: torch.fx.Interpreter, node: torch.fx.Node) -> Any:
+        if node.op == "call_function":
+            where = place(node.meta.get("stack_trace") or "")
+            note("", f"{node.target}{' of ' + where if where else ''}")
+        return run(interpreter, node)
+
+    return noted
+
+
+def _quick_simplify() -> AbstractContextManager[None]:
+    """Expands polynomials where Inductor calls SymPy's `simplify`.
+
+    Inductor simplifies the differences of indices to see their strides, hundreds of times. Nearly all are polynomials,
+    for which `expand` finds the same in a tenth of the time.
+    """
+
+    def quick(simplify: Callable[..., Any]) -> Callable[..., Any]:
+        def expand_or_simplify(expression: Any, *args: Any, **kwargs: Any) -> Any:
+            if isinstance(expression, sympy.Expr) and expression.is_polynomial():
+                return sympy.expand(expression)
+            return simplify(expression, *args, **kwargs)
+
+        return expand_or_simplify
+
+    return replaced(sympy, "simplify", quick)
+
+
+def _whole_rows() -> AbstractContextManager[None]:
+    """Lets Inductor see that `n * (i // n) + i % n` is `i` where n is a sum, such as an image's gh * gw + 1 tokens.
+
+    It looks for one term `n * (i // n)`. But it multiplies products out, so that there is one for each term of n. It
+    then takes rows that lie one after the other for rows with gaps, and copies the input of a matrix product.
+    """
+
+    def with_sums(join: Callable[[sympy.Expr], sympy.Expr]) -> Callable[[sympy.Expr], sympy.Expr]:
+        def joined(index: sympy.Expr) -> sympy.Expr:
+            index = join(index)
+            for rest in sorted(index.atoms(ModularIndexing), key=sympy.default_sort_key):
+                base, divisor, size = rest.args
+                quotient, scale = FloorDiv(base, divisor * size), index.coeff(rest)
+                if size.is_Add and scale != 0 and sympy.expand(index.coeff(quotient) - scale * size) == 0:
+                    others = sympy.expand(index - scale * (rest + size * quotient))
+                    return joined(others + scale * FloorDiv(base, divisor))
+            return index
+
+        return joined
+
+    return replaced(sizevars, "join_dimensions", with_sums)
+
+
+def _divided_loops() -> AbstractContextManager[None]:
+    """Lets the threads of a CPU share more loops than the one over the batch.
+
+    Inductor joins outer loops until the example's sizes occupy the threads of the machine that compiles. With two
+    threads and an example of two samples this is the loop over the batch, and a batch of one would run on one thread
+    on every machine. With one number for all machines, all write the same code.
+    """
+
+    def for_our_threads(decide: Callable[..., Any]) -> Callable[..., Any]:
+        def decided(kernel: CppKernel, deepest: Any, threads: int) -> Any:
+            return decide(kernel, deepest, threads if config.cpp.threads > 0 else _LOOP_THREADS)
+
+        return decided
+
+    return replaced(CppKernel, "decide_parallel_depth", for_our_threads)
+
+
+def _never_one_thread() -> AbstractContextManager[None]:
+    """Lets a machine of one thread write the code that others write.
+
+    For one thread, Inductor lets each thread of a parallel region do what one of them should. With more threads where
+    it runs, such code counts `count += 1` several times.
+    """
+    return replaced(torch, "get_num_threads", lambda count: lambda: max(count(), 2))
+
+
+def _long_sums() -> AbstractContextManager[None]:
+    """Lets sums that may be long be added in chunks, as sums of a known length are.
+
+    Inductor adds in a row what is short in the example, and notes as a condition that it always is. Over 65,536 rows
+    that lost two digits of eager's.
+    """
+
+    def by_the_range(asked: Callable[..., bool]) -> Callable[..., bool]:
+        def needed(kernel: CppKernel, reduction_type: Any, dtype: torch.dtype, use_scalar: bool) -> bool:
+            if reduction_type != "sum" or dtype != torch.float:
+                return asked(kernel, reduction_type, dtype, use_scalar)
+            assert kernel.call_ranges is not None
+            size = functools.reduce(operator.mul, kernel.call_ranges[kernel.reduction_depth :])
+            return not V.graph.sizevars.statically_known_true(sympy.Le(size, _SUMMED_IN_A_ROW))
+
+        return needed
+
+    return replaced(CppKernel, "need_use_acc_helper", by_the_range)
+
+
+class _ThreadsAtRunTime(int):
+    """A number of threads that is written into code as the number there will be."""
+
+    def __str__(self) -> str:
+        return "at::get_num_threads()"
+
+
+def _room_for_every_thread() -> AbstractContextManager[None]:
+    """Lets attention with a function (flex_attention) have memory for each thread that runs it.
+
+    Inductor writes the number of threads of the machine that compiles. With more, a package would write beyond it.
+    """
+    importlib.import_module("torch._inductor.compile_fx")  # otherwise the next module would import itself
+    from torch._inductor.codegen import cpp_flex_attention_template
+
+    return replaced(
+        cpp_flex_attention_template,
+        "parallel_num_threads",
+        lambda count: lambda: _ThreadsAtRunTime(count()),
+    )
+
+
+def _sums_at_one_place() -> AbstractContextManager[None]:
+    """Lets a vector be added to one element, as `index_add` does where its target has one column.
+
+    Inductor adds a vector to as many elements as it has, and fails in an assertion where its index is one number.
+    """
+
+    def with_numbers(store: Callable[..., None]) -> Callable[..., None]:
+        def stored(kernel: CppVecKernel, name: str, index: sympy.Expr, value: Any, mode: Any = None) -> None:
+            place = kernel.rename_indexing(index)
+            varying = kernel.itervars[kernel.tiling_idx]
+            if mode != "atomic_add" or kernel._try_get_const_stride(place, varying) != 0:
+                store(kernel, name, index, value, mode)
+                return
+            target, count = kernel.args.output(name), cexpr_index(kernel.num_elems)
+            kept = f"std::array<{DTYPE_TO_CPP[V.graph.get_dtype(name)]}, {kernel.tiling_factor}> each; "
+            given = value if value.is_vec else kernel.broadcast(value)
+            added = f"for (long i = 0; i < {count}; ++i) atomic_add(&{target}[{cexpr_index(place)}], each[i]);"
+            kernel.stores.writeline(DeferredLine(name, f"{{ {kept}{given}.store(each.data(), {count}); {added} }}"))
+
+        return stored
+
+    return replaced(CppVecKernel, "store", with_numbers)
+
+
+def operators_as_called() -> AbstractContextManager[None]:
+    """Lets the code call the operators that the model calls, not their overloads with the tag `out`.
+
+    torch 2.13 calls those, with a function of C that only its own operators have, and does not compile.
+    """
+    if importlib.util.find_spec("torch._library._out_variant") is None:
+        return nullcontext()  # torch 2.11
+    variants = importlib.import_module("torch._library._out_variant")
+    return replaced(variants, "to_out_variant", lambda _: lambda operator: None)
+
+
+def numbers_written_down() -> AbstractContextManager[None]:
+    """Writes down the integers that a call of an operator leaves to their defaults and that only have a name.
+
+    The code passes them, but torch leaves them out of the list of calls, and a run ends with "Mismatch between ints
+    consumed and num_ints": up to torch 2.14 `index_add` of bfloat16, whose `alpha` is 1.
+    """
+
+    def complete(serialize: Callable[..., Any]) -> Callable[..., Any]:
+        def serialized(serializer: Any, target: Any, args: Any, kwargs: dict[str, Any] | None = None) -> Any:
+            if isinstance(target, torch._ops.OpOverload):
+                kwargs = {**_integers_by_default(target), **(kwargs or {})}
+            return serialize(serializer, target, args, kwargs)
+
+        return serialized
+
+    return replaced(GraphModuleSerializer, "serialize_inputs", complete)
+
+
+def _integers_by_default(operator: torch._ops.OpOverload) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for argument in operator._schema.arguments:
+        default = argument.default_value
+        numbers = default if isinstance(default, list) else [default]
+        if argument.kwarg_only and numbers and all(type(number) is int for number in numbers):
+            found[argument.name] = default
+    return found
+
+
+MODEL_LOCK = "model.lock"  # by the name that every generated file has, which aot_inductor.py sets
+
+
+def _no_wait_for_others() -> AbstractContextManager[None]:
+    """Lets exports compile at the same time.
+
+    Inductor locks by the name of what it generates. All exports of a user would wait for one another, and fail after
+    ten minutes, though each has a folder of its own.
+    """
+    if importlib.util.find_spec("torch.utils._filelock") is None:
+        return nullcontext()
+    locks = importlib.import_module("torch.utils._filelock")
+
+    def others_only(lock: Callable[..., Any]) -> Callable[..., Any]:
+        return lambda path, *args, **kwargs: (
+            nullcontext() if Path(path).name == MODEL_LOCK else lock(path, *args, **kwargs)
+        )
+
+    return replaced(locks, "FileLock", others_only)
+
+
+_CALL = "aoti_torch_proxy_executor_call_function("
+
+
+def _errors_of_operators() -> AbstractContextManager[None]:
+    """Lets the code stop where a custom operator fails.
+
+    Before torch 2.13, it went on (pytorch#180884). An operator that only writes into its arguments then failed
+    unnoticed: the call succeeded, and nothing was written.
+    """
+
+    def checked(write: Callable[[PythonWrapperCodegen, Any], None]) -> Callable[[PythonWrapperCodegen, Any], None]:
+        def written(wrapper: PythonWrapperCodegen, line: Any) -> None:
+            if isinstance(line, str) and line.startswith(_CALL):
+                line = f"AOTI_TORCH_ERROR_CODE_CHECK({line.rstrip(';')});"
+            write(wrapper, line)
+
+        return written
+
+    return replaced(PythonWrapperCodegen, "writeline", checked)

@@ -1,0 +1,120 @@
+"""Runs AOTInductor, with what export changes in it. Importing this takes two seconds."""
+
+from __future__ import annotations
+
+import gc
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch._inductor import exc
+from torch.utils._pytree import tree_structure
+
+from exportkit.errors import CompilerError
+from exportkit.export.compiling.compile_failure import failed_operator
+from exportkit.export.compiling.compiled_cache import Code
+from exportkit.export.compiling.eager_kernels import eager_kernels, with_tensors
+from exportkit.export.compiling.inductor_changes import changed_inductor
+from exportkit.export.compiling.model_sources import compiling_model_sources
+from exportkit.export.compiling.packed_weights import packed_weights
+from exportkit.export.compiling.small_convolutions import small_convolutions
+from exportkit.export.compiling.toolchain import last_lines, refuse_full_disk
+from exportkit.export.eager_calls.cases import eager_mode
+from exportkit.export.tracing.branch_graphs import compilable_branches
+from exportkit.export.tracing.explain import refused_by_compiler
+
+
+def run_inductor(
+    program: torch.export.ExportedProgram,
+    device: torch.device,
+    options: dict[str, Any],
+    *,
+    left_to_eager: Sequence[str],
+    keep: bool,
+    tf32: bool,
+) -> Code:
+    """Compiles a program with AOTInductor.
+
+    Args:
+        program: The program.
+        device: Its device.
+        options: The options of Inductor.
+        left_to_eager: The operators that are left to eager's kernels, from `read_eager_kernels`.
+        keep: Whether object files are kept, and may come from an earlier compilation.
+        tf32: Whether the code may use TF32.
+
+    Raises:
+        CompilerError: The compiler refused the generated code.
+        ExportError: AOTInductor refused the program.
+    """
+    args, kwargs = program.example_inputs
+    try:
+        with ExitStack() as contexts:
+            contexts.enter_context(eager_kernels(left_to_eager))
+            # Inductor decides about TF32 for the kernels that it writes.
+            contexts.enter_context(eager_mode(tf32=tf32))
+            contexts.enter_context(_rare_collections())
+            contexts.enter_context(changed_inductor())
+            if device.type == "cpu":
+                contexts.enter_context(small_convolutions())
+                contexts.enter_context(packed_weights())
+            contexts.enter_context(compiling_model_sources(keep=keep))
+            contexts.enter_context(warnings.catch_warnings())
+            # torch 2.13 copies its own deprecated LeafSpec.
+            warnings.filterwarnings("ignore", message=".*LeafSpec.*", category=FutureWarning)
+            module = returning_tensors(program.module(check_guards=False))
+            if left_to_eager:
+                with_tensors(module, left_to_eager)
+            contexts.enter_context(compilable_branches(module))
+            files = torch._inductor.aot_compile(module, args, kwargs, options=options)
+    except Exception as error:
+        # Inductor raises its own errors, wrapped or not, and a custom operator's fake kernel may raise anything.
+        cause = getattr(error, "inner_exception", None) or error
+        refuse_full_disk(cause)
+        if isinstance(cause, (exc.CppCompileError, exc.InvalidCxxCompiler)):
+            raise CompilerError(
+                f"the C++ compiler refused the generated code: {last_lines(str(cause), 8)}",
+                hint="`exportkit doctor` shows which compiler is used. Set CXX to use another one. --repair looks for "
+                "options with which the code is another.",
+            ) from error
+        failed = failed_operator(error)
+        at = f"{failed.name}{f', {failed.where}' if failed.where else ''}" if failed else ""
+        raise refused_by_compiler(cause, program, at) from error
+    paths: list[Path] = []
+    constants: dict[str, torch.Tensor] = {}
+    for file in files:  # type: ignore[union-attr]  # with aot_inductor.package it is a list
+        if isinstance(file, dict):  # the weights outside of the code: tensors with properties, by name
+            constants |= {name: tensor for name, (tensor, _) in file.items()}
+        else:
+            paths.append(Path(str(file)))
+    return Code(paths, constants)
+
+
+@contextmanager
+def _rare_collections() -> Iterator[None]:
+    """Lets Python search for garbage rarely: compiling creates millions of objects and little garbage."""
+    thresholds = gc.get_threshold()
+    gc.set_threshold(100_000, *thresholds[1:])
+    try:
+        yield
+    finally:
+        gc.set_threshold(*thresholds)
+
+
+def returning_tensors(module: torch.fx.GraphModule) -> torch.fx.GraphModule:
+    """Removes the constants from the outputs of a program's module, in place.
+
+    AOTInductor would return a tensor for None and for each number. The manifest has the constants and their places.
+    """
+    output = module.graph.output_node()
+    returned: Any = output.args[0]
+    tensors = tuple(value for value in returned if isinstance(value, torch.fx.Node))
+    if len(tensors) < len(returned):
+        output.args = (tensors,)
+        codegen: Any = module.graph._codegen
+        codegen.pytree_info = codegen.pytree_info._replace(out_spec=tree_structure(tensors))
+        module.recompile()
+    return module

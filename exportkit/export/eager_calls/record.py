@@ -1,0 +1,314 @@
+"""Records cases: sequences of eager's calls with what it answered, and with what it should have answered."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import torch
+from safetensors.torch import save
+
+from exportkit.errors import ExportError, UsageError
+from exportkit.export.eager_calls.cases import MAX_CASE_BYTES, case_sizes, eager_mode
+from exportkit.export.eager_calls.eager_methods import EagerAnswer, EagerMethods, EagerSession
+from exportkit.export.eager_calls.reference import (
+    AnsweredCall,
+    References,
+    SessionReferences,
+    SessionState,
+    WideAnswers,
+    session_references,
+    wide_answers,
+)
+from exportkit.export.eager_calls.sequences import DrawnCall, draw_call, draw_session, session_call, with_state
+from exportkit.export.eager_calls.tolerances import accuracy_outputs
+from exportkit.export.export_options import TraceOptions
+from exportkit.export.models.call_signature import is_tensor
+from exportkit.export.models.placement import on_device
+from exportkit.package.case_files import (
+    TROUBLE,
+    named_results,
+    named_tensors,
+    result_keys,
+    results_of,
+    state_keys,
+    state_results,
+)
+from exportkit.package.manifest import Accuracy, CaseCall, Node, PackagedMethod, StateTensor
+from exportkit.package.structure import flatten
+from exportkit.progress import Progress
+from exportkit.sizes import label_of
+
+MAX_CASES_BYTES = 4_000_000
+"""All cases of a package take at most so much, unless the example inputs are larger."""
+
+MAX_TROUBLE_BYTES = 400_000
+"""So much of that is left for the cases with troublesome values."""
+
+_SHRINKS = 4  # how often smaller sizes are tried for that
+
+MAX_STATE_BYTES = 32_000_000
+"""State is recorded up to this size: all of it or none."""
+
+
+@dataclass(frozen=True)
+class RecordedCase:
+    """A sequence of calls: its tensors as a safetensors file, and the rest as in the manifest.
+
+    `structures` has the structure of each result of eager, if this case was recorded now. `trouble` says what is
+    troublesome in its inputs, such as "ties in x"; it is empty for inputs that were only drawn.
+    """
+
+    calls: tuple[CaseCall, ...]
+    tensors: bytes
+    reference_dtype: Literal["float64", "float32"] | None
+    state_accuracy: Mapping[str, Accuracy | None]
+    structures: tuple[Node, ...] = ()
+    trouble: str = ""
+
+
+@dataclass(frozen=True)
+class PlayedSession:
+    """Calls that eager has answered in a session of its own.
+
+    Attributes:
+        calls: The calls, on the model's device.
+        answered: The same with eager's results.
+        after: The state after them, if it is small enough to be recorded.
+        state: The description of that state.
+        structures: The structure of each result.
+    """
+
+    calls: Sequence[DrawnCall]
+    answered: Sequence[AnsweredCall]
+    after: SessionState
+    state: tuple[StateTensor, ...]
+    structures: tuple[Node, ...]
+
+    @functools.cached_property
+    def wide(self) -> WideAnswers | None:
+        """What the model answers in a wide dtype. None if no wider one works."""
+        with eager_mode():
+            return wide_answers(self.answered, self.after)
+
+    def references(self, *, tf32: bool) -> SessionReferences | None:
+        """What eager should have answered, for the results that need a reference. `tf32`: eager may have used it."""
+        if not (self.after.wanted or any(call.wanted for call in self.answered)) or self.wide is None:
+            return None
+        return session_references(self.answered, self.after, self.wide, tf32=tf32)
+
+
+def record_cases(
+    eager: EagerMethods,
+    methods: Sequence[PackagedMethod],
+    state: Sequence[StateTensor],
+    examples: Mapping[str, Mapping[str, int]],
+    options: TraceOptions,
+    device: torch.device,
+    progress: Progress,
+) -> tuple[RecordedCase, ...]:
+    """Draws calls and records what eager answers: single calls of each method without state, and sessions.
+
+    Args:
+        eager: The model, which is on `device`.
+        methods: The description of its methods.
+        state: The description of its state.
+        examples: By method, the sizes of the example inputs.
+        options: The number of cases of each kind, their seed, and whether eager may use TF32.
+        device: The model's device.
+        progress: Called with a description of each case.
+    """
+    plans: list[Callable[[int], list[list[DrawnCall]]]] = [
+        functools.partial(_calls, eager, method, examples[method.name], options)
+        for method in methods
+        if not method.state
+    ]
+    if stateful := with_state(methods):
+        example = {name: size for method in reversed(stateful) for name, size in examples[method.name].items()}
+        plans.append(functools.partial(_sessions, eager, methods, example, options))
+    cases: list[RecordedCase] = []
+    for plan in plans:
+        limit = MAX_CASE_BYTES
+        for _ in range(_SHRINKS):
+            found: list[RecordedCase] = []
+            for calls in plan(limit):
+                progress(f"recording case {len(cases) + len(found) + 1}")
+                found.append(record_drawn(eager, methods, state, calls, options, device))
+            # The first two are the example's and the smallest, whatever they take.
+            fixed, drawn = (sum(len(case.tensors) for case in part) for part in (found[:2], found[2:]))
+            budget = max((MAX_CASES_BYTES - MAX_TROUBLE_BYTES) // len(plans) - fixed, MAX_CASES_BYTES // 10)
+            if drawn <= budget:
+                break
+            limit = int(limit * 0.8 * budget / drawn)
+        cases += found
+    return tuple(cases)
+
+
+def _calls(
+    eager: EagerMethods, method: PackagedMethod, example: Mapping[str, int], options: TraceOptions, max_bytes: int
+) -> list[list[DrawnCall]]:
+    """Draws single calls of a method."""
+    planned = case_sizes(method.call, example, options.cases, options.seed, max_bytes=max_bytes)
+    return [[draw_call(eager, method, sizes, options.seed + number)] for number, sizes in enumerate(planned)]
+
+
+def _sessions(
+    eager: EagerMethods,
+    methods: Sequence[PackagedMethod],
+    example: Mapping[str, int],
+    options: TraceOptions,
+    max_bytes: int,
+) -> list[list[DrawnCall]]:
+    """Draws sessions of the methods with state."""
+    planned = case_sizes(session_call(methods), example, options.cases, options.seed, max_bytes=max_bytes)
+    sessions = []
+    for number, sizes in enumerate(planned):
+        calls = draw_session(eager, methods, sizes, options.seed + number)
+        _check_size(calls, sizes)
+        sessions.append(calls)
+    return sessions
+
+
+def record_drawn(
+    eager: EagerMethods,
+    methods: Sequence[PackagedMethod],
+    state: Sequence[StateTensor],
+    calls: Sequence[DrawnCall],
+    options: TraceOptions,
+    device: torch.device,
+) -> RecordedCase:
+    """Records calls that were drawn on the CPU. `record_case` has the rest."""
+    placed = [replace(call, bound=on_device(call.bound, device)) for call in calls]
+    return record_case(eager, methods, state, placed, tf32=options.tf32)
+
+
+def _check_size(calls: Sequence[DrawnCall], sizes: Mapping[str, int]) -> None:
+    size = sum(tensor.numel() * tensor.element_size() for call in calls for tensor in call.bound.tensors)
+    if size > 4 * MAX_CASE_BYTES:
+        raise UsageError(
+            f"the inputs of a session at {label_of(sizes)} take {size:,} bytes, too many for a recorded case",
+            hint="Let draw_sequence return fewer or smaller calls, or give smaller example inputs.",
+        )
+
+
+def record_case(
+    eager: EagerMethods,
+    methods: Sequence[PackagedMethod],
+    state: Sequence[StateTensor],
+    calls: Sequence[DrawnCall],
+    *,
+    tf32: bool,
+) -> RecordedCase:
+    """Runs the eager model in a session of its own, and packs inputs and results, with references.
+
+    Args:
+        eager: The model.
+        methods: The description of its methods.
+        state: The description of its state.
+        calls: The calls, on the model's device.
+        tf32: Whether the model, but not its reference, may use TF32.
+
+    Raises:
+        ExportError: The model raised.
+    """
+    return record_played(play_session(eager, methods, state, calls, tf32=tf32), methods, state, tf32=tf32)
+
+
+def play_session(
+    eager: EagerMethods,
+    methods: Sequence[PackagedMethod],
+    state: Sequence[StateTensor],
+    calls: Sequence[DrawnCall],
+    *,
+    tf32: bool,
+) -> PlayedSession:
+    """Lets eager answer calls in a session of its own. The arguments and errors are those of `record_case`."""
+    by_name = {method.name: method for method in methods}
+    sizes = _state_sizes(eager, calls)
+    session = eager.session(sizes)
+    answered: list[AnsweredCall] = []
+    structures: list[Node] = []
+    for drawn in calls:
+        call = by_name[drawn.method].call
+        answer = call_eager(session, drawn, tf32=tf32)
+        structures.append(flatten(answer.result, is_tensor, where="the model's output")[0])
+        written = {f"written.{name}": tensor for name, tensor in answer.written.items()}
+        entry, listed = eager.entries[drawn.method], results_of(call)
+        results = {output.name: tensor for output, tensor in zip(call.outputs, answer.outputs)} | written
+        # A result of another structure than the manifest's is a verdict of `verify`, which has no references.
+        same = len(answer.outputs) == len(call.outputs)
+        wanted = accuracy_outputs(listed, entry.tolerances) if same else ()
+        answered.append(AnsweredCall(entry.model, drawn.bound, listed, results, wanted, answer.outputs))
+    used = any(by_name[drawn.method].state for drawn in calls)
+    recorded = tuple(state) if used and _bytes(session.state.values()) <= MAX_STATE_BYTES else ()
+    listed = state_results(recorded)
+    after = SessionState(eager.buffers, sizes, listed, dict(session.state), accuracy_outputs(listed, {}))
+    return PlayedSession(calls, answered, after, recorded, tuple(structures))
+
+
+def record_played(
+    played: PlayedSession,
+    methods: Sequence[PackagedMethod],
+    state: Sequence[StateTensor],
+    *,
+    tf32: bool,
+    trouble: str = "",
+) -> RecordedCase:
+    """Packs inputs and results of a session, with references. `trouble` is the case's."""
+    by_name = {method.name: method for method in methods}
+    known = played.references(tf32=tf32)
+    found: Sequence[References | None] = known.calls if known else [None] * len(played.calls)
+    tensors: dict[str, torch.Tensor] = {}
+    for number, (drawn, answered, reference) in enumerate(zip(played.calls, played.answered, found)):
+        call = by_name[drawn.method].call
+        written = {name: tensor for name, tensor in answered.eager.items() if name.startswith("written.")}
+        tensors |= named_tensors(f"{number}.input", drawn.bound.tensors)
+        tensors |= named_tensors(f"{number}.output", answered.outputs)
+        tensors |= named_results(result_keys(number, call), written)
+        if reference is not None:
+            tensors |= named_results(result_keys(number, call, reference=True), reference.outputs)
+    after = {each.name: played.after.eager[each.name] for each in played.state}
+    tensors |= named_results(state_keys(state), after)
+    if known and known.state:
+        tensors |= named_results(state_keys(state, reference=True), known.state.outputs)
+    return RecordedCase(
+        calls=tuple(
+            CaseCall(method=c.method, sizes=dict(c.sizes), accuracy=dict(r.accuracy) if r else {})
+            for c, r in zip(played.calls, found)
+        ),
+        tensors=save(tensors, metadata={TROUBLE: trouble} if trouble else None),
+        reference_dtype=known.dtype if known else None,
+        state_accuracy=dict(known.state.accuracy) if known and known.state else {},
+        structures=played.structures,
+        trouble=trouble,
+    )
+
+
+def call_eager(session: EagerSession, call: DrawnCall, *, tf32: bool) -> EagerAnswer:
+    """Makes one call of eager. Without TF32, the results have the precision of their dtype.
+
+    Raises:
+        ExportError: The model raised. The message says what it was given.
+    """
+    try:
+        with eager_mode(tf32=tf32):
+            return session.call(call.method, call.bound)
+    except UsageError:
+        raise
+    except Exception as error:
+        # The model may raise anything. Its own traceback is chained.
+        raise ExportError(
+            f"the eager model refused a case of {label_of(call.sizes)}: {type(error).__name__}: {error}",
+            hint="Narrow the range of that dimension, or give the spec a draw_inputs that makes legal inputs.",
+        ) from error
+
+
+def _state_sizes(eager: EagerMethods, calls: Iterable[DrawnCall]) -> dict[str, int]:
+    dimensions = {buffer.dimension for buffer in eager.buffers}
+    return {name: size for call in calls for name, size in call.sizes.items() if name in dimensions}
+
+
+def _bytes(tensors: Iterable[torch.Tensor]) -> int:
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)

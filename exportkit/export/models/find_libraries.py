@@ -1,0 +1,154 @@
+"""Finds the operator libraries that Python code loads. Another process imports the code."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Collection, Iterable, Sequence, Set
+from pathlib import Path
+
+from exportkit.child.conversation import ChildEndedError, Conversation
+from exportkit.child.messages import Failed, Message
+from exportkit.child.process import describe_end
+from exportkit.eager_source import EagerSource
+from exportkit.errors import ExportError, LibraryLoadError, MissingLibraryError, ModelNotFoundError
+from exportkit.installed import declared_module, installed_libraries, operator_namespaces
+from exportkit.package.describe_library import describe_with_needed
+from exportkit.package.manifest import Library
+from exportkit.progress import Progress
+
+
+class Import(Message, frozen=True):
+    """Asks the child to import a module, or the file of one. The answer is Loaded."""
+
+    code: str
+
+
+class Loaded(Message, frozen=True):
+    """The files that the process then has, which could register operators."""
+
+    libraries: tuple[str, ...]
+
+
+def describe_libraries(
+    given: Iterable[Path | str], operators: Collection[str], devices: Collection[str], progress: Progress
+) -> list[tuple[Path, Library]]:
+    """Describes the libraries of operators: those that are given, and what installed packages declare for the others.
+
+    Args:
+        given: Files, and names of modules, which are imported in another process.
+        operators: The operators, such as "namespace::name.overload".
+        devices: The devices whose libraries are wanted: "cpu" or "cuda".
+        progress: Called with each step before it starts.
+
+    Returns:
+        The files with their descriptions, in loading order. No library may define some of the operators.
+
+    Raises:
+        The same errors as `library_files` and `describe_with_needed`.
+    """
+    declared = {namespace for namespace in operator_namespaces() if any(_is_in(namespace, name) for name in operators)}
+    others = sorted(name for name in operators if name.partition("::")[0] not in declared)
+    described: list[tuple[Path, Library]] = []
+
+    def describe(libraries: Iterable[Path]) -> None:
+        for library in dict.fromkeys(path.resolve() for path in libraries):
+            progress(f"inspecting {library.name}")
+            described.extend(describe_with_needed(library))
+
+    describe(library_files(given, others, progress))
+    brought = {operator.name for _, library in described for operator in library.defines}
+    for namespace in sorted(declared):
+        if missing := [name for name in operators if _is_in(namespace, name) and name not in brought]:
+            named = installed_libraries(missing, devices)
+            describe(named or library_files([declared_module(namespace)], missing, progress))
+    return described
+
+
+def _is_in(namespace: str, operator: str) -> bool:
+    return operator.startswith(f"{namespace}::")
+
+
+def library_files(given: Iterable[Path | str], operators: Sequence[str], progress: Progress) -> list[Path]:
+    """Returns operator libraries: files as they are given, and for modules those that they load.
+
+    Args:
+        given: Files, and names of modules, which are imported in another process.
+        operators: The operators that a module must bring a library of.
+        progress: Called before a module is imported.
+
+    Raises:
+        ExportkitError: A module cannot be imported. The class is that of `exportkit.export.models.importing`.
+        LibraryLoadError: The process that imports it ended.
+        MissingLibraryError: A module loads no library of the operators.
+    """
+    libraries = []
+    for each in given:
+        if isinstance(each, Path):
+            libraries.append(each)
+            continue
+        progress(f"importing {each} to find its operator libraries")
+        if not (found := find_libraries(each, operators)):
+            raise MissingLibraryError(
+                f"{each} loads no library that registers {' or '.join(operators) or 'an operator of the graph'}",
+                hint="Give the library itself: --op-library <path>.",
+            )
+        libraries += found
+    return libraries
+
+
+def find_libraries(code: str, operators: Iterable[str]) -> list[Path]:
+    """Returns the libraries that a module loads and that mention one of the operators.
+
+    Args:
+        code: `package.module`, or a path such as `model.py`. It is executed.
+        operators: The operators' names, such as `namespace::name.overload`.
+
+    Raises:
+        ExportkitError: The code cannot be imported. The class is that of `exportkit.export.models.importing`.
+        LibraryLoadError: The process that imports it ended.
+    """
+    with Conversation("exportkit.export.models.find_libraries_worker", search_path="caller") as child:
+        try:
+            answer = child.ask(Import(code), Loaded)
+        except ChildEndedError as error:
+            raise LibraryLoadError(
+                f"a process that imports {code} {describe_end(error.status)}:\n{child.printed()}"
+            ) from error
+    if isinstance(answer, Failed):
+        raise answer.exception()
+    wanted = [_mentions(name) for name in operators]
+    found = []
+    for path in map(Path, answer.libraries):
+        content = path.read_bytes()
+        if any(namespace.search(content) and name.search(content) for namespace, name in wanted):
+            found.append(path)
+    return found
+
+
+def _mentions(operator: str) -> tuple[re.Pattern[bytes], re.Pattern[bytes]]:
+    """Returns what a library that registers an operator contains: the namespace, and the name in a schema or alone."""
+    namespace, _, name = operator.partition("::")
+    base = re.escape(name.partition(".")[0]).encode()
+    return re.compile(namespace.encode() + rb"(\0|::)"), re.compile(base + rb"[\0.(]")
+
+
+def named_libraries(eager: EagerSource, missing: Set[str], progress: Progress) -> Sequence[Path | str]:
+    """Returns the libraries that were named, or else those that the module of the MODEL that was named loads.
+
+    Args:
+        eager: What was named.
+        missing: The operators that no library brings so far.
+        progress: Called before the module is imported, in another process.
+    """
+    source = (eager.model or "").rpartition(":")[0]
+    wanted = sorted(name for name in missing if name.partition("::")[0] not in operator_namespaces())
+    if eager.op_libraries or not source or not wanted:
+        return eager.op_libraries
+    progress(f"importing {source} to find the library of {', '.join(wanted)}")
+    libraries: list[Path] = []
+    with contextlib.suppress(ModelNotFoundError, ExportError, LibraryLoadError):  # then none is found
+        libraries = find_libraries(source, wanted)
+    for path in libraries:
+        progress(f"taking {path}, which {source} loads")
+    return libraries

@@ -1,0 +1,188 @@
+"""The device and the dtype of a model."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+import msgspec
+import torch
+from torch.nn.parameter import is_lazy
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+
+from exportkit.errors import HostError, UsageError
+from exportkit.export.models.call_signature import BoundCall, check_plain, describe_call
+from exportkit.export.models.entries import entry_specs
+from exportkit.export.models.spelling import check_cast
+from exportkit.package import core
+from exportkit.progress import Progress
+from exportkit.spec import FORWARD, ExportSpec
+
+
+@contextmanager
+def prepared(spec: ExportSpec, device: torch.device, dtype: torch.dtype | None) -> Iterator[ExportSpec]:
+    """Yields the spec with its model in eval mode, and model and example inputs on a device and in a dtype.
+
+    The caller's model does not change: it is copied if it must move, or if its weights wrap other tensors.
+
+    Raises:
+        UsageError: An input, a parameter or a buffer is no plain tensor.
+    """
+    placed = {name: _inputs(entry, device, dtype) for name, entry in entry_specs(spec).items()}
+    model = _placed(spec.model, device, dtype)
+    training = [module for module in model.modules() if module.training]
+    if spec.methods:
+        spec = replace(spec, methods={name: replace(m, **placed[name]) for name, m in spec.methods.items()})
+    else:
+        spec = replace(spec, **placed[FORWARD])
+    try:
+        yield replace(spec, model=model.eval())
+    finally:
+        for module in training:
+            module.training = True
+
+
+def _inputs(entry: ExportSpec, device: torch.device, dtype: torch.dtype | None) -> dict[str, Any]:
+    """Returns the example inputs of a method on the device and in the dtype, as fields of a spec."""
+    bound = describe_call(entry.model, entry.example_inputs, entry.example_kwargs)
+    for name, tensor in zip(bound.names, bound.tensors):
+        check_plain(f"input {name}", tensor)
+    args, kwargs = bound.with_tensors(tuple(_place(tensor, device, dtype) for tensor in bound.tensors))
+    return {"example_inputs": args, "example_kwargs": kwargs}
+
+
+def _placed(model: torch.nn.Module, device: torch.device, dtype: torch.dtype | None) -> torch.nn.Module:
+    """Returns the model, or a copy that is on the device, in the dtype and of plain tensors."""
+    state: dict[str, torch.Tensor] = {f"parameter {name}": tensor for name, tensor in model.named_parameters()}
+    state |= {f"buffer {name}": tensor for name, tensor in model.named_buffers()}
+    wrapped = any(map(is_traceable_wrapper_subclass, state.values()))
+    for name, tensor in state.items():
+        if not (is_lazy(tensor) or is_traceable_wrapper_subclass(tensor)):
+            check_plain(name, tensor)
+    if any(t.device != device or (dtype and t.is_floating_point() and t.dtype != dtype) for t in state.values()):
+        model = copy.deepcopy(model, _moved(state.values(), device, dtype))
+        tied = _tied_buffers(model)
+        model = model.to(device=device, dtype=dtype)  # modules may override what it calls
+        for first, *others in tied:
+            for module, key in others:
+                module._buffers[key] = first[0]._buffers[first[1]]
+    elif wrapped:
+        model = copy.deepcopy(model)
+    if not wrapped:
+        return model
+    from torch._functorch._aot_autograd.subclass_parametrization import unwrap_tensor_subclass_parameters
+
+    # Such as torchao's quantized weights: the tensors within become parameters of their own.
+    return unwrap_tensor_subclass_parameters(model)
+
+
+def _moved(tensors: Iterable[torch.Tensor], device: torch.device, dtype: torch.dtype | None) -> dict[int, torch.Tensor]:
+    """Returns plain parameters and buffers where they must be, for deepcopy to take: it would copy them here first."""
+    memo: dict[int, torch.Tensor] = {}
+    for tensor in tensors:
+        if type(tensor) in (torch.Tensor, torch.nn.Parameter) and not is_lazy(tensor):
+            cast = dtype if dtype is not None and tensor.is_floating_point() else tensor.dtype
+            moved = tensor.detach().to(device=device, dtype=cast)
+            if moved.data_ptr() == tensor.data_ptr() and moved.device == tensor.device:
+                continue
+            is_parameter = isinstance(tensor, torch.nn.Parameter)
+            memo[id(tensor)] = torch.nn.Parameter(moved, tensor.requires_grad) if is_parameter else moved
+    return memo
+
+
+def _tied_buffers(model: torch.nn.Module) -> list[list[tuple[torch.nn.Module, str]]]:
+    """Returns the places of each buffer that has several. Module.to would make a buffer of each."""
+    places: dict[int, list[tuple[torch.nn.Module, str]]] = {}
+    for module in model.modules():
+        for key, tensor in module._buffers.items():
+            if tensor is not None:
+                places.setdefault(id(tensor), []).append((module, key))
+    return [found for found in places.values() if len(found) > 1]
+
+
+def on_device(bound: BoundCall, device: torch.device) -> BoundCall:
+    """Returns the same call with its tensors on a device."""
+    tensors = tuple(tensor.to(device) for tensor in bound.tensors)
+    args, kwargs = bound.with_tensors(tensors)
+    return replace(bound, args=args, kwargs=kwargs, tensors=tensors)
+
+
+def _place(tensor: torch.Tensor, device: torch.device, dtype: torch.dtype | None) -> torch.Tensor:
+    cast = dtype if dtype is not None and tensor.is_floating_point() else tensor.dtype
+    # Compiled code expects the strides it was traced with, and callers must give contiguous inputs.
+    return tensor.detach().to(device=device, dtype=cast).contiguous()
+
+
+_EXPORT_ELSEWHERE = (
+    "CUDA code is compiled on a machine that has the GPU: `exportkit export --format program` here, and "
+    "`exportkit export PROGRAM.pt2 --device cuda` there."
+)
+
+
+class _ParsedDevice(msgspec.Struct):
+    kind: str
+    index: int | None
+
+
+def usable_device(name: str, without_cuda: str = _EXPORT_ELSEWHERE) -> torch.device:
+    """Returns the device with this name, which has the same meaning as for `exportkit.load`.
+
+    Args:
+        name: `cpu`, `cuda` or `cuda:<index>`.
+        without_cuda: The hint if there is no CUDA.
+
+    Raises:
+        UsageError: The name is not one of these.
+        HostError: This machine does not have the device.
+    """
+    device = msgspec.json.decode(core.text("ek_parse_device", core.encoded(name)), type=_ParsedDevice)
+    if device.kind == "auto":
+        raise UsageError("device 'auto' is not allowed here", hint="Give cpu, cuda or cuda:<index>.")
+    if device.kind == "cpu":
+        return torch.device("cpu")
+    if not torch.cuda.is_available():
+        why = (
+            f"this torch ({torch.__version__}) has no CUDA" if torch.version.cuda is None else "there is no CUDA device"
+        )
+        raise HostError(f"cannot use {name}: {why}", hint=without_cuda)
+    index = device.index if device.index is not None else torch.cuda.current_device()
+    if index >= torch.cuda.device_count():
+        raise HostError(f"there is no {name}: this machine has {torch.cuda.device_count()} CUDA device(s)")
+    return torch.device("cuda", index)
+
+
+def tracing_device(name: str, gpus: Sequence[str], progress: Progress) -> torch.device:
+    """Returns the device to trace on, which is the CPU if code is only for GPUs and none is here.
+
+    Raises:
+        UsageError: The device is invalid, or is the CPU although GPUs are given.
+        HostError: This machine does not have the device.
+    """
+    if not gpus or torch.cuda.is_available():
+        device = usable_device(name)
+    else:
+        progress("no GPU is here: the model is traced and its cases are recorded on the CPU")
+        device = torch.device("cpu")
+    if gpus and not name.startswith("cuda"):
+        raise UsageError(
+            f"the GPU architecture {gpus[0]} was given for device {name}",
+            hint="Add --device cuda, for which no GPU is needed then.",
+        )
+    return device
+
+
+def parse_floating(name: str | None) -> torch.dtype | None:
+    """Returns the dtype to cast to; None for None.
+
+    Raises:
+        UsageError: The name is not a floating dtype's.
+    """
+    if name is None:
+        return None
+    check_cast(name)
+    dtype = getattr(torch, name)
+    assert isinstance(dtype, torch.dtype)
+    return dtype

@@ -1,0 +1,142 @@
+"""Finds the line of the user's code that an error or a traced operator comes from."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import re
+import traceback
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+
+from exportkit.errors import ExportError, ExportkitError, MissingOperatorError
+from exportkit.export.models.missing_operators import advice, missing_operator
+from exportkit.installed import installed_models
+
+_EXPORTERS = tuple(str(Path(__file__).parents[2] / part) for part in ("export", "onnx"))
+_EXPORTKIT = str(Path(__file__).parents[2])
+_TORCH = str(Path(torch.__file__).parent)
+_SYMBOLIC = f"{_TORCH}/fx/experimental/"
+_SYMBOLS = torch.__file__  # it defines what Python's `if` and `int` ask of a size
+_MODULES = f"{_TORCH}/nn/"
+_PACKAGES = ("/site-packages/", "/dist-packages/")
+_PYTHON = "/lib/python3."
+_TRACED = re.compile(r'File "(.*?)", line (\d+), in (\w+)\n\s*(.*)')
+
+
+def user_frame(stack: Iterable[traceback.FrameSummary]) -> traceback.FrameSummary | None:
+    """Returns the innermost frame of the user's code: else of a package that it calls; never torch's or exportkit's.
+
+    Frames outside of the exporter's first one called it. They are not part of the model.
+    """
+    return next(iter(_frames_of_model(stack)), None)
+
+
+def _frames_of_model(stack: Iterable[traceback.FrameSummary]) -> list[traceback.FrameSummary]:
+    """Returns the innermost frame of the user's code, and that of a package which it called there, if there are any."""
+    frames = list(stack)
+    first = next((i for i, frame in enumerate(frames) if frame.filename.startswith(_EXPORTERS)), -1)
+    inside = [frame for frame in reversed(frames[first + 1 :]) if not _is_machinery(frame)]
+    users = next((i for i, f in enumerate(inside) if not any(p in f.filename for p in (*_PACKAGES, _PYTHON))), None)
+    packages = [frame for frame in inside[:users] if any(part in frame.filename for part in _PACKAGES)]
+    return [*([] if users is None else [inside[users]]), *packages[:1]]
+
+
+def asked_by_user(stack: Iterable[traceback.FrameSummary]) -> bool:
+    """Returns whether Python code of the user, or of torch.nn, asked for the truth or the value of a symbolic size.
+
+    Otherwise an operator did: from C++, or from torch's own code in Python.
+    """
+    asked = [frame.filename for frame in reversed(list(stack)) if not frame.filename.startswith(_SYMBOLIC)]
+    asked = list(itertools.dropwhile(lambda name: name.startswith(_EXPORTERS), asked))
+    if not asked or asked[0] != _SYMBOLS:
+        return False
+    asker = next((name for name in asked if name != _SYMBOLS), "")
+    return not asker.startswith(_TORCH) or asker.startswith(_MODULES)
+
+
+def where_raised(error: BaseException) -> str:
+    """Returns the line of the model's code that raised an error, as "model.py:12 in forward: `x + 1`", or "".
+
+    Where that line calls a package, the package's line comes after it.
+    """
+    return ", in ".join(where(frame) for frame in _frames_of_model(traceback.extract_tb(error.__traceback__)))
+
+
+def where(frame: traceback.FrameSummary) -> str:
+    """Returns a frame as "model.py:12 in forward: `x + 1`". A file of an installed package has its folders."""
+    code = f": `{frame.line}`" if frame.line else ""
+    package = next((part for part in _PACKAGES if part in frame.filename), None)
+    file = frame.filename.rpartition(package)[2] if package else Path(frame.filename).name
+    return f"{file}:{frame.lineno} in {frame.name}{code}"
+
+
+def where_now() -> str:
+    """Returns the line of the model's code that is running, or ""."""
+    frame = user_frame(traceback.extract_stack())
+    return where(frame) if frame else ""
+
+
+def where_traced(node: torch.fx.Node) -> str:
+    """Returns the line of the model's code that a node of a graph was traced from, or ""."""
+    return where_listed(node.meta.get("stack_trace") or "")
+
+
+def where_listed(trace: str) -> str:
+    """Returns the line of the model's code in a stack as Python prints it, or ""."""
+    stack = _TRACED.findall(trace)
+    frame = user_frame(traceback.FrameSummary(file, int(line), name, line=code) for file, line, name, code in stack)
+    return where(frame) if frame else ""
+
+
+@contextmanager
+def users_code(doing: str) -> Iterator[None]:
+    """Runs the caller's code, and raises its errors as errors of that code.
+
+    Args:
+        doing: What the code does, for the message: "importing model.py".
+
+    Raises:
+        ExportError: The code raised an error, or tried to end the process.
+    """
+    try:
+        yield
+    except ExportkitError:
+        raise
+    except (Exception, SystemExit) as error:
+        raise raised_by_user(f"{doing} failed", error, hint="--debug shows the whole traceback.") from error
+
+
+def raised_by_user(what: str, error: BaseException, hint: str) -> ExportError:
+    """Returns the error to raise for what the caller's code raised.
+
+    Args:
+        what: What failed, for the message: "importing model.py failed".
+        error: The code's own error.
+        hint: The advice, if exportkit knows none for this error.
+    """
+    frame = user_frame(traceback.extract_tb(error.__traceback__))
+    said = str(error).partition("Exception raised from")[0].strip()
+    message = f"{what}{' at ' + where(frame) if frame else ''}: {type(error).__name__}: {said}"
+    if operator := missing_operator(said):
+        folders = [Path.cwd(), *([Path(frame.filename).parent] if frame else [])]
+        return MissingOperatorError(message, hint=advice(operator, folders))
+    return ExportError(message, hint=hint)
+
+
+def _is_exportkit(frame: traceback.FrameSummary) -> bool:
+    return frame.filename.startswith(_EXPORTKIT) and not frame.filename.startswith(_guests())
+
+
+@functools.cache
+def _guests() -> tuple[str, ...]:
+    """Returns where models lie that exportkit's own folder has as guests: their lines are shown like a user's."""
+    modules = (value.partition(":")[0].split(".") for value in installed_models().values())
+    return tuple(str(Path(_EXPORTKIT, *inner)) for package, *inner in modules if package == "exportkit")
+
+
+def _is_machinery(frame: traceback.FrameSummary) -> bool:
+    return _is_exportkit(frame) or frame.filename.startswith((_TORCH, "<"))

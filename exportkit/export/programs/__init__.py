@@ -1,0 +1,1 @@
+"""Saved programs: read, prepared like a newly traced one, made a module, or cut."""

@@ -1,0 +1,152 @@
+"""Prepares a saved ExportedProgram like a newly traced one."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+from torch.export.passes import move_to_device_pass
+from torch.utils._pytree import tree_map_only
+
+from exportkit.errors import DigestMismatchError, UsageError
+from exportkit.export.dynamic_sizes.size_changes import sizes_as_texts
+from exportkit.export.eager_calls.cases import eager_mode, state_sha256
+from exportkit.export.eager_calls.eager_methods import EagerMethods
+from exportkit.export.eager_calls.record import RecordedCase, record_cases
+from exportkit.export.export_options import TraceOptions
+from exportkit.export.models.resolved import EagerModel, SavedProgram
+from exportkit.export.programs.program_model import ForeignModel
+from exportkit.export.programs.saved_sizes import named_sizes, shapes_of
+from exportkit.export.provenance import provenance
+from exportkit.export.tracing.describe_program import describe_output, describe_program
+from exportkit.export.tracing.preflight import check_model, check_operators, describe_operators, graph_operators
+from exportkit.export.tracing.trace import trace
+from exportkit.export.tracing.trace_method import check_writes
+from exportkit.export.tracing.traced import Traced, TracedMethod
+from exportkit.export.tracing.trouble_cases import trouble_cases
+from exportkit.package.archive import Content, PackageReader
+from exportkit.package.manifest import Manifest, Source
+from exportkit.progress import Progress
+from exportkit.sizes import sizes_of
+from exportkit.spec import FORWARD
+
+
+def trace_saved(saved: SavedProgram, options: TraceOptions, device: torch.device, progress: Progress) -> Traced:
+    """Uses a saved program instead of tracing, and moves it to another device if necessary.
+
+    A program that exportkit wrote keeps its recorded cases. For another program, cases are drawn and its graph computes
+    the outputs.
+
+    Args:
+        saved: The program.
+        options: The number of cases to draw, and the package's name.
+        device: The options' device.
+        progress: Called with a description of each step.
+
+    Raises:
+        UsageError: An option would require new tracing.
+        OperatorNotExportableError: A custom operator cannot be packed.
+        DigestMismatchError: The file was replaced since the program was read.
+    """
+    if options.dtype or options.static or (saved.manifest is not None and (options.dynamic or options.ranges)):
+        raise UsageError(
+            f"{saved.path} is already traced: its dtype and sizes cannot change",
+            hint="Leave out --dtype, --dynamic, --range and --static, or export the model itself.",
+        )
+    progress(f"moving the program to {device}")
+    programs = {name: _moved(program, device) for name, program in saved.programs.items()}
+    operators = {k: v for program in programs.values() for k, v in graph_operators(program.graph_module).items()}
+    check_operators(operators, device)
+    if saved.manifest is None:
+        return _trace_foreign(saved, programs[FORWARD], options, device, progress)
+    manifest = saved.manifest
+    if options.state or options.writes:
+        raise UsageError(
+            f"{saved.path} is already traced: its state and what it writes cannot change",
+            hint="Leave out --state and --writes, or export the model itself.",
+        )
+    if options.tf32 and not manifest.provenance.tf32:
+        raise UsageError(
+            f"the cases of {saved.path} were recorded without TF32",
+            hint="Leave out --tf32, or export the model itself.",
+        )
+    cases, initial = _recorded(saved, manifest)
+    return Traced(
+        methods=tuple(
+            TracedMethod(method.name, programs[method.name], method.call, method.state) for method in manifest.methods
+        ),
+        operators=describe_operators(operators),
+        cases=cases,
+        source=manifest.source,
+        provenance=manifest.provenance,
+        name=options.name or manifest.name,
+        state=manifest.state,
+        initial=initial,
+    )
+
+
+def _moved(program: torch.export.ExportedProgram, device: torch.device) -> torch.export.ExportedProgram:
+    moved = move_to_device_pass(program, device)
+    moved._example_inputs = tree_map_only(torch.Tensor, lambda t: t.to(device), moved.example_inputs)
+    return moved
+
+
+def _recorded(saved: SavedProgram, manifest: Manifest) -> tuple[tuple[RecordedCase, ...], dict[str, Content]]:
+    """Reads cases and state from the file, which must still be the file that the program was read from."""
+    with PackageReader(saved.path) as reader:
+        if reader.manifest != manifest:
+            raise DigestMismatchError(
+                f"{saved.path} was replaced by another package while it was exported", hint="Export it again."
+            )
+        cases = tuple(
+            RecordedCase(case.calls, reader.read(case.record), case.reference_dtype, case.state_accuracy)
+            for case in manifest.cases
+        )
+        return cases, {state.initial: reader.read(state.initial) for state in manifest.state if state.initial}
+
+
+def _trace_foreign(
+    saved: SavedProgram,
+    program: torch.export.ExportedProgram,
+    options: TraceOptions,
+    device: torch.device,
+    progress: Progress,
+) -> Traced:
+    """Describes a program that exportkit did not write, which has no manifest."""
+    args, kwargs = program.example_inputs
+    if options.state:
+        spec = replace(
+            saved.spec,
+            model=ForeignModel(program),
+            example_inputs=args,
+            example_kwargs=kwargs,
+            dynamic_shapes=shapes_of(program, saved.spec),
+        )
+        if options.dynamic or options.ranges:
+            spec = replace(spec, dynamic_shapes=sizes_as_texts(named_sizes(program, saved.spec, options)))
+        return trace(EagerModel(spec), replace(options, dynamic=(), ranges=()), device, progress)
+    spec = replace(
+        saved.spec, model=program.module(), example_inputs=args, example_kwargs=kwargs, writes=tuple(options.writes)
+    )
+    eager = EagerMethods(spec)
+    bound = eager.bind(FORWARD, args, kwargs)
+    check_writes(program, bound, spec, traced=False)
+    with eager_mode(tf32=options.tf32):
+        answer = check_model(lambda: eager.session().call(FORWARD, bound), device)
+    sizes = named_sizes(program, spec, options)
+    call = describe_program(
+        program, bound, sizes, describe_output(answer.result), spec, written=tuple(answer.written)
+    ).call
+    method = TracedMethod(FORWARD, program, call)
+    example = {FORWARD: sizes_of(call.inputs, [tensor.shape for tensor in bound.tensors])}
+    cases = record_cases(eager, [method.packaged], (), example, options, device, progress)
+    if options.trouble and options.cases > 1:
+        cases += trouble_cases(eager, [method], (), cases, options, device, progress).cases
+    return Traced(
+        methods=(method,),
+        operators=describe_operators(graph_operators(program.graph_module)),
+        cases=cases,
+        source=Source(model=None, model_kwargs={}, dtype=None, seed=0, state_sha256=state_sha256(spec.model)),
+        provenance=provenance(tf32=options.tf32),
+        name=options.name or spec.name or "model",
+    )

@@ -1,0 +1,188 @@
+"""Corrects the graphs of loops and branches within a traced program: torch writes and compiles few kinds of them."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+from torch._ops import HigherOrderOperator
+from torch.utils._pytree import tree_leaves
+
+from exportkit.errors import ExportError
+from exportkit.export.models.source_lines import where_traced
+from exportkit.export.within_torch.torch_internals import replaced
+
+_VMAP = "torch._functorch.predispatch"  # the module of what torch.vmap leaves in a graph
+_LIFTS = (torch.ops.aten.lift_fresh_copy.default, torch.ops.aten.lift_fresh.default)
+_CHECK = torch.ops.aten._linalg_check_errors.default
+
+
+def correct_branches(program: torch.export.ExportedProgram) -> None:
+    """Lets a traced program with loops and branches be run, written to a file and compiled, in place.
+
+    A number that is made within a branch is no constant of it, and no result of a branch is an argument of it.
+
+    Raises:
+        ExportError: A body contains torch.vmap, whose dimension torch.export loses there.
+    """
+    whole = program.graph_module
+    for caller, name, graph in list(_branches(whole)):
+        for node in list(graph.graph.nodes):
+            if getattr(node.target, "__module__", None) == _VMAP:
+                raise ExportError(
+                    f"torch.vmap is called within {name}{_at(caller)}, and torch.export loses there the dimension that "
+                    "it maps",
+                    hint="Write that body for all rows at once, with operators that take a batch, or vmap outside.",
+                )
+            if node.op == "get_attr" and isinstance(value := getattr(graph, str(node.target), None), torch.Tensor):
+                _make_number(graph, node, value)
+        _copy_arguments(graph)
+        graph.graph.eliminate_dead_code()
+        graph.recompile()
+
+
+def flow_nodes(module: torch.fx.GraphModule) -> list[tuple[str, str]]:
+    """Returns torch's name of each loop and branch in a graph, those within others included, and its line."""
+    found = [(name, where_traced(caller)) for caller, name, _ in _branches(module)]
+    return list(dict.fromkeys(found))
+
+
+def _branches(module: torch.fx.GraphModule) -> Iterator[tuple[torch.fx.Node, str, torch.fx.GraphModule]]:
+    """Yields the graphs of loops and branches at any depth: the node that calls one, its operator's name, the graph."""
+    for node in module.graph.nodes:
+        if not isinstance(node.target, HigherOrderOperator):
+            continue
+        for argument in tree_leaves((node.args, node.kwargs)):
+            if isinstance(argument, torch.fx.Node) and argument.op == "get_attr":
+                graph = getattr(module, str(argument.target), None)
+                if isinstance(graph, torch.fx.GraphModule):
+                    yield node, node.target.name(), graph
+                    yield from _branches(graph)
+
+
+def _at(node: torch.fx.Node) -> str:
+    where = where_traced(node)
+    return f" at {where}" if where else ""
+
+
+def _make_number(graph: torch.fx.GraphModule, node: torch.fx.Node, value: torch.Tensor) -> None:
+    """Replaces a constant of one element by an operator that makes it. torch does not write a branch's constants."""
+    if value.numel() != 1 or value.dtype.is_complex:
+        return
+    with graph.graph.inserting_before(node):
+        options: dict[str, Any] = {"dtype": value.dtype, "device": value.device, "pin_memory": False}
+        made = graph.graph.call_function(torch.ops.aten.full.default, (list(value.shape), value.item()), options)
+    made.meta = dict(node.meta)
+    if "val" not in made.meta:
+        users = [user.meta["val"] for user in node.users if isinstance(user.meta.get("val"), torch.Tensor)]
+        made.meta["val"] = users[0] if users else value
+    node.replace_all_uses_with(made)
+    for user in list(made.users):
+        if user.target in _LIFTS:
+            user.replace_all_uses_with(made)
+            graph.graph.erase_node(user)
+    graph.graph.erase_node(node)
+
+
+def _copy_arguments(graph: torch.fx.GraphModule) -> None:
+    """Returns copies of arguments, and of what is returned before, which AOTInductor refuses."""
+    output = graph.graph.output_node()
+    seen: set[torch.fx.Node] = set()
+
+    def own(node: Any) -> Any:
+        if not isinstance(node, torch.fx.Node) or not isinstance(node.meta.get("val"), torch.Tensor):
+            return node
+        if node not in seen and _root(node).op not in ("placeholder", "get_attr"):
+            seen.add(node)
+            return node
+        with graph.graph.inserting_before(output):
+            copy = graph.graph.call_function(torch.ops.aten.clone.default, (node,))
+        copy.meta = dict(node.meta)
+        return copy
+
+    output.args = tuple(torch.fx.node.map_aggregate(argument, own) for argument in output.args)
+
+
+def _root(node: torch.fx.Node) -> torch.fx.Node:
+    """Returns what a node is a view of, or the node."""
+    while isinstance(node.target, torch._ops.OpOverload) and node.target.is_view and node.args:
+        if not isinstance(node.args[0], torch.fx.Node):
+            break
+        node = node.args[0]
+    return node
+
+
+# --- for the compiler -------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def compilable_branches(module: torch.fx.GraphModule) -> Iterator[None]:
+    """Lets AOTInductor compile the loops of a program's module while the block runs. Changes the module."""
+    _hand_over_sizes(module)
+    with ExitStack() as changes:
+        if any(node.target in _CHECKED for _, _, graph in _branches(module) for node in graph.graph.nodes):
+            changes.enter_context(_checks_without_order())
+        yield
+
+
+# Operators that check their result: an effect, whose order torch cannot keep within a loop (pytorch#190908).
+_CHECKING = "linalg_inv inverse linalg_solve linalg_cholesky linalg_lu_factor linalg_eig cholesky"  # the last to 2.13
+_NAMED = (getattr(torch.ops.aten, name, None) for name in _CHECKING.split())
+_CHECKED = {_CHECK, *(operator.default for operator in _NAMED if operator is not None)}
+
+
+@contextmanager
+def _checks_without_order() -> Iterator[None]:
+    """Lets Inductor keep the checks of linear algebra as operators without results, in no order."""
+    from torch._higher_order_ops import effects
+
+    if not hasattr(effects, "_register_effectful_op") or effects._get_effect(_CHECK) is None:
+        yield  # torch 2.11 has no such effect
+        return
+    before = effects._get_effect(_CHECK)
+    utils = importlib.import_module("torch._library.utils")
+    effects._register_effectful_op(_CHECK, None)
+    try:
+        with replaced(utils, "is_impure", lambda ask: lambda op, **how: op is _CHECK or ask(op, **how)):
+            yield
+    finally:
+        effects._register_effectful_op(_CHECK, before)
+
+
+def _hand_over_sizes(module: torch.fx.GraphModule) -> None:
+    """Gives each scan the sizes that its results have as arguments: AOTInductor looks for them there, and nowhere else.
+
+    Dynamo does so where it traces a whole model, torch.export does not.
+    """
+    for node in list(module.graph.nodes):
+        if node.target is not torch.ops.higher_order.scan:
+            continue
+        body, init, slices, others = node.args
+        graph = getattr(module, body.target)
+        sizes: dict[Any, tuple[torch.fx.Node, int, torch.SymInt]] = {}
+        for tensor in (*init, *slices, *others):
+            value = tensor.meta.get("val")
+            shape: Sequence[Any] = value.shape if isinstance(value, torch.Tensor) else ()
+            for dim, size in enumerate(shape):
+                if isinstance(size, torch.SymInt) and size.node.expr.is_Symbol:
+                    sizes.setdefault(size.node.expr, (tensor, dim, size))
+        given = []
+        for tensor, dim, size in sizes.values():
+            with module.graph.inserting_before(node):
+                asked = module.graph.call_function(torch.ops.aten.sym_size.int, (tensor, dim))
+            asked.meta["val"] = size
+            given.append(asked)
+            with graph.graph.inserting_before(_first_operator(graph)):
+                place = graph.graph.placeholder(f"size_{len(list(graph.graph.find_nodes(op='placeholder')))}")
+            place.meta["val"] = size
+        if given:
+            node.args = (body, init, slices, (*others, *given))
+            graph.recompile()
+    module.recompile()
+
+
+def _first_operator(graph: torch.fx.GraphModule) -> torch.fx.Node:
+    return next(node for node in graph.graph.nodes if node.op != "placeholder")

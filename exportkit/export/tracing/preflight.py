@@ -1,0 +1,257 @@
+"""Checks that a model's custom operators can be packed, before anything is compiled."""
+
+from __future__ import annotations
+
+import re
+import traceback
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+from torch._higher_order_ops.auto_functionalize import can_auto_functionalize
+from torch._library.simple_registry import singleton as _registry
+from torch._library.triton import triton_ops_to_kernels
+from torch._library.utils import can_generate_trivial_fake_impl
+from torch._ops import OpOverload
+from torch._subclasses.fake_tensor import DynamicOutputShapeException, FakeTensorMode, UnsupportedOperatorException
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
+from torch.utils._pytree import tree_leaves, tree_map_only
+
+from exportkit.errors import OperatorNotExportableError, UsageError
+from exportkit.export.models.source_lines import raised_by_user, user_frame
+from exportkit.export.within_torch.composites import is_written_out
+from exportkit.export.within_torch.dispatch import OperatorMode, watched_by
+from exportkit.export.within_torch.quiet import quiet_torch
+from exportkit.libraries import TORCH_NAMESPACES
+from exportkit.package.manifest import Operator
+
+# What torch says of a model in half precision and inputs in float32, or the reverse.
+OTHER_DTYPES = (
+    r"must have the same dtype|expected (?:m1 and m2|scalar type|mat1 and mat2)|should be the same|"
+    r"(?:Input type|Expected).*(?:Half|Float|BFloat16|Double)"
+)
+SAME_DTYPE = (
+    "Give the inputs in the dtype of the model's weights, such as --input 'x=float16[2,8]', or cast both with "
+    "--dtype, such as --dtype float16."
+)
+
+# Results in a schema's text that a traced graph cannot hold.
+_NUMBER = re.compile(r"\b(int|float|bool|Scalar|str|Device|ScalarType)\b(\[\])?")
+
+
+def is_custom(operator: object) -> bool:
+    """Tells whether something that a graph calls is an operator, and torch does not define it."""
+    return isinstance(operator, OpOverload) and operator.namespace not in TORCH_NAMESPACES
+
+
+def qualified_name(operator: OpOverload) -> str:
+    """Returns the operator's name in the manifest: `namespace::name`, or `namespace::name.overload`."""
+    name = operator._schema.name
+    return f"{name}.{operator._schema.overload_name}" if operator._schema.overload_name else name
+
+
+def describe_operators(operators: Mapping[str, OpOverload]) -> tuple[Operator, ...]:
+    """Describes operators for the manifest, sorted by name."""
+    return tuple(Operator(name=name, schema=str(op._schema)) for name, op in sorted(operators.items()))
+
+
+def graph_operators(module: torch.fx.GraphModule) -> dict[str, OpOverload]:
+    """Finds the custom operators that a graph, or a graph within it, calls."""
+    found = {}
+    for part in module.modules():
+        if isinstance(part, torch.fx.GraphModule):
+            for node in part.graph.nodes:
+                if node.op == "call_function" and is_custom(node.target):
+                    found[qualified_name(node.target)] = node.target
+    return found
+
+
+def check_model(call: Callable[[], Any], device: torch.device) -> Any:
+    """Runs a model once and checks each custom operator at its first call.
+
+    Args:
+        call: Calls the model with its example inputs.
+        device: The device of the model and its inputs.
+
+    Returns:
+        The model's output.
+
+    Raises:
+        OperatorNotExportableError: An operator has no fake kernel or a wrong one, is implemented in Python only, or has
+            no kernel for the device.
+        UsageError: The model assigns to its state what cannot be state.
+        ExportError: The model raised.
+    """
+    try:
+        with watched_by(_Inspector(device)):
+            return call()
+    except (OperatorNotExportableError, UsageError):
+        raise
+    except (Exception, SystemExit) as error:
+        # The model may raise anything. Its own traceback is chained.
+        runs = "The model must run in eager mode first, on these inputs. --debug shows the whole traceback."
+        hint = f"{SAME_DTYPE} {runs}" if re.search(OTHER_DTYPES, str(error)) else runs
+        raise raised_by_user("the model cannot run on its example inputs", error, hint=hint) from error
+
+
+def checking_operators(device: torch.device) -> AbstractContextManager[object]:
+    """Checks each custom operator, at its first call in the block, as `check_model` does."""
+    return watched_by(_Inspector(device))
+
+
+def check_operators(operators: Mapping[str, OpOverload], device: torch.device) -> None:
+    """Checks the operators of a graph without calling them.
+
+    Raises:
+        OperatorNotExportableError: An operator has no fake kernel, is implemented in Python only, or returns something
+            that compiled code cannot hold.
+    """
+    for operator in operators.values():
+        _check_registered(operator, device, "")
+        if "SymInt" in _results(operator):
+            raise OperatorNotExportableError(
+                f"operator {qualified_name(operator)} returns SymInt, and AOTInductor cannot compile that: "
+                f"{operator._schema}",
+                hint="Return a tensor without dimensions. Take sizes from a tensor's shape.",
+            )
+
+
+class _Inspector(OperatorMode):
+    """Checks each operator at its first call."""
+
+    def __init__(self, device: torch.device) -> None:
+        super().__init__()
+        self._device = device
+        self._seen: set[OpOverload] = set()
+
+    def operator(self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if func in self._seen or not is_custom(func):
+            return func(*args, **kwargs)
+        if is_written_out(func):
+            with self:
+                return func.decompose(*args, **kwargs)
+        self._seen.add(func)
+        frame = user_frame(traceback.extract_stack())
+        at = f" (called at {frame.filename}:{frame.lineno})" if frame else ""
+        _check_registered(func, self._device, at)
+        try:
+            result = func(*args, **kwargs)
+        except NotImplementedError as error:
+            raise OperatorNotExportableError(
+                f"operator {qualified_name(func)}{at} has no kernel for {self._device.type}",
+                hint="Name a library that has one with --op-library, or export for another device.",
+            ) from error
+        _check_fake(func, at, args, kwargs, result)
+        return result
+
+
+def _check_registered(operator: OpOverload, device: torch.device, at: str) -> None:
+    """Checks that an operator comes from a shared library, has a fake kernel, and returns what a graph can hold."""
+    name = qualified_name(operator)
+    if operator._schema.name in triton_ops_to_kernels:
+        return  # A triton_op: the model contains the kernels that it calls, or ATen operators where Triton is missing.
+    if _is_python(operator, device):
+        raise OperatorNotExportableError(
+            f"operator {name}{at} is implemented in Python, and hosts do not have its source",
+            hint="Define it in C++ (TORCH_LIBRARY for the schema, TORCH_LIBRARY_IMPL for the kernel) and name that "
+            "library with --op-library; only its fake kernel and its gradient may stay in Python.",
+        )
+    _check_returns(operator, at)
+    if not _has_fake(operator):
+        raise OperatorNotExportableError(
+            f"operator {name}{at} has no fake kernel, so torch.export cannot know the shape it returns",
+            hint=f'Register one: @torch.library.register_fake("{name}") on a Python function that '
+            "returns empty tensors of the right shape and dtype, or a Meta kernel with TORCH_LIBRARY_IMPL in C++.",
+        )
+
+
+def _check_returns(operator: OpOverload, at: str) -> None:
+    """Refuses results that share memory with an argument, and numbers, which torch.export takes for constants."""
+    name, schema = qualified_name(operator), operator._schema
+    if any(result.alias_info for result in schema.returns) and not can_auto_functionalize(operator):
+        without = str(schema).rpartition(" -> ")[0]
+        raise OperatorNotExportableError(
+            f"operator {name}{at} returns memory of an argument, and torch.export cannot trace that: {schema}",
+            hint=f"Return nothing, `{without} -> ()`, and use the argument after the call."
+            if schema.is_mutable
+            else "Return a copy, and leave the aliases such as `(a)` out of the schema.",
+        )
+    if number := _NUMBER.search(_results(operator)):
+        raise OperatorNotExportableError(
+            f"operator {name}{at} returns {number[0]}, of which torch.export makes a constant: {schema}",
+            hint="Return a tensor without dimensions. Take sizes from a tensor's shape.",
+        )
+
+
+def _results(operator: OpOverload) -> str:
+    """Returns the types of the results. The schema's text tells SymInt from int; its objects do not."""
+    return str(operator._schema).rpartition(" -> ")[2]
+
+
+def _is_python(operator: OpOverload, device: torch.device) -> bool:
+    """Tells whether the schema or the device's kernel was registered from Python with torch.library.
+
+    torch has no public function for this. These private sets are the same in 2.11 and 2.13.
+    """
+    namespace, _, name = qualified_name(operator).partition("::")
+    if operator._schema.name in torch.library._defs or f"{namespace}::{name}" in torch.library._defs:
+        return True
+    keys = (device.type.upper(), "CompositeExplicitAutograd", "CompositeImplicitAutograd")
+    return any(f"{namespace}/{name}/{key}" in torch.library._impls for key in keys)
+
+
+def _has_fake(operator: OpOverload) -> bool:
+    if _registry.find(qualified_name(operator)).fake_impl.kernel is not None:
+        return True
+    if can_generate_trivial_fake_impl(operator):  # it writes into its arguments and returns nothing
+        return True
+    keys = ("Meta", "CompositeExplicitAutograd", "CompositeImplicitAutograd")
+    return any(torch._C._dispatch_has_kernel_for_dispatch_key(qualified_name(operator), key) for key in keys)
+
+
+def _check_fake(operator: OpOverload, at: str, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
+    """Compares a fake kernel's answer with the kernel's. torch does not do this (pytorch#181851)."""
+    name = qualified_name(operator)
+    env = ShapeEnv(allow_scalar_outputs=True, allow_dynamic_output_shape_ops=True)
+    mode = FakeTensorMode(shape_env=env, static_shapes=True)
+    fake_args, fake_kwargs = tree_map_only(torch.Tensor, mode.from_tensor, (args, kwargs))
+    try:
+        with mode, quiet_torch():
+            fake = operator(*fake_args, **fake_kwargs)
+    except (UnsupportedOperatorException, DynamicOutputShapeException) as error:
+        raise OperatorNotExportableError(f"operator {name}{at} has no fake kernel that works: {error}") from error
+    except Exception as error:
+        # The fake kernel is the user's code and may raise anything.
+        raise OperatorNotExportableError(
+            f"the fake kernel of {name}{at} raised {type(error).__name__}: {error}",
+            hint="It takes the operator's own arguments and returns empty tensors of the right shape and dtype.",
+        ) from error
+    for number, (real, said) in enumerate(zip(_tensors(result), _tensors(fake), strict=False)):
+        if (problem := _difference(real, said)) is not None:
+            raise OperatorNotExportableError(
+                f"the fake kernel of {name}{at} is wrong about output {number}: {problem}",
+                hint="Correct it: code compiled for a wrong shape or dtype reads outside of the tensor.",
+            )
+
+
+def _tensors(value: Any) -> Iterator[torch.Tensor]:
+    return (leaf for leaf in tree_leaves(value) if isinstance(leaf, torch.Tensor))
+
+
+def _difference(real: torch.Tensor, fake: torch.Tensor) -> str | None:
+    if real.dtype != fake.dtype:
+        return f"it says {fake.dtype}, the kernel returned {real.dtype}"
+    if real.device.type != fake.device.type:
+        return f"it says {fake.device.type}, the kernel returned {real.device.type}"
+    sizes = [size if isinstance(size, int) else None for size in fake.shape]  # None: the size depends on data
+    if len(sizes) != real.ndim or any(s is not None and s != r for s, r in zip(sizes, real.shape)):
+        return f"it says {list(fake.shape)}, the kernel returned {list(real.shape)}"
+    if None not in sizes and real.numel() and _strides(real) != _strides(fake):
+        return f"it says strides {list(fake.stride())}, the kernel returned {list(real.stride())}"
+    return None
+
+
+def _strides(tensor: torch.Tensor) -> list[int]:
+    """Returns the strides that matter: the stride of a size of 1 does not."""
+    return [int(stride) for stride, size in zip(tensor.stride(), tensor.shape) if size != 1]

@@ -1,0 +1,242 @@
+"""Records cases with values that are apt to show a wrong kernel, where every right kernel gives the same answer.
+
+Eager is the judge, so a case is kept only if its answer does not depend on how a right kernel rounds: eager takes the
+values, is near its float64 reference, and answers the same when every operator rounds otherwise (ADR 0059).
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+
+from exportkit.errors import ExportError, UsageError
+from exportkit.export.eager_calls.cases import case_sizes
+from exportkit.export.eager_calls.eager_methods import EagerMethods
+from exportkit.export.eager_calls.record import (
+    MAX_CASES_BYTES,
+    MAX_TROUBLE_BYTES,
+    RecordedCase,
+    play_session,
+    record_played,
+)
+from exportkit.export.eager_calls.sequences import DrawnCall, draw_call, draw_session, session_call, with_state
+from exportkit.export.eager_calls.steadiness import ROUNDING, Steadiness
+from exportkit.export.eager_calls.trouble_values import kinds_of, planned, troubled
+from exportkit.export.export_options import TraceOptions
+from exportkit.export.models.placement import on_device
+from exportkit.export.tracing.linked_integers import linked_integers
+from exportkit.export.tracing.traced import TracedMethod
+from exportkit.package.manifest import PackagedMethod, StateTensor
+from exportkit.progress import Progress
+from exportkit.sizes import input_bytes
+from exportkit.tensor_bytes import tensor_bytes
+
+MAX_TROUBLE_CASES = 12
+"""For each method without state, and for the sessions, at most so many."""
+
+_LARGE_WEIGHTS = 256 << 20  # bytes; a model with more is called less often
+_FEW = 3
+_TRIES = 2  # for each case that there may be: a try calls eager five times
+_SIZES = 6
+_SMALL_INPUTS = 1 << 15  # bytes of a call's inputs, if its sizes may vary
+_SEED = 500_000  # apart from those of the drawn cases
+_ILL_CONDITIONED = (
+    "of which rounding decides `{}`, as it does for drawn values (in the spec, a Tolerance says how near is right)"
+)
+
+_Place = tuple[str, int]  # a method, and the place of one of its inputs
+
+
+@dataclass(frozen=True)
+class TroubleCases:
+    """The recorded cases, and how many were left out, by the reason."""
+
+    cases: tuple[RecordedCase, ...]
+    left_out: Mapping[str, int]
+
+    def __str__(self) -> str:
+        """One line, such as "7 cases with troublesome values; left out: 2 that eager refuses"."""
+        reasons = ", ".join(f"{count} {reason}" for reason, count in self.left_out.items())
+        return f"{len(self.cases)} cases with troublesome values" + (f"; left out: {reasons}" if reasons else "")
+
+
+def trouble_cases(
+    eager: EagerMethods,
+    traced: Sequence[TracedMethod],
+    state: Sequence[StateTensor],
+    drawn: Sequence[RecordedCase],
+    options: TraceOptions,
+    device: torch.device,
+    progress: Progress,
+) -> TroubleCases:
+    """Draws calls once more, makes their values troublesome, and records what eager answers to them.
+
+    Args:
+        eager: The model, which is on `device`.
+        traced: Its methods.
+        state: The description of its state.
+        drawn: The drawn cases: troublesome ones have their sizes.
+        options: The seed of the cases, and whether eager may use TF32.
+        device: The model's device.
+        progress: Called with a description of each step.
+    """
+    if looping := [method.name for method in traced if _loops(method.program.graph_module)]:
+        progress(f"no cases with troublesome values: a loop of {', '.join(looping)} may not end with them")
+        return TroubleCases((), {})
+    methods = [method.packaged for method in traced]
+    task = _Task(eager, methods, state, options, device, linked_integers(eager, traced))
+    stateful = {method.name for method in with_state(methods)}
+    units = [[method.name] for method in methods if not method.state] + ([sorted(stateful)] if stateful else [])
+    spent = sum(len(case.tensors) for case in drawn)
+    budget = max(MAX_CASES_BYTES - spent, MAX_TROUBLE_BYTES) // max(len(units), 1)
+    kept: list[RecordedCase] = []
+    left_out: Counter[str] = Counter()
+    steadiness = Steadiness(eager, methods, state, drawn, tf32=options.tf32)
+    for unit in units:
+        progress(f"recording troublesome values of {', '.join(unit)}")
+        of_unit = [case for case in drawn if {call.method for call in case.calls} <= set(unit)]
+        for case in _recorded(task, steadiness, of_unit, left_out):
+            if sum(len(each.tensors) for each in kept) + len(case.tensors) > budget * (1 + units.index(unit)):
+                left_out["that would make the package too large"] += 1
+            else:
+                kept.append(case)
+    found = TroubleCases(tuple(kept), left_out)
+    progress(str(found))
+    return found
+
+
+@dataclass(frozen=True)
+class _Task:
+    """What draws the calls of troublesome cases. `linked` are inputs of integers that must stay as they are drawn."""
+
+    eager: EagerMethods
+    methods: Sequence[PackagedMethod]
+    state: Sequence[StateTensor]
+    options: TraceOptions
+    device: torch.device
+    linked: frozenset[_Place]
+
+    @property
+    def most(self) -> int:
+        weights = sum(tensor.nbytes for tensor in self.eager.spec.model.state_dict().values())
+        return MAX_TROUBLE_CASES if weights <= _LARGE_WEIGHTS else _FEW
+
+    def sizes(self, like: RecordedCase) -> list[dict[str, int]]:
+        """Returns small sizes for cases of the same methods, the largest first: vector loops need some elements."""
+        method = self._method(like)
+        call = session_call(self.methods) if method.state else method.call
+        example = {name: size for each in like.calls for name, size in each.sizes.items()}
+        found = case_sizes(call, example, _SIZES, self.options.seed + _SEED, max_bytes=_SMALL_INPUTS)
+        found.sort(key=lambda sizes: -input_bytes(call, sizes))
+        small = [sizes for sizes in found if input_bytes(call, sizes) <= _SMALL_INPUTS]
+        return small[: _SIZES // 2] or found[-1:]
+
+    def draw(self, like: RecordedCase, sizes: Mapping[str, int], seed: int) -> list[DrawnCall]:
+        """Draws calls like those of a case, on the CPU."""
+        method = self._method(like)
+        if method.state:
+            return draw_session(self.eager, self.methods, sizes, seed)
+        return [draw_call(self.eager, method, sizes, seed)]
+
+    def _method(self, like: RecordedCase) -> PackagedMethod:
+        return next(each for each in self.methods if each.name == like.calls[0].method)
+
+    def kinds(self, calls: Sequence[DrawnCall]) -> dict[_Place, tuple[str, ...]]:
+        """Returns by input the kinds that it can have in all calls."""
+        found: dict[_Place, tuple[str, ...]] = {}
+        for call in calls:
+            for index, tensor in enumerate(call.bound.tensors):
+                place = call.method, index
+                known = kinds_of(tensor, keep_integers=place in self.linked)
+                found[place] = tuple(kind for kind in found.get(place, known) if kind in known)
+        return {place: kinds for place, kinds in found.items() if kinds}
+
+    def with_trouble(self, calls: Sequence[DrawnCall], chosen: Mapping[_Place, str], seed: int) -> list[DrawnCall]:
+        """Returns the calls with these kinds of trouble."""
+        generator = torch.Generator().manual_seed(seed)
+        changed = []
+        for call in calls:
+            tensors = tuple(
+                troubled(chosen[place], tensor, generator) if (place := (call.method, index)) in chosen else tensor
+                for index, tensor in enumerate(call.bound.tensors)
+            )
+            changed.append(replace(call, bound=self.eager.bind(call.method, *call.bound.with_tensors(tensors))))
+        return changed
+
+    def name(self, calls: Sequence[DrawnCall], chosen: Mapping[_Place, str]) -> str:
+        """Returns such as "ties in x, NaN in y"."""
+        names = {(call.method, i): name for call in calls for i, name in enumerate(call.bound.names)}
+        return ", ".join(f"{kind} in {names[place]}" for place, kind in chosen.items())
+
+
+def _recorded(
+    task: _Task, steadiness: Steadiness, drawn: Sequence[RecordedCase], left_out: Counter[str]
+) -> Iterator[RecordedCase]:
+    """Yields the steady cases of one method, or of sessions. Where inputs together are not, each is tried alone."""
+    if not drawn:
+        return
+    sizes, seen, found, tries, compared = task.sizes(drawn[0]), set[str](), 0, 0, False
+    most = task.most
+    for number in range(most):
+        try:
+            calls = task.draw(drawn[0], sizes[number % len(sizes)], task.options.seed + _SEED + number)
+        except (ExportError, UsageError):  # the drawn cases have other sizes, which the spec's function could draw
+            left_out["that the spec's function does not draw"] += 1
+            continue
+        kinds = task.kinds(calls)
+        plan = planned(kinds, most)
+        if number >= len(plan):
+            break
+        together = plan[number]
+        alone = [{place: kind} for place, kind in together.items()] if len(together) > 1 else []
+        for chosen in (together, *alone):
+            changed = task.with_trouble(calls, chosen, number)
+            if found == most or (digest := _digest(changed)) in seen or digest == _digest(calls):
+                continue
+            if tries == _TRIES * most:
+                left_out["that were too many to try"] += len(plan) - number
+                return
+            seen.add(digest)
+            tries += 1
+            case = _steady(task, steadiness, changed, task.name(calls, chosen))
+            if case == ROUNDING and not compared:
+                compared = True
+                if _steady(task, steadiness, calls, "") == ROUNDING:
+                    left_out[_ILL_CONDITIONED.format(steadiness.unsteady)] += len(plan) - number
+                    return
+            if isinstance(case, RecordedCase):
+                found += 1
+                yield case
+                if chosen is together:
+                    break
+            elif chosen is not together or not alone:
+                left_out[case] += 1
+
+
+def _steady(task: _Task, steadiness: Steadiness, calls: Sequence[DrawnCall], name: str) -> RecordedCase | str:
+    """Records a case of calls that are on the CPU, or says why it cannot be one."""
+    placed = [replace(call, bound=on_device(call.bound, task.device)) for call in calls]
+    try:
+        played = play_session(task.eager, task.methods, task.state, placed, tf32=task.options.tf32)
+    except (ExportError, UsageError):
+        return "that eager refuses"
+    case = record_played(played, task.methods, task.state, tf32=task.options.tf32, trouble=name)
+    return steadiness.problem(played, case) or case
+
+
+def _loops(module: torch.fx.GraphModule) -> bool:
+    """Whether a graph, or one within it, repeats something until a value is right: with NaN or infinity it never is."""
+    graphs = (part.graph for part in module.modules() if isinstance(part, torch.fx.GraphModule))
+    return any(getattr(node.target, "__name__", "") == "while_loop" for graph in graphs for node in graph.nodes)
+
+
+def _digest(calls: Sequence[DrawnCall]) -> str:
+    digest = hashlib.sha256()
+    for call in calls:
+        for tensor in call.bound.tensors:
+            digest.update(tensor_bytes(tensor).numpy().data if tensor.numel() else b"")
+    return digest.hexdigest()
