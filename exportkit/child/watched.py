@@ -57,6 +57,8 @@ def run_watched(work: Callable[[], int]) -> int | Crash:
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
         if os.getppid() != parent:
             os._exit(1)
+        # OpenMP's threads would spin while they wait. The compilers, and other processes, need the cores meanwhile.
+        os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
         faulthandler.enable(stack, all_threads=False)
         note_with(_Notes(noted))
         sys.exit(end_at_once(work()))

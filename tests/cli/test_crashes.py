@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -16,10 +17,12 @@ from tests.artifacts import ROOT
 _EXPORT = "-m exportkit export tests/cli/crash_models.py:spec --json --model-kwargs"
 
 
-def start(*arguments: str) -> subprocess.Popen[str]:
+def start(*arguments: str, **variables: str) -> subprocess.Popen[str]:
     """Starts an interpreter, as a user does: it has imported nothing."""
     command = [sys.executable, *arguments]
-    return subprocess.Popen(command, cwd=ROOT, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    kept = {name: value for name, value in os.environ.items() if name != "OMP_WAIT_POLICY"}
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    return subprocess.Popen(command, cwd=ROOT, text=True, env=kept | variables, **pipes)
 
 
 @pytest.mark.parametrize(
@@ -68,3 +71,14 @@ def test_whoever_ends_the_command_ends_the_process_that_exports(number: signal.S
     assert process.wait() == -number
     while fork.exists() and fork.read_text().split()[2] != "Z":
         time.sleep(0.05)
+
+
+@pytest.mark.parametrize(("given", "policy"), [({}, "PASSIVE"), ({"OMP_WAIT_POLICY": "ACTIVE"}, "ACTIVE")])
+def test_threads_of_the_process_that_exports_sleep_while_they_wait(given: dict[str, str], policy: str) -> None:
+    script = (
+        "import os; from exportkit.child.watched import run_watched\n"
+        "def work():\n print(os.environ['OMP_WAIT_POLICY']); return 0\n"
+        "run_watched(work)"
+    )
+    stdout, _ = start("-c", script, **given).communicate()
+    assert stdout == f"{policy}\n"
