@@ -174,7 +174,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Returns:
         The exit code.
     """
-    gc.set_threshold(100_000)  # importing torch creates half a million objects and little garbage
+    gc.set_threshold(1_000_000)  # importing torch creates half a million objects and little garbage
     if arguments is not None or "torch" in sys.modules:
         return _main(sys.argv[1:] if arguments is None else list(arguments))
     if sys.argv[1:2] != ["export"]:
