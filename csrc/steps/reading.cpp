@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <chrono>
 #include <cstring>
 
@@ -7,6 +8,8 @@ namespace exportkit::steps {
 namespace {
 
 constexpr size_t kFrameHead = 9, kPrefix = 5, kMostFrame = 16 << 10;
+constexpr size_t kMostAhead = 4096,
+                 kBytesAhead = 4 << 20;  // steps of a call that wait: no more than the window of a stream
 
 uint32_t big_endian(const char* data, size_t size) {
   uint32_t value = 0;
@@ -75,8 +78,6 @@ void accept(ek_steps_call& call, const Ready& ready, double arrived) {
     to += part.size;
   }
   ek_steps_queue& queue = *sequence.queue;
-  queue.room.rows -= static_cast<int64_t>(form.rows);
-  queue.room.bytes -= static_cast<int64_t>(form.size);
   ek_steps_count& count = counted(call.client->steps->read_queues, queue.number);
   ++count.steps;
   count.rows += form.rows;
@@ -94,21 +95,23 @@ void accept(ek_steps_call& call, const Ready& ready, double arrived) {
   }
 }
 
-// Whether the queues have room for all of them, and the call for their answers.
-bool have_room(const ek_steps_call& call, const std::vector<Ready>& all) {
-  if (call.places.size() + all.size() > call.most) return false;
-  std::vector<std::pair<ek_steps_queue*, ek_steps_room>> rooms;
-  for (const Ready& ready : all) {
-    ek_steps_queue* queue = ready.sequence->queue;
-    auto room = rooms.begin();
-    while (room != rooms.end() && room->first != queue) ++room;
-    if (room == rooms.end()) room = rooms.insert(room, {queue, queue->room});
-    const auto size = static_cast<int64_t>(ready.form->size);
-    if (room->second.rows <= 0 || room->second.bytes < size) return false;
-    room->second.rows -= static_cast<int64_t>(ready.form->rows);
-    room->second.bytes -= size;
+// Keeps room for all of them in their queues, if there is any, and if the call may have so many.
+bool keep_room(const ek_steps_call& call, const std::vector<Ready>& all) {
+  size_t largest = 1;
+  for (const Ready& ready : all) largest = std::max<size_t>(largest, ready.form->size);
+  const size_t most = std::max<size_t>(call.most, std::min(kMostAhead, kBytesAhead / largest));
+  if (call.places.size() + all.size() > most) return false;
+  size_t kept = 0;
+  bool enough = true;
+  while (kept < all.size() && enough) {
+    const Ready& ready = all[kept++];
+    enough = (ready.sequence->queue->room -= static_cast<int64_t>(ready.form->size)) >= 0;
   }
-  return true;
+  while (!enough && kept) {
+    const Ready& ready = all[--kept];
+    ready.sequence->queue->room += static_cast<int64_t>(ready.form->size);
+  }
+  return enough;
 }
 
 // Splits a frame's payload into messages. Returns false unless it has whole steps alone that all may be queued.
@@ -123,7 +126,7 @@ bool read_messages(ek_steps_call& call, std::string_view payload, std::vector<Re
     all.push_back(ready);
     payload.remove_prefix(kPrefix + size);
   }
-  return have_room(call, all);
+  return keep_room(call, all);
 }
 
 ek_steps_read_call& seen(ek_steps_call& call, std::vector<ek_steps_read_call>& calls) {
@@ -195,7 +198,7 @@ int ek_steps_read_message(ek_steps_call* call, const char* message, size_t size,
   steps.read_calls.clear();
   steps.read_queues.clear();
   std::vector<Ready> all(1);
-  const bool taken = call->messages && find(*call, {message, size}, all[0]) && have_room(*call, all);
+  const bool taken = call->messages && find(*call, {message, size}, all[0]) && keep_room(*call, all);
   if (taken) count_read(*call, all, 0, now());
   show(steps, 0, result);
   return taken;

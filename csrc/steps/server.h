@@ -74,7 +74,7 @@ struct ek_steps_queue {
   double delay;
   std::vector<uint64_t> input_sizes, state_sizes;
   std::vector<uint8_t> read, written;
-  ek_steps_room room{};
+  int64_t room = 0;
   std::unordered_map<uint64_t, exportkit::steps::Template> answers;
   std::mutex lock;  // guards the next two and `answers`
   std::deque<std::unique_ptr<exportkit::steps::Waiting>> queued;

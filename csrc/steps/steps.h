@@ -21,11 +21,6 @@ typedef struct ek_steps_queue ek_steps_queue;    // of one copy of a model: step
 typedef struct ek_steps_sequence ek_steps_sequence;
 typedef struct ek_steps_batch ek_steps_batch;
 
-// What a queue may take before the next update, which the caller writes.
-typedef struct ek_steps_room {
-  int64_t rows, bytes;
-} ek_steps_room;
-
 // How many steps of a queue something is about.
 typedef struct ek_steps_count {
   uint64_t queue;  // its number
@@ -125,7 +120,8 @@ uint64_t ek_steps_waiting(const ek_steps_call* call);
 ek_steps_queue* ek_steps_open_queue(ek_steps* steps, uint64_t number, double delay, uint64_t most_rows,
                                     const uint64_t* input_sizes, size_t inputs, const uint64_t* state_sizes,
                                     const uint8_t* read, const uint8_t* written, size_t states);
-ek_steps_room* ek_steps_queue_room(ek_steps_queue* queue);
+// The bytes of inputs that a queue may take before the next update, which the caller writes.
+int64_t* ek_steps_queue_room(ek_steps_queue* queue);
 // What stands before and behind the id in the answers to steps of so many rows, and the bytes of their outputs.
 int ek_steps_set_answer(ek_steps_queue* queue, uint64_t rows, const char* before, size_t before_size,
                         const char* behind, size_t behind_size, const uint64_t* sizes, size_t outputs);

@@ -183,9 +183,7 @@ class FastQueue:
 
     def make_room(self) -> None:
         """Says what may be accepted now."""
-        owner = self.owner
-        self._room.rows = owner.limits.max_queued_rows - owner.counted.queued_rows
-        self._room.bytes = owner.limits.max_queued_bytes - owner.accepted.bytes
+        self._room.value = self.owner.limits.max_queued_bytes - self.owner.accepted.bytes
 
     def accepted(self, count: StepCount) -> None:
         """Steps came."""

@@ -121,8 +121,7 @@ class ServedModel:
         limits = described.limits
         if stateful and home is not None:
             home.models[self.method] = self
-            most = max(limits.max_queued_rows, described.sequences.most)
-            limits = replace(limits, max_queued_rows=most, max_queued_bytes=sys.maxsize)
+            limits = replace(limits, max_queued_rows=sys.maxsize, max_queued_bytes=sys.maxsize)
         batched = described.batching.dimension
         # Steps whose state lies in blocks are joined at next to no cost, which the first, slow ones would not show.
         measured = not (stateful and in_blocks(self.manifest, batched.name if batched else None))
@@ -192,10 +191,11 @@ class ServedModel:
         """Why this process can never answer again; None if it can, or will."""
         return None if any(copy.lost is None for copy in self._copies) else self._copies[0].lost
 
-    def admit(self, size: int, client: str = "") -> AbstractContextManager[None]:
+    def admit(self, size: int, client: str = "", *, goes_on: bool = False) -> AbstractContextManager[None]:
         """Reserves room for a body of `size` bytes before it is read; leaving the context gives it back.
 
-        `client` is one of several that share the room. Empty: there are none.
+        `client` is one of several that share the room. Empty: there are none. `goes_on`: it is a step of a sequence
+        in a stream. It waits however many rows do: those behind it, which need its state, are on their way.
 
         Raises:
             TooLargeError: No body can be that large, however few wait.
@@ -203,8 +203,8 @@ class ServedModel:
             NotReadyError: The model is not ready, or the server drains.
         """
         if self._closed and self._successor is not None:
-            return self._successor.admit(size, client)
-        self._check_room(size, client)
+            return self._successor.admit(size, client, goes_on=goes_on)
+        self._check_room(size, client, goes_on=goes_on)
         return Admission(self._accepted, size, client)
 
     def rows_of(self, request: InferRequest) -> int:
@@ -309,9 +309,8 @@ class ServedModel:
         sequence = None if step.start else self._short.going_on(step, form)
         if sequence is None and not step.start:
             return None
-        limits, held = self._limits, self._accepted.bytes + form.size
-        if step.start or self.counted.queued_rows >= limits.max_queued_rows or held > limits.max_queued_bytes:
-            self._check_room(form.size)
+        if step.start or self._accepted.bytes + form.size > self._limits.max_queued_bytes:
+            self._check_room(form.size, goes_on=not step.start)
         if sequence is None:
             return self._short.begin(step, form, data, answered, priority=priority)
         return self._short.go_on(sequence, form, data, answered, priority=priority, last=step.end)
@@ -431,13 +430,14 @@ class ServedModel:
         """Whether it leaves, and sequences that run on it may end before."""
         return self._leaving is not None and not self._closed and self._home is not None and self._home.count > 0
 
-    def _check_room(self, size: int, client: str = "") -> None:
+    def _check_room(self, size: int, client: str = "", *, goes_on: bool = False) -> None:
         error: ServeError | None
         if self.failure is not None and not self._goes_on:
             error = NotReadyError(f"the model {self.name} is not ready: {self.failure}")
         else:
             own = 0 if self._sequences is not None else self._dispatchers[0].queued_rows(client)
-            error = self._accepted.why_no_room(size, client, self._limits, self.counted.queued_rows, own)
+            rows = 0 if goes_on else self.counted.queued_rows
+            error = self._accepted.why_no_room(size, client, self._limits, rows, own)
         if error is not None:
             self.counted.failed(error.reason)
             raise error

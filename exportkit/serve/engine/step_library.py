@@ -29,12 +29,6 @@ from exportkit.libraries import STEPS_LIBRARY
 BOUNDS = 16
 
 
-class Room(Structure):
-    """`ek_steps_room`."""
-
-    _fields_ = (("rows", c_int64), ("bytes", c_int64))
-
-
 class StepCount(Structure):
     """`ek_steps_count`."""
 
@@ -140,7 +134,7 @@ _LOOP: dict[str, tuple[Any, ...]] = {  # the type of the result, then those of t
     "ek_steps_open_queue": (
         c_void_p, c_void_p, c_uint64, c_double, c_uint64, _NUMBERS, c_size_t, _NUMBERS, c_char_p, c_char_p, c_size_t,
     ),
-    "ek_steps_queue_room": (POINTER(Room), c_void_p),
+    "ek_steps_queue_room": (POINTER(c_int64), c_void_p),
     "ek_steps_set_answer": (
         c_int, c_void_p, c_uint64, c_char_p, c_size_t, c_char_p, c_size_t, _NUMBERS, c_size_t,
     ),

@@ -66,6 +66,7 @@ class ReceivedRequest:
         size: The bytes of the inputs, as their shapes say.
         method: The method of the package that is asked; None: the one that the model's name says.
         regions: Where in shared memory outputs are wanted, by their names.
+        goes_on: Whether it is a step of a sequence that began before.
         long: Whether `request` needs so long that it should be called in another thread.
     """
 
@@ -81,7 +82,9 @@ class ReceivedRequest:
         self.model, self.version = head.model, head.version
         self.size, self.regions, self.method = head.size, head.regions, head.scheduling.method
         # In another thread, a step of a sequence could be read later than the one behind it in its stream.
-        self.long = head.work > LONG and head.scheduling.sequence is None
+        step = head.scheduling.sequence
+        self.goes_on = step is not None and not step.start
+        self.long = head.work > LONG and step is None
 
     def request(self, seconds_left: float | None, shared_memory: SharedMemory | None) -> InferRequest:
         """Returns the request, whose inputs do not need the message any more.

@@ -120,8 +120,7 @@ class InferStream:
     def _may_begin(self, message: Message) -> bool:
         if self._tasks_begin and self._fast is not None and self._fast.knows(message):
             return False  # it can take the fast way in the next turn
-        waiting = len(self._order) if self._fast is None else self._fast.waiting
-        return waiting < MOST_REQUESTS and self._stream.unsent < _MOST_UNSENT
+        return len(self._order) < MOST_REQUESTS and self._stream.unsent < _MOST_UNSENT
 
     def _begin(self, message: Message) -> None:
         self._call.record.received_bytes += len(message)
