@@ -86,7 +86,7 @@ ek_steps_queue* ek_steps_open_queue(ek_steps* steps, uint64_t number, double del
   return queue;
 }
 
-int64_t* ek_steps_queue_room(ek_steps_queue* queue) { return &queue->room; }
+int64_t* ek_steps_queue_bytes(ek_steps_queue* queue) { return &queue->room; }
 
 int ek_steps_set_answer(ek_steps_queue* queue, uint64_t rows, const char* before, size_t before_size,
                         const char* behind, size_t behind_size, const uint64_t* sizes, size_t outputs) {

@@ -121,7 +121,7 @@ ek_steps_queue* ek_steps_open_queue(ek_steps* steps, uint64_t number, double del
                                     const uint64_t* input_sizes, size_t inputs, const uint64_t* state_sizes,
                                     const uint8_t* read, const uint8_t* written, size_t states);
 // The bytes of inputs that a queue may take before the next update, which the caller writes.
-int64_t* ek_steps_queue_room(ek_steps_queue* queue);
+int64_t* ek_steps_queue_bytes(ek_steps_queue* queue);
 // What stands before and behind the id in the answers to steps of so many rows, and the bytes of their outputs.
 int ek_steps_set_answer(ek_steps_queue* queue, uint64_t rows, const char* before, size_t before_size,
                         const char* behind, size_t behind_size, const uint64_t* sizes, size_t outputs);

@@ -28,7 +28,7 @@ struct Server {
     const uint8_t yes = 1;
     const uint32_t first = 0;
     queue = ek_steps_open_queue(steps, kQueue, 0, 16, &kRow, 1, &kRow, &yes, &yes, 1);
-    *ek_steps_queue_room(queue) = 1 << 20;
+    *ek_steps_queue_bytes(queue) = 1 << 20;
     const std::string form("\x0a\x01n\x2a\x03\x0a\x01x", 8);
     ek_steps_add_form(steps, kForm, form.data(), form.size(), &kRow, &first, 1, 1);
     ek_steps_set_answer(queue, 1, "a", 1, "b", 1, &kRow, 1);

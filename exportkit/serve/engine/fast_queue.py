@@ -153,7 +153,7 @@ class FastQueue:
             *used,
             len(form.state),
         )
-        self._room = library.queue_room(self.handle).contents
+        self._room = library.queue_bytes(self.handle).contents
         self._known: set[int] = set()
         self._bytes_a_row: list[int] | None = None  # of each output
         weakref.finalize(self, library.close_queue, self.handle).atexit = False

@@ -134,7 +134,7 @@ _LOOP: dict[str, tuple[Any, ...]] = {  # the type of the result, then those of t
     "ek_steps_open_queue": (
         c_void_p, c_void_p, c_uint64, c_double, c_uint64, _NUMBERS, c_size_t, _NUMBERS, c_char_p, c_char_p, c_size_t,
     ),
-    "ek_steps_queue_room": (POINTER(c_int64), c_void_p),
+    "ek_steps_queue_bytes": (POINTER(c_int64), c_void_p),
     "ek_steps_set_answer": (
         c_int, c_void_p, c_uint64, c_char_p, c_size_t, c_char_p, c_size_t, _NUMBERS, c_size_t,
     ),
