@@ -192,7 +192,6 @@ void ek_steps_finish(ek_steps_batch* batch, double when, ek_steps_finished* fini
       if (!step.failed) {
         count_times(*finished, steps.bounds, when - step.arrived, batch->taken - step.arrived);
         place.ready = true;
-        place.frame = std::move(step.answer);
         calls.push_back(step.call);
       }
     }
@@ -204,6 +203,11 @@ void ek_steps_finish(ek_steps_batch* batch, double when, ek_steps_finished* fini
       sequence.current = nullptr;
     } else {
       follow(sequence, *finished, steps);
+    }
+    if (step.call != nullptr && !step.failed) {
+      step.call->places[step.place - step.call->first].answered = std::move(batch->steps[index]);
+    } else {
+      give_back(steps, std::move(batch->steps[index]));
     }
   }
   std::sort(calls.begin(), calls.end(),

@@ -8,14 +8,15 @@ ek_steps_answers collect(ek_steps_call& call) {
   ek_steps_answers found{call.number, 0, 0, nullptr, 0, 0, 0};
   call.out.clear();
   while (!call.places.empty() && call.places.front().ready && !found.own) {
-    const std::string& frame = call.places.front().frame;
-    if (frame.empty()) {
+    auto step = std::move(call.places.front().answered);
+    if (step == nullptr) {
       found.own = 1;
       found.place = call.first;
     } else {
       ++found.count;
-      found.largest = std::max<uint64_t>(found.largest, frame.size());
-      call.out += frame;
+      found.largest = std::max<uint64_t>(found.largest, step->answer.size());
+      call.out += step->answer;
+      give_back(*call.client->steps, std::move(step));
     }
     call.places.pop_front();
     ++call.first;

@@ -39,8 +39,8 @@ bool find(ek_steps_call& call, std::string_view message, Ready& ready) {
   }
   if (at != message.size()) return false;
   const Step& step = ready.step;
-  const auto found =
-      steps.sequences.find(key_of(form->second.number, call.owner, step.is_number, step.number, step.text));
+  key_of(steps.key, form->second.number, call.owner, step.is_number, step.number, step.text);
+  const auto found = steps.sequences.find(steps.key);
   if (found == steps.sequences.end()) return false;
   ready.sequence = found->second;
   ready.form = &form->second;
@@ -55,9 +55,9 @@ ek_steps_count& counted(std::vector<ek_steps_count>& counts, uint64_t queue) {
 }
 
 void accept(ek_steps_call& call, const Ready& ready, double arrived) {
-  auto step = std::make_unique<Waiting>();
   ek_steps_sequence& sequence = *ready.sequence;
   const Form& form = *ready.form;
+  auto step = new_step(*call.client->steps, form.size);
   step->sequence = &sequence;
   step->call = &call;
   step->place = call.first + call.places.size();
@@ -67,7 +67,6 @@ void accept(ek_steps_call& call, const Ready& ready, double arrived) {
   step->size = form.size;
   step->arrived = arrived;
   step->request_id = ready.step.request_id;
-  step->data = std::make_unique<char[]>(form.size);
   step->inputs.resize(form.parts.size());
   size_t from = ready.step.data, to = 0;
   for (const Part& part : form.parts) {
@@ -156,17 +155,15 @@ double now() {
   return std::chrono::duration<double>(since).count();
 }
 
-std::string key_of(uint64_t form, uint64_t owner, bool is_number, uint64_t number, std::string_view text) {
-  std::string key(2 * sizeof(uint64_t), '\0');
-  std::memcpy(key.data(), &form, sizeof form);
-  std::memcpy(key.data() + sizeof form, &owner, sizeof owner);
+void key_of(std::string& key, uint64_t form, uint64_t owner, bool is_number, uint64_t number, std::string_view text) {
+  key.assign(reinterpret_cast<const char*>(&form), sizeof form);
+  key.append(reinterpret_cast<const char*>(&owner), sizeof owner);
   key.push_back(is_number ? 'n' : 't');
   if (is_number) {
     key.append(reinterpret_cast<const char*>(&number), sizeof number);
   } else {
     key.append(text);
   }
-  return key;
 }
 
 }  // namespace exportkit::steps

@@ -7,6 +7,7 @@ using namespace exportkit::steps;
 namespace exportkit::steps {
 namespace {
 
+constexpr size_t kMostSpare = 1024, kLargestSpare = 16 << 10;
 constexpr size_t kMostAnswer = (16 << 10) - 64;  // with its heads it is one frame, of the size that every client takes
 
 // Lets the caller answer a step that will not run.
@@ -32,6 +33,21 @@ std::unique_ptr<Waiting> withdraw(ek_steps_queue& queue, const Waiting* step) {
 }
 
 }  // namespace
+
+std::unique_ptr<Waiting> new_step(ek_steps& steps, size_t size) {
+  auto step = steps.spare.empty() ? std::make_unique<Waiting>() : std::move(steps.spare.back());
+  if (!steps.spare.empty()) steps.spare.pop_back();
+  if (step->capacity < size) {
+    step->data = std::make_unique_for_overwrite<char[]>(size);
+    step->capacity = size;
+  }
+  step->running = step->failed = false;
+  return step;
+}
+
+void give_back(ek_steps& steps, std::unique_ptr<Waiting> step) {
+  if (steps.spare.size() < kMostSpare && step->capacity <= kLargestSpare) steps.spare.push_back(std::move(step));
+}
 
 void enqueue(ek_steps_queue& queue, std::unique_ptr<Waiting> step) {
   const std::lock_guard<std::mutex> guard(queue.lock);
@@ -106,7 +122,7 @@ ek_steps_sequence* ek_steps_open_sequence(ek_steps_queue* queue, uint64_t number
                                           void* const* state) {
   auto* sequence = new ek_steps_sequence;
   sequence->queue = queue, sequence->number = number;
-  sequence->key = key_of(form, owner, is_number != 0, id, {text, text_size});
+  key_of(sequence->key, form, owner, is_number != 0, id, {text, text_size});
   for (size_t place = 0; place < queue->state_sizes.size(); ++place)
     sequence->state.push_back(static_cast<char*>(state[place]));
   queue->steps->sequences.insert_or_assign(sequence->key, sequence);

@@ -43,6 +43,7 @@ struct Waiting {
   std::string request_id;
   std::vector<std::string_view> inputs;  // into `data`, in the model's order
   std::unique_ptr<char[]> data;
+  size_t capacity = 0;  // of `data`
   bool running = false, failed = false;
   std::string answer;  // its frame
 };
@@ -51,7 +52,7 @@ struct Waiting {
 struct Answer {
   Waiting* step = nullptr;
   bool ready = false;
-  std::string frame;  // empty: the caller has the answer
+  std::unique_ptr<Waiting> answered;  // null: the caller has the answer
 };
 
 }  // namespace exportkit::steps
@@ -116,7 +117,8 @@ struct ek_steps {
   std::vector<ek_steps_place> places, failures;
   std::vector<uint64_t> numbers, rested, gone;
   std::vector<double> when;
-  std::string form;
+  std::string form, key;
+  std::vector<std::unique_ptr<exportkit::steps::Waiting>> spare;  // their memory is used again
 };
 
 namespace exportkit::steps {
@@ -124,7 +126,12 @@ namespace exportkit::steps {
 double now();
 
 // The name of a sequence among all: the form of its requests, whose it is, and its id.
-std::string key_of(uint64_t form, uint64_t owner, bool is_number, uint64_t number, std::string_view text);
+void key_of(std::string& key, uint64_t form, uint64_t owner, bool is_number, uint64_t number, std::string_view text);
+
+// Returns one with room for so many bytes of inputs.
+std::unique_ptr<Waiting> new_step(ek_steps& steps, size_t size);
+// Nobody needs it any more.
+void give_back(ek_steps& steps, std::unique_ptr<Waiting> step);
 
 // Puts a step into the queue of its sequence's copy.
 void enqueue(ek_steps_queue& queue, std::unique_ptr<Waiting> step);
