@@ -55,6 +55,7 @@ size_t ek_steps_close_call(ek_steps_call* call, const uint64_t** sequences) {
   }
   auto& calls = call->client->calls;
   if (const auto found = calls.find(call->stream); found != calls.end() && found->second == call) calls.erase(found);
+  std::erase(steps.calls_read, call);
   delete call;
   *sequences = steps.numbers.data();
   return steps.numbers.size();

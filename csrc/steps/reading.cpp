@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cstring>
+#include <utility>
 
 #include "steps/server.h"
 
@@ -48,12 +49,6 @@ bool find(ek_steps_call& call, std::string_view message, Ready& ready) {
   return true;
 }
 
-ek_steps_count& counted(std::vector<ek_steps_count>& counts, uint64_t queue) {
-  for (ek_steps_count& count : counts)
-    if (count.queue == queue) return count;
-  return counts.emplace_back(ek_steps_count{queue, 0, 0, 0});
-}
-
 void accept(ek_steps_call& call, const Ready& ready, double arrived) {
   ek_steps_sequence& sequence = *ready.sequence;
   const Form& form = *ready.form;
@@ -77,8 +72,8 @@ void accept(ek_steps_call& call, const Ready& ready, double arrived) {
     to += part.size;
   }
   ek_steps_queue& queue = *sequence.queue;
-  ek_steps_count& count = counted(call.client->steps->read_queues, queue.number);
-  ++count.steps;
+  ek_steps_count& count = queue.read_now;
+  if (!count.steps++) queue.steps->queues_read.push_back(&queue);
   count.rows += form.rows;
   count.bytes += form.size;
   sequence.last = arrived;
@@ -128,24 +123,14 @@ bool read_messages(ek_steps_call& call, std::string_view payload, std::vector<Re
   return keep_room(call, all);
 }
 
-ek_steps_read_call& seen(ek_steps_call& call, std::vector<ek_steps_read_call>& calls) {
-  for (ek_steps_read_call& each : calls)
-    if (each.call == call.number) return each;
-  return calls.emplace_back(ek_steps_read_call{call.number, 0, 0, 0});
-}
-
-void count_read(ek_steps_call& call, const std::vector<Ready>& all, size_t frame, double arrived) {
-  ek_steps_read_call& read = seen(call, call.client->steps->read_calls);
+void accept_all(ek_steps_call& call, const std::vector<Ready>& all, size_t frame, double arrived) {
+  ek_steps_read_call& read = call.read_now;
+  if (!read.message_bytes) call.client->steps->calls_read.push_back(&call);
   read.frame_bytes += frame;
-  read.steps += all.size();
   for (const Ready& ready : all) {
     read.message_bytes += ready.message.size();
     accept(call, ready, arrived);
   }
-}
-
-void show(ek_steps& steps, size_t at, ek_steps_read_result* result) {
-  *result = {at, steps.read_calls.size(), steps.read_queues.size(), steps.read_calls.data(), steps.read_queues.data()};
 }
 
 }  // namespace
@@ -170,10 +155,7 @@ void key_of(std::string& key, uint64_t form, uint64_t owner, bool is_number, uin
 
 using namespace exportkit::steps;
 
-void ek_steps_read(ek_steps_client* client, const char* data, size_t size, size_t at, ek_steps_read_result* result) {
-  ek_steps& steps = *client->steps;
-  steps.read_calls.clear();
-  steps.read_queues.clear();
+size_t ek_steps_read(ek_steps_client* client, const char* data, size_t size, size_t at) {
   const double arrived = now();
   static thread_local std::vector<Ready> all;
   while (at <= size && size - at >= kFrameHead) {
@@ -184,21 +166,31 @@ void ek_steps_read(ek_steps_client* client, const char* data, size_t size, size_
     const auto call = client->calls.find(big_endian(head + 5, 4) & 0x7FFFFFFF);
     if (call == client->calls.end() || !call->second->frames) break;
     if (!read_messages(*call->second, {head + kFrameHead, length}, all)) break;
-    count_read(*call->second, all, length, arrived);
+    accept_all(*call->second, all, length, arrived);
     at += kFrameHead + length;
   }
-  show(steps, at, result);
+  return at;
 }
 
-int ek_steps_read_message(ek_steps_call* call, const char* message, size_t size, ek_steps_read_result* result) {
-  ek_steps& steps = *call->client->steps;
-  steps.read_calls.clear();
-  steps.read_queues.clear();
+int ek_steps_read_message(ek_steps_call* call, const char* message, size_t size) {
   std::vector<Ready> all(1);
   const bool taken = call->messages && find(*call, {message, size}, all[0]) && keep_room(*call, all);
-  if (taken) count_read(*call, all, 0, now());
-  show(steps, 0, result);
+  if (taken) accept_all(*call, all, 0, now());
   return taken;
+}
+
+void ek_steps_count_read(ek_steps* steps, ek_steps_read_result* result) {
+  steps->read_calls.clear(), steps->read_queues.clear();
+  for (ek_steps_call* call : steps->calls_read) {
+    call->read_now.call = call->number;
+    steps->read_calls.push_back(std::exchange(call->read_now, {}));
+  }
+  for (ek_steps_queue* queue : steps->queues_read) {
+    queue->read_now.queue = queue->number;
+    steps->read_queues.push_back(std::exchange(queue->read_now, {}));
+  }
+  steps->calls_read.clear(), steps->queues_read.clear();
+  *result = {steps->read_calls.size(), steps->read_queues.size(), steps->read_calls.data(), steps->read_queues.data()};
 }
 
 int ek_steps_knows(ek_steps_call* call, const char* message, size_t size) {

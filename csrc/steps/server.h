@@ -77,7 +77,8 @@ struct ek_steps_queue {
   std::vector<uint8_t> read, written;
   int64_t room = 0;
   std::unordered_map<uint64_t, exportkit::steps::Template> answers;
-  std::mutex lock;  // guards the next two and `answers`
+  ek_steps_count read_now{};  // since this was counted last
+  std::mutex lock;            // guards the next two and `answers`
   std::deque<std::unique_ptr<exportkit::steps::Waiting>> queued;
   uint64_t rows = 0;
   double due_locked() const;
@@ -98,6 +99,7 @@ struct ek_steps_call {
   uint64_t first = 0;  // the number of the first place
   std::deque<exportkit::steps::Answer> places;
   std::string out;
+  ek_steps_read_call read_now{};  // since this was counted last
 };
 
 struct ek_steps_client {
@@ -110,6 +112,8 @@ struct ek_steps {
   std::unordered_map<std::string, exportkit::steps::Form> forms;
   std::unordered_map<std::string, ek_steps_sequence*> sequences;
   std::vector<ek_steps_sequence*> used;
+  std::vector<ek_steps_call*> calls_read;  // of which something was
+  std::vector<ek_steps_queue*> queues_read;
   // The results of the last call of each kind, to which the caller has pointers.
   std::vector<ek_steps_read_call> read_calls;
   std::vector<ek_steps_count> read_queues;

@@ -27,14 +27,13 @@ typedef struct ek_steps_count {
   uint64_t steps, rows, bytes;
 } ek_steps_count;
 
-// What was read of a call: bytes of frames, bytes of messages, and steps.
+// What was read of a call: bytes of frames, and bytes of messages.
 typedef struct ek_steps_read_call {
   uint64_t call;  // its number
-  uint64_t frame_bytes, message_bytes, steps;
+  uint64_t frame_bytes, message_bytes;
 } ek_steps_read_call;
 
 typedef struct ek_steps_read_result {
-  size_t at;  // of the first frame that was not read
   size_t call_count, queue_count;
   const ek_steps_read_call* calls;
   const ek_steps_count* queues;
@@ -102,10 +101,12 @@ void ek_steps_allow(ek_steps_call* call, int frames, int messages, uint64_t most
 // The client left, or the call is over. Returns the sequence of each step that had no answer; nobody waits for it now.
 size_t ek_steps_close_call(ek_steps_call* call, const uint64_t** sequences);
 
-// Reads frames from `at` on, while each has steps alone.
-void ek_steps_read(ek_steps_client* client, const char* data, size_t size, size_t at, ek_steps_read_result* result);
+// Reads frames from `at` on, while each has steps alone. Returns where the first one begins that was not read.
+size_t ek_steps_read(ek_steps_client* client, const char* data, size_t size, size_t at);
 // Reads one message. Returns whether it is a step that is queued now.
-int ek_steps_read_message(ek_steps_call* call, const char* message, size_t size, ek_steps_read_result* result);
+int ek_steps_read_message(ek_steps_call* call, const char* message, size_t size);
+// What was read since this was called last, which the caller does before it closes a queue.
+void ek_steps_count_read(ek_steps* steps, ek_steps_read_result* result);
 // Whether a message is a step that could be queued here, were there room and its call allowed.
 int ek_steps_knows(ek_steps_call* call, const char* message, size_t size);
 

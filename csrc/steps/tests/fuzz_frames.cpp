@@ -68,13 +68,13 @@ struct Server {
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   static const std::string message = known_message();
   Server server;
-  ek_steps_read_result result;
-  if (!ek_steps_read_message(server.call, message.data(), message.size(), &result)) __builtin_trap();
+  if (!ek_steps_read_message(server.call, message.data(), message.size())) __builtin_trap();
   const std::string bytes(reinterpret_cast<const char*>(data), size);
-  ek_steps_read(server.client, bytes.data(), bytes.size(), 0, &result);
-  if (result.at > bytes.size()) __builtin_trap();
-  ek_steps_read(server.client, bytes.data(), bytes.size(), bytes.empty() ? 0 : data[0] % bytes.size(), &result);
-  ek_steps_read_message(server.call, bytes.data(), bytes.size(), &result);
+  if (ek_steps_read(server.client, bytes.data(), bytes.size(), 0) > bytes.size()) __builtin_trap();
+  ek_steps_read_result result;
+  ek_steps_count_read(server.steps, &result);
+  ek_steps_read(server.client, bytes.data(), bytes.size(), bytes.empty() ? 0 : data[0] % bytes.size());
+  ek_steps_read_message(server.call, bytes.data(), bytes.size());
   while (server.run()) {
   }
   return 0;

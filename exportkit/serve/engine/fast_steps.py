@@ -6,6 +6,7 @@ answers. Whatever else happens to it takes it back first, so that Python's table
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Callable, Sequence
 from ctypes import POINTER, byref, c_double, c_uint32, c_uint64
@@ -125,8 +126,7 @@ class FastSteps:
         self._sequences: dict[int, FastSequence] = {}
         self._owners: dict[str, int] = {}
         self._numbers = 0
-        self._result = ReadResult()
-        self._result_pointer = byref(self._result)
+        self._reads = False  # in this turn of the loop
 
     def new_number(self) -> int:
         """Returns a number that nothing else has; not 0."""
@@ -157,6 +157,7 @@ class FastSteps:
 
     def close_queue(self, queue: FastQueue) -> None:
         """Forgets a queue, which is freed when no sequence and no runner has it."""
+        self.count_read()
         self._queues.pop(queue.number, None)
 
     def lend(self, lent: Lent, state: OpenState, addresses: list[int]) -> FastSequence:
@@ -186,29 +187,32 @@ class FastSteps:
 
     def read(self, client: Any, data: bytes, at: int) -> int:
         """Reads frames of plain steps. Returns where the first other one begins."""
-        for queue in self._queues.values():
-            queue.make_room()
-        self.library.read(client, data, len(data), at, self._result_pointer)
-        if self._result.at != at:
-            self._took()
-        return int(self._result.at)
+        if not self._reads:
+            self._begin_reading()
+        return self.library.read(client, data, len(data), at)
 
     def read_message(self, call: Any, message: bytes) -> bool:
         """Reads a message. Returns whether it is a plain step, which is queued now."""
+        if not self._reads:
+            self._begin_reading()
+        return bool(self.library.read_message(call, message, len(message)))
+
+    def _begin_reading(self) -> None:
+        self._reads = True
+        asyncio.get_running_loop().call_soon(self.count_read)
         for queue in self._queues.values():
             queue.make_room()
-        if not self.library.read_message(call, message, len(message), self._result_pointer):
-            return False
-        self._took()
-        return True
 
-    def _took(self) -> None:
-        result = self._result
-        for number in range(result.call_count):
-            read = result.calls[number]
+    def count_read(self) -> None:
+        """Counts what was read in this turn of the loop. Whatever else happens to calls and queues comes after it."""
+        if not self._reads:
+            return
+        self._reads = False
+        found = ReadResult()
+        self.library.count_read(self._handle, byref(found))
+        for read in found.calls[: found.call_count]:
             self.calls[read.call].read(read.frame_bytes, read.message_bytes)
-        for number in range(result.queue_count):
-            count = result.queues[number]
+        for count in found.queues[: found.queue_count]:
             self._queues[count.queue].accepted(count)
 
     def leave(self, call: Any) -> list[FastSequence]:
@@ -221,6 +225,7 @@ class FastSteps:
 
     def finish(self, batch: FastBatch) -> None:
         """Sends the answers of a batch, and goes on with the sequences."""
+        self.count_read()
         found, queue = FinishedBatch(), batch.queue
         self.library.finish(batch.handle, time.monotonic(), byref(found))
         failures = [(each.call, each.place, each.sequence, each.step) for each in found.failures[: found.failed_count]]
@@ -257,6 +262,7 @@ class FastSteps:
 
     def close(self, sequence: FastSequence, error: SequenceError) -> None:
         """See `FastSequence.close`."""
+        self.count_read()
         found = Dropped()
         self.library.close_sequence(sequence.handle, byref(found))
         places = [(each.call, each.place) for each in found.places[: found.count]]

@@ -191,11 +191,11 @@ class ServedModel:
         """Why this process can never answer again; None if it can, or will."""
         return None if any(copy.lost is None for copy in self._copies) else self._copies[0].lost
 
-    def admit(self, size: int, client: str = "", *, goes_on: bool = False) -> AbstractContextManager[None]:
+    def admit(self, size: int, client: str = "", *, waits: bool = False) -> AbstractContextManager[None]:
         """Reserves room for a body of `size` bytes before it is read; leaving the context gives it back.
 
-        `client` is one of several that share the room. Empty: there are none. `goes_on`: it is a step of a sequence
-        in a stream. It waits however many rows do: those behind it, which need its state, are on their way.
+        `client` is one of several that share the room. Empty: there are none. `waits`: it is a step of a sequence in
+        a stream. It waits however many rows do: those behind it, which need its state, are on their way.
 
         Raises:
             TooLargeError: No body can be that large, however few wait.
@@ -203,8 +203,8 @@ class ServedModel:
             NotReadyError: The model is not ready, or the server drains.
         """
         if self._closed and self._successor is not None:
-            return self._successor.admit(size, client, goes_on=goes_on)
-        self._check_room(size, client, goes_on=goes_on)
+            return self._successor.admit(size, client, waits=waits)
+        self._check_room(size, client, waits=waits)
         return Admission(self._accepted, size, client)
 
     def rows_of(self, request: InferRequest) -> int:
@@ -310,7 +310,7 @@ class ServedModel:
         if sequence is None and not step.start:
             return None
         if step.start or self._accepted.bytes + form.size > self._limits.max_queued_bytes:
-            self._check_room(form.size, goes_on=not step.start)
+            self._check_room(form.size, waits=True)
         if sequence is None:
             return self._short.begin(step, form, data, answered, priority=priority)
         return self._short.go_on(sequence, form, data, answered, priority=priority, last=step.end)
@@ -430,13 +430,13 @@ class ServedModel:
         """Whether it leaves, and sequences that run on it may end before."""
         return self._leaving is not None and not self._closed and self._home is not None and self._home.count > 0
 
-    def _check_room(self, size: int, client: str = "", *, goes_on: bool = False) -> None:
+    def _check_room(self, size: int, client: str = "", *, waits: bool = False) -> None:
         error: ServeError | None
         if self.failure is not None and not self._goes_on:
             error = NotReadyError(f"the model {self.name} is not ready: {self.failure}")
         else:
             own = 0 if self._sequences is not None else self._dispatchers[0].queued_rows(client)
-            rows = 0 if goes_on else self.counted.queued_rows
+            rows = 0 if waits else self.counted.queued_rows
             error = self._accepted.why_no_room(size, client, self._limits, rows, own)
         if error is not None:
             self.counted.failed(error.reason)

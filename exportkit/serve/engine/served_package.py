@@ -93,9 +93,9 @@ class ServedPackage:
         """Whether all methods are ready."""
         return all(model.ready for model in self.models.values())
 
-    def admit(self, size: int, client: str = "", *, goes_on: bool = False) -> AbstractContextManager[None]:
+    def admit(self, size: int, client: str = "", *, waits: bool = False) -> AbstractContextManager[None]:
         """Reserves room for a body: see `ServedModel.admit`. All methods leave and lose their process together."""
-        return next(iter(self.models.values())).admit(size, client, goes_on=goes_on)
+        return next(iter(self.models.values())).admit(size, client, waits=waits)
 
     def rows_of(self, request: InferRequest) -> int:
         """See `ServedModel.rows_of`."""

@@ -38,14 +38,13 @@ class StepCount(Structure):
 class ReadCall(Structure):
     """`ek_steps_read_call`."""
 
-    _fields_ = (("call", c_uint64), ("frame_bytes", c_uint64), ("message_bytes", c_uint64), ("steps", c_uint64))
+    _fields_ = (("call", c_uint64), ("frame_bytes", c_uint64), ("message_bytes", c_uint64))
 
 
 class ReadResult(Structure):
     """`ek_steps_read_result`."""
 
     _fields_ = (
-        ("at", c_size_t),
         ("call_count", c_size_t),
         ("queue_count", c_size_t),
         ("calls", POINTER(ReadCall)),
@@ -124,8 +123,9 @@ _LOOP: dict[str, tuple[Any, ...]] = {  # the type of the result, then those of t
     "ek_steps_open_call": (c_void_p, c_void_p, c_uint64, c_uint32, c_uint64),
     "ek_steps_allow": (None, c_void_p, c_int, c_int, c_uint64),
     "ek_steps_close_call": (c_size_t, c_void_p, POINTER(_NUMBERS)),
-    "ek_steps_read": (None, c_void_p, c_char_p, c_size_t, c_size_t, POINTER(ReadResult)),
-    "ek_steps_read_message": (c_int, c_void_p, c_char_p, c_size_t, POINTER(ReadResult)),
+    "ek_steps_read": (c_size_t, c_void_p, c_char_p, c_size_t, c_size_t),
+    "ek_steps_read_message": (c_int, c_void_p, c_char_p, c_size_t),
+    "ek_steps_count_read": (None, c_void_p, POINTER(ReadResult)),
     "ek_steps_knows": (c_int, c_void_p, c_char_p, c_size_t),
     "ek_steps_keep_place": (c_uint64, c_void_p),
     "ek_steps_put": (None, c_void_p, c_uint64),

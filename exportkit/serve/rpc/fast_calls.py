@@ -83,6 +83,10 @@ class FastStream:
             self._allowed = allowed
             self._steps.library.allow(self._handle, *allowed, self._most)
 
+    def count_read(self) -> None:
+        """Counts what was read in this turn of the loop."""
+        self._steps.count_read()
+
     def message_cut(self) -> None:
         """A message began, or is complete now."""
         self.allow(frames=self._frames, messages=self._allowed[1])
@@ -146,6 +150,7 @@ class FastStream:
 
     def close(self) -> list[FastSequence]:
         """Nobody waits for answers any more. Returns the sequence of each step that has none."""
+        self.count_read()
         del self._steps.calls[self._number]
         self._stream.fast = None
         found, self._handle = self._steps.leave(self._handle), None

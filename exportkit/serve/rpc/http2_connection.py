@@ -226,15 +226,20 @@ class Http2Connection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         """Reads the frames that are complete."""
         self.heard, self._pinged = self._loop.time(), None
+        at = 0
+        if self.fast is not None and not self._left and not self._headers.incomplete:
+            at = self.fast.read(data, 0)
+            if at == len(data):
+                return
         try:
-            self._left = self._read(self._left + data if self._left else data)
+            self._left = self._read(self._left + data if self._left else data, at)
         except ConnectionProblemError as error:
             self._left = b""
             self._fail(error.problem, str(error))
 
-    def _read(self, data: bytes) -> bytes:
-        """Returns what is left behind the last complete frame."""
-        at, size = 0, len(data)
+    def _read(self, data: bytes, at: int) -> bytes:
+        """Reads frames from `at` on. Returns what is left behind the last complete one."""
+        size = len(data)
         if not self._greeted:
             at = len(h2.PREFACE)
             if data[:at] != h2.PREFACE[:size]:

@@ -66,7 +66,7 @@ class ReceivedRequest:
         size: The bytes of the inputs, as their shapes say.
         method: The method of the package that is asked; None: the one that the model's name says.
         regions: Where in shared memory outputs are wanted, by their names.
-        goes_on: Whether it is a step of a sequence that began before.
+        is_step: Whether it is a step of a sequence.
         long: Whether `request` needs so long that it should be called in another thread.
     """
 
@@ -82,9 +82,8 @@ class ReceivedRequest:
         self.model, self.version = head.model, head.version
         self.size, self.regions, self.method = head.size, head.regions, head.scheduling.method
         # In another thread, a step of a sequence could be read later than the one behind it in its stream.
-        step = head.scheduling.sequence
-        self.goes_on = step is not None and not step.start
-        self.long = head.work > LONG and step is None
+        self.is_step = head.scheduling.sequence is not None
+        self.long = head.work > LONG and not self.is_step
 
     def request(self, seconds_left: float | None, shared_memory: SharedMemory | None) -> InferRequest:
         """Returns the request, whose inputs do not need the message any more.

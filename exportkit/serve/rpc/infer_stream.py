@@ -155,9 +155,10 @@ class InferStream:
         if self._fast is None:
             return
         left, self._fast = self._fast, None
+        sequences = left.close()
         self._call.record.received_bytes += left.received
         self._call.record.sent_bytes += left.sent
-        for sequence in left.close():
+        for sequence in sequences:
             sequence.queue.owner.counted.failed(CancelledError.reason)
             self._observe_failure(sequence, self._call.why_cancelled())
             sequence.lender.left(sequence.sequence)

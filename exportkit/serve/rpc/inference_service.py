@@ -188,7 +188,7 @@ class InferenceService:
         regions = received.regions
         client = "" if tenant is None else tenant.queue
         memory = None if self._shared_memory is None else self._shared_memory.of(record.client)
-        with model.admit(received.size, client, goes_on=learn and received.goes_on):
+        with model.admit(received.size, client, waits=learn and received.is_step):
             read = functools.partial(received.request, seconds_left, memory)
             request = await asyncio.to_thread(read) if received.long else read()
             head = self._learn(data, received, request, model) if learn else None

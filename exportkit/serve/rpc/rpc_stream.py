@@ -240,6 +240,8 @@ class RpcStream:
         """The client sends no more messages."""
         if self._ended:
             return
+        if self.fast is not None:
+            self.fast.count_read()
         if self._missing:
             raise StreamProblemError(ErrorCode.PROTOCOL, self.number)
         self._ended = True

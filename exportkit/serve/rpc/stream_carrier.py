@@ -31,6 +31,9 @@ class FrameReader(Protocol):
 class FastReader(Protocol):
     """Reads frames and messages that are plain steps."""
 
+    def count_read(self) -> None:
+        """Counts what was read in this turn of the loop."""
+
     def message_cut(self) -> None:
         """A message began, or is complete now."""
 

@@ -38,7 +38,7 @@ class EchoModel:
         self.failure: Exception | None = None
 
     @contextmanager
-    def admit(self, size: int, client: str = "", *, goes_on: bool = False) -> Iterator[None]:
+    def admit(self, size: int, client: str = "", *, waits: bool = False) -> Iterator[None]:
         if size > self.max_body:
             raise TooLargeError(f"{size} bytes are more than {self.max_body}")
         if self.refusal is not None:
