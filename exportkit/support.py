@@ -25,7 +25,7 @@ PINNED_TORCH = "2.13"
 """What constraints.txt installs: the suite runs with it."""
 
 NEWEST_TORCH = EXPORTING_TORCHES[-1]
-"""What continuous integration runs the tests of exports, packages and the runtime with, too."""
+"""What continuous integration runs the whole suite with, too."""
 
 OTHER_TORCHES = ("2.11", "2.15")
 """The versions of torch that load packages of the pinned one in continuous integration, and the reverse."""

@@ -45,7 +45,7 @@ void balance_chunk(const T* e, const T* s, const T* a, T* out, int64_t size, con
   }
 }
 
-// With raw = (c e + p s + f a) / sum and slope = grad / sum where 0 <= raw <= 1, else 0 / sum (torch.clamp's rule):
+// With raw = (c e + p s + f a) / sum and slope = grad / sum where 0 <= raw <= 1, else 0 / sum:
 // d e = slope c (or its negative), d c = sum over N of slope (e - raw); the same for the other two. Each sum has kLanes
 // parts, element i in part i % kLanes. Null outputs are not computed.
 constexpr int64_t kLanes = 16;

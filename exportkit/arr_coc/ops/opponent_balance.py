@@ -9,7 +9,7 @@ from torch import Tensor
 
 from exportkit.arr_coc.ops._autograd import register_gradient, register_no_second_derivative
 from exportkit.arr_coc.ops._operator import ArrCocSpec, Layout, Sample, operator_like
-from exportkit.arr_coc.ops._reference import accumulated
+from exportkit.arr_coc.ops._reference import accumulated, at_least, at_most
 
 
 def opponent_balance_reference(
@@ -21,7 +21,7 @@ def opponent_balance_reference(
     stay NaN. The weights are data on the device, so their values are not checked: a sum of zero gives the formula's
     result, NaN or a clamped infinity.
 
-    As in torch.clamp, gradients are zero where the mean lies outside [0, 1].
+    Gradients are zero only where the mean lies outside [0, 1].
 
     Args:
         entropy: Its weight is w_c.
@@ -36,7 +36,8 @@ def opponent_balance_reference(
     e, s, a, w = (accumulated(t) for t in (entropy, salience, alignment, weights))
     e = 1 - e if invert_entropy else e
     w_c, w_p, w_f = w.unsqueeze(-1).unbind(-2)
-    return ((w_c * e + w_p * s + w_f * a) / (w_c + w_p + w_f)).clamp(0, 1).to(entropy.dtype)
+    mean = (w_c * e + w_p * s + w_f * a) / (w_c + w_p + w_f)
+    return at_most(at_least(mean, 0), 1).to(entropy.dtype)
 
 
 opponent_balance = operator_like(opponent_balance_reference)
