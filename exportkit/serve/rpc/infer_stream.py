@@ -120,7 +120,8 @@ class InferStream:
     def _may_begin(self, message: Message) -> bool:
         if self._tasks_begin and self._fast is not None and self._fast.knows(message):
             return False  # it can take the fast way in the next turn
-        return len(self._order) < MOST_REQUESTS and self._stream.unsent < _MOST_UNSENT
+        waiting = len(self._order) if self._fast is None else self._fast.waiting
+        return waiting < MOST_REQUESTS and self._stream.unsent < _MOST_UNSENT
 
     def _begin(self, message: Message) -> None:
         self._call.record.received_bytes += len(message)
@@ -200,10 +201,14 @@ class InferStream:
             self._end_if_done()
 
     def _go_on(self) -> None:
-        while self._unread and self._may_begin(self._unread[0]):
-            message = self._unread.popleft()
+        while self._unread:
+            message = self._unread[0]
+            taken = self._fast is not None and self._fast.take(message)
+            if not taken and not self._may_begin(message):
+                break
+            self._unread.popleft()
             self._stream.hold(-len(message))
-            if self._fast is None or not self._fast.take(message):
+            if not taken:
                 self._begin(message)
         self._allow_fast()
         self._end_if_done()

@@ -331,6 +331,33 @@ def test_steps_of_a_stream_wait_however_many_rows_do(package: Path, alone, fast:
         assert all(map(torch.equal, map(tensor_of, mine), expected(alone, 5, seeds)))
 
 
+def test_a_flood_of_plain_steps_takes_no_other_way(package: Path, alone):
+    sequences, steps = 64, 70  # more than the library keeps of a call
+
+    async def ask() -> list[Any]:
+        server = await played(package)
+        connection = Connection(server.server, window=1 << 24)
+        call = connection.call()
+        begun(connection, call, *range(1, sequences + 1))
+        await connection.until(call, 2 * sequences)
+        assert server.lent == sequences
+        take_back, server.service.fast.take_back = server.service.fast.take_back, None
+        for number in range(2, steps):
+            for sequence in range(sequences):
+                connection.put(call, step(1 + sequence, number))
+        connection.arrive()
+        found = await connection.until(call, sequences * steps)
+        server.service.fast.take_back = take_back
+        await server.settled()
+        await server.close()
+        return found
+
+    found = asyncio.run(asyncio.wait_for(ask(), 100))
+    answers = expected(alone, 1, list(range(steps)))
+    for sequence in range(sequences):
+        assert all(map(torch.equal, map(tensor_of, found[sequence::sequences]), answers))
+
+
 def test_sequences_go_on_while_a_server_drains_and_then_end(package: Path, alone):
     async def ask() -> tuple[list[Any], Any]:
         server = await played(package, limits=SequenceLimits(finish_seconds=0.5))
