@@ -153,6 +153,7 @@ class Client:
             if len(self._expected) > 1
             else None,
             "ms": [round(1e3 * each, 2) for each in self._seconds[settled & came].tolist()],
+            "due": [round(each, 3) for each in self._due[settled & came].tolist()],
             "start_ms": [round(1e3 * each, 2) for each in self._seconds[:, 0][came[:, 0]].tolist()],
             "late_ms": [round(1e3 * each, 2) for each in sorted(self._late)[:: max(1, len(self._late) // 200)]],
         }

@@ -5,8 +5,9 @@
 Starts the server on two cores (`--cores`), and clients on the others. Each client is a process with tritonclient,
 unmodified, and sends the chunks of its streams at their real time, 32 ms apart: see benchmarks/sequence_client.py.
 The streams begin within `--ramp` seconds, one after another, as calls do. Their first chunks are reported apart.
-Every answer is compared with that of a session which heard this stream alone. Beside it: what the same cores do with
-ONNX Runtime and the publisher's own file, and with Triton's rule (benchmarks/sequence_rules.py).
+Every answer is compared with that of a session which heard this stream alone. `--stall` stops the server for a time,
+and tells after how many seconds the p99 of a quarter of a second is in time again. Beside it: what the same cores do
+with ONNX Runtime and the publisher's own file, and with Triton's rule (benchmarks/sequence_rules.py).
 
 Writes JSON and prints Markdown. The exit code is 1 if an answer was lost or wrong.
 """
@@ -18,6 +19,7 @@ import json
 import os
 import platform
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -84,11 +86,34 @@ def run(options: argparse.Namespace, streams: int, rows: int, layout: str, folde
             client.stdin.flush()
         time.sleep(max(0.0, begin + options.ramp + 1 - time.time()))
         before, start = _threads(server), time.time()
+        resumed = _stall(server, options.stall)
         time.sleep(max(0.0, begin + options.ramp + options.seconds - 0.5 - time.time()))
         after, end = _threads(server), time.time()
         rows_a_batch = _rows_a_batch(ports[0])
         seen = [json.loads(client.communicate()[0]) for client in started]
-    return _summary(options, streams, rows, layout, seen, {**_spent(before, after, end - start), **rows_a_batch})
+    found = {**_spent(before, after, end - start), **rows_a_batch}
+    if options.stall:
+        found["late_after_stall_s"] = _late_after(seen, resumed)
+    return _summary(options, streams, rows, layout, seen, found)
+
+
+def _stall(server: Server, seconds: float) -> float:
+    """Stops the server's process for a time. Returns when it went on."""
+    if seconds:
+        server.process.send_signal(signal.SIGSTOP)
+        time.sleep(seconds)
+        server.process.send_signal(signal.SIGCONT)
+    return time.time()
+
+
+def _late_after(seen: Sequence[Any], resumed: float) -> float:
+    """Returns the seconds after which the p99 of a quarter of a second was in time again."""
+    after = np.concatenate([each["due"] for each in seen]) - resumed
+    times = np.concatenate([each["ms"] for each in seen])
+    for start in np.arange(0.0, after.max(), 0.25):
+        if np.percentile(times[(after >= start) & (after < start + 0.25)], 99) < TARGET_MS:
+            return float(start)
+    return float("nan")
 
 
 def _client(
@@ -207,6 +232,7 @@ def main() -> None:
     parser.add_argument("--clients", type=int, default=8, help="processes")
     parser.add_argument("--seconds", type=float, default=15.0)
     parser.add_argument("--ramp", type=float, default=2.0, help="seconds in which the streams begin")
+    parser.add_argument("--stall", type=float, default=0.0, help="seconds for which the server is stopped")
     parser.add_argument("--cores", type=int, nargs="+", default=[0, 1], help="of the server")
     parser.add_argument("--voice", type=Path, default=VOICE)
     parser.add_argument("--serve", nargs=argparse.REMAINDER, default=[], help="further options of the server")
