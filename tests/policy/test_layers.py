@@ -48,6 +48,7 @@ def _imported(path: Path) -> set[str]:
         ("exportkit.cli", ["torch", "rich"]),
         ("exportkit.package.archive", ["torch", "exportkit.arr_coc.ops"]),
         ("exportkit.runtime", ["exportkit.arr_coc", "exportkit.export", "click", "rich"]),
+        ("exportkit.export.artifact", ["setuptools"]),
     ],
 )
 def test_importing_a_part_does_not_import(module: str, forbidden: list[str]):

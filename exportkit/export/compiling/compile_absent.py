@@ -11,7 +11,6 @@ from typing import Any
 
 import torch
 from torch.export.passes import move_to_device_pass
-from torch.utils import cpp_extension
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from exportkit.child.messages import Failed, Message, decode, encode
@@ -119,6 +118,8 @@ def _in_fork(work: Callable[[], Made]) -> Made | Failed:
 
 
 def _compile(program: torch.export.ExportedProgram, gpu: AbsentGpu, folder: Path, compile_program: Compile) -> Made:
+    from torch.utils import cpp_extension  # imported late: it imports setuptools
+
     believe_in(gpu)
     cpp_extension.CUDA_HOME = os.environ["CUDA_HOME"] = cuda_home()
     os.environ["LIBRARY_PATH"] = os.pathsep.join(filter(None, [os.environ.get("LIBRARY_PATH"), str(_driver(folder))]))
@@ -164,6 +165,8 @@ def cuda_home() -> str:
     Raises:
         CompilerError: They are not here.
     """
+    from torch.utils import cpp_extension
+
     for home in _cuda_folders(cpp_extension.CUDA_HOME):
         # NVIDIA's wheels for running CUDA have the first alone.
         if all((Path(home) / "include" / header).is_file() for header in ("cuda.h", "crt/host_defines.h")):
