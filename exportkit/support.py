@@ -15,10 +15,11 @@ OLDEST_TORCH = "2.11"
 EXPORTING_TORCHES = ("2.11", "2.12", "2.13", "2.14", "2.15")
 """The versions of torch that export: it replaces private functions of torch, which other versions may not have."""
 
-LACKS = dict.fromkeys(
-    ("2.11", "2.12"),
-    "no export of vmap over a size that varies; no program file with a scan, or with a branch under vmap",
-)
+_UP_TO_2_12 = "no export of vmap over a size that varies; no program file with a scan, or with a branch under vmap"
+LACKS = {
+    "2.11": f"{_UP_TO_2_12}; no compiled code that passes a dtype, a layout or a memory format to an operator",
+    "2.12": _UP_TO_2_12,
+}
 """What some of them lack. Modules of tests/gallery that name a later version as the first one show it."""
 
 PINNED_TORCH = "2.13"

@@ -225,6 +225,7 @@ def test_doctor_says_when_the_cpp_runtime_was_built_for_another_torch(monkeypatc
     ("version", "said"),
     [
         ("2.12.1+cu130", ", no export of vmap over a size that varies; no program file with a scan"),
+        ("2.11.0", "; no compiled code that passes a dtype, a layout or a memory format to an operator"),
         (f"{NEWEST_TORCH}.0", " threads"),
         ("9.9.0", ", which loads packages; export was not tested with it"),
     ],

@@ -14,7 +14,7 @@ from safetensors.torch import load as load_tensors
 from exportkit import ExportSpec
 from exportkit.errors import ExportError, HostError, ModelNotFoundError, UsageError
 from exportkit.export.artifact import export_aoti, export_program
-from exportkit.export.compiling.aot_inductor import called_operators
+from exportkit.export.compiling.aot_inductor import called_operators, torch_that_calls
 from exportkit.export.export_options import TraceOptions
 from exportkit.export.models.resolved import EagerModel
 from exportkit.export.programs.resolve import resolve
@@ -344,3 +344,12 @@ def test_operators_the_code_calls_are_read_from_aotinductors_own_list() -> None:
     targets = ["arr_coc::a", "arr_coc::b.out", "aten::sort", "torch.ops.lib.c.default", "torch.ops.lib.d.out"]
     nodes = {"nodes": [{"name": "buf", "node": {"target": target}} for target in targets]}
     assert called_operators(nodes) == {"arr_coc::a", "arr_coc::b.out", "lib::c", "lib::d.out"}
+
+
+@pytest.mark.parametrize("kind", ["as_scalar_type", "as_layout", "as_memory_format"])
+def test_code_that_passes_a_dtype_to_an_operator_needs_torch_2_12(kind: str) -> None:
+    """torch 2.11 passes another: it takes torch.export's numbers of dtypes for its own."""
+    given = [{"name": "x", "arg": {"as_tensor": {"name": "arg0_1"}}}, {"name": "how", "arg": {"as_string": kind}}]
+    assert torch_that_calls({"nodes": [{"node": {"target": "lib::c", "inputs": given}}]}) == "2.11"
+    numbered = [*given, {"name": "as", "arg": {kind: 5}}]
+    assert torch_that_calls({"nodes": [{"node": {"target": "lib::c", "inputs": numbered}}]}) == "2.12"

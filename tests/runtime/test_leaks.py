@@ -13,7 +13,7 @@ import safetensors.torch, torch, exportkit
 from exportkit.runtime.cache import cache_directory
 def measure():
     resident = int(open("/proc/self/statm").read().split()[1]) * os.sysconf("SC_PAGESIZE") // 1024
-    mapped = len(open("/proc/self/maps").read().splitlines())
+    mapped = sum("/" in line for line in open("/proc/self/maps"))
     cached = sum(len(files) for _, _, files in os.walk(cache_directory()))
     return [resident, len(os.listdir("/proc/self/fd")), mapped, len(os.listdir(tempfile.gettempdir())), cached]
 measured = []

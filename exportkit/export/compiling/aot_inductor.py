@@ -37,6 +37,11 @@ from exportkit.package.elf import oldest_torch, read_elf
 from exportkit.package.manifest import Operator, Target, code_folder
 from exportkit.progress import Progress, silent
 from exportkit.spec import FORWARD
+from exportkit.support import OLDEST_TORCH
+
+_NUMBERED = ("as_scalar_type", "as_layout", "as_memory_format")
+_NUMBERED_SINCE = "2.12"
+"""torch 2.11 takes the numbers that torch.export has for dtypes for its own: int64 is float16 to an operator."""
 
 
 @dataclass(frozen=True)
@@ -138,8 +143,9 @@ def compile_program(
 
         target, files, constants = compile_absent(method.program, gpu, folder, compile_there)
     found = weights.take(constants, plan.device) if weights else {}
-    target = msgspec.structs.replace(target, constants={method.name: found})
-    records, operators = _records(files, code_folder(target.name, method.name))
+    records, operators, oldest = _records(files, code_folder(target.name, method.name))
+    needs = max(target.needs_torch, oldest, key=_version)
+    target = msgspec.structs.replace(target, constants={method.name: found}, needs_torch=needs)
     return Compiled(target, records, operators)
 
 
@@ -240,11 +246,12 @@ def _version(text: str) -> tuple[int, ...]:
     return tuple(int(part) for part in text.split("."))
 
 
-def _records(files: list[Path], folder: str) -> tuple[dict[str, bytes | Path], tuple[Operator, ...]]:
-    """Returns the files of a folder of compiled code, and the operators that the code calls."""
+def _records(files: list[Path], folder: str) -> tuple[dict[str, bytes | Path], tuple[Operator, ...], str]:
+    """Returns the files of a folder of compiled code, the operators it calls, and the oldest torch that calls them."""
     folder = f"{AOTINDUCTOR_DIR}/{folder}"
     records: dict[str, bytes | Path] = {}
     called: set[str] = set()
+    oldest = OLDEST_TORCH
     for file in files:
         if file.name.endswith(".wrapper.cpp"):
             # torch 2.11 finds the model by this name. The source is left out: it is large and may be confidential.
@@ -252,10 +259,19 @@ def _records(files: list[Path], folder: str) -> tuple[dict[str, bytes | Path], t
         elif file.suffix != ".cpp":
             records[f"{folder}/{file.name}"] = file
         if file.name.endswith(".wrapper.json"):
-            called |= called_operators(json.loads(file.read_text()))
+            nodes = json.loads(file.read_text())
+            called |= called_operators(nodes)
+            oldest = max(oldest, torch_that_calls(nodes), key=_version)
     # They may be others than the traced program calls: an operator without kernels of its own calls some.
     operators = tuple(Operator(name=name, schema=schema) for name, schema in schemas_of(called).items())
-    return records, operators
+    return records, operators, oldest
+
+
+def torch_that_calls(nodes: Mapping[str, Any]) -> str:
+    """Returns the oldest torch that calls the operators of AOTInductor's list with the arguments written there."""
+    calls = (node.get("node", node) for node in nodes.get("nodes", ()))
+    numbered = any(kind in given["arg"] for call in calls for given in call.get("inputs", ()) for kind in _NUMBERED)
+    return _NUMBERED_SINCE if numbered else OLDEST_TORCH
 
 
 def called_operators(nodes: Mapping[str, Any]) -> set[str]:
