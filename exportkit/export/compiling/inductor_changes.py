@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import importlib
 import importlib.util
-import operator
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from pathlib import Path
@@ -22,11 +21,11 @@ from torch._inductor.codegen.wrapper import PythonWrapperCodegen
 from torch._inductor.virtualized import V
 from torch.utils._sympy.functions import FloorDiv, ModularIndexing
 
+from exportkit.export.compiling.long_sums import long_sums
 from exportkit.export.models.source_lines import where_listed
 from exportkit.export.within_torch.torch_internals import replaced
 from exportkit.progress import note, notes
 
-_SUMMED_IN_A_ROW = 4096  # Inductor's chunks
 _LOOP_THREADS = 8  # with which Inductor decides how many loops are divided among threads
 
 
@@ -44,7 +43,7 @@ def changed_inductor() -> Iterator[None]:
             _divided_loops,
             _never_one_thread,
             _room_for_every_thread,
-            _long_sums,
+            long_sums,
             _sums_at_one_place,
             _errors_of_operators,
         ):
@@ -135,26 +134,6 @@ def _never_one_thread() -> AbstractContextManager[None]:
     it runs, such code counts `count += 1` several times.
     """
     return replaced(torch, "get_num_threads", lambda count: lambda: max(count(), 2))
-
-
-def _long_sums() -> AbstractContextManager[None]:
-    """Lets sums that may be long be added in chunks, as sums of a known length are.
-
-    Inductor adds in a row what is short in the example, and notes as a condition that it always is. Over 65,536 rows
-    that lost two digits of eager's.
-    """
-
-    def by_the_range(asked: Callable[..., bool]) -> Callable[..., bool]:
-        def needed(kernel: CppKernel, reduction_type: Any, dtype: torch.dtype, use_scalar: bool) -> bool:
-            if reduction_type != "sum" or dtype != torch.float:
-                return asked(kernel, reduction_type, dtype, use_scalar)
-            assert kernel.call_ranges is not None
-            size = functools.reduce(operator.mul, kernel.call_ranges[kernel.reduction_depth :])
-            return not V.graph.sizevars.statically_known_true(sympy.Le(size, _SUMMED_IN_A_ROW))
-
-        return needed
-
-    return replaced(CppKernel, "need_use_acc_helper", by_the_range)
 
 
 class _ThreadsAtRunTime(int):
