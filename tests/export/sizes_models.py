@@ -92,6 +92,11 @@ def _doubled(x: Tensor) -> Tensor:
     return both.chunk(2, 1)[0] + both[:, ::2]
 
 
+def _changes(x: Tensor) -> Tensor:
+    changed = torch.cat([torch.ones_like(x[:, :1], dtype=torch.bool), x[:, 1:] != x[:, :-1]], 1)
+    return torch.where(changed, x, 0)
+
+
 BLOCKS: Sequence[Callable[[Tensor], Tensor]] = (
     _halves,
     _interleaved,
@@ -104,6 +109,7 @@ BLOCKS: Sequence[Callable[[Tensor], Tensor]] = (
     _turned,
     _branched,
     _doubled,
+    _changes,
 )
 """Functions of [batch, n, 8] to the same sizes, right for every batch and every n from 2 to 100."""
 

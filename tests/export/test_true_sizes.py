@@ -45,7 +45,11 @@ def test_what_holds_by_construction_is_never_refused(blocks: list[Callable[[Tens
 
 @pytest.mark.parametrize("block", models.BLOCKS, ids=lambda block: block.__name__.strip("_"))
 def test_each_block_is_taken_from_an_example_of_any_size(block: Callable[[Tensor], Tensor]) -> None:
-    traced(models.chain(block, n=3))
+    """And the program itself, as torch loads it, takes all declared sizes."""
+    (method,) = traced(models.chain(block, n=3)).methods
+    for n in (2, 3, 100):
+        x = torch.randn(1, n, 8)
+        torch.testing.assert_close(method.program.module()(x), block(x))
 
 
 def test_where_a_layout_is_in_doubt_the_package_has_a_case() -> None:

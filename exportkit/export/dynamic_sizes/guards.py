@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import sympy
+import torch
+from torch.export.exported_program import _convert_guards_to_code, _get_shape_env
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from exportkit.export.dynamic_sizes.declared import Declared
@@ -95,6 +97,17 @@ class GuardLog:
                 self.forgiven.add(guard.expr)
                 self.tried += [sizes for sizes in self.declared.failing(named) if sizes not in self.tried]
         return kept
+
+    def drop_untrue(self, program: torch.export.ExportedProgram) -> None:
+        """Removes what a program asserts of sizes and what fails at declared ones: there it was held against eager."""
+        env = _get_shape_env(program.graph_module)
+        if env is not None:
+            env.guards = [
+                guard
+                for guard in env.guards
+                if (named := self._named(guard.expr, env)) is None or not self.declared.untrue(named)
+            ]
+            program._guards_code = _convert_guards_to_code(program.graph_module)
 
     def lines(self, places: Iterable[str]) -> list[str]:
         """Returns the lines that depended on one of the places, such as "image:2", each once.

@@ -154,6 +154,7 @@ def _export_once(
     if names := [*ties, *(name for name in untrue_names(sizes, log) if name not in ties)]:
         fixes = "\nSuggested fixes:" * bool(ties) + "".join(f"\n  {name} = {size}" for name, size in ties.items())
         raise RefusedByTorchError(ValueError(f"Constraints violated ({', '.join(names)})!{fixes}"), sizes, log)
+    log.drop_untrue(program)
     return program, log
 
 
