@@ -25,7 +25,8 @@ No torch that exports has an option for any of these, so export replaces:
 - `torch.fx.Interpreter.run_node`, so that a crash names the node, and `_out_variant.to_out_variant`, so that the code
   calls the operators that the model calls (`inductor_changes`).
 - `FakeTensorMode._cached_dispatch_impl`, so that torch remembers what is asked for again (`fake_answers`).
-- Python's `len`, so that the length of a tensor varies (`lengths`).
+- Python's `len`, so that the length of a tensor varies (`lengths`), and what `torch.functional` calls, so that
+  the rows of `cdist` do (`distances`).
 - `torch.utils._filelock.FileLock`, so that an export does not wait for others (`inductor_changes`).
 - `ONNXRegistry.from_torchlib`, so that the table of translations to ONNX is made once (`exportkit.onnx.convert`).
 
