@@ -231,3 +231,34 @@ def test_a_model_that_is_no_function_of_its_inputs_is_refused(model: Any, what: 
     spec = ExportSpec(model=model, example_inputs=(torch.rand(2, 3),))
     with pytest.raises(ExportError, match=what):
         trace_with_torch_export(TracingTask(spec, describe_call(model, spec.example_inputs, {})), dynamic_sizes({}, {}))
+
+
+def _loss(x: Tensor) -> Tensor:
+    lengths = torch.tensor([4, 4])
+    return torch.nn.functional.ctc_loss(x.log_softmax(-1), torch.ones(2, 3, dtype=torch.int64), lengths, lengths - 1)
+
+
+@pytest.mark.parametrize(
+    ("compute", "instead", "advice"),
+    [
+        (lambda x: torch.linalg.lstsq(x, x[..., :1])[0], lambda x: torch.linalg.pinv(x) @ x[..., :1], "pinv(a) @ b"),
+        (lambda x: torch.histogram(x, 4)[0], lambda x: torch.histc(x, bins=4, min=0, max=1), "torch.histc(x, bins=4"),
+        (_loss, lambda x: x.log_softmax(-1), "outside of the model"),
+    ],
+    ids=["least squares", "histogram", "loss"],
+)
+def test_an_operator_whose_shapes_torch_does_not_know_has_a_substitute(compute, instead, advice) -> None:
+    class Computes(torch.nn.Module):
+        def __init__(self, what: Any) -> None:
+            super().__init__()
+            self.what = what
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.what(x)
+
+    x, rows = torch.rand(4, 2, 5), {0: "rows[4:9]"}
+    error = refused(Computes(compute), x, x=rows)
+    assert error.message.startswith("torch.export does not know the shape of what aten.")
+    assert "test_explain.py" in error.message
+    assert advice in (error.hint or "")
+    assert traced(Computes(instead), (x,), {"x": rows})

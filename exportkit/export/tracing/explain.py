@@ -10,6 +10,7 @@ from pathlib import Path
 import sympy
 import torch
 from sympy.logic.boolalg import BooleanFunction
+from torch._subclasses.fake_tensor import DynamicOutputShapeException, UnsupportedOperatorException
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 
 from exportkit.errors import ExportError
@@ -104,12 +105,32 @@ def _explained(error: Exception, model: torch.nn.Module) -> ExportError:
             f"torch.func.linearize traces the model by itself, which cannot be traced{at}",
             hint="Write torch.func.jvp(f, (x,), (v,)): it returns f(x) and the derivative in the direction v.",
         )
+    if isinstance(error, (DynamicOutputShapeException, UnsupportedOperatorException)):
+        return _without_shape(text, at)
     if re.search("__obj_flatten__|PackedParams", text):
         return _packed(model, at)
     for pattern, meaning, hint in _KNOWN:
         if re.search(pattern, text):
             return ExportError(f"{meaning}{at}: {_first_line(text)}", hint=hint)
     return ExportError(f"torch.export refused the model{at}: {raised_text(error)}")
+
+
+_IN_PLACE_OF = {
+    "linalg_lstsq": "Write torch.linalg.pinv(a) @ b in its place.",
+    "histogram": "Write torch.histc(x, bins=4, min=0, max=1) in its place.",
+    "_ctc_loss": "Compute the loss outside of the model, from what forward returns.",
+}
+
+
+def _without_shape(operator: str, at: str) -> ExportError:
+    return ExportError(
+        f"torch.export does not know the shape of what {operator} returns{at}",
+        hint=_IN_PLACE_OF.get(
+            operator.split(".")[1] if operator.startswith("aten.") else "",
+            "Write that part with other operators of torch, or as an operator of your own with a fake kernel "
+            "(torch.library.register_fake).",
+        ),
+    )
 
 
 def _packed(model: torch.nn.Module, at: str) -> ExportError:
