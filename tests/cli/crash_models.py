@@ -17,6 +17,15 @@ class Dies(torch.nn.Module):
         return x
 
 
+class DiesOfNan(torch.nn.Module):
+    """Ends the process if it is given a NaN, as LAPACK's eigenvalues do."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if not torch.compiler.is_compiling() and x.isnan().any():
+            os.kill(os.getpid(), signal.SIGSEGV)
+        return x.sin() + 1
+
+
 class Sine(torch.nn.Module):
     """A model with nothing wrong."""
 
@@ -25,8 +34,9 @@ class Sine(torch.nn.Module):
 
 
 def spec(when: str) -> exportkit.ExportSpec:
-    """A model that dies in its first call, or when it is compiled."""
+    """A model that dies in its first call, of a NaN, or when it is compiled."""
     if when == "compiling":
         # As a kernel does that the compiler runs to fold a constant, or to choose the fastest.
         lowering.lowerings[torch.ops.aten.sin.default] = lambda *_: os.kill(os.getpid(), signal.SIGABRT)
-    return exportkit.ExportSpec(model=Dies() if when == "checking" else Sine(), example_inputs=(torch.rand(2, 3),))
+    model = {"checking": Dies, "trouble": DiesOfNan}.get(when, Sine)()
+    return exportkit.ExportSpec(model=model, example_inputs=(torch.rand(2, 3),))

@@ -29,7 +29,7 @@ def start(*arguments: str, **variables: str) -> subprocess.Popen[str]:
     ("when", "name", "step", "place"),
     [
         ("checking", "SIGSEGV", "checking the model", "16 in forward"),
-        ("compiling", "SIGABRT", "compiling for cpu", "31 in <lambda>"),
+        ("compiling", "SIGABRT", "compiling for cpu", "40 in <lambda>"),
     ],
 )
 def test_a_crash_names_the_signal_the_step_and_the_line(
@@ -46,6 +46,15 @@ def test_a_crash_names_the_signal_the_step_and_the_line(
     assert error["message"] in stderr
     assert "Fatal Python error" not in stderr
     assert not list(tmp_path.iterdir())
+
+
+def test_a_crash_of_troublesome_values_says_how_to_export_without_them(tmp_path: Path) -> None:
+    command = [*_EXPORT.split(), json.dumps({"when": "trouble"}), "-o", str(tmp_path / "model.pt2")]
+    stdout, _ = start(*command).communicate()
+    assert "export with --no-trouble" in json.loads(stdout)["error"]["hint"]
+    process = start(*command, "--no-trouble", "--format", "program")
+    process.communicate()
+    assert process.returncode == 0
 
 
 def test_a_crash_in_others_code_names_the_operator_of_the_graph() -> None:

@@ -15,7 +15,7 @@ from torch._inductor import config
 
 from exportkit.export.compiling import compile_key as keys
 from exportkit.export.compiling.compile_key import compile_key
-from exportkit.export.compiling.program_text import UnknownPartError
+from exportkit.export.compiling.program_text import UnknownPartError, encoded
 from exportkit.precision import with_tf32
 from tests.fresh import run_python
 
@@ -239,6 +239,12 @@ def test_what_has_no_text_has_no_key() -> None:
     with pytest.raises(UnknownPartError, match=r"builtins\.object"):
         key(traced)
     del node.meta["mine"]
+
+
+def test_a_tensor_of_torch_func_has_no_key() -> None:
+    """Stacked modules under vmap leave one in the graph: the export ended as a bug."""
+    with pytest.raises(UnknownPartError, match="without memory of its own"):
+        torch.vmap(lambda x: encoded(x) and x)(torch.rand(2, 3))
 
 
 def test_custom_operators_count_by_their_schemas_and_not_if_they_are_taken_apart() -> None:

@@ -197,7 +197,10 @@ def _tensor(tensor: torch.Tensor) -> str:
     kind: Any = torch.Tensor if isinstance(tensor, FakeTensor) else type(tensor)
     if kind not in (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer):
         raise UnknownPartError(f"a {kind.__qualname__}")
-    place = "" if isinstance(tensor, FakeTensor) or not tensor.numel() else str(tensor.data_ptr() % _ALIGNED == 0)
+    try:
+        place = "" if isinstance(tensor, FakeTensor) or not tensor.numel() else str(tensor.data_ptr() % _ALIGNED == 0)
+    except RuntimeError as error:  # one that torch.func's transforms left in the graph
+        raise UnknownPartError("a tensor without memory of its own") from error
     shape = [encoded(size) for size in (*tensor.shape, *tensor.stride(), tensor.storage_offset())]
     flags = (tensor.requires_grad, tensor.is_conj(), tensor.is_neg(), isinstance(tensor, torch.nn.Parameter))
     return f"{tensor.dtype} {tensor.device} {shape} {flags} {place}"
