@@ -91,6 +91,7 @@ _STATE_GRAPHS = Recipe(
     trace={"device": "cuda", "cases": 1},
 )
 _STATE = Recipe("tests/export/state_models.py:decoder", ["tests/export/state_models.py"])
+_ROTATED = Recipe("tests/verify/layout_models.py:rotated", ["tests/verify/layout_models.py"])
 RECIPES: Mapping[str, Recipe] = {
     # Our operators, dimensions that are multiples, a dict of outputs.
     "patches": _PATCHES,
@@ -140,6 +141,9 @@ RECIPES: Mapping[str, Recipe] = {
         model_kwargs={"dim": 64},
         trace={"device": "cuda"},
     ),
+    # Pairs of elements that are seen as complex numbers.
+    "rotated": _ROTATED,
+    "rotated-program": replace(_ROTATED, program=True),
     # Recurrent layers, and packed sequences.
     "recurrent": Recipe(
         "tests/recurrent/recurrent_models.py:both",

@@ -10,6 +10,7 @@ namespace {
 // torch's CUDA kernels may read 16 bytes at a time from the start of an input, and code for a CPU reads elements at
 // multiples of their size. An input that begins elsewhere is copied.
 constexpr uintptr_t kCudaAlignment = 16;
+constexpr size_t kLargestElement = 16;  // bytes
 
 constexpr std::pair<const char*, at::ScalarType> kDtypes[] = {
     {"bool", at::ScalarType::Bool},
@@ -79,11 +80,16 @@ bool is_unaligned(const at::Tensor& value) {
   return reinterpret_cast<uintptr_t>(value.const_data_ptr()) % alignment_of(value) != 0;
 }
 
+// Whether torch would refuse to see the elements as larger ones, such as pairs of floats as complex numbers.
+bool begins_within_a_larger(const at::Tensor& value) {
+  return static_cast<size_t>(value.storage_offset()) * value.itemsize() % kLargestElement != 0;
+}
+
 at::Tensor plain(const at::Tensor& value) {
   // Such views flip a sign when they are read; compiled code would ignore that.
   at::Tensor tensor = is_flipped(value) ? value.resolve_neg().resolve_conj() : value;
   if (!tensor.is_contiguous()) return tensor.contiguous();
-  return is_unaligned(tensor) ? tensor.clone() : tensor;
+  return is_unaligned(tensor) || begins_within_a_larger(tensor) ? tensor.clone() : tensor;
 }
 
 // What the call writes must reach the caller, so there can be no copy.

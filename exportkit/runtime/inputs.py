@@ -24,6 +24,10 @@ from exportkit.sizes import shape_text
 # multiples of their size. An input that begins elsewhere is copied.
 _CUDA_ALIGNMENT = 16
 
+# torch sees elements as larger ones, such as pairs of floats as complex numbers, only where they begin a multiple of
+# the larger size behind the start of their storage. An input that begins elsewhere is copied, but for written ones.
+_LARGEST_ELEMENT = 16
+
 # Looking up shapes that passed before is faster than checking them, and most processes use only a few shapes.
 REMEMBERED_SHAPES = 1024
 
@@ -119,8 +123,8 @@ class InputPlan:
                 ) from error
             if value.dtype is not expected.dtype or value.device != device or (not address and value.numel()):
                 self._refuse_kind(value, expected)
-            contiguous = value.is_contiguous()
-            needed = value.nbytes + value.storage_offset() * expected.item_bytes if contiguous else _bytes_needed(value)
+            contiguous, begin = value.is_contiguous(), value.storage_offset() * expected.item_bytes
+            needed = value.nbytes + begin if contiguous else _bytes_needed(value)
             if needed > value.untyped_storage().nbytes():
                 self._refuse_storage(value, expected)
             # Such views flip a sign when they are read; compiled code would ignore that.
@@ -128,7 +132,7 @@ class InputPlan:
                 flat[index] = value = value.resolve_neg().resolve_conj()
             if not contiguous:
                 flat[index] = value.contiguous()
-            elif address % expected.alignment:
+            elif address % expected.alignment or (begin % _LARGEST_ELEMENT and not expected.is_written):
                 flat[index] = value.clone()
             shapes.append(shape)
             if expected.is_written and flat[index] is not own:

@@ -19,7 +19,7 @@ from exportkit.verify.eager_trouble import plan_trouble
 from exportkit.verify.gradient_checks import GradientChecks, cases_with_gradients, declared_gradients, verdict_of
 from exportkit.verify.layouts import MAX_LAID_OUT, Layouts, label_of_layouts, layouts_of
 from exportkit.verify.options import VerifyOptions
-from exportkit.verify.outcomes import EagerUnavailable, LoadFailed, Match, Verdict
+from exportkit.verify.outcomes import CallFailed, EagerUnavailable, LoadFailed, Match, Verdict
 from exportkit.verify.player import PlayEndedError, Player, Script, has_state
 from exportkit.verify.replay import ReplayProcess
 from exportkit.verify.report import Check
@@ -79,9 +79,14 @@ class TargetCalls:
             script.file.unlink()
 
     def _laid_out(self, plain: Check, script: Script, layouts: Layouts) -> Check:
-        """Makes the calls of a case again, with inputs in other layouts. Returns one check of both."""
+        """Makes the calls of a case again, with inputs in other layouts. Returns one check of both.
+
+        A program is eager's code: a layout that it refuses is one that the model does not take.
+        """
         named = f"{script.label[:-1]}; {label_of_layouts(self.reader.manifest, layouts)})"
         check = self._play("cases", replace(script, label=named, layouts=layouts))
+        if isinstance(check.verdict, CallFailed) and not self.compiled:
+            return plain
         if check.failed:
             return check
         return replace(plain, beside=plain.beside + check.calls)
