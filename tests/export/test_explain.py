@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import itertools
+import re
 import shlex
 import traceback
 from pathlib import Path
@@ -13,6 +14,7 @@ import click
 import pytest
 import torch
 from torch import Tensor
+from torch.testing import assert_close
 
 import exportkit
 from exportkit import ExportSpec
@@ -262,3 +264,28 @@ def test_an_operator_whose_shapes_torch_does_not_know_has_a_substitute(compute, 
     assert "test_explain.py" in error.message
     assert advice in (error.hint or "")
     assert traced(Computes(instead), (x,), {"x": rows})
+
+
+class _Pairs(torch.nn.Module):
+    """The differences of all pairs: of torch.combinations, and in the two ways that are advised."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.how = how
+        self.register_buffer("pairs", torch.combinations(torch.arange(5)))
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.how == "masked":
+            return torch.triu(x[:, None, :] - x[:, :, None], 1).square().sum((1, 2))
+        pairs = self.pairs if self.how == "buffer" else torch.combinations(torch.arange(5))
+        return (x[:, pairs[:, 1]] - x[:, pairs[:, 0]]).square().sum(1)
+
+
+def test_pairs_that_torch_selects_with_a_mask_have_two_substitutes() -> None:
+    x, rows = torch.rand(4, 5), {0: "rows[1:9]"}
+    error = refused(_Pairs("combinations"), x, x=rows)
+    assert re.match("an operator makes a size that depends on values.* at .*test_explain.py:", error.message)
+    assert "torch.triu(y, 1)" in (error.hint or "")
+    for how in ("buffer", "masked"):
+        assert_close(_Pairs(how)(x), _Pairs("combinations")(x))
+        assert traced(_Pairs(how), (x,), {"x": rows})

@@ -11,7 +11,7 @@ import sympy
 import torch
 from sympy.logic.boolalg import BooleanFunction
 from torch._subclasses.fake_tensor import DynamicOutputShapeException, UnsupportedOperatorException
-from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
+from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode, PendingUnbackedSymbolNotFound
 
 from exportkit.errors import ExportError
 from exportkit.export.dynamic_sizes.guards import with_places
@@ -107,6 +107,8 @@ def _explained(error: Exception, model: torch.nn.Module) -> ExportError:
         )
     if isinstance(error, (DynamicOutputShapeException, UnsupportedOperatorException)):
         return _without_shape(text, at)
+    if isinstance(error, PendingUnbackedSymbolNotFound):
+        return _lost_size(at)
     if re.search("__obj_flatten__|PackedParams", text):
         return _packed(model, at)
     for pattern, meaning, hint in _KNOWN:
@@ -130,6 +132,21 @@ def _without_shape(operator: str, at: str) -> ExportError:
             "Write that part with other operators of torch, or as an operator of your own with a fake kernel "
             "(torch.library.register_fake).",
         ),
+    )
+
+
+def _lost_size(at: str) -> ExportError:
+    hint = (
+        "In the fake kernel, make each size that depends on values once (torch.library.get_ctx().new_dynamic_size()), "
+        "and give it to a result."
+    )
+    if "combinations(" in at:
+        hint = (
+            "Make the pairs with the model, self.register_buffer('pairs', torch.combinations(torch.arange(5))), or "
+            "compute with all of them, y = x[:, :, None] - x[:, None, :], and keep each once: torch.triu(y, 1)."
+        )
+    return ExportError(
+        f"an operator makes a size that depends on values, and none of its results has it{at}", hint=hint
     )
 
 
