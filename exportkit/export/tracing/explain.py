@@ -145,9 +145,7 @@ def _lost_size(at: str) -> ExportError:
             "Make the pairs with the model, self.register_buffer('pairs', torch.combinations(torch.arange(5))), or "
             "compute with all of them, y = x[:, :, None] - x[:, None, :], and keep each once: torch.triu(y, 1)."
         )
-    return ExportError(
-        f"an operator makes a size that depends on values, and none of its results has it{at}", hint=hint
-    )
+    return ExportError(f"torch loses track of a size that depends on values{at}", hint=hint)
 
 
 def _packed(model: torch.nn.Module, at: str) -> ExportError:
