@@ -15,7 +15,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
+from torch.torch_version import TorchVersion
 
 from tests.fixtures import softpool_library, stable_library
 from tests.fresh import run_python
@@ -92,6 +94,12 @@ _STATE_GRAPHS = Recipe(
 )
 _STATE = Recipe("tests/export/state_models.py:decoder", ["tests/export/state_models.py"])
 _ROTATED = Recipe("tests/verify/layout_models.py:rotated", ["tests/verify/layout_models.py"])
+PASSES_DTYPES = TorchVersion(torch.__version__) >= (2, 12)
+"""Whether compiled code passes the dtypes to operators that it says: torch 2.11 takes int64 for float16."""
+
+runs_op_shapes = pytest.mark.skipif(not PASSES_DTYPES, reason="torch 2.11 passes another dtype, and is refused")
+"""For tests that run "op-shapes"."""
+
 RECIPES: Mapping[str, Recipe] = {
     # Our operators, dimensions that are multiples, a dict of outputs.
     "patches": _PATCHES,

@@ -29,7 +29,7 @@ from exportkit.package.trust import Trust
 from exportkit.packaging import PackOptions
 from exportkit.repack.repacking import Changes, Repacked, repack
 from exportkit.verify.options import VerifyOptions
-from tests.artifacts import ROOT, artifact
+from tests.artifacts import ROOT, artifact, runs_op_shapes
 from tests.commands import run
 from tests.export.weights_models import Weighted
 from tests.fixtures import stable_library
@@ -184,6 +184,7 @@ def shapes(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
+@runs_op_shapes
 def test_another_build_takes_the_place_of_a_library_and_is_verified(
     shapes: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -200,6 +201,7 @@ def test_another_build_takes_the_place_of_a_library_and_is_verified(
     assert done.startswith("replaced exportkit/ops/linux-x86_64/libop_shapes.so: sha256 ")
 
 
+@runs_op_shapes
 def test_a_library_that_computes_something_else_is_not_written(
     shapes: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

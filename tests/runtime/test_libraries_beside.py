@@ -6,14 +6,13 @@ import shutil
 from pathlib import Path
 
 import pytest
-import torch
 
 from exportkit.eager_source import EagerSource
 from exportkit.package.archive import PackageReader
 from exportkit.packaging import PackOptions, build_package
 from exportkit.runtime.native import why_unusable
 from exportkit.verify.options import VerifyOptions
-from tests.artifacts import ROOT, artifact
+from tests.artifacts import ROOT, artifact, runs_op_shapes
 from tests.fixtures import stable_library
 from tests.fresh import run_python
 from tests.package import c_library
@@ -63,12 +62,7 @@ def test_they_are_in_the_package_in_loading_order(package: Path) -> None:
     assert names == ["libz.so", "libsecond.so", "libfirst.so"]
 
 
-takes_dtypes = pytest.mark.skipif(
-    torch.__version__.startswith("2.11."), reason="torch 2.11 passes another dtype to operators, and is refused"
-)
-
-
-@takes_dtypes
+@runs_op_shapes
 def test_python_loads_them(package: Path, tmp_path: Path) -> None:
     code = """
 import sys, torch, exportkit
@@ -82,7 +76,7 @@ print("done")
     assert run_python(code, package, cwd=tmp_path, EXPORTKIT_CACHE=str(tmp_path / "cache")) == "done\n"
 
 
-@takes_dtypes
+@runs_op_shapes
 @pytest.mark.skipif(why_unusable() is not None, reason="the C++ runtime is not built for this torch")
 def test_programs_without_python_load_them(package: Path) -> None:
     assert exportkit_run.load(package)["ok"] is True

@@ -6,18 +6,14 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch.torch_version import TorchVersion
 
 from exportkit import load
 from exportkit.eager_source import EagerSource
 from exportkit.errors import NoTargetError
 from exportkit.packaging import PackOptions, build_package
 from exportkit.verify.options import VerifyOptions
-from tests.artifacts import ROOT, artifact
+from tests.artifacts import PASSES_DTYPES, ROOT, artifact, runs_op_shapes
 from tests.fixtures import stable_library
-
-TAKES_DTYPES = TorchVersion(torch.__version__) >= (2, 12)
-"""Whether compiled code passes the dtypes to operators that it says: torch 2.11 takes int64 for float16."""
 
 
 def _options(verify: bool) -> PackOptions:
@@ -26,7 +22,7 @@ def _options(verify: bool) -> PackOptions:
     return PackOptions(VerifyOptions(against="cases", device="cpu", eager=eager), verify=verify)
 
 
-@pytest.mark.skipif(TAKES_DTYPES, reason="torch 2.12 and newer pass the dtype")
+@pytest.mark.skipif(PASSES_DTYPES, reason="torch 2.12 and newer pass the dtype")
 def test_a_torch_that_passes_other_dtypes_to_operators_is_refused(tmp_path: Path) -> None:
     package = tmp_path / "shapes.pt2"
     build_package([artifact("op-shapes")], package, _options(verify=False))
@@ -34,7 +30,7 @@ def test_a_torch_that_passes_other_dtypes_to_operators_is_refused(tmp_path: Path
         load(package)
 
 
-@pytest.mark.skipif(not TAKES_DTYPES, reason="torch 2.11 passes another dtype, and is refused")
+@runs_op_shapes
 def test_operators_of_every_shape_are_packaged_and_compute_what_they_are_named_after(tmp_path: Path) -> None:
     package = tmp_path / "shapes.pt2"
     manifest, report = build_package([artifact("op-shapes")], package, _options(verify=True))
