@@ -33,7 +33,7 @@ _NUMBERS = (
 )
 _INDEX = (
     "Python's lists, and nn.ModuleList, have no index that only a call knows. Compute all and choose with a tensor: "
-    "torch.stack([f(x) for f in layers])[n]."
+    "torch.stack([f(x) for f in layers]).index_select(0, n.view(1))[0]."
 )
 _INDEXED = r"[\w\])]\[[a-z_][^\[\]:]*\]"  # by a name, not by a number or a slice
 _BRANCHES = (
