@@ -43,7 +43,7 @@ def repeated(samples: Tensor, count: int) -> Tensor:
 
 
 def eager(chunks: Tensor) -> list[float]:
-    """What the module itself answers."""
-    model = detector.trained()
+    """What the module itself answers, in the dtype of the chunks."""
+    model = detector.trained().to(chunks.dtype)
     with torch.no_grad():
         return [model(chunk[None]).item() for chunk in chunks]

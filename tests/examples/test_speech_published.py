@@ -16,9 +16,7 @@ from torch import Tensor
 from tests.examples import example_packages
 from tests.examples.speech_example import detector, eager, recording, sound, speech_times, voices
 
-# Of a probability. The difference is rounding, which the state carries on: 9e-7 was the worst on an Intel Xeon. On an
-# AMD EPYC it was 1.6e-5, for a faint voice, where ours is 1.6e-5 from float64 and theirs 6e-6.
-TOLERANCE = 1e-4
+TOLERANCE = 1e-5  # of a probability
 
 
 @pytest.fixture(scope="module")
@@ -52,12 +50,16 @@ def sounds() -> dict[str, Tensor]:
 
 def test_it_answers_as_the_publisher_s_onnx_file_in_onnx_runtime(publisher: Any) -> None:
     """Chunk by chunk, with the state that each keeps: of a voice, and of what is none."""
-    worst, heard = {}, {}
+    heard = {}
     for name, samples in sounds().items():
         chunks = recording.chunks(samples, detector.SAMPLES)
-        ours, expected = np.array(eager(chunks)), np.array(theirs(publisher, chunks))
-        worst[name], heard[name] = float(abs(ours - expected).max()), float((expected > 0.5).mean())
-    assert max(worst.values()) < TOLERANCE, worst
+        ours, exact = np.array(eager(chunks)), np.array(eager(chunks.double()))
+        expected = np.array(theirs(publisher, chunks))
+        error, their_error = abs(ours - exact).max(), abs(expected - exact).max()
+        assert their_error < TOLERANCE, name  # in float64 the module is what the file computes
+        # The state carries rounding on, which differs with the CPU: for a faint voice ours is 2.7 times theirs on one.
+        assert error < 4 * their_error + 1e-6, name
+        heard[name] = float((expected > 0.5).mean())
     assert heard["voice"] > 0.5
     assert heard["voice in noise"] > 0.5
     assert max(heard["machine"], heard["noise"], heard["loud noise"], heard["silence"]) == 0

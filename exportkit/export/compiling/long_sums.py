@@ -22,8 +22,8 @@ from exportkit.export.within_torch.torch_internals import replaced
 _IN_A_ROW = 64
 _HEADER = "#include <torch/csrc/inductor/cpp_prefix.h>"
 
-# Take the place of torch's templates for chunks of this length. torch's keep what they add on the heap, which makes the
-# sum of a row of 1,000 take ten times as long. Bit i of `chunks` says that stack[i] has 2^i chunks.
+# These replace torch's templates for chunks of this length. torch's own allocate memory for each sum: a row of 1,000
+# takes ten times as long. Bit i of `chunks` says that stack[i] has 2^i chunks.
 _CASCADE = """
 #ifndef EXPORTKIT_CASCADE
 #define EXPORTKIT_CASCADE

@@ -1,1 +1,1 @@
-"""Calls of the eager model: drawn, run and recorded, with what it should have answered."""
+"""Draws, runs and records calls of the eager model, and computes what it should have answered."""

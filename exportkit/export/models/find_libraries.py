@@ -78,7 +78,7 @@ def library_files(given: Iterable[Path | str], operators: Sequence[str], progres
         progress: Called before a module is imported.
 
     Raises:
-        ExportkitError: A module cannot be imported. The class is that of `exportkit.export.models.importing`.
+        ExportkitError: A module cannot be imported. `exportkit.export.models.importing` chooses the class.
         LibraryLoadError: The process that imports it ended.
         MissingLibraryError: A module loads no library of the operators.
     """
@@ -105,7 +105,7 @@ def find_libraries(code: str, operators: Iterable[str]) -> list[Path]:
         operators: The operators' names, such as `namespace::name.overload`.
 
     Raises:
-        ExportkitError: The code cannot be imported. The class is that of `exportkit.export.models.importing`.
+        ExportkitError: The code cannot be imported. `exportkit.export.models.importing` chooses the class.
         LibraryLoadError: The process that imports it ended.
     """
     with Conversation("exportkit.export.models.find_libraries_worker", search_path="caller") as child:

@@ -204,7 +204,7 @@ class FastSteps:
             queue.make_room()
 
     def count_read(self) -> None:
-        """Counts what was read in this turn of the loop. Whatever else happens to calls and queues comes after it."""
+        """Counts what was read in this turn of the loop. Call it before you change a call or a queue."""
         if not self._reads:
             return
         self._reads = False

@@ -238,7 +238,7 @@ class Http2Connection(asyncio.Protocol):
             self._fail(error.problem, str(error))
 
     def _read(self, data: bytes, at: int) -> bytes:
-        """Reads frames from `at` on. Returns what is left behind the last complete one."""
+        """Reads the complete frames from `at` on. Returns the bytes after them."""
         size = len(data)
         if not self._greeted:
             at = len(h2.PREFACE)
