@@ -8,6 +8,8 @@
 #include <dlfcn.h>
 #include <torch/csrc/inductor/aoti_runner/model_container_runner.h>
 
+#include <algorithm>
+
 #include "runtime/cuda_driver.h"
 
 namespace exportkit {
@@ -23,7 +25,26 @@ void promote_libstdcxx() {
 // AOTInductor's name of a constant that the code computes from the weights, such as a weight in another order.
 bool is_computed(const std::string& constant) { return constant.rfind("_FOLDED_CONST_", 0) == 0; }
 
+void wait_for(c10::Device device) {
+  try {
+    c10::impl::VirtualGuardImpl(device.type()).synchronizeDevice(device.index());
+  } catch (const std::exception&) {  // a broken device
+  }
+}
+
 }  // namespace
+
+template <class Run>
+auto Code::prepared(const Run& run) const {
+  // The compiled code keeps no graph. Without this, operators' autograd kernels would run; if they are in Python, they
+  // would wait for the GIL.
+  const c10::AutoGradMode no_grad(false);
+  const at::AutoDispatchBelowADInplaceOrView below_autograd;
+  // torch uses the current device's stream, even if the model is on another device.
+  const c10::DeviceGuard guard(device_);
+  if (device_.is_cuda()) ensure_cuda_context(device_.index());
+  return run();
+}
 
 Code::Code(const std::filesystem::path& library, const CodeOptions& options, Constants constants)
     : device_(options.device), turns_(options.runners), constants_(std::move(constants)) {
@@ -43,7 +64,12 @@ Code::Code(const std::filesystem::path& library, const CodeOptions& options, Con
   // (pytorch#148601).
   const size_t runners = with_graphs ? 1 : static_cast<size_t>(options.runners);
   runner_ = create->second(library.string(), runners, device_.str(), kernels, /*single_threaded=*/with_graphs);
-  if (!constants_.empty()) set_constants();
+  const auto names = runner_->getConstantNamesToOriginalFQNs();
+  if (!constants_.empty()) set_constants(names);
+  // Other code would print a warning.
+  if (std::any_of(names.begin(), names.end(), [](const auto& name) { return is_computed(name.second); })) {
+    compute_constants();
+  }
   if (with_graphs) {
     graphs_ = std::make_unique<Graphs>(
         Graphs::Options{
@@ -52,51 +78,51 @@ Code::Code(const std::filesystem::path& library, const CodeOptions& options, Con
   }
 }
 
-Code::~Code() {
-  graphs_.reset();
-  runner_.reset();
-  if (device_.is_cuda() && !constants_.empty()) wait_for_device();
+Code::~Code() = default;
+
+Code::Lent::~Lent() {
+  if (tensors.empty()) return;
+  // The last calls' kernels may still read them, on any stream. torch gives their memory to the next that asks.
+  if (tensors.front().is_cuda()) wait_for(tensors.front().device());
   // The compiled code never releases its references to these (MaybeOwningAtenTensorHandle in torch 2.11 and 2.13).
-  for (const at::Tensor& alias : aliases_) {
-    if (alias.use_count() > 1) c10::raw::intrusive_ptr::decref(alias.unsafeGetTensorImpl());
+  for (const at::Tensor& tensor : tensors) {
+    if (tensor.use_count() > 1) c10::raw::intrusive_ptr::decref(tensor.unsafeGetTensorImpl());
   }
 }
 
-// The last calls' kernels may still read the constants, on any stream. torch gives their memory to the next that asks.
-void Code::wait_for_device() const {
-  try {
-    c10::impl::VirtualGuardImpl(device_.type()).synchronizeDevice(device_.index());
-  } catch (const std::exception&) {  // a broken device
-  }
-}
-
-void Code::set_constants() {
+void Code::set_constants(const std::unordered_map<std::string, std::string>& constants) {
   std::map<std::string, std::string> names;  // from the constant's name to AOTInductor's internal name
-  bool computes = false;
-  for (const auto& [name, constant] : runner_->getConstantNamesToOriginalFQNs()) {
-    if (is_computed(constant)) {
-      computes = true;
-      continue;
-    }
+  for (const auto& [name, constant] : constants) {
+    if (is_computed(constant)) continue;
     names.emplace(constant, name);
     TORCH_CHECK(constants_.count(constant), "the manifest does not say which weight the code takes for ", constant);
   }
   for (const auto& [constant, tensor] : constants_) {
     TORCH_CHECK(names.count(constant), "the code has no constant ", constant, ", which the manifest lists");
   }
-  std::unordered_map<std::string, at::Tensor> lent;
+  std::unordered_map<std::string, at::Tensor> by_name;
   for (const auto& [constant, tensor] : constants_) {
     TORCH_CHECK(tensor.device() == device_, constant, " is on ", tensor.device(), ", and the code runs on ", device_);
-    aliases_.push_back(at::for_blob(tensor.data_ptr(), tensor.sizes())
-                           .strides(tensor.strides())
-                           .options(tensor.options())
-                           .target_device(tensor.device())
-                           .make_tensor());
-    lent.emplace(names.at(constant), aliases_.back());
+    lent_.tensors.push_back(at::for_blob(tensor.data_ptr(), tensor.sizes())
+                                .strides(tensor.strides())
+                                .options(tensor.options())
+                                .target_device(tensor.device())
+                                .make_tensor());
+    by_name.emplace(names.at(constant), lent_.tensors.back());
   }
-  runner_->update_constant_buffer(lent, /*use_inactive=*/false, /*validate_full_updates=*/true, /*user_managed=*/true);
-  // Otherwise the first call computes them, and with torch 2.11 two first calls at once wait for each other forever.
-  if (computes) runner_->run_const_fold(/*use_inactive=*/false);
+  runner_->update_constant_buffer(by_name, /*use_inactive=*/false, /*validate_full_updates=*/true,
+                                  /*user_managed=*/true);
+}
+
+// Otherwise the first call does this. With torch 2.11 two first calls at once then wait for each other forever; and if
+// the first fails in it, as without memory, every torch loses the runner: the next call waits for it forever.
+void Code::compute_constants() {
+  try {
+    prepared([&] { runner_->run_const_fold(/*use_inactive=*/false); });
+  } catch (const std::exception& error) {
+    TORCH_CHECK(false, "the code failed where it computes with its weights alone: ", error.what());
+  }
+  if (device_.is_cuda()) wait_for(device_);  // calls on any stream read them
 }
 
 std::vector<at::Tensor> Code::run(const std::vector<at::Tensor>& inputs) const {
@@ -126,14 +152,7 @@ void Code::capture_as(const Code& other) const {
 std::string Code::graph_report() const { return graphs().report(); }
 
 std::vector<at::Tensor> Code::call(const std::vector<at::Tensor>& inputs) const {
-  // The compiled code keeps no graph. Without this, operators' autograd kernels would run; if they are in Python, they
-  // would wait for the GIL.
-  const c10::AutoGradMode no_grad(false);
-  const at::AutoDispatchBelowADInplaceOrView below_autograd;
-  // torch uses the current device's stream, even if the model is on another device.
-  const c10::DeviceGuard guard(device_);
-  if (device_.is_cuda()) ensure_cuda_context(device_.index());
-  return runner_->run(inputs);
+  return prepared([&] { return runner_->run(inputs); });
 }
 
 }  // namespace exportkit

@@ -10,6 +10,7 @@
 #include <mutex>
 #include <semaphore>
 #include <string>
+#include <unordered_map>
 #include <vector>
 
 #include "exportkit/runtime.h"
@@ -38,7 +39,8 @@ class Code {
   // .json beside it, and CUDA kernels in files beside it. `constants` are all tensors that the code takes from outside,
   // on the code's device with the manifest's strides; empty if the weights are inside. The code uses these tensors
   // without copying them: several methods may share them, and on the CPU they may be mapped from a file. Throws the
-  // errors of torch's loader, and c10::Error if there can be no CUDA graphs here.
+  // errors of torch's loader, and c10::Error if there can be no CUDA graphs here, or if the code fails to compute what
+  // follows from the weights alone.
   Code(const std::filesystem::path& library, const CodeOptions& options, Constants constants = {});
   ~Code();
 
@@ -57,15 +59,24 @@ class Code {
   std::string graph_report() const;
 
  private:
-  void set_constants();
-  void wait_for_device() const;
+  // The compiled code's views of the constants, which do not own memory. They outlive the code.
+  struct Lent {
+    std::vector<at::Tensor> tensors;
+    ~Lent();
+  };
+
+  // Takes the code's constants by AOTInductor's internal names.
+  void set_constants(const std::unordered_map<std::string, std::string>& constants);
+  void compute_constants();
+  template <class Run>
+  auto prepared(const Run& run) const;
   std::vector<at::Tensor> call(const std::vector<at::Tensor>& inputs) const;
   Graphs& graphs() const;
 
   c10::Device device_;
   mutable std::counting_semaphore<> turns_;
   Constants constants_;
-  std::vector<at::Tensor> aliases_;  // the compiled code's views of the constants, which do not own memory
+  Lent lent_;
   std::unique_ptr<torch::inductor::AOTIModelContainerRunner> runner_;
   std::unique_ptr<Graphs> graphs_;  // null without CUDA graphs
 };

@@ -135,7 +135,8 @@ std::shared_ptr<const Code> OpenedPackage::load_code(const Method& method, const
     throw Error(errors::kModelLoad,
                 "torch " + running_torch() + " cannot load target " + target().name + " of " + reader_.name() + ": " +
                     first_line(error.what()),
-                "If the cache is mounted noexec, set EXPORTKIT_CACHE to a directory that allows executable code.");
+                "stderr may say more. If the cache is mounted noexec, set EXPORTKIT_CACHE to a directory that allows "
+                "executable code.");
   }
   reader_.check_unchanged();  // unpacking read the package again
   return code;

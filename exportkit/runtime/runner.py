@@ -6,7 +6,7 @@ import contextlib
 import ctypes
 import functools
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -55,16 +55,23 @@ class ContainerRunner:
         """Loads a target's library. Arguments and errors are the same as for NativeRunner; there are no graphs."""
         assert options.graphs == "none"
         library, folder = str(entry.library), str(entry.library.parent)
-        if choice.target.device == "cpu":
-            container: Any = torch._C._aoti.AOTIModelContainerRunnerCpu(library, options.runners)
-        else:
-            container = torch._C._aoti.AOTIModelContainerRunnerCuda(library, options.runners, choice.device, folder)
-        if constants:
-            _lend_constants(container, constants)
+
+        def opened() -> Any:
+            if choice.target.device == "cpu":
+                container: Any = torch._C._aoti.AOTIModelContainerRunnerCpu(library, options.runners)
+            else:
+                container = torch._C._aoti.AOTIModelContainerRunnerCuda(library, options.runners, choice.device, folder)
+            if constants:
+                _lend_constants(container, constants)
+            return container
+
+        container = opened()
+        names = container.get_constant_names_to_original_fqns().values()
+        computes = any(name.startswith(COMPUTED) for name in names)
         self._constants = constants  # the code reads these tensors without a copy
         self._entry = entry
         self._device = torch.device(choice.device)
-        self.run = container.run
+        self.run = _Computing(container, opened).run if computes else container.run
         weakref.finalize(self, released, constants, self._device).atexit = False
 
     def run_requests(self, requests: Sequence[Sequence[torch.Tensor]], outputs: Sequence[int], /) -> Answers:
@@ -79,6 +86,31 @@ class ContainerRunner:
 
 
 COMPUTED = "_FOLDED_CONST_"  # begins AOTInductor's names of constants that the code computes from the weights
+
+
+class _Computing:
+    """Code that computes constants in its first call; this binding cannot ask for them before.
+
+    Where that fails, as without memory, torch loses the runner that it took, and the next call would wait for it
+    forever. So that call opens the code anew.
+    """
+
+    def __init__(self, container: Any, opened: Callable[[], Any]) -> None:
+        self._container, self._opened = container, opened
+        self._computed = False
+
+    def run(self, inputs: list[torch.Tensor]) -> list[torch.Tensor]:
+        if self._container is None:
+            self._container = self._opened()
+        try:
+            outputs: list[torch.Tensor] = self._container.run(inputs)
+        except RuntimeError:
+            if not self._computed:
+                self._container = None
+            raise
+        self._computed = True
+        return outputs
+
 
 RunnerClass = type[NativeRunner] | type[ContainerRunner]
 
@@ -145,7 +177,8 @@ class Construction:
             raise ModelLoadError(
                 f"torch {torch.__version__} cannot load target {target.name} of {self.package}: "
                 f"{str(error).partition(chr(10))[0]}",
-                hint="If the cache is mounted noexec, set EXPORTKIT_CACHE to a directory that allows executable code.",
+                hint="stderr may say more. If the cache is mounted noexec, set EXPORTKIT_CACHE to a directory that "
+                "allows executable code.",
             ) from error
         for method, old in (like or {}).items():
             _capture_again(runners[method], old)

@@ -106,17 +106,23 @@ def call() -> m.Call:
 
 
 def compiled(
-    module: torch.nn.Module, args: tuple[Any, ...], dynamic_shapes: Any, *, compiler: Path | None = None
+    module: torch.nn.Module,
+    args: tuple[Any, ...],
+    dynamic_shapes: Any,
+    *,
+    compiler: Path | None = None,
+    **of_inductor: Any,
 ) -> dict[str, Path]:
-    """A model's compiled files by name, from the cache if they are there."""
+    """A model's compiled files by name, from the cache if they are there. `of_inductor` adds AOTInductor options."""
     source = inspect.getsource(inspect.getmodule(type(module)))
-    key = (source, type(module), torch.__version__, compiler and compiler.read_text())
+    key = (source, type(module), torch.__version__, compiler and compiler.read_text(), *of_inductor.items())
     folder = CACHE / hashlib.sha256(repr(key).encode()).hexdigest()[:16]
     with one_maker(folder) as ours:
         if ours:
             # Not in Inductor's cache, where another checkout may have left the same.
             work = tempfile.mkdtemp(dir=folder.parent)
             options = {**OPTIONS, "aot_inductor.output_path": work}
+            options |= {f"aot_inductor.{name}": value for name, value in of_inductor.items()}
             options |= {"cpp.cxx": (None, str(compiler))} if compiler else {}
             program = torch.export.export(module.eval(), args, dynamic_shapes=dynamic_shapes)
             # Spares std::regex, a third of the compiler's time, unless a test is about this compiler.
