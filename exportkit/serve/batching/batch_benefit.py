@@ -111,7 +111,9 @@ class BatchBenefit:
 
     def record(self, bucket: Hashable, requests: int, rows: int, seconds: float) -> None:
         """Records the time of a batch of `requests` requests with `rows` rows."""
-        known = self._buckets.setdefault(bucket, _Bucket())
+        known = self._buckets.get(bucket)
+        if known is None:
+            known = self._buckets[bucket] = _Bucket()
         self._buckets.move_to_end(bucket)
         if len(self._buckets) > MOST_BUCKETS:
             self._buckets.popitem(last=False)

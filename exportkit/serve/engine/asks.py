@@ -86,4 +86,5 @@ class AskedRequest:
         self._answered(outcome)
 
     def _leave(self) -> None:
+        self._ticket = None  # which refers to this, and would keep the inputs
         self._asks.accepted.leave(self._size)

@@ -126,15 +126,11 @@ class BatchRunner:
         wanted = sorted({place for request in requests for place in request.outputs})
         ran = self._copy.run_requests([request.inputs for request in requests], wanted)
         sizes = [request.inputs[0].shape[0] for request in requests] if len(requests) > 1 else None
-        parts = {place: self._parts(place, answer, sizes) for place, answer in zip(wanted, ran.outputs)}
-        tensors = [tuple(parts[place][index] for place in r.outputs) for index, r in enumerate(requests)]
+        parts = {place: parts_of(*self._outputs[place], answer, sizes) for place, answer in zip(wanted, ran.outputs)}
+        tensors = [tuple([parts[place][index] for place in r.outputs]) for index, r in enumerate(requests)]
         rows = sum(request.rows for request in requests)
         spent = (ran.input_seconds, ran.run_seconds, ran.output_seconds)
         self.waited = ran.wait_seconds
         self._counted.executed(rows, compute_input=spent[0], compute_infer=spent[1], compute_output=spent[2])
         queued = [seconds + self.waited for seconds in waited]
         return [BatchResult(outputs, InferTiming(seconds, *spent, rows)) for outputs, seconds in zip(tensors, queued)]
-
-    def _parts(self, place: int, output: torch.Tensor, sizes: list[int] | None) -> list[OutputTensor]:
-        name, datatype = self._outputs[place]
-        return parts_of(name, datatype, output, sizes)

@@ -115,7 +115,8 @@ class Statistics:
             self.rows += rows
             self.executions += 1
             self.last_inference = time.time()
-            batch = self.batches.setdefault(_listed(rows), Stages())
+            listed = _listed(rows)
+            batch = self.batches.get(listed) or self.batches.setdefault(listed, Stages())
             batch.compute_input.add(compute_input)
             batch.compute_infer.add(compute_infer)
             batch.compute_output.add(compute_output)

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
-from types import TracebackType
-from typing import Any
 
 from starlette.types import Message, Receive, Scope
 
@@ -105,26 +104,26 @@ async def read_body(
         raise too_large(limit)
     if fill is not None and head.size is not None:
         memory, start = body_buffer(head.size, head.json_length, options.allocate), 0
-        with _SlowBodyGuard(options) as guard:
+        with _slow_bodies_refused(options) as clock:
             if check is not None and head.is_large:
-                start = await _read_json(receive, head, memory, guard)
+                start = await _read_json(receive, head, memory, clock)
                 await check(memory[: head.json_length])
-            if not await fill(memory[start:], guard.received):
-                raise _gone()
+            if not await fill(memory[start:], clock.received):
+                raise client_left()
         return memory
     return await _read_chunks(receive, head, limit, options, reserve, check)
 
 
-async def _read_json(receive: Receive, head: BodyHead, memory: memoryview, guard: _SlowBodyGuard) -> int:
+async def _read_json(receive: Receive, head: BodyHead, memory: memoryview, clock: BodyClock) -> int:
     """Receives the JSON of a body that is larger, into its memory. Returns the bytes that came."""
     received = 0
     while received < (head.json_length or 0):
-        guard.start_waiting()
+        clock.start_waiting()
         chunk, _ = _chunk(await receive())
-        guard.stop_waiting(len(chunk))
+        clock.stop_waiting(len(chunk))
         memory[received : received + len(chunk)] = chunk
         received += len(chunk)
-    guard.start_waiting()
+    clock.start_waiting()
     return received
 
 
@@ -140,11 +139,11 @@ async def _read_chunks(
     buffer = _Buffer(head, limit, reserve, options.allocate)
     inflater = None if head.coding is None else Inflater(head.coding)
     received, more = 0, True
-    with _SlowBodyGuard(options) as guard:
+    with _slow_bodies_refused(options) as clock:
         while more:
-            guard.start_waiting()
+            clock.start_waiting()
             chunk, more = _chunk(await receive())
-            guard.stop_waiting(len(chunk))
+            clock.stop_waiting(len(chunk))
             received += len(chunk)
             if received > limit:
                 raise too_large(limit)
@@ -180,11 +179,12 @@ def too_large(limit: int) -> TooLargeError:
 
 def _chunk(message: Message) -> tuple[bytes, bool]:
     if message["type"] == "http.disconnect":
-        raise _gone()
+        raise client_left()
     return message.get("body", b""), message.get("more_body", False)
 
 
-def _gone() -> CancelledError:
+def client_left() -> CancelledError:
+    """Returns the error for a client that went away before its request was complete."""
     return CancelledError("the client went away before its request was complete")
 
 
@@ -232,17 +232,18 @@ class _Buffer:
         return self._memory[: self._used]
 
 
-class _SlowBodyGuard:
-    """Ends the receiving of a body that comes too slowly. Only the time spent waiting for the client counts."""
+class BodyClock:
+    """Tells when a body comes too slowly. Only the time spent waiting for the client counts."""
 
-    def __init__(self, options: HttpOptions) -> None:
+    def __init__(self, options: HttpOptions, late: Callable[[], None]) -> None:
+        """Waits for the client from now on. `late` is called once it is too slow, unless the clock ended before."""
         self._options = options
+        self._late = late
         self._loop = asyncio.get_running_loop()
-        self._task: Any = asyncio.current_task()
         self._waits_since: float | None = self._loop.time()
         self._waited = 0.0
         self._received = 0
-        self._late = False
+        self._timer = self._loop.call_later(options.idle_seconds, self._check)
 
     def start_waiting(self) -> None:
         """The server waits for the client from now on."""
@@ -260,21 +261,17 @@ class _SlowBodyGuard:
         self.stop_waiting(size)
         self.start_waiting()
 
-    def __enter__(self) -> _SlowBodyGuard:
-        self._timer = self._loop.call_later(self._options.idle_seconds, self._check)
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def end(self) -> None:
+        """Nothing more is waited for."""
         self._timer.cancel()
-        if self._late and kind is asyncio.CancelledError:
-            self._task.uncancel()
-            idle, rate = self._options.idle_seconds, self._options.least_rate
-            raise SlowClientError(
-                f"the body comes too slowly: {self._received} bytes came",
-                hint=f"It may pause for {idle:g} seconds, and needs {rate:g} bytes a second after the first {idle:g}.",
-            ) from None
+
+    def error(self) -> SlowClientError:
+        """Returns the error for a client that is late."""
+        idle, rate = self._options.idle_seconds, self._options.least_rate
+        return SlowClientError(
+            f"the body comes too slowly: {self._received} bytes came",
+            hint=f"It may pause for {idle:g} seconds, and needs {rate:g} bytes a second after the first {idle:g}.",
+        )
 
     def _check(self) -> None:
         """Checks whether the client is late, and when it would be."""
@@ -287,5 +284,27 @@ class _SlowBodyGuard:
         if left > 0:
             self._timer = self._loop.call_later(left, self._check)
         else:
-            self._late = True
-            self._task.cancel()
+            self._late()
+
+
+@contextmanager
+def _slow_bodies_refused(options: HttpOptions) -> Iterator[BodyClock]:
+    """Raises SlowClientError in the task once the body comes too slowly."""
+    task, late = asyncio.current_task(), False
+    assert task is not None
+
+    def cancel() -> None:
+        nonlocal late
+        late = True
+        task.cancel()
+
+    clock = BodyClock(options, cancel)
+    try:
+        yield clock
+    except asyncio.CancelledError:
+        if not late:
+            raise
+        task.uncancel()
+        raise clock.error() from None
+    finally:
+        clock.end()

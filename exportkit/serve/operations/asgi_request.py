@@ -32,13 +32,15 @@ class AnsweredConnection(Protocol):
     def resume_reading(self) -> None:
         """Receives more of the body, or sees the client go away."""
 
-    async def fill(self, memory: memoryview, came: Callable[[int], None], /) -> bool:
+    def fill(
+        self, memory: memoryview, came: Callable[[int], None], over: Callable[[bool], None], /
+    ) -> Callable[[], None]:
         """Fills memory with what comes next."""
 
     async def drain(self) -> None:
         """Waits until the client took most of what was written."""
 
-    def run(self, request: AsgiRequest, application: ASGIApp, /) -> None:
+    def run(self, request: AsgiRequest, application: ASGIApp | None, /) -> None:
         """Lets an application answer a request."""
 
     def answered(self) -> None:
@@ -121,8 +123,14 @@ class AsgiRequest:
             self._connection.resume_reading()  # otherwise the end is not seen
         return not self.disconnected
 
-    def go_on(self, application: ASGIApp) -> None:
-        """Lets an application answer a request of which nothing was answered, and whose body is not needed."""
+    def fill(self, memory: memoryview, came: Callable[[int], None], over: Callable[[bool], None]) -> Callable[[], None]:
+        """Receives a body of which more comes, without the parser: HttpConnection.fill says how it ends."""
+        rest = self._taken(memory, came)
+        self._connection.resume_reading()
+        return self._connection.fill(rest, came, over)
+
+    def go_on(self, application: ASGIApp | None) -> None:
+        """Lets an application answer a request of which nothing was answered; None: the server's."""
         self._connection.run(self, application)
 
     @property
@@ -158,15 +166,30 @@ class AsgiRequest:
 
     async def _fill(self, memory: memoryview, came: Callable[[int], None]) -> bool:
         """Receives the body without the parser: see exportkit.serve.http.exchange.Fill."""
+        if not self.more_body or self.disconnected:
+            self._taken(memory, came)
+            return not self.more_body
+        done: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+
+        def over(whole: bool) -> None:
+            if not done.done():  # else the task was cancelled
+                done.set_result(whole)
+
+        stop = self.fill(memory, came, over)
+        try:
+            return await done
+        except asyncio.CancelledError:
+            stop()
+            raise
+
+    def _taken(self, memory: memoryview, came: Callable[[int], None]) -> memoryview:
+        """Puts what came of the body into memory. Returns the memory of the rest."""
         self._go_on()
         start = len(self.body)
         memory[:start] = self.body
         self.body = bytearray()
         came(start)
-        if not self.more_body or self.disconnected:
-            return not self.more_body
-        self._connection.resume_reading()
-        return await self._connection.fill(memory[start:], came)
+        return memory[start:]
 
     async def send(self, message: Message) -> None:
         """Sends a part of the answer."""

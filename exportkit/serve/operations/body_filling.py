@@ -23,18 +23,31 @@ class BodyFilling:
     Attributes:
         memory: Where to. Not larger than the rest of the body.
         size: The bytes that came.
-        done: Whether the memory was filled. The client went away before if not.
         wanted: Whether somebody waits for it.
         in_thread: Whether another thread receives.
     """
 
-    def __init__(self, transport: asyncio.Transport, memory: memoryview, came: Callable[[int], None]) -> None:
-        """`came` is called for each part with its size."""
+    def __init__(
+        self,
+        transport: asyncio.Transport,
+        memory: memoryview,
+        came: Callable[[int], None],
+        over: Callable[[bool], None],
+    ) -> None:
+        """Begins.
+
+        Args:
+            transport: The connection.
+            memory: Where to.
+            came: Called for each part with its size.
+            over: Called at the end, if it is wanted until then: whether the memory is full. If not, the client went
+                away.
+        """
         self._transport = transport
         self._came = came
+        self._over = over
         self.memory = memory
         self.size = 0
-        self.done: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
         self.wanted = True
         self.in_thread = False
 
@@ -51,9 +64,9 @@ class BodyFilling:
 
     def end(self, whole: bool) -> None:
         """Nothing more comes."""
-        self.wanted = False
-        if not self.done.done():
-            self.done.set_result(whole)
+        if self.wanted:
+            self.wanted = False
+            self._over(whole)
 
     def goes_on_in_thread(self, size: int, finished: Callable[[asyncio.Future[int]], None]) -> None:
         """Lets another thread receive for a while if so much came at once that it pays.

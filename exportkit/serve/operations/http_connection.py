@@ -302,39 +302,37 @@ class HttpConnection(asyncio.BufferedProtocol):
             self._wait_for_client()
         self.transport.resume_reading()
 
-    def run(self, request: AsgiRequest, application: ASGIApp) -> None:
-        """Lets an application answer a request."""
-        task = self._loop.create_task(request.run(application))
+    def run(self, request: AsgiRequest, application: ASGIApp | None) -> None:
+        """Lets an application answer a request; None: the server's."""
+        task = self._loop.create_task(request.run(application or self._setup.app))
         self._setup.tasks.add(task)
         task.add_done_callback(self._setup.tasks.discard)
 
     def _start(self, request: AsgiRequest) -> None:
         short = self._setup.short
-        if short is None or request.more_body or self.transport.is_closing() or not short(request):
-            self.run(request, self._setup.app)
+        if short is None or self.transport.is_closing() or not short(request):
+            self.run(request, None)
 
     # --- bodies that go into memory -----------------------------------------------------------------------------------
 
-    async def fill(self, memory: memoryview, came: Callable[[int], None]) -> bool:
+    def fill(self, memory: memoryview, came: Callable[[int], None], over: Callable[[bool], None]) -> Callable[[], None]:
         """Fills memory with what comes next. What follows it stays unread.
-
-        If the task is cancelled, the parser goes on with what came.
 
         Args:
             memory: Where to.
             came: Called for each part with its size.
+            over: Called once the memory is full (True), or the client went away before (False).
 
         Returns:
-            Whether the memory is full; False: the client went away before.
+            What ends it before: the parser goes on with what came.
         """
-        self._filling = filling = BodyFilling(self.transport, memory, came)
-        try:
-            return await filling.done
-        except asyncio.CancelledError:
-            filling.wanted = False
-            if not filling.in_thread:
-                self._parse_filling(filling)
-            raise
+        self._filling = filling = BodyFilling(self.transport, memory, came, over)
+        return partial(self._stop_filling, filling)
+
+    def _stop_filling(self, filling: BodyFilling) -> None:
+        filling.wanted = False
+        if not filling.in_thread:
+            self._parse_filling(filling)
 
     def _filled(self, filling: BodyFilling) -> None:
         """The rest of a body came. The parser has not seen it, so another begins with the next request."""

@@ -191,6 +191,8 @@ def _without_json(body: memoryview, rules: BodyRules) -> ParsedBody:
 
 def _check_forms(forms: OutputForms, outputs: Sequence[Mapping[str, Any]], shared_memory: SharedMemory | None) -> None:
     """Refuses before the model runs what could not be written after it."""
+    if not forms.named and forms.default.binary:
+        return
     if any(form.region is not None for form in forms.named.values()):
         offered(shared_memory)
     for output in outputs:

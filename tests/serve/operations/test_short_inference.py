@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import threading
+import weakref
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -17,13 +19,16 @@ import pytest
 
 from exportkit.serve.engine.model_copy import ModelCopy
 from exportkit.serve.engine.repository import Repository
+from exportkit.serve.engine.served import ServedModel
 from exportkit.serve.http.asgi import make_app
 from exportkit.serve.http.exchange import HttpOptions
 from exportkit.serve.listeners import open_port
+from exportkit.serve.operations import short_inference
 from exportkit.serve.operations.connection_limits import ConnectionLimits
 from exportkit.serve.operations.front_end import LocalFrontEnd
 from exportkit.serve.operations.observation import Finished, Observation
 from exportkit.serve.operations.short_inference import ShortInference
+from exportkit.serve.protocol.tensors import body_buffer
 from exportkit.serve.serve_options import ServeOptions
 from tests.serve.operations import asking_tiny
 from tests.serve.operations.limited_server import run
@@ -38,12 +43,13 @@ class Way:
     def __init__(self, repository: Repository, *, short: bool) -> None:
         self.finished: list[Finished] = []
         self.taken: list[bool] = []  # for each request, whether it went the short way
+        self.options = HttpOptions(idle_seconds=0.3)
         self.observation = Observation([self.finished.append])
         make = partial(self._make, repository) if short else None
         self.front = LocalFrontEnd(ConnectionLimits(), None, None, frozenset(), self.observation, make)
 
     def _make(self, repository: Repository, *given: Any) -> Callable[..., bool]:
-        short = ShortInference(repository, self.observation, *given)
+        short = ShortInference(repository, self.observation, *given, options=self.options)
 
         def take(request: Any) -> bool:
             self.taken.append(short(request))
@@ -54,15 +60,20 @@ class Way:
     async def open(self, repository: Repository) -> None:
         sockets = open_port("127.0.0.1", 0, "--port")
         self.port = sockets[0].getsockname()[1]
-        await self.front.start(sockets, lambda middleware: make_app(repository, HttpOptions(), middleware=middleware))
+        await self.front.start(sockets, lambda middleware: make_app(repository, self.options, middleware=middleware))
 
     async def send(self, data: bytes) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
         writer.write(data)
         return reader, writer
 
-    async def ask(self, data: bytes) -> tuple[int, dict[str, str], bytes]:
-        reader, writer = await self.send(data)
+    async def ask(self, data: bytes, *, cut: bool = False) -> tuple[int, dict[str, str], bytes]:
+        """`cut`: half of the body comes later."""
+        rest = (len(data) - len(data.partition(b"\r\n\r\n")[2])) // 2 if cut else 0
+        reader, writer = await self.send(data[: len(data) - rest])
+        if rest:
+            await asyncio.sleep(0.02)
+            writer.write(data[-rest:])
         status, headers = await _head(reader)
         if "content-length" in headers:
             body = await reader.readexactly(int(headers["content-length"]))
@@ -150,7 +161,8 @@ LONG = {
 }
 
 
-def test_answers_logs_and_counters_are_those_of_the_application(tiny_package: Path):
+@pytest.mark.parametrize("cut", [False, True])
+def test_answers_logs_and_counters_are_those_of_the_application(tiny_package: Path, cut: bool):
     def counters(repository: Repository) -> dict[str, Any]:
         (counted,) = repository.counted().values()
         failures = {reason: spent.count for reason, spent in counted.failures.items()}
@@ -165,7 +177,7 @@ def test_answers_logs_and_counters_are_those_of_the_application(tiny_package: Pa
                 found = []
                 for way in (long, short):
                     before = counters(repository)
-                    status, headers, body = await way.ask(data)
+                    status, headers, body = await way.ask(data, cut=cut)
                     seen = await way.seen(number)
                     assert headers["x-request-id"] == seen.record.id, what
                     shown = {key: value for key, value in headers.items() if key not in _GIVEN_ONLY}
@@ -175,7 +187,8 @@ def test_answers_logs_and_counters_are_those_of_the_application(tiny_package: Pa
                     found.append((status, shown, body, record, rows, about, difference(counters(repository), before)))
                     assert way.observation.in_flight == 0
                 assert found[0] == found[1], what
-                assert short.taken[-1] == (what in SHORT), what
+                assert short.taken[-1] == (what in SHORT) or cut, what
+                assert short.taken[-1] or what in LONG, what
                 assert found[1][0] == 200 or what in LONG or what.startswith("infinity"), what
 
     run(scenario)
@@ -269,3 +282,85 @@ def test_the_last_answers_close_their_connections(tiny_package: Path, may_run: t
             assert (await short.ask(request()))[1]["connection"] == "close"
 
     run(scenario)
+
+
+def held(repository: Repository) -> int:
+    """The bytes of accepted bodies."""
+    (model,) = repository.models()
+    assert isinstance(model, ServedModel)
+    return model._accepted.bytes
+
+
+def test_a_body_that_still_comes_has_room_and_is_answered_when_the_server_ends(tiny_package: Path):
+    data = binary()
+    size = len(data.partition(b"\r\n\r\n")[2])
+
+    async def scenario() -> None:
+        async with ways(tiny_package) as (repository, _, short):
+            reader, writer = await short.send(data[:-8])
+            await until(lambda: short.taken)
+            assert (held(repository), short.observation.in_flight) == (size, 1)
+            draining = asyncio.create_task(repository.drain())
+            await until(lambda: repository.draining)
+            assert (await short.ask(data))[0] == 503
+            writer.write(data[-8:])
+            assert (await _head(reader))[0] == 200
+            await draining
+            assert short.taken == [True, False]
+
+    run(scenario)
+
+
+def test_a_client_that_leaves_or_pauses_gives_the_room_of_its_body_back(tiny_package: Path):
+    async def scenario() -> None:
+        async with ways(tiny_package) as (repository, long, short):
+            found = []
+            for way in (long, short):
+                _, writer = await way.send(binary()[:-8])
+                await until(lambda: held(repository))
+                writer.transport.abort()
+                assert (await way.seen(1)).record.status == 499
+                reader, writer = await way.send(binary()[:-8])
+                status, headers = await _head(reader)
+                assert (status, headers["connection"]) == (408, "close")
+                assert held(repository) == 0
+                writer.close()
+                await way.seen(2)
+                assert way.observation.in_flight == 0
+                found.append([replace(each.record, id="", started=0.0) for each in way.finished])
+            assert found[0] == found[1]
+            assert short.taken == [True, True]
+
+    run(scenario)
+
+
+def test_the_memory_of_a_body_is_free_once_its_request_is_over(tiny_package: Path, monkeypatch: pytest.MonkeyPatch):
+    """A cycle of objects would keep it until Python looks for garbage."""
+    bodies = []
+
+    def remembered(*arguments: Any) -> memoryview:
+        body = body_buffer(*arguments)
+        bodies.append(weakref.ref(body.obj))
+        return body
+
+    monkeypatch.setattr(short_inference, "body_buffer", remembered)
+
+    async def scenario() -> None:
+        async with ways(tiny_package) as (_, _, short):
+            gc.collect()
+            gc.disable()
+            for data, status in [(binary(), 200), (binary().replace(b"FP32", b"FP64"), 400)] * 2:
+                assert (await short.ask(data, cut=True))[0] == status
+            _, writer = await short.send(binary()[:-8])
+            await until(lambda: len(short.taken) == 5)
+            writer.transport.abort()
+            await short.seen(5)
+            reader, _ = await short.send(binary()[:-8])
+            assert (await _head(reader))[0] == 408
+            assert len(bodies) == 6
+            await until(lambda: not any(body() is not None for body in bodies))
+
+    try:
+        run(scenario)
+    finally:
+        gc.enable()
