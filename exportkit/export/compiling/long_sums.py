@@ -81,7 +81,7 @@ inline T cascade_sum_combine(T& data, int64_t tail_size, CascadeSumHelper<T, LEN
 }
 template <typename T>
 inline T cascade_sum_column(T& data, int64_t column, CascadeSumHelper<T, LENGTH>* all) {
-  if (!all->columns) all->columns = std::make_unique<CascadeSumHelper<T, LENGTH>[]>(64);
+  if (!all->columns) all->columns = std::make_unique<CascadeSumHelper<T, LENGTH>[]>(128);
   auto* c = &all->columns[column];
   if (c->add(data)) c->kept = c->chunks.total(T(0));
   return c->sum + c->kept;
