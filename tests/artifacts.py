@@ -93,6 +93,10 @@ _STATE_GRAPHS = Recipe(
     trace={"device": "cuda", "cases": 1},
 )
 _STATE = Recipe("tests/export/state_models.py:decoder", ["tests/export/state_models.py"])
+_RECURRENT = Recipe(
+    "tests/recurrent/recurrent_models.py:both",
+    ["tests/recurrent/recurrent_models.py", "exportkit/recurrent", "csrc/recurrent"],
+)
 _ROTATED = Recipe("tests/verify/layout_models.py:rotated", ["tests/verify/layout_models.py"])
 PASSES_DTYPES = TorchVersion(torch.__version__) >= (2, 12)
 """Whether compiled code passes the dtypes to operators that it says: torch 2.11 takes int64 for float16."""
@@ -153,10 +157,8 @@ RECIPES: Mapping[str, Recipe] = {
     "rotated": _ROTATED,
     "rotated-program": replace(_ROTATED, program=True),
     # Recurrent layers, and packed sequences.
-    "recurrent": Recipe(
-        "tests/recurrent/recurrent_models.py:both",
-        ["tests/recurrent/recurrent_models.py", "exportkit/recurrent", "csrc/recurrent"],
-    ),
+    "recurrent": _RECURRENT,
+    "recurrent-cuda": replace(_RECURRENT, trace={"device": "cuda"}),
     "arr-coc": Recipe("arr-coc", ["exportkit/arr_coc", "csrc"]),
 }
 

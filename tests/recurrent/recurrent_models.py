@@ -187,8 +187,8 @@ def stepped(options: Options, layer: nn.RNNBase, inputs: Sequence[Tensor]) -> li
 
 
 def _step(kind: str, x: Tensor, state: list[Tensor], w: dict[str, Tensor]) -> list[Tensor]:
-    into = x @ w["weight_ih"].T + w.get("bias_ih", torch.zeros(1).double())
-    onto = state[0] @ w["weight_hh"].T + w.get("bias_hh", torch.zeros(1).double())
+    into = x @ w["weight_ih"].T + w.get("bias_ih", 0)
+    onto = state[0] @ w["weight_hh"].T + w.get("bias_hh", 0)
     if kind == "lstm":
         i, f, g, o = (into + onto).chunk(4, dim=1)
         c = f.sigmoid() * state[1] + i.sigmoid() * g.tanh()

@@ -20,14 +20,15 @@ from exportkit.export.models.resolved import EagerModel
 from exportkit.export.tracing.trace import ready_to_trace
 from exportkit.export.tracing.trace_method import trace_with_torch_export
 from exportkit.recurrent import fakes
+from tests.conftest import DEVICES
 from tests.fresh import run_python
 from tests.recurrent.recurrent_models import FEATURES, SIZE, Options, packed_inputs, packed_spec, stepped
 
 ALL = {"lstm", "gru", "rnn_tanh", "rnn_relu", "pack", "unpack"}
 
 
-def traced(spec: ExportSpec) -> torch.export.ExportedProgram:
-    with ready_to_trace(EagerModel(spec=spec), TraceOptions(), torch.device("cpu")) as ready:
+def traced(spec: ExportSpec, device: str = "cpu") -> torch.export.ExportedProgram:
+    with ready_to_trace(EagerModel(spec=spec), TraceOptions(), torch.device(device)) as ready:
         return trace_with_torch_export(*ready.tasks["forward"])[0]
 
 
@@ -59,36 +60,42 @@ def options(draw: st.DrawFn) -> Options:
     )
 
 
+@pytest.mark.parametrize("device", DEVICES)
 @settings(max_examples=20)
-@given(options())
-@example(Options("relu", 2, batch_first=True))  # of which the last bits differ between trained and frozen
-@example(Options("relu", 2, batch_first=True, frozen=True))
-def test_every_layer_has_eagers_bits_at_every_size(layer: Options) -> None:
+@given(layer=options())
+@example(layer=Options("relu", 2, batch_first=True))  # of which the last bits differ between trained and frozen
+@example(layer=Options("relu", 2, batch_first=True, frozen=True))
+def test_every_layer_has_eagers_bits_at_every_size(layer: Options, device: str) -> None:
     spec = layer.spec()
-    program = traced(spec)
+    program = traced(spec, device)
+    eager_model = spec.model.to(device)
     assert called(program) == {{"tanh": "rnn_tanh", "relu": "rnn_relu"}.get(layer.kind, layer.kind)}
     module = program.module(check_guards=False)
     for batch, length in ((1, 1), (1, 9), (4, 1), (9, 8), (5, 31)) if layer.batched else ((1, 1), (1, 31)):
-        inputs = layer.inputs(batch, length)
-        found, eager = answers(module, inputs), answers(spec.model, inputs)
+        inputs = [tensor.to(device) for tensor in layer.inputs(batch, length)]
+        with torch.backends.cudnn.flags(enabled=True, allow_tf32=False):  # `rough` knows of float32
+            found, eager = answers(module, inputs), answers(eager_model, inputs)
         assert all(torch.equal(a, b) and a.stride() == b.stride() for a, b in zip(found, eager, strict=True))
         rough = {torch.float32: 1e-5, torch.float64: 1e-12, torch.float16: 2e-2, torch.bfloat16: 1e-1}[layer.dtype]
+        rough *= 2 if device == "cuda" else 1  # cuDNN's tanh
         for a, b in zip(found, stepped(layer, spec.model.layer, inputs), strict=True):
             torch.testing.assert_close(a.double(), b, rtol=rough, atol=rough)
 
 
+@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("whole", [True, False], ids=["whole", "longest"])
 @pytest.mark.parametrize("sorted", [True, False], ids=["sorted", "any-order"])
-def test_packed_sequences_have_eagers_bits_at_every_size(whole: bool, sorted: bool) -> None:
+def test_packed_sequences_have_eagers_bits_at_every_size(whole: bool, sorted: bool, device: str) -> None:
     spec = packed_spec(whole=whole, sorted=sorted)
-    program = traced(spec)
+    program = traced(spec, device)
+    eager_model = spec.model.to(device)
     assert called(program) == {"lstm", "gru", "pack", "unpack"}
     module = program.module(check_guards=False)
     for batch, length in ((1, 7), (1, 40), (9, 8), (30, 31)):
-        x, lengths = packed_inputs(batch, length)
-        lengths = lengths.sort(descending=True).values if sorted else lengths[torch.randperm(batch)]
+        x, lengths = (tensor.to(device) for tensor in packed_inputs(batch, length))
+        lengths = lengths.sort(descending=True).values if sorted else lengths[torch.randperm(batch, device=device)]
         for given_lengths in (lengths, lengths.clamp(max=4), torch.ones_like(lengths)):
-            found, eager = answers(module, (x, given_lengths)), answers(spec.model, (x, given_lengths))
+            found, eager = answers(module, (x, given_lengths)), answers(eager_model, (x, given_lengths))
             assert all(torch.equal(a, b) for a, b in zip(found, eager, strict=True))
 
 

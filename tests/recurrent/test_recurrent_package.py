@@ -54,6 +54,19 @@ def test_a_package_has_eagers_bits_at_every_size(packages: tuple[Path, Path]) ->
     assert model(*packed_inputs(3, 7))  # it goes on
 
 
+@pytest.mark.cuda
+def test_on_a_gpu_it_has_eagers_bits_and_weights_in_one_block(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    package, library = tmp_path / "recurrent.pt2", LIBRARIES["cpu"]
+    assemble([artifact("recurrent-cuda")], [(library, describe_library(library))], package)
+    model, eager = exportkit.load(package, "cuda"), both().model.to("cuda")
+    for batch, length in ((1, 7), (9, 8), (30, 31)):
+        given = [tensor.to("cuda") for tensor in packed_inputs(batch, length)]
+        assert all(map(torch.equal, answers(model, given), answers(eager, given)))
+    assert "contiguous chunk" not in capfd.readouterr().err  # torch's warning, for each call
+
+
 def test_it_runs_without_python(packages: tuple[Path, Path]) -> None:
     assert exportkit_run.run(packages[0]).code == 0
 

@@ -3,26 +3,21 @@
 torch keeps the weights of a linear layer by rows of outputs. For few samples, MKL multiplies up to four times as fast
 with the transposed matrix. And a normalization divides by the root of its variance for every element. The package keeps
 the weights as they are: the code computes the other order and the roots when it is loaded, and again for other weights.
-AOTInductor calls this constant folding at run time.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
-from torch._inductor import compile_fx, config
-from torch._inductor.graph import GraphLowering, getattr_recursive
-from torch.fx import Graph, GraphModule, Node
+from torch.fx import Graph, Node
 
-from exportkit.export.within_torch.torch_internals import replaced
+from exportkit.export.compiling.load_time import computed_at_load
 
 MOST_BYTES = 16 << 20  # of all transposed weights: each process has them in memory of its own
 MOST_ELEMENTS = 1 << 16  # of a root or a quotient of weights
 
-_FOLDING = "aot_inductor.use_runtime_constant_folding"
 _CONTIGUOUS = {"memory_format": torch.contiguous_format}
 _aten = torch.ops.aten
 _SECOND: dict[Any, int] = {_aten.mm.default: 1, _aten.addmm.default: 2}  # the place of the second factor
@@ -32,47 +27,9 @@ _COSTLY = {_aten.sqrt.default, _aten.rsqrt.default, _aten.reciprocal.default, _a
 _CHEAP = {_aten.add.Tensor, _aten.sub.Tensor, _aten.mul.Tensor, _aten.unsqueeze.default, *_MOVES}
 
 
-@contextmanager
-def packed_weights() -> Iterator[None]:
+def packed_weights() -> AbstractContextManager[None]:
     """Makes the change while the block runs."""
-    ours = False  # whether nobody else asked for constant folding
-
-    def decide(graph: Graph) -> None:  # is called for the whole graph last, after its branches and bodies
-        nonlocal ours
-        ours = ours or not config.aot_inductor.use_runtime_constant_folding
-        if ours:
-            config.aot_inductor.use_runtime_constant_folding = bool(
-                _copies(graph) or _products(graph) or _quotients(graph)
-            )
-
-    def packing(split: Callable[..., Any]) -> Callable[..., Any]:
-        def packed(module: GraphModule, *args: Any, skip_folding_node_fn: Any = None, **kwargs: Any) -> Any:
-            computed = pack(module.graph)
-            module.recompile()
-
-            def skip(node: Node) -> bool:
-                others = ours and node.op != "get_attr" and node not in computed
-                return others or bool(skip_folding_node_fn and skip_folding_node_fn(node))
-
-            return split(module, *args, skip_folding_node_fn=skip, **kwargs)
-
-        return packed
-
-    def writing_small_ones(get_attr: Callable[..., Any]) -> Callable[..., Any]:
-        # Asked to fold constants, Inductor would read single numbers and short vectors from outside of the code.
-        def lower(graph: Any, target: str, *args: Any, **kwargs: Any) -> Any:
-            value = getattr_recursive(graph.module, target)
-            short = isinstance(value, torch.Tensor) and value.dim() <= 1 and not target.startswith("_FOLDED_CONST_")
-            with config.patch({_FOLDING: False}) if ours and short else nullcontext():
-                return get_attr(graph, target, *args, **kwargs)
-
-        return lower
-
-    with ExitStack() as changes:
-        changes.enter_context(config.patch({_FOLDING: False, "post_grad_custom_post_pass": decide}))
-        changes.enter_context(replaced(compile_fx, "split_const_gm", packing))
-        changes.enter_context(replaced(GraphLowering, "get_attr", writing_small_ones))
-        yield
+    return computed_at_load(pack, applies=lambda graph: bool(_copies(graph) or _products(graph) or _quotients(graph)))
 
 
 def pack(graph: Graph) -> set[Node]:

@@ -17,6 +17,7 @@ from exportkit.errors import CompilerError
 from exportkit.export.compiling.compile_failure import failed_operator
 from exportkit.export.compiling.compiled_cache import Code
 from exportkit.export.compiling.eager_kernels import eager_kernels, with_tensors
+from exportkit.export.compiling.flat_weights import flat_weights
 from exportkit.export.compiling.inductor_changes import changed_inductor
 from exportkit.export.compiling.model_sources import compiling_model_sources
 from exportkit.export.compiling.packed_weights import packed_weights
@@ -61,6 +62,8 @@ def run_inductor(
             if device.type == "cpu":
                 contexts.enter_context(small_convolutions())
                 contexts.enter_context(packed_weights())
+            else:
+                contexts.enter_context(flat_weights())
             contexts.enter_context(compiling_model_sources(keep=keep))
             contexts.enter_context(warnings.catch_warnings())
             # torch 2.13 copies its own deprecated LeafSpec.

@@ -3,7 +3,7 @@
 No torch that exports has an option for any of these, so export replaces:
 
 - `GraphLowering.get_attr`, so that no weight is written into the code as numbers (`program_weights`), and other short
-  tensors still are (`packed_weights`).
+  tensors still are (`load_time`).
 - `cpu_vec_isa.valid_vec_isa_list` and `cpp_builder._get_optimization_cflags`, so that the code is for
   the chosen instruction set and not for this machine, and can be unloaded (`toolchain`).
 - `CppBuilder.build`, so that the two sources of a model are compiled at the same time, and once (`model_sources`).
@@ -11,14 +11,12 @@ No torch that exports has an option for any of these, so export replaces:
   that lie one after the other, `CppKernel.decide_parallel_depth`, so that every machine writes the same loops, and
   `cpp_flex_attention_template.parallel_num_threads`, so that every thread has its memory (`inductor_changes`).
 - `CppKernel.need_use_acc_helper` and `_acc_helper_init`, `cpp.replace_cascade_sum_with_add` and
-  `KernelGroup.codegen_group`, so that long sums are as accurate as eager's, and `lowering.use_two_step_variance`, so
-  that variances are (`long_sums`), and, with `codegen_group` again,
-  `TilingSelect.select_tiling` and `CppVecKernel.reduction_combine_vec`, so that they read whole rows (`wide_columns`).
+  `KernelGroup.codegen_group`, so that long sums are as accurate as eager's (`long_sums`).
 - `torch.get_num_threads`, so that a machine of one thread writes right code for more (`inductor_changes`).
 - `CppVecKernel.store`, so that vectors are added to one element (`inductor_changes`).
 - `compile_fx.select_decomp_table`, so that small convolutions become products (`small_convolutions`), and
-  `compile_fx.split_const_gm`, so that of all constants only weights in another order are computed when the code is
-  loaded (`packed_weights`).
+  `compile_fx.split_const_gm`, so that only what the graph was changed for is computed when the code is
+  loaded (`load_time`).
 - `ShapeEnv._log_guard`, so that an error names the line of the model that a size failed at (`guards`), and that a
   decomposition does not branch on a size (`exportkit.onnx.branches`); and `ShapeEnv.produce_guards`, so that torch
   refuses no condition that holds (`guards`).

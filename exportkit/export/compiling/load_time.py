@@ -1,0 +1,66 @@
+"""Lets code compute what the weights alone decide when it is loaded, and again for other weights.
+
+AOTInductor calls this constant folding at run time. It would fold all that it can: here a change of the graph says
+what.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, nullcontext
+from typing import Any
+
+import torch
+from torch._inductor import compile_fx, config
+from torch._inductor.graph import GraphLowering, getattr_recursive
+from torch.fx import Graph, GraphModule, Node
+
+from exportkit.export.within_torch.torch_internals import replaced
+
+_FOLDING = "aot_inductor.use_runtime_constant_folding"
+
+
+@contextmanager
+def computed_at_load(change: Callable[[Graph], set[Node]], applies: Callable[[Graph], bool]) -> Iterator[None]:
+    """Changes graphs while the block runs.
+
+    Args:
+        change: Changes a graph, and returns the nodes that are to be computed at load.
+        applies: Whether there is something to change in a graph.
+    """
+    ours = False  # whether nobody else asked for constant folding
+
+    def decide(graph: Graph) -> None:  # is called for the whole graph last, after its branches and bodies
+        nonlocal ours
+        ours = ours or not config.aot_inductor.use_runtime_constant_folding
+        if ours:
+            config.aot_inductor.use_runtime_constant_folding = applies(graph)
+
+    def changing(split: Callable[..., Any]) -> Callable[..., Any]:
+        def changed(module: GraphModule, *args: Any, skip_folding_node_fn: Any = None, **kwargs: Any) -> Any:
+            computed = change(module.graph)
+            module.recompile()
+
+            def skip(node: Node) -> bool:
+                others = ours and node.op != "get_attr" and node not in computed
+                return others or bool(skip_folding_node_fn and skip_folding_node_fn(node))
+
+            return split(module, *args, skip_folding_node_fn=skip, **kwargs)
+
+        return changed
+
+    def writing_small_ones(get_attr: Callable[..., Any]) -> Callable[..., Any]:
+        # Asked to fold constants, Inductor would read single numbers and short vectors from outside of the code.
+        def lower(graph: Any, target: str, *args: Any, **kwargs: Any) -> Any:
+            value = getattr_recursive(graph.module, target)
+            short = isinstance(value, torch.Tensor) and value.dim() <= 1 and not target.startswith("_FOLDED_CONST_")
+            with config.patch({_FOLDING: False}) if ours and short else nullcontext():
+                return get_attr(graph, target, *args, **kwargs)
+
+        return lower
+
+    with ExitStack() as changes:
+        changes.enter_context(config.patch({_FOLDING: False, "post_grad_custom_post_pass": decide}))
+        changes.enter_context(replaced(compile_fx, "split_const_gm", changing))
+        changes.enter_context(replaced(GraphLowering, "get_attr", writing_small_ones))
+        yield
