@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from math import fsum
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -95,3 +96,25 @@ def test_cascades_hold_numbers_of_64_bits() -> None:
         options = {"cpp.dynamic_threads": True, "fx_graph_cache": False}
         (found, *_) = torch.compile(lambda x: x.sum(0), options=options)(rows)
     assert found == pytest.approx(fsum(rows[:, 0].tolist()), rel=64 * 2**-52)
+
+
+class Variances(torch.nn.Module):
+    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+        return x.var(-1), x.t().contiguous().var(0), x.std(), functional.gelu(x).var(-1), torch.var_mean(x, 1)[0]
+
+
+@pytest.mark.process
+def test_a_variance_is_accurate_where_the_mean_is_many_deviations_away(tmp_path: Path) -> None:
+    elements = {1: Dim("elements", min=2, max=1 << 20)}
+    program = torch.export.export(Variances(), (torch.rand(8, 40),), dynamic_shapes=(elements,))
+    with changed_inductor(), compiling_for(default_cpu_isa()) as options:
+        package = str(tmp_path / "variances.pt2")
+        torch._inductor.aoti_compile_and_package(program, package_path=package, inductor_configs=options)
+    compiled: Any = torch._inductor.aoti_load_package(package)
+    torch.manual_seed(0)
+    for away in (0, 100, 1000, 10_000):
+        x = torch.randn(8, 4096) + away
+        for ours, eager, wide in zip(compiled(x), Variances()(x), Variances()(x.double()), strict=True):
+            typical = typical_magnitude(wide)
+            allowed = allowed_error(measure_error(wide, eager, typical=typical).size, "float32").greatest
+            assert measure_error(wide, ours, typical=typical).size.greatest <= allowed, f"{away} deviations away"

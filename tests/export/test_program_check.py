@@ -111,3 +111,30 @@ def test_sizes_at_which_eager_takes_another_way_are_named(tmp_path: Path) -> Non
     spec = ExportSpec(Branches(), (torch.rand(5, 3),), dynamic_shapes={"x": {0: "batch[4:8]"}})
     export_program(spec, tmp_path / "out.pt2", TraceOptions())
     assert (tmp_path / "out.pt2").exists()
+
+
+class Padded(torch.nn.Module):
+    """Writes two rows at each end, which are all that the example has."""
+
+    def __init__(self, allocate: Any) -> None:
+        super().__init__()
+        self.allocate = allocate
+
+    def forward(self, x: Tensor) -> Tensor:
+        scratch = torch.empty_like(x)
+        scratch.copy_(x * 2)
+        room = self.allocate(x.shape[0], 3)
+        room[:2], room[-2:] = x[:2], x[-2:]
+        return room + scratch
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.int64])
+def test_memory_that_nobody_wrote_is_named_as_such_with_its_line(dtype: torch.dtype, tmp_path: Path) -> None:
+    x = torch.ones(4, 3).to(dtype)
+    with pytest.raises(ExportError, match="the model reads memory that nobody wrote, at batch=") as caught:
+        export(Padded(lambda *size: torch.empty(*size, dtype=dtype)), tmp_path, x)
+    assert "aten.empty.memory_format at test_program_check.py:" in caught.value.message
+    assert "empty_like" not in caught.value.message
+    assert caught.value.hint.startswith("Write every element before it is read, or allocate with torch.zeros")
+    export(Padded(lambda *size: torch.zeros(*size, dtype=dtype)), tmp_path, x)
+    assert (tmp_path / "out.pt2").exists()

@@ -22,6 +22,7 @@ from torch._inductor.virtualized import V
 from torch.utils._sympy.functions import FloorDiv, ModularIndexing
 
 from exportkit.export.compiling.long_sums import long_sums
+from exportkit.export.compiling.wide_columns import wide_columns
 from exportkit.export.models.source_lines import where_listed
 from exportkit.export.within_torch.torch_internals import replaced
 from exportkit.progress import note, notes
@@ -44,6 +45,7 @@ def changed_inductor() -> Iterator[None]:
             _never_one_thread,
             _room_for_every_thread,
             long_sums,
+            wide_columns,
             _sums_at_one_place,
             _errors_of_operators,
         ):

@@ -19,7 +19,7 @@ from exportkit.export.within_torch.dispatch import OperatorMode
 from exportkit.export.within_torch.torch_internals import replaced
 from exportkit.libraries import TORCH_NAMESPACES
 
-_UNWRITTEN = {
+UNWRITTEN = {
     torch.ops.aten.empty,
     torch.ops.aten.empty_like,
     torch.ops.aten.empty_permuted,
@@ -27,6 +27,8 @@ _UNWRITTEN = {
     torch.ops.aten.new_empty,
     torch.ops.aten.new_empty_strided,
 }
+"""Operators that allocate memory and write nothing there."""
+
 _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
@@ -144,11 +146,9 @@ class CallTrail(OperatorMode):
 
     def operator(self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Runs an operator and records it."""
-        if func.overloadpacket in _UNWRITTEN:
-            memory = func(*args, **kwargs)
-            memory.fill_(float("nan") if memory.is_floating_point() or memory.is_complex() else 1)
+        if func.overloadpacket in UNWRITTEN:
             self.unwritten.append(_called(func))
-            return memory
+            return filled(func(*args, **kwargs))
         if func.is_view:
             return func(*args, **kwargs)
         custom = func.namespace not in TORCH_NAMESPACES
@@ -158,6 +158,11 @@ class CallTrail(OperatorMode):
         if custom and not func._schema.is_mutable and _fingerprints((args, kwargs)) != tensors:
             self.undeclared.append(_called(func))
         return answer
+
+
+def filled(memory: torch.Tensor) -> torch.Tensor:
+    """Fills memory with NaN, or with 1 where the dtype has none, so that results show who reads it."""
+    return memory.fill_(float("nan") if memory.is_floating_point() or memory.is_complex() else 1)
 
 
 def changed_number(one: CallTrail, other: CallTrail) -> str | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from safetensors.torch import load
@@ -16,11 +17,13 @@ from exportkit.export.eager_calls.eager_methods import EagerMethods
 from exportkit.export.eager_calls.record import RecordedCase
 from exportkit.export.models.call_signature import describe_call
 from exportkit.export.models.source_lines import where_traced
+from exportkit.export.tracing.call_trail import UNWRITTEN, filled
 from exportkit.export.tracing.lifted import run_program
 from exportkit.export.tracing.preflight import checking_operators, graph_operators
-from exportkit.export.tracing.repeatable import ALLOW, agree
+from exportkit.export.tracing.repeatable import ALLOW, WRITE_FIRST, agree
 from exportkit.export.tracing.torch_export import RefusedByTorchError, export_with
 from exportkit.export.tracing.trace_method import TracedTask
+from exportkit.export.within_torch.dispatch import OperatorMode, watched_by
 from exportkit.package.case_files import result_keys, results_in, results_of, state_keys, state_results
 from exportkit.package.manifest import StateTensor, TensorOutput
 from exportkit.package.structure import plain
@@ -68,7 +71,7 @@ def check_programs(
                 tensors[f"{number}.input.{i}"].to(t.device) for i, t in enumerate(run.traced.task.bound.tensors)
             )
             expected = results_in(result_keys(number, called), tensors)
-            where = _Where(run.traced, inputs, call.sizes, call.method not in seen, number)
+            where = _Where(run, inputs, held, call.sizes, call.method not in seen, number)
             seen.add(call.method)
             try:
                 answers = run.answers(inputs, held)
@@ -100,9 +103,37 @@ class _Run:
         self._module = traced.method.program.module(check_guards=False)
         self._operators = bool(graph_operators(traced.method.program.graph_module))
         self._tf32 = tf32
+        self._unwritten = [node for node in traced.method.program.graph.nodes if _allocates(node.target)]
 
     def answers(self, inputs: tuple[torch.Tensor, ...], held: Sequence[torch.Tensor]) -> dict[str, torch.Tensor]:
-        """Returns the results of a call by name. It writes into the inputs that it writes, and into the state."""
+        """Returns the results of a call by name. It writes into the inputs that it writes, and into the state.
+
+        Memory that is allocated and not written has NaN, which a result shows that reads it.
+        """
+        if not self._unwritten:
+            return self._run(inputs, held)
+        with watched_by(_Filled()):
+            return self._run(inputs, held)
+
+    def unwritten_lines(self, inputs: tuple[torch.Tensor, ...], held: Sequence[torch.Tensor]) -> list[str]:
+        """Returns the calls whose memory a result of this call reads though nobody wrote it."""
+
+        def run(filled: int) -> dict[str, torch.Tensor] | None:
+            try:
+                with watched_by(_Filled(filled)):
+                    return self._run(tuple(each.clone() for each in inputs), [each.clone() for each in held])
+            except Exception:  # an operator may refuse what it finds there
+                return None
+
+        usual = run(-1) if self._unwritten else None
+        return [
+            f"{node.target} at {where_traced(node) or node.name}"
+            for number, node in enumerate(self._unwritten)
+            if usual is not None
+            and ((other := run(number)) is None or not all(agree(usual[name], other[name]) for name in usual))
+        ]
+
+    def _run(self, inputs: tuple[torch.Tensor, ...], held: Sequence[torch.Tensor]) -> dict[str, torch.Tensor]:
         method, bound = self.traced.method, self.traced.task.bound
         args, kwargs = bound.with_tensors(inputs)
         state = [held[use.index] for use in method.state]
@@ -111,6 +142,26 @@ class _Run:
         found = dict(zip((output.name for output in method.call.outputs), result))
         found |= {f"written.{n}": t for n, t, i in zip(bound.names, inputs, method.call.inputs) if i.written}
         return {name: tensor.detach().cpu().clone() for name, tensor in found.items()}
+
+
+class _Filled(OperatorMode):
+    """Fills memory that is allocated and not written: with NaN, or with 0 where only one call's is to have NaN."""
+
+    def __init__(self, only: int | None = None) -> None:
+        super().__init__()
+        self._only, self._count = only, 0
+
+    def operator(self, func: torch._ops.OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Runs an operator."""
+        answer = func(*args, **kwargs)
+        if not _allocates(func):
+            return answer
+        self._count += 1
+        return filled(answer) if self._only in (None, self._count - 1) else answer.zero_()
+
+
+def _allocates(target: object) -> bool:
+    return isinstance(target, torch._ops.OpOverload) and target.overloadpacket in UNWRITTEN
 
 
 def _wrong(
@@ -139,24 +190,33 @@ class _Where:
     """The call in which a program went wrong.
 
     Attributes:
-        traced: The method.
+        run: Runs the method's program.
         inputs: Its tensors.
+        held: The state.
         sizes: Its sizes.
         at_example: Whether it has the sizes of the example.
         number: How many calls of the session came before.
     """
 
-    traced: TracedTask
+    run: _Run
     inputs: tuple[torch.Tensor, ...]
+    held: Sequence[torch.Tensor]
     sizes: Mapping[str, int]
     at_example: bool
     number: int
 
 
 def _disagreement(where: _Where, problem: str) -> ExportError:
-    traced, label = where.traced, label_of(where.sizes)
+    traced, label = where.run.traced, label_of(where.sizes)
     name = traced.method.name
     of = "" if name == FORWARD else f" of {name}"
+    if unwritten := where.run.unwritten_lines(where.inputs, where.held):
+        return ExportError(
+            f"the model{of} reads memory that nobody wrote"
+            + (f", at {label}" if where.sizes else "")
+            + "".join(f"\n    {line}" for line in unwritten),
+            hint=f"{WRITE_FIRST} {ALLOW}",
+        )
     if where.number:
         return ExportError(
             f"the traced program{of} {problem} in call {where.number + 1} of a session: tracing made a constant of "

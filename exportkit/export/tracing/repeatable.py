@@ -27,6 +27,10 @@ from exportkit.export.within_torch.dispatch import watched_by
 ALLOW = "--allow-nondeterministic permits it; then only dtypes and shapes of the outputs are verified."
 """What the hint of an error about values says last."""
 
+WRITE_FIRST = (
+    "Write every element before it is read, or allocate with torch.zeros or torch.full in place of torch.empty."
+)
+"""The hint where memory is read that nobody wrote."""
 
 DECLARE_STATE = (
     "Declare what outlives a call: --state NAME, or ExportSpec(state=...). "
@@ -90,14 +94,15 @@ def check_repeatable(
         # What a call writes may be what the call before wrote, as the tail of the same input.
         if not number and (kept_up := _written_again(watched, now, call)):
             raise _writes(kept_up, {name: watched[name] for name in kept_up}, call)
-        unwritten = ", ".join(trails[0].unwritten)
-        read = f"unwritten memory of {unwritten} is read" if unwritten else "what the first call left behind is read"
-        reason = number or first_difference(*trails) or read
+        reason, advice = number or first_difference(*trails), "Take what changes as an input"
+        if reason is None and trails[0].unwritten:
+            reason, advice = f"unwritten memory of {', '.join(trails[0].unwritten)} is read", WRITE_FIRST.rstrip(".")
+        reason = reason or "what the first call left behind is read"
         raise ExportError(
             "the model does not repeat itself when it is called again with the same inputs"
             + (f": {_listed(differing)} differs" if differing else "")
             + "".join(f"\n    {line}" for line in (reason, *_changed(*kept))),
-            hint=f"Take what changes as an input{_OR_KEEP if reason.endswith(DIFFERS) else '.'} {ALLOW}",
+            hint=f"{advice}{_OR_KEEP if reason.endswith(DIFFERS) else '.'} {ALLOW}",
         )
 
 

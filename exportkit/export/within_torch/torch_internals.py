@@ -11,7 +11,9 @@ No torch that exports has an option for any of these, so export replaces:
   that lie one after the other, `CppKernel.decide_parallel_depth`, so that every machine writes the same loops, and
   `cpp_flex_attention_template.parallel_num_threads`, so that every thread has its memory (`inductor_changes`).
 - `CppKernel.need_use_acc_helper` and `_acc_helper_init`, `cpp.replace_cascade_sum_with_add` and
-  `KernelGroup.codegen_group`, so that long sums are as accurate as eager's (`long_sums`).
+  `KernelGroup.codegen_group`, so that long sums are as accurate as eager's, and `lowering.use_two_step_variance`, so
+  that variances are (`long_sums`), and, with `codegen_group` again,
+  `TilingSelect.select_tiling` and `CppVecKernel.reduction_combine_vec`, so that they read whole rows (`wide_columns`).
 - `torch.get_num_threads`, so that a machine of one thread writes right code for more (`inductor_changes`).
 - `CppVecKernel.store`, so that vectors are added to one element (`inductor_changes`).
 - `compile_fx.select_decomp_table`, so that small convolutions become products (`small_convolutions`), and

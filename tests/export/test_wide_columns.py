@@ -1,0 +1,100 @@
+"""Reductions over rows read several vectors of a row at a time, and are right for every number of columns."""
+
+from __future__ import annotations
+
+import re
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.export import Dim
+
+from exportkit.accuracy import allowed_error, measure_error, typical_magnitude
+from exportkit.export.compiling.inductor_changes import changed_inductor
+from exportkit.export.compiling.toolchain import compiling_for
+from exportkit.export.cpu_isas import default_cpu_isa
+from exportkit.package.manifest import Accuracy
+
+HERE = default_cpu_isa()
+LONGER = ["x86-64-v4"] if torch.backends.cpu.get_cpu_capability() == "AVX512" else []  # vectors
+COLUMNS = [7, 33, 200]
+REDUCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "sum": lambda x: x.sum(0),
+    "mean of a function": lambda x: (x.sigmoid() * x).mean(0),
+    "variance": lambda x: x.var(0),
+    "greatest": lambda x: x.amax(0),
+    "place of the least": lambda x: x.argmin(0),
+    "product": lambda x: (x + 0.5).clamp(0.9, 1.1).prod(0),
+    "some": lambda x: torch.where(x > 0.5, x, 0).sum(0),
+    "count": lambda x: (x > 0.5).sum(0),
+    "any": lambda x: (x > 0.99).any(0),
+    "softmax": lambda x: x.softmax(0),
+    "apart": lambda x: x[:, ::2].sum(0),
+    "backwards": lambda x: (x + x.flip(1)).sum(0),
+    "middle": lambda x: x.view(-1, 4, x.shape[1]).sum(1),
+    "turned": lambda x: x.t().contiguous().sum(1),
+}
+
+
+class Reductions(torch.nn.Module):
+    def forward(self, tables: list[Tensor]) -> list[list[Tensor]]:
+        return [[how(x) for how in REDUCTIONS.values()] for x in tables]
+
+
+def compile_for(isa: str | None, dtype: torch.dtype, varying: bool, folder: Path) -> Path:
+    tables = [torch.rand(8, columns).to(dtype) for columns in COLUMNS]
+    rows = Dim("quarter", min=1, max=1 << 20) * 4
+    sizes = [{0: rows, 1: Dim(f"columns{i}", min=3, max=4096)} if varying else {0: rows} for i in range(len(COLUMNS))]
+    program = torch.export.export(Reductions(), (tables,), dynamic_shapes=(sizes,))
+    with changed_inductor(), compiling_for(isa) as options:
+        options |= {"cpp.dynamic_threads": True}
+        package = str(folder / "reductions.pt2")
+        return Path(torch._inductor.aoti_compile_and_package(program, package_path=package, inductor_configs=options))
+
+
+@pytest.mark.process
+@pytest.mark.parametrize(
+    ("dtype", "isa", "varying"),
+    [(dtype, HERE, False) for dtype in (torch.float32, torch.bfloat16, torch.float64)]
+    + [(torch.float32, HERE, True), *((torch.float32, isa, False) for isa in LONGER)],
+)
+def test_any_number_of_columns_agrees(dtype: torch.dtype, isa: str | None, varying: bool, tmp_path: Path) -> None:
+    program: Any = torch._inductor.aoti_load_package(str(compile_for(isa, dtype, varying, tmp_path)))
+    floor = allowed_error(Accuracy(rms=0, greatest=0), str(dtype).removeprefix("torch.")).greatest
+    for rows in (4, 64, 68, 1000):
+        torch.manual_seed(rows)
+        tables = [torch.rand(rows, columns).to(dtype) for columns in COLUMNS]
+        answers = zip(COLUMNS, program(tables), Reductions()(tables), Reductions()([x.double() for x in tables]))
+        for columns, ours, eager, wide in answers:
+            for how, mine, its, reference in zip(REDUCTIONS, ours, eager, wide, strict=True):
+                if not its.dtype.is_floating_point:
+                    assert torch.equal(mine, its), f"{how} of {rows} rows of {columns}"
+                else:
+                    typical = typical_magnitude(reference)
+                    allowed = 3 * measure_error(reference, its, typical=typical).size.greatest + floor
+                    found = measure_error(reference, mine, typical=typical).size.greatest
+                    assert found <= allowed, (
+                        f"{how} of {rows} rows of {columns}: {found:.3g}, allowed are {allowed:.3g}"
+                    )
+
+
+@pytest.mark.process
+def test_a_sum_takes_eight_vectors_of_a_row_at_a_time(tmp_path: Path) -> None:
+    class Sums(torch.nn.Module):
+        def forward(self, x: Tensor, half: Tensor) -> tuple[Tensor, ...]:
+            return x.sum(0), x[:, ::2].sum(0), half.sum(0)
+
+    inputs = (torch.rand(8, 1024), torch.rand(8, 1024).bfloat16())
+    rows = {0: Dim("rows", min=2)}
+    program = torch.export.export(Sums(), inputs, dynamic_shapes=(rows, rows))
+    with changed_inductor(), compiling_for("x86-64-v3") as options:
+        package = str(tmp_path / "sums.pt2")
+        torch._inductor.aoti_compile_and_package(program, package_path=package, inductor_configs=options)
+    with zipfile.ZipFile(package) as archive:
+        code = "".join(archive.read(name).decode() for name in archive.namelist() if name.endswith(".kernel.cpp"))
+    assert len(re.findall(r"x0\+=static_cast<int64_t>\(64L\)", code)) == 3
+    assert "x0+=static_cast<int64_t>(8L)" not in code
