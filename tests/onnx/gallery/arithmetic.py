@@ -61,7 +61,7 @@ class HalvesRounded(nn.Module):
 
 
 class Overflow(nn.Module):
-    """Integers beyond their dtype, which start again at the other end."""
+    """Integers beyond their dtype, which wrap around."""
 
     inputs = ("x=int32[4,3]", "y=int8[4,3]")
     dynamic = ("x:0=rows[1:8]", "y:0=rows")
@@ -72,7 +72,7 @@ class Overflow(nn.Module):
 
 
 class Shifts(nn.Module):
-    """Bits of unsigned and of signed integers."""
+    """Bits of integers."""
 
     inputs = ("x=uint8[4,3]", "y=int32[4,3]")
     dynamic = ("x:0=rows[1:8]", "y:0=rows")
@@ -111,7 +111,7 @@ class Powers(nn.Module):
     dynamic = ("x:0=rows[1:8]", "n:0=rows")
 
     def forward(self, x: Tensor, n: Tensor) -> list[Tensor]:
-        return [2**x, 0.5 ** torch.arange(x.shape[0]), torch.pow(x.shape[0], x), 2 ** (n % 10), (n % 100) ** 3]
+        return [2**x, 0.5 ** torch.arange(x.shape[0]), 2 ** (n % 10), (n % 100) ** 3]
 
 
 class PowerOfSize(nn.Module):
@@ -192,3 +192,13 @@ class Fourier(nn.Module):
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
         return torch.fft.rfft(x).abs(), torch.view_as_real(torch.fft.fft(x))
+
+
+class SizeAsBase(nn.Module):
+    """A power of a size (pytorch#147606)."""
+
+    inputs = ("x=float32[4,3]",)
+    dynamic = ("x:0=rows[3:8]",)  # torch 2.11 and 2.12 ask whether it is 2
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.pow(x.shape[0], x)
