@@ -30,6 +30,7 @@ from exportkit.export.export_options import TraceOptions
 from exportkit.export.models.placement import on_device
 from exportkit.export.tracing.linked_integers import linked_integers
 from exportkit.export.tracing.traced import TracedMethod
+from exportkit.package.case_files import results_of
 from exportkit.package.manifest import PackagedMethod, StateTensor
 from exportkit.progress import Progress
 from exportkit.sizes import input_bytes
@@ -44,9 +45,9 @@ _TRIES = 2  # for each case that there may be: a try calls eager five times
 _SIZES = 6
 _SMALL_INPUTS = 1 << 15  # bytes of a call's inputs, if its sizes may vary
 _SEED = 500_000  # apart from those of the drawn cases
-_ILL_CONDITIONED = (
-    "of which rounding decides `{}`, as it does for drawn values (in the spec, a Tolerance says how near is right)"
-)
+_ILL_CONDITIONED = "of which rounding decides `{}`, as it does for drawn values ({})"
+_SAY_HOW_NEAR = "in the spec, a Tolerance says how near is right"
+_ROUND_AS_EAGER = "--inductor-config emulate_precision_casts=True rounds each operator's result as eager does"
 
 _Place = tuple[str, int]  # a method, and the place of one of its inputs
 
@@ -124,6 +125,12 @@ class _Task:
     def most(self) -> int:
         weights = sum(tensor.nbytes for tensor in self.eager.spec.model.state_dict().values())
         return MAX_TROUBLE_CASES if weights <= _LARGE_WEIGHTS else _FEW
+
+    def ties_of_halves(self, result: str) -> bool:
+        """Whether a result is integers of a model in 16 bits: what eager rounds to ties, fused code does not round."""
+        exact = {each.name for method in self.methods for each in results_of(method.call) if "int" in each.dtype}
+        halves = {torch.bfloat16, torch.float16}
+        return result in exact and any(t.dtype in halves for t in self.eager.spec.model.state_dict().values())
 
     def sizes(self, like: RecordedCase) -> list[dict[str, int]]:
         """Returns small sizes for cases of the same methods, the largest first: vector loops need some elements."""
@@ -206,7 +213,8 @@ def _recorded(
             if case == ROUNDING and not compared:
                 compared = True
                 if _steady(task, steadiness, calls, "") == ROUNDING:
-                    left_out[_ILL_CONDITIONED.format(steadiness.unsteady)] += len(plan) - number
+                    advice = _ROUND_AS_EAGER if task.ties_of_halves(steadiness.unsteady) else _SAY_HOW_NEAR
+                    left_out[_ILL_CONDITIONED.format(steadiness.unsteady, advice)] += len(plan) - number
                     return
             if isinstance(case, RecordedCase):
                 found += 1
