@@ -230,6 +230,16 @@ def test_a_cast_is_recorded_and_does_not_touch_the_callers_model(tmp_path: Path)
     assert resolved.spec.model.linear.weight.dtype == torch.float32
 
 
+@pytest.mark.filterwarnings("error:The .grad attribute")
+def test_a_part_in_torchscript_is_cast(tmp_path: Path) -> None:
+    """torch copies its parameters as results of a computation, which torch.export refuses."""
+    part = torch.jit.trace(torch.nn.Linear(3, 3), torch.rand(4, 3))
+    spec = ExportSpec(torch.nn.Sequential(part), (torch.rand(4, 3),))
+    manifest = export_program(spec, tmp_path / "s.pt2", TraceOptions(dtype="float64"))
+    assert manifest.call.outputs[0].dtype == manifest.source.dtype == "float64"
+    assert all(parameter.dtype == torch.float32 for parameter in part.parameters())
+
+
 def test_static_fixes_every_size(tmp_path: Path) -> None:
     manifest = export_program(
         resolve(f"{MODELS}:structured"), tmp_path / "s.pt2", TraceOptions(static=True, trouble=False)

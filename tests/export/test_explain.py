@@ -23,6 +23,7 @@ from exportkit.export.dynamic_sizes.shapes import dynamic_sizes, merge_shapes
 from exportkit.export.models.call_signature import describe_call
 from exportkit.export.models.source_lines import user_frame
 from exportkit.export.models.spelling import parse_places
+from exportkit.export.tracing.explain import raised_text
 from exportkit.export.tracing.torch_export import TracingTask
 from exportkit.export.tracing.trace_method import trace_with_torch_export
 
@@ -289,3 +290,11 @@ def test_pairs_that_torch_selects_with_a_mask_have_two_substitutes() -> None:
     for how in ("buffer", "masked"):
         assert_close(_Pairs(how)(x), _Pairs("combinations")(x))
         assert traced(_Pairs(how), (x,), {"x": rows})
+
+
+def test_a_fault_of_the_gpu_is_told_without_torchs_advice() -> None:
+    torchs = """CUDA error: an illegal memory access was encountered
+CUDA kernel errors might be asynchronously reported at some other API call, so the stacktrace below might be incorrect.
+For debugging consider passing CUDA_LAUNCH_BLOCKING=1
+Compile with `TORCH_USE_CUDA_DSA` to enable device-side assertions."""
+    assert raised_text(RuntimeError(torchs)) == "RuntimeError: CUDA error: an illegal memory access was encountered"

@@ -300,7 +300,7 @@ def _reason(error: Exception) -> str:
 _BEYOND = re.compile(
     r"^\s*(graph\(\):|While executing|Original traceback|from user code|Developer debug context|Found from"
     r"|Exception raised|Hint: Please open|args\[\d+\]:|The error above occurred|Use tlparse"
-    r"|class .*\(torch\.nn\.Module\))",
+    r"|CUDA kernel errors might be|class .*\(torch\.nn\.Module\))",
     re.MULTILINE,
 )
 _MOST = 600
