@@ -15,6 +15,7 @@ constexpr int kRounds = 4;
 constexpr int64_t kSegment = kRun * kLanes * kRounds;
 
 constexpr int kWarps = 8;
+constexpr int kMostWarps = 32;
 
 // The most elements that one thread sums alone if it cannot load 16 bytes at once.
 constexpr int64_t kAlone = 32;
@@ -142,8 +143,9 @@ __global__ void __launch_bounds__(kWarps* kWarpSize) inner_sum_kernel(Call<I, O>
 }
 
 // Across memory: a thread takes kColumns neighbouring sums. The warps of a block share the runs of a segment; if there
-// are few runs, each thread takes all of them.
-template <class I, class O, int kColumns, bool kAlone>
+// are few runs, each thread takes all of them. If there are few segments and sums, more warps with one sum for each
+// thread read at the same time.
+template <class I, class O, int kColumns, int kWarps, bool kAlone>
 __global__ void __launch_bounds__(kWarps* kWarpSize) outer_sum_kernel(Call<I, O> call) {
   using A = accumulate_t<I>;
   __shared__ A shared[kAlone ? 1 : kWarps][kColumns][kWarpSize];
@@ -190,7 +192,7 @@ __global__ void __launch_bounds__(kWarps* kWarpSize) outer_sum_kernel(Call<I, O>
     auto add_residues = [&](int residue, A(&sum)[kColumns]) {
       A other[kColumns] = {}, more[kColumns] = {}, last[kColumns] = {};
       add_runs(residue, sum);
-      if (end > 8 * kRun) {
+      if (kWarps < kLanes && end > 8 * kRun) {
         add_runs(residue + 16, other);
         add_runs(residue + 8, more);
         add_runs(residue + 24, last);
@@ -217,7 +219,13 @@ __global__ void __launch_bounds__(kWarps* kWarpSize) outer_sum_kernel(Call<I, O>
       if (warp != 0) continue;
 #pragma unroll
       for (int c = 0; c < kColumns; ++c) {
-        auto at = [&](int w) { return shared[w][c][lane]; };
+        auto at = [&](int w) {
+          const auto sum_of = [&](int warp) { return shared[warp][c][lane]; };
+          if constexpr (kWarps < kLanes)
+            return sum_of(w);
+          else
+            return (sum_of(w) + sum_of(w + 16)) + (sum_of(w + 8) + sum_of(w + 24));
+        };
         sum[c] = ((at(0) + at(4)) + (at(2) + at(6))) + ((at(1) + at(5)) + (at(3) + at(7)));
       }
     }
@@ -258,16 +266,22 @@ void launch(const Call<I, O>& call, bool join, cudaStream_t stream) {
     constexpr int kColumns = kVector<I>;
     const bool aligned =
         starts_whole && layout.inner_stride == 1 && layout.inner % kColumns == 0 && layout.stride % kColumns == 0;
-    const bool alone = layout.size <= kAlone;
-    const int64_t threads = alone ? 128 : kWarps * kWarpSize,
-                  columns = (alone ? threads : kWarpSize) * (aligned ? kColumns : 1);
-    const unsigned blocks = grid_size((layout.outputs() + columns - 1) / columns * call.segments, 1);
-    if (aligned) {
-      alone ? outer_sum_kernel<I, O, kColumns, true><<<blocks, threads, 0, stream>>>(call)
-            : outer_sum_kernel<I, O, kColumns, false><<<blocks, threads, 0, stream>>>(call);
+    const auto blocks = [&](int64_t columns) {
+      return grid_size((layout.outputs() + columns - 1) / columns * call.segments, 1);
+    };
+    if (layout.size <= kAlone) {
+      constexpr int kThreads = 128;
+      aligned
+          ? outer_sum_kernel<I, O, kColumns, kWarps, true><<<blocks(kThreads * kColumns), kThreads, 0, stream>>>(call)
+          : outer_sum_kernel<I, O, 1, kWarps, true><<<blocks(kThreads), kThreads, 0, stream>>>(call);
+    } else if (blocks(kWarpSize * (aligned ? kColumns : 1)) <
+               unsigned(device_attribute(cudaDevAttrMultiProcessorCount))) {
+      outer_sum_kernel<I, O, 1, kMostWarps, false><<<blocks(kWarpSize), kMostWarps * kWarpSize, 0, stream>>>(call);
     } else {
-      alone ? outer_sum_kernel<I, O, 1, true><<<blocks, threads, 0, stream>>>(call)
-            : outer_sum_kernel<I, O, 1, false><<<blocks, threads, 0, stream>>>(call);
+      constexpr int kThreads = kWarps * kWarpSize;
+      aligned
+          ? outer_sum_kernel<I, O, kColumns, kWarps, false><<<blocks(kWarpSize * kColumns), kThreads, 0, stream>>>(call)
+          : outer_sum_kernel<I, O, 1, kWarps, false><<<blocks(kWarpSize), kThreads, 0, stream>>>(call);
     }
   }
   STD_CUDA_KERNEL_LAUNCH_CHECK();
