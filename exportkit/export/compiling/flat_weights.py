@@ -12,7 +12,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from operator import itemgetter
 from typing import Any, cast
 
 import torch
@@ -40,10 +39,9 @@ def flat_weights() -> Iterator[None]:
     def call_function(call: Callable[..., Any]) -> Callable[..., Any]:
         # torch does not link the kernels that Triton compiles for what is computed at load.
         def by_torch(graph: GraphLowering, target: Any, *args: Any) -> Any:
-            alone = graph.is_const_graph and target is _aten.cat.default
-            return (
-                fallback_handler(target, add_to_fallback_set=False)(*args[0]) if alone else call(graph, target, *args)
-            )
+            if graph.is_const_graph and target is _aten.cat.default:
+                return fallback_handler(target, add_to_fallback_set=False)(*args[0])
+            return call(graph, target, *args)
 
         return by_torch
 
@@ -144,13 +142,13 @@ def _parts(graph: Graph, weights: tuple[Node, ...], starts: Sequence[int], compu
         node.meta["val"] = target(*torch.fx.node.map_arg(args, lambda given: given.meta["val"]))
         return node
 
-    pieces = [
-        call(_aten.reshape.default, weight, [-1]) for _, weight in sorted(zip(starts, weights), key=itemgetter(0))
-    ]
+    order = sorted(range(len(weights)), key=starts.__getitem__)
+    pieces = [call(_aten.reshape.default, weights[which], [-1]) for which in order]
     block = call(_aten.cat.default, pieces)
     computed.update((*pieces, block))
-    values = [weight.meta["val"] for weight in weights]
-    return [
-        call(_aten.as_strided.default, block, list(value.shape), list(value.stride()), start)
-        for value, start in zip(values, starts)
-    ]
+    parts, end = {}, 0
+    for which, piece in zip(order, pieces):
+        begin, end = end, end + piece.meta["val"].numel()
+        part = call(_aten.slice.Tensor, block, 0, begin, end)
+        parts[which] = call(_aten.reshape.default, part, list(weights[which].meta["val"].shape))
+    return [parts[which] for which in range(len(weights))]
