@@ -128,26 +128,30 @@ def _with_contents(folder: Path) -> str:
     return "\n".join([(folder / "index.md").read_text(), ":::{toctree}", ":hidden:", "", *names, ":::", ""])
 
 
-def build(source: Path, output: Path, builder: str) -> None:
+def build(source: Path, output: Path, builder: str, *settings: str) -> None:
     """Runs Sphinx. Every warning is an error.
 
     Args:
         source: What `gather` wrote.
         output: Where the result is written.
         builder: Sphinx's name of the form, `html` or `man`.
+        settings: `NAME=VALUE`, in place of those in conf.py.
 
     Raises:
         subprocess.CalledProcessError: Sphinx warned of something, and said what.
     """
     # What Sphinx keeps of a page depends on the form: quotes are curled for a browser only.
     options = ["-q", "-W", "--keep-going", "-j", "1", "-d", str(source / f".doctrees-{builder}")]
+    options += [word for setting in settings for word in ("-D", setting)]
     subprocess.run([sys.executable, "-m", "sphinx", *options, "-b", builder, str(source), str(output)], check=True)
 
 
 def man_page(source: Path) -> str:
-    """Returns the manual page of the command line."""
+    """Returns the manual page of the command line. Sphinx reads no other page, so it knows not where links lead."""
+    others = [str(page.relative_to(source)) for page in source.rglob("*.md") if page != source / "cli.md"]
+    unknown = "suppress_warnings=misc.highlighting_failure,myst.xref_missing"
     with tempfile.TemporaryDirectory() as folder:
-        build(source, Path(folder), "man")
+        build(source, Path(folder), "man", "root_doc=cli", f"exclude_patterns={','.join(others)}", unknown)
         return Path(folder, "exportkit.1").read_text()
 
 
