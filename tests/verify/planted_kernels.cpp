@@ -1,4 +1,4 @@
-// planted::look(x, levels, mask): a row's numbers, right unless PLANTED names what it is wrong for.
+// planted::look(x, levels, mask): a row's numbers, right unless EXPORTKIT_PLANTED names what it is wrong for.
 #include <torch/csrc/stable/library.h>
 #include <torch/csrc/stable/ops.h>
 #include <torch/csrc/stable/tensor.h>
@@ -17,7 +17,7 @@ using torch::stable::Tensor;
 namespace {
 
 bool planted(const char* name) {
-  const char* wrong = std::getenv("PLANTED");  // each time: one process tries one after the other
+  const char* wrong = std::getenv("EXPORTKIT_PLANTED");  // each time: one process tries one after the other
   return wrong != nullptr && std::strcmp(wrong, name) == 0;
 }
 

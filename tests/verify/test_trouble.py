@@ -12,7 +12,7 @@ from tests.fresh import run_python
 
 FOLDER = Path(__file__).parent
 
-# By what PLANTED plants: what the label of a failing case says.
+# By what EXPORTKIT_PLANTED plants: what the label of a failing case says.
 WRONG = {
     "ties": "ties in x",
     "negative values": "negative values in x",
@@ -71,8 +71,9 @@ library, out = map(Path, sys.argv[1:3])
 export_program(resolve("tests/verify/planted_models.py:looks", op_libraries=[library]), out)
 replay.VerifyWorker = Here
 found = {}
+# Another variable of the environment that changes would have each verification import torch in a new process.
 for wrong in ["", *sys.argv[3:]]:
-    os.environ["PLANTED"] = wrong
+    os.environ["EXPORTKIT_PLANTED"] = wrong
     report = verify(out, VerifyOptions(against="cases", eager=EagerSource(op_libraries=(library,))))
     found[wrong] = {check.label: check.verdict.message for check in report.checks if check.failed}
 
@@ -83,11 +84,11 @@ from exportkit.verify.eager_worker import Eager
 
 class Beside(Here):
     def tell(self, command):
-        planted, os.environ["PLANTED"] = os.environ["PLANTED"], ""
+        planted, os.environ["EXPORTKIT_PLANTED"] = os.environ["EXPORTKIT_PLANTED"], ""
         try:
             self.done = self.handlers[type(command)](command)
         finally:
-            os.environ["PLANTED"] = planted
+            os.environ["EXPORTKIT_PLANTED"] = planted
 
 with ExitStack() as stack:
     made = Eager(stack)
@@ -95,7 +96,7 @@ with ExitStack() as stack:
     eager.VerifyWorker = Beside
     model = EagerSource(model="tests/verify/planted_models.py:looks", op_libraries=(library,))
     for wrong in ("", "ties", "NaN"):
-        os.environ["PLANTED"] = wrong
+        os.environ["EXPORTKIT_PLANTED"] = wrong
         report = verify(out, VerifyOptions(against="eager", shapes=12, eager=model))
         found["eager " + wrong] = {check.label: check.verdict.message for check in report.checks if check.failed}
         found["beside " + wrong] = {check.label: "" for check in report.checks if check.beside}
