@@ -195,7 +195,7 @@ def _finding(problem: DraftProblem) -> DraftFinding:
     frame = user_frame(problem.frames)
     place = where(frame) if frame else ""
     is_truth = problem.result in ("True", "False")
-    what, hint = branches(place) if is_truth else needs_number(place, problem.frames)
+    what, hint = (branches if is_truth else needs_number)(place, problem.frames)
     return DraftFinding(
         "value",
         f"{what}{f' at {place}' if place else ''} (it was {problem.result} for the example inputs)",

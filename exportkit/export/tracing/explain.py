@@ -166,7 +166,7 @@ _QUANTIZED = "torch.ao.nn.quantized"
 def _depends_on_values(error: GuardOnDataDependentSymNode, place: str) -> ExportError:
     """Explains that Python needs a value that only a call's tensors give."""
     is_truth = isinstance(error.cond, (sympy.Rel, BooleanFunction))
-    what, hint = branches(place) if is_truth else needs_number(place, traceback.extract_tb(error.__traceback__))
+    what, hint = (branches if is_truth else needs_number)(place, traceback.extract_tb(error.__traceback__))
     at = f" at {place}" if place else ""
     return ExportError(f"{what}{at}, which is unknown when the model is compiled", hint=hint)
 

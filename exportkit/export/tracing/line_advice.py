@@ -35,6 +35,7 @@ _INDEX = (
     "Python's lists, and nn.ModuleList, have no index that only a call knows. Compute all and choose with a tensor: "
     "torch.stack([f(x) for f in layers]).index_select(0, n.view(1))[0]."
 )
+_CHECKED = "Leave validate_args=True out: a distribution that checks its arguments reads them. Eager checks without it."
 _INDEXED = r"[\w\])]\[[a-z_][^\[\]:]*\]"  # by a name, not by a number or a slice
 _BRANCHES = (
     (
@@ -81,8 +82,15 @@ def needs_number(place: str, frames: Iterable[traceback.FrameSummary]) -> tuple[
     return "the model needs a number from a tensor as Python's own number", hint
 
 
-def branches(place: str) -> tuple[str, str]:
-    """Returns what a line does that branches on a tensor's value, and what to write instead."""
+def branches(place: str, frames: Iterable[traceback.FrameSummary]) -> tuple[str, str]:
+    """Returns what a line does that branches on a tensor's value, and what to write instead.
+
+    Args:
+        place: The line, as `source_lines.where` writes it.
+        frames: The stack where torch was asked for the value.
+    """
+    if any("/torch/distributions/" in frame.filename for frame in frames):
+        return "the model branches on the value of a tensor", _CHECKED
     code = _code(place)
     hint = next((hint for pattern, hint in _BRANCHES if re.search(pattern, code)), _BRANCH)
     return "the model branches on the value of a tensor", hint

@@ -35,7 +35,9 @@ from exportkit.export.tracing.recurrent_layers import whole_recurrent_layers
 from exportkit.export.within_torch.batch_rules import varying_batches
 from exportkit.export.within_torch.composites import written_out
 from exportkit.export.within_torch.control_flow import ControlFlowError, traceable_control_flow, weights_apart
+from exportkit.export.within_torch.covariances import traceable_covariances
 from exportkit.export.within_torch.distances import varying_distances
+from exportkit.export.within_torch.distributions import unchecked_distributions
 from exportkit.export.within_torch.fake_answers import remembered_when_repeated
 from exportkit.export.within_torch.gradients import gradients_of, traced
 from exportkit.export.within_torch.lengths import varying_lengths
@@ -243,6 +245,8 @@ def _call_export(
                 remembered_when_repeated(),
                 varying_lengths(),
                 varying_distances(),
+                traceable_covariances(),
+                unchecked_distributions(),
                 varying_batches(),
                 traceable_control_flow(),
             ):

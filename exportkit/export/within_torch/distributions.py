@@ -1,0 +1,14 @@
+"""Lets distributions be traced: they read their arguments to refuse what is out of their range."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+
+from torch.distributions import Distribution
+
+from exportkit.export.within_torch.torch_internals import replaced
+
+
+def unchecked_distributions() -> AbstractContextManager[None]:
+    """Leaves these checks out where a model does not ask for them, as torch.compile does."""
+    return replaced(Distribution, "_validate_args", lambda _: False)
