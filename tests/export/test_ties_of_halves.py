@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch.torch_version import TorchVersion
 
 from exportkit import ExportSpec
 from exportkit.export.compiling.inductor_changes import changed_inductor
@@ -39,6 +40,7 @@ class BestPath(torch.nn.Module):
 
 
 @pytest.mark.process
+@pytest.mark.skipif(TorchVersion(torch.__version__) < "2.13", reason="code for a CPU rounds so since torch 2.13")
 def test_code_that_rounds_as_eager_finds_eagers_path(tmp_path: Path) -> None:
     torch.manual_seed(0)
     model, scores = BestPath().bfloat16(), torch.randn(300, 7, 4).bfloat16()

@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 from torch.export import Dim
+from torch.torch_version import TorchVersion
 
 from exportkit.accuracy import allowed_error, measure_error, typical_magnitude
 from exportkit.export.compiling.inductor_changes import changed_inductor
@@ -21,6 +22,7 @@ from exportkit.package.manifest import Accuracy
 
 HERE = default_cpu_isa()
 LONGER = ["x86-64-v4"] if torch.backends.cpu.get_cpu_capability() == "AVX512" else []  # vectors
+GATHERS = TorchVersion(torch.__version__) >= "2.13"  # older ones do not say which columns are apart
 COLUMNS = [7, 33, 200]
 REDUCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "sum": lambda x: x.sum(0),
@@ -96,5 +98,5 @@ def test_a_sum_takes_eight_vectors_of_a_row_at_a_time(tmp_path: Path) -> None:
         torch._inductor.aoti_compile_and_package(program, package_path=package, inductor_configs=options)
     with zipfile.ZipFile(package) as archive:
         code = "".join(archive.read(name).decode() for name in archive.namelist() if name.endswith(".kernel.cpp"))
-    assert len(re.findall(r"x0\+=static_cast<int64_t>\(64L\)", code)) == 3
+    assert len(re.findall(r"x0\+=static_cast<int64_t>\(64L\)", code)) == (3 if GATHERS else 2)
     assert "x0+=static_cast<int64_t>(8L)" not in code

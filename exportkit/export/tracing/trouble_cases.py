@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
+from torch.torch_version import TorchVersion
 
 from exportkit.errors import ExportError, UsageError
 from exportkit.export.eager_calls.cases import case_sizes
@@ -127,7 +128,12 @@ class _Task:
         return MAX_TROUBLE_CASES if weights <= _LARGE_WEIGHTS else _FEW
 
     def ties_of_halves(self, result: str) -> bool:
-        """Whether a result is integers of a model in 16 bits: what eager rounds to ties, fused code does not round."""
+        """Whether a result is integers of a model in 16 bits: what eager rounds to ties, fused code does not round.
+
+        Before torch 2.13 no option makes code for a CPU round.
+        """
+        if TorchVersion(torch.__version__) < "2.13":
+            return False
         exact = {each.name for method in self.methods for each in results_of(method.call) if "int" in each.dtype}
         halves = {torch.bfloat16, torch.float16}
         return result in exact and any(t.dtype in halves for t in self.eager.spec.model.state_dict().values())
