@@ -37,7 +37,7 @@ def flat_weights() -> Iterator[None]:
     """Makes the change while the block runs."""
 
     def call_function(call: Callable[..., Any]) -> Callable[..., Any]:
-        # torch does not link the kernels that Triton compiles for what is computed at load.
+        # Code that runs at load cannot have Triton's kernels: torch does not link them.
         def by_torch(graph: GraphLowering, target: Any, *args: Any) -> Any:
             if graph.is_const_graph and target is _aten.cat.default:
                 return fallback_handler(target, add_to_fallback_set=False)(*args[0])

@@ -85,7 +85,7 @@ def _several_vectors(select: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _whole_vectors(combine: Callable[..., str]) -> Callable[..., str]:
-    """Lets the last columns, which do not fill a vector, be combined without a mask: what is beyond is not stored."""
+    """Combines the last columns without a mask. They do not fill a vector, and what is beyond them is not stored."""
 
     def combined(kernel: CppVecKernel, *args: Any, **kwargs: Any) -> str:
         assert kernel.reduction_depth is not None

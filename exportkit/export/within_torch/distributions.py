@@ -1,4 +1,4 @@
-"""Lets distributions be traced: they read their arguments to refuse what is out of their range."""
+"""Traces distributions without the checks that read their arguments."""
 
 from __future__ import annotations
 
