@@ -5,8 +5,15 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include <cstring>
+#include <map>
+#include <mutex>
 #include <set>
+#include <shared_mutex>
 
+#include "package/container.h"
+#include "package/errors.h"
+#include "package/fork_gate.h"
 #include "package/guarded.h"
 
 namespace exportkit {
@@ -50,6 +57,22 @@ bool may_change(const PackageReader& package) {
   return writers == Writers::kSome || (writers == Writers::kUnknown && !trusted);
 }
 
+// The mapped files, by the address of their first byte. Who changes them is at work, so that a child of fork() finds
+// the lock free.
+struct MappedFiles {
+  struct File {
+    size_t size;
+    int fd;
+  };
+  std::shared_mutex mutex;
+  std::map<const char*, File> files;
+};
+
+MappedFiles& mapped_files() {
+  static auto& only = *new MappedFiles;  // never destroyed: threads may outlive static objects
+  return only;
+}
+
 }  // namespace
 
 WeightMapping::WeightMapping(const PackageReader& package) {
@@ -58,6 +81,11 @@ WeightMapping::WeightMapping(const PackageReader& package) {
 }
 
 WeightMapping::~WeightMapping() {
+  if (file_) {
+    const Work work;
+    const std::unique_lock lock(mapped_files().mutex);
+    mapped_files().files.erase(static_cast<const char*>(memory_));
+  }
   if (memory_ != nullptr) munmap(memory_, size_);
 }
 
@@ -65,6 +93,8 @@ void WeightMapping::map(const PackageReader& package) {
   size_ = package.size();
   // Read-only: code that writes to a weight crashes instead of changing it for others.
   // Sealed memory cannot be mapped as shared before Linux 6.7; the pages of a private mapping are the same ones.
+  Descriptor file(fcntl(package.fd(), F_DUPFD_CLOEXEC, 0));  // the package may be closed before
+  if (!file) throw FileError(package.place());
   const int sharing = is_sealed(package.fd()) ? MAP_PRIVATE : MAP_SHARED;
   void* mapped = mmap(nullptr, size_, PROT_READ, sharing, package.fd(), 0);
   if (mapped == MAP_FAILED) throw FileError(package.place());
@@ -72,6 +102,10 @@ void WeightMapping::map(const PackageReader& package) {
   for (const std::string& record : weight_records(package.manifest())) {
     data_[record] = static_cast<const char*>(memory_) + package.data_offset(record);
   }
+  const Work work;
+  const std::unique_lock lock(mapped_files().mutex);
+  mapped_files().files.emplace(static_cast<const char*>(memory_), MappedFiles::File{size_, file.get()});
+  file_ = std::move(file);
 }
 
 void WeightMapping::copy(const PackageReader& package) {
@@ -98,6 +132,21 @@ void WeightMapping::copy(const PackageReader& package) {
 const char* WeightMapping::data(std::string_view record) const {
   const auto found = data_.find(std::string(record));
   return found == data_.end() ? nullptr : found->second;
+}
+
+void read_weights(const char* from, char* to, size_t bytes) {
+  std::shared_lock lock(mapped_files().mutex);
+  auto next = mapped_files().files.upper_bound(from);
+  if (next == mapped_files().files.begin() || from >= (--next)->first + next->second.size) {
+    std::memcpy(to, from, bytes);
+    return;
+  }
+  const auto offset = static_cast<uint64_t>(from - next->first);
+  const int fd = next->second.fd;
+  lock.unlock();  // the weights that the caller has keep the file open
+  if (read_at(fd, offset, to, bytes) == bytes) return;
+  throw Error(errors::kDigestMismatch, "a package became shorter while its weights were loaded",
+              "To replace a package, write the new one under another name and rename it.");
 }
 
 }  // namespace exportkit

@@ -5,6 +5,7 @@
 #include <string_view>
 #include <unordered_map>
 
+#include "package/atomic.h"
 #include "package/reader.h"
 
 namespace exportkit {
@@ -29,9 +30,14 @@ class WeightMapping {
   void map(const PackageReader& package);
   void copy(const PackageReader& package);
 
+  Descriptor file_;  // if it is mapped
   void* memory_ = nullptr;
   size_t size_ = 0;
   std::unordered_map<std::string, const char*> data_;  // by record
 };
+
+// Copies memory. Weights that are mapped are read from their file, which is faster and leaves this process without
+// pages of them. Error if that file was cut short, where a mapping would end the process.
+void read_weights(const char* from, char* to, size_t bytes);
 
 }  // namespace exportkit

@@ -4,16 +4,49 @@
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
 #include <c10/core/DeviceGuard.h>
+#include <c10/core/Stream.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
+
+#include "package/mapping.h"
+#include "runtime/staged_copies.h"
 
 namespace exportkit {
 namespace {
 
-constexpr int64_t kAlignment = 512;  // as torch's allocator: kernels are chosen by their arguments' alignment
+constexpr uint64_t kAlignment = 512;  // as torch's allocator: kernels are chosen by their arguments' alignment
 
-int64_t aligned(int64_t bytes) { return (bytes + kAlignment - 1) / kAlignment * kAlignment; }
+uint64_t aligned(uint64_t bytes) { return (bytes + kAlignment - 1) / kAlignment * kAlignment; }
 
 }  // namespace
+
+std::vector<at::Tensor> copied_together(const std::vector<at::Tensor>& weights, c10::Device device) {
+  const c10::AutoGradMode no_grad(false);
+  const c10::DeviceGuard guard(device);
+  std::vector<StagedPart> parts;
+  uint64_t bytes = 0;
+  for (const at::Tensor& weight : weights) {
+    parts.push_back({static_cast<const char*>(weight.const_data_ptr()), bytes, weight.nbytes()});
+    bytes += aligned(weight.nbytes());
+  }
+  const at::Tensor memory = at::empty({static_cast<int64_t>(bytes)}, at::device(device).dtype(at::kByte));
+  std::vector<at::Tensor> copies;
+  for (size_t i = 0; i < weights.size(); ++i) {
+    const auto place = static_cast<int64_t>(parts[i].place), size = static_cast<int64_t>(parts[i].bytes);
+    const at::Tensor typed = memory.narrow(0, place, size).view(weights[i].scalar_type());
+    copies.push_back(typed.as_strided(weights[i].sizes(), weights[i].strides()));
+  }
+  // The current stream may still use what the memory held before. No other stream waits for the copies.
+  const c10::Stream stream = c10::impl::VirtualGuardImpl(device.type()).getStream(device);
+  const auto staged = [&] {
+    if (!device.is_cuda() || bytes < kWorthStaging) return false;
+    stream.synchronize();
+    return copy_staged(device.index(), static_cast<char*>(memory.mutable_data_ptr()), parts, read_weights);
+  };
+  if (staged()) return copies;
+  for (size_t i = 0; i < weights.size(); ++i) copies[i].copy_(weights[i]);
+  if (!device.is_cpu()) stream.synchronize();
+  return copies;
+}
 
 Weights on_device(const Target& target, const Weights& weights, c10::Device device) {
   Weights used;
@@ -22,22 +55,11 @@ Weights on_device(const Target& target, const Weights& weights, c10::Device devi
     for (const auto& [constant, name] : constants) used.emplace(name, weights.at(name));
   }
   if (device.is_cpu()) return used;
-  const c10::AutoGradMode no_grad(false);
-  const c10::DeviceGuard guard(device);
-  int64_t bytes = 0;
-  for (const auto& [name, tensor] : used) bytes += aligned(static_cast<int64_t>(tensor.nbytes()));
-  const at::Tensor memory = at::empty({bytes}, at::device(device).dtype(at::kByte));
-  int64_t place = 0;
-  for (auto& [name, tensor] : used) {
-    const auto size = static_cast<int64_t>(tensor.nbytes());
-    const at::Tensor typed = memory.narrow(0, place, size).view(tensor.scalar_type());
-    const at::Tensor copy = typed.as_strided(tensor.sizes(), tensor.strides());
-    copy.copy_(tensor);
-    tensor = copy;
-    place += aligned(size);
-  }
-  // Calls do not wait for the stream that copies.
-  c10::impl::VirtualGuardImpl(device.type()).synchronizeDevice(device.index());
+  std::vector<at::Tensor> given;
+  for (const auto& [name, tensor] : used) given.push_back(tensor);
+  const std::vector<at::Tensor> copies = copied_together(given, device);
+  auto copy = copies.begin();
+  for (auto& [name, tensor] : used) tensor = *copy++;
   return used;
 }
 

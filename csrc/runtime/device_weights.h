@@ -3,14 +3,20 @@
 
 #include <c10/core/Device.h>
 
+#include <vector>
+
 #include "package/manifest.h"
 #include "runtime/weights.h"
 
 namespace exportkit {
 
+// Copies weights, which are dense and on the CPU, to one piece of a device's memory, with their strides. Any stream may
+// read the copies at once.
+std::vector<at::Tensor> copied_together(const std::vector<at::Tensor>& weights, c10::Device device);
+
 // The weights that a target's methods take, on a device. On the CPU these are the tensors that were given. Elsewhere
-// they are copies in one piece of memory, made one after another: what reads `weights` needs memory for one of them.
-// All methods and runners share the copy; it is given back with its last tensor, when the device must have finished.
+// they are copies, which all methods and runners share; their memory is given back with the last of them, when the
+// device must have finished.
 Weights on_device(const Target& target, const Weights& weights, c10::Device device);
 
 }  // namespace exportkit

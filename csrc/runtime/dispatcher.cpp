@@ -7,6 +7,7 @@
 
 #include "package/fork_gate.h"
 #include "runtime/code.h"
+#include "runtime/device_weights.h"
 #include "runtime/handles.h"
 #include "runtime/requests.h"
 
@@ -33,6 +34,11 @@ int64_t open_target(const std::string& library, c10::Device device, int64_t runn
   for (size_t i = 0; i < names.size(); ++i) constants.emplace(names[i], tensors[i]);
   const CodeOptions options{device, runners, cuda_graphs(graphs), written};
   return handles<const Code>().add(std::make_shared<const Code>(library, options, std::move(constants)));
+}
+
+std::vector<at::Tensor> copy_together(const std::vector<at::Tensor>& weights, c10::Device device) {
+  const Work work;
+  return copied_together(weights, device);
 }
 
 std::vector<at::Tensor> run(int64_t handle, const std::vector<at::Tensor>& inputs) {
@@ -90,6 +96,7 @@ TORCH_LIBRARY(exportkit, m) {
       "written) "
       "-> int",
       open_target);
+  m.def("copied_together(Tensor[] weights, Device device) -> Tensor[]", copy_together);
   m.def("run(int handle, Tensor[] inputs) -> Tensor[]", run);
   m.def("capture(int handle, Tensor[] arguments, int own) -> Tensor[]", capture);
   m.def("capture_as(int handle, int other) -> ()", capture_as);

@@ -19,6 +19,7 @@ from exportkit.package.consistency import match_state
 from exportkit.package.manifest import Manifest, Target, Weight
 from exportkit.package.weights_advice import advised, to_safetensors
 from exportkit.runtime.initial_state import check_given_state, same_content
+from exportkit.runtime.native import use_native
 
 Weights = Mapping[str, torch.Tensor]  # by the weights' names in the manifest
 _ALIGNMENT = 512  # bytes, as of torch's allocator: kernels are chosen by their arguments' alignment
@@ -63,19 +64,24 @@ def constants_of(target: Target, method: str, weights: Weights) -> dict[str, tor
 def on_device(target: Target, weights: Weights, device: torch.device) -> dict[str, torch.Tensor]:
     """Returns the weights that a target's methods take, on the device of their code.
 
-    On the CPU, these are the given tensors. On a GPU they are one copy for all methods and runners, which is made one
-    weight after another. Its memory is free again when the last of them is gone: `released`.
+    On the CPU, these are the given tensors. On a GPU they are one copy for all methods and runners. Its memory is free
+    again when the last of them is gone: `released`.
     """
     used = {name: weights[name] for constants in target.constants.values() for name in constants.values()}
     if device.type == "cpu":
         return used
+    if use_native():
+        return dict(zip(used, torch.ops.exportkit.copied_together.default(list(used.values()), device), strict=True))
     copies = copied_together(used, device)
     torch.cuda.synchronize(device)  # calls do not wait for the stream that copies
     return copies
 
 
 def copied_together(weights: Weights, device: torch.device) -> dict[str, torch.Tensor]:
-    """Copies weights to one piece of memory, so that little of it is lost between them."""
+    """Copies weights to one piece of memory, so that little of it is lost between them.
+
+    The C++ runtime does it sooner: csrc/runtime/device_weights.cpp.
+    """
     places, size = {}, 0
     for name, tensor in weights.items():
         places[name] = size

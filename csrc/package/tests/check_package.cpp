@@ -1,10 +1,14 @@
 // Reads parts of packages for which the C header has no separate function.
+#include <filesystem>
 #include <fstream>
 #include <iterator>
+#include <map>
+#include <memory>
 #include <string>
 #include <vector>
 
 #include "package/cpu_levels.h"
+#include "package/mapping.h"
 #include "package/reader.h"
 #include "package/safetensors.h"
 #include "package/sha256.h"
@@ -54,8 +58,32 @@ std::string tensors(const Words& words) {
   return answer("[" + out + "]");
 }
 
+// weights PATH [SIZE]: the weights' content by record, which is read when the package is closed and was cut to a size
+std::string weights(const Words& words) {
+  auto reader = std::make_unique<PackageReader>(OpenedFile::by_path(words.at(1)));
+  const WeightMapping mapping(*reader);
+  std::map<std::string, std::string> contents;
+  for (const Weight& weight : reader->manifest().weights) {
+    if (weight.record) contents.emplace(*weight.record, std::string(size_t(reader->record(*weight.record).size), '-'));
+  }
+  reader.reset();
+  if (words.size() > 2) std::filesystem::resize_file(words.at(1), std::stoul(words.at(2)));
+  std::string out;
+  for (auto& [record, content] : contents) {
+    const size_t cut = content.size() / 3;
+    read_weights(mapping.data(record), content.data(), cut);
+    read_weights(mapping.data(record) + cut, content.data() + cut, content.size() - cut);
+    std::string copy(content.size(), '-');
+    read_weights(content.data(), copy.data(), copy.size());  // which is not mapped
+    out += (out.empty() ? "{" : ", ") + json_text(record) + ": " + json_text(sha256_hex(copy));
+  }
+  return answer(out + "}");
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
-  return run_all({{"trust", trust}, {"verify", verified}, {"host", host}, {"safetensors", tensors}}, argc, argv);
+  return run_all(
+      {{"trust", trust}, {"verify", verified}, {"host", host}, {"safetensors", tensors}, {"weights", weights}}, argc,
+      argv);
 }

@@ -1,0 +1,35 @@
+// Copies to a GPU at the rate of its bus, through pinned memory. From other memory, the driver copies in one thread.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <vector>
+
+namespace exportkit {
+
+// Fewer bytes are copied sooner without staging, which pins memory and starts threads.
+inline constexpr uint64_t kWorthStaging = uint64_t{64} << 20;
+
+// What goes to a place in the GPU's memory.
+struct StagedPart {
+  const char* from;
+  uint64_t place, bytes;
+};
+
+// Each lane has a thread, and two pinned buffers: it fills one while the other is copied.
+struct Lanes {
+  size_t count = 8;  // at most; there are no more than processors
+  size_t buffer_bytes = size_t{4} << 20;
+};
+
+// Copies memory as memcpy does, perhaps from elsewhere. Several threads call it.
+using ReadPart = std::function<void(const char* from, char* to, size_t bytes)>;
+
+// Copies the parts, which are in the order of their places and do not overlap, to `to` on a CUDA device, whose bytes
+// between the parts are overwritten too. Nothing else may use that memory. The copies have ended when this returns, and
+// so has the use of pinned memory. Returns false if the driver refuses something, such as pinned memory: copy in
+// another way then. Throws what `read` throws.
+bool copy_staged(int device, char* to, const std::vector<StagedPart>& parts, const ReadPart& read, Lanes lanes = {});
+
+}  // namespace exportkit

@@ -1,0 +1,174 @@
+// csrc/runtime/staged_copies.cpp over a driver whose GPU is ordinary memory. It copies as late as it may: when somebody
+// waits for the stream. Tries random weights from the seeds `argv[1]` to `argv[2]`, prints what is wrong, and ends with
+// 1 if anything is.
+#include "runtime/staged_copies.h"
+
+#include <atomic>
+#include <cstdlib>
+#include <cstring>
+#include <functional>
+#include <iostream>
+#include <mutex>
+#include <random>
+#include <set>
+#include <stdexcept>
+#include <string>
+#include <thread>
+
+#include "runtime/cuda_driver.h"
+
+namespace {
+
+using exportkit::StagedPart;
+using Bytes = std::vector<char>;
+
+struct Stream {
+  std::vector<std::function<void()>> due;
+};
+
+std::mutex mutex;
+std::set<void*> pinned;
+std::set<Stream*> streams;
+std::set<std::thread::id> ready;  // threads with a context
+std::atomic<int> until_failure;   // calls of the driver; below 0 none fails
+std::string wrong;
+
+void need(bool right, const char* what) {
+  if (!right) wrong = what;
+}
+
+bool fails() { return until_failure-- == 0; }
+
+int allocate(void** memory, size_t bytes, unsigned) {
+  if (fails()) return 2;
+  const std::lock_guard lock(mutex);
+  need(ready.contains(std::this_thread::get_id()), "a thread allocates without a context");
+  *memory = std::malloc(bytes);
+  pinned.insert(*memory);
+  return 0;
+}
+
+int free_pinned(void* memory) {
+  const std::lock_guard lock(mutex);
+  need(pinned.erase(memory) == 1, "memory is freed that was not allocated");
+  std::free(memory);
+  return 0;
+}
+
+int make_stream(void** stream, unsigned) {
+  if (fails()) return 2;
+  const std::lock_guard lock(mutex);
+  *stream = *streams.insert(new Stream).first;
+  return 0;
+}
+
+int destroy_stream(void* stream) {
+  const std::lock_guard lock(mutex);
+  auto* found = static_cast<Stream*>(stream);
+  need(streams.erase(found) == 1 && found->due.empty(), "a stream goes before its copies");
+  delete found;
+  return 0;
+}
+
+int wait(void* stream) {
+  auto& due = static_cast<Stream*>(stream)->due;
+  if (due.empty()) return 0;
+  for (const auto& copy : due) copy();
+  due.clear();
+  return fails() ? 2 : 0;
+}
+
+int copy(uint64_t to, const void* from, size_t bytes, void* stream) {
+  if (fails()) return 2;
+  static_cast<Stream*>(stream)->due.emplace_back([=] { std::memcpy(reinterpret_cast<char*>(to), from, bytes); });
+  return 0;
+}
+
+struct Case {
+  std::vector<Bytes> sources;
+  std::vector<StagedPart> parts;
+  Bytes memory;
+  exportkit::Lanes lanes;
+};
+
+size_t below(std::mt19937& random, size_t end) { return std::uniform_int_distribution<size_t>(0, end - 1)(random); }
+
+Case draw(std::mt19937& random) {
+  Case drawn;
+  uint64_t end = 0;
+  for (size_t i = below(random, 12); i > 0; --i) {
+    const bool empty = below(random, 4) == 0;
+    Bytes source(empty ? 0 : below(random, 3000));
+    for (char& byte : source) byte = static_cast<char>(random());
+    drawn.sources.push_back(std::move(source));
+  }
+  for (const Bytes& source : drawn.sources) {
+    drawn.parts.push_back({source.data(), end, source.size()});
+    end += (source.size() + 511) / 512 * 512;
+  }
+  drawn.memory.resize(end);
+  drawn.lanes = {1 + below(random, 4), 1 + below(random, 1500)};
+  return drawn;
+}
+
+void check_content(const Case& drawn) {
+  for (const StagedPart& part : drawn.parts) {
+    need(part.bytes == 0 || std::memcmp(drawn.memory.data() + part.place, part.from, part.bytes) == 0,
+         "a part is not what it was");
+  }
+}
+
+void run(unsigned seed) {
+  std::mt19937 random(seed);
+  Case drawn = draw(random);
+  const bool driver_fails = below(random, 3) == 0, reading_fails = !driver_fails && below(random, 4) == 0;
+  until_failure = driver_fails ? static_cast<int>(below(random, 20)) : -1;
+  std::atomic<int> reads = reading_fails ? static_cast<int>(below(random, 10)) : -1;
+  const auto read = [&](const char* from, char* to, size_t bytes) {
+    if (reads-- == 0) throw std::runtime_error("it became shorter");
+    std::memcpy(to, from, bytes);
+  };
+  ready.clear();
+  bool copied = false, threw = false;
+  try {
+    copied = exportkit::copy_staged(0, drawn.memory.data(), drawn.parts, read, drawn.lanes);
+  } catch (const std::runtime_error&) {
+    threw = true;
+  }
+  need(copied || threw || driver_fails, "it refuses without a reason");
+  need(!threw || reading_fails, "it throws without a reason");
+  need(!copied || !driver_fails || until_failure >= 0, "it hides the driver's refusal");
+  need(!copied || !reading_fails || reads >= 0, "it hides what could not be read");
+  if (copied) check_content(drawn);
+  need(pinned.empty() && streams.empty(), "pinned memory or a stream stays");
+}
+
+}  // namespace
+
+namespace exportkit {
+
+void* driver_function(const char* name) {
+  const std::string_view wanted = name;
+  if (wanted == "cuMemHostAlloc") return reinterpret_cast<void*>(allocate);
+  if (wanted == "cuMemFreeHost") return reinterpret_cast<void*>(free_pinned);
+  if (wanted == "cuStreamCreate") return reinterpret_cast<void*>(make_stream);
+  if (wanted == "cuStreamDestroy_v2") return reinterpret_cast<void*>(destroy_stream);
+  if (wanted == "cuStreamSynchronize") return reinterpret_cast<void*>(wait);
+  return wanted == "cuMemcpyHtoDAsync_v2" ? reinterpret_cast<void*>(copy) : nullptr;
+}
+
+void ensure_cuda_context(int) {
+  const std::lock_guard lock(mutex);
+  ready.insert(std::this_thread::get_id());
+}
+
+}  // namespace exportkit
+
+int main(int, char** argv) {
+  for (unsigned seed = std::stoul(argv[1]); seed < std::stoul(argv[2]); ++seed) {
+    run(seed);
+    if (wrong.empty()) continue;
+    std::cout << "seed " << seed << ": " << wrong << "\n";
+    return 1;
+  }
+}
