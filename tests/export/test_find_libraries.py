@@ -56,6 +56,17 @@ def test_the_library_is_the_one_that_the_named_module_or_the_models_loads(artifa
     assert given or f"taking {artifact.with_name('libtoy_cpu.so')}, which toy loads" in steps
 
 
+@pytest.mark.parametrize("given", [["toy"], []])
+def test_a_module_that_is_installed_and_declared_may_be_given_as_well(artifact: Path, given: list[str]) -> None:
+    """An example's operators were exported with --op-library, and could not be packaged once it was installed."""
+    information = artifact.with_name("toy-1.0.dist-info")
+    information.mkdir()
+    (information / "METADATA").write_text("Metadata-Version: 2.1\nName: toy\nVersion: 1.0\n")
+    (information / "entry_points.txt").write_text("[exportkit.operators]\ntoy = toy\n")
+    manifest = packed(artifact, EagerSource(op_libraries=given))
+    assert [Path(library.record).name for library in manifest.libraries] == ["libtoy_cpu.so"]
+
+
 @pytest.mark.parametrize("demanded", [True, False])
 def test_nothing_that_an_artifact_names_is_imported(artifact: Path, demanded: bool) -> None:
     release = signers.signer(artifact.parent)

@@ -52,13 +52,19 @@ _SHRINKS = 4  # how often smaller sizes are tried for that
 MAX_STATE_BYTES = 32_000_000
 """State is recorded up to this size: all of it or none."""
 
+_FAR = (
+    "eager and the same in a wider dtype agree in less than half of the digits of {}: rounding decides it, or it is "
+    "drawn; it is held to fixed limits, which right code may miss (in the spec, a Tolerance says how near is right)"
+)
+
 
 @dataclass(frozen=True)
 class RecordedCase:
     """A sequence of calls: its tensors as a safetensors file, and the rest as in the manifest.
 
     `structures` has the structure of each result of eager, if this case was recorded now. `trouble` says what is
-    troublesome in its inputs, such as "ties in x"; it is empty for inputs that were only drawn.
+    troublesome in its inputs, such as "ties in x"; it is empty for inputs that were only drawn. `far` names the results
+    that are too far from what a wide dtype gives to have a reference.
     """
 
     calls: tuple[CaseCall, ...]
@@ -67,6 +73,7 @@ class RecordedCase:
     state_accuracy: Mapping[str, Accuracy | None]
     structures: tuple[Node, ...] = ()
     trouble: str = ""
+    far: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -129,6 +136,7 @@ def record_cases(
         example = {name: size for method in reversed(stateful) for name, size in examples[method.name].items()}
         plans.append(functools.partial(_sessions, eager, methods, example, options))
     cases: list[RecordedCase] = []
+    told: set[str] = set()
     for plan in plans:
         limit = MAX_CASE_BYTES
         for _ in range(_SHRINKS):
@@ -136,6 +144,9 @@ def record_cases(
             for calls in plan(limit):
                 progress(f"recording case {len(cases) + len(found) + 1}")
                 found.append(record_drawn(eager, methods, state, calls, options, device))
+                if far := [name for name in found[-1].far if name not in told]:
+                    progress(_FAR.format(" and ".join(f"`{name}`" for name in far)))
+                    told.update(far)
             # The first two are the example's and the smallest, whatever they take.
             fixed, drawn = (sum(len(case.tensors) for case in part) for part in (found[:2], found[2:]))
             budget = max((MAX_CASES_BYTES - MAX_TROUBLE_BYTES) // len(plans) - fixed, MAX_CASES_BYTES // 10)
@@ -283,7 +294,16 @@ def record_played(
         state_accuracy=dict(known.state.accuracy) if known and known.state else {},
         structures=played.structures,
         trouble=trouble,
+        far=_far(played, found, known),
     )
+
+
+def _far(played: PlayedSession, found: Sequence[References | None], known: SessionReferences | None) -> tuple[str, ...]:
+    """Returns the results that were computed in a wide dtype, and have no reference all the same."""
+    after = known.state if known else None
+    missed = [(call.wanted, each) for call, each in zip((*played.answered, played.after), (*found, after))]
+    names = [name for wanted, each in missed for name in wanted if each is None or name not in each.outputs]
+    return tuple(dict.fromkeys(names)) if names and played.wide is not None else ()
 
 
 def call_eager(session: EagerSession, call: DrawnCall, *, tf32: bool) -> EagerAnswer:

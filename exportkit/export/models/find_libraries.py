@@ -48,7 +48,6 @@ def describe_libraries(
         The same errors as `library_files` and `describe_with_needed`.
     """
     declared = {namespace for namespace in operator_namespaces() if any(_is_in(namespace, name) for name in operators)}
-    others = sorted(name for name in operators if name.partition("::")[0] not in declared)
     described: list[tuple[Path, Library]] = []
 
     def describe(libraries: Iterable[Path]) -> None:
@@ -56,12 +55,17 @@ def describe_libraries(
             progress(f"inspecting {library.name}")
             described.extend(describe_with_needed(library))
 
-    describe(library_files(given, others, progress))
+    describe(library_files(given, sorted(operators), progress))
     brought = {operator.name for _, library in described for operator in library.defines}
     for namespace in sorted(declared):
-        if missing := [name for name in operators if _is_in(namespace, name) and name not in brought]:
-            named = installed_libraries(missing, devices)
-            describe(named or library_files([declared_module(namespace)], missing, progress))
+        own = [name for name in operators if _is_in(namespace, name)]
+        missing = [name for name in own if name not in brought]
+        named = installed_libraries(own, devices)
+        others = [path for path in named if path.resolve() not in {known for known, _ in described}]
+        if missing and not named:
+            describe(library_files([declared_module(namespace)], missing, progress))
+        elif missing or len(others) < len(named):  # a module that was given may have loaded those of one device only
+            describe(others)
     return described
 
 
