@@ -47,34 +47,43 @@ auto Code::prepared(const Run& run) const {
 }
 
 Code::Code(const std::filesystem::path& library, const CodeOptions& options, Constants constants)
-    : device_(options.device), turns_(options.runners), constants_(std::move(constants)) {
-  const bool with_graphs = options.cuda_graphs != CudaGraphs::kNone;
-  TORCH_CHECK(!with_graphs || device_.is_cuda(), "a model on ", device_, " has no CUDA graphs");
-  const char* const reason = with_graphs ? why_no_cuda_recorder() : nullptr;
+    : library_(library),
+      device_(options.device),
+      with_graphs_(options.cuda_graphs != CudaGraphs::kNone),
+      // Only code that runs in one thread at a time, which `Graphs` sees to, records no events and can be captured
+      // (pytorch#148601).
+      runners_(with_graphs_ ? 1 : static_cast<size_t>(options.runners)),
+      turns_(options.runners),
+      constants_(std::move(constants)) {
+  TORCH_CHECK(!with_graphs_ || device_.is_cuda(), "a model on ", device_, " has no CUDA graphs");
+  const char* const reason = with_graphs_ ? why_no_cuda_recorder() : nullptr;
   TORCH_CHECK(reason == nullptr, "there are no CUDA graphs here: ", reason);
   promote_libstdcxx();
+  open();
+  if (with_graphs_) {
+    graphs_ = std::make_unique<Graphs>(
+        Graphs::Options{
+            device_, options.cuda_graphs == CudaGraphs::kOnFirstUse, {options.written.begin(), options.written.end()}},
+        [this](const Graphs::Tensors& inputs) { return call(inputs); }, cuda_recorder(device_));
+  }
+}
+
+void Code::open() const {
+  runner_.reset();
+  lent_.emplace();
   // torch registers a runner for each device that it supports, so one build of this library works with and without
   // CUDA.
   const auto& known = torch::inductor::getAOTIModelRunnerRegistry();
   const std::string kind = c10::DeviceTypeName(device_.type(), /*lower_case=*/true);
   const auto create = known.find(kind);
   TORCH_CHECK(create != known.end(), "this build of torch cannot run code for ", kind);
-  const std::string kernels = device_.is_cpu() ? "" : library.parent_path().string();
-  // Only code that runs in one thread at a time, which `Graphs` sees to, records no events and can be captured
-  // (pytorch#148601).
-  const size_t runners = with_graphs ? 1 : static_cast<size_t>(options.runners);
-  runner_ = create->second(library.string(), runners, device_.str(), kernels, /*single_threaded=*/with_graphs);
+  const std::string kernels = device_.is_cpu() ? "" : library_.parent_path().string();
+  runner_ = create->second(library_.string(), runners_, device_.str(), kernels, /*single_threaded=*/with_graphs_);
   const auto names = runner_->getConstantNamesToOriginalFQNs();
   if (!constants_.empty()) set_constants(names);
   // Other code would print a warning.
   if (std::any_of(names.begin(), names.end(), [](const auto& name) { return is_computed(name.second); })) {
     compute_constants();
-  }
-  if (with_graphs) {
-    graphs_ = std::make_unique<Graphs>(
-        Graphs::Options{
-            device_, options.cuda_graphs == CudaGraphs::kOnFirstUse, {options.written.begin(), options.written.end()}},
-        [this](const Graphs::Tensors& inputs) { return call(inputs); }, cuda_recorder(device_));
   }
 }
 
@@ -90,7 +99,7 @@ Code::Lent::~Lent() {
   }
 }
 
-void Code::set_constants(const std::unordered_map<std::string, std::string>& constants) {
+void Code::set_constants(const std::unordered_map<std::string, std::string>& constants) const {
   std::map<std::string, std::string> names;  // from the constant's name to AOTInductor's internal name
   for (const auto& [name, constant] : constants) {
     if (is_computed(constant)) continue;
@@ -103,12 +112,12 @@ void Code::set_constants(const std::unordered_map<std::string, std::string>& con
   std::unordered_map<std::string, at::Tensor> by_name;
   for (const auto& [constant, tensor] : constants_) {
     TORCH_CHECK(tensor.device() == device_, constant, " is on ", tensor.device(), ", and the code runs on ", device_);
-    lent_.tensors.push_back(at::for_blob(tensor.data_ptr(), tensor.sizes())
-                                .strides(tensor.strides())
-                                .options(tensor.options())
-                                .target_device(tensor.device())
-                                .make_tensor());
-    by_name.emplace(names.at(constant), lent_.tensors.back());
+    lent_->tensors.push_back(at::for_blob(tensor.data_ptr(), tensor.sizes())
+                                 .strides(tensor.strides())
+                                 .options(tensor.options())
+                                 .target_device(tensor.device())
+                                 .make_tensor());
+    by_name.emplace(names.at(constant), lent_->tensors.back());
   }
   runner_->update_constant_buffer(by_name, /*use_inactive=*/false, /*validate_full_updates=*/true,
                                   /*user_managed=*/true);
@@ -116,7 +125,7 @@ void Code::set_constants(const std::unordered_map<std::string, std::string>& con
 
 // Otherwise the first call does this. With torch 2.11 two first calls at once then wait for each other forever; and if
 // the first fails in it, as without memory, every torch loses the runner: the next call waits for it forever.
-void Code::compute_constants() {
+void Code::compute_constants() const {
   try {
     prepared([&] { runner_->run_const_fold(/*use_inactive=*/false); });
   } catch (const std::exception& error) {
@@ -152,7 +161,26 @@ void Code::capture_as(const Code& other) const {
 std::string Code::graph_report() const { return graphs().report(); }
 
 std::vector<at::Tensor> Code::call(const std::vector<at::Tensor>& inputs) const {
+  if (device_.is_cuda() && !with_graphs_ && !called_) {
+    const std::lock_guard one_at_a_time(first_);
+    if (!called_) return first_call(inputs);
+  }
   return prepared([&] { return runner_->run(inputs); });
+}
+
+// On a GPU the first call records an event, even if there are no constants to compute. Where it cannot, as on a broken
+// device or in somebody's capture, torch before 2.15 loses the runner, and the next call would wait for it forever. So
+// that call opens the code anew.
+std::vector<at::Tensor> Code::first_call(const std::vector<at::Tensor>& inputs) const {
+  if (!runner_) open();
+  try {
+    auto outputs = prepared([&] { return runner_->run(inputs); });
+    called_ = true;
+    return outputs;
+  } catch (const std::exception&) {
+    runner_.reset();
+    throw;
+  }
 }
 
 }  // namespace exportkit

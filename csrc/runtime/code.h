@@ -4,10 +4,12 @@
 #include <ATen/core/Tensor.h>
 #include <c10/core/Device.h>
 
+#include <atomic>
 #include <filesystem>
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <semaphore>
 #include <string>
 #include <unordered_map>
@@ -65,20 +67,27 @@ class Code {
     ~Lent();
   };
 
+  void open() const;
   // Takes the code's constants by AOTInductor's internal names.
-  void set_constants(const std::unordered_map<std::string, std::string>& constants);
-  void compute_constants();
+  void set_constants(const std::unordered_map<std::string, std::string>& constants) const;
+  void compute_constants() const;
   template <class Run>
   auto prepared(const Run& run) const;
   std::vector<at::Tensor> call(const std::vector<at::Tensor>& inputs) const;
+  std::vector<at::Tensor> first_call(const std::vector<at::Tensor>& inputs) const;
   Graphs& graphs() const;
 
+  std::filesystem::path library_;
   c10::Device device_;
+  bool with_graphs_;
+  size_t runners_;
   mutable std::counting_semaphore<> turns_;
   Constants constants_;
-  Lent lent_;
-  std::unique_ptr<torch::inductor::AOTIModelContainerRunner> runner_;
-  std::unique_ptr<Graphs> graphs_;  // null without CUDA graphs
+  mutable std::optional<Lent> lent_;
+  mutable std::unique_ptr<torch::inductor::AOTIModelContainerRunner> runner_;  // null after a first call that failed
+  mutable std::mutex first_;
+  mutable std::atomic<bool> called_ = false;  // with success
+  std::unique_ptr<Graphs> graphs_;            // null without CUDA graphs
 };
 
 // The code for new calls, one for each method of the manifest. All can be replaced at once at any time; a running call

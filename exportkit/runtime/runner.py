@@ -71,7 +71,8 @@ class ContainerRunner:
         self._constants = constants  # the code reads these tensors without a copy
         self._entry = entry
         self._device = torch.device(choice.device)
-        self.run = _Computing(container, opened).run if computes else container.run
+        fallible = computes or choice.target.device != "cpu"
+        self.run = _Preparing(container, opened).run if fallible else container.run
         weakref.finalize(self, released, constants, self._device).atexit = False
 
     def run_requests(self, requests: Sequence[Sequence[torch.Tensor]], outputs: Sequence[int], /) -> Answers:
@@ -88,16 +89,17 @@ class ContainerRunner:
 COMPUTED = "_FOLDED_CONST_"  # begins AOTInductor's names of constants that the code computes from the weights
 
 
-class _Computing:
-    """Code that computes constants in its first call; this binding cannot ask for them before.
+class _Preparing:
+    """Code that torch prepares in its first call; this binding cannot ask for it before.
 
-    Where that fails, as without memory, torch loses the runner that it took, and the next call would wait for it
-    forever. So that call opens the code anew.
+    It computes constants, and on a GPU it records an event. Where that fails, as without memory or on a broken device,
+    every torch before 2.15 loses the runner that it took, and the next call would wait for it forever. So that call
+    opens the code anew.
     """
 
     def __init__(self, container: Any, opened: Callable[[], Any]) -> None:
         self._container, self._opened = container, opened
-        self._computed = False
+        self._prepared = False
 
     def run(self, inputs: list[torch.Tensor]) -> list[torch.Tensor]:
         if self._container is None:
@@ -105,10 +107,10 @@ class _Computing:
         try:
             outputs: list[torch.Tensor] = self._container.run(inputs)
         except RuntimeError:
-            if not self._computed:
+            if not self._prepared:
                 self._container = None
             raise
-        self._computed = True
+        self._prepared = True
         return outputs
 
 
