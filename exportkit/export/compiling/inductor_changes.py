@@ -13,7 +13,7 @@ from typing import Any
 import sympy
 import torch
 from torch._export.serde.serialize import GraphModuleSerializer
-from torch._inductor import config, sizevars
+from torch._inductor import config, ir, sizevars
 from torch._inductor.codegen.common import DeferredLine
 from torch._inductor.codegen.cpp import CppKernel, CppVecKernel
 from torch._inductor.codegen.cpp_utils import DTYPE_TO_CPP, cexpr_index
@@ -47,6 +47,7 @@ def changed_inductor() -> Iterator[None]:
             long_sums,
             wide_columns,
             _sums_at_one_place,
+            _slices_with_two_ends,
             _errors_of_operators,
         ):
             changes.enter_context(change())
@@ -182,6 +183,21 @@ def _sums_at_one_place() -> AbstractContextManager[None]:
         return stored
 
     return replaced(CppVecKernel, "store", with_numbers)
+
+
+def _slices_with_two_ends() -> AbstractContextManager[None]:
+    """Gives a slice that ends at a value, `x[: n.item()]`, its beginning.
+
+    torch writes `None` into the C++ code there, which does not compile.
+    """
+
+    def with_both(make: Callable[..., None]) -> Callable[..., None]:
+        def made(slice_: ir.DynamicSliceSize, symbol: Any, start: Any, end: Any, step: Any, size: Any) -> None:
+            make(slice_, symbol, 0 if start is None else start, size if end is None else end, step, size)
+
+        return made
+
+    return replaced(ir.DynamicSliceSize, "__init__", with_both)
 
 
 def operators_as_called() -> AbstractContextManager[None]:

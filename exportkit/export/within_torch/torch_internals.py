@@ -15,7 +15,8 @@ No torch that exports has an option for any of these, so export replaces:
   that variances are (`long_sums`), and, with `codegen_group` again,
   `TilingSelect.select_tiling` and `CppVecKernel.reduction_combine_vec`, so that they read whole rows (`wide_columns`).
 - `torch.get_num_threads`, so that a machine of one thread writes right code for more (`inductor_changes`).
-- `CppVecKernel.store`, so that vectors are added to one element (`inductor_changes`).
+- `CppVecKernel.store`, so that vectors are added to one element, and `DynamicSliceSize.__init__`, so that slices that
+  end at a value have a beginning (`inductor_changes`).
 - `compile_fx.select_decomp_table`, so that small convolutions become products (`small_convolutions`), and
   `compile_fx.split_const_gm`, so that only what the graph was changed for is computed when the code is
   loaded (`load_time`).
