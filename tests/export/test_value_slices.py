@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
+import re
 from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor
 
+from exportkit.errors import ExportError
 from exportkit.export.artifact import export_aoti
+from exportkit.export.compiling import inductor_changes
+from exportkit.export.compiling.compile_failure import wrong_code
 from exportkit.export.export_options import TraceOptions
 from exportkit.runtime.loader import load
 from exportkit.spec import ExportSpec
@@ -37,3 +42,34 @@ def test_a_slice_may_end_or_begin_at_a_value(tmp_path: Path) -> None:
             x = torch.rand(rows, 3)
             for n in range(-10, 11):
                 torch.testing.assert_close(model(x, torch.tensor(n)), Slices()(x, torch.tensor(n)))
+
+
+class Slice(torch.nn.Module):
+    """The beginning of a tensor."""
+
+    def forward(self, x: Tensor, n: Tensor) -> Tensor:
+        return x[: n.item()].sum(0)
+
+
+@pytest.mark.process
+def test_code_that_does_not_compile_names_the_operator_and_its_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(inductor_changes, "_slices_with_two_ends", contextlib.nullcontext)
+    spec = ExportSpec(Slice(), (torch.rand(4, 3), torch.tensor(2)))
+    with pytest.raises(ExportError) as caught:
+        export_aoti(spec, tmp_path / "slice.pt2", TraceOptions(cases=1, trouble=False))
+    assert re.fullmatch(
+        r"AOTInductor could not compile the program at aten\.slice\.Tensor, test_value_slices\.py:\d+ in forward: "
+        r"`return x\[: n\.item\(\)\]\.sum\(0\)`: torch \S+ wrote C\+\+ code that does not compile: .None. was not "
+        r"declared in this scope\n    int64_t \w+_st_index = .*;",
+        caught.value.message,
+    )
+    assert "--repair" in (caught.value.hint or "")
+
+
+def test_what_the_compiler_lacks_is_not_taken_for_wrong_code(tmp_path: Path) -> None:
+    source = tmp_path / "model.wrapper.cpp"
+    source.write_text("#include <missing.h>\n")
+    assert wrong_code(f"{source}:1:10: fatal error: missing.h: No such file or directory", {}) is None
+    assert wrong_code("/usr/bin/ld: cannot find -ltorch", {}) is None

@@ -123,8 +123,8 @@ def compile_program(
         progress: Is told what happens next.
 
     Raises:
-        CompilerError: No compiler can be used, or it refused the generated code.
-        ExportError: AOTInductor refused the program, or a weight cannot stay outside of the code.
+        CompilerError: No compiler can be used.
+        ExportError: AOTInductor refused the program, its code does not compile, or a weight cannot stay outside of it.
     """
     folder.mkdir(exist_ok=True)
     of = "" if method.name == FORWARD else f"{method.name} "

@@ -1,15 +1,24 @@
-"""Finds the operator that Inductor failed at."""
+"""Finds the operator that Inductor failed at, or wrote code for that does not compile."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
+import torch
 from torch._inductor import exc
+from torch._inductor.codegen.wrapper import PythonWrapperCodegen
+from torch._inductor.scheduler import Scheduler
 
-from exportkit.export.models.source_lines import where_listed
+from exportkit.export.models.source_lines import where_listed, where_traced
+from exportkit.export.within_torch.torch_internals import replaced
 
 _TARGET = re.compile(r"^\s*target: (\S+)$", re.MULTILINE)
+_REFUSED = re.compile(r"^(\S+/model\.\w+\.cpp):(\d+):\d+: error: (.+)$", re.MULTILINE)
 
 
 @dataclass(frozen=True)
@@ -18,6 +27,9 @@ class FailedOperator:
 
     name: str
     where: str
+
+    def __str__(self) -> str:
+        return f"{self.name}, {self.where}" if self.where else self.name
 
 
 def failed_operator(error: BaseException | None) -> FailedOperator | None:
@@ -35,3 +47,51 @@ def failed_operator(error: BaseException | None) -> FailedOperator | None:
                 return FailedOperator(found[1], where_listed(str(each)))
         error = inner or error.__cause__ or error.__context__
     return None
+
+
+@contextmanager
+def noted_lines() -> Iterator[Mapping[str, torch.fx.Node]]:
+    """Yields, while the block runs, the lines of C++ that Inductor writes to call operators, and the node of each."""
+    nodes: list[torch.fx.Node] = []
+    written: dict[str, torch.fx.Node] = {}
+
+    def for_node(write: Callable[..., None]) -> Callable[..., None]:
+        def noted(scheduler: Scheduler, scheduled: Any) -> None:
+            nodes[:] = list(scheduled.node.origins)[:1] if scheduled.node else []
+            write(scheduler, scheduled)
+            nodes.clear()
+
+        return noted
+
+    def for_line(write: Callable[..., None]) -> Callable[..., None]:
+        def noted(wrapper: PythonWrapperCodegen, line: Any) -> None:
+            if nodes and isinstance(line, str):
+                written[line.strip()] = nodes[0]
+            write(wrapper, line)
+
+        return noted
+
+    with (
+        replaced(Scheduler, "codegen_extern_call", for_node),
+        replaced(PythonWrapperCodegen, "writeline", for_line),
+    ):
+        yield written
+
+
+def wrong_code(said: str, written: Mapping[str, torch.fx.Node]) -> tuple[str, str] | None:
+    """Returns what is wrong with generated C++, and the operator that it was written for with its line, or "".
+
+    Args:
+        said: What the C++ compiler said.
+        written: Lines of the code, from `noted_lines`.
+
+    Returns:
+        None if the compiler does not complain about a line that torch wrote.
+    """
+    match = _REFUSED.search(said)
+    if match is None:
+        return None
+    line = Path(match[1]).read_text().splitlines()[int(match[2]) - 1].strip()
+    node = written.get(line)
+    at = str(FailedOperator(str(node.target), where_traced(node))) if node else ""
+    return f"torch {torch.__version__} wrote C++ code that does not compile: {match[3]}\n    {line}", at

@@ -14,7 +14,7 @@ from torch._inductor import exc
 from torch.utils._pytree import tree_structure
 
 from exportkit.errors import CompilerError
-from exportkit.export.compiling.compile_failure import failed_operator
+from exportkit.export.compiling.compile_failure import failed_operator, noted_lines, wrong_code
 from exportkit.export.compiling.compiled_cache import Code
 from exportkit.export.compiling.eager_kernels import eager_kernels, with_tensors
 from exportkit.export.compiling.flat_weights import flat_weights
@@ -24,8 +24,9 @@ from exportkit.export.compiling.packed_weights import packed_weights
 from exportkit.export.compiling.small_convolutions import small_convolutions
 from exportkit.export.compiling.toolchain import last_lines, refuse_full_disk
 from exportkit.export.eager_calls.cases import eager_mode
+from exportkit.export.models.source_lines import where_listed
 from exportkit.export.tracing.branch_graphs import compilable_branches
-from exportkit.export.tracing.explain import refused_by_compiler
+from exportkit.export.tracing.explain import raised_text, refused_by_compiler
 
 
 def run_inductor(
@@ -48,8 +49,8 @@ def run_inductor(
         tf32: Whether the code may use TF32.
 
     Raises:
-        CompilerError: The compiler refused the generated code.
-        ExportError: AOTInductor refused the program.
+        CompilerError: The C++ compiler does not work.
+        ExportError: AOTInductor refused the program, or wrote code that does not compile.
     """
     args, kwargs = program.example_inputs
     try:
@@ -59,6 +60,7 @@ def run_inductor(
             contexts.enter_context(eager_mode(tf32=tf32))
             contexts.enter_context(_rare_collections())
             contexts.enter_context(changed_inductor())
+            written = contexts.enter_context(noted_lines())
             if device.type == "cpu":
                 contexts.enter_context(small_convolutions())
                 contexts.enter_context(packed_weights())
@@ -78,14 +80,15 @@ def run_inductor(
         cause = getattr(error, "inner_exception", None) or error
         refuse_full_disk(cause)
         if isinstance(cause, (exc.CppCompileError, exc.InvalidCxxCompiler)):
-            raise CompilerError(
-                f"the C++ compiler refused the generated code: {last_lines(str(cause), 8)}",
-                hint="`exportkit doctor` shows which compiler is used. Set CXX to use another one. --repair looks for "
-                "options with which the code is another.",
-            ) from error
-        failed = failed_operator(error)
-        at = f"{failed.name}{f', {failed.where}' if failed.where else ''}" if failed else ""
-        raise refused_by_compiler(cause, program, at) from error
+            if (wrong := wrong_code(str(cause), written)) is None:
+                raise CompilerError(
+                    f"the C++ compiler refused the generated code: {last_lines(str(cause), 8)}",
+                    hint="`exportkit doctor` shows which compiler is used. Set CXX to use another one.",
+                ) from error
+            said, at = wrong
+        else:
+            said, at = raised_text(cause), str(failed_operator(error) or where_listed(str(cause)))
+        raise refused_by_compiler(said, program, at) from error
     paths: list[Path] = []
     constants: dict[str, torch.Tensor] = {}
     for file in files:  # type: ignore[union-attr]  # with aot_inductor.package it is a list

@@ -17,7 +17,7 @@ from exportkit.errors import ExportError
 from exportkit.export.dynamic_sizes.guards import with_places
 from exportkit.export.dynamic_sizes.shapes import DynamicSizes
 from exportkit.export.dynamic_sizes.size_changes import SizeChange, changes_between, violated_names
-from exportkit.export.models.source_lines import where_listed, where_raised
+from exportkit.export.models.source_lines import where_raised
 from exportkit.export.tracing.branch_graphs import flow_nodes
 from exportkit.export.tracing.line_advice import branches, needs_number, to_keep_the_range
 from exportkit.export.tracing.preflight import OTHER_DTYPES, SAME_DTYPE
@@ -255,16 +255,15 @@ def flow_error(operator: str, what: str, error: Exception) -> ExportError:
     return ExportError(f"{name} {what}: {_reason(error)}", hint=hint)
 
 
-def refused_by_compiler(error: Exception, program: torch.export.ExportedProgram, at: str) -> ExportError:
+def refused_by_compiler(said: str, program: torch.export.ExportedProgram, at: str) -> ExportError:
     """Explains that AOTInductor did not compile a program, with the lines that it may be about.
 
     Args:
-        error: What it raised.
+        said: What it raised, or what is wrong with its code.
         program: The program.
         at: The operator that it failed at and the line of the model, or "".
     """
-    line = at or where_listed(str(error))
-    message = f"AOTInductor could not compile the program{f' at {line}' if line else ''}: {raised_text(error)}"
+    message = f"AOTInductor could not compile the program{f' at {at}' if at else ''}: {said}"
     if "CUDA error" in message:
         message += "\n    this process can use the GPU no more"
     works = "Tracing succeeded, so `--format program` works."

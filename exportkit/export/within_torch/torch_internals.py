@@ -27,6 +27,8 @@ No torch that exports has an option for any of these, so export replaces:
   effect of `_linalg_check_errors` in loops, and `torch._library.utils.is_impure` with it (`branch_graphs`).
 - `torch.fx.Interpreter.run_node`, so that a crash names the node, and `_out_variant.to_out_variant`, so that the code
   calls the operators that the model calls (`inductor_changes`).
+- `Scheduler.codegen_extern_call` and `PythonWrapperCodegen.writeline`, so that an error of the C++ compiler names the
+  operator (`compile_failure`).
 - `FakeTensorMode._cached_dispatch_impl`, so that torch remembers what is asked for again (`fake_answers`).
 - Python's `len`, so that the length of a tensor varies (`lengths`), and what `torch.functional` calls, so that
   the rows of `cdist` do (`distances`).
