@@ -45,7 +45,7 @@ _LEFT_OUT = re.compile(
     "| when it is called again with the same inputs| in forward(?=:)"
 )
 _ADVICE = "## Advice"
-_SHORT = 14  # words of advice that is repeated
+_SHORT = 5  # words of advice that is repeated
 _HEAD = """\
 # Modules that make trouble
 
@@ -53,8 +53,8 @@ Written by `make docs` from real runs, with torch {torch} on a CPU. Do not edit 
 
 Each module is a few lines in [tests/gallery](../../tests/gallery), exported with `--format program`, which traces it,
 checks its operators, records cases, and runs the traced program on them. `exportkit export` was given the inputs and
-sizes that the class names. "exports" means that the program answered what eager answered. Otherwise the message is
-shown, with the exit code if it is not 5. A named issue reports such a failure.
+sizes that the class names. The programs of the modules in lists answered what eager answered. The others have the
+message, with the exit code if it is not 5. A named issue reports such a failure.
 
 Left out are "the model does not take every size that `batch` (x:0) was declared to have", "The model traces with it",
 "which is unknown when the model is compiled", "when it is called again with the same inputs". A letter stands for
@@ -96,21 +96,26 @@ def unabridged(page: str) -> str:
 
 
 def section(title: str, rows: Sequence[str]) -> str:
-    """Returns a theme's heading and table."""
-    head = ["| module | what it does | outcome |", "| --- | --- | --- |"]
-    return "\n".join([f"## {title}", "", *head, *rows]) + "\n"
+    """Returns a theme's heading, the list of what succeeded, and the table of what was refused."""
+    succeeded = [each for each in rows if each.startswith("- ")]
+    refused = [each for each in rows if each not in succeeded]
+    head = ["| module | what it does | message |", "| --- | --- | --- |"]
+    parts = [succeeded, [*head, *refused] if refused else []]
+    return "\n".join([f"## {title}", *(line for part in parts if part for line in ("", *part))]) + "\n"
 
 
-def row(entry: Entry, outcome: Outcome, succeeded: str = "exports") -> str:
-    """Returns a module's row of its table; `succeeded` is what it says if the exit code is 0."""
+def row(entry: Entry, outcome: Outcome) -> str:
+    """Returns a module's line: of the list if it succeeded, else of the table."""
     what = entry.summary.split(" (")[0].rstrip(".")
     links = [
         f"[{name}#{number}](https://github.com/{_REPOSITORIES[name]}/issues/{number})" for name, number in entry.issues
     ]
+    said = f"{what}{'; ' + ', '.join(links) if links else ''}"
+    since = f" (seen from torch {entry.since} on; older versions refuse it)" if entry.since else ""
+    if not outcome.exit_code:
+        return f"- `{entry.name}`: {said}{since}"
     code = f"exit {outcome.exit_code}: " if outcome.exit_code != 5 else ""
-    ended = code + _cell(outcome.message) if outcome.exit_code else succeeded
-    ended += f" (seen from torch {entry.since} on; older versions refuse it)" if entry.since else ""
-    return f"| `{entry.name}` | {what}{'; ' + ', '.join(links) if links else ''} | {ended} |"
+    return f"| `{entry.name}` | {said} | {code}{_cell(outcome.message)}{since} |"
 
 
 def _cell(message: str) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import sys
 import tempfile
+from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
 
@@ -27,7 +28,16 @@ _TITLES = {
     "ordering": "Order",
     "layers": "Layers",
 }
-ENTRIES = gallery.entries(ROOT / "tests" / "onnx" / "gallery", tuple(_TITLES))
+_SHARED = "shared"
+ENTRIES = [
+    *gallery.entries(ROOT / "tests" / "onnx" / "gallery", tuple(_TITLES)),
+    *(
+        replace(entry, theme=_SHARED, exit_code=5 if entry.onnx else 0, says=entry.onnx)
+        for entry in gallery.entries()
+        if entry.onnx is not None
+    ),
+]
+_TITLES[_SHARED] = "Modules of the other gallery"
 VERSIONS = {name: version(name).partition("+")[0] for name in ("torch", "onnxscript", "onnxruntime")}
 
 _HEAD = """\
@@ -36,23 +46,29 @@ _HEAD = """\
 Written by `make docs` from real runs, with {versions} on a CPU. Do not edit it.
 
 Each module is a few lines in [tests/onnx/gallery](../../tests/onnx/gallery). It was exported with `--format onnx` and
-the inputs and sizes that its class names. "verified" means that `exportkit verify` found ONNX Runtime's answers equal
-to what eager answered, at both ends of the range and between. Otherwise the message is shown, the exit code is 5,
-and no file is written. A named issue reports such a failure in PyTorch, ONNX Runtime or onnxscript.
+the inputs and sizes that its class names. Of those in lists, `exportkit verify` found ONNX Runtime's answers equal
+to what eager answered, at both ends of the range and between. The others have the message, and the exit code is 5.
+A letter stands for advice of several modules. A named issue reports such a failure in PyTorch, ONNX Runtime or
+onnxscript.
 """
 
 
 def page() -> str:
     """Exports and verifies every module and returns the page."""
-    rows = {theme: [row(entry, _outcome(entry)) for entry in ENTRIES if entry.theme == theme] for theme in _TITLES}
+    rows: dict[str, list[str]] = {theme: [] for theme in _TITLES}
+    for entry in ENTRIES:
+        rows[entry.theme].append(row(entry, _outcome(entry)))
     text = ", ".join(f"{name} {number}" for name, number in VERSIONS.items())
     sections = [gallery_page.section(title, rows[theme]) for theme, title in _TITLES.items()]
-    return "\n".join([_HEAD.format(versions=text), *sections])
+    return gallery_page.shortened("\n".join([_HEAD.format(versions=text), *sections]))
 
 
 def row(entry: Entry, outcome: Outcome) -> str:
-    """Returns a module's row of its table."""
-    return gallery_page.row(entry, outcome, "verified")
+    """Returns a module's line. A message that the other gallery has is not repeated."""
+    line = gallery_page.row(entry, outcome)
+    if line not in gallery_page.unabridged(gallery_page.DOCUMENT.read_text()).splitlines():
+        return line
+    return " | ".join([*line.split(" | ")[:2], "[as there](gallery.md) |"]) if outcome.exit_code else line
 
 
 def _outcome(entry: Entry) -> Outcome:

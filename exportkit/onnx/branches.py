@@ -79,8 +79,11 @@ def refusing_decompositions(ranges: Ranges) -> Iterator[None]:
             # What torch concludes while it remembers a fake tensor, it forgets again ("eval [guard suppressed]").
             asks = isinstance(guard, (sympy.Eq, sympy.Ne)) and "suppressed" not in prefix
             if asks and not _always(guard, env, ranges):
-                refused.append(_right_for_some(_decomposed(), placed_relation(guard, env)))
-                raise RuntimeError
+                node = _decomposed()
+                # Where an assertion of the model's does not hold, no answer is right.
+                if node is None or node.target is not torch.ops.aten._assert_scalar.default:
+                    refused.append(_right_for_some(node, placed_relation(guard, env)))
+                    raise RuntimeError
             log_guard(env, prefix, guard, *rest, **named)
 
         return look

@@ -77,7 +77,7 @@ def convert(
     conversion = _Conversion(opset, decompositions, progress)
     with quiet_torch(), _one_registry():
         progress("converting the model to ONNX")
-        model = conversion.converted(program, refused_model, written_places(method))
+        model = conversion.converted(program, lambda error: refused_model(error, program), written_places(method))
     functions, lines = conversion.functions, cleaned(model)
     for function in functions.all:
         model.functions[function.identifier()] = function

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
-from torch._ops import OpOverload
+from torch._ops import HigherOrderOperator, OpOverload
 
 from exportkit.errors import ExportError
 from exportkit.export.models.source_lines import where_now, where_traced
+from exportkit.export.tracing.branch_graphs import flow_nodes
 from exportkit.export.within_torch.dispatch import OperatorMode, watched_by
 from exportkit.onnx.corrections import NotTranslatedError
 from exportkit.onnx.decompositions import Decomposition
@@ -26,14 +27,18 @@ _INVERSE = (
 _INSTEAD = {
     "_linalg_slogdet": "Write d = torch.linalg.det(x), d.sign() and d.abs().log(), if d does not overflow.",
     "linalg_inv_ex": _INVERSE,
+    "linalg_inv": _INVERSE,
+    "map_impl": "Write torch.vmap(f)(rows).",
     "_linalg_solve_ex": f"Multiply by an inverse. {_INVERSE}",
     "linalg_lu_solve": f"The gradient of torch.linalg.det solves equations, those of products do not. {_DETERMINANT}.",
 }
 
 
-def refused_model(error: Exception) -> ExportError:
+def refused_model(error: Exception, program: torch.export.ExportedProgram) -> ExportError:
     """Returns the error to raise where torch.onnx refused the model itself."""
     node = _node(error)
+    if node is None and (loops := flow_nodes(program.graph_module)):
+        return _refused_flow(error, program, loops)
     place = where_traced(node) if node is not None else ""
     return ExportError(
         f"the model cannot become ONNX{' at ' + place if place else ''}: {_problem(error, node)}",
@@ -41,9 +46,26 @@ def refused_model(error: Exception) -> ExportError:
     )
 
 
+def _refused_flow(
+    error: Exception, program: torch.export.ExportedProgram, loops: Sequence[tuple[str, str]]
+) -> ExportError:
+    """Explains an error that torch raises where it takes the graphs of loops and branches apart."""
+    graphs = [module for module in program.graph_module.modules() if isinstance(module, torch.fx.GraphModule)]
+    advice = next((text for graph in graphs for node in graph.graph.nodes if (text := _instead(node))), "")
+    return ExportError(
+        f"the model cannot become ONNX: torch.onnx fails within {' or '.join(name for name, _ in loops)}: "
+        f"{_problem(error, None)}" + "".join(f"\n    {name} at {where}" for name, where in loops),
+        hint=advice
+        or "Make a constant of its code, such as torch.tensor([2.0]), a buffer, or write torch.full((1,), 2.0).",
+    )
+
+
 def _instead(node: torch.fx.Node | None) -> str:
     """Returns what to write in place of an operator, or ""."""
-    return _INSTEAD.get(node.target.overloadpacket.__name__, "") if node and isinstance(node.target, OpOverload) else ""
+    target = node.target if node is not None else None
+    if isinstance(target, OpOverload):
+        return _INSTEAD.get(target.overloadpacket.__name__, "")
+    return _INSTEAD.get(target.name(), "") if isinstance(target, HigherOrderOperator) else ""
 
 
 def refused_body(error: Exception, call: CustomCall, decomposition: Decomposition) -> ExportError:

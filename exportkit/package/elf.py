@@ -83,8 +83,8 @@ class Elf:
     @property
     def needs_torch_cuda(self) -> bool:
         """Whether it loads only beside a torch with CUDA."""
-        # Every library that uses the stable ABI's Device type refers to the constants of all devices.
-        symbols = self.undefined - {"aoti_torch_device_type_cuda"}
+        # Every library that uses the stable ABI's Device or Tag refers to the constants of all devices or tags.
+        symbols = self.undefined - {"aoti_torch_device_type_cuda", "torch_tag_cudagraph_unsafe"}
         if any(map(_TORCH_CUDA_SYMBOL.match, symbols)) or any(map(_TORCH_CUDA_LIBRARY.match, self.needed)):
             return True
         # Without a library that has CUDA's functions, it finds those that torch loaded.

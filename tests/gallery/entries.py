@@ -30,6 +30,7 @@ NOISE = re.compile(
     r"|placeholder\[|eval_with_key|While executing|from user code|AssertionError:?\s*$|<bound method|bug in exportkit",
     re.MULTILINE,
 )
+LINES = re.compile(r"^(?:- |\| )`(\w+)`", re.MULTILINE)  # of the pages: one for each module
 LONGEST = 1500  # letters of a message
 _ISSUE = re.compile(r"\b(pytorch|ao|executorch|TICO|kserve|onnxruntime|onnxscript|norse)#(\d+)")
 
@@ -46,6 +47,7 @@ class Entry:
         exit_code: The exit code expected.
         says: A part of the message expected; empty if it exports.
         since: The first version of torch that was seen to end so. Older ones refuse the module.
+        onnx: What the ONNX gallery expects instead of `says`, "" if it is verified; None: it has no such module.
     """
 
     theme: str
@@ -55,6 +57,7 @@ class Entry:
     exit_code: int
     says: str
     since: str = ""
+    onnx: str | None = None
 
     @property
     def issues(self) -> list[tuple[str, str]]:
@@ -102,9 +105,15 @@ def _entry(path: Path, node: ast.ClassDef, library: Sequence[str]) -> Entry:
     arguments = [f"{path.relative_to(ROOT)}:{node.name}{'.make' if has_maker else ''}", *library]
     for option, texts in (("--input", said.get("inputs", ())), ("--dynamic", said.get("dynamic", ()))):
         arguments += [word for text in texts for word in (option, text)]
-    summary = ast.get_docstring(node) or ""
     return Entry(
-        path.stem, node.name, summary, arguments, said.get("exit_code", 0), said.get("says", ""), said.get("since", "")
+        path.stem,
+        node.name,
+        ast.get_docstring(node) or "",
+        arguments,
+        said.get("exit_code", 0),
+        said.get("says", ""),
+        said.get("since", ""),
+        said.get("onnx"),
     )
 
 

@@ -13,6 +13,7 @@ _MEAN, _VARIANCE = torch.zeros(3), torch.ones(3)
 class AssociativeScan(nn.Module):
     """associative_scan over any number of rows of any batch (pytorch#186594)."""
 
+    onnx = ""
     since = "2.13"
     inputs = ("x=float32[2,9,6]",)
     dynamic = ("x:0=batch[1:8]", "x:1=length[2:64]")
@@ -27,6 +28,7 @@ class AssociativeScan(nn.Module):
 class MapOverRows(nn.Module):
     """map over rows, with a weight (pytorch#183018)."""
 
+    onnx = "torch.onnx does not translate map_impl"
     inputs = ("rows=float32[5,16]",)
     dynamic = ("rows:0=n[2:32]",)
 
@@ -41,6 +43,7 @@ class MapOverRows(nn.Module):
 class InverseInALoop(nn.Module):
     """An inverse within while_loop (pytorch#190908)."""
 
+    onnx = "torch.onnx fails within while_loop"
     inputs = ("x=float32[3,8]", "turns=int64[]")
     dynamic = ("x:0=batch[1:16]",)
 
@@ -72,6 +75,7 @@ class Derivatives(nn.Module):
 class StateSpaceScan(nn.Module):
     """scan with two carries, one result twice, and weights that are views of one (executorch#8769, pytorch#153437)."""
 
+    onnx = ""
     inputs = ("signal=float32[7,3]",)
     dynamic = ("signal:0=length[2:64]", "signal:1=batch[1:8]")
 
@@ -141,6 +145,7 @@ class WritesInABranch(nn.Module):
 class StatisticsOfAClosure(nn.Module):
     """Running statistics that are no buffers (pytorch#197096)."""
 
+    onnx = "the model writes into a tensor that is no input"
     exit_code = 5
     says = "the model writes into a tensor that is no input, no parameter and no buffer"
     inputs = ("image=float32[2,3,9,9]",)
@@ -152,6 +157,7 @@ class StatisticsOfAClosure(nn.Module):
 class Jagged(nn.Module):
     """Attention over rows of different lengths (pytorch#149605)."""
 
+    onnx = "torch.export cannot trace nested tensors"
     exit_code = 5
     says = "torch.export cannot trace nested tensors, and the model makes one at flow.py"
     inputs = ("values=float32[11,8]", "lengths=int64[2]")

@@ -30,6 +30,7 @@ STABLE_TORCH_LIBRARY(exportkit_gallery, m) {
   m.def("overloaded(Tensor x) -> Tensor");
   m.def("overloaded.twice(Tensor x, int times) -> Tensor");
   m.def("good(Tensor x) -> Tensor");
+  m.def("copied(Tensor x) -> Tensor");
   m.def("composite(Tensor x) -> Tensor");
 }
 
@@ -43,6 +44,7 @@ STABLE_TORCH_LIBRARY_IMPL(exportkit_gallery, CPU, m) {
   m.impl("overloaded", TORCH_BOX(&same));
   m.impl("overloaded.twice", TORCH_BOX(&twice));
   m.impl("good", TORCH_BOX(&same));
+  m.impl("copied", TORCH_BOX(&same));
 }
 
 STABLE_TORCH_LIBRARY_IMPL(exportkit_gallery, CompositeImplicitAutograd, m) {

@@ -18,6 +18,15 @@ for _name, _fake in {
     torch.library.register_fake(f"exportkit_gallery::{_name}", _fake)
 
 
+torch.library.register_fake("exportkit_gallery::copied")(torch.empty_like)
+
+_OUT = torch.library.Library("exportkit_gallery", "FRAGMENT")
+_OUT.define(
+    "copied.out(Tensor x, *, Tensor(a!) out) -> Tensor(a!)",
+    tags=(torch.Tag.out,) if hasattr(torch.Tag, "out") else (),  # torch 2.13 has it
+)
+
+
 @torch.library.register_fake("exportkit_gallery::number")
 def _number(x: Tensor) -> int:
     return x.shape[0]
@@ -39,6 +48,17 @@ class Complete(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return ops.good(x) + 1
+
+
+class OutVariant(nn.Module):
+    """An operator with an overload that has the tag out (pytorch#161001)."""
+
+    onnx = "has no decomposition, so ONNX cannot compute it"
+    inputs = ("x=float32[4,3]",)
+    dynamic = ("x:0=batch[2:8]",)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return ops.copied(x + 1) - 1
 
 
 class WithoutFake(nn.Module):

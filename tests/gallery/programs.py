@@ -10,6 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from exportkit.spec import ExportSpec
+
 
 class Numpy(nn.Module):
     """NumPy in the middle of the model."""
@@ -327,3 +329,56 @@ class Ordered(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return x * self.parts["first"] + self.parts["second"]
+
+
+class QuantizedLinear(nn.Module):
+    """int8 weights that are made floats again (ao#4566)."""
+
+    onnx = ""
+    inputs = ("x=float32[8,16]",)
+    dynamic = ("x:0=batch[1:64]",)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("weight", torch.randint(-128, 128, (4, 16), dtype=torch.int8))
+        self.register_buffer("scale", torch.rand(4, 1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        steps = torch.clamp(torch.round(x / 0.05) + 128, 0, 255).to(torch.uint8)
+        return nn.functional.linear((steps.float() - 128) * 0.05, self.weight.float() * self.scale)
+
+
+class StreamingConvolution(nn.Module):
+    """A convolution that keeps the end of the last chunk as state (executorch#5068)."""
+
+    onnx = ""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv1d(2, 4, 5, dilation=2)
+        self.register_buffer("tail", torch.zeros(1, 2, 8))
+
+    def forward(self, chunk: Tensor) -> Tensor:
+        joined = torch.cat([self.tail, chunk], -1)
+        self.tail.copy_(joined[..., -8:])
+        return self.conv(joined)
+
+    @classmethod
+    def make(cls) -> ExportSpec:
+        sizes = {"chunk": {2: "samples[9:400]"}}
+        return ExportSpec(cls(), (torch.rand(1, 2, 40),), dynamic_shapes=sizes, state=("tail",))
+
+
+class CacheInPlace(nn.Module):
+    """A cache of keys that is written in place."""
+
+    onnx = ""
+
+    def forward(self, x: Tensor, at: Tensor, cache: Tensor) -> Tensor:
+        return x @ cache.index_copy_(1, at.remainder(cache.shape[1]), x).mT
+
+    @classmethod
+    def make(cls) -> ExportSpec:
+        sizes = {"x": {0: "batch[1:8]"}, "cache": {0: "batch"}}
+        example = (torch.rand(2, 1, 4), torch.tensor([3]), torch.rand(2, 16, 4))
+        return ExportSpec(cls(), example, dynamic_shapes=sizes, writes=("cache",))

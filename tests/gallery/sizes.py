@@ -4,6 +4,9 @@ import math
 
 import torch
 from torch import Tensor, nn
+from torch.export import Dim
+
+from exportkit.spec import ExportSpec
 
 
 class ViewOfTheExample(nn.Module):
@@ -375,3 +378,36 @@ class PackedProjections(nn.Module):
         packed = nn.utils.rnn.pack_padded_sequence(x, lengths, batch_first=True, enforce_sorted=False)
         answers, (hidden, _) = self.rnn(packed)
         return nn.utils.rnn.pad_packed_sequence(answers, batch_first=True, total_length=x.shape[1])[0], hidden
+
+
+class TorchSizes(nn.Module):
+    """torch.export's own form of sizes, at nested places."""
+
+    onnx = ""
+
+    def forward(self, x: Tensor, past: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, list[Tensor]]:
+        return x @ past[0][0].mT, [torch.cat([keys, x], -2) @ values.mT for keys, values in past]
+
+    @classmethod
+    def make(cls) -> ExportSpec:
+        batch, length = Dim("batch", min=1, max=8), Dim("length", min=1, max=100)
+        example = (torch.rand(2, 1, 4), [(torch.rand(2, 7, 4), torch.rand(2, 9, 4))])
+        sizes = {"x": {0: batch}, "past": [({0: batch, 1: length}, {0: batch, 1: Dim.AUTO})]}
+        return ExportSpec(cls(), example, dynamic_shapes=sizes)
+
+
+class GruWithLengths(nn.Module):
+    """A GRU of two layers, and each row's last step (pytorch#126339)."""
+
+    onnx = ""
+    inputs = ("features=float32[2,11,6]", "lengths=int64[2]")
+    dynamic = ("features:0=batch[1:8]", "features:1=time[2:40]", "lengths:0=batch")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gru = nn.GRU(6, 4, 2, batch_first=True)
+
+    def forward(self, features: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
+        hidden, last = self.gru(features)
+        at = lengths.remainder(features.shape[1])[:, None, None].expand(-1, 1, 4)
+        return hidden.gather(1, at).squeeze(1), last

@@ -237,6 +237,7 @@ class Scan(nn.Module):
 class ImagesOfManySizes(nn.Module):
     """Rows split by sizes of images, whose means replace tokens."""
 
+    onnx = ""
     inputs = ("ids=int64[1,6]", "rows=float32[12,8]")
     dynamic = ("rows:0=rows[4:64]",)
 
@@ -253,8 +254,22 @@ class ImagesOfManySizes(nn.Module):
 class IntegerExtremes(nn.Module):
     """Extremes of integers of one sign (pytorch#191499)."""
 
+    onnx = ""
     inputs = ("pixels=uint8[3,33]", "levels=int8[3,33]")
     dynamic = ("pixels:1=width[2:300]", "levels:1=width")
 
     def forward(self, pixels: Tensor, levels: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         return pixels.amin(1), levels.amax(1), levels.argmax(1)
+
+
+class TiesInBfloat16(nn.Module):
+    """The greatest after a division, counted in bfloat16 (pytorch#195214)."""
+
+    onnx = "ONNX Runtime has no CPU kernel for Div of bfloat16"
+    inputs = ("scores=bfloat16[4,64]",)
+    dynamic = ("scores:0=batch[1:64]", "scores:1=length[2:512]")
+
+    def forward(self, scores: Tensor) -> Tensor:
+        scaled = scores / 11.3137085
+        ties = (scaled == scaled.amax(-1, keepdim=True)).to(scores.dtype)
+        return ties / ties.sum(-1, keepdim=True)

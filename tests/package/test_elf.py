@@ -87,6 +87,7 @@ def test_names_versions_and_needs_are_read(tmp_path: Path) -> None:
     ("symbol", "needed"),
     [
         ("aoti_torch_device_type_cuda", False),  # a constant that every library with a Device has
+        ("torch_tag_cudagraph_unsafe", False),  # a constant that every library with a tag has
         ("aoti_torch_get_current_cuda_stream", True),
         ("torch_c10_cuda_check_msg", True),
         ("cudaLaunchKernel", True),
