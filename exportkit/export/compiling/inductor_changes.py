@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import importlib
 import importlib.util
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from pathlib import Path
@@ -186,14 +187,16 @@ def _sums_at_one_place() -> AbstractContextManager[None]:
 
 
 def _slices_with_two_ends() -> AbstractContextManager[None]:
-    """Gives a slice that ends at a value, `x[: n.item()]`, its beginning.
+    """Gives a slice that begins or ends at a value, `x[: n.item()]`, its other end.
 
-    torch writes `None` into the C++ code there, which does not compile.
+    torch writes `None` into the C++ code there, which does not compile. torch 2.11 writes the end of
+    `x[n.item() :]` as 2 ** 63, which is negative in C++, so that the slice is empty.
     """
 
     def with_both(make: Callable[..., None]) -> Callable[..., None]:
         def made(slice_: ir.DynamicSliceSize, symbol: Any, start: Any, end: Any, step: Any, size: Any) -> None:
-            make(slice_, symbol, 0 if start is None else start, size if end is None else end, step, size)
+            open_ended = end is None or (isinstance(end, int | sympy.Integer) and end >= sys.maxsize)
+            make(slice_, symbol, 0 if start is None else start, size if open_ended else end, step, size)
 
         return made
 
