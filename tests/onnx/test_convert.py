@@ -231,6 +231,30 @@ def test_what_stops_a_model_is_named_with_its_line() -> None:
         convert_spec(ExportSpec(Net(), (torch.randn(4, 4),)))
 
 
+class _Scaled(torch.nn.Module):
+    """A branch with a constant of its code, or with a buffer of the same value."""
+
+    def __init__(self, *, buffer: bool) -> None:
+        super().__init__()
+        self.register_buffer("factor", torch.tensor([2.0]) if buffer else None)
+
+    def forward(self, x: Tensor) -> Tensor:
+        def scaled(x: Tensor) -> Tensor:
+            return x * (torch.tensor([2.0]) if self.factor is None else self.factor)
+
+        return torch.cond(x.sum() > 0, scaled, torch.neg, (x,))
+
+
+def test_what_stops_a_branch_is_named_with_its_line_and_the_advice_works() -> None:
+    spec = ExportSpec(_Scaled(buffer=False), (torch.rand(3),))
+    with pytest.raises(
+        ExportError, match=r"torch\.onnx fails within cond: .*\n    cond at test_convert\.py:"
+    ) as caught:
+        convert_spec(spec)
+    assert "a buffer" in (caught.value.hint or "")
+    checked(convert_spec(ExportSpec(_Scaled(buffer=True), (torch.rand(3),))))
+
+
 def test_a_decomposition_that_raises_is_refused_with_what_it_says(op_shapes: Any) -> None:
     def raising(x: Tensor, by: float) -> Tensor:
         raise ValueError("not for 3")
