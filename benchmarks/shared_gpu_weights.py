@@ -1,6 +1,6 @@
 """Processes that hold one copy of a model's weights on a GPU, by CUDA IPC, beside as many with a copy each.
 
-    python -m benchmarks.shared_gpu_weights [-o benchmarks/results/shared-gpu-weights.json]
+    python -m benchmarks.shared_gpu_weights [-o benchmarks/shared_weights_results/nvidia-h200.json]
 
 An experiment: `exportkit.load` has no such option. It makes a package with random bfloat16 weights, and replaces the
 function by which a load brings weights to the GPU: an owner's copies them and sends a handle, a reader's opens it.
