@@ -300,9 +300,9 @@ def record_played(
 
 def _far(played: PlayedSession, found: Sequence[References | None], known: SessionReferences | None) -> tuple[str, ...]:
     """Returns the results that were computed in a wide dtype, and have no reference all the same."""
-    after = known.state if known else None
-    missed = [(call.wanted, each) for call, each in zip((*played.answered, played.after), (*found, after))]
-    names = [name for wanted, each in missed for name in wanted if each is None or name not in each.outputs]
+    wanted = (*(call.wanted for call in played.answered), played.after.wanted)
+    references = (*found, known.state if known else None)
+    names = [name for each, has in zip(wanted, references) for name in each if has is None or name not in has.outputs]
     return tuple(dict.fromkeys(names)) if names and played.wide is not None else ()
 
 
