@@ -145,7 +145,7 @@ site: build
 bench: build
 	$(BIN)/exportkit bench ops -o artifacts/bench.json
 	@test -f artifacts/arr_coc.pt2 || { $(BIN)/exportkit export arr-coc -o artifacts/arr_coc_aoti.pt2 && $(BIN)/exportkit package artifacts/arr_coc_aoti.pt2 -o artifacts/arr_coc.pt2; }
-	$(BIN)/python benchmarks/load_time.py artifacts/arr_coc.pt2
+	$(BIN)/python -m benchmarks.load_time artifacts/arr_coc.pt2
 
 # What the C++ runtime is built with, beside the pinned torch. Nothing runs them, so what they depend on stays away.
 torches: $(READY)

@@ -1,6 +1,12 @@
 // Ways to copy a file to a GPU: `python -m benchmarks.load_to_gpu --sweep` compiles and runs it. Prints a line of JSON
-// for each: of three turns that follow one another, the seconds of the median. The file is mapped anew for each turn,
-// as a process does that loads it.
+// for each: of three turns that follow one another, the milliseconds of the median. The runtime's copy_staged runs over
+// a driver that pins memory in several ways:
+//   each      as the driver gives it, each buffer by its lane
+//   block     the same, all buffers at once by the first lane that wants one
+//   huge      each buffer by its lane: memory with huge pages that the driver registers
+//   huge block  all buffers at once, with huge pages
+//   before    nothing is pinned in the time that is measured: what another thread could spare
+#include <dlfcn.h>
 #include <fcntl.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
@@ -12,6 +18,9 @@
 #include <cstdlib>
 #include <cstring>
 #include <functional>
+#include <mutex>
+#include <string_view>
+#include <thread>
 #include <vector>
 
 #include "runtime/cuda_driver.h"
@@ -21,13 +30,19 @@ namespace {
 
 using exportkit::Lanes;
 
+constexpr size_t kMiB = size_t{1} << 20, kHuge = 2 * kMiB;
+
 int file = -1;
 char* memory = nullptr;  // of the GPU
+void* context = nullptr;
+int (*use_context)(void*);
 int (*copy_now)(uint64_t, const void*, size_t);
 int (*copy_later)(uint64_t, const void*, size_t, void*);
 int (*synchronize)();
 int (*pin)(void**, size_t, unsigned);
 int (*unpin)(void*);
+int (*register_memory)(void*, size_t, unsigned);
+int (*unregister_memory)(void*);
 
 void need(bool right, const char* what) {
   if (right) return;
@@ -51,6 +66,75 @@ void time(const char* way, size_t bytes, Lanes lanes, const std::function<void()
   std::fflush(stdout);
 }
 
+int pin_huge(void** found, size_t bytes) {
+  const size_t size = (bytes + kHuge - 1) / kHuge * kHuge;
+  void* made = mmap(nullptr, size + kHuge, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  need(made != MAP_FAILED, "there is no memory");
+  const size_t before = (kHuge - reinterpret_cast<uintptr_t>(made) % kHuge) % kHuge;
+  char* const aligned = static_cast<char*>(made) + before;
+  if (before > 0) munmap(made, before);
+  if (before < kHuge) munmap(aligned + size, kHuge - before);
+  madvise(aligned, size, MADV_HUGEPAGE);
+  *found = aligned;
+  return register_memory(aligned, bytes, 0);
+}
+
+int unpin_huge(void* made, size_t bytes) {
+  const int status = unregister_memory(made);
+  munmap(made, (bytes + kHuge - 1) / kHuge * kHuge);
+  return status;
+}
+
+// What copy_staged takes for the driver's pinned memory.
+class Pinning {
+ public:
+  enum Way { kEach, kBlock, kHugeEach, kHugeBlock, kBefore };
+  static constexpr const char* kNames[] = {"each", "block", "huge", "huge block", "before"};
+
+  void begin(Way way, Lanes lanes) {
+    way_ = way;
+    lanes_ = lanes;
+    if (way == kBefore) need(make_block() == 0, "there is no pinned memory");
+  }
+  void end() {
+    if (way_ == kBefore) free_block();
+    way_ = kEach;
+  }
+  int allocate(void** found, size_t bytes) {
+    if (way_ == kEach) return pin(found, bytes, 0);
+    if (way_ == kHugeEach) return pin_huge(found, bytes);
+    const std::lock_guard lock(mutex_);
+    if (block_ == nullptr && make_block() != 0) return 2;
+    *found = static_cast<char*>(block_) + bytes * taken_++;
+    ++used_;
+    return 0;
+  }
+  int free(void* buffer) {
+    if (way_ == kEach) return unpin(buffer);
+    if (way_ == kHugeEach) return unpin_huge(buffer, lanes_.buffer_bytes);
+    const std::lock_guard lock(mutex_);
+    if (--used_ == 0) way_ == kBefore ? void(taken_ = 0) : free_block();
+    return 0;
+  }
+
+ private:
+  size_t block_bytes() const { return 2 * lanes_.count * lanes_.buffer_bytes; }
+  int make_block() {
+    taken_ = 0;
+    return way_ == kHugeBlock ? pin_huge(&block_, block_bytes()) : pin(&block_, block_bytes(), 0);
+  }
+  void free_block() {
+    way_ == kHugeBlock ? unpin_huge(block_, block_bytes()) : unpin(block_);
+    block_ = nullptr;
+  }
+
+  std::mutex mutex_;
+  Way way_ = kEach;
+  Lanes lanes_{};
+  void* block_ = nullptr;
+  size_t taken_ = 0, used_ = 0;  // buffers of the block
+} pinning;
+
 char* mapped(size_t bytes) {
   void* found = mmap(nullptr, bytes, PROT_READ, MAP_SHARED, file, 0);
   need(found != MAP_FAILED, "the file cannot be mapped");
@@ -64,14 +148,7 @@ void driver_copies(size_t bytes) {
   munmap(from, bytes);
 }
 
-void staged_from_mapping(size_t bytes, Lanes lanes) {
-  char* from = mapped(bytes);
-  const auto read = [](const char* at, char* to, size_t size) { std::memcpy(to, at, size); };
-  need(exportkit::copy_staged(0, memory, {{from, 0, bytes}}, read, lanes), "the driver refuses a staged copy");
-  munmap(from, bytes);
-}
-
-void staged_from_file(size_t bytes, Lanes lanes) {
+void staged(size_t bytes, Lanes lanes) {
   const auto read = [](const char* at, char* to, size_t size) {
     for (size_t done = 0; done < size;) {
       const ssize_t count = pread(file, to + done, size - done, reinterpret_cast<off_t>(at) + off_t(done));
@@ -90,55 +167,97 @@ void bus(size_t bytes, void* pinned, size_t pinned_bytes) {
   need(synchronize() == 0, "the driver refuses a copy");
 }
 
+// So many buffers are pinned and freed by each of so many threads.
+void pin_in_threads(size_t threads, size_t buffers, size_t bytes, bool huge) {
+  std::vector<std::thread> started;
+  for (size_t i = 0; i < threads; ++i) {
+    started.emplace_back([=] {
+      exportkit::ensure_cuda_context(0);
+      std::vector<void*> made(buffers);
+      for (void*& each : made) need((huge ? pin_huge(&each, bytes) : pin(&each, bytes, 0)) == 0, "nothing is pinned");
+      for (void* each : made) need((huge ? unpin_huge(each, bytes) : unpin(each)) == 0, "pinned memory stays");
+    });
+  }
+  for (std::thread& thread : started) thread.join();
+}
+
+template <class Function>
+void find(const char* name, Function& function) {
+  static void* const driver = dlopen("libcuda.so.1", RTLD_NOW);
+  need(driver != nullptr, "there is no CUDA driver");
+  function = reinterpret_cast<Function>(dlsym(driver, name));
+  need(function != nullptr, name);
+}
+
 }  // namespace
+
+namespace exportkit {
+
+void* driver_function(const char* name) {
+  if (std::string_view(name) == "cuMemHostAlloc") {
+    return reinterpret_cast<void*>(
+        +[](void** found, size_t bytes, unsigned) { return pinning.allocate(found, bytes); });
+  }
+  if (std::string_view(name) == "cuMemFreeHost") {
+    return reinterpret_cast<void*>(+[](void* buffer) { return pinning.free(buffer); });
+  }
+  void* function = nullptr;
+  find(name, function);
+  return function;
+}
+
+void ensure_cuda_context(int) { need(use_context(context) == 0, "there is no context"); }
+
+}  // namespace exportkit
 
 int main(int, char** argv) {
   file = open(argv[1], O_RDONLY);
   struct stat status{};
   need(file >= 0 && fstat(file, &status) == 0, "the file cannot be opened");
   const auto size = static_cast<size_t>(status.st_size);
-  int (*start)(unsigned), (*retain)(void**, int);
-  exportkit::find_in_driver("cuInit", start);
-  exportkit::find_in_driver("cuDevicePrimaryCtxRetain", retain);
-  void* context = nullptr;
-  need(start(0) == 0 && retain(&context, 0) == 0,
-       "there is no GPU");  // in a package's process, torch holds the context
+  int (*start)(unsigned), (*retain)(void**, int), (*allocate)(uint64_t*, size_t);
+  find("cuInit", start);
+  find("cuDevicePrimaryCtxRetain", retain);
+  find("cuCtxSetCurrent", use_context);
+  find("cuMemAlloc_v2", allocate);
+  find("cuMemcpyHtoD_v2", copy_now);
+  find("cuMemcpyHtoDAsync_v2", copy_later);
+  find("cuCtxSynchronize", synchronize);
+  find("cuMemHostAlloc", pin);
+  find("cuMemFreeHost", unpin);
+  find("cuMemHostRegister_v2", register_memory);
+  find("cuMemHostUnregister", unregister_memory);
+  need(start(0) == 0 && retain(&context, 0) == 0, "there is no GPU");
   exportkit::ensure_cuda_context(0);
-  int (*allocate)(uint64_t*, size_t);
-  exportkit::find_in_driver("cuMemAlloc_v2", allocate);
-  exportkit::find_in_driver("cuMemcpyHtoD_v2", copy_now);
-  exportkit::find_in_driver("cuMemcpyHtoDAsync_v2", copy_later);
-  exportkit::find_in_driver("cuCtxSynchronize", synchronize);
-  exportkit::find_in_driver("cuMemHostAlloc", pin);
-  exportkit::find_in_driver("cuMemFreeHost", unpin);
   uint64_t address = 0;
   need(allocate(&address, size) == 0, "the GPU has too little memory");
   memory = reinterpret_cast<char*>(address);
 
-  constexpr size_t kMiB = size_t{1} << 20;
   void* pinned = nullptr;
   need(pin(&pinned, 256 * kMiB, 0) == 0, "there is no pinned memory");
   time("bus", size, {1, 256 * kMiB}, [&] { bus(size, pinned, 256 * kMiB); });
   unpin(pinned);
-  for (const size_t bytes : {8 * kMiB, 32 * kMiB, 128 * kMiB}) {
-    time("pin and free", bytes, {1, bytes}, [&] {
-      void* held = nullptr;
-      need(pin(&held, bytes, 0) == 0 && unpin(held) == 0, "there is no pinned memory");
-    });
-  }
-  time("driver", size, {0, 0}, [&] { driver_copies(size); });
-  for (const size_t count : {1, 2, 4, 6, 8, 12, 16}) {
-    for (const size_t buffer : {kMiB, 2 * kMiB, 4 * kMiB, 8 * kMiB, 16 * kMiB}) {
-      const Lanes lanes{count, buffer};
-      time("staged, read", size, lanes, [&] { staged_from_file(size, lanes); });
-      if (buffer == 4 * kMiB) time("staged, mapped", size, lanes, [&] { staged_from_mapping(size, lanes); });
+  for (const bool huge : {false, true}) {
+    for (const size_t threads : {1, 4, 16}) {  // 32 MiB
+      for (const size_t bytes : {kHuge, 32 * kMiB / threads}) {
+        const char* way = huge ? "pin, huge" : "pin";
+        time(way, 32 * kMiB, {threads, bytes},
+             [&] { pin_in_threads(threads, 32 * kMiB / threads / bytes, bytes, huge); });
+        if (threads == 16) break;
+      }
     }
   }
-  for (const size_t bytes : {4, 8, 16, 32, 64, 128, 256}) {
-    if (bytes * kMiB > size) break;
-    time("driver", bytes * kMiB, {0, 0}, [&] { driver_copies(bytes * kMiB); });
-    for (const Lanes lanes : {Lanes{4, kMiB}, Lanes{8, kMiB}, Lanes{4, 4 * kMiB}, Lanes{8, 4 * kMiB}}) {
-      time("staged, read", bytes * kMiB, lanes, [&] { staged_from_file(bytes * kMiB, lanes); });
+  for (const size_t bytes : {32 * kMiB, 64 * kMiB, 128 * kMiB, 512 * kMiB, size}) {
+    if (bytes > size) break;
+    time("driver", bytes, {0, 0}, [&] { driver_copies(bytes); });
+    for (const Lanes lanes : {Lanes{4, kMiB}, Lanes{4, kHuge}, Lanes{8, kMiB}, Lanes{8, kHuge}}) {
+      for (const int way :
+           {Pinning::kEach, Pinning::kBlock, Pinning::kHugeEach, Pinning::kHugeBlock, Pinning::kBefore}) {
+        if (way == Pinning::kHugeEach && lanes.buffer_bytes < kHuge) continue;
+        pinning.begin(Pinning::Way(way), lanes);
+        time(Pinning::kNames[way], bytes, lanes, [&] { staged(bytes, lanes); });
+        pinning.end();
+      }
     }
   }
 }

@@ -1,6 +1,6 @@
 """How long another thread of Python stalls while a package loads and runs, and what a call costs beside its code.
 
-    python benchmarks/gil.py artifacts/arr_coc.pt2
+    python -m benchmarks.gil artifacts/arr_coc.pt2
 
 Once for each runner that EXPORTKIT_RUNTIME chooses, in a process of its own. The other thread sleeps for 0.2 ms at a
 time and notes how late it is woken; "idle" is how late that is where nothing runs. Nobody is made to yield to it (the
@@ -21,7 +21,8 @@ import sys
 import tempfile
 from pathlib import Path
 
-ROOT = Path(__file__).parents[1]
+from benchmarks.children import SEARCH_PATH
+
 RUNNERS = ("cpp", "python")
 
 MEASURE = """
@@ -75,7 +76,7 @@ print(json.dumps(found))
 def measure(package: Path, runner: str, cache: str) -> dict[str, float]:
     result = subprocess.run(
         [sys.executable, "-c", MEASURE, str(package)],
-        env={**os.environ, "PYTHONPATH": str(ROOT), "EXPORTKIT_RUNTIME": runner, "EXPORTKIT_CACHE": cache},
+        env={**os.environ, "PYTHONPATH": SEARCH_PATH, "EXPORTKIT_RUNTIME": runner, "EXPORTKIT_CACHE": cache},
         capture_output=True,
         text=True,
         check=False,

@@ -1,6 +1,6 @@
 """How long a package takes to load, beside torch's own aoti_load_package, and the command line to answer --help.
 
-    python benchmarks/load_time.py artifacts/arr_coc.pt2
+    python -m benchmarks.load_time artifacts/arr_coc.pt2
 
 Every load is the first of its process, after `import torch`, on warm files. "cold" has empty caches, as a machine that
 never loaded a package has; "warm" has those that the cold load left. torch's loader is given the operator libraries
@@ -22,9 +22,10 @@ import tempfile
 import time
 from pathlib import Path
 
-ROOT = Path(__file__).parents[1]
+from benchmarks.children import ROOT, SEARCH_PATH
+
 # Installed packages have their bytecode; where this one runs from its source tree, it may be written.
-ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONDONTWRITEBYTECODE": ""}
+ENVIRONMENT = {**os.environ, "PYTHONPATH": SEARCH_PATH, "PYTHONDONTWRITEBYTECODE": ""}
 
 OURS = """
 import json, sys, time
@@ -123,7 +124,6 @@ def main() -> None:
     if not options.package.exists():
         parser.error(f"there is no {options.package}; `exportkit export` and `exportkit package` make one")
     package = str(options.package.resolve())
-    sys.path.insert(0, str(ROOT))
     with tempfile.TemporaryDirectory(prefix="exportkit-bench-") as folder:
         stock = unpack(options.package, Path(folder))
         run(OURS, package, EXPORTKIT_CACHE=f"{folder}/unmeasured")  # brings the files into the page cache

@@ -1,16 +1,17 @@
 """Gigabytes of weights to a GPU: how long a package takes to load and to answer, beside torch's own loader and the bus.
 
     python -m benchmarks.load_to_gpu --folder build/load_to_gpu          # makes what is missing there, and measures
-    python -m benchmarks.load_to_gpu --folder build/load_to_gpu --sweep  # the copies only: ways, buffers, sizes
+    python -m benchmarks.load_to_gpu --folder build/load_to_gpu --sweep  # copies of a file only: pinning, lanes, sizes
 
 The model is a stack of Linear layers in bfloat16 with random weights. Every load is in a process of its own, which
 has imported torch and started CUDA before, and reads a file that is in the page cache. "first" has an empty cache of
 ours, so that the package is hashed; "second" has what the first left there; "plain" is the second load without the C++
 runtime, whose weights go the driver's way; "torch" is aoti_load_package with a package of torch's that has the weights
-in it. "copies" are the weights alone, by the C++ runtime and the driver's way, in one process. "bus" is a copy of as
-many bytes from pinned memory.
+in it, once: it takes long. "copies" are the weights alone, by the C++ runtime and the driver's way, in one process.
+"bus" is a copy of as many bytes from pinned memory.
 
-`--sweep` compiles copies_to_gpu.cpp and prints its lines. Prints JSON. On a busy machine the numbers say little.
+`--sweep` compiles copies_to_gpu.cpp and prints its lines. Prints JSON, and each load on stderr when it has ended. On a
+busy machine the numbers say little.
 """
 
 from __future__ import annotations
@@ -23,18 +24,19 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
 
 import exportkit
+from benchmarks.children import ROOT, SEARCH_PATH
 from exportkit import ExportSpec
 from exportkit.export.artifact import export_aoti
 from exportkit.export.export_options import TraceOptions
 
-ROOT = Path(__file__).parents[1]
-WIDTH = 4096
+WIDTH = 8192
 STARTED = f"""
 import hashlib, json, sys, time
 started = time.perf_counter()
@@ -55,7 +57,7 @@ def end(answer):
     print(json.dumps({{"seconds": seconds, "answer": digest}}))
 """
 OURS = """
-timed("import exportkit", lambda: __import__("exportkit"))
+timed("import exportkit", lambda: __import__("exportkit").load)
 import exportkit
 model = timed("load", lambda: exportkit.load(sys.argv[1], device="cuda"))
 end(timed("answer", lambda: model(x)))
@@ -117,22 +119,24 @@ def main() -> None:
     parser.add_argument("--sweep", action="store_true", help="times the ways to copy")
     options = parser.parse_args()
     options.folder.mkdir(parents=True, exist_ok=True)
+    if options.sweep:
+        sweep(options.folder / "bytes", round(options.gb * 1e9))
+        return
     ours, stock = options.folder / "ours.pt2", options.folder / "torch.pt2"
     begun = time.perf_counter()
-    made = make(ours, stock, round(options.gb * 1e9 / (2 * WIDTH**2)), with_torch=not options.without_torch)
-    if options.sweep:
-        sweep(ours)
-        return
+    layers = round(options.gb * 1e9 / (2 * WIDTH**2))
+    made = {"ours": make(ours, layers, export)}
     answers: dict[str, list[dict[str, Any]]] = {}
     with tempfile.TemporaryDirectory(prefix="exportkit-bench-") as folder:
         for turn in range(options.repeat):
             cache = {"EXPORTKIT_CACHE": f"{folder}/{turn}"}
             for name in ("first", "second"):
-                answers.setdefault(name, []).append(run(OURS, ours, **cache))
-            answers.setdefault("plain", []).append(run(OURS, ours, **cache, EXPORTKIT_RUNTIME="python"))
-            if not options.without_torch:
-                answers.setdefault("torch", []).append(run(TORCH, stock, TMPDIR=folder))
-        copies = run(COPIES, ours, **cache)
+                answers.setdefault(name, []).append(run(name, OURS, ours, **cache))
+            answers.setdefault("plain", []).append(run("plain", OURS, ours, **cache, EXPORTKIT_RUNTIME="python"))
+        copies = run("copies", COPIES, ours, **cache)
+        if not options.without_torch:
+            made["torch"] = make(stock, layers, compile_with_torch)
+            answers["torch"] = [run("torch", TORCH, stock, TMPDIR=folder)]
     kinds = {name: medians([each["seconds"] for each in runs]) for name, runs in answers.items()}
     said = {
         "gpu": torch.cuda.get_device_name(),
@@ -149,28 +153,29 @@ def main() -> None:
     print(json.dumps(said, indent=1))
 
 
-def make(ours: Path, stock: Path, layers: int, *, with_torch: bool) -> dict[str, float]:
-    """Exports the model for both loaders, unless it is there. Returns how many seconds each took."""
-    seconds = {}
-    x = torch.full((1, WIDTH), 0.5, dtype=torch.bfloat16, device="cuda")
-    model = Stack(layers).eval()
-    if not ours.exists():
-        start = time.perf_counter()
-        export_aoti(ExportSpec(model=model, example_inputs=(x,), name="stack"), ours, TraceOptions("cuda", cases=0))
-        seconds["ours"] = time.perf_counter() - start
-    if with_torch and not stock.exists():
-        start = time.perf_counter()
-        program = torch.export.export(model, (x,))
-        torch._inductor.aoti_compile_and_package(program, package_path=str(stock))
-        seconds["torch"] = time.perf_counter() - start
-    return seconds
+def export(model: torch.nn.Module, x: torch.Tensor, out: Path) -> None:
+    export_aoti(ExportSpec(model=model, example_inputs=(x,), name="stack"), out, TraceOptions("cuda", cases=0))
 
 
-def run(code: str, package: Path, **environment: str) -> dict[str, Any]:
+def compile_with_torch(model: torch.nn.Module, x: torch.Tensor, out: Path) -> None:
+    torch._inductor.aoti_compile_and_package(torch.export.export(model, (x,)), package_path=str(out))
+
+
+def make(out: Path, layers: int, way: Callable[[torch.nn.Module, torch.Tensor, Path], None]) -> float:
+    """Makes a package, unless it is there. Returns how many seconds it took. The GPU's memory is free again."""
+    start = time.perf_counter()
+    if not out.exists():
+        torch.manual_seed(0)
+        way(Stack(layers).eval(), torch.full((1, WIDTH), 0.5, dtype=torch.bfloat16, device="cuda"), out)
+        torch.cuda.empty_cache()
+    return time.perf_counter() - start
+
+
+def run(name: str, code: str, package: Path, **environment: str) -> dict[str, Any]:
     """What a process of its own measured."""
     done = subprocess.run(
         [sys.executable, "-c", STARTED + code, str(package.resolve())],
-        env={**os.environ, "PYTHONPATH": str(ROOT), **environment},
+        env={**os.environ, "PYTHONPATH": SEARCH_PATH, **environment},
         capture_output=True,
         text=True,
         check=False,
@@ -178,6 +183,7 @@ def run(code: str, package: Path, **environment: str) -> dict[str, Any]:
     if done.returncode:
         sys.exit(f"a load failed with exit status {done.returncode}:\n{done.stderr[-3000:]}")
     found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    print(name, json.dumps(found), file=sys.stderr, flush=True)
     return found
 
 
@@ -191,17 +197,22 @@ def rates(copies: dict[str, Any], name: str) -> dict[str, Any]:
     return {"seconds": seconds, "GB/s": round(copies["bytes"] / statistics.median(seconds[1:]) / 1e9, 2)}
 
 
-def sweep(package: Path) -> None:
-    """Compiles and runs copies_to_gpu.cpp."""
+def sweep(file: Path, size: int) -> None:
+    """Compiles and runs copies_to_gpu.cpp with a file of random bytes, which is kept."""
+    if not file.exists():
+        piece = os.urandom(2**26)
+        with file.open("wb") as out:
+            for begin in range(0, size, len(piece)):
+                out.write(piece[: size - begin])
     libraries = Path(torch.__file__).parent / "lib"
-    sources = [ROOT / "benchmarks" / "copies_to_gpu.cpp"]
-    sources += [ROOT / "csrc" / "runtime" / f"{name}.cpp" for name in ("staged_copies", "cuda_driver")]
+    sources = [ROOT / "benchmarks" / "copies_to_gpu.cpp", ROOT / "csrc" / "runtime" / "staged_copies.cpp"]
     with tempfile.TemporaryDirectory(prefix="exportkit-bench-") as folder:
         command = ["g++", "-std=c++20", "-O2", f"-I{ROOT / 'csrc'}", "-isystem", libraries.parent / "include", *sources]
         command += [f"-L{libraries}", "-lc10", "-ldl", "-pthread", f"-Wl,-rpath,{libraries}"]
         program = f"{folder}/copies_to_gpu"
         subprocess.run([*command, "-Wl,--allow-shlib-undefined", "-o", program], check=True)
-        subprocess.run([program, package], check=True)
+        subprocess.run([program, file], check=True)
+    print("huge pages:", Path("/sys/kernel/mm/transparent_hugepage/enabled").read_text().strip(), file=sys.stderr)
 
 
 if __name__ == "__main__":

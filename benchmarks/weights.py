@@ -1,6 +1,6 @@
 """How long a package with 1 GiB of weights takes to load, and how much memory; and to swap them.
 
-    python benchmarks/weights.py [--gib 1]
+    python -m benchmarks.weights [--gib 1]
 
 The weights are a table of which a call reads a few rows, so that loading is all there is. Every load is in a process
 of its own, after `import torch`, with the package in the page cache: the first with an empty cache of ours, so that the
@@ -25,12 +25,12 @@ from pathlib import Path
 
 import torch
 
+from benchmarks.children import SEARCH_PATH
 from exportkit import ExportSpec
 from exportkit.export.artifact import export_aoti
 from exportkit.export.export_options import TraceOptions
 from exportkit.runtime.native import use_native
 
-ROOT = Path(__file__).parents[1]
 COLUMNS = 64
 LOAD = """
 import json, sys, time
@@ -86,7 +86,7 @@ def main() -> None:
 
 def run(package: Path, folder: str, *arguments: str) -> dict[str, float]:
     """What a process of its own measured."""
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "EXPORTKIT_CACHE": f"{folder}/cache"}
+    environment = {**os.environ, "PYTHONPATH": SEARCH_PATH, "EXPORTKIT_CACHE": f"{folder}/cache"}
     done = subprocess.run(
         [sys.executable, "-c", LOAD, str(package), *arguments],
         env=environment,

@@ -32,9 +32,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from benchmarks.children import ROOT, SEARCH_PATH
 from benchmarks.serve.load_client import Connection, Load, closed_loop, closed_loop_of_processes, open_loop
 from benchmarks.serve.load_tables import OURS, RECEIVERS, SHARED, Figures, Round, print_many, print_one
-from benchmarks.serve.running import ROOT, Server, free_port, running, serve_command
+from benchmarks.serve.running import Server, free_port, running, serve_command
 from benchmarks.serve.workload import Workload, http_post, workload
 from exportkit.bench.results import in_lines
 
@@ -167,7 +168,7 @@ def _direct(plan: Plan, sizes: str, most_rows: int) -> dict[int, float]:
     ran = subprocess.run(
         command,
         cwd=ROOT,
-        env=dict(os.environ, PYTHONPATH=str(ROOT)),
+        env=dict(os.environ, PYTHONPATH=SEARCH_PATH),
         stdout=subprocess.PIPE,
         check=True,
         preexec_fn=lambda: os.sched_setaffinity(0, plan.model_cores),

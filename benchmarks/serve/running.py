@@ -14,7 +14,8 @@ from pathlib import Path
 
 import psutil
 
-ROOT = Path(__file__).parents[2]
+from benchmarks.children import ROOT, SEARCH_PATH
+
 _START_SECONDS = 180.0
 
 
@@ -85,8 +86,7 @@ def running(
     Raises:
         RuntimeError: It ended, or does not listen in three minutes. The log says why.
     """
-    paths = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
-    everything = dict(os.environ, PYTHONPATH=paths, **(environment or {}))
+    everything = dict(os.environ, PYTHONPATH=SEARCH_PATH, **(environment or {}))
     with log.open("wb") as written:
         process = subprocess.Popen(
             list(command),

@@ -28,7 +28,8 @@ import numpy as np
 import yaml
 from safetensors.numpy import load
 
-from benchmarks.serve.running import ROOT, Server, free_port, running, serve_command
+from benchmarks.children import ROOT
+from benchmarks.serve.running import Server, free_port, running, serve_command
 from exportkit.package.archive import PackageReader
 from exportkit.serve.client import Client
 from exportkit.serve.statuses import SequenceError

@@ -8,7 +8,7 @@
 
 namespace exportkit {
 
-// Fewer bytes are copied sooner without staging, which pins memory and starts threads.
+// Fewer bytes are copied sooner without staging, which pins memory and starts threads. At so many, both took 10 ms.
 inline constexpr uint64_t kWorthStaging = uint64_t{64} << 20;
 
 // What goes to a place in the GPU's memory.
@@ -19,9 +19,15 @@ struct StagedPart {
 
 // Each lane has a thread, and two pinned buffers: it fills one while the other is copied.
 struct Lanes {
-  size_t count = 8;  // at most; there are no more than processors
-  size_t buffer_bytes = size_t{4} << 20;
+  size_t count;  // at most; there are no more than processors
+  size_t buffer_bytes;
 };
+
+// The lanes that copy so many bytes soonest, as benchmarks/copies_to_gpu.cpp measured. Pinning is the slowest part: 1.5
+// GB/s on an H200's host, however many threads do it.
+inline Lanes lanes_for(uint64_t bytes) {
+  return {bytes < uint64_t{512} << 20 ? size_t{4} : size_t{8}, size_t{1} << 20};
+}
 
 // Copies memory as memcpy does, perhaps from elsewhere. Several threads call it.
 using ReadPart = std::function<void(const char* from, char* to, size_t bytes)>;
@@ -30,6 +36,6 @@ using ReadPart = std::function<void(const char* from, char* to, size_t bytes)>;
 // between the parts are overwritten too. Nothing else may use that memory. The copies have ended when this returns, and
 // so has the use of pinned memory. Returns false if the driver refuses something, such as pinned memory: copy in
 // another way then. Throws what `read` throws.
-bool copy_staged(int device, char* to, const std::vector<StagedPart>& parts, const ReadPart& read, Lanes lanes = {});
+bool copy_staged(int device, char* to, const std::vector<StagedPart>& parts, const ReadPart& read, Lanes lanes);
 
 }  // namespace exportkit
