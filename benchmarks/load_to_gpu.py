@@ -8,7 +8,7 @@ has imported torch and started CUDA before, and reads a file that is in the page
 ours, so that the package is hashed; "second" has what the first left there; "plain" is the second load without the C++
 runtime, whose weights go the driver's way; "torch" is aoti_load_package with a package of torch's that has the weights
 in it, once: it takes long. "copies" are the weights alone, by the C++ runtime and the driver's way, in one process.
-"bus" is a copy of as many bytes from pinned memory.
+"bus" is a copy of as many bytes from pinned memory; "swap" is swap_weights there.
 
 `--sweep` compiles copies_to_gpu.cpp and prints its lines. Prints JSON, and each load on stderr when it has ended. On a
 busy machine the numbers say little.
@@ -90,8 +90,18 @@ def bus():
         there[:part].copy_(pinned[:part], non_blocking=True)
 for turn in range(4):
     timed(f"bus {turn}", bus)
+del pinned, there
+from safetensors.torch import save_file
+file = sys.argv[1] + ".safetensors"
+save_file(weights, file)
+import exportkit
+with exportkit.load(sys.argv[1], device="cuda") as model:
+    for turn in range(3):
+        timed(f"swap from tensors {turn}", lambda: model.swap_weights(weights))
+        timed(f"swap from a file {turn}", lambda: model.swap_weights(file))
 print(json.dumps({"bytes": size, "seconds": seconds}))
 """
+WAYS = ("staged", "plain", "bus", "swap from tensors", "swap from a file")
 
 
 class Stack(torch.nn.Module):
@@ -147,7 +157,7 @@ def main() -> None:
         "made": made,
         "one answer": len({each["answer"] for runs in answers.values() for each in runs}) == 1,
         "seconds": kinds,
-        "copies": {name: rates(copies, name) for name in ("staged", "plain", "bus")},
+        "copies": {name: rates(copies, name) for name in WAYS},
         "whole run": time.perf_counter() - begun,
     }
     print(json.dumps(said, indent=1))

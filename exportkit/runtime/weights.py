@@ -130,6 +130,8 @@ def replaced_weights(
 ) -> dict[str, torch.Tensor]:
     """Returns the model's weights with those of another fine-tune, copied into new memory.
 
+    For a GPU, a file's are not copied where its layout is the code's: `on_device` reads them through its mapping.
+
     Args:
         reader: The package. Constants of the code are taken from here.
         manifest: Its manifest, perhaps with fewer targets.
@@ -146,6 +148,7 @@ def replaced_weights(
         names = match_state(manifest.weights, described(given), manifest.state)
     check_given_state(reader, given)
     packaged = mapped_weights(reader)
+    mapped = path is not None and all(target.device != "cpu" for target in targets)
     weights = dict(packaged)
     for weight in manifest.weights:
         if not weight.state:
@@ -168,7 +171,8 @@ def replaced_weights(
                 f"{weight.name} differs from the package's, which is built into the code of target {inside[0]}",
                 hint="Export the model with these weights.",
             )
-        weights[weight.name] = _laid_out(given[first], weight)
+        tensor = given[first]
+        weights[weight.name] = tensor if mapped and tensor.stride() == weight.strides else _laid_out(tensor, weight)
     return weights
 
 

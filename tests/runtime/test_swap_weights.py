@@ -7,12 +7,16 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import msgspec
 import pytest
 import torch
+from safetensors import safe_open
 from safetensors.torch import save_file
 
 import exportkit
 from exportkit.errors import DigestMismatchError, ModelClosedError, ModelLoadError, WeightsError
+from exportkit.package.archive import PackageReader
+from exportkit.runtime.weights import replaced_weights
 from tests.artifacts import artifact
 from tests.export.weights_models import Weighted
 from tests.fresh import run_python
@@ -277,17 +281,43 @@ def test_the_memory_of_the_old_weights_is_given_back(tmp_path: Path) -> None:
     run_python(MEMORY, artifact("table"), cwd=tmp_path)
 
 
+def test_a_file_s_weights_have_one_copy_which_is_the_gpu_s(tmp_path: Path) -> None:
+    path = save(tmp_path / "new.safetensors", state(1))
+    with PackageReader(artifact("weighted")) as reader:
+        targets = reader.manifest.targets
+        on_gpu = [msgspec.structs.replace(target, device="cuda") for target in targets]
+        copied, mapped = (replaced_weights(reader, reader.manifest, each, path) for each in (targets, on_gpu))
+        layouts = {weight.name: weight.strides for weight in reader.manifest.weights}
+        replaced = {
+            weight.name
+            for weight in reader.manifest.weights
+            if weight.state and weight.record and 0 not in weight.shape
+        }
+    ranges = [line.split()[0] for line in Path("/proc/self/maps").read_text().splitlines() if line.endswith(str(path))]
+    of_file = [range(*(int(end, 16) for end in each.split("-"))) for each in ranges]
+    for name in replaced:
+        assert torch.equal(mapped[name], copied[name])
+        assert mapped[name].stride() == copied[name].stride() == layouts[name]
+    within = {name for name in replaced if any(mapped[name].data_ptr() in each for each in of_file)}
+    with safe_open(path, framework="pt") as file:
+        contiguous = {name for name in replaced if file.get_tensor(name).stride() == layouts[name]}
+    assert within == contiguous
+    assert within < replaced
+    assert not any(copied[name].data_ptr() in each for name in replaced for each in of_file)
+
+
 # --- on a GPU ---------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.cuda
-def test_weights_are_copied_to_the_gpu_and_swapped_there_while_calls_go_on() -> None:
+def test_weights_are_copied_to_the_gpu_and_swapped_there_while_calls_go_on(tmp_path: Path) -> None:
     x = X.cuda()
     with exportkit.load(artifact("weighted-cuda"), device="cuda", runners=2) as model:
         torch.testing.assert_close(model(x).cpu(), eager(0), rtol=1e-4, atol=1e-5)
         answers = []
-        for seed in (1, 2):
-            model.swap_weights({name: tensor.cuda() for name, tensor in state(seed).items()})
+        on_gpu = {name: tensor.cuda() for name, tensor in state(1).items()}
+        for seed, source in ((1, on_gpu), (2, save(tmp_path / "2.safetensors", state(2)))):
+            model.swap_weights(source)
             answers.append(model(x))
             torch.testing.assert_close(answers[-1].cpu(), eager(seed), rtol=1e-4, atol=1e-5)
         with ThreadPoolExecutor(1) as pool:
