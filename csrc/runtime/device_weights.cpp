@@ -41,7 +41,7 @@ std::vector<at::Tensor> copied_together(const std::vector<at::Tensor>& weights, 
     if (!device.is_cuda() || bytes < kWorthStaging) return false;
     stream.synchronize();
     char* const to = static_cast<char*>(memory.mutable_data_ptr());
-    return copy_staged(device.index(), to, parts, read_weights, lanes_for(bytes));
+    return copy_staged(memory.device().index(), to, parts, read_weights, lanes_for(bytes));
   };
   if (staged()) return copies;
   for (size_t i = 0; i < weights.size(); ++i) copies[i].copy_(weights[i]);
