@@ -224,7 +224,7 @@ ATTACKS: list[Attack] = [
     *(pickled_object, pickled_weight, pickled_weights_of_an_older_torch, compiled_code),
 ]
 STOPPED_BY_TORCH: list[Attack] = [function_of_python, library, name_of_an_argument]  # at present, as a bug
-if TorchVersion(torch.__version__) < (2, 12):
+if TorchVersion(torch.__version__) < (2, 13):
     STOPPED_BY_TORCH.append(pickled_object)  # it knows no such objects
 
 
