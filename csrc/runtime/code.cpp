@@ -169,8 +169,8 @@ std::vector<at::Tensor> Code::call(const std::vector<at::Tensor>& inputs) const 
 }
 
 // On a GPU the first call records an event, even if there are no constants to compute. Where it cannot, as on a broken
-// device or in somebody's capture, torch before 2.15 loses the runner, and the next call would wait for it forever. So
-// that call opens the code anew.
+// device, torch before 2.15 loses the runner, and the next call would wait for it forever. So that call opens the code
+// anew.
 std::vector<at::Tensor> Code::first_call(const std::vector<at::Tensor>& inputs) const {
   if (!runner_) open();
   try {
