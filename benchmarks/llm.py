@@ -211,10 +211,11 @@ def written(session: Any, texts: Sequence[Sequence[int]], choose: Any = greedy, 
 
 def same_drawn(model: Any, open_session: Callable[[], Any], prompt: Sequence[int]) -> bool:
     """Whether drawn tokens of the same seed are the same."""
+    session = open_session()  # which may make a model with drawn weights
     torch.manual_seed(5)
     expected = wanted(model, prompt, do_sample=True, **DRAWN)
     torch.manual_seed(5)
-    return written(open_session(), [prompt], sampler(**DRAWN), model.device)[0] == expected
+    return written(session, [prompt], sampler(**DRAWN), model.device)[0] == expected
 
 
 # --- the small ones ---------------------------------------------------------------------------------------------------
