@@ -35,7 +35,7 @@ APT_SOUND := alsa-utils
 # A compiler for aarch64 and an emulator of it, for `make aarch64`.
 APT_AARCH64 := g++-aarch64-linux-gnu qemu-user
 
-.PHONY: help setup build demo weights test check aarch64 aarch64-libraries wheel-aarch64 lint format docs site bench torches wheel reproducible clean
+.PHONY: help setup build demo weights test check aarch64 wheel-aarch64 lint format docs site bench torches wheel reproducible clean
 
 help:
 	@echo "make demo    export, package, verify and run ARR-COC on a photograph; writes artifacts/demo.png"
@@ -89,7 +89,7 @@ $(WEIGHTS): | $(READY)
 
 weights: $(WEIGHTS)
 
-# The tests of aarch64 are among them where its compiler and emulator are installed.
+# The tests for aarch64 follow where its compiler and emulator are installed.
 EMULATED := $(shell command -v qemu-aarch64 >/dev/null && command -v aarch64-linux-gnu-g++ >/dev/null && echo 1)
 
 # mypy uses one core; what there is to compile gets the others.
@@ -97,8 +97,8 @@ test:
 	@if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null && ! dpkg -s $(APT_BROWSER) $(APT_SOUND) $(APT_REGISTRY) >/dev/null 2>&1; then \
 		apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -qq -y $(APT_BROWSER) $(APT_SOUND) $(APT_REGISTRY) >/dev/null || true; fi
 	@$(MAKE) --no-print-directory -j2 -O build lint weights
-	$(if $(EMULATED),@$(MAKE) --no-print-directory aarch64-libraries)
-	$(if $(EMULATED),EXPORTKIT_AARCH64=1 )$(PYTEST)
+	$(PYTEST)
+	$(if $(EMULATED),@$(MAKE) --no-print-directory aarch64)
 
 # Minutes are left out: tests/arr_coc/ops tries each operator in many ways, and tests/onnx converts many small models. Who
 # changes an operator runs tests/arr_coc/ops/test_<operator>.py.
@@ -113,11 +113,8 @@ AARCH64_TESTS := tests/aarch64 tests/adversarial/test_rules_archive.py tests/adv
 aarch64: build
 	@if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null && ! dpkg -s $(APT_AARCH64) >/dev/null 2>&1; then \
 		apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -qq -y $(APT_AARCH64) >/dev/null || true; fi
-	@$(MAKE) --no-print-directory aarch64-libraries
-	EXPORTKIT_AARCH64=1 $(PYTEST) -rs $(AARCH64_TESTS)
-
-aarch64-libraries:
 	_PYTHON_HOST_PLATFORM=linux-aarch64 MAKEFLAGS= $(BIN)/python setup.py -q build_ext --build-lib build/aarch64
+	EXPORTKIT_AARCH64=1 $(PYTEST) -rs $(AARCH64_TESTS)
 
 lint: $(READY)
 	$(BIN)/ruff check .
