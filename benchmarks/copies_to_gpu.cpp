@@ -69,7 +69,7 @@ void time(const char* way, size_t bytes, Lanes lanes, const std::function<void()
 int pin_huge(void** found, size_t bytes) {
   const size_t size = (bytes + kHuge - 1) / kHuge * kHuge;
   void* made = mmap(nullptr, size + kHuge, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-  need(made != MAP_FAILED, "there is no memory");
+  need(made != MAP_FAILED, "mmap failed");
   const size_t before = (kHuge - reinterpret_cast<uintptr_t>(made) % kHuge) % kHuge;
   char* const aligned = static_cast<char*>(made) + before;
   if (before > 0) munmap(made, before);
@@ -94,7 +94,7 @@ class Pinning {
   void begin(Way way, Lanes lanes) {
     way_ = way;
     lanes_ = lanes;
-    if (way == kBefore) need(make_block() == 0, "there is no pinned memory");
+    if (way == kBefore) need(make_block() == 0, "the driver refuses pinned memory");
   }
   void end() {
     if (way_ == kBefore) free_block();
@@ -206,7 +206,7 @@ void* driver_function(const char* name) {
   return function;
 }
 
-void ensure_cuda_context(int) { need(use_context(context) == 0, "there is no context"); }
+void ensure_cuda_context(int) { need(use_context(context) == 0, "the driver refuses the context"); }
 
 }  // namespace exportkit
 
@@ -227,14 +227,14 @@ int main(int, char** argv) {
   find("cuMemFreeHost", unpin);
   find("cuMemHostRegister_v2", register_memory);
   find("cuMemHostUnregister", unregister_memory);
-  need(start(0) == 0 && retain(&context, 0) == 0, "there is no GPU");
+  need(start(0) == 0 && retain(&context, 0) == 0, "the driver finds no GPU");
   exportkit::ensure_cuda_context(0);
   uint64_t address = 0;
   need(allocate(&address, size) == 0, "the GPU has too little memory");
   memory = reinterpret_cast<char*>(address);
 
   void* pinned = nullptr;
-  need(pin(&pinned, 256 * kMiB, 0) == 0, "there is no pinned memory");
+  need(pin(&pinned, 256 * kMiB, 0) == 0, "the driver refuses pinned memory");
   time("bus", size, {1, 256 * kMiB}, [&] { bus(size, pinned, 256 * kMiB); });
   unpin(pinned);
   for (const bool huge : {false, true}) {

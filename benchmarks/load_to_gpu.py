@@ -1,6 +1,6 @@
 """Gigabytes of weights to a GPU: how long a package takes to load and to answer, beside torch's own loader and the bus.
 
-    python -m benchmarks.load_to_gpu --folder build/load_to_gpu          # makes what is missing there, and measures
+    python -m benchmarks.load_to_gpu --folder build/load_to_gpu          # makes missing packages, and times loads
     python -m benchmarks.load_to_gpu --folder build/load_to_gpu --sweep  # copies of a file only: pinning, lanes, sizes
 
 The model is a stack of Linear layers in bfloat16 with random weights. Every load is in a process of its own, which

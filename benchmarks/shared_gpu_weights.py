@@ -2,14 +2,14 @@
 
     python -m benchmarks.shared_gpu_weights [-o benchmarks/shared_weights_results/nvidia-h200.json]
 
-An experiment: `exportkit.load` has no such option. It makes a package with random bfloat16 weights, and replaces the
-function by which a load brings weights to the GPU: an owner's copies them and sends a handle, a reader's opens it.
-Then a reader writes, readers break and are killed, the owner is killed, or lets go of the weights.
+This is an experiment: `exportkit.load` has no such option. The script makes a package with random bfloat16 weights. It
+replaces the function that brings weights to the GPU: the owner copies them and sends a handle, a reader opens the
+handle. Then a reader writes, readers break and are killed, the owner is killed, or lets go of the weights.
 
-"mib" is the GPU's memory that is used, less what was before the first of these processes. Rates are microseconds of a
-call that follows another: "in_turns" of processes that wait for one another, "at_once" of four that do not. All bits of
-answers are compared with the first process's. What fails is written as its "error". `--device cpu` goes through the
-same steps with shared memory of the host, and measures nothing of a GPU.
+"mib" is the GPU memory in use, minus what was in use before the first process. Rates are microseconds for one call of
+many: "in_turns" for processes that wait for one another, "at_once" for four that do not. All bits of an answer are
+compared with those of the first process. A step that fails has an "error". `--device cpu` takes the same steps with
+shared memory of the host, and measures nothing of a GPU.
 """
 
 from __future__ import annotations
@@ -205,7 +205,8 @@ class Worker:
 
 def _opened(shared: Shared) -> dict[str, torch.Tensor]:
     content, layout = shared
-    memory: torch.Tensor = pickle.loads(content)  # noqa: S301 (from a process of ours)
+    # torch packs a handle of CUDA IPC with pickle alone. The owner, which this script started, made these bytes.
+    memory: torch.Tensor = pickle.loads(content)  # noqa: S301
     return {
         name: torch.empty(0, dtype=dtype, device=memory.device).set_(memory.untyped_storage(), offset, shape, strides)
         for name, (dtype, shape, strides, offset) in layout.items()
@@ -279,7 +280,7 @@ class Experiment:
         return round((self.of["meter"].ask("used") - self.base) / 2**20, 1)
 
     def same(self, *names: str) -> bool | list[Any]:
-        """Whether these processes answer as the first did, or what they say instead."""
+        """Returns True if these processes answer as the first did, or else their answers."""
         found = [self.of[name].ask("answer") for name in names]
         return True if all(each == self.answer for each in found) else found
 
@@ -301,7 +302,7 @@ class Experiment:
         return results
 
     def joined(self, name: str, shared: Shared | None) -> dict[str, Any]:
-        """A process that loads; each step's memory is that of all processes so far."""
+        """Lets a process load. Returns what each step took; memory is that of all processes so far."""
         context = self.of[name].ask("begin")
         begun = self.mib()
         found = {"process": name, "context": context, "mib_with_context": begun, **self.of[name].ask("load", shared)}
@@ -400,7 +401,7 @@ def _spread(found: list[Any]) -> dict[str, float] | list[Any]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Makes the package, goes through the steps, and prints what was found as JSON."""
+    """Makes the package, takes each step, and prints the findings as JSON."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="cuda", choices=("cuda", "cpu"))
     parser.add_argument("--layers", type=int, default=16)

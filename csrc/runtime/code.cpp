@@ -168,9 +168,8 @@ std::vector<at::Tensor> Code::call(const std::vector<at::Tensor>& inputs) const 
   return prepared([&] { return runner_->run(inputs); });
 }
 
-// On a GPU the first call records an event, even if there are no constants to compute. Where it cannot, as on a broken
-// device, torch before 2.15 loses the runner, and the next call would wait for it forever. So that call opens the code
-// anew.
+// The first call on a GPU records an event, even without constants to compute. A broken device refuses that. Then torch
+// before 2.15 loses the runner, and the next call would wait for it forever. So the next call opens the code anew.
 std::vector<at::Tensor> Code::first_call(const std::vector<at::Tensor>& inputs) const {
   if (!runner_) open();
   try {

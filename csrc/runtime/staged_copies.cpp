@@ -43,10 +43,10 @@ struct CopyDriver {
 class Buffer {
  public:
   Buffer(const CopyDriver& driver, size_t bytes) : driver_(driver) {
-    TORCH_CHECK(driver.make_stream(&stream_, CopyDriver::kNonBlocking) == 0, "there is no stream to copy on");
+    TORCH_CHECK(driver.make_stream(&stream_, CopyDriver::kNonBlocking) == 0, "the driver refuses a stream");
     if (driver.allocate(&memory_, bytes, 0) == 0) return;
     driver.destroy_stream(stream_);
-    TORCH_CHECK(false, "there is no pinned memory");
+    TORCH_CHECK(false, "the driver refuses pinned memory");
   }
   ~Buffer() {
     driver_.wait(stream_);
