@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import platform
 import re
 import shutil
 import subprocess
@@ -12,7 +13,7 @@ from pathlib import Path
 import pytest
 from torch._inductor import config, cpp_builder, exc
 
-from exportkit.export.compiling import model_sources
+from exportkit.export.compiling import lean_sources, model_sources
 from exportkit.export.compiling.model_sources import compiling_model_sources
 
 # What it is told, for every compilation.
@@ -120,10 +121,50 @@ def test_the_oldest_objects_go(tmp_path: Path, objects: Path, compiler: Path, mo
     assert len(list(objects.iterdir())) == 2
 
 
+@pytest.mark.parametrize(
+    ("beginning", "rest", "apart"),
+    [
+        ("cpu", "int model;", True),
+        ("cuda", "int model;", False),  # it includes what another interface was compiled with
+        ("cpu", "int run() { CONVERT_EXCEPTION_TO_ERROR_CODE({}) }", False),  # as torch writes for arrays as arguments
+        ("cpu", "AOTInductorModelContainerHandle handle;", False),
+    ],
+)
+def test_the_interface_leaves_a_wrapper_that_does_not_need_it(
+    tmp_path: Path, beginning: str, rest: str, apart: bool
+) -> None:
+    wrapper = tmp_path / "model.wrapper.cpp"
+    whole = f"{lean_sources.interface_source(beginning)}\n{rest}\n"
+    wrapper.write_text(whole)
+    assert lean_sources.cut_interface(wrapper, "cpu") == apart
+    text = wrapper.read_text()
+    assert (text == whole) is not apart
+    assert ("AOTIRuntimeError AOTInductorModelContainerRun(" in text) is not apart
+    assert rest in text
+    assert "#include <iostream>" in text
+
+
+@pytest.mark.process
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="is about x86's vectors")
+def test_code_without_wide_vectors_is_the_same_without_their_headers(tmp_path: Path) -> None:
+    source = tmp_path / "code.cpp"
+    source.write_text("#include <immintrin.h>\n__m256 twice(__m256 x) { return _mm256_add_ps(x, x); }\n")
+    place = subprocess.run(["g++", "-print-file-name=include"], capture_output=True, text=True, check=True).stdout
+    lean_sources.leave_out_wide_vectors(tmp_path / "include", Path(place.strip()))
+    made = []
+    for options in ([], ["-I", str(tmp_path / "include")]):
+        command = ["g++", "-march=x86-64-v3", "-O2", *options, "-c", str(source), "-o"]
+        subprocess.run([*command, str(tmp_path / "code.o")], check=True)
+        made.append((tmp_path / "code.o").read_bytes())
+        read = subprocess.run([*command, "-", "-E"], capture_output=True, text=True, check=True).stdout
+        assert ("_mm512_add_ps" in read) is not bool(options)
+    assert made[0] == made[1]
+
+
 def test_torchs_header_parses_devices_without_regex_as_with(tmp_path: Path) -> None:
     """The original expression is the oracle."""
-    model_sources._write_header_without_regex(tmp_path)
-    header = (tmp_path / model_sources._DEVICE_HEADER).read_text()
+    lean_sources.write_header_without_regex(tmp_path)
+    header = (tmp_path / lean_sources._DEVICE_HEADER).read_text()
     assert "regex" not in re.sub(r"//.*", "", header)
     kinds = ("", "c", "cpu", "cuda", "xpu", "mps", "cpucuda", "CPU", "meta", " cpu", "cuda ")
     ends = ("", ":", ":0", ":17", "::", ":0:", ":-1", ":a", ":1a", ": 1", "0", ":00", ":1 ")
@@ -137,7 +178,7 @@ def test_torchs_header_parses_devices_without_regex_as_with(tmp_path: Path) -> N
     )
     source = tmp_path / "main.cpp"
     source.write_text(
-        f"#include <cstdio>\n#include <string>\n{model_sources._DEVICE_TEXT}\nint main() {{\n{lines}\n}}\n"
+        f"#include <cstdio>\n#include <string>\n{lean_sources._DEVICE_TEXT}\nint main() {{\n{lines}\n}}\n"
     )
     subprocess.run(["g++", "-std=c++20", str(source), "-o", str(tmp_path / "main")], check=True)
     said = subprocess.run([tmp_path / "main"], capture_output=True, text=True, check=True).stdout.splitlines()
@@ -151,9 +192,9 @@ def test_torchs_header_parses_devices_without_regex_as_with(tmp_path: Path) -> N
 
 
 def test_a_header_that_torch_changed_is_used_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    header = tmp_path / "torch" / "include" / model_sources._DEVICE_HEADER
+    header = tmp_path / "torch" / "include" / lean_sources._DEVICE_HEADER
     header.parent.mkdir(parents=True)
     header.write_text("#include <regex>\nnamespace torch::aot_inductor {\n std::regex re(other); }\n")
-    monkeypatch.setattr(model_sources.torch, "__file__", str(tmp_path / "torch" / "__init__.py"))
-    model_sources._write_header_without_regex(tmp_path / "include")
+    monkeypatch.setattr(lean_sources.torch, "__file__", str(tmp_path / "torch" / "__init__.py"))
+    lean_sources.write_header_without_regex(tmp_path / "include")
     assert not (tmp_path / "include").exists()

@@ -1,4 +1,4 @@
-"""Compiles the two C++ sources of a model, the wrapper and the kernels: side by side, and each only once.
+"""Compiles the C++ sources of a model, the wrapper and the kernels: side by side, and each only once.
 
 An object file is kept under the digest of what the compiler reads and is told: the preprocessed source, the options and
 the compiler's version. So a changed header, option or compiler is compiled again. Objects are kept in `exportkit` in
@@ -20,70 +20,55 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
-from torch._inductor import config, cpp_builder
+from torch._inductor import config, cpp_builder, cpu_vec_isa
 from torch._inductor.runtime.cache_dir_utils import cache_dir
 
+from exportkit.export.compiling.lean_sources import (
+    cut_interface,
+    interface_source,
+    leave_out_wide_vectors,
+    write_header_without_regex,
+)
 from exportkit.export.within_torch.torch_internals import replaced
 from exportkit.package.atomic import write_whole
 
 KEPT_OBJECTS = 256  # of about 200 KB each
 
-_DEVICE_HEADER = "torch/csrc/inductor/aoti_runtime/model_base.h"
-_WITH_REGEX = """  std::regex re("(cpu|cuda|xpu|mps)(:([0-9]+))?");
-  std::smatch sm;
-  bool matched = std::regex_match(device_str, sm, re);
-"""
-_WITHOUT_REGEX = """  const DeviceText sm(device_str);
-  const bool matched = sm.matched;
-"""
-_INCLUDES = "".join(f"#include <{name}>\n" for name in ("algorithm", "functional", "locale", "sstream", "string"))
-_DEVICE_TEXT = """
-// The groups of "(cpu|cuda|xpu|mps)(:([0-9]+))?": 1 is the kind, 3 the number.
-struct DeviceText {
-  struct Group {
-    bool matched;
-    std::string text;
-    const std::string& str() const { return text; }
-  };
-  explicit DeviceText(const std::string& device) : colon(device.find(':')), kind(device.substr(0, colon)) {
-    const bool known = kind == "cpu" || kind == "cuda" || kind == "xpu" || kind == "mps";
-    if (colon != std::string::npos) number = device.substr(colon + 1);
-    const bool digits = number.find_first_not_of("0123456789") == std::string::npos;
-    matched = known && digits && number.empty() == (colon == std::string::npos);
-  }
-  Group operator[](int group) const {
-    return group == 1 ? Group{true, kind} : Group{!number.empty(), number};
-  }
-  std::string::size_type colon;
-  std::string kind;
-  std::string number;
-  bool matched;
-};
-"""
-
 
 @contextmanager
-def compiling_model_sources(*, keep: bool = True) -> Iterator[None]:
+def compiling_model_sources(*, keep: bool = True, folder: Path | None = None, device: str = "cpu") -> Iterator[None]:
     """Lets AOTInductor compile a model's two sources at the same time; it runs one compiler after the other.
 
-    The first compilation of the two returns at once. The link waits for both, and raises what they raised.
+    The first compilation of the two returns at once. The link waits for both, and raises what they raised. The part of
+    the wrapper that all models have is compiled while Inductor still writes the rest.
 
     Args:
         keep: Whether objects are kept, and taken from an earlier compilation.
+        folder: Where AOTInductor will write the sources, with the options of now. None compiles wrappers as a whole.
+        device: The kind of device.
     """
-    with ThreadPoolExecutor(max_workers=2) as pool:
+    with ThreadPoolExecutor(max_workers=3) as pool:
         sources: list[Future[None]] = []
+        parts: list[Path] = []
+
+        def compile_soon(command: _Command) -> Future[None]:
+            command.write_headers()
+            objects = _object_folder() if keep and not config.force_disable_caches else None
+            return pool.submit(_compile, command, objects)
 
         def in_the_background(build: Callable[[Any], None]) -> Callable[[Any], None]:
             def start(builder: Any) -> None:
                 target = builder.get_target_file_path()
                 if target.endswith((".wrapper.o", ".kernel.o")):
-                    folder = _object_folder() if keep and not config.force_disable_caches else None
-                    sources.append(pool.submit(_compile, _Command.read(builder.get_command_line()), folder))
+                    command = _Command.read(builder.get_command_line())
+                    if target.endswith(".wrapper.o") and interface and interface.serves(command, device):
+                        sources.append(compiled)
+                        parts.append(interface.object)
+                    sources.append(compile_soon(command))
                     return
                 if target.endswith(".so"):
                     wait()
+                    builder._sources_args += "".join(f" {shlex.quote(str(part))}" for part in parts)
                 build(builder)
 
             return start
@@ -92,6 +77,8 @@ def compiling_model_sources(*, keep: bool = True) -> Iterator[None]:
             while sources:
                 sources.pop(0).result()
 
+        if interface := _interface(folder, device) if folder else None:
+            compiled = compile_soon(interface)
         with replaced(cpp_builder.CppBuilder, "build", in_the_background):
             yield
             wait()
@@ -128,8 +115,23 @@ class _Command:
         gives the same code.
         """
         folder = self.source.parent
-        headers = ["-I", str(folder / "include")] if (folder / "include").exists() else []
-        return [*self.compiler, str(self.source), *headers, *self.options, f"-ffile-prefix-map={folder}=."]
+        changed = ["-I", str(folder / "include"), f"-ffile-prefix-map={folder}=.", "-w"]
+        return [*self.compiler, str(self.source), *changed[:2], *self.options, *changed[2:]]
+
+    def serves(self, wrapper: _Command, device: str) -> bool:
+        """Cuts the interface that this compiles out of a wrapper. Returns whether it can stand in for it."""
+        return self.options == wrapper.options and cut_interface(wrapper.source, device)
+
+    def write_headers(self) -> None:
+        """Writes the headers that the compiler reads in place of others, unless they are there."""
+        folder = self.source.parent / "include"
+        if folder.exists():
+            return
+        folder.mkdir()
+        write_header_without_regex(folder)
+        if cpp_builder.is_gcc() and "-march=x86-64-v3" in self.options:
+            place = _output([*self.compiler, "-print-file-name=include"]) or b""
+            leave_out_wide_vectors(folder, Path(os.fsdecode(place.strip())))
 
     def digest(self) -> str | None:
         """The digest of what the compiler reads and is told, or None if it cannot preprocess the source."""
@@ -139,6 +141,18 @@ class _Command:
             return None
         told = b"\0".join([version, *map(os.fsencode, self.options)])
         return hashlib.sha256(hashlib.sha256(told).digest() + text).hexdigest()
+
+
+def _interface(folder: Path, device: str) -> _Command:
+    """Writes the source of the interface, and returns how to compile it."""
+    source = folder / "model.interface.cpp"
+    source.write_text(interface_source(device))
+    vectors = cpu_vec_isa.pick_vec_isa()
+    options = cpp_builder.CppTorchDeviceOptions(
+        vec_isa=vectors, device_type=device, aot_mode=True, compile_only=True, min_optimize=True
+    )
+    builder = cpp_builder.CppBuilder(source.stem, str(source), options, output_dir=str(folder))
+    return _Command.read(builder.get_command_line())
 
 
 def _output(command: Sequence[str]) -> bytes | None:
@@ -156,8 +170,6 @@ def _compile(command: _Command, objects: Path | None) -> None:
     Raises:
         CppCompileError: The compiler refused the source.
     """
-    if command.source.name.endswith(".wrapper.cpp"):
-        _write_header_without_regex(command.source.parent / "include")
     digest = command.digest() if objects else None
     kept = objects / f"{digest}.o" if objects and digest else None
     if kept is not None:
@@ -171,21 +183,6 @@ def _compile(command: _Command, objects: Path | None) -> None:
         with suppress(OSError):  # a full disk: the next export compiles it again
             write_whole(kept, command.object.read_bytes())
             _remove_oldest(kept.parent)
-
-
-def _write_header_without_regex(folder: Path) -> None:
-    """Writes torch's header that parses "cuda:1" with std::regex, without that, unless torch has changed it.
-
-    Compiling std::regex takes a third of the wrapper's time, and makes half of its code.
-    """
-    text = (Path(torch.__file__).parent / "include" / _DEVICE_HEADER).read_text()
-    namespace = "\nnamespace torch::aot_inductor {\n"
-    if text.count("std::regex") != 2 or _WITH_REGEX not in text or namespace not in text:
-        return
-    text = text.replace(_WITH_REGEX, _WITHOUT_REGEX).replace("#include <regex>\n", _INCLUDES)
-    header = folder / _DEVICE_HEADER
-    header.parent.mkdir(parents=True)
-    header.write_text(text.replace(namespace, namespace + _DEVICE_TEXT, 1))
 
 
 def _object_folder() -> Path | None:

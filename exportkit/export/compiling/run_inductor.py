@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch._inductor import exc
+from torch._inductor import config, exc
 from torch.utils._pytree import tree_structure
 
 from exportkit.errors import CompilerError
@@ -66,7 +66,9 @@ def run_inductor(
                 contexts.enter_context(packed_weights())
             else:
                 contexts.enter_context(flat_weights())
-            contexts.enter_context(compiling_model_sources(keep=keep))
+            folder = Path(options["aot_inductor.output_path"])
+            with config.patch(options):
+                contexts.enter_context(compiling_model_sources(keep=keep, folder=folder, device=device.type))
             contexts.enter_context(warnings.catch_warnings())
             # torch 2.13 copies its own deprecated LeafSpec.
             warnings.filterwarnings("ignore", message=".*LeafSpec.*", category=FutureWarning)

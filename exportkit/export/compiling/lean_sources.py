@@ -1,0 +1,98 @@
+"""Spares the compiler headers that a model does not need, and the part of a wrapper that all models have."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import torch
+
+_INTERFACE = Path(torch.__file__).parent / "_inductor" / "codegen" / "aoti_runtime" / "interface.cpp"
+_CONTAINER = "#include <torch/csrc/inductor/aoti_runtime/model_container.h>\n"
+_DEFINED = re.compile(r"^(?:#define|struct) (\w+)", re.MULTILINE)
+_WIDE = re.compile(r"__m512|__mmask|__m(?:128|256)b?h\b|_tile_")
+_DEVICE_HEADER = "torch/csrc/inductor/aoti_runtime/model_base.h"
+_WITH_REGEX = """  std::regex re("(cpu|cuda|xpu|mps)(:([0-9]+))?");
+  std::smatch sm;
+  bool matched = std::regex_match(device_str, sm, re);
+"""
+_WITHOUT_REGEX = """  const DeviceText sm(device_str);
+  const bool matched = sm.matched;
+"""
+_INCLUDES = "".join(f"#include <{name}>\n" for name in ("algorithm", "functional", "locale", "sstream", "string"))
+_DEVICE_TEXT = """
+// The groups of "(cpu|cuda|xpu|mps)(:([0-9]+))?": 1 is the kind, 3 the number.
+struct DeviceText {
+  struct Group {
+    bool matched;
+    std::string text;
+    const std::string& str() const { return text; }
+  };
+  explicit DeviceText(const std::string& device) : colon(device.find(':')), kind(device.substr(0, colon)) {
+    const bool known = kind == "cpu" || kind == "cuda" || kind == "xpu" || kind == "mps";
+    if (colon != std::string::npos) number = device.substr(colon + 1);
+    const bool digits = number.find_first_not_of("0123456789") == std::string::npos;
+    matched = known && digits && number.empty() == (colon == std::string::npos);
+  }
+  Group operator[](int group) const {
+    return group == 1 ? Group{true, kind} : Group{!number.empty(), number};
+  }
+  std::string::size_type colon;
+  std::string kind;
+  std::string number;
+  bool matched;
+};
+"""
+
+
+def write_header_without_regex(folder: Path) -> None:
+    """Writes torch's header that parses "cuda:1" with std::regex, without that, unless torch has changed it.
+
+    Compiling std::regex takes a third of the wrapper's time, and makes half of its code.
+    """
+    text = (Path(torch.__file__).parent / "include" / _DEVICE_HEADER).read_text()
+    namespace = "\nnamespace torch::aot_inductor {\n"
+    if text.count("std::regex") != 2 or _WITH_REGEX not in text or namespace not in text:
+        return
+    text = text.replace(_WITH_REGEX, _WITHOUT_REGEX).replace("#include <regex>\n", _INCLUDES)
+    header = folder / _DEVICE_HEADER
+    header.parent.mkdir(parents=True, exist_ok=True)
+    header.write_text(text.replace(namespace, namespace + _DEVICE_TEXT, 1))
+
+
+def leave_out_wide_vectors(folder: Path, headers: Path) -> None:
+    """Writes empty headers in place of g++'s for AVX-512 and AMX: a third of what it reads, for a CPU that has neither.
+
+    Args:
+        folder: Where the compiler looks first.
+        headers: The folder of g++'s own headers.
+    """
+    folder.mkdir(exist_ok=True)
+    for header in headers.glob("*intrin.h"):
+        if _WIDE.search(header.read_text()):
+            (folder / header.name).touch()
+
+
+def interface_source(device: str) -> str:
+    """Returns the part of a model's wrapper that all models for a kind of device have.
+
+    Args:
+        device: "cpu" or "cuda".
+    """
+    return f"{_beginning(device)}\n{_INTERFACE.read_text()}"
+
+
+def cut_interface(wrapper: Path, device: str) -> bool:
+    """Cuts the interface out of a wrapper. Returns whether it did: the wrapper may be another, or need more of it."""
+    interface = _INTERFACE.read_text().strip()
+    beginning, found, rest = wrapper.read_text().partition(interface)
+    used = re.search("|".join([*_DEFINED.findall(interface), "ModelContainer"]), rest)
+    if not found or used or beginning.strip() != _beginning(device):
+        return False
+    includes = "".join(line for line in interface.splitlines(keepends=True) if line.startswith("#include"))
+    wrapper.write_text(beginning + includes.replace(_CONTAINER, "") + rest)
+    return True
+
+
+def _beginning(device: str) -> str:
+    return f"#include <torch/csrc/inductor/aoti_include/{device}.h>"
