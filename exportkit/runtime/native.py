@@ -72,6 +72,7 @@ class NativeRunner:
         )
         self._run = _function_of(operators.run.default)
         self._run_requests = _function_of(operators.run_requests.default)
+        self._begin_requests = _function_of(operators.begin_requests.default)
         self._has_graphs = options.graphs != "none"
         self._entry = entry
         weakref.finalize(self, operators.close.default, self._handle)
@@ -85,6 +86,12 @@ class NativeRunner:
         """Runs requests together, without the GIL from the first step to the last. See `Model.run_requests`."""
         tensors = [tensor for request in requests for tensor in request]
         return Answers(*self._run_requests(self._handle, tensors, len(requests), list(outputs)))
+
+    def begin_requests(
+        self, background: int, number: int, tensors: list[torch.Tensor], requests: int, outputs: Sequence[int]
+    ) -> None:
+        """Runs requests in a thread without Python: see `exportkit.runtime.background`."""
+        self._begin_requests(background, number, self._handle, tensors, requests, list(outputs))
 
     def capture(self, arguments: list[torch.Tensor], own: int, /) -> list[torch.Tensor] | None:
         """Makes a graph for the arguments' sizes, and returns its own inputs. See `Runner.capture`."""

@@ -126,11 +126,12 @@ class Batcher(Generic[T]):
         if first or lane.rows >= self._max_rows:
             self._list_head(lane)
 
-    def take(self, now: float, *, ahead: bool = False) -> Batch[T] | None:
+    def take(self, now: float, *, ahead: bool = False, most: float = math.inf) -> Batch[T] | None:
         """Returns what a free runner should run now, or None. Late requests are never in it: see `late`.
 
         With `ahead`, all runners are busy and the caller prepares the next batch. It gets one only if the batch could
-        not grow by waiting: as many rows wait for it as it may have, or its requests run one by one.
+        not grow by waiting: as many rows wait for it as it may have, or its requests run one by one. And only if it is
+        known to take at most `most` seconds.
         """
         self._end_delays(now)
         while True:
@@ -139,7 +140,7 @@ class Batcher(Generic[T]):
             if first is None:
                 return None
             lane = first.lane
-            if ahead and not self._is_full(lane):
+            if ahead and not (self._is_full(lane) and self._is_known(first, now, most)):
                 self._passed_over = passed_over
                 return None
             tickets = self._fill(first, now)
@@ -230,6 +231,12 @@ class Batcher(Generic[T]):
     def _is_full(self, lane: Lane[T]) -> bool:
         """Whether the next batch of a lane would not grow by waiting."""
         return lane.rows >= self._max_rows or (self._measured and self._benefit.runs_alone(lane.bucket))
+
+    def _is_known(self, first: Waiter[T], now: float, most: float) -> bool:
+        """Whether the batch that begins with a request is known to take at most so many seconds."""
+        lane = first.lane
+        rows = first.ticket.rows if self._benefit.runs_alone(lane.bucket) else min(lane.rows, self._max_rows)
+        return most == math.inf or 0 < self._estimates.seconds(lane.bucket, rows, now) <= most
 
     def _may_run(self, lane: Lane[T]) -> bool:
         return not self._limits.max_delay > 0 or lane.overdue > 0 or lane.rows >= self._max_rows

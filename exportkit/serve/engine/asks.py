@@ -8,9 +8,10 @@ import time
 from exportkit.serve.batching.tickets import BatchLimits, Ticket
 from exportkit.serve.engine.accepted import AcceptedRequests
 from exportkit.serve.engine.checked_request import RequestPlan
-from exportkit.serve.engine.dispatcher import Answered, Dispatcher, QueuedRequest
+from exportkit.serve.engine.dispatcher import Dispatcher
 from exportkit.serve.engine.execution import BatchResult
 from exportkit.serve.engine.model_description import DEFAULT_PRIORITY
+from exportkit.serve.engine.queued_request import Answered, QueuedRequest
 from exportkit.serve.engine.statistics import Statistics
 from exportkit.serve.protocol.inference import InferRequest
 from exportkit.serve.statuses import CancelledError, ServeError

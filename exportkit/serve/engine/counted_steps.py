@@ -7,8 +7,9 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 from exportkit.serve.engine.accepted import AcceptedRequests, WaitingStep
-from exportkit.serve.engine.dispatcher import Answered, Dispatcher
+from exportkit.serve.engine.dispatcher import Dispatcher
 from exportkit.serve.engine.execution import BatchResult
+from exportkit.serve.engine.queued_request import Answered
 from exportkit.serve.engine.served_sequences import PendingStep
 from exportkit.serve.engine.statistics import Statistics
 from exportkit.serve.engine.steps import StepRequest

@@ -4,22 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 import math
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
-from typing import Protocol
 
 from exportkit.serve.batching.batcher import Batch, Batcher, BatcherFullError, Ticket
 from exportkit.serve.engine.checked_request import CheckedRequest
-from exportkit.serve.engine.execution import BatchResult
+from exportkit.serve.engine.execution import BatchResult, BatchRunner, RequestRunner, runner_failed
 from exportkit.serve.engine.fast_queue import FastBatch, FastQueue
 from exportkit.serve.engine.model_copy import ModelCopy
+from exportkit.serve.engine.queued_request import Answered, QueuedRequest
+from exportkit.serve.engine.short_runs import ShortRuns
 from exportkit.serve.engine.statistics import Statistics
 from exportkit.serve.process_settings import cores
 from exportkit.serve.statuses import (
-    BackendError,
     BadRequestError,
     DeadlineError,
     NotReadyError,
@@ -30,58 +29,10 @@ from exportkit.serve.statuses import (
 _SHORTEST_TIMER = 0.001  # seconds
 _CORES_TO_PREPARE = 4
 QUICK_SECONDS = 3e-4  # of a run, at most: to wake another thread costs about as much
-_SLOW_SECONDS, _CALM_SECONDS = 0.02, 10.0  # After a run that took longer than the first, none is quick for the second.
+SLOW_SECONDS, CALM_SECONDS = 0.02, 10.0  # After a run that took longer than the first, none is quick for the second.
+# So many batches, if they are quicker, may wait for a thread without Python: the event loop learns late that one ended.
+WAITING_BATCHES, WAITING_SECONDS = 2, 0.005
 _LIFE_SIGN_SECONDS = 1.0  # how often an idle runner looks whether its worker process lives
-
-_log = logging.getLogger(__name__)
-
-
-Answered = Callable[["BatchResult | ServeError"], None]
-"""Gets the answer to a request, or why there is none, in the event loop's thread."""
-
-
-class QueuedRequest:
-    """A request and who gets its answer, which belongs to the event loop.
-
-    Attributes:
-        request: The request.
-        answered: Gets the answer.
-        over: Whether it had its answer, or nobody wants it any more.
-        expiry: Ends it when its timeout passes.
-    """
-
-    __slots__ = ("answered", "expiry", "over", "request")
-
-    def __init__(self, request: CheckedRequest, answered: Answered) -> None:
-        self.request = request
-        self.answered = answered
-        self.over = False
-        self.expiry: asyncio.TimerHandle | None = None
-
-    def answer(self, outcome: BatchResult | ServeError) -> None:
-        """Tells the answer, unless it is over."""
-        if not self.over:
-            self.over = True
-            if self.expiry is not None:
-                self.expiry.cancel()
-            self.answered(outcome)
-
-
-class RequestRunner(Protocol):
-    """Runs batches on one copy. Only one thread uses it.
-
-    Attributes:
-        waited: The seconds that the last batch waited for other runners, with its inputs ready.
-    """
-
-    waited: float
-
-    def run(self, requests: Sequence[CheckedRequest], waited: Sequence[float], /) -> Sequence[BatchResult | ServeError]:
-        """Answers requests of one bucket, which waited for so many seconds each."""
-
-    def run_fast(self, batch: FastBatch, /) -> None:
-        """Runs plain steps of sequences, where the model has any."""
-
 
 _Ticket = Ticket[QueuedRequest]
 _Outcome = tuple[_Ticket, "BatchResult | ServeError"]
@@ -112,7 +63,8 @@ class Dispatcher:
         self._finish: Callable[[FastBatch], None] = lambda _: None
         self._fast_first = False
         self._own: RequestRunner | None = None  # one that this thread may use while none of the threads runs a batch
-        self._calm = 0.0  # when a run may be quick again
+        self._short: ShortRuns | None = None  # which takes the batches while none is slow
+        self._calm = math.inf  # when runs count as short again: the first shows it
 
     def start(self, copy: ModelCopy, make_runner: Callable[[], RequestRunner], runners: int, *, ahead: int = 0) -> None:
         """Starts the runners of a copy.
@@ -140,6 +92,9 @@ class Dispatcher:
     async def prepared(self) -> None:
         """Waits until every runner could take a batch. Raises what one of them raised."""
         await asyncio.gather(*self._preparing)
+        if isinstance(self._own, BatchRunner):
+            background = self._copies[0].model.background(len(self._threads))
+            self._short = None if background is None else ShortRuns(self._own, background, self._short_ended)
 
     def queued_rows(self, client: str) -> int:
         """Returns the rows of a client that wait; 0 where none is named."""
@@ -191,9 +146,8 @@ class Dispatcher:
             self._count_batch(copy, 1)
         (answer,) = _answers(runner, [request], [0.0])
         ended = time.monotonic()
-        if ended - began > _SLOW_SECONDS:
-            self._calm = ended + _CALM_SECONDS
         with self._lock:
+            self._note_slow(ended - began, ended)
             self._count_batch(copy, -1)
             self._batcher.ran(request.bucket, 1, request.rows, ended - began - runner.waited, ended)
         return answer
@@ -226,7 +180,7 @@ class Dispatcher:
                 raise BadRequestError(str(error), hint="Send its rows in several requests.") from error
             self._waiting.add(ticket)
             self._counted.entered(ticket.rows, ticket.size)
-            if self._batcher.may_take:
+            if self._batcher.may_take and not self._begin_short():
                 self._changed.notify()
             if self._prepares and self._batcher.can_run_ahead(ticket.bucket):
                 self._full.notify()
@@ -269,8 +223,8 @@ class Dispatcher:
         self._withdraw(waiting)
         self._deliver([(ticket, error()) for ticket in waiting])
 
-    def stop(self) -> list[threading.Thread]:
-        """Lets the runners end after their batch. Returns them, to be joined in another thread."""
+    def stop(self) -> list[threading.Thread | ShortRuns]:
+        """Lets the runners end after their batch. Returns what is to be joined in another thread."""
         if self._timer is not None:
             self._timer.cancel()
         with self._lock:
@@ -279,7 +233,7 @@ class Dispatcher:
             self._changed.notify_all()
             self._full.notify_all()
             self._lost.notify_all()
-        return self._threads
+        return [*self._threads, *([] if self._short is None else [self._short])]
 
     def _withdraw(self, tickets: Iterable[_Ticket]) -> None:
         """Takes requests out of the queue. Those that run or ran are not in it."""
@@ -319,7 +273,8 @@ class Dispatcher:
         self._timer, self._wakes = None, math.inf
         with self._lock:
             late = self._drop_late(time.monotonic())
-            self._changed.notify_all()  # several batches may have waited long enough
+            if not self._begin_short():
+                self._changed.notify_all()  # several batches may have waited long enough
         self._deliver(late)
 
     def _drop_late(self, now: float) -> list[_Outcome]:
@@ -330,7 +285,41 @@ class Dispatcher:
             (ticket, DeadlineError("the request's timeout would pass before the model could answer")) for ticket in late
         ]
 
+    def _begin_short(self) -> bool:
+        """Begins batches in threads without Python, and returns whether those take them now."""
+        now = time.monotonic()
+        if self._short is None or self._stopping or now < self._calm:
+            return False
+        copy = self._copies[0]
+        while (busy := self._busy[copy]) < len(self._threads) + WAITING_BATCHES:
+            most = math.inf if busy < len(self._threads) else WAITING_SECONDS
+            if (batch := self._take(now, ahead=busy >= self._runners, most=most)) is None:
+                break
+            self._count_batch(copy, 1)
+            self._short.begin(batch)
+        return True
+
+    def _short_ended(self) -> None:
+        assert self._short is not None
+        outcomes: list[_Outcome] = []
+        with self._lock:
+            for batch, answers, seconds in self._short.ended():
+                self._count_batch(self._copies[0], -1)
+                self._note_slow(seconds, time.monotonic())
+                self._batcher.finished(batch, seconds)
+                outcomes += zip(batch.tickets, answers)
+        self._deliver(outcomes)
+
+    def _note_slow(self, seconds: float, now: float) -> None:
+        if seconds > SLOW_SECONDS:
+            self._calm = now + CALM_SECONDS
+        elif self._calm == math.inf:
+            self._calm = now
+
     def _deliver(self, outcomes: Sequence[_Outcome]) -> None:
+        with self._lock:
+            if not self._begin_short() and self._short is not None and self._batcher.may_take:
+                self._changed.notify()  # those took none while runs were short
         for ticket, outcome in outcomes:
             ticket.payload.answer(outcome)
         self._set_timer()
@@ -357,9 +346,11 @@ class Dispatcher:
             began = time.monotonic()
             requests = [ticket.payload.request for ticket in batch.tickets]
             answers = _answers(runner, requests, [batch.taken - ticket.arrived for ticket in batch.tickets])
+            seconds = time.monotonic() - began - runner.waited
             with self._lock:
                 self._count_batch(copy, -1)
-                self._batcher.finished(batch, time.monotonic() - began - runner.waited)
+                self._note_slow(seconds, time.monotonic())
+                self._batcher.finished(batch, seconds)
             self._call_in_loop(self._deliver, list(zip(batch.tickets, answers)))
             del batch, requests, answers  # the tensors of the last batch are not needed while this thread waits
 
@@ -393,19 +384,25 @@ class Dispatcher:
                 now = time.monotonic()
                 ahead = self._busy[copy] >= self._runners
                 fast = self._take_fast(now) if self._fast_first and self._fast else None
-                batch = None if fast else self._batcher.take(now, ahead=ahead)
+                short = self._short is not None and now >= self._calm
+                batch = None if fast or short else self._take(now, ahead=ahead)
                 if fast is None and batch is None and self._fast:
                     fast = self._take_fast(now)
                 self._fast_first = fast is None  # no queue waits for the other one for ever
-                if batch is not None:
-                    self._waiting.difference_update(batch.tickets)
-                    self._counted.left(batch.rows, sum(ticket.size for ticket in batch.tickets), len(batch.tickets))
-                if late := self._drop_late(now):
-                    self._call_in_loop(self._deliver, late)
                 if fast is not None or batch is not None:
                     self._count_batch(copy, 1)
                     return fast or batch
                 (self._full if ahead else self._changed).wait(_LIFE_SIGN_SECONDS)
+
+    def _take(self, now: float, *, ahead: bool, most: float = math.inf) -> Batch[QueuedRequest] | None:
+        """Takes a batch out of the queue, and those that are late."""
+        batch = self._batcher.take(now, ahead=ahead, most=most)
+        if batch is not None:
+            self._waiting.difference_update(batch.tickets)
+            self._counted.left(batch.rows, sum(ticket.size for ticket in batch.tickets), len(batch.tickets))
+        if late := self._drop_late(now):
+            self._call_in_loop(self._deliver, late)
+        return batch
 
     def _count_batch(self, copy: ModelCopy, more: int) -> None:
         """Counts a batch that the copy took (1) or finished (-1)."""
@@ -426,9 +423,8 @@ def _answers(
 ) -> Sequence[BatchResult | ServeError]:
     try:
         return runner.run(requests, waited)
-    except Exception as error:  # nobody else would answer
-        _log.exception("a runner failed")
-        return [BackendError(f"the runner failed: {error}") for _ in requests]
+    except Exception as error:
+        return runner_failed(error, len(requests))
 
 
 def batches_ahead(copies: Sequence[ModelCopy]) -> int:

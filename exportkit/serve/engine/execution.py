@@ -6,11 +6,13 @@ import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
+from typing import Protocol
 
 import torch
 
 from exportkit.errors import ExportkitError
 from exportkit.package.manifest import TensorOutput
+from exportkit.runtime.requests import Answers
 from exportkit.serve.engine.checked_request import CheckedRequest, bytes_of, datatypes
 from exportkit.serve.engine.fast_queue import FastBatch
 from exportkit.serve.engine.model_copy import ModelCopy, WorkerLostError
@@ -30,6 +32,11 @@ class BatchResult:
     timing: InferTiming
 
 
+def outputs_of(requests: Sequence[CheckedRequest]) -> list[int]:
+    """Returns the places of the outputs that any of them wants, sorted."""
+    return sorted({place for request in requests for place in request.outputs})
+
+
 def failure_of(copy: ModelCopy, error: Exception) -> ServeError:
     """Returns the answer to a request on which a copy failed when it ran alone."""
     if copy.lost is not None:  # by another runner's request
@@ -39,6 +46,12 @@ def failure_of(copy: ModelCopy, error: Exception) -> ServeError:
         return BackendError(error.message, hint=error.hint)
     _log.error("the model failed", exc_info=error)
     return BackendError(f"the model failed: {type(error).__name__}: {str(error).partition(chr(10))[0]}")
+
+
+def runner_failed(error: Exception, requests: int) -> Sequence[ServeError]:
+    """Returns the answers of as many requests, to which a fault of the server's own left none."""
+    _log.error("a runner failed", exc_info=error)
+    return [BackendError(f"the runner failed: {error}") for _ in range(requests)]
 
 
 def parts_of(name: str, datatype: str, output: torch.Tensor, sizes: list[int] | None) -> list[OutputTensor]:
@@ -57,10 +70,27 @@ def parts_of(name: str, datatype: str, output: torch.Tensor, sizes: list[int] | 
     ]
 
 
+class RequestRunner(Protocol):
+    """Runs batches on one copy. Only one thread uses it.
+
+    Attributes:
+        waited: The seconds that the last batch waited for other runners, with its inputs ready.
+    """
+
+    waited: float
+
+    def run(self, requests: Sequence[CheckedRequest], waited: Sequence[float], /) -> Sequence[BatchResult | ServeError]:
+        """Answers requests of one bucket, which waited for so many seconds each."""
+
+    def run_fast(self, batch: FastBatch, /) -> None:
+        """Runs plain steps of sequences, where the model has any."""
+
+
 class BatchRunner:
     """Runs batches on one copy. Only one thread uses it.
 
     Attributes:
+        copy: The copy.
         waited: The seconds that the last batch waited for other runners, with its inputs ready.
     """
 
@@ -75,7 +105,7 @@ class BatchRunner:
             counted: Counts the batches.
             warm_up: Runs the first recorded case: libraries of CUDA and OpenMP prepare themselves in each thread anew.
         """
-        self._copy = copy
+        self.copy = copy
         self._outputs = list(zip([output.name for output in outputs], datatypes(outputs)))
         self._counted = counted
         self.waited = 0.0
@@ -97,13 +127,13 @@ class BatchRunner:
         """
         lost, self.waited = False, 0.0
         try:
-            with self._copy.slot():
+            with self.copy.slot():
                 return list(self._together(requests, waited))
         except Exception as error:
             # If the worker process died, another runner's batch may have killed it, so even one request runs again.
             lost = isinstance(error, WorkerLostError)
             if len(requests) == 1 and not lost:
-                return [failure_of(self._copy, error)]
+                return [failure_of(self.copy, error)]
         return [self._retry_alone(request, seconds, lost=lost) for request, seconds in zip(requests, waited)]
 
     def run_fast(self, batch: FastBatch, /) -> None:
@@ -112,25 +142,31 @@ class BatchRunner:
 
     def _retry_alone(self, request: CheckedRequest, waited: float, *, lost: bool) -> BatchResult | ServeError:
         """Runs a request by itself, and while no other runner runs if the worker process was lost."""
-        with self._copy.slot(exclusive=lost):
-            if not self._copy.alive and not self._copy.restore():
-                return NotReadyError(self._copy.failure or "the model was closed")
+        with self.copy.slot(exclusive=lost):
+            if not self.copy.alive and not self.copy.restore():
+                return NotReadyError(self.copy.failure or "the model was closed")
             try:
                 (answer,) = self._together([request], [waited])
             except Exception as error:
-                return failure_of(self._copy, error)
+                return failure_of(self.copy, error)
             return answer
 
     def _together(self, requests: Sequence[CheckedRequest], waited: Sequence[float]) -> Sequence[BatchResult]:
         """Runs requests in one call. Raises what the model raises."""
-        wanted = sorted({place for request in requests for place in request.outputs})
-        ran = self._copy.run_requests([request.inputs for request in requests], wanted)
+        ran = self.copy.run_requests([request.inputs for request in requests], outputs_of(requests))
+        self.waited = ran.wait_seconds
+        return self.results(requests, waited, ran)
+
+    def results(
+        self, requests: Sequence[CheckedRequest], waited: Sequence[float], ran: Answers
+    ) -> Sequence[BatchResult]:
+        """Returns what each request is answered, which waited for so many seconds, and counts the run."""
+        wanted = outputs_of(requests)
         sizes = [request.inputs[0].shape[0] for request in requests] if len(requests) > 1 else None
         parts = {place: parts_of(*self._outputs[place], answer, sizes) for place, answer in zip(wanted, ran.outputs)}
         tensors = [tuple([parts[place][index] for place in r.outputs]) for index, r in enumerate(requests)]
         rows = sum(request.rows for request in requests)
         spent = (ran.input_seconds, ran.run_seconds, ran.output_seconds)
-        self.waited = ran.wait_seconds
         self._counted.executed(rows, compute_input=spent[0], compute_infer=spent[1], compute_output=spent[2])
-        queued = [seconds + self.waited for seconds in waited]
+        queued = [seconds + ran.wait_seconds for seconds in waited]
         return [BatchResult(outputs, InferTiming(seconds, *spent, rows)) for outputs, seconds in zip(tensors, queued)]

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from exportkit.serve.engine.checked_request import CheckedRequest
-from exportkit.serve.engine.dispatcher import Answered
 from exportkit.serve.engine.execution import BatchResult
 from exportkit.serve.engine.fast_steps import FastSequence
 from exportkit.serve.engine.home import Home
+from exportkit.serve.engine.queued_request import Answered
 from exportkit.serve.engine.steps import HeldSession, StepRequest
 from exportkit.serve.sequences.table import OpenSequence, Reason
 from exportkit.serve.statuses import ServeError

@@ -19,7 +19,7 @@ from exportkit.serve.engine.accepted import AcceptedRequests, Admission, Waiting
 from exportkit.serve.engine.asks import Asks
 from exportkit.serve.engine.checked_request import CheckedRequest, RequestForm, RequestPlan
 from exportkit.serve.engine.counted_steps import CountedStep, QueuedSteps
-from exportkit.serve.engine.dispatcher import Answered, Dispatcher, batches_ahead
+from exportkit.serve.engine.dispatcher import Dispatcher, batches_ahead
 from exportkit.serve.engine.execution import BatchResult, BatchRunner
 from exportkit.serve.engine.fast_lending import KnownAnswer, Lending
 from exportkit.serve.engine.fast_queue import Owner
@@ -28,6 +28,7 @@ from exportkit.serve.engine.home import Answering, Home, PackageMethods
 from exportkit.serve.engine.loaded_package import LoadedCopies
 from exportkit.serve.engine.model_description import DEFAULT_PRIORITY
 from exportkit.serve.engine.own_thread import in_own_thread
+from exportkit.serve.engine.queued_request import Answered
 from exportkit.serve.engine.sequence_rules import SequenceKey
 from exportkit.serve.engine.served_sequences import ServedSequences
 from exportkit.serve.engine.short_way import ShortWay
@@ -132,8 +133,7 @@ class ServedModel:
             for copy in copies:
                 kind = partial(StepRunner, dimension=batched.name if batched else None) if stateful else BatchRunner
                 make_runner = partial(kind, copy, self.call.outputs, counted, warm_up=loaded.warm_up)
-                ahead = 0 if stateful else batches_ahead(copies)
-                dispatcher.start(copy, make_runner, described.runners, ahead=ahead)
+                dispatcher.start(copy, make_runner, described.runners, ahead=0 if stateful else batches_ahead(copies))
         self._accepted = AcceptedRequests()
         owner = Owner(self.name, self.version, counted, self._accepted, described.limits)
         local = stateful and not measured and set(described.devices) == {"cpu"}

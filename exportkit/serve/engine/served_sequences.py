@@ -11,12 +11,12 @@ from contextlib import contextmanager
 from exportkit.package.manifest import Manifest
 from exportkit.runtime.state import state_bytes, state_dimensions
 from exportkit.serve.engine.checked_request import CheckedRequest, RequestForm
-from exportkit.serve.engine.dispatcher import Answered
 from exportkit.serve.engine.execution import BatchResult
 from exportkit.serve.engine.fast_queue import FastQueue
 from exportkit.serve.engine.fast_steps import FastSteps, Lent
 from exportkit.serve.engine.home import Answering, Home
 from exportkit.serve.engine.pending_steps import NO_INPUTS, OneSequence, PendingStep, Run, SequencePlace, never, nobody
+from exportkit.serve.engine.queued_request import Answered
 from exportkit.serve.engine.sequence_rules import SequenceKey, ended, gone, key_of, reason_of, state_sizes
 from exportkit.serve.engine.steps import HeldSession, StepRequest
 from exportkit.serve.protocol.inference import SequenceStart, SequenceStep

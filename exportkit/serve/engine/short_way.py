@@ -7,10 +7,11 @@ from collections.abc import Sequence
 from exportkit.serve.engine.accepted import AcceptedRequests, WaitingStep
 from exportkit.serve.engine.checked_request import RequestForm
 from exportkit.serve.engine.counted_steps import CountedStep, QueuedSteps
-from exportkit.serve.engine.dispatcher import Answered, Dispatcher
+from exportkit.serve.engine.dispatcher import Dispatcher
 from exportkit.serve.engine.home import Home
 from exportkit.serve.engine.model_description import DEFAULT_PRIORITY
 from exportkit.serve.engine.pending_steps import OneSequence
+from exportkit.serve.engine.queued_request import Answered
 from exportkit.serve.engine.sequence_rules import key_of
 from exportkit.serve.engine.served_sequences import ServedSequences
 from exportkit.serve.engine.statistics import Statistics

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from exportkit.runtime.background import Background
 from exportkit.serve.batching.tickets import BatchLimits
 from exportkit.serve.engine import dispatcher
 from exportkit.serve.engine.model_copy import ModelCopy
@@ -30,7 +31,14 @@ def ran_here(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
         found.append(threading.current_thread() is threading.main_thread())
         return run_requests(copy, *arguments)
 
+    begin = Background.begin
+
+    def begun(background: Background, *arguments: Any) -> Any:
+        found.append(False)
+        return begin(background, *arguments)
+
     monkeypatch.setattr(ModelCopy, "run_requests", noted)
+    monkeypatch.setattr(Background, "begin", begun)
     monkeypatch.setattr(dispatcher, "QUICK_SECONDS", 0.1)
     return found
 
