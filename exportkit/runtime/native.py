@@ -72,7 +72,6 @@ class NativeRunner:
         )
         self._run = _function_of(operators.run.default)
         self._run_requests = _function_of(operators.run_requests.default)
-        self._begin_requests = _function_of(operators.begin_requests.default)
         self._has_graphs = options.graphs != "none"
         self._entry = entry
         weakref.finalize(self, operators.close.default, self._handle)
@@ -91,7 +90,8 @@ class NativeRunner:
         self, background: int, number: int, tensors: list[torch.Tensor], requests: int, outputs: Sequence[int]
     ) -> None:
         """Runs requests in a thread without Python: see `exportkit.runtime.background`."""
-        self._begin_requests(background, number, self._handle, tensors, requests, list(outputs))
+        begin = torch.ops.exportkit.begin_requests.default
+        begin(background, number, self._handle, tensors, requests, list(outputs))
 
     def capture(self, arguments: list[torch.Tensor], own: int, /) -> list[torch.Tensor] | None:
         """Makes a graph for the arguments' sizes, and returns its own inputs. See `Runner.capture`."""
