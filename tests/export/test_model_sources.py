@@ -124,19 +124,23 @@ def test_the_oldest_objects_go(tmp_path: Path, objects: Path, compiler: Path, mo
 @pytest.mark.parametrize(
     ("beginning", "rest", "apart"),
     [
-        ("cpu", "int model;", True),
-        ("cuda", "int model;", False),  # it includes what another interface was compiled with
-        ("cpu", "int run() { CONVERT_EXCEPTION_TO_ERROR_CODE({}) }", False),  # as torch writes for arrays as arguments
-        ("cpu", "AOTInductorModelContainerHandle handle;", False),
+        ("cpu.h", "int model;", True),
+        ("cuda.h", "int model;", False),  # it includes what another interface was compiled with
+        (
+            "cpu.h",
+            "int run() { CONVERT_EXCEPTION_TO_ERROR_CODE({}) }",
+            False,
+        ),  # as torch writes for arrays as arguments
+        ("cpu.h", "AOTInductorModelContainerHandle handle;", False),
     ],
 )
 def test_the_interface_leaves_a_wrapper_that_does_not_need_it(
     tmp_path: Path, beginning: str, rest: str, apart: bool
 ) -> None:
     wrapper = tmp_path / "model.wrapper.cpp"
-    whole = f"{lean_sources.interface_source(beginning)}\n{rest}\n"
+    whole = f"{lean_sources.interface_source().replace('cpu.h', beginning)}\n{rest}\n"
     wrapper.write_text(whole)
-    assert lean_sources.cut_interface(wrapper, "cpu") == apart
+    assert lean_sources.cut_interface(wrapper) == apart
     text = wrapper.read_text()
     assert (text == whole) is not apart
     assert ("AOTIRuntimeError AOTInductorModelContainerRun(" in text) is not apart

@@ -13,6 +13,7 @@ from typing import Any
 
 import sympy
 import torch
+from sympy.core.function import Application
 from torch._export.serde.serialize import GraphModuleSerializer
 from torch._inductor import config, ir, sizevars
 from torch._inductor.codegen.common import DeferredLine
@@ -76,14 +77,16 @@ def _noting(run: Callable[..., Any]) -> Callable[..., Any]:
 def _quick_simplify() -> AbstractContextManager[None]:
     """Expands polynomials where Inductor calls SymPy's `simplify`.
 
-    Inductor simplifies the differences of indices to see their strides, hundreds of times. Nearly all are polynomials,
-    for which `expand` finds the same in a tenth of the time.
+    Inductor simplifies the differences of indices to see their strides, hundreds of times. Nearly all are polynomials
+    of indices, sizes and their quotients, for which `expand` finds the same in a tenth of the time.
     """
 
     def quick(simplify: Callable[..., Any]) -> Callable[..., Any]:
         def expand_or_simplify(expression: Any, *args: Any, **kwargs: Any) -> Any:
-            if isinstance(expression, sympy.Expr) and expression.is_polynomial():
-                return sympy.expand(expression)
+            if isinstance(expression, sympy.Expr):
+                parts = expression.atoms(sympy.Symbol, Application)
+                if expression.is_polynomial(*parts):
+                    return sympy.expand(expression)
             return simplify(expression, *args, **kwargs)
 
         return expand_or_simplify

@@ -8,6 +8,7 @@ from pathlib import Path
 import torch
 
 _INTERFACE = Path(torch.__file__).parent / "_inductor" / "codegen" / "aoti_runtime" / "interface.cpp"
+_BEGINNING = "#include <torch/csrc/inductor/aoti_include/cpu.h>"
 _CONTAINER = "#include <torch/csrc/inductor/aoti_runtime/model_container.h>\n"
 _DEFINED = re.compile(r"^(?:#define|struct) (\w+)", re.MULTILINE)
 _WIDE = re.compile(r"__m512|__mmask|__m(?:128|256)b?h\b|_tile_")
@@ -73,26 +74,18 @@ def leave_out_wide_vectors(folder: Path, headers: Path) -> None:
             (folder / header.name).touch()
 
 
-def interface_source(device: str) -> str:
-    """Returns the part of a model's wrapper that all models for a kind of device have.
-
-    Args:
-        device: "cpu" or "cuda".
-    """
-    return f"{_beginning(device)}\n{_INTERFACE.read_text()}"
+def interface_source() -> str:
+    """Returns the part of a wrapper that all models for CPUs have."""
+    return f"{_BEGINNING}\n{_INTERFACE.read_text()}"
 
 
-def cut_interface(wrapper: Path, device: str) -> bool:
+def cut_interface(wrapper: Path) -> bool:
     """Cuts the interface out of a wrapper. Returns whether it did: the wrapper may be another, or need more of it."""
     interface = _INTERFACE.read_text().strip()
     beginning, found, rest = wrapper.read_text().partition(interface)
     used = re.search("|".join([*_DEFINED.findall(interface), "ModelContainer"]), rest)
-    if not found or used or beginning.strip() != _beginning(device):
+    if not found or used or beginning.strip() != _BEGINNING:
         return False
     includes = "".join(line for line in interface.splitlines(keepends=True) if line.startswith("#include"))
     wrapper.write_text(beginning + includes.replace(_CONTAINER, "") + rest)
     return True
-
-
-def _beginning(device: str) -> str:
-    return f"#include <torch/csrc/inductor/aoti_include/{device}.h>"

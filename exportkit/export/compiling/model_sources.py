@@ -36,7 +36,7 @@ KEPT_OBJECTS = 256  # of about 200 KB each
 
 
 @contextmanager
-def compiling_model_sources(*, keep: bool = True, folder: Path | None = None, device: str = "cpu") -> Iterator[None]:
+def compiling_model_sources(*, keep: bool = True, folder: Path | None = None) -> Iterator[None]:
     """Lets AOTInductor compile a model's two sources at the same time; it runs one compiler after the other.
 
     The first compilation of the two returns at once. The link waits for both, and raises what they raised. The part of
@@ -44,8 +44,8 @@ def compiling_model_sources(*, keep: bool = True, folder: Path | None = None, de
 
     Args:
         keep: Whether objects are kept, and taken from an earlier compilation.
-        folder: Where AOTInductor will write the sources, with the options of now. None compiles wrappers as a whole.
-        device: The kind of device.
+        folder: Where AOTInductor will write the sources of a model for CPUs, with the options of now. None compiles
+            wrappers as a whole.
     """
     with ThreadPoolExecutor(max_workers=3) as pool:
         sources: list[Future[None]] = []
@@ -61,7 +61,7 @@ def compiling_model_sources(*, keep: bool = True, folder: Path | None = None, de
                 target = builder.get_target_file_path()
                 if target.endswith((".wrapper.o", ".kernel.o")):
                     command = _Command.read(builder.get_command_line())
-                    if target.endswith(".wrapper.o") and interface and interface.serves(command, device):
+                    if target.endswith(".wrapper.o") and interface and interface.serves(command):
                         sources.append(compiled)
                         parts.append(interface.object)
                     sources.append(compile_soon(command))
@@ -77,7 +77,7 @@ def compiling_model_sources(*, keep: bool = True, folder: Path | None = None, de
             while sources:
                 sources.pop(0).result()
 
-        if interface := _interface(folder, device) if folder else None:
+        if interface := _interface(folder) if folder else None:
             compiled = compile_soon(interface)
         with replaced(cpp_builder.CppBuilder, "build", in_the_background):
             yield
@@ -118,9 +118,9 @@ class _Command:
         changed = ["-I", str(folder / "include"), f"-ffile-prefix-map={folder}=.", "-w"]
         return [*self.compiler, str(self.source), *changed[:2], *self.options, *changed[2:]]
 
-    def serves(self, wrapper: _Command, device: str) -> bool:
+    def serves(self, wrapper: _Command) -> bool:
         """Cuts the interface that this compiles out of a wrapper. Returns whether it can stand in for it."""
-        return self.options == wrapper.options and cut_interface(wrapper.source, device)
+        return self.options == wrapper.options and cut_interface(wrapper.source)
 
     def write_headers(self) -> None:
         """Writes the headers that the compiler reads in place of others, unless they are there."""
@@ -143,13 +143,13 @@ class _Command:
         return hashlib.sha256(hashlib.sha256(told).digest() + text).hexdigest()
 
 
-def _interface(folder: Path, device: str) -> _Command:
+def _interface(folder: Path) -> _Command:
     """Writes the source of the interface, and returns how to compile it."""
     source = folder / "model.interface.cpp"
-    source.write_text(interface_source(device))
+    source.write_text(interface_source())
     vectors = cpu_vec_isa.pick_vec_isa()
     options = cpp_builder.CppTorchDeviceOptions(
-        vec_isa=vectors, device_type=device, aot_mode=True, compile_only=True, min_optimize=True
+        vec_isa=vectors, device_type="cpu", aot_mode=True, compile_only=True, min_optimize=True
     )
     builder = cpp_builder.CppBuilder(source.stem, str(source), options, output_dir=str(folder))
     return _Command.read(builder.get_command_line())

@@ -66,9 +66,9 @@ def run_inductor(
                 contexts.enter_context(packed_weights())
             else:
                 contexts.enter_context(flat_weights())
-            folder = Path(options["aot_inductor.output_path"])
+            folder = Path(options["aot_inductor.output_path"]) if device.type == "cpu" else None
             with config.patch(options):
-                contexts.enter_context(compiling_model_sources(keep=keep, folder=folder, device=device.type))
+                contexts.enter_context(compiling_model_sources(keep=keep, folder=folder))
             contexts.enter_context(warnings.catch_warnings())
             # torch 2.13 copies its own deprecated LeafSpec.
             warnings.filterwarnings("ignore", message=".*LeafSpec.*", category=FutureWarning)
@@ -103,13 +103,17 @@ def run_inductor(
 
 @contextmanager
 def _rare_collections() -> Iterator[None]:
-    """Lets Python search for garbage rarely: compiling creates millions of objects and little garbage."""
-    thresholds = gc.get_threshold()
-    gc.set_threshold(100_000, *thresholds[1:])
+    """Lets Python search for garbage rarely, and not among what there is: compiling makes much and drops little."""
+    thresholds, free = gc.get_threshold(), gc.get_freeze_count() == 0
+    gc.set_threshold(max(100_000, thresholds[0]), *thresholds[1:])
+    if free:
+        gc.freeze()
     try:
         yield
     finally:
         gc.set_threshold(*thresholds)
+        if free:
+            gc.unfreeze()
 
 
 def returning_tensors(module: torch.fx.GraphModule) -> torch.fx.GraphModule:
