@@ -178,6 +178,10 @@ class ExportRequest:
 
     def _export(self, output: Path, as_json: bool) -> int:
         others = ReplacedFile(output)
+        if self.output_format == "aoti":
+            from exportkit.export.compiling.usable_compiler import look_for_compiler
+
+            look_for_compiler()  # while torch is imported, which takes one core
         with progress() as shown:
             step = others.watched(shown)
             resolved = self._resolved(step)

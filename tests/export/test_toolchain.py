@@ -15,7 +15,7 @@ import pytest
 from exportkit.errors import CompilerError, UsageError
 from exportkit.export import cpu_isas
 from exportkit.export.artifact import export_aoti
-from exportkit.export.compiling import toolchain
+from exportkit.export.compiling import usable_compiler
 from exportkit.export.compiling.compile_plan import read_inductor_config
 from exportkit.export.export_options import CompileOptions
 from exportkit.export.programs.resolve import resolve
@@ -26,9 +26,9 @@ MODELS = str(Path(__file__).with_name("export_models.py"))
 
 @pytest.fixture
 def fresh_probe():
-    toolchain.objection.cache_clear()
+    usable_compiler.objection.cache_clear()
     yield
-    toolchain.objection.cache_clear()
+    usable_compiler.objection.cache_clear()
 
 
 def _program(path: Path, text: str) -> str:
@@ -48,19 +48,19 @@ def test_a_slow_compiler_is_waited_for_and_not_given_up(
         limits.append(options.get("timeout"))
         return run(command, **options)
 
-    monkeypatch.setattr(toolchain.subprocess, "run", watched)
-    toolchain.objection(_program(tmp_path / "some-g++", "exit 1"))
+    monkeypatch.setattr(usable_compiler.subprocess, "run", watched)
+    usable_compiler.objection(_program(tmp_path / "some-g++", "exit 1"))
     assert limits == [None]
 
 
 @pytest.mark.process
 def test_a_compiler_that_asks_something_gets_no_answer(tmp_path: Path, fresh_probe) -> None:
     asks = _program(tmp_path / "asking-g++", "read answer || { echo 'error: nobody answers' >&2; exit 1; }")
-    assert "nobody answers" in (toolchain.objection(asks) or "")
+    assert "nobody answers" in (usable_compiler.objection(asks) or "")
 
 
 def test_without_a_compiler_nothing_is_traced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fresh_probe) -> None:
-    monkeypatch.setattr(toolchain.shutil, "which", lambda name: None)
+    monkeypatch.setattr(usable_compiler.shutil, "which", lambda name: None)
     monkeypatch.setenv("CXX", "no-such-compiler")
     steps: list[str] = []
     with pytest.raises(CompilerError, match=r"no-such-compiler: no such program\n.*apt-get install g\+\+"):
@@ -78,9 +78,9 @@ def test_a_compiler_that_links_libstdcxx_statically_is_passed_over(
     static = _program(tmp_path / "static-g++", f'exec {usual} -static-libstdc++ "$@"')
     broken = _program(tmp_path / "broken-g++", "echo 'fatal error: no such header' >&2; exit 1")
     monkeypatch.setenv("CXX", static)
-    assert toolchain.usable_compiler() != static
-    assert "statically" in (toolchain.objection(static) or "")
-    assert "no such header" in (toolchain.objection(broken) or "")
+    assert usable_compiler.usable_compiler() != static
+    assert "statically" in (usable_compiler.objection(static) or "")
+    assert "no such header" in (usable_compiler.objection(broken) or "")
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ import torch
 import exportkit
 from exportkit import doctor
 from exportkit.errors import CompilerError
-from exportkit.export.compiling import aot_inductor, toolchain
+from exportkit.export.compiling import aot_inductor, usable_compiler
 from exportkit.package.elf import read_elf
 from tests.fixtures import stock_loader
 from tests.fresh import ROOT, run_python
@@ -93,7 +93,7 @@ def test_export_refuses_what_such_a_compiler_made(static_files):
 @pytest.mark.process
 def test_doctor_finds_such_a_compiler(monkeypatch):
     """By what it makes of a probe, wherever it is found."""
-    monkeypatch.setattr(toolchain.shutil, "which", lambda name, **_: str(COMPILER) if "g++" in name else None)
+    monkeypatch.setattr(usable_compiler.shutil, "which", lambda name, **_: str(COMPILER) if "g++" in name else None)
     monkeypatch.delenv("CXX", raising=False)
     finding = doctor._compiler()
     assert not finding.ok

@@ -22,11 +22,8 @@ from exportkit.export.compiling.compile_absent import WITHOUT_GPU, compile_absen
 from exportkit.export.compiling.compile_plan import CompilePlan
 from exportkit.export.compiling.known_code import KnownCode
 from exportkit.export.compiling.program_weights import ProgramWeights
-from exportkit.export.compiling.toolchain import (
-    compiling_for,
-    torch_minor,
-    usable_compiler,
-)
+from exportkit.export.compiling.toolchain import compiling_for, torch_minor
+from exportkit.export.compiling.usable_compiler import usable_compiler
 from exportkit.export.export_options import CudaArch
 from exportkit.export.tracing.missed_kernels import float_products
 from exportkit.export.tracing.traced import Traced, TracedMethod

@@ -16,7 +16,7 @@ from exportkit.errors import HostError, UsageError
 from exportkit.export.compiling.absent_gpu import AbsentGpu, parse_gpus
 from exportkit.export.compiling.compile_absent import cuda_home
 from exportkit.export.compiling.eager_kernels import read_eager_kernels
-from exportkit.export.compiling.toolchain import usable_compiler
+from exportkit.export.compiling.usable_compiler import usable_compiler
 from exportkit.export.cpu_isas import check_cpu_isa, default_cpu_isa
 from exportkit.export.export_options import CompileOptions, CudaArch
 from exportkit.package.compiled_with import COMPILED_WITH, MISSED_KERNELS, NEVER_RUN, GivenOptions

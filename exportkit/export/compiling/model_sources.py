@@ -136,11 +136,11 @@ class _Command:
     def digest(self) -> str | None:
         """The digest of what the compiler reads and is told, or None if it cannot preprocess the source."""
         version = _output([*self.compiler, "--version"])
-        text = _output([*self.arguments, "-E", "-P"])
-        if version is None or text is None:
+        text = self.object.with_suffix(".i")  # a pipe of megabytes would keep this thread waiting for Inductor's
+        if version is None or _output([*self.arguments, "-E", "-P", "-o", str(text)]) is None:
             return None
         told = b"\0".join([version, *map(os.fsencode, self.options)])
-        return hashlib.sha256(hashlib.sha256(told).digest() + text).hexdigest()
+        return hashlib.sha256(hashlib.sha256(told).digest() + text.read_bytes()).hexdigest()
 
 
 def _interface(folder: Path) -> _Command:

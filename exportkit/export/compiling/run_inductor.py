@@ -22,7 +22,7 @@ from exportkit.export.compiling.inductor_changes import changed_inductor
 from exportkit.export.compiling.model_sources import compiling_model_sources
 from exportkit.export.compiling.packed_weights import packed_weights
 from exportkit.export.compiling.small_convolutions import small_convolutions
-from exportkit.export.compiling.toolchain import last_lines, refuse_full_disk
+from exportkit.export.compiling.usable_compiler import last_lines, refuse_full_disk
 from exportkit.export.eager_calls.cases import eager_mode
 from exportkit.export.models.source_lines import where_listed
 from exportkit.export.tracing.branch_graphs import compilable_branches

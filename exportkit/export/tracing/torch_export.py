@@ -41,6 +41,7 @@ from exportkit.export.within_torch.distributions import unchecked_distributions
 from exportkit.export.within_torch.fake_answers import remembered_when_repeated
 from exportkit.export.within_torch.gradients import gradients_of, traced
 from exportkit.export.within_torch.lengths import varying_lengths
+from exportkit.export.within_torch.plain_products import plain_products
 from exportkit.export.within_torch.quiet import quiet_torch
 from exportkit.sizes import label_of
 from exportkit.spec import ExportSpec
@@ -243,6 +244,7 @@ def _call_export(
                 _attention_of_no_machine(),
                 whole_recurrent_layers(log.unrolled),
                 remembered_when_repeated(),
+                plain_products(),
                 varying_lengths(),
                 varying_distances(),
                 traceable_covariances(),
