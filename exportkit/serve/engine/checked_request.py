@@ -222,4 +222,4 @@ def bytes_of(tensor: torch.Tensor) -> memoryview:
     if tensor.dtype is torch.bfloat16:  # which NumPy does not have
         tensor = tensor.view(torch.int16)
     # By NumPy, whose views keep the interpreter's lock: after each view of torch's a thread would wait for it.
-    return tensor.numpy().reshape(-1).view(np.uint8).data
+    return tensor.numpy().data.cast("B")

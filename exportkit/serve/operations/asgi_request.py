@@ -6,7 +6,7 @@ import asyncio
 import logging
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from email.utils import formatdate
 from functools import lru_cache
 from http import HTTPStatus
@@ -138,11 +138,11 @@ class AsgiRequest:
         """Whether an answer can be sent at once."""
         return not (self.disconnected or self._connection.transport.get_write_buffer_size())
 
-    def reply(self, headers: bytes, body: bytes) -> None:
+    def reply(self, headers: bytes, body: Sequence[bytes | memoryview]) -> None:
         """Sends a whole answer with the status 200 at once. The lines of `headers` say how long it is."""
         self.started = self.answered = True
         end = b"\r\n" if self.keep_alive else b"connection: close\r\n\r\n"
-        self._connection.transport.write(b"".join((_status_line(200), _date(int(time.time())), headers, end, body)))
+        self._connection.transport.write(b"".join((_status_line(200), _date(int(time.time())), headers, end, *body)))
         if not self.keep_alive:
             self._connection.transport.close()
         self._connection.answered()

@@ -27,7 +27,8 @@ _PART_BYTES = 64 << 10  # received at once of a body that the parser reads
 # What a chunked body may have beside its data: the lines of chunks of a byte have 5, and extensions and trailers exist.
 _FRAMING_BYTES, _FRAMING_FACTOR = 64 << 10, 8
 _OF_A_BODY = (b"content-length", b"transfer-encoding")
-_NOTHING = memoryview(b"")
+# Every connection receives into it, and takes what came out before another does.
+_BUFFER = memoryview(bytearray(max(_HEAD_BYTES, _PART_BYTES)))
 
 
 @dataclass(frozen=True)
@@ -68,7 +69,6 @@ class HttpConnection(asyncio.BufferedProtocol):
         self._refusal = refused
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
-        self._buffer = _NOTHING
         self._filling: BodyFilling | None = None
         self._request: AsgiRequest | None = None  # whose head came last
         self._running: AsgiRequest | None = None  # that is being answered, or was
@@ -134,15 +134,13 @@ class HttpConnection(asyncio.BufferedProtocol):
             return self._filling.missing
         is_head = self._in_head and self._refusal is None
         most = min(_HEAD_BYTES, self._limits.header_bytes - self._head_bytes) if is_head else _PART_BYTES
-        self._buffer = memoryview(bytearray(most))
-        return self._buffer
+        return _BUFFER[:most]
 
     def buffer_updated(self, nbytes: int) -> None:
         """Takes what came."""
         filling = self._filling
         if filling is None:
-            data, self._buffer = bytes(self._buffer[:nbytes]), _NOTHING
-            self._feed(data)
+            self._feed(bytes(_BUFFER[:nbytes]))
         elif filling.received(nbytes):
             self._filled(filling)
         else:

@@ -274,10 +274,9 @@ class _Answering:
 
     def _send(self, answer: EncodedAnswer) -> None:
         asking, record = self._asking, self._asking.record
-        body, name = b"".join(answer.parts), record.id.encode()
-        size, length = len(body), answer.json_length
+        name, size, length = record.id.encode(), answer.size, answer.json_length
         lines = _JSON_LINE % (size, name) if length is None else _BINARY_LINES % (length, size, name)
         record.status, record.sent_bytes = 200, size
         asking.request.keep_alive &= not asking.short.draining()
-        asking.request.reply(lines, body)
+        asking.request.reply(lines, answer.parts)
         asking.over()
