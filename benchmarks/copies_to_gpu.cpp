@@ -1,11 +1,6 @@
 // Ways to copy a file to a GPU: `python -m benchmarks.load_to_gpu --sweep` compiles and runs it. Prints a line of JSON
-// for each: of three turns that follow one another, the milliseconds of the median. The runtime's copy_staged runs over
-// a driver that pins memory in several ways:
-//   each      as the driver gives it, each buffer by its lane
-//   block     the same, all buffers at once by the first lane that wants one
-//   huge      each buffer by its lane: memory with huge pages that the driver registers
-//   huge block  all buffers at once, with huge pages
-//   before    nothing is pinned in the time that is measured: what another thread could spare
+// for each: of three turns that follow one another, the milliseconds of the median. "staged" is the runtime's
+// copy_staged, "driver" a copy of the mapped file, and "bus" what the bus carries.
 #include <dlfcn.h>
 #include <fcntl.h>
 #include <sys/mman.h>
@@ -18,8 +13,6 @@
 #include <cstdlib>
 #include <cstring>
 #include <functional>
-#include <mutex>
-#include <string_view>
 #include <thread>
 #include <vector>
 
@@ -85,56 +78,6 @@ int unpin_huge(void* made, size_t bytes) {
   return status;
 }
 
-// What copy_staged takes for the driver's pinned memory.
-class Pinning {
- public:
-  enum Way { kEach, kBlock, kHugeEach, kHugeBlock, kBefore };
-  static constexpr const char* kNames[] = {"each", "block", "huge", "huge block", "before"};
-
-  void begin(Way way, Lanes lanes) {
-    way_ = way;
-    lanes_ = lanes;
-    if (way == kBefore) need(make_block() == 0, "the driver refuses pinned memory");
-  }
-  void end() {
-    if (way_ == kBefore) free_block();
-    way_ = kEach;
-  }
-  int allocate(void** found, size_t bytes) {
-    if (way_ == kEach) return pin(found, bytes, 0);
-    if (way_ == kHugeEach) return pin_huge(found, bytes);
-    const std::lock_guard lock(mutex_);
-    if (block_ == nullptr && make_block() != 0) return 2;
-    *found = static_cast<char*>(block_) + bytes * taken_++;
-    ++used_;
-    return 0;
-  }
-  int free(void* buffer) {
-    if (way_ == kEach) return unpin(buffer);
-    if (way_ == kHugeEach) return unpin_huge(buffer, lanes_.buffer_bytes);
-    const std::lock_guard lock(mutex_);
-    if (--used_ == 0) way_ == kBefore ? void(taken_ = 0) : free_block();
-    return 0;
-  }
-
- private:
-  size_t block_bytes() const { return 2 * lanes_.count * lanes_.buffer_bytes; }
-  int make_block() {
-    taken_ = 0;
-    return way_ == kHugeBlock ? pin_huge(&block_, block_bytes()) : pin(&block_, block_bytes(), 0);
-  }
-  void free_block() {
-    way_ == kHugeBlock ? unpin_huge(block_, block_bytes()) : unpin(block_);
-    block_ = nullptr;
-  }
-
-  std::mutex mutex_;
-  Way way_ = kEach;
-  Lanes lanes_{};
-  void* block_ = nullptr;
-  size_t taken_ = 0, used_ = 0;  // buffers of the block
-} pinning;
-
 char* mapped(size_t bytes) {
   void* found = mmap(nullptr, bytes, PROT_READ, MAP_SHARED, file, 0);
   need(found != MAP_FAILED, "the file cannot be mapped");
@@ -194,13 +137,6 @@ void find(const char* name, Function& function) {
 namespace exportkit {
 
 void* driver_function(const char* name) {
-  if (std::string_view(name) == "cuMemHostAlloc") {
-    return reinterpret_cast<void*>(
-        +[](void** found, size_t bytes, unsigned) { return pinning.allocate(found, bytes); });
-  }
-  if (std::string_view(name) == "cuMemFreeHost") {
-    return reinterpret_cast<void*>(+[](void* buffer) { return pinning.free(buffer); });
-  }
   void* function = nullptr;
   find(name, function);
   return function;
@@ -250,14 +186,9 @@ int main(int, char** argv) {
   for (const size_t bytes : {32 * kMiB, 64 * kMiB, 128 * kMiB, 512 * kMiB, size}) {
     if (bytes > size) break;
     time("driver", bytes, {0, 0}, [&] { driver_copies(bytes); });
-    for (const Lanes lanes : {Lanes{4, kMiB}, Lanes{4, kHuge}, Lanes{8, kMiB}, Lanes{8, kHuge}}) {
-      for (const int way :
-           {Pinning::kEach, Pinning::kBlock, Pinning::kHugeEach, Pinning::kHugeBlock, Pinning::kBefore}) {
-        if (way == Pinning::kHugeEach && lanes.buffer_bytes < kHuge) continue;
-        pinning.begin(Pinning::Way(way), lanes);
-        time(Pinning::kNames[way], bytes, lanes, [&] { staged(bytes, lanes); });
-        pinning.end();
-      }
+    for (const Lanes lanes :
+         {Lanes{4, kMiB}, Lanes{4, kHuge}, Lanes{8, kMiB}, Lanes{8, kHuge}, Lanes{12, kHuge}, Lanes{16, kHuge}}) {
+      time("staged", bytes, lanes, [&] { staged(bytes, lanes); });
     }
   }
 }

@@ -1,11 +1,10 @@
 #include "runtime/staged_copies.h"
 
 #include <c10/util/Exception.h>
+#include <sys/mman.h>
 
 #include <algorithm>
-#include <array>
 #include <atomic>
-#include <optional>
 
 #include "package/in_threads.h"
 #include "runtime/cuda_driver.h"
@@ -17,8 +16,8 @@ namespace {
 struct CopyDriver {
   static constexpr unsigned kNonBlocking = 1;  // CU_STREAM_NON_BLOCKING: it does not wait for the default stream
 
-  int (*allocate)(void** memory, size_t bytes, unsigned flags);
-  int (*free)(void* memory);
+  int (*pin)(void* memory, size_t bytes, unsigned flags);
+  int (*unpin)(void* memory);
   int (*make_stream)(void** stream, unsigned flags);
   int (*destroy_stream)(void* stream);
   int (*wait)(void* stream);
@@ -27,8 +26,8 @@ struct CopyDriver {
   static const CopyDriver& get() {
     static const CopyDriver found = [] {
       CopyDriver made{};
-      find_in_driver("cuMemHostAlloc", made.allocate);
-      find_in_driver("cuMemFreeHost", made.free);
+      find_in_driver("cuMemHostRegister_v2", made.pin);
+      find_in_driver("cuMemHostUnregister", made.unpin);
       find_in_driver("cuStreamCreate", made.make_stream);
       find_in_driver("cuStreamDestroy_v2", made.destroy_stream);
       find_in_driver("cuStreamSynchronize", made.wait);
@@ -39,18 +38,46 @@ struct CopyDriver {
   }
 };
 
-// A pinned buffer, and the stream that copies from it.
+// Pinned memory, of huge pages where the system has them: they take a fourth of the time to pin.
+class PinnedBlock {
+ public:
+  PinnedBlock(const CopyDriver& driver, size_t bytes) : driver_(driver), size_(bytes + kHugePage) {
+    void* const made = mmap(nullptr, size_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    TORCH_CHECK(made != MAP_FAILED, "there is no memory to pin");
+    mapped_ = made;
+    const auto address = reinterpret_cast<uintptr_t>(made);
+    memory_ = static_cast<char*>(made) + ((address + kHugePage - 1) / kHugePage * kHugePage - address);
+    madvise(mapped_, size_, MADV_HUGEPAGE);
+    madvise(mapped_, size_, MADV_DONTFORK);  // a process that forks may get other pages than the pinned ones
+    if (driver.pin(memory_, bytes, 0) == 0) return;
+    munmap(mapped_, size_);
+    TORCH_CHECK(false, "the driver refuses pinned memory");
+  }
+  ~PinnedBlock() {
+    driver_.unpin(memory_);
+    munmap(mapped_, size_);
+  }
+  PinnedBlock(const PinnedBlock&) = delete;
+  PinnedBlock& operator=(const PinnedBlock&) = delete;
+
+  char* data() const { return memory_; }
+
+ private:
+  static constexpr size_t kHugePage = size_t{2} << 20;
+  const CopyDriver& driver_;
+  size_t size_;
+  void* mapped_ = nullptr;
+  char* memory_ = nullptr;
+};
+
+// Pinned memory, and the stream that copies from it.
 class Buffer {
  public:
-  Buffer(const CopyDriver& driver, size_t bytes) : driver_(driver) {
+  Buffer(const CopyDriver& driver, char* memory) : driver_(driver), memory_(memory) {
     TORCH_CHECK(driver.make_stream(&stream_, CopyDriver::kNonBlocking) == 0, "the driver refuses a stream");
-    if (driver.allocate(&memory_, bytes, 0) == 0) return;
-    driver.destroy_stream(stream_);
-    TORCH_CHECK(false, "the driver refuses pinned memory");
   }
   ~Buffer() {
     driver_.wait(stream_);
-    driver_.free(memory_);
     driver_.destroy_stream(stream_);
   }
   Buffer(const Buffer&) = delete;
@@ -59,7 +86,7 @@ class Buffer {
   // The memory, when its last copy has ended.
   char* idle() {
     TORCH_CHECK(driver_.wait(stream_) == 0, "a copy to the GPU failed");
-    return static_cast<char*>(memory_);
+    return memory_;
   }
   void send(char* to, size_t bytes) {
     TORCH_CHECK(driver_.copy(reinterpret_cast<uint64_t>(to), memory_, bytes, stream_) == 0,
@@ -68,8 +95,8 @@ class Buffer {
 
  private:
   const CopyDriver& driver_;
+  char* memory_;
   void* stream_ = nullptr;
-  void* memory_ = nullptr;
 };
 
 // Reads the bytes of the GPU's memory from `begin` to `end`.
@@ -87,26 +114,27 @@ void read_block(const std::vector<StagedPart>& parts, const ReadPart& read, uint
 bool copy_staged(int device, char* to, const std::vector<StagedPart>& parts, const ReadPart& read, Lanes lanes) {
   const uint64_t bytes = parts.empty() ? 0 : parts.back().place + parts.back().bytes;
   const uint64_t size = lanes.buffer_bytes, blocks = (bytes + size - 1) / size;
+  if (blocks == 0) return true;
+  lanes.count = std::min(lanes.count, processors());
   std::atomic<uint64_t> next{0};
-  const auto lane = [&](size_t) {
-    std::array<std::optional<Buffer>, 2> buffers;
-    size_t turn = 0;
-    for (uint64_t block = next++; block < blocks; block = next++, turn = 1 - turn) {
-      std::optional<Buffer>& buffer = buffers[turn];
-      if (!buffer) {
-        ensure_cuda_context(device);
-        buffer.emplace(CopyDriver::get(), size);
+  const auto copy = [&] {
+    ensure_cuda_context(device);
+    const CopyDriver& driver = CopyDriver::get();
+    const PinnedBlock pinned(driver, 2 * lanes.count * size);
+    in_threads(lanes.count, kWorthThreads, [&](size_t lane) {
+      ensure_cuda_context(device);
+      Buffer buffers[] = {{driver, pinned.data() + 2 * lane * size}, {driver, pinned.data() + (2 * lane + 1) * size}};
+      size_t turn = 0;
+      for (uint64_t block = next++; block < blocks; block = next++, turn = 1 - turn) {
+        const uint64_t begin = block * size, end = std::min(bytes, begin + size);
+        read_block(parts, read, begin, end, buffers[turn].idle());
+        buffers[turn].send(to + begin, end - begin);
       }
-      const uint64_t begin = block * size, end = std::min(bytes, begin + size);
-      read_block(parts, read, begin, end, buffer->idle());
-      buffer->send(to + begin, end - begin);
-    }
-    for (std::optional<Buffer>& buffer : buffers) {
-      if (buffer) buffer->idle();
-    }
+      for (Buffer& buffer : buffers) buffer.idle();
+    });
   };
   try {
-    in_threads(lanes.count, kWorthThreads, lane);
+    copy();
   } catch (const c10::Error&) {
     return false;
   }

@@ -39,25 +39,25 @@ void need(bool right, const char* what) {
 
 bool fails() { return until_failure-- == 0; }
 
-int allocate(void** memory, size_t bytes, unsigned) {
+int pin(void* memory, size_t, unsigned) {
   if (fails()) return 2;
   const std::lock_guard lock(mutex);
-  need(ready.contains(std::this_thread::get_id()), "a thread allocates without a context");
-  *memory = std::malloc(bytes);
-  pinned.insert(*memory);
+  need(ready.contains(std::this_thread::get_id()), "a thread pins without a context");
+  pinned.insert(memory);
   return 0;
 }
 
-int free_pinned(void* memory) {
+int unpin(void* memory) {
   const std::lock_guard lock(mutex);
-  need(pinned.erase(memory) == 1, "memory is freed that was not allocated");
-  std::free(memory);
+  need(streams.empty(), "memory is not pinned any more while a stream may copy from it");
+  need(pinned.erase(memory) == 1, "memory was not pinned");
   return 0;
 }
 
 int make_stream(void** stream, unsigned) {
   if (fails()) return 2;
   const std::lock_guard lock(mutex);
+  need(ready.contains(std::this_thread::get_id()), "a thread makes a stream without a context");
   *stream = *streams.insert(new Stream).first;
   return 0;
 }
@@ -149,8 +149,8 @@ namespace exportkit {
 
 void* driver_function(const char* name) {
   const std::string_view wanted = name;
-  if (wanted == "cuMemHostAlloc") return reinterpret_cast<void*>(allocate);
-  if (wanted == "cuMemFreeHost") return reinterpret_cast<void*>(free_pinned);
+  if (wanted == "cuMemHostRegister_v2") return reinterpret_cast<void*>(pin);
+  if (wanted == "cuMemHostUnregister") return reinterpret_cast<void*>(unpin);
   if (wanted == "cuStreamCreate") return reinterpret_cast<void*>(make_stream);
   if (wanted == "cuStreamDestroy_v2") return reinterpret_cast<void*>(destroy_stream);
   if (wanted == "cuStreamSynchronize") return reinterpret_cast<void*>(wait);
