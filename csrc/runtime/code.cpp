@@ -50,9 +50,10 @@ Code::Code(const std::filesystem::path& library, const CodeOptions& options, Con
     : library_(library),
       device_(options.device),
       with_graphs_(options.cuda_graphs != CudaGraphs::kNone),
-      // Only code that runs in one thread at a time, which `Graphs` sees to, records no events and can be captured
-      // (pytorch#148601).
       runners_(with_graphs_ ? 1 : static_cast<size_t>(options.runners)),
+      // Otherwise torch records an event in each call, and a runner's next call waits for it on the host. Code that
+      // does cannot be captured, either (pytorch#148601).
+      in_turns_(device_.is_cuda() && runners_ == 1),
       turns_(options.runners),
       constants_(std::move(constants)) {
   TORCH_CHECK(!with_graphs_ || device_.is_cuda(), "a model on ", device_, " has no CUDA graphs");
@@ -78,7 +79,7 @@ void Code::open() const {
   const auto create = known.find(kind);
   TORCH_CHECK(create != known.end(), "this build of torch cannot run code for ", kind);
   const std::string kernels = device_.is_cpu() ? "" : library_.parent_path().string();
-  runner_ = create->second(library_.string(), runners_, device_.str(), kernels, /*single_threaded=*/with_graphs_);
+  runner_ = create->second(library_.string(), runners_, device_.str(), kernels, /*single_threaded=*/in_turns_);
   const auto names = runner_->getConstantNamesToOriginalFQNs();
   if (!constants_.empty()) set_constants(names);
   // Other code would print a warning.
@@ -161,15 +162,21 @@ void Code::capture_as(const Code& other) const {
 std::string Code::graph_report() const { return graphs().report(); }
 
 std::vector<at::Tensor> Code::call(const std::vector<at::Tensor>& inputs) const {
-  if (device_.is_cuda() && !with_graphs_ && !called_) {
-    const std::lock_guard one_at_a_time(first_);
+  const auto run = [&] { return prepared([&] { return runner_->run(inputs); }); };
+  if (in_turns_) {
+    const std::lock_guard turn(turn_);
+    return run();
+  }
+  if (device_.is_cuda() && !called_) {
+    const std::lock_guard turn(turn_);
     if (!called_) return first_call(inputs);
   }
-  return prepared([&] { return runner_->run(inputs); });
+  return run();
 }
 
-// The first call on a GPU records an event, even without constants to compute. A broken device refuses that. Then torch
-// before 2.15 loses the runner, and the next call would wait for it forever. So the next call opens the code anew.
+// With several runners, the first call on a GPU records an event even without constants to compute. A broken device
+// refuses that. Then torch before 2.15 loses the runner, and the next call would wait for it forever. So the next call
+// opens the code anew.
 std::vector<at::Tensor> Code::first_call(const std::vector<at::Tensor>& inputs) const {
   if (!runner_) open();
   try {

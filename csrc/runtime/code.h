@@ -81,11 +81,12 @@ class Code {
   c10::Device device_;
   bool with_graphs_;
   size_t runners_;
+  bool in_turns_;  // one call launches at a time, and need not wait until the last one's kernels have ended
   mutable std::counting_semaphore<> turns_;
   Constants constants_;
   mutable std::optional<Lent> lent_;
   mutable std::unique_ptr<torch::inductor::AOTIModelContainerRunner> runner_;  // null after a first call that failed
-  mutable std::mutex first_;
+  mutable std::mutex turn_;
   mutable std::atomic<bool> called_ = false;  // with success
   std::unique_ptr<Graphs> graphs_;            // null without CUDA graphs
 };
