@@ -15,7 +15,6 @@ constexpr int kRounds = 4;
 constexpr int64_t kSegment = kRun * kLanes * kRounds;
 
 constexpr int kWarps = 8;
-constexpr int kMostWarps = 32;
 
 // The most elements that one thread sums alone if it cannot load 16 bytes at once.
 constexpr int64_t kAlone = 32;
@@ -143,9 +142,8 @@ __global__ void __launch_bounds__(kWarps* kWarpSize) inner_sum_kernel(Call<I, O>
 }
 
 // Across memory: a thread takes kColumns neighbouring sums. The warps of a block share the runs of a segment; if there
-// are few runs, each thread takes all of them. If there are few segments and sums, more warps with one sum for each
-// thread read at the same time.
-template <class I, class O, int kColumns, int kWarps, bool kAlone>
+// are few runs, each thread takes all of them.
+template <class I, class O, int kColumns, bool kAlone>
 __global__ void __launch_bounds__(kWarps* kWarpSize) outer_sum_kernel(Call<I, O> call) {
   using A = accumulate_t<I>;
   __shared__ A shared[kAlone ? 1 : kWarps][kColumns][kWarpSize];
@@ -192,7 +190,7 @@ __global__ void __launch_bounds__(kWarps* kWarpSize) outer_sum_kernel(Call<I, O>
     auto add_residues = [&](int residue, A(&sum)[kColumns]) {
       A other[kColumns] = {}, more[kColumns] = {}, last[kColumns] = {};
       add_runs(residue, sum);
-      if (kWarps < kLanes && end > 8 * kRun) {
+      if (end > 8 * kRun) {
         add_runs(residue + 16, other);
         add_runs(residue + 8, more);
         add_runs(residue + 24, last);
@@ -219,13 +217,7 @@ __global__ void __launch_bounds__(kWarps* kWarpSize) outer_sum_kernel(Call<I, O>
       if (warp != 0) continue;
 #pragma unroll
       for (int c = 0; c < kColumns; ++c) {
-        auto at = [&](int w) {
-          const auto sum_of = [&](int warp) { return shared[warp][c][lane]; };
-          if constexpr (kWarps < kLanes)
-            return sum_of(w);
-          else
-            return (sum_of(w) + sum_of(w + 16)) + (sum_of(w + 8) + sum_of(w + 24));
-        };
+        auto at = [&](int w) { return shared[w][c][lane]; };
         sum[c] = ((at(0) + at(4)) + (at(2) + at(6))) + ((at(1) + at(5)) + (at(3) + at(7)));
       }
     }
@@ -233,6 +225,68 @@ __global__ void __launch_bounds__(kWarps* kWarpSize) outer_sum_kernel(Call<I, O>
     O* out = call.out + (o * call.segments + segment) * layout.inner + i;
 #pragma unroll
     for (int c = 0; c < kColumns; ++c) out[c] = O(sum[c]);
+  }
+}
+
+// Across memory, for the sums of at most kRun segments: a block takes all segments of kWidth neighbouring sums, which
+// kAcross threads read beside one another, and each thread all rounds of one run, to have many loads in flight.
+template <class I>
+struct Joined {
+  static constexpr int kColumns = 8 / sizeof(I), kAcross = 4, kWidth = kColumns * kAcross;
+  static constexpr int threads(int64_t segments) { return int(segments) * kLanes * kAcross; }
+  struct alignas(8) Vector {
+    I values[kColumns];
+  };
+};
+
+template <class I, class O>
+__global__ void __launch_bounds__(Joined<I>::threads(kRun)) joined_outer_sum_kernel(Call<I, O> call) {
+  using A = accumulate_t<I>;
+  using Vector = typename Joined<I>::Vector;
+  constexpr int kColumns = Joined<I>::kColumns, kAcross = Joined<I>::kAcross, kWidth = Joined<I>::kWidth;
+  __shared__ A shared[kRun * kLanes][kWidth];
+  const SumLayout& layout = call.layout;
+  const int across = threadIdx.x % kAcross * kColumns, run = threadIdx.x / kAcross, segment = run / kLanes;
+  const int begin = segment * int(kSegment) + run % kLanes * kRun;
+  const int64_t tiles = (layout.inner + kWidth - 1) / kWidth;
+  for (int64_t item = blockIdx.x; item < layout.outer * tiles; item += gridDim.x) {
+    const int64_t outer = quotient(item, tiles), inner = (item - outer * tiles) * kWidth;
+    const int end = inner + across < layout.inner ? int(layout.size) : 0;
+    const I* column = call.x + outer * layout.outer_stride + inner + across;
+    A sum[kColumns] = {};
+#pragma unroll
+    for (int round = 0; round < kRounds; ++round) {
+      Vector raw[kRun];
+#pragma unroll
+      for (int r = 0; r < kRun; ++r) {
+        const int at = begin + round * kLanes * kRun + r;
+        raw[r] = at < end ? *reinterpret_cast<const Vector*>(column + at * layout.stride) : Vector{};
+      }
+#pragma unroll
+      for (int c = 0; c < kColumns; ++c) {
+        A values[kRun];
+#pragma unroll
+        for (int r = 0; r < kRun; ++r) values[r] = A(raw[r].values[c]);
+        sum[c] += sum_of_run(values);
+      }
+    }
+    __syncthreads();  // the sums before have been read
+#pragma unroll
+    for (int c = 0; c < kColumns; ++c) shared[run][across + c] = sum[c];
+    for (int half = kLanes / 2; half > 0; half /= 2) {
+      __syncthreads();
+      for (int at = threadIdx.x; at < int(call.segments) * half * kWidth; at += blockDim.x) {
+        A* row = shared[at / (half * kWidth) * kLanes + at / kWidth % half];
+        row[at % kWidth] += row[half * kWidth + at % kWidth];
+      }
+    }
+    __syncthreads();
+    if (threadIdx.x < kWidth && inner + threadIdx.x < layout.inner) {
+      A values[kRun];
+#pragma unroll
+      for (int i = 0; i < kRun; ++i) values[i] = i < call.segments ? shared[i * kLanes][threadIdx.x] : A(0);
+      call.out[outer * layout.inner + inner + threadIdx.x] = O(sum_of_run(values));
+    }
   }
 }
 
@@ -266,32 +320,40 @@ void launch(const Call<I, O>& call, bool join, cudaStream_t stream) {
     constexpr int kColumns = kVector<I>;
     const bool aligned =
         starts_whole && layout.inner_stride == 1 && layout.inner % kColumns == 0 && layout.stride % kColumns == 0;
-    const auto blocks = [&](int64_t columns) {
-      return grid_size((layout.outputs() + columns - 1) / columns * call.segments, 1);
-    };
-    if (layout.size <= kAlone) {
-      constexpr int kThreads = 128;
-      aligned
-          ? outer_sum_kernel<I, O, kColumns, kWarps, true><<<blocks(kThreads * kColumns), kThreads, 0, stream>>>(call)
-          : outer_sum_kernel<I, O, 1, kWarps, true><<<blocks(kThreads), kThreads, 0, stream>>>(call);
-    } else if (blocks(kWarpSize * (aligned ? kColumns : 1)) <
-               unsigned(device_attribute(cudaDevAttrMultiProcessorCount))) {
-      outer_sum_kernel<I, O, 1, kMostWarps, false><<<blocks(kWarpSize), kMostWarps * kWarpSize, 0, stream>>>(call);
+    const bool alone = layout.size <= kAlone;
+    const int64_t threads = alone ? 128 : kWarps * kWarpSize,
+                  columns = (alone ? threads : kWarpSize) * (aligned ? kColumns : 1);
+    const unsigned blocks = grid_size((layout.outputs() + columns - 1) / columns * call.segments, 1);
+    if (join) {
+      const int64_t tiles = layout.outer * ((layout.inner + Joined<I>::kWidth - 1) / Joined<I>::kWidth);
+      joined_outer_sum_kernel<I, O><<<grid_size(tiles, 1), Joined<I>::threads(call.segments), 0, stream>>>(call);
+    } else if (aligned) {
+      alone ? outer_sum_kernel<I, O, kColumns, true><<<blocks, threads, 0, stream>>>(call)
+            : outer_sum_kernel<I, O, kColumns, false><<<blocks, threads, 0, stream>>>(call);
     } else {
-      constexpr int kThreads = kWarps * kWarpSize;
-      aligned
-          ? outer_sum_kernel<I, O, kColumns, kWarps, false><<<blocks(kWarpSize * kColumns), kThreads, 0, stream>>>(call)
-          : outer_sum_kernel<I, O, 1, kWarps, false><<<blocks(kWarpSize), kThreads, 0, stream>>>(call);
+      alone ? outer_sum_kernel<I, O, 1, true><<<blocks, threads, 0, stream>>>(call)
+            : outer_sum_kernel<I, O, 1, false><<<blocks, threads, 0, stream>>>(call);
     }
   }
   STD_CUDA_KERNEL_LAUNCH_CHECK();
+}
+
+// Whether joined_outer_sum_kernel can take these sums, and is faster: where outer_sum_kernel would have few blocks.
+template <class I>
+bool joins_across(const I* x, const SumLayout& layout, int64_t segments) {
+  constexpr int kColumns = Joined<I>::kColumns;
+  return layout.size > kLanes * kRun && layout.inner_stride == 1 && layout.inner % kColumns == 0 &&
+         layout.stride % kColumns == 0 && layout.outer_stride % kColumns == 0 &&
+         reinterpret_cast<uintptr_t>(x) % sizeof(typename Joined<I>::Vector) == 0 &&
+         ceil_div(layout.outputs(), kWarpSize * kVector<I>) * segments <
+             device_attribute(cudaDevAttrMultiProcessorCount);
 }
 
 template <class I, class O>
 void reduce(const Cuda& device, const I* x, O* out, const SumLayout& layout) {
   using A = accumulate_t<I>;
   const int64_t segments = (layout.size + kSegment - 1) / kSegment;
-  const bool join = layout.stride == 1 && 1 < segments && segments <= kRun;
+  const bool join = segments <= kRun && (layout.stride == 1 ? segments > 1 : joins_across(x, layout, segments));
   if (segments == 1 || join) return launch(Call<I, O>{x, out, layout, segments}, join, device.stream());
   Scratch<A> sums(device, layout.outputs() * segments);
   launch(Call<I, A>{x, sums.data(), layout, segments}, false, device.stream());

@@ -147,6 +147,36 @@ __global__ __launch_bounds__(kThreads) void copy_rows_kernel(RowCopy rows, const
   }
 }
 
+// A block writes kScattered rows of a sample, one warp a row: those that an index names are copied, the others become
+// 0.
+constexpr int kScattered = 8;
+
+__global__ __launch_bounds__(kScattered* kWarpSize) void scatter_rows_kernel(RowCopy rows, const int64_t* indices,
+                                                                             int64_t limit, int64_t k, int64_t blocks,
+                                                                             int64_t items) {
+  __shared__ int64_t places[kScattered];
+  const int warp = threadIdx.x / kWarpSize;
+  for (int64_t item = blockIdx.x; item < items; item += gridDim.x) {
+    const int64_t b = item / blocks, first = item % blocks * kScattered, row = first + warp;
+    if (threadIdx.x < kScattered) places[threadIdx.x] = -1;
+    __syncthreads();
+    for (int64_t place = threadIdx.x; place < k; place += blockDim.x) {
+      const int64_t index = indices[b * k + place];
+      assert(0 <= index && index < limit);
+      if (first <= index && index < first + kScattered) places[index - first] = place;
+    }
+    __syncthreads();
+    const int64_t place = places[warp];
+    if (row < limit) {
+      map_row_as<uint4, 8>(
+          rows.from.base + b * rows.from.sample_stride + max(place, int64_t(0)) * rows.from.row_stride,
+          rows.to.base + b * rows.to.sample_stride + row * rows.to.row_stride, rows.bytes,
+          [place](const uint4* unit) { return place < 0 ? uint4{} : __ldg(unit); }, [](uint4 unit) { return unit; });
+    }
+    __syncthreads();
+  }
+}
+
 template <bool kGather>
 void copy_rows(const RowCopy& rows, const int64_t* indices, int64_t limit, int64_t batch, int64_t k,
                cudaStream_t stream) {
@@ -240,6 +270,16 @@ void run(const Cuda& device, const TopKPatchesGrad& call) {
   const int64_t bytes = call.batch * call.n * call.row_bytes;
   if (bytes == 0) return;
   const RowCopy rows = row_copy(call.from, call.to, call.row_bytes);
+  // Few rows take less time in one kernel, whose blocks read all of a sample's indices.
+  constexpr int64_t kFewBytes = 16 << 20;
+  if (bytes <= kFewBytes && rows.unit == 16 && rows.segments == 1 &&
+      call.k * int64_t(sizeof(int64_t)) <= kScattered * rows.bytes / 4) {
+    const int64_t blocks = ceil_div(call.n, kScattered), items = call.batch * blocks;
+    scatter_rows_kernel<<<grid_size(items, 1), kScattered * kWarpSize, 0, device.stream()>>>(rows, call.indices, call.n,
+                                                                                             call.k, blocks, items);
+    STD_CUDA_KERNEL_LAUNCH_CHECK();
+    return;
+  }
   STD_CUDA_CHECK(cudaMemsetAsync(rows.to.base, 0, bytes, device.stream()));
   if (call.k > 0) copy_rows<false>(rows, call.indices, call.n, call.batch, call.k, device.stream());
 }
