@@ -163,7 +163,7 @@ class Repository:
         if not served:
             entry = found[0]
             raise NotReadyError(f"the model {name} is not ready: {entry.reason or entry.state.lower()}")
-        return max(served, key=lambda model: (model.ready, newest_last(model.version)))
+        return served[0] if len(served) == 1 else max(served, key=_newest_ready)
 
     def seen_by(self, rules: KeyRules) -> Models:
         """Returns what a client sees of it."""
@@ -430,3 +430,7 @@ def _weights_file(package: PackageFile, name: str) -> Path:
 
 Models = Repository | VisibleModels
 """What a client may see."""
+
+
+def _newest_ready(model: Named) -> tuple[object, ...]:
+    return model.ready, newest_last(model.version)

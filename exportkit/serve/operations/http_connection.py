@@ -16,6 +16,7 @@ from starlette.types import ASGIApp
 from exportkit.serve.operations.asgi_request import AsgiRequest
 from exportkit.serve.operations.body_filling import BodyFilling
 from exportkit.serve.operations.connection_limits import ConnectionLimits, LargeHeadersError, Refused, refusal
+from exportkit.serve.operations.deadline import Deadline
 from exportkit.serve.statuses import BadRequestError, ServeError, SlowClientError
 
 KEEP_ALIVE_SECONDS = 75
@@ -68,7 +69,7 @@ class HttpConnection(asyncio.BufferedProtocol):
         self._limits = setup.limits
         self._refusal = refused
         self._loop = asyncio.get_running_loop()
-        self._timer: asyncio.TimerHandle | None = None
+        self._deadline = Deadline()
         self._filling: BodyFilling | None = None
         self._request: AsgiRequest | None = None  # whose head came last
         self._running: AsgiRequest | None = None  # that is being answered, or was
@@ -102,11 +103,11 @@ class HttpConnection(asyncio.BufferedProtocol):
             self._tell(self._refusal)
             transport.close()
         else:
-            self._arm(self._limits.header_seconds, self._head_is_late)
+            self._deadline.set(self._limits.header_seconds, self._head_is_late)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Stops the timer, and tells the application."""
-        self._disarm()
+        self._deadline.close()
         self._setup.connections.discard(self)
         if self._filling is not None:
             self._filling.end(False)
@@ -124,7 +125,7 @@ class HttpConnection(asyncio.BufferedProtocol):
         if self._is_between:
             self.transport.close()
             self._unsent = self.transport.get_write_buffer_size()
-            self._arm(_FAREWELL_SECONDS, self._answer_may_be_stuck)
+            self._deadline.set(_FAREWELL_SECONDS, self._answer_may_be_stuck)
         elif self._running is not None:
             self._running.keep_alive = False
 
@@ -150,7 +151,7 @@ class HttpConnection(asyncio.BufferedProtocol):
         """The client takes its answer slowly."""
         self._writable.clear()
         self._unsent = self.transport.get_write_buffer_size()
-        self._arm(self._limits.idle_seconds, self._answer_may_be_stuck)
+        self._deadline.set(self._limits.idle_seconds, self._answer_may_be_stuck)
 
     def resume_writing(self) -> None:
         """The client took most of it."""
@@ -359,31 +360,22 @@ class HttpConnection(asyncio.BufferedProtocol):
 
     # --- time ---------------------------------------------------------------------------------------------------------
 
-    def _arm(self, seconds: float, expired: Callable[[], None]) -> None:
-        self._disarm()
-        self._timer = self._loop.call_later(seconds, expired)
-
-    def _disarm(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-
     def _wait_for_client(self) -> None:
         """Gives the client its time for what it has to do next."""
         if self._unsent is not None:  # first it takes its answer
             return
         if not self._in_head:
-            self._arm(self._limits.idle_seconds, self._rest_may_be_late)
+            self._deadline.set(self._limits.idle_seconds, self._rest_may_be_late)
         elif self._head_began:
-            self._arm(self._limits.header_seconds, self._head_is_late)
+            self._deadline.set(self._limits.header_seconds, self._head_is_late)
         elif self._is_between:
-            self._arm(KEEP_ALIVE_SECONDS, self.transport.close)
+            self._deadline.set(KEEP_ALIVE_SECONDS, self.transport.close)
         else:
-            self._disarm()
+            self._deadline.clear()
 
     def _head_is_late(self) -> None:
         if not self._is_between:  # an earlier request of this connection is being answered
-            self._arm(self._limits.header_seconds, self._head_is_late)
+            self._deadline.set(self._limits.header_seconds, self._head_is_late)
         elif self._head_began:
             seconds = self._limits.header_seconds
             self._refuse(SlowClientError(f"the headers took longer than {seconds:g} seconds"))
@@ -393,7 +385,7 @@ class HttpConnection(asyncio.BufferedProtocol):
     def _rest_may_be_late(self) -> None:
         idle = self._loop.time() - self._moved
         if not self._is_between or idle < self._limits.idle_seconds:
-            self._arm(self._limits.idle_seconds, self._rest_may_be_late)
+            self._deadline.set(self._limits.idle_seconds, self._rest_may_be_late)
         else:
             self.transport.close()
 
@@ -401,7 +393,7 @@ class HttpConnection(asyncio.BufferedProtocol):
         unsent = self.transport.get_write_buffer_size()
         if self._unsent is not None and unsent < self._unsent:
             self._unsent = unsent
-            self._arm(self._limits.idle_seconds, self._answer_may_be_stuck)
+            self._deadline.set(self._limits.idle_seconds, self._answer_may_be_stuck)
         else:
             self.transport.abort()  # close() would wait for the client to take the rest
 
@@ -434,7 +426,7 @@ class HttpConnection(asyncio.BufferedProtocol):
         # What a client sends to a closed connection resets it, and may take the answer away.
         self.transport.write_eof()
         self.transport.resume_reading()
-        self._arm(_FAREWELL_SECONDS, self.transport.abort)
+        self._deadline.set(_FAREWELL_SECONDS, self.transport.abort)
 
     def _tell(self, error: ServeError) -> None:
         self._setup.refused(self._client[0] if self._client else "", error)

@@ -25,7 +25,7 @@ def asked(client: str) -> InferRequest:
     return replace(request(example(1)), client=client)
 
 
-def test_who_asks_once_is_in_the_next_batch(rows_package: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_who_asks_once_waits_for_one_of_a_flood_at_most(rows_package: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     taken: list[str] = []
     before: list[int] = []  # so many ran before one was submitted
     take, submit = Batcher.take, Batcher.submit
@@ -52,7 +52,7 @@ def test_who_asks_once_is_in_the_next_batch(rows_package: Path, monkeypatch: pyt
     monkeypatch.setattr(Batcher, "submit", counted)
     run(ask())
     assert len(taken) == 201
-    assert taken.index("other") == before[-1]
+    assert taken.index("other") - before[-1] in (0, 1)  # which may have come when nothing else waited
 
 
 def test_a_flood_leaves_room_for_bodies(rows_package: Path) -> None:
