@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 import pytest
+import safetensors.torch
 import torch
 
 from exportkit.child.messages import Failed, Message
@@ -247,6 +248,25 @@ def test_sessions_that_keep_their_promises_pass(counter: Path) -> None:
     sessions = [check.verdict for check in verify(counter, CASES).checks if check.against == "sessions"]
     assert [type(verdict) for verdict in sessions] == [SessionsAgree] * PROMISES
     assert all("equal bits" in verdict.message for verdict in sessions)
+
+
+@pytest.mark.parametrize("since", ["checking two sessions in turns", "checking fork", "checking reset"])
+def test_code_whose_bits_vary_is_judged_whenever_that_begins(
+    since: str, counter: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said: list[str] = []
+    save = safetensors.torch.save_file
+
+    def varied(tensors: dict[str, torch.Tensor], file: str) -> None:
+        begun = any(each.startswith(since) for each in said)
+        answers = {name: each for name, each in tensors.items() if ".output." in name and each.is_floating_point()}
+        save(tensors | {name: each.nextafter(2 * each) for name, each in answers.items() if begun}, file)
+
+    monkeypatch.setattr(safetensors.torch, "save_file", varied)
+    checks = verify(counter, CASES, progress=said.append).checks
+    sessions = [check.verdict for check in checks if check.against == "sessions"]
+    assert [type(verdict) for verdict in sessions] == [SessionsAgree] * PROMISES
+    assert "bits that the code does not repeat" in sessions[-1].message
 
 
 @pytest.mark.parametrize("what", PLANTERS)
