@@ -21,6 +21,7 @@ from exportkit.export.compiling.absent_gpu import AbsentGpu
 from exportkit.export.compiling.compile_absent import WITHOUT_GPU, compile_absent
 from exportkit.export.compiling.compile_plan import CompilePlan
 from exportkit.export.compiling.known_code import KnownCode
+from exportkit.export.compiling.late_templates import late_templates
 from exportkit.export.compiling.program_weights import ProgramWeights
 from exportkit.export.compiling.toolchain import compiling_for, torch_minor
 from exportkit.export.compiling.usable_compiler import usable_compiler
@@ -195,7 +196,8 @@ def _code(
         if code is not None:
             progress("taking the code from the cache")
         else:
-            from exportkit.export.compiling.run_inductor import run_inductor  # imported late: it takes seconds
+            with late_templates():
+                from exportkit.export.compiling.run_inductor import run_inductor  # imported late: it takes seconds
 
             with weights.outside() if weights else nullcontext():
                 code = run_inductor(

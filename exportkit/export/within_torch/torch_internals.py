@@ -15,6 +15,8 @@ No torch that exports has an option for any of these, so export replaces:
   `KernelGroup.codegen_group`, so that long sums are as accurate as eager's, and `lowering.use_two_step_variance`, so
   that variances are (`long_sums`), and, with `codegen_group` again,
   `TilingSelect.select_tiling` and `CppVecKernel.reduction_combine_vec`, so that they read whole rows (`wide_columns`).
+- `DtypePropagationOpsHandler.__init__` (`inductor_changes`) and `KernelTemplate._template_from_string`
+  (`late_templates`), so that Inductor does not do again, or without need, what takes a tenth of a second.
 - `torch.get_num_threads`, so that a machine of one thread writes right code for more (`inductor_changes`).
 - `CppVecKernel.store`, so that vectors are added to one element, and `DynamicSliceSize.__init__`, so that slices that
   end at a value have a beginning (`inductor_changes`).
