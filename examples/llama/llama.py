@@ -52,8 +52,8 @@ class Cache(nn.Module):
 class Linear(nn.Linear):
     """A linear layer without bias.
 
-    One token is a product with a vector. Inductor writes that itself, as fast as memory gives the weights, and together
-    with what is around it. A product of matrices would be cuBLAS', which is slower with one row.
+    One token is a product with a vector. Inductor writes that itself, together with what is around it. A product of
+    matrices would be cuBLAS', which is slower with one row.
     """
 
     def __init__(self, width: int, out: int) -> None:
