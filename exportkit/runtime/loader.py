@@ -56,8 +56,9 @@ def load(
             the caller's. Weights of a file on disk are mapped, also by its descriptor. Anything else is copied once,
             into memory that nobody can change, and checked there.
         device: `cpu`, `cuda`, `cuda:<index>`, or `auto`: CUDA if the package has a CUDA target that runs here.
-        runners: The number of calls that the compiled code can run at the same time. They share the weights. torch's
-            Python binding holds the GIL during a call (pytorch#197516), so with it Python's threads take turns.
+        runners: The number of calls that the compiled code can run at the same time; on a GPU, that it can launch at
+            the same time. They share the weights. torch's Python binding holds the GIL during a call (pytorch#197516),
+            so with it Python's threads take turns.
         public_key: A PEM file, PEM text, or several of these. One of the keys must have signed the package. The
             policies of this machine add their own requirements.
         signature: The signature file, or its content as bytes, if it is not beside the package under the package's name
