@@ -229,7 +229,9 @@ class _Server:
             )
             return Receivers(self._options, services)
         limits = ConnectionLimits(connections=listen.max_connections)
-        short = None if self._keys is not None else partial(ShortInference, self._repository, self._observation)
+        http = HttpOptions(shared_memory=self._memory)
+        make_short = partial(ShortInference, self._repository, self._observation, options=http)
+        short = None if self._keys is not None else make_short
         return LocalFrontEnd(limits, self._tls, self._keys, open_paths, self._observation, short)
 
     def _application(self, middleware: Sequence[Middleware]) -> ASGIApp:

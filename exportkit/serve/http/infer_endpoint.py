@@ -95,7 +95,7 @@ class InferEndpoint:
         memory = self._memory(record)
         parse = partial(parse_body, body, head.json_length, admitted.body_rules, memory)
         text = body if head.json_length is None else body[: head.json_length]
-        return await maybe_in_thread(len(text) + work_of_copying(_most_copied(memory, text)), parse)
+        return await maybe_in_thread(len(text) + work_of_copying(most_copied(memory, text)), parse)
 
     def _memory(self, record: RequestRecord) -> SharedMemory | None:
         """Returns the regions that the client registered."""
@@ -103,7 +103,7 @@ class InferEndpoint:
         return None if memory is None else memory.of(record.client)
 
 
-def _most_copied(memory: SharedMemory | None, text: memoryview) -> int:
+def most_copied(memory: SharedMemory | None, text: memoryview) -> int:
     """Returns the bytes that a request may read of shared memory. Its JSON is not read yet."""
     if memory is None or len(text) >= LONG or b"shared_memory_region" not in bytes(text):
         return 0

@@ -21,14 +21,14 @@ from exportkit.serve.http.asgi import check_headers, check_origin, make_applicat
 from exportkit.serve.http.body_reader import BodyClock, BodyHead, client_left
 from exportkit.serve.http.content_coding import coding_of_answer
 from exportkit.serve.http.exchange import HttpOptions
-from exportkit.serve.http.infer_endpoint import limit_of, unanswered
+from exportkit.serve.http.infer_endpoint import limit_of, most_copied, unanswered
 from exportkit.serve.operations.asgi_request import AsgiRequest
 from exportkit.serve.operations.observation import Observation
 from exportkit.serve.protocol.answer_body import encode_answer
 from exportkit.serve.protocol.http_request import parse_body
 from exportkit.serve.protocol.inference import InferAnswer
 from exportkit.serve.protocol.parameters import OutputForms
-from exportkit.serve.protocol.tensors import body_buffer
+from exportkit.serve.protocol.tensors import LONG, body_buffer, work_of_copying
 from exportkit.serve.request_record import RequestRecord, request_id
 from exportkit.serve.statuses import BadRequestError, ServeError
 
@@ -70,7 +70,7 @@ class ShortInference:
             observation: Sees every request.
             observe: Wraps an application that answers what cannot be answered at once, so that it is seen.
             draining: Whether every answer closes its connection.
-            options: How slow bodies may come. Default: as everywhere.
+            options: How slow bodies may come, and the shared memory. Default: as everywhere, and none.
         """
         self._repository = repository
         self._heads: dict[object, _Head | None] = {}
@@ -78,6 +78,7 @@ class ShortInference:
         self.observe = observe
         self.draining = draining
         self.options = options or HttpOptions()
+        self.memory = None if self.options.shared_memory is None else self.options.shared_memory.of("")
 
     def __call__(self, request: AsgiRequest) -> bool:
         """Answers a request whose head came. Returns False, and did nothing, if it has to go the long way."""
@@ -148,7 +149,10 @@ class _Asking:
     def ask(self, body: memoryview) -> None:
         """Asks the model. Raises, and did nothing, if the request has to go the long way."""
         model, head, record = self.model, self.head, self.record
-        parsed = parse_body(body, head.body.json_length, model.body_rules)
+        text = body[: head.body.json_length]
+        if work_of_copying(most_copied(self.short.memory, text)) >= LONG:
+            raise BadRequestError("the request belongs into another thread")
+        parsed = parse_body(body, head.body.json_length, model.body_rules, self.short.memory)
         asked = parsed.request
         if asked.sequence is not None or asked.method not in (None, model.method):
             raise BadRequestError("the request is not plain")
@@ -180,7 +184,7 @@ class _Asking:
         """Lets an application send a large answer."""
 
         async def send_it(scope: Scope, _: Receive, send: Send) -> None:
-            await send_answer(send, await encoded_answer(answer, forms, None), scope)
+            await send_answer(send, await encoded_answer(answer, forms, self.short.memory), scope)
 
         self._let_answer(send_it)
 
@@ -268,7 +272,7 @@ class _Answering:
             asking.send_slowly(answer, self._forms)
             return
         try:
-            self._send(EncodedAnswer(*encode_answer(answer, self._forms)))
+            self._send(EncodedAnswer(*encode_answer(answer, self._forms, asking.short.memory)))
         except Exception as error:  # other requests of its batch wait for their answers
             asking.refuse(error)
 
