@@ -32,6 +32,9 @@ QUICK_SECONDS = 3e-4  # of a run, at most: to wake another thread costs about as
 SLOW_SECONDS, CALM_SECONDS = 0.02, 10.0  # After a run that took longer than the first, none is quick for the second.
 # So many batches, if they are quicker, may wait for a thread without Python: the event loop learns late that one ended.
 WAITING_BATCHES, WAITING_SECONDS = 2, 0.005
+# After a request with more bytes, runners take batches that can grow for CALM_SECONDS: while the event loop reads such
+# a body, it would not begin the next one.
+LARGE_BYTES = 1 << 20
 _LIFE_SIGN_SECONDS = 1.0  # how often an idle runner looks whether its worker process lives
 
 _Ticket = Ticket[QueuedRequest]
@@ -63,8 +66,9 @@ class Dispatcher:
         self._finish: Callable[[FastBatch], None] = lambda _: None
         self._fast_first = False
         self._own: RequestRunner | None = None  # one that this thread may use while none of the threads runs a batch
-        self._short: ShortRuns | None = None  # which takes the batches while none is slow
+        self._short: ShortRuns | None = None  # which takes the batches while none is slow, and no request large
         self._calm = math.inf  # when runs count as short again: the first shows it
+        self._small = -math.inf  # when requests do
 
     def start(self, copy: ModelCopy, make_runner: Callable[[], RequestRunner], runners: int, *, ahead: int = 0) -> None:
         """Starts the runners of a copy.
@@ -172,6 +176,8 @@ class Dispatcher:
         deadline = None if timeout is None else now + timeout
         ticket: _Ticket = Ticket(payload, request.bucket, request.rows, request.size, priority, deadline, now, client)
         with self._lock:
+            if ticket.size > LARGE_BYTES and self._batcher.max_rows > 1:
+                self._small = now + CALM_SECONDS
             try:
                 self._batcher.submit(ticket)
             except BatcherFullError as error:
@@ -288,7 +294,7 @@ class Dispatcher:
     def _begin_short(self) -> bool:
         """Begins batches in threads without Python, and returns whether those take them now."""
         now = time.monotonic()
-        if self._short is None or self._stopping or now < self._calm:
+        if self._short is None or self._stopping or not self._are_short(now):
             return False
         copy = self._copies[0]
         while (busy := self._busy[copy]) < len(self._threads) + WAITING_BATCHES:
@@ -298,6 +304,9 @@ class Dispatcher:
             self._count_batch(copy, 1)
             self._short.begin(batch)
         return True
+
+    def _are_short(self, now: float) -> bool:
+        return now >= self._calm and now >= self._small
 
     def _short_ended(self) -> None:
         assert self._short is not None
@@ -384,7 +393,7 @@ class Dispatcher:
                 now = time.monotonic()
                 ahead = self._busy[copy] >= self._runners
                 fast = self._take_fast(now) if self._fast_first and self._fast else None
-                short = self._short is not None and now >= self._calm
+                short = self._short is not None and self._are_short(now)
                 batch = None if fast or short else self._take(now, ahead=ahead)
                 if fast is None and batch is None and self._fast:
                     fast = self._take_fast(now)

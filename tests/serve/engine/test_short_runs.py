@@ -109,6 +109,23 @@ def test_after_a_slow_run_runners_take_what_waits(meeting_package, ran, monkeypa
     play(meeting_package, scenario)
 
 
+def test_after_a_large_request_runners_take_what_waits(meeting_package, ran, monkeypatch):
+    monkeypatch.setattr(dispatcher, "SLOW_SECONDS", 10)
+
+    async def scenario(model: Any) -> None:
+        await ask(model, call())
+        monkeypatch.setattr(dispatcher, "LARGE_BYTES", sum(tensor.nbytes for tensor in call(2).values()) - 1)
+        for rows, calm, way in ((1, 10, "without"), (2, 1e6, "with Python"), (1, 10, "with Python")):
+            monkeypatch.setattr(dispatcher, "CALM_SECONDS", calm)
+            ran.update({"with Python": 0, "without": 0})
+            inputs = call(rows)
+            (answer,) = await ask(model, inputs)
+            assert equal(tensors(answer), answered(inputs))
+            assert [each for each, count in ran.items() if count] == [way]
+
+    play(meeting_package, scenario)
+
+
 def test_no_more_than_a_few_quick_batches_leave_the_queue_early(meeting_package, monkeypatch):
     monkeypatch.setattr(dispatcher, "SLOW_SECONDS", 10)
 
