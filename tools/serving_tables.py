@@ -10,7 +10,7 @@ from benchmarks.serve.load_tables import RECEIVERS, SHARED, Round, beside, figur
 from tools.generated import ROOT
 
 RESULTS = ROOT / "benchmarks" / "serve" / "results"
-_EPYC, _XEON = "AMD EPYC, one core", "Intel Xeon, two cores"
+_EPYC, _EPYC_TWO, _XEON = "AMD EPYC, one core", "AMD EPYC, two cores", "Intel Xeon, two cores"
 _HOST, _H200 = "host of a GPU, 16 cores", "H200, 16 cores"
 _WAYS = ("exportkit", RECEIVERS, SHARED)
 
@@ -32,10 +32,12 @@ class Run(NamedTuple):
 SMALL = Run("load-vit-small-h200-1-of-8", "ARR-COC with ViT-small, bfloat16, 1 image, batches of at most 8", _H200)
 RUNS = (
     Run("load-vit-tiny-cpu", "ARR-COC with ViT-tiny, 224x224 (0.6 MB), batches of at most 8", _EPYC),
-    Run("load-arr-coc-cpu-shared-cores-32-alone", "ARR-COC without encoder, 512x512 (3.15 MB), batches of 1", _XEON),
-    Run("load-arr-coc-cpu-shared-cores-32", "the same, batches of at most 4", _XEON),
-    Run("load-arr-coc-cpu-shared-cores-14-alone", "224x224 (0.6 MB), batches of 1", _XEON),
-    Run("load-arr-coc-cpu-shared-cores-14", "the same, batches of at most 4", _XEON),
+    Run(
+        "load-arr-coc-cpu-shared-cores-32-alone", "ARR-COC without encoder, 512x512 (3.15 MB), batches of 1", _EPYC_TWO
+    ),
+    Run("load-arr-coc-cpu-shared-cores-32", "the same, batches of at most 4", _EPYC_TWO),
+    Run("load-arr-coc-cpu-shared-cores-14-alone", "224x224 (0.6 MB), batches of 1", _EPYC_TWO),
+    Run("load-arr-coc-cpu-shared-cores-14", "the same, batches of at most 4", _EPYC_TWO),
     Run("load-arr-coc-16-cores-14-alone", "224x224, batches of 1", _HOST),
     Run("load-arr-coc-16-cores-14", "the same, batches of at most 4", _HOST),
     Run("load-vit-small-h200-1", "ARR-COC with ViT-small, bfloat16, 448x448 (1.2 MB), batches of 1", _H200),
