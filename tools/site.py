@@ -107,7 +107,7 @@ def figures() -> str:
     assert ours is not None
     assert other is not None
     table = (DOCS / "performance.md").read_text()
-    loaders = r"^\| (?:`exportkit.load`|torch's `load_package`).*\| ([\d.]+ m?s) \("
+    loaders = r"^\| (?:`exportkit.load`|torch's `load_package`).*\| ([\d.]+ m?s) \|$"
     load, torch_load = re.findall(loaders, table, re.MULTILINE)
     images, part = saturation(SMALL, RECEIVERS).split(", ")
     cards = {
