@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping
+import asyncio
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -65,3 +66,13 @@ async def serving(
 def only(repository: Repository) -> ServedModel:
     (model,) = repository.models()
     return model
+
+
+def play(package: Path, scenario: Callable[[Any], Any], **options: Any) -> None:
+    """Runs a scenario with the model that a repository serves on the CPU, for two minutes at most."""
+
+    async def run() -> None:
+        async with serving(package, devices=("cpu",), **options) as repository:
+            await scenario(only(repository))
+
+    asyncio.run(asyncio.wait_for(run(), 120))

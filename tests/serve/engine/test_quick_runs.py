@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,7 @@ from exportkit.runtime.background import Background
 from exportkit.serve.batching.tickets import BatchLimits
 from exportkit.serve.engine import dispatcher
 from exportkit.serve.engine.model_copy import ModelCopy
-from tests.serve.engine.asking import only, request, serving
+from tests.serve.engine.asking import play, request
 from tests.serve.engine.rows import example
 
 KNOWN = 2  # runs after which it is known how long one takes
@@ -41,14 +40,6 @@ def ran_here(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     monkeypatch.setattr(Background, "begin", begun)
     monkeypatch.setattr(dispatcher, "QUICK_SECONDS", 0.1)
     return found
-
-
-def play(package: Path, scenario: Callable[[Any], Any], **options: Any) -> None:
-    async def run() -> None:
-        async with serving(package, devices=("cpu",), **options) as repository:
-            await scenario(only(repository))
-
-    asyncio.run(asyncio.wait_for(run(), 120))
 
 
 def test_a_run_that_is_known_to_be_quick_needs_no_thread(rows_package: Path, ran_here: list[bool]):

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,7 +14,7 @@ from exportkit.serve.batching.tickets import BatchLimits
 from exportkit.serve.engine import dispatcher
 from exportkit.serve.engine.model_copy import ModelCopy
 from exportkit.serve.statuses import BackendError
-from tests.serve.engine.asking import equal, only, request, serving, tensors
+from tests.serve.engine.asking import equal, play, request, tensors
 from tests.serve.engine.test_serving import FAILS, WAITS, answered, call, until, waiting_inside
 
 
@@ -42,14 +40,6 @@ def ran(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
     counting(ModelCopy, "run_requests", "with Python")
     counting(Background, "begin", "without")
     return found
-
-
-def play(package: Path, scenario: Callable[[Any], Any], **options: Any) -> None:
-    async def run() -> None:
-        async with serving(package, devices=("cpu",), **options) as repository:
-            await scenario(only(repository))
-
-    asyncio.run(asyncio.wait_for(run(), 120))
 
 
 async def ask(model: Any, *inputs: dict[str, torch.Tensor]) -> list[Any]:
