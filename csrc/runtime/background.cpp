@@ -24,7 +24,7 @@ struct Background::Run {
 };
 
 Background::Background(int64_t threads) : descriptor_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
-  TORCH_CHECK(descriptor_ >= 0, "there is no event descriptor: ", std::strerror(errno));
+  TORCH_CHECK(descriptor_ >= 0, "the system refuses an event descriptor: ", std::strerror(errno));
   for (int64_t i = 0; i < threads; ++i) threads_.emplace_back([this] { work(); });
 }
 

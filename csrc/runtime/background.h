@@ -34,7 +34,7 @@ class Background {
              std::vector<int64_t> outputs);
   // Returns what ended since the last call.
   std::vector<Ended> ended();
-  // Runs what began, and ends the threads. `ended` still has what they did.
+  // Waits until every run has ended, and ends the threads. `ended` still returns those runs.
   void finish();
 
  private:

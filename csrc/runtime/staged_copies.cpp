@@ -43,7 +43,7 @@ class PinnedBlock {
  public:
   PinnedBlock(const CopyDriver& driver, size_t bytes) : driver_(driver), size_(bytes + kHugePage) {
     void* const made = mmap(nullptr, size_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    TORCH_CHECK(made != MAP_FAILED, "there is no memory to pin");
+    TORCH_CHECK(made != MAP_FAILED, "the system refuses memory to pin");
     mapped_ = made;
     const auto address = reinterpret_cast<uintptr_t>(made);
     memory_ = static_cast<char*>(made) + ((address + kHugePage - 1) / kHugePage * kHugePage - address);

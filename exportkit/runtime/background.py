@@ -67,5 +67,5 @@ class Background:
         return found
 
     def finish(self) -> None:
-        """Waits until what began has run, and ends the threads. `ended` still returns what they did."""
+        """Waits until every run has ended, and ends the threads. `ended` still returns those runs."""
         torch.ops.exportkit.finish_background.default(self._handle)

@@ -162,7 +162,14 @@ class Model:
             raise self._code.run_error(plan, error, [each for request in prepared for each in request]) from error
 
     def background(self, threads: int) -> Background | None:
-        """Returns threads without Python that do what `run_requests` does; None: the code runs in none."""
+        """Starts threads without Python that do what `run_requests` does.
+
+        Returns:
+            The threads; None where torch's Python binding runs the code.
+
+        Raises:
+            ModelClosedError: The model was closed.
+        """
         native = all(isinstance(runner, NativeRunner) for runner in self._code.open_runners().values())
         return Background(self._prepared_requests, self._code.run_error, threads) if native else None
 

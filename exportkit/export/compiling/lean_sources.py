@@ -62,7 +62,7 @@ def write_header_without_regex(folder: Path) -> None:
 
 
 def leave_out_wide_vectors(folder: Path, headers: Path) -> None:
-    """Writes empty headers in place of g++'s for AVX-512 and AMX: a third of what it reads, for a CPU that has neither.
+    """Hides g++'s headers for AVX-512 and AMX behind empty ones: code without these need not read them.
 
     Args:
         folder: Where the compiler looks first.

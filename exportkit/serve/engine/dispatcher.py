@@ -230,7 +230,7 @@ class Dispatcher:
         self._deliver([(ticket, error()) for ticket in waiting])
 
     def stop(self) -> list[threading.Thread | ShortRuns]:
-        """Lets the runners end after their batch. Returns what is to be joined in another thread."""
+        """Lets the runners end after their batch. Returns the threads; join them in another thread."""
         if self._timer is not None:
             self._timer.cancel()
         with self._lock:
