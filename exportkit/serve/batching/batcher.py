@@ -154,7 +154,8 @@ class Batcher(Generic[T]):
     def ran(self, bucket: Hashable, requests: int, rows: int, seconds: float, now: float) -> None:
         """Records likewise how long requests took which ended now, and need not have been in the queue."""
         self._estimates.record(bucket, rows, seconds, now)
-        self._benefit.record(bucket, requests, rows, seconds)
+        if self._max_rows > 1:
+            self._benefit.record(bucket, requests, rows, seconds)
 
     def is_quick(self, bucket: Hashable, rows: int, now: float, most: float) -> bool:
         """Whether a request that did not wait could run alone now, and would probably take at most so many seconds."""
@@ -243,6 +244,8 @@ class Batcher(Generic[T]):
 
     def _end_delays(self, now: float) -> bool:
         """Finds the requests that have waited for others as long as they may. Returns whether there were new ones."""
+        if not self._limits.max_delay > 0:
+            return False
         found = False
         while (first := self._delays.first()) is not None and first[0] <= now:
             self._delays.pop()

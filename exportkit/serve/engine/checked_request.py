@@ -6,6 +6,7 @@ import functools
 import warnings
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ from exportkit.package.structure import builder
 from exportkit.runtime.inputs import InputPlan, describe_tensor
 from exportkit.serve.protocol.datatypes import datatype_of
 from exportkit.serve.protocol.inference import InferRequest, InputTensor
+from exportkit.serve.protocol.tensors import ALIGNMENT
 from exportkit.serve.statuses import BackendError, BadRequestError, NotOfferedError
 from exportkit.sizes import sizes_of
 
@@ -65,6 +67,26 @@ class RequestForm:
     outputs: Sequence[int]
     places: tuple[int, ...]
     sizes: Mapping[str, int]
+
+
+class KnownInputs:
+    """Where the inputs of a checked request lie in its body, and what is true of all that differ in elements alone."""
+
+    def __init__(self, size: int, starts: Sequence[int], checked: CheckedRequest) -> None:
+        """`size` is the body's, and `starts` says where in it each of the model's inputs begins."""
+        self._size, first = size, min(starts, default=0)
+        self._copied = [place for place, start in enumerate(starts) if (start - first) % ALIGNMENT]
+        self._parts = [(start, tensor.shape, tensor.dtype) for start, tensor in zip(starts, checked.inputs)]
+        self._rest = checked.rows, checked.bucket, checked.size, checked.outputs
+
+    def of(self, body: memoryview) -> CheckedRequest | None:
+        """Returns the request of another `body_buffer` with the same beginning; None: it has another size."""
+        if body.nbytes != self._size:
+            return None
+        inputs = [_tensor_over(body, *part) for part in self._parts]
+        for place in self._copied:
+            inputs[place] = inputs[place].clone()
+        return CheckedRequest(inputs, *self._rest)
 
 
 def arguments_of(call: Call) -> Callable[[Sequence[torch.Tensor]], Arguments]:
@@ -166,6 +188,17 @@ class RequestPlan:
         places = tuple(names.index(name) for name in self._names)
         return RequestForm(self, checked.rows, checked.bucket, checked.size, checked.outputs, places, sizes)
 
+    def known_inputs(self, request: InferRequest, checked: CheckedRequest, start: int, size: int) -> KnownInputs | None:
+        """Returns what to remember of a checked request, whose body has binary data from `start`, and `size` bytes.
+
+        None: not all inputs are there, or their elements have to be looked at.
+        """
+        sizes = [tensor.data.nbytes for tensor in request.inputs]
+        if torch.bool in self._dtypes or not all(sizes) or sum(sizes) != size - start:
+            return None
+        starts = dict(zip([tensor.name for tensor in request.inputs], accumulate(sizes, initial=start)))
+        return KnownInputs(size, [starts[name] for name in self._names], checked)
+
     def _wanted(self, names: Sequence[str] | None) -> Sequence[int]:
         if names is None:
             return range(len(self._outputs))
@@ -199,12 +232,17 @@ def tensor_of(given: InputTensor, dtype: torch.dtype) -> torch.Tensor:
     """Returns a tensor over the bytes of an input, which it keeps alive. `dtype` is that of the input's datatype."""
     if not given.data.nbytes:
         return torch.empty(given.shape, dtype=dtype)
-    array = np.frombuffer(given.data, _as_numpy(dtype)).reshape(given.shape)  # see `bytes_of`
-    tensor = torch.from_numpy(array)
+    tensor = _tensor_over(given.data, 0, given.shape, dtype)
     if dtype is torch.bool:  # torch takes a byte of 2 for neither true nor false
         return tensor.ne(0)
     if tensor.data_ptr() % dtype.itemsize:  # in shared memory, where the client chose the place
         tensor = tensor.clone()
+    return tensor
+
+
+def _tensor_over(memory: memoryview, start: int, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+    """Returns a tensor over bytes from `start`, which it keeps alive. One of booleans is of bytes."""
+    tensor = torch.from_numpy(np.ndarray(shape, _as_numpy(dtype), memory, start))  # see `bytes_of`
     return tensor.view(dtype) if dtype is torch.bfloat16 else tensor
 
 
@@ -217,9 +255,8 @@ def _as_numpy(dtype: torch.dtype) -> np.dtype:
 
 def bytes_of(tensor: torch.Tensor) -> memoryview:
     """Returns the bytes of a contiguous tensor on the CPU, which they keep alive."""
-    if not tensor.numel():
-        return memoryview(b"")
     if tensor.dtype is torch.bfloat16:  # which NumPy does not have
         tensor = tensor.view(torch.int16)
     # By NumPy, whose views keep the interpreter's lock: after each view of torch's a thread would wait for it.
-    return tensor.numpy().data.cast("B")
+    data = tensor.numpy().data
+    return data.cast("B") if data.nbytes else memoryview(b"")

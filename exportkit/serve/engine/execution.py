@@ -34,7 +34,7 @@ class BatchResult:
 
 def outputs_of(requests: Sequence[CheckedRequest]) -> list[int]:
     """Returns the places of the outputs that any of them wants, sorted."""
-    return sorted({place for request in requests for place in request.outputs})
+    return sorted(set().union(*[request.outputs for request in requests]))
 
 
 def failure_of(copy: ModelCopy, error: Exception) -> ServeError:

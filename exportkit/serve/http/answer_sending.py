@@ -41,7 +41,7 @@ class EncodedAnswer(NamedTuple):
     @property
     def size(self) -> int:
         """The bytes of the body."""
-        return sum(memoryview(part).nbytes for part in self.parts)
+        return sum([memoryview(part).nbytes for part in self.parts])
 
 
 def work_of(answer: InferAnswer, forms: OutputForms) -> int:

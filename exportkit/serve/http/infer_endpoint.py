@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 
@@ -77,7 +77,7 @@ class InferEndpoint:
         limit = limit_of(head, admitted.body_rules)
         if admitted.refused is not None:
             raise admitted.refused
-        begins = any(rules.sequences for rules in _all(admitted.body_rules))
+        begins = any(rules.sequences for rules in admitted.body_rules.meant)
         if begins and (start := start_in_headers(headers_of(scope))) is not None:
             await admitted.check_start(replace(start, owner=record.client))
 
@@ -110,15 +110,10 @@ def most_copied(memory: SharedMemory | None, text: memoryview) -> int:
     return memory.largest
 
 
-def _all(rules: BodyRules) -> Iterable[BodyRules]:
-    """Returns the rules of each method that a request may mean."""
-    return rules.methods.values() or (rules,)
-
-
 def limit_of(head: BodyHead, rules: BodyRules) -> int:
     """Returns the most bytes that a body of the model can need. Raises TooLargeError for one that will be larger."""
-    text = _JSON_BYTES + _ELEMENT_TEXT * max(each.most_elements for each in _all(rules))
-    largest = max(each.max_bytes for each in _all(rules))
+    largest, elements = rules.largest
+    text = _JSON_BYTES + _ELEMENT_TEXT * elements
     limit = text if head.json_length is None else largest + min(head.json_length, text)
     if (head.size or 0) > limit:
         raise too_large(limit)

@@ -63,7 +63,6 @@ class AsgiRequest:
 
     def __init__(self, connection: AnsweredConnection, scope: Scope, *, keep_alive: bool, expects: bool) -> None:
         """`expects`: the client asks before it sends the body."""
-        scope["extensions"] = {FILL: self._fill, WATCH: self.watch}
         self.scope = scope
         self.keep_alive = keep_alive
         self.body = bytearray()
@@ -79,6 +78,7 @@ class AsgiRequest:
 
     async def run(self, application: ASGIApp) -> None:
         """Lets the application answer."""
+        self.scope["extensions"] = {FILL: self._fill, WATCH: self.watch}
         try:
             await application(self.scope, self._receive, self.send)
             if not (self.started or self.disconnected):

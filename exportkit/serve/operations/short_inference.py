@@ -10,9 +10,11 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from msgspec.structs import replace
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from exportkit.serve.engine.asks import AskedRequest, Asks
+from exportkit.serve.engine.asks import AskedRequest, Asks, KnownRequest
+from exportkit.serve.engine.checked_request import CheckedRequest
 from exportkit.serve.engine.execution import BatchResult
 from exportkit.serve.engine.repository import Repository
 from exportkit.serve.engine.served import ServedModel
@@ -26,7 +28,7 @@ from exportkit.serve.operations.asgi_request import AsgiRequest
 from exportkit.serve.operations.observation import Observation
 from exportkit.serve.protocol.answer_body import encode_answer
 from exportkit.serve.protocol.http_request import parse_body
-from exportkit.serve.protocol.inference import InferAnswer
+from exportkit.serve.protocol.inference import InferAnswer, InferRequest
 from exportkit.serve.protocol.parameters import OutputForms
 from exportkit.serve.protocol.tensors import LONG, body_buffer, work_of_copying
 from exportkit.serve.request_record import RequestRecord, request_id
@@ -148,19 +150,36 @@ class _Asking:
 
     def ask(self, body: memoryview) -> None:
         """Asks the model. Raises, and did nothing, if the request has to go the long way."""
-        model, head, record = self.model, self.head, self.record
-        text = body[: head.body.json_length]
-        if work_of_copying(most_copied(self.short.memory, text)) >= LONG:
+        head, record, version = self.head, self.record, self.model.version
+        known = None if head.body.json_length is None else self.asks.known.get(bytes(body[: head.body.json_length]))
+        if known is not None and (checked := known.inputs.of(body)) is not None:
+            request, forms, name, _ = known
+        else:
+            request, forms, name, checked = self._read(body)
+        answering = _Answering(self, request.id, forms)
+        answering.asked = AskedRequest(self.asks, request, checked, head.size, answering.answered)
+        record.model, record.version, record.received_bytes = name, version, head.size
+        self.request.body = bytearray()
+        self.request.watch(answering.left)
+
+    def _read(self, body: memoryview) -> tuple[InferRequest, OutputForms, str, CheckedRequest]:
+        """Reads a request, and remembers what is true of others like it."""
+        model, memory, length = self.model, self.short.memory, self.head.body.json_length
+        text = body[:length]
+        copied = most_copied(memory, text)
+        if work_of_copying(copied) >= LONG:
             raise BadRequestError("the request belongs into another thread")
-        parsed = parse_body(body, head.body.json_length, model.body_rules, self.short.memory)
+        parsed = parse_body(body, length, model.body_rules, memory)
         asked = parsed.request
         if asked.sequence is not None or asked.method not in (None, model.method):
             raise BadRequestError("the request is not plain")
-        answering = _Answering(self, parsed.request.id, parsed.forms)
-        answering.asked = AskedRequest(self.asks, asked, head.size, answering.answered)
-        record.model, record.version, record.received_bytes = parsed.model or model.name, model.version, head.size
-        self.request.body = bytearray()
-        self.request.watch(answering.left)
+        checked = self.asks.plan.check(asked)
+        request, name = replace(asked, inputs=()), parsed.model or model.name
+        if length is not None and not copied:
+            inputs = self.asks.plan.known_inputs(asked, checked, length, body.nbytes)
+            if inputs is not None:
+                self.asks.remember(bytes(text), KnownRequest(request, parsed.forms, name, inputs))
+        return request, parsed.forms, name, checked
 
     def taken(self) -> None:
         """Nobody else answers the request, or counts it."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any
 
 import msgspec
@@ -28,6 +30,11 @@ def encode_answer(
     Raises:
         BadRequestError: An output cannot be written as JSON (FP16, BF16, NaN, infinity), or does not fit its region.
     """
+    if answer.outputs and forms.default.binary and not forms.named:
+        parts = [output.data for output in answer.outputs]
+        described = [(each.name, each.datatype, each.shape, part.nbytes) for each, part in zip(answer.outputs, parts)]
+        header = _header(answer, _described(tuple(described)))
+        return len(header), [header, *[part for part in parts if part]]
     outputs: list[dict[str, Any]] = []
     binary: list[memoryview] = []
     any_binary = False
@@ -47,12 +54,26 @@ def encode_answer(
         else:
             written["data"] = _values(output)
         outputs.append(written)
-    header = _ENCODER.encode(
-        {"model_name": answer.model, "model_version": answer.version}
-        | ({"id": answer.id} if answer.id else {})
-        | {"outputs": outputs}
-    )
+    header = _header(answer, outputs)
     return (len(header) if any_binary else None), [header, *binary]
+
+
+def _header(answer: InferAnswer, outputs: object) -> bytes:
+    named = {"id": answer.id} if answer.id else {}
+    return _ENCODER.encode({"model_name": answer.model, "model_version": answer.version, **named, "outputs": outputs})
+
+
+@lru_cache(1024)
+def _described(outputs: tuple[tuple[str, str, Sequence[int], int], ...]) -> msgspec.Raw:
+    """Returns the JSON of binary outputs: name, datatype, shape and bytes of each. Most answers have the same."""
+    return msgspec.Raw(
+        _ENCODER.encode(
+            [
+                {"name": name, "datatype": datatype, "shape": shape, "parameters": {"binary_data_size": size}}
+                for name, datatype, shape, size in outputs
+            ]
+        )
+    )
 
 
 def _region_parameters(where: RegionSlice, size: int) -> dict[str, Any]:

@@ -81,9 +81,16 @@ class BodyRules:
         return self if method is None else self.methods.get(method, self)
 
     @functools.cached_property
-    def most_elements(self) -> int:
-        """The most elements that the inputs may have together."""
-        return self.max_bytes // min((item_size(tensor["datatype"]) for tensor in self.inputs), default=1)
+    def meant(self) -> Sequence[BodyRules]:
+        """The rules of each method that a request may mean."""
+        return tuple(self.methods.values()) or (self,)
+
+    @functools.cached_property
+    def largest(self) -> tuple[int, int]:
+        """The most bytes and the most elements that the inputs may have together, of any method."""
+        sizes = [min((item_size(tensor["datatype"]) for tensor in each.inputs), default=1) for each in self.meant]
+        most = max(each.max_bytes // size for each, size in zip(self.meant, sizes))
+        return max(each.max_bytes for each in self.meant), most
 
 
 @dataclass(frozen=True)

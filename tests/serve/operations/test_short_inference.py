@@ -26,6 +26,7 @@ from exportkit.serve.http.asgi import make_app
 from exportkit.serve.http.exchange import HttpOptions
 from exportkit.serve.listeners import open_port
 from exportkit.serve.operations import short_inference
+from exportkit.serve.operations.asgi_request import AsgiRequest
 from exportkit.serve.operations.connection_limits import ConnectionLimits
 from exportkit.serve.operations.front_end import LocalFrontEnd
 from exportkit.serve.operations.observation import Finished, Observation
@@ -120,13 +121,13 @@ def changed(**keys: Any) -> bytes:
     return json.dumps({**json.loads(_BODY), **keys}).encode()
 
 
-def binary(*headers: str, cut: int = 0) -> bytes:
-    arrays = asking_tiny.arrays()
+def binary(*headers: str, cut: int = 0, seed: int = 0, name: str = "7") -> bytes:
+    arrays = asking_tiny.arrays(seed=seed)
     inputs = [
         {"name": name, "datatype": "FP32", "shape": array.shape, "parameters": {"binary_data_size": array.nbytes}}
         for name, array in zip(asking_tiny.NAMES, arrays)
     ]
-    head = json.dumps({"id": "7", "inputs": inputs, "parameters": {"binary_data_output": True}}).encode()
+    head = json.dumps({"id": name, "inputs": inputs, "parameters": {"binary_data_output": True}}).encode()
     body = head + b"".join(array.tobytes() for array in arrays)
     return request(body[: len(body) - cut], f"Inference-Header-Content-Length: {len(head)}", *headers)
 
@@ -176,7 +177,8 @@ def test_answers_logs_and_counters_are_those_of_the_application(tiny_package: Pa
 
     async def scenario() -> None:
         async with ways(tiny_package) as (repository, long, short):
-            for number, (what, data) in enumerate([*SHORT.items(), *LONG.items()], 1):
+            # What is known by an earlier request is answered in the same way.
+            for number, (what, data) in enumerate([*SHORT.items(), *SHORT.items(), *LONG.items()], 1):
                 found = []
                 for way in (long, short):
                     before = counters(repository)
@@ -207,6 +209,47 @@ def test_answers_are_those_of_eager(tiny_package: Path):
             assert short.taken == [True]
 
     run(scenario)
+
+
+def test_requests_that_differ_in_elements_alone_have_answers_of_their_own(tiny_package: Path):
+    async def scenario() -> None:
+        async with ways(tiny_package) as (repository, _, short):
+            (model,) = repository.models()
+            assert isinstance(model, ServedModel)
+            for seed in range(3):
+                _, headers, body = await short.ask(binary(seed=seed))
+                size = int(headers["inference-header-content-length"])
+                expected = asking_tiny.expected(asking_tiny.arrays(seed=seed)).ravel()
+                found = np.frombuffer(body, np.float32, expected.size, size)
+                np.testing.assert_allclose(found, expected, atol=1e-5)
+                assert (short.taken.pop(), len(model._asks.known)) == (True, 1)
+            for number in range(300):  # what a client can make known is bounded
+                await short.ask(binary(name=f"{number}"))
+                assert len(model._asks.known) <= 256
+
+    run(scenario)
+
+
+def test_a_plain_request_leaves_nothing_to_the_garbage_collector(tiny_package: Path):
+    async def scenario() -> None:
+        async with ways(tiny_package) as (_, _, short):
+            reader, writer = await short.send(binary())
+            await _head(reader)
+            gc.collect()
+            gc.set_debug(gc.DEBUG_SAVEALL)
+            for _ in range(3):
+                writer.write(binary())
+                await reader.readuntil(b"\r\n\r\n")
+            await short.seen(4)
+            gc.collect()
+            assert not [each for each in gc.garbage if isinstance(each, AsgiRequest)]
+            writer.close()
+
+    try:
+        run(scenario)
+    finally:
+        gc.set_debug(0)
+        gc.garbage.clear()
 
 
 def test_shared_memory_is_read_and_written_without_the_application(tiny_package: Path, monkeypatch: pytest.MonkeyPatch):
