@@ -6,8 +6,6 @@
 PYTHON ?= python3
 EXPORTKIT_CUDA ?= $(if $(filter test,$(MAKECMDGOALS)),check,$(if $(filter wheel reproducible,$(MAKECMDGOALS)),1,auto))
 export EXPORTKIT_CUDA
-# Hundreds of processes import the same modules, and pytest rewrites the assertions of what is not kept.
-unexport PYTHONDONTWRITEBYTECODE
 VENV := .venv$(TORCH:%=-%)
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.torch

@@ -5,8 +5,11 @@ from __future__ import annotations
 import gc
 import os
 import random
+import sys
 import tempfile
 
+# Hundreds of processes import the same modules, and pytest rewrites the assertions of what is not kept.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 # Threads of torch that wait give up their core: other workers of pytest-xdist, and compilers, need it. Waiting busily,
 # tests with small tensors take ten times as long. libgomp reads this when torch is imported.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
@@ -18,6 +21,8 @@ import torch
 
 from exportkit.child.process import use_templates
 from tests.fresh import WITH_TORCH
+
+sys.dont_write_bytecode = False
 
 pytest_plugins = ["tests.quick", "tests.tiny_packages"]
 

@@ -15,9 +15,8 @@ from torch.nn import functional
 
 from exportkit.accuracy import allowed_error, measure_error, typical_magnitude
 from exportkit.export.compiling.inductor_changes import changed_inductor
-from exportkit.export.compiling.toolchain import compiling_for
-from exportkit.export.cpu_isas import default_cpu_isa
 from exportkit.package.manifest import Accuracy
+from tests.export.compiled_code import compile_code
 
 # Of rows with 18 columns.
 SUMS: dict[str, Callable[[Tensor], Tensor]] = {
@@ -56,11 +55,8 @@ def compiled(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
     """The name of a dtype, and the sums in its code, whose example has 40 rows."""
     x = torch.rand(40, 18).to(getattr(torch, request.param))
     program = torch.export.export(Sums(), (x,), dynamic_shapes=({0: Dim("half", min=1, max=1 << 20) * 2},))
-    package = str(tmp_path_factory.mktemp("sums") / "sums.pt2")
-    with changed_inductor(), compiling_for(default_cpu_isa()) as options:
-        options |= {"cpp.dynamic_threads": True}
-        torch._inductor.aoti_compile_and_package(program, package_path=package, inductor_configs=options)
-    return request.param, torch._inductor.aoti_load_package(package)
+    package = compile_code(program, tmp_path_factory.mktemp("sums"), **{"cpp.dynamic_threads": True})
+    return request.param, torch._inductor.aoti_load_package(str(package))
 
 
 @pytest.mark.process
@@ -107,10 +103,7 @@ class Variances(torch.nn.Module):
 def test_a_variance_is_accurate_where_the_mean_is_many_deviations_away(tmp_path: Path) -> None:
     elements = {1: Dim("elements", min=2, max=1 << 20)}
     program = torch.export.export(Variances(), (torch.rand(8, 40),), dynamic_shapes=(elements,))
-    with changed_inductor(), compiling_for(default_cpu_isa()) as options:
-        package = str(tmp_path / "variances.pt2")
-        torch._inductor.aoti_compile_and_package(program, package_path=package, inductor_configs=options)
-    compiled: Any = torch._inductor.aoti_load_package(package)
+    compiled: Any = torch._inductor.aoti_load_package(str(compile_code(program, tmp_path)))
     torch.manual_seed(0)
     for away in (0, 100, 1000, 10_000):
         x = torch.randn(8, 4096) + away

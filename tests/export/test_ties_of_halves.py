@@ -12,12 +12,10 @@ from torch import Tensor
 from torch.torch_version import TorchVersion
 
 from exportkit import ExportSpec
-from exportkit.export.compiling.inductor_changes import changed_inductor
-from exportkit.export.compiling.toolchain import compiling_for
-from exportkit.export.cpu_isas import default_cpu_isa
 from exportkit.export.export_options import TraceOptions
 from exportkit.export.models.resolved import EagerModel
 from exportkit.export.tracing.trace import trace
+from tests.export.compiled_code import compile_code
 
 
 class BestPath(torch.nn.Module):
@@ -49,12 +47,6 @@ def test_code_that_rounds_as_eager_finds_eagers_path(tmp_path: Path) -> None:
     advice = next(line for line in said if "of which rounding decides `0`" in line)
     found = re.search(r"--inductor-config (\w+)=True rounds each operator's result as eager does", advice)
     assert found is not None, advice
-    with changed_inductor(), compiling_for(default_cpu_isa()) as options:
-        package = str(tmp_path / "path.pt2")
-        torch._inductor.aoti_compile_and_package(
-            torch.export.export(model, (scores,)),
-            package_path=package,
-            inductor_configs=options | {found[1]: True},
-        )
-    compiled: Any = torch._inductor.aoti_load_package(package)
+    package = compile_code(torch.export.export(model, (scores,)), tmp_path, **{found[1]: True})
+    compiled: Any = torch._inductor.aoti_load_package(str(package))
     assert torch.equal(compiled(scores), model(scores))

@@ -6,7 +6,7 @@ import re
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -15,10 +15,9 @@ from torch.export import Dim
 from torch.torch_version import TorchVersion
 
 from exportkit.accuracy import allowed_error, measure_error, typical_magnitude
-from exportkit.export.compiling.inductor_changes import changed_inductor
-from exportkit.export.compiling.toolchain import compiling_for
 from exportkit.export.cpu_isas import default_cpu_isa
 from exportkit.package.manifest import Accuracy
+from tests.export.compiled_code import compile_code
 
 HERE = default_cpu_isa()
 LONGER = ["x86-64-v4"] if torch.backends.cpu.get_cpu_capability() == "AVX512" else []  # vectors
@@ -42,46 +41,57 @@ REDUCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
+class Table(NamedTuple):
+    """A table of some columns, and whether the code takes any number of them."""
+
+    dtype: torch.dtype
+    columns: int
+    varying: bool = False
+
+    def of(self, rows: int) -> Tensor:
+        return torch.rand(rows, self.columns).to(self.dtype)
+
+
+# One program has them all, for a compiler's time is mostly that of reading headers.
+TABLES = [Table(dtype, columns) for dtype in (torch.float32, torch.bfloat16, torch.float64) for columns in COLUMNS]
+TABLES += [Table(torch.float32, columns, varying=True) for columns in COLUMNS]
+CODE = [(HERE, TABLES), *((isa, TABLES[: len(COLUMNS)]) for isa in LONGER)]
+
+
 class Reductions(torch.nn.Module):
     def forward(self, tables: list[Tensor]) -> list[list[Tensor]]:
         return [[how(x) for how in REDUCTIONS.values()] for x in tables]
 
 
-def compile_for(isa: str | None, dtype: torch.dtype, varying: bool, folder: Path) -> Path:
-    tables = [torch.rand(8, columns).to(dtype) for columns in COLUMNS]
+def compile_for(isa: str | None, tables: list[Table], folder: Path) -> Path:
     rows = Dim("quarter", min=1, max=1 << 20) * 4
-    sizes = [{0: rows, 1: Dim(f"columns{i}", min=3, max=4096)} if varying else {0: rows} for i in range(len(COLUMNS))]
-    program = torch.export.export(Reductions(), (tables,), dynamic_shapes=(sizes,))
-    with changed_inductor(), compiling_for(isa) as options:
-        options |= {"cpp.dynamic_threads": True}
-        package = str(folder / "reductions.pt2")
-        return Path(torch._inductor.aoti_compile_and_package(program, package_path=package, inductor_configs=options))
+    sizes = [
+        {0: rows} | ({1: Dim(f"columns{i}", min=3, max=4096)} if table.varying else {})
+        for i, table in enumerate(tables)
+    ]
+    program = torch.export.export(Reductions(), ([table.of(8) for table in tables],), dynamic_shapes=(sizes,))
+    return compile_code(program, folder, isa=isa, **{"cpp.dynamic_threads": True})
 
 
 @pytest.mark.process
-@pytest.mark.parametrize(
-    ("dtype", "isa", "varying"),
-    [(dtype, HERE, False) for dtype in (torch.float32, torch.bfloat16, torch.float64)]
-    + [(torch.float32, HERE, True), *((torch.float32, isa, False) for isa in LONGER)],
-)
-def test_any_number_of_columns_agrees(dtype: torch.dtype, isa: str | None, varying: bool, tmp_path: Path) -> None:
-    program: Any = torch._inductor.aoti_load_package(str(compile_for(isa, dtype, varying, tmp_path)))
-    floor = allowed_error(Accuracy(rms=0, greatest=0), str(dtype).removeprefix("torch.")).greatest
+@pytest.mark.parametrize(("isa", "tables"), CODE, ids=[isa for isa, _ in CODE])
+def test_any_number_of_columns_agrees(isa: str | None, tables: list[Table], tmp_path: Path) -> None:
+    program: Any = torch._inductor.aoti_load_package(str(compile_for(isa, tables, tmp_path)))
     for rows in (4, 64, 68, 1000):
         torch.manual_seed(rows)
-        tables = [torch.rand(rows, columns).to(dtype) for columns in COLUMNS]
-        answers = zip(COLUMNS, program(tables), Reductions()(tables), Reductions()([x.double() for x in tables]))
-        for columns, ours, eager, wide in answers:
+        given = [table.of(rows) for table in tables]
+        answers = zip(tables, program(given), Reductions()(given), Reductions()([x.double() for x in given]))
+        for table, ours, eager, wide in answers:
+            floor = allowed_error(Accuracy(rms=0, greatest=0), str(table.dtype).removeprefix("torch.")).greatest
             for how, mine, its, reference in zip(REDUCTIONS, ours, eager, wide, strict=True):
+                which = f"{how} of {rows} rows of {table}"
                 if not its.dtype.is_floating_point:
-                    assert torch.equal(mine, its), f"{how} of {rows} rows of {columns}"
+                    assert torch.equal(mine, its), which
                 else:
                     typical = typical_magnitude(reference)
                     allowed = 3 * measure_error(reference, its, typical=typical).size.greatest + floor
                     found = measure_error(reference, mine, typical=typical).size.greatest
-                    assert found <= allowed, (
-                        f"{how} of {rows} rows of {columns}: {found:.3g}, allowed are {allowed:.3g}"
-                    )
+                    assert found <= allowed, f"{which}: {found:.3g}, allowed are {allowed:.3g}"
 
 
 @pytest.mark.process
@@ -93,10 +103,7 @@ def test_a_sum_takes_eight_vectors_of_a_row_at_a_time(tmp_path: Path) -> None:
     inputs = (torch.rand(8, 1024), torch.rand(8, 1024).bfloat16())
     rows = {0: Dim("rows", min=2)}
     program = torch.export.export(Sums(), inputs, dynamic_shapes=(rows, rows))
-    with changed_inductor(), compiling_for("x86-64-v3") as options:
-        package = str(tmp_path / "sums.pt2")
-        torch._inductor.aoti_compile_and_package(program, package_path=package, inductor_configs=options)
-    with zipfile.ZipFile(package) as archive:
+    with zipfile.ZipFile(compile_code(program, tmp_path, isa="x86-64-v3")) as archive:
         code = "".join(archive.read(name).decode() for name in archive.namelist() if name.endswith(".kernel.cpp"))
     assert len(re.findall(r"x0\+=static_cast<int64_t>\(64L\)", code)) == (3 if GATHERS else 2)
     assert "x0+=static_cast<int64_t>(8L)" not in code

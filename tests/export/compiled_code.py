@@ -1,0 +1,28 @@
+"""Code of AOTInductor for tests of what exportkit changes in it."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import torch
+
+from exportkit.export.compiling.inductor_changes import changed_inductor
+from exportkit.export.compiling.model_sources import compiling_model_sources
+from exportkit.export.compiling.toolchain import compiling_for
+from exportkit.export.cpu_isas import default_cpu_isa
+
+
+def compile_code(
+    program: torch.export.ExportedProgram, folder: Path, *, isa: str | None = default_cpu_isa(), **of_inductor: Any
+) -> Path:
+    """A program compiled as an export compiles it, as torch's own package. `of_inductor` adds options."""
+    options = {"aot_inductor.precompile_headers": False, **of_inductor}  # see docs/adr/0018-export-time.md
+    package = str(folder / "code.pt2")
+    # In a folder of its own: sources for two instruction sets would read the headers of the first.
+    apart = mock.patch.dict(os.environ, TORCHINDUCTOR_CACHE_DIR=str(folder))
+    with changed_inductor(), compiling_for(isa) as chosen, compiling_model_sources(keep=False), apart:
+        torch._inductor.aoti_compile_and_package(program, package_path=package, inductor_configs=chosen | options)
+    return Path(package)
