@@ -42,6 +42,13 @@ def _seeded():
     torch.set_rng_state(cpu)
 
 
+@pytest.fixture(autouse=True, scope="module")
+def _only_what_is_new_is_collected() -> None:
+    """What is tested collects garbage: it would look through the objects of torch and of all tests each time."""
+    gc.collect()
+    gc.freeze()
+
+
 def pytest_configure(config: pytest.Config) -> None:
     """Sets up what depends on how fast the machine is, and how many tests it runs at a time."""
     if not hasattr(config, "workerinput"):  # pytest-xdist's workers inherit it

@@ -70,7 +70,7 @@ class Fill(torch.nn.Module):
 
 _BATCH = m.Size(dimension="batch")
 _TOLERANCE = m.OutputTolerance(rtol=1e-5, atol=1e-6)
-_METHODS: dict[str, tuple[type[torch.nn.Module], dict[str, tuple[Any, ...]], tuple[int, ...], tuple[bool, ...]]] = {
+METHODS: dict[str, tuple[type[torch.nn.Module], dict[str, tuple[Any, ...]], tuple[int, ...], tuple[bool, ...]]] = {
     "push": (Push, {"x": (_BATCH, WIDTH)}, (0, 1, 2), (True, True, True)),
     "peek": (Peek, {"scale": (_BATCH, 1)}, (0,), (False,)),
     "embed": (Embed, {"x": (_BATCH, WIDTH)}, (), ()),
@@ -118,7 +118,7 @@ def write(path: Path, *, extra: Mapping[str, bytes] | None = None, **changes: An
     batch = torch.export.Dim("batch", min=1, max=8)
     eager = Recorder(3)
     records: dict[str, bytes | Path] = {}
-    for name, (kind, inputs, used, _) in _METHODS.items():
+    for name, (kind, inputs, used, _) in METHODS.items():
         args = [torch.rand([3 if isinstance(size, m.Size) else size for size in shape]) for shape in inputs.values()]
         args += [list(eager.buffers())[index].clone() for index in used]
         shapes = {
@@ -133,9 +133,9 @@ def write(path: Path, *, extra: Mapping[str, bytes] | None = None, **changes: An
             call=_call(inputs, name),
             state=tuple(m.StateUse(index=index, written=wrote) for index, wrote in zip(used, written)),
         )
-        for name, (_, inputs, used, written) in _METHODS.items()
+        for name, (_, inputs, used, written) in METHODS.items()
     )
-    target = tiny.target(constants={name: {} for name in _METHODS})
+    target = tiny.target(constants={name: {} for name in METHODS})
     return tiny.write(
         path,
         {},

@@ -224,8 +224,8 @@ def test_a_library_for_another_torch_is_refused_before_it_is_opened(
 
 def test_a_library_that_the_linker_refuses_is_named(tiny_files, tmp_path):
     content = b"no ELF file" * 100
-    record = RECORD.replace("libtoy", "libtext")  # no other test's library has this name
-    text = msgspec.structs.replace(library(content, "toy::op() -> ()"), record=record)
+    record = RECORD.replace("libtoy", "libtext")  # no other test's library has this name, or this namespace
+    text = msgspec.structs.replace(library(content, "text::op() -> ()"), record=record)
     package = tiny.write(tmp_path / "text.pt2", tiny_files, extra={record: content}, libraries=(text,))
     with pytest.raises(LibraryLoadError, match=r"the dynamic linker refused libtext\.so: .*invalid ELF header"):
         exportkit.load(package)

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import gc
-from collections.abc import Iterator
 
 import pytest
 import torch
@@ -28,14 +26,6 @@ MAY_RAISE = {"refuses-alike", "empty", "gradcheck"}
 def faults(report: OperatorReport) -> list[Finding]:
     """What is found beside that most of these operators have no gradient."""
     return [finding for finding in report.findings if finding.severity is not Severity.note]
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _only_what_is_new_is_collected() -> Iterator[None]:
-    """Two checks collect garbage at every call: the objects of all other tests would take most of their time."""
-    gc.freeze()
-    yield
-    gc.unfreeze()
 
 
 @pytest.mark.parametrize("lie", [pytest.param(lie, id=name) for name, lie in (TEN | MORE).items()])

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import gc
-from collections.abc import Iterator
-
 import pytest
 import torch
 
@@ -18,13 +15,6 @@ from tests.operators.contract.right_operators import RIGHT
 
 _COMPILERS = {"compiles", "training-compiles", "exports", "opcheck-dynamic"}
 _OTHERS = [name for name in checks() if name not in _COMPILERS]
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _only_what_is_new_is_collected() -> Iterator[None]:
-    gc.freeze()
-    yield
-    gc.unfreeze()
 
 
 @pytest.mark.parametrize("name", RIGHT)

@@ -92,8 +92,8 @@ def test_what_is_not_served_is_refused_by_its_name_and_says_why(recorder):
 def with_default(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The same code: `forward` is what embed was."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(stateful._METHODS, "forward", stateful._METHODS["embed"])
-        patch.delitem(stateful._METHODS, "embed")
+        methods = {"forward" if name == "embed" else name: each for name, each in stateful.METHODS.items()}
+        patch.setattr(stateful, "METHODS", methods)
         return stateful.write(tmp_path_factory.mktemp("default") / "notes.pt2", name="notes")
 
 
