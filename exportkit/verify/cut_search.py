@@ -283,7 +283,8 @@ class CutSearch:
         with PackageReader(made) as reader:
             manifest, digest = reader.manifest, reader.manifest_sha256
         libraries = EagerSource(op_libraries=self._options.eager.op_libraries)
-        options = replace(self._options, against="cases", device="auto", target=None, trust=Trust(), eager=libraries)
+        chosen = replace(self._options, against="cases", cases=(), device="auto", target=None)
+        options = replace(chosen, trust=Trust(), eager=libraries)
         report = verify(made, options, unsigned=digest, progress=silent)
         failure = report.failure
         if failure is None:

@@ -146,7 +146,7 @@ def wrong() -> Path:
 
 @pytest.fixture
 def chain(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An artifact whose model loads the right build of the operator, with a case that it recorded."""
+    """An artifact whose model loads the right build of the operator, with two cases that it recorded."""
     library = stable_library.build(FOLDER / "doubling.cpp")
     monkeypatch.setenv("DOUBLING_LIBRARY", str(library))
     load_library(library, defines=["doubling"])
@@ -154,13 +154,13 @@ def chain(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
     x = torch.linspace(-1, 1, 6).reshape(2, 3)
     operators = [m.Operator(name="doubling::twice", schema=SCHEMA)]
-    cases = [(x, Chain()(x))]
+    cases = [(each, Chain()(each)) for each in (x.flip(0), x)]
     return write_artifact(tmp_path / "chain.pt2", Chain(), cases, source=MODEL, state_sha256=STATE, operators=operators)
 
 
 def test_a_wrong_kernel_is_found_at_its_node(chain: Path, wrong: Path, capsys: pytest.CaptureFixture[str]) -> None:
     arguments = ["verify", str(chain), "--against", "cases", "--op-library", str(wrong), "--bisect", "--json"]
-    arguments += ["--model", MODEL]
+    arguments += ["--model", MODEL, "--case", "1"]
     code = main(arguments)
     said = json.loads(capsys.readouterr().out)
     found = said["bisection"]
@@ -173,10 +173,10 @@ def test_a_wrong_kernel_is_found_at_its_node(chain: Path, wrong: Path, capsys: p
     # One percent, beside what eager has against float64.
     assert 0.005 < error["compiled"]["greatest"] < 0.02
     assert error["eager"]["greatest"] < 1e-6
-    assert found["case"] == {"label": "case 0 (rows=2)", "sizes": {"rows": 2}, "input_bytes": 24, "target": "program"}
+    assert found["case"] == {"label": "case 1 (rows=2)", "sizes": {"rows": 2}, "input_bytes": 24, "target": "program"}
     assert found["tested"]["twice"] is True
     assert found["tested"]["sigmoid"] is False
-    for part in ("first difference: node 3 of 8, twice", "for case 0 (rows=2)", "what the compiler fuses"):
+    for part in ("first difference: node 3 of 8, twice", "for case 1 (rows=2)", "what the compiler fuses"):
         assert part in found["message"]
 
 
