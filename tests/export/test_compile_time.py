@@ -13,10 +13,12 @@ from torch._inductor import config, cpp_builder
 from exportkit.errors import CompilerError
 from exportkit.export.artifact import export_aoti
 from exportkit.export.compiling.model_sources import compiling_model_sources
+from exportkit.export.export_options import TraceOptions
 from exportkit.export.programs.resolve import resolve
 from tests.fresh import run_interpreter
 
 MODELS = str(Path(__file__).with_name("export_models.py"))
+ONE_CASE = TraceOptions(cases=1, trouble=False)  # what is recorded is not compiled
 
 # Notes its arguments, and that it waits for the other source: a compiler that is run alone gives up.
 MEETING = """#!/bin/sh
@@ -72,7 +74,7 @@ def test_all_sources_are_compiled_once_at_the_same_time_without_precompiled_head
 @pytest.mark.process
 def test_all_models_have_one_interface_which_is_compiled_for_the_first(tmp_path: Path, meeting_compiler: Path) -> None:
     for models in (f"{MODELS}:structured", f"{Path(MODELS).with_name('small_models.py')}:small"):
-        export_aoti(resolve(models), tmp_path / "x.pt2")
+        export_aoti(resolve(models), tmp_path / "x.pt2", ONE_CASE)
     commands = meeting_compiler.read_text()
     assert [_compilations(commands, source) for source in ("interface", "wrapper", "kernel")] == [1, 2, 2]
 
