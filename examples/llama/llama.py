@@ -8,6 +8,7 @@ The parts are those of the field: RMSNorm, rotary positions, grouped queries, Sw
 """
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -49,21 +50,15 @@ class Cache(nn.Module):
         self.register_buffer("v", torch.zeros(shape))
 
 
-class Linear(nn.Linear):
-    """A linear layer without bias.
+class Place(NamedTuple):
+    """Where tokens are: their positions [n], the cosines and sines of these, and a mask [n, length].
 
-    One token is a product with a vector. Inductor writes that itself, together with what is around it. A product of
-    matrices would be cuBLAS', which is slower with one row.
+    The mask is 0 where a token looks, and -inf elsewhere. Of a mask of bool, attention would make it in each layer.
     """
 
-    def __init__(self, width: int, out: int) -> None:
-        super().__init__(width, out, bias=False)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Returns x [..., width] times the weights: [..., out]."""
-        if all(size == 1 for size in x.shape[:-1]):
-            return torch.mv(self.weight, x.flatten()).view(*x.shape[:-1], -1)
-        return super().forward(x)
+    positions: Tensor
+    turn: tuple[Tensor, Tensor]
+    mask: Tensor
 
 
 class Attention(nn.Module):
@@ -73,19 +68,19 @@ class Attention(nn.Module):
         super().__init__()
         self.config = config
         both = config.heads + 2 * config.kv_heads
-        self.qkv = Linear(config.width, both * config.head_width)
-        self.out = Linear(config.width, config.width)
+        self.qkv = nn.Linear(config.width, both * config.head_width, bias=False)
+        self.out = nn.Linear(config.width, config.width, bias=False)
 
-    def forward(self, x: Tensor, turn: tuple[Tensor, Tensor], positions: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    def forward(self, x: Tensor, place: Place, k: Tensor, v: Tensor) -> Tensor:
         """Writes the keys and values of x [batch, n, width] into k and v, and attends to what is there so far."""
         config, (batch, count) = self.config, x.shape[:2]
+        positions, turn, mask = place
         heads = self.qkv(x).view(batch, count, -1, config.head_width)
         q, new_k, new_v = heads.split([config.heads, config.kv_heads, config.kv_heads], dim=2)
         k.index_copy_(2, positions, _turned(new_k, *turn).transpose(1, 2))
         v.index_copy_(2, positions, new_v.transpose(1, 2))
-        seen = torch.arange(config.length, device=x.device) <= positions[:, None]  # [n, length]
         # [batch, heads, n, head_width]; queries share heads of keys and values
-        attended = scaled_dot_product_attention(_turned(q, *turn).transpose(1, 2), k, v, seen, enable_gqa=True)
+        attended = scaled_dot_product_attention(_turned(q, *turn).transpose(1, 2), k, v, mask, enable_gqa=True)
         return self.out(attended.transpose(1, 2).reshape(batch, count, -1))
 
 
@@ -119,14 +114,15 @@ class Layer(nn.Module):
         super().__init__()
         self.before_attention, self.before_mlp = Norm(config), Norm(config)
         self.attention = Attention(config)
-        self.gate_up = Linear(config.width, 2 * config.hidden)
-        self.down = Linear(config.hidden, config.width)
+        self.gate = nn.Linear(config.width, config.hidden, bias=False)
+        self.up = nn.Linear(config.width, config.hidden, bias=False)
+        self.down = nn.Linear(config.hidden, config.width, bias=False)
 
-    def forward(self, x: Tensor, turn: tuple[Tensor, Tensor], positions: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    def forward(self, x: Tensor, place: Place, k: Tensor, v: Tensor) -> Tensor:
         """Takes and returns [batch, n, width]; writes k and v."""
-        x = x + self.attention(self.before_attention(x), turn, positions, k, v)
-        gate, up = self.gate_up(self.before_mlp(x)).chunk(2, dim=-1)
-        return x + self.down(silu(gate) * up)
+        x = x + self.attention(self.before_attention(x), place, k, v)
+        y = self.before_mlp(x)
+        return x + self.down(silu(self.gate(y)) * self.up(y))
 
 
 class Llama(nn.Module):
@@ -143,7 +139,7 @@ class Llama(nn.Module):
         self.embedding = nn.Embedding(config.vocabulary, config.width)
         self.layers = nn.ModuleList(Layer(config) for _ in range(config.layers))
         self.norm = Norm(config)
-        self.head = Linear(config.width, config.vocabulary)
+        self.head = nn.Linear(config.width, config.vocabulary, bias=False)
         self.cache = nn.ModuleList(Cache(config, batch) for _ in range(config.layers))
         self.register_buffer("position", torch.zeros((), dtype=torch.int64))
 
@@ -165,8 +161,10 @@ class Llama(nn.Module):
         angles = positions[:, None] * self.config.theta ** -(half / self.config.head_width)
         turn = angles.cos()[:, None], angles.sin()[:, None]
         x = self.embedding(tokens)
+        later = torch.arange(self.config.length, device=tokens.device) > positions[:, None]
+        mask = torch.zeros_like(later, dtype=x.dtype).masked_fill(later, float("-inf"))
         for layer, (k, v) in zip(self.layers, cache):
-            x = layer(x, turn, positions, k, v)
+            x = layer(x, Place(positions, turn, mask), k, v)
         return _wide(self.head(self.norm(x[:, -1])))
 
 

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 import torch
 
-from exportkit.errors import ModelLoadError, ModelRunError
+from exportkit.errors import HostError, ModelLoadError, ModelRunError
 from exportkit.runtime.cache import Entry
 from exportkit.runtime.native import NativeRunner, RunnerOptions, say_what_is_lost, use_native
 from exportkit.runtime.requests import Answers, run_in_steps
@@ -72,7 +72,7 @@ class ContainerRunner:
         self._entry = entry
         self._device = torch.device(choice.device)
         fallible = computes or choice.target.device != "cpu"
-        self.run = _Preparing(container, opened).run if fallible else container.run
+        self.run = _Preparing(container, opened, choice.target.device).run if fallible else container.run
         weakref.finalize(self, released, constants, self._device).atexit = False
 
     def run_requests(self, requests: Sequence[Sequence[torch.Tensor]], outputs: Sequence[int], /) -> Answers:
@@ -95,13 +95,20 @@ class _Preparing:
     It computes constants, and on a GPU it records an event. Where that fails, as without memory or on a broken device,
     every torch before 2.15 loses the runner that it took, and the next call would wait for it forever. So that call
     opens the code anew.
+
+    An event that is recorded in a capture can never be waited for, so that each call after it would fail.
     """
 
-    def __init__(self, container: Any, opened: Callable[[], Any]) -> None:
-        self._container, self._opened = container, opened
+    def __init__(self, container: Any, opened: Callable[[], Any], device: str) -> None:
+        self._container, self._opened, self._device = container, opened, device
         self._prepared = False
 
     def run(self, inputs: list[torch.Tensor]) -> list[torch.Tensor]:
+        if self._device != "cpu" and torch.cuda.is_current_stream_capturing():
+            raise HostError(
+                "a call cannot be captured in a CUDA graph without the C++ runtime",
+                hint="`make build` builds it for the installed torch; EXPORTKIT_RUNTIME=python turns it off.",
+            )
         if self._container is None:
             self._container = self._opened()
         try:

@@ -23,6 +23,7 @@ from exportkit.export.compiling.model_sources import compiling_model_sources
 from exportkit.export.compiling.packed_weights import packed_weights
 from exportkit.export.compiling.small_convolutions import small_convolutions
 from exportkit.export.compiling.usable_compiler import last_lines, refuse_full_disk
+from exportkit.export.compiling.vector_products import vector_products
 from exportkit.export.eager_calls.cases import eager_mode
 from exportkit.export.models.source_lines import where_listed
 from exportkit.export.tracing.branch_graphs import compilable_branches
@@ -55,7 +56,6 @@ def run_inductor(
     args, kwargs = program.example_inputs
     try:
         with ExitStack() as contexts:
-            contexts.enter_context(eager_kernels(left_to_eager))
             # Inductor decides about TF32 for the kernels that it writes.
             contexts.enter_context(eager_mode(tf32=tf32))
             contexts.enter_context(_rare_collections())
@@ -66,6 +66,8 @@ def run_inductor(
                 contexts.enter_context(packed_weights())
             else:
                 contexts.enter_context(flat_weights())
+                contexts.enter_context(vector_products())
+            contexts.enter_context(eager_kernels(left_to_eager))  # the last word about how operators are taken apart
             folder = Path(options["aot_inductor.output_path"]) if device.type == "cpu" else None
             with config.patch(options):
                 contexts.enter_context(compiling_model_sources(keep=keep, folder=folder))

@@ -1,0 +1,180 @@
+"""Products of one row with a matrix of weights, in the code that Inductor writes for GPUs (docs/adr/0071).
+
+A language model's next token is one row. Its time is that of reading the weights. cuBLAS reads matrices of a few
+megabytes at half of the memory's rate, and Inductor's own sums over rows do, too: a block is 512 threads of which each
+has eight elements, so that most of its time goes by before and after it reads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import sympy
+import torch
+from torch._inductor import compile_fx
+from torch._inductor.choices import InductorChoices
+from torch._inductor.codegen.simd_kernel_features import SIMDKernelFeatures
+from torch._inductor.codegen.triton import FixedTritonConfig
+from torch._inductor.graph import GraphLowering
+from torch._inductor.lowering import lowerings
+from torch._inductor.runtime.hints import DeviceProperties
+from torch._inductor.runtime.runtime_utils import last_power_of_2, next_power_of_2
+from torch._inductor.virtualized import V
+
+from exportkit.export.within_torch.torch_internals import replaced
+
+ELEMENTS = 8  # of a row that a thread reads at a time: 16 bytes, or 32 of float32
+THREADS = (64, 512)  # of a block
+_DTYPES = {torch.float16, torch.bfloat16, torch.float32}
+
+_aten = torch.ops.aten
+_ROW = {_aten.mm.default: 0, _aten.addmm.default: 1}
+"""The place of the row among the arguments, before the matrix."""
+
+_Table = Mapping[Any, Callable[..., Any]]
+_Call = Callable[..., Any]
+
+
+@contextmanager
+def vector_products() -> Iterator[None]:
+    """Lets Inductor write products of one row itself while the block runs.
+
+    What comes after the product is computed with it. The row is computed once, before it: Inductor would compute it
+    again for each of the matrix' rows.
+    """
+    with ExitStack() as changes:
+        changes.enter_context(replaced(compile_fx, "select_decomp_table", _vectors_as_rows))
+        changes.enter_context(replaced(GraphLowering, "call_function", _with_products))
+        changes.enter_context(replaced(InductorChoices, "triton_kernel_kwargs", _with_blocks))
+        yield
+
+
+def is_vector_product(row: torch.Tensor, matrix: torch.Tensor) -> bool:
+    """Tells whether row [1, k] times matrix [k, n] is such a product: each of the n outputs reads memory in order."""
+    if row.device.type != "cuda" or not row.dtype == matrix.dtype in _DTYPES:
+        return False
+    sizes = (*row.shape, *matrix.shape)
+    return all(isinstance(size, int) for size in sizes) and row.shape[0] == 1 and matrix.stride() == (1, row.shape[1])
+
+
+def _vectors_as_rows(select: Callable[[], _Table]) -> Callable[[], _Table]:
+    """Takes `mv` and `addmv` for products of one row, which are not taken apart, whatever Inductor's options say."""
+
+    def extended() -> _Table:
+        table = dict(select())
+        for operator, as_rows in ((_aten.mv.default, _mv), (_aten.addmv.default, _addmv), (_aten.mm.default, _whole)):
+            table[operator] = as_rows(table[operator])
+        return table
+
+    return extended
+
+
+def _whole(otherwise: _Call) -> _Call:
+    def taken_apart(row: torch.Tensor, matrix: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        return NotImplemented if is_vector_product(row, matrix) else otherwise(row, matrix, *args, **kwargs)
+
+    return taken_apart
+
+
+def _mv(otherwise: _Call) -> _Call:
+    def taken_apart(matrix: torch.Tensor, vector: torch.Tensor) -> Any:
+        row, columns = vector[None], matrix.t()
+        return torch.mm(row, columns)[0] if is_vector_product(row, columns) else otherwise(matrix, vector)
+
+    return taken_apart
+
+
+def _addmv(otherwise: _Call) -> _Call:
+    def taken_apart(bias: torch.Tensor, matrix: torch.Tensor, vector: torch.Tensor, **scales: Any) -> Any:
+        row, columns = vector[None], matrix.t()
+        if is_vector_product(row, columns):
+            return torch.addmm(bias, row, columns, **scales)[0]
+        return otherwise(bias, matrix, vector, **scales)
+
+    return taken_apart
+
+
+def _with_products(call: _Call) -> _Call:
+    def called(graph: GraphLowering, target: Any, args: Any, kwargs: Any) -> Any:
+        if target in _ROW:
+            node: Any = V.graph.current_node
+            row, matrix = (factor.meta["val"] for factor in node.args[_ROW[target] :])
+            if is_vector_product(row, matrix) and "out_dtype" not in kwargs:
+                return (_product if target is _aten.mm.default else _sum_with)(*args, **kwargs)
+        return call(graph, target, args, kwargs)
+
+    return called
+
+
+def _product(row: Any, matrix: Any) -> Any:
+    return _to(row.get_dtype(), _sums(row, matrix))
+
+
+def _sum_with(bias: Any, row: Any, matrix: Any, *, beta: float = 1, alpha: float = 1) -> Any:
+    total = lowerings[_aten.mul.Tensor](_sums(row, matrix), alpha)
+    if beta:  # otherwise not even NaN of the bias counts
+        scaled = lowerings[_aten.mul.Tensor](_to(torch.float32, bias), beta)
+        total = lowerings[_aten.add.Tensor](total, scaled)
+    return _to(row.get_dtype(), total)
+
+
+def _sums(row: Any, matrix: Any) -> Any:
+    """Writes the product as sums in float32, [1, n]."""
+    row.realize()
+    columns = lowerings[_aten.permute.default](matrix, [1, 0])
+    factors = lowerings[_aten.mul.Tensor](_to(torch.float32, columns), _to(torch.float32, row))
+    return lowerings[_aten.unsqueeze.default](lowerings[_aten.sum.dim_IntList](factors, [1]), 0)
+
+
+def _to(dtype: torch.dtype, value: Any) -> Any:
+    return lowerings[torch.ops.prims.convert_element_type.default](value, dtype)
+
+
+def _with_blocks(choose: _Call) -> _Call:
+    def chosen(choices: InductorChoices, kind: Any, features: SIMDKernelFeatures, sizes: Any, options: Any) -> Any:
+        options = choose(choices, kind, features, sizes, options)
+        if _are_products(features) and "fixed_config" not in options:
+            gpu = DeviceProperties.create(V.graph.get_current_device_or_throw())
+            room = gpu.multi_processor_count * (gpu.max_threads_per_multi_processor or 2048)
+            options |= {
+                "fixed_config": FixedTritonConfig(blocks(int(features.numel), int(features.reduction_numel), room)),
+                "override_persistent_reduction": False,
+                "override_cooperative_reduction": False,
+            }
+        return options
+
+    return chosen
+
+
+def blocks(rows: int, length: int, room: int) -> dict[str, int]:
+    """Chooses the blocks of Triton's kernel.
+
+    A block reads one row. It has as many threads as let all blocks together fill the GPU once: with fewer, too few
+    bytes are on their way; with more, threads have to wait for those before them.
+
+    Args:
+        rows: The number of the matrix' rows.
+        length: The length of a row.
+        room: How many threads the GPU runs at once.
+    """
+    least, most = THREADS
+    whole = next_power_of_2(length)
+    threads = max(least, min(most, last_power_of_2(max(1, room // rows)), whole // ELEMENTS))
+    width = min(threads * ELEMENTS, whole)
+    return {
+        "XBLOCK": threads * ELEMENTS // width,  # short rows share a block
+        "R0_BLOCK": width,
+        "num_warps": threads // 32,
+        "num_stages": 1,
+    }
+
+
+def _are_products(features: SIMDKernelFeatures) -> bool:
+    """Whether a kernel is one or several that `_sums` wrote, with what comes after them."""
+    if not all(isinstance(size, (int, sympy.Integer)) for size in (features.numel, features.reduction_numel)):
+        return False
+    nodes: list[Any] = [each.node for each in features.reduction_nodes()]
+    written = [any(origin.target in _ROW for origin in node.origins) for node in nodes]
+    return bool(written) and all(written)
