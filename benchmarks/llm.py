@@ -325,8 +325,6 @@ def main(arguments: Iterable[str] | None = None) -> None:
     options = parser.parse_args(None if arguments is None else list(arguments))
     if options.large:
         name, flags = f"large_{options.large}", ["--device", "cuda", "--cases", "1"]
-        if options.large != "float32":
-            flags += ["--inductor-config", "coordinate_descent_tuning=true"]
         if options.make:
             make(options.folder, name, "large", {"dtype": options.large}, *flags, verify=False)
         if options.measure:

@@ -35,7 +35,6 @@ sys.path.insert(0, str(ROOT / "examples" / "llama"))
 import llama  # noqa: E402 (its folder is put on the path first)
 
 RESULTS = ROOT / "benchmarks" / "state_results"
-TUNED = ("--inductor-config", "coordinate_descent_tuning=true")
 ROUNDS, CALLS, WARM = 15, 20, 20  # fewer tokens than the cache holds
 TOKENS = 32  # that rows of the same weights are compared by
 
@@ -93,21 +92,17 @@ def passing(small: bool = False) -> exportkit.ExportSpec:
     )
 
 
-PACKAGES: Mapping[str, tuple[str, tuple[str, ...]]] = {
-    "stateful": ("stateful", ()),
-    "passing": ("passing", ()),
-    "tuned": ("stateful", TUNED),
-}
+PACKAGES = ("stateful", "passing")
+"""The functions above of whose specs packages are made."""
 
 
 def make_package(name: str, folder: Path, small: bool) -> dict[str, float]:
     """Makes a package by the command line, and returns the seconds of its commands."""
-    function, flags = PACKAGES[name]
-    source = f"{ROOT / 'benchmarks' / 'state.py'}:{function}"
+    source = f"{ROOT / 'benchmarks' / 'state.py'}:{name}"
     exported, packaged = folder / f"{name}_aoti.pt2", folder / f"{name}.pt2"
     device = "cpu" if small else "cuda"
     export = ["export", source, "--model-kwargs", json.dumps({"small": small}), "--device", device, "--cases", "1"]
-    seconds = {"export": _seconds([*export, *flags, "-o", str(exported)])}
+    seconds = {"export": _seconds([*export, "-o", str(exported)])}
     seconds["package"] = _seconds(["package", str(exported), "-o", str(packaged)])
     exported.unlink()
     (folder / f"{name}.json").write_text(json.dumps(seconds))
@@ -194,9 +189,6 @@ ROWS: Mapping[str, Row] = {
     "session": Row(session, "stateful"),
     "session, CUDA graphs": Row(session, "stateful", {"cuda_graphs": True}, gpu=True),
     "the graph alone": Row(bare_graph, "stateful", {"cuda_graphs": []}, gpu=True),
-    "session, tuned": Row(session, "tuned"),
-    "session, tuned, CUDA graphs": Row(session, "tuned", {"cuda_graphs": True}, gpu=True),
-    "the graph alone, tuned": Row(bare_graph, "tuned", {"cuda_graphs": []}, gpu=True),
 }
 
 
