@@ -234,7 +234,7 @@ def test_weights_are_on_the_device_once(runtime: str, monkeypatch: pytest.Monkey
 
 def test_memory_comes_back_with_graphs_and_sessions(tmp_path: Path) -> None:
     used = []
-    for _ in range(4):
+    for _ in range(5):
         with exportkit.load(artifact("decoder-cuda"), "cuda", cuda_graphs=True) as model:
             for batch in (1, 2):
                 session = model.session(batch=batch)
@@ -243,4 +243,4 @@ def test_memory_comes_back_with_graphs_and_sessions(tmp_path: Path) -> None:
             session.save(tmp_path / "state.safetensors")
         del model, session
         used.append(allocated())
-    assert used[-1] - used[0] < 8 << 20
+    assert used[-1] - used[1] < 8 << 20  # the first load takes what others have freed
