@@ -268,6 +268,14 @@ def mapped_files() -> list[tuple[Path, os.stat_result]]:
     return files
 
 
+def mapped_beside_torch() -> list[Path]:
+    """Returns the files whose code is mapped into the process and that are not torch's own."""
+    import torch
+
+    folder = Path(torch.__file__).resolve().parent  # of what is mapped: installers may make links to one copy
+    return [path for path, _ in mapped_files() if not path.is_relative_to(folder)]
+
+
 def _mapped_copy(sha256: str, size: int) -> Path | None:
     """Returns a file with this content that the process mapped without exportkit, by dlopen or an import."""
     for path, status in mapped_files():
@@ -357,17 +365,14 @@ def _refuse_other_kernels(path: Path, sha256: str) -> None:
 
 def _owner_of(namespace: str) -> str:
     """Says which library registered a namespace, if that can be found out."""
-    import torch
-
     for library in _loaded.values():
         if namespace in library.namespaces:
             return f"sha256 {library.sha256} from {library.path}"
     found = []
-    for path, _ in mapped_files():
-        if not path.is_relative_to(Path(torch.__file__).parent):
-            with contextlib.suppress(OSError):
-                if could_define(path, namespace):
-                    found.append(f"sha256 {file_sha256(path)} from {path}")
+    for path in mapped_beside_torch():
+        with contextlib.suppress(OSError):
+            if could_define(path, namespace):
+                found.append(f"sha256 {file_sha256(path)} from {path}")
     if not found:
         return "Python code, or a library whose file is gone, that exportkit did not load"
     return f"{' or '.join(found)}, which exportkit did not load"

@@ -7,6 +7,7 @@ import os
 from pathlib import Path
 
 import pytest
+import torch
 
 from exportkit.errors import LibraryLoadError
 from exportkit.libraries import (
@@ -19,7 +20,7 @@ from exportkit.libraries import (
     schemas_of,
 )
 from tests.fixtures.softpool_library import build
-from tests.fresh import run_python
+from tests.fresh import ROOT, run_interpreter, run_python
 from tests.package import c_library
 
 PRELUDE = """
@@ -197,6 +198,16 @@ def test_a_mapped_file_whose_name_is_no_text_does_no_harm(tmp_path):
             found = loaded_library(file_sha256(Path(os.fsdecode(name))), 4096)
     assert found is not None
     assert found.path == Path(os.fsdecode(name))
+
+
+def test_torchs_libraries_are_known_where_torch_is_a_link(tmp_path: Path) -> None:
+    """uv installs links to one copy, if it is asked to."""
+    (tmp_path / "torch").symlink_to(Path(torch.__file__).resolve().parent)
+    code = "import torch; from exportkit.libraries import *; print(torch.__file__, *mapped_beside_torch())"
+    where, *others = run_interpreter(code, cwd=tmp_path, PYTHONPATH=f"{tmp_path}:{ROOT}").split()
+    assert where == f"{tmp_path}/torch/__init__.py"
+    assert others
+    assert not [path for path in others if Path(path).name.startswith(("libtorch", "libc10"))]
 
 
 def test_the_namespaces_of_torch_are_those_that_it_and_its_compiler_register(tmp_path: Path) -> None:

@@ -5,11 +5,9 @@ from __future__ import annotations
 import socket
 from pathlib import Path
 
-import torch
-
 from exportkit.child.messages import serve
 from exportkit.errors import NotAnOperatorLibraryError
-from exportkit.libraries import mapped_files
+from exportkit.libraries import mapped_beside_torch
 from exportkit.operators.contract.schema_rules import schema_findings
 from exportkit.operators.tools.listing import Listed, ListedOperator, ListSource
 from exportkit.operators.tools.registered import (
@@ -32,8 +30,7 @@ def describe(command: ListSource) -> Listed:
         load(command.source)
         names = registered()
     operators = tuple(_operator(name) for name in names if has_schema(name))
-    torch_folder = Path(torch.__file__).parent
-    files = [str(path) for path, _ in mapped_files() if not path.is_relative_to(torch_folder) and _registers(path)]
+    files = [str(path) for path in mapped_beside_torch() if _registers(path)]
     return Listed(operators, tuple(files))
 
 
