@@ -101,7 +101,7 @@ def _with_products(call: _Call) -> _Call:
         if target in _ROW:
             node: Any = V.graph.current_node
             row, matrix = (factor.meta["val"] for factor in node.args[_ROW[target] :])
-            if is_vector_product(row, matrix) and "out_dtype" not in kwargs:
+            if is_vector_product(row, matrix):
                 return (_product if target is _aten.mm.default else _sum_with)(*args, **kwargs)
         return call(graph, target, args, kwargs)
 
