@@ -2,7 +2,8 @@
 //
 // Tokens are bytes. Each line has the next token of each text, and is written as it comes. The same seed draws the same
 // tokens; Python draws others. A text may be as long as one `prefill` reads.
-#include <ATen/ATen.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/zeros.h>
 #include <exportkit/runtime.h>
 
 #include <algorithm>
@@ -63,7 +64,7 @@ at::Tensor choose(const at::Tensor& logits, const Options& options, std::mt19937
   const int64_t vocabulary = scores.size(1);
   const int64_t kept = options.top_k > 0 ? std::min(options.top_k, vocabulary) : vocabulary;
   const auto [best, order] = scores.topk(kept);
-  const at::Tensor weights = (best / options.temperature).softmax(-1).contiguous();
+  const at::Tensor weights = best.div(options.temperature).softmax(-1).contiguous();
   at::Tensor token = at::empty({scores.size(0), 1}, at::kLong);
   for (int64_t row = 0; row < scores.size(0); ++row) {
     const double* each = weights[row].const_data_ptr<double>();

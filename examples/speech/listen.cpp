@@ -2,7 +2,7 @@
 //
 // The samples are float32 at 16 kHz, from -1 to 1. A line is how likely speech is in 512 of them. The state file is
 // what a session saved that has heard what came before.
-#include <ATen/ATen.h>
+#include <ATen/ops/from_blob.h>
 #include <exportkit/runtime.h>
 
 #include <fstream>
