@@ -272,7 +272,7 @@ def mapped_beside_torch() -> list[Path]:
     """Returns the files whose code is mapped into the process and that are not torch's own."""
     import torch
 
-    folder = Path(torch.__file__).resolve().parent  # of what is mapped: installers may make links to one copy
+    folder = Path(torch.__file__).resolve().parent  # installers may link to one copy, which is what is mapped
     return [path for path, _ in mapped_files() if not path.is_relative_to(folder)]
 
 

@@ -52,7 +52,7 @@ class Table(NamedTuple):
         return torch.rand(rows, self.columns).to(self.dtype)
 
 
-# One program has them all, for a compiler's time is mostly that of reading headers.
+# One program has them all: a compiler spends most of its time on headers.
 TABLES = [Table(dtype, columns) for dtype in (torch.float32, torch.bfloat16, torch.float64) for columns in COLUMNS]
 TABLES += [Table(torch.float32, columns, varying=True) for columns in COLUMNS]
 CODE = [(HERE, TABLES), *((isa, TABLES[: len(COLUMNS)]) for isa in LONGER)]

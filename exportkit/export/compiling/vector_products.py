@@ -1,8 +1,8 @@
 """Products of one row with a matrix of weights, in the code that Inductor writes for GPUs (docs/adr/0071).
 
-A language model's next token is one row. Its time is that of reading the weights. cuBLAS reads matrices of a few
-megabytes at half of the memory's rate, and Inductor's own sums over rows do, too: a block is 512 threads of which each
-has eight elements, so that most of its time goes by before and after it reads.
+A language model's next token is one row. It takes as long as reading the weights. cuBLAS reads a few megabytes at half
+of the memory's rate. So do Inductor's own sums over rows: a block has 512 threads with eight elements each, and spends
+most of its time before and after it reads.
 """
 
 from __future__ import annotations

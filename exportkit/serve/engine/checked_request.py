@@ -70,7 +70,7 @@ class RequestForm:
 
 
 class KnownInputs:
-    """Where the inputs of a checked request lie in its body, and what is true of all that differ in elements alone."""
+    """Says where the inputs of a checked request lie in its body. Requests that differ in elements share the rest."""
 
     def __init__(self, size: int, starts: Sequence[int], checked: CheckedRequest) -> None:
         """`size` is the body's, and `starts` says where in it each of the model's inputs begins."""

@@ -163,7 +163,7 @@ class _Asking:
         self.request.watch(answering.left)
 
     def _read(self, body: memoryview) -> tuple[InferRequest, OutputForms, str, CheckedRequest]:
-        """Reads a request, and remembers what is true of others like it."""
+        """Reads a request, and remembers what others like it share."""
         model, memory, length = self.model, self.short.memory, self.head.body.json_length
         text = body[:length]
         copied = most_copied(memory, text)
