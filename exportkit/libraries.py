@@ -272,7 +272,8 @@ def mapped_beside_torch() -> list[Path]:
     """Returns the files whose code is mapped into the process and that are not torch's own."""
     import torch
 
-    folder = Path(torch.__file__).resolve().parent  # installers may link to one copy, which is what is mapped
+    # An installer may put a link to torch there. What is mapped has the path without it.
+    folder = Path(torch.__file__).resolve().parent
     return [path for path, _ in mapped_files() if not path.is_relative_to(folder)]
 
 

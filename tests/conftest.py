@@ -8,7 +8,7 @@ import random
 import sys
 import tempfile
 
-# Hundreds of processes import the same modules, and pytest rewrites the assertions of what is not kept.
+# Hundreds of processes import the same modules. Python keeps what it compiled, and pytest what it rewrote.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 # Threads of torch that wait give up their core: other workers of pytest-xdist, and compilers, need it. Waiting busily,
 # tests with small tensors take ten times as long. libgomp reads this when torch is imported.

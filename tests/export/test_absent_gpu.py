@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import re
 import subprocess
 from collections.abc import Iterator
@@ -12,10 +11,9 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from exportkit.errors import CompilerError, ExportError, HostError, NoTargetError, UsageError
+from exportkit.errors import ExportError, HostError, NoTargetError, UsageError
 from exportkit.export.artifact import export_aoti
 from exportkit.export.compiling.absent_gpu import AbsentGpu, _store, parse_gpus
-from exportkit.export.compiling.compile_absent import cuda_home
 from exportkit.export.compiling.compile_plan import CompilePlan
 from exportkit.export.export_options import CompileOptions, TraceOptions
 from exportkit.package.archive import PackageReader
@@ -24,19 +22,10 @@ from exportkit.package.consistency import is_complete
 from exportkit.package.cuda_code import cuda_architectures
 from exportkit.runtime.loader import load
 from exportkit.spec import ExportSpec
+from tests.export import gpu_compiler
 
 CPU = torch.device("cpu")
 HERE = TraceOptions(device="cuda", cases=1, trouble=False)
-
-
-def _cannot_compile() -> str | None:
-    if torch.version.cuda is None or importlib.util.find_spec("triton") is None:
-        return f"torch {torch.__version__} has no Triton: a CUDA build does, and needs no GPU"
-    try:
-        cuda_home()
-    except CompilerError as error:
-        return str(error)
-    return None
 
 
 class Mixed(torch.nn.Module):
@@ -58,10 +47,9 @@ class Mixed(torch.nn.Module):
 @pytest.fixture(scope="module")
 def compiled(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PackageReader]:
     """A package for three GPUs, of which this machine has none."""
-    if (reason := _cannot_compile()) is not None:
-        pytest.skip(reason)
     if torch.cuda.is_available():
         pytest.skip("this machine has a GPU, and the test is of machines without one")
+    gpu_compiler.require()
     out = tmp_path_factory.mktemp("gpus") / "mixed.pt2"
     spec = ExportSpec(Mixed().eval(), (torch.randn(8, 33),), dynamic_shapes={"x": {0: "batch[1:64]"}})
     export_aoti(spec, out, HERE, CompileOptions(gpus=("8.0+ptx", "9.0", "12.0")))

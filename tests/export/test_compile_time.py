@@ -18,7 +18,7 @@ from exportkit.export.programs.resolve import resolve
 from tests.fresh import run_interpreter
 
 MODELS = str(Path(__file__).with_name("export_models.py"))
-ONE_CASE = TraceOptions(cases=1, trouble=False)  # what is recorded is not compiled
+ONE_CASE = TraceOptions(cases=1, trouble=False)  # these tests look at the compiler alone
 
 # Notes its arguments, and that it waits for the other source: a compiler that is run alone gives up.
 MEETING = """#!/bin/sh

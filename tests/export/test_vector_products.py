@@ -1,8 +1,7 @@
-"""Products of one row on a GPU: which are taken, what they compute, and that no library is called for them."""
+"""Products of one row on a GPU: the code computes them accurately, and calls no library."""
 
 from __future__ import annotations
 
-import importlib.util
 import itertools
 from pathlib import Path
 
@@ -11,14 +10,13 @@ import torch
 from torch._subclasses import FakeTensorMode
 
 import exportkit
-from exportkit.errors import CompilerError
 from exportkit.export.artifact import export_aoti
-from exportkit.export.compiling.compile_absent import cuda_home
 from exportkit.export.compiling.vector_products import blocks, is_vector_product
 from exportkit.export.export_options import CompileOptions, TraceOptions
 from exportkit.package.archive import PackageReader
 from exportkit.package.elf import read_elf
 from exportkit.spec import ExportSpec
+from tests.export import gpu_compiler
 
 HALF = torch.bfloat16
 LENGTHS = (1, 8, 130, 511, 512, 1000, 2048, 5003)
@@ -121,12 +119,7 @@ def _imported(module: torch.nn.Module, x: torch.Tensor, folder: Path, **options:
     ids=["one", "two", "left to eager"],
 )
 def test_the_code_calls_a_library_for_more_than_a_row_or_if_told_to(rows, options, calls, tmp_path: Path) -> None:
-    if torch.version.cuda is None or importlib.util.find_spec("triton") is None:
-        pytest.skip(f"torch {torch.__version__} has no Triton: a CUDA build does, and needs no GPU")
-    try:
-        cuda_home()
-    except CompilerError as error:
-        pytest.skip(str(error))
+    gpu_compiler.require()
     layers = torch.nn.Sequential(torch.nn.Linear(64, 48), torch.nn.GELU(), torch.nn.Linear(48, 16, bias=False)).to(HALF)
     imported = _imported(layers.eval(), torch.randn(rows, 64, dtype=HALF), tmp_path, **options)
     assert bool(imported & LIBRARY) is calls
@@ -146,7 +139,7 @@ def test_blocks_of_triton_hold_whole_short_rows_and_no_thread_reads_beyond_them(
 
 
 def test_blocks_are_those_that_were_fastest() -> None:
-    """What was measured on an H200, microseconds beside 64 threads: docs/adr/0071."""
+    """docs/adr/0071 has what was measured on an H200."""
     h200 = 132 * 2048
     assert blocks(3072, 2048, h200)["num_warps"] == 2
     assert blocks(2048, 2048, h200)["num_warps"] == 4

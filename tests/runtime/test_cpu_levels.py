@@ -52,7 +52,7 @@ needs_an_emulator = pytest.mark.skipif(EMULATOR is None, reason="there is no qem
 
 @pytest.fixture(scope="module")
 def on_haswell() -> subprocess.CompletedProcess[str]:
-    """What it says of the other target, how that ended, and what it says of its own."""
+    """The output of an emulated CPU that runs the wrong target first, in a fork, and then its own."""
     command = [str(EMULATOR), "-cpu", "Haswell", sys.executable, "-c", BOTH, str(artifact("weighted"))]
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     return subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=600)
