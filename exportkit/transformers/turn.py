@@ -102,15 +102,26 @@ def current() -> Turn:
     return turn
 
 
-def mask(batch_size: int, kv_length: int, mask_function: Callable[..., Tensor], **_: Any) -> Tensor:
-    """Returns where a query may look, [batch, 1, count, slots], by transformers' interface of masks."""
+def mask(
+    batch_size: int,
+    kv_length: int,
+    mask_function: Callable[..., Tensor],
+    dtype: torch.dtype = torch.float32,
+    **_: Any,
+) -> Tensor:
+    """Returns what is added to scores, [batch, 1, count, slots], by transformers' interface of masks.
+
+    It is 0 where a query may look, and elsewhere the least number: a row that sees nothing shall have numbers, too. Of
+    a mask of bool, attention would make it in each layer.
+    """
     turn = current()
     device = turn.start.device
     rows = torch.arange(batch_size, device=device)[:, None, None, None]
     heads = torch.zeros((1, 1, 1, 1), dtype=torch.int64, device=device)
     held = turn.held(kv_length)[:, None, None, :]
     allowed = mask_function(rows, heads, turn.positions[:, None, :, None], held) & (held >= 0)
-    return allowed.expand(batch_size, 1, turn.positions.shape[1], kv_length)
+    added = torch.zeros_like(allowed, dtype=dtype).masked_fill(~allowed, torch.finfo(dtype).min)
+    return added.expand(batch_size, 1, turn.positions.shape[1], kv_length)
 
 
 def attend(
@@ -127,42 +138,41 @@ def attend(
     """Attends by transformers' interface of attention: query [batch, heads, count, width], returned transposed."""
     if others.get("position_bias") is not None:
         raise UsageError(f"{type(module).__name__} adds a bias of its own to the attention, which is not supported")
-    batch, heads, count, width = query.shape
-    groups = heads // key.shape[1]
-    packed = groups > 1 and current().single
-    if packed:  # the queries that share keys and values are those of one head: nothing is repeated
-        query = query.reshape(batch, key.shape[1], groups, width)
     if softcap is None and s_aux is None:
-        shared = groups > 1 and not packed
-        attended = scaled_dot_product_attention(query, key, value, attention_mask, scale=scaling, enable_gqa=shared)
+        added, grouped = attention_mask.to(query.dtype), query.shape[1] != key.shape[1]
+        attended = scaled_dot_product_attention(query, key, value, added, scale=scaling, enable_gqa=grouped)
     else:
-        if groups > 1 and not packed:
-            key, value = (each.repeat_interleave(groups, dim=1) for each in (key, value))
-        attended = _explicit(query, key, value, attention_mask, scaling or width**-0.5, softcap, s_aux)
-    return attended.reshape(batch, heads, count, value.shape[-1]).transpose(1, 2), None
+        attended = _explicit(query, key, value, attention_mask, scaling or query.shape[-1] ** -0.5, softcap, s_aux)
+    return attended.transpose(1, 2), None
 
 
 def _explicit(
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    allowed: Tensor,
+    added: Tensor,
     scaling: float,
     softcap: float | None,
     sinks: Tensor | None,
 ) -> Tensor:
     """Attention whose scores are capped, or that has a sink in each head: a score without a value."""
+    batch, heads, count, width = query.shape
+    groups = heads // key.shape[1]
+    if current().single:  # heads that share keys and values are queries of one head: nothing is repeated
+        query = query.reshape(batch, key.shape[1], groups, width)
+    else:
+        key, value = (each.repeat_interleave(groups, dim=1) for each in (key, value))
     scores = (query @ key.transpose(-2, -1)).float() * scaling
     if softcap is not None:
         scores = torch.tanh(scores / softcap) * softcap
-    scores = scores.masked_fill(~allowed, float("-inf"))
+    scores = scores + added
     if sinks is not None:
-        shape = (1, query.shape[1], query.shape[2], 1) if current().single else (1, -1, 1, 1)
-        sink = sinks.float().reshape(shape).expand(*scores.shape[:-1], 1)
+        sink = sinks.float().reshape(1, scores.shape[1], -1, 1).expand(*scores.shape[:-1], 1)
         weights = torch.softmax(torch.cat([scores, sink], dim=-1), dim=-1)[..., :-1]
     else:
         weights = torch.softmax(scores, dim=-1)
-    return weights.to(value.dtype) @ value
+    attended = weights.to(value.dtype) @ value
+    return attended.reshape(batch, heads, count, value.shape[-1])
 
 
 def register() -> None:

@@ -21,6 +21,7 @@ from exportkit.export.compiling.flat_weights import flat_weights
 from exportkit.export.compiling.inductor_changes import changed_inductor
 from exportkit.export.compiling.model_sources import compiling_model_sources
 from exportkit.export.compiling.packed_weights import packed_weights
+from exportkit.export.compiling.shared_heads import shared_heads
 from exportkit.export.compiling.small_convolutions import small_convolutions
 from exportkit.export.compiling.usable_compiler import last_lines, refuse_full_disk
 from exportkit.export.compiling.vector_products import vector_products
@@ -63,6 +64,7 @@ def run_inductor(
             written = contexts.enter_context(noted_lines())
             if device.type == "cpu":
                 contexts.enter_context(small_convolutions())
+                contexts.enter_context(shared_heads())
                 contexts.enter_context(packed_weights())
             else:
                 contexts.enter_context(flat_weights())

@@ -20,9 +20,10 @@ No torch that exports has an option for any of these, so export replaces:
 - `torch.get_num_threads`, so that a machine of one thread writes right code for more (`inductor_changes`).
 - `CppVecKernel.store`, so that vectors are added to one element, and `DynamicSliceSize.__init__`, so that slices that
   end at a value have a beginning (`inductor_changes`).
-- `compile_fx.select_decomp_table`, so that small convolutions become products (`small_convolutions`), and, with
-  `GraphLowering.call_function` and `InductorChoices.triton_kernel_kwargs`, that products of one row are written for
-  the memory of a GPU (`vector_products`), and
+- `compile_fx.select_decomp_table`, so that small convolutions become products (`small_convolutions`), that heads that
+  share keys become queries (`shared_heads`), and, with `GraphLowering.call_function`,
+  `InductorChoices.triton_kernel_kwargs` and `ForeachKernelSchedulerNode.combinable_nodes`, that products of one row are
+  written for the memory of a GPU, and what is beside them for few launches (`vector_products`), and
   `compile_fx.split_const_gm`, so that only what the graph was changed for is computed when the code is
   loaded (`load_time`).
 - `ShapeEnv._log_guard`, so that an error names the line of the model that a size failed at (`guards`), and that a
