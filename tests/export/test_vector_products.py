@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 from pathlib import Path
 
 import pytest
@@ -98,19 +99,23 @@ def test_they_are_as_accurate_as_one_rounding_and_sums_in_float32(dtype: torch.d
                 assert ours <= 2 * theirs + unit, name
 
 
-def _imported(module: torch.nn.Module, x: torch.Tensor, folder: Path, **options: object) -> frozenset[str]:
-    """Exports for a GPU, and returns torch's functions that its code calls."""
+def _exported(module: torch.nn.Module, x: torch.Tensor, folder: Path, **options: object) -> Path:
+    """Exports for a GPU, a present one or another."""
     if torch.cuda.is_available():
-        trace, there = TraceOptions("cuda", cases=0), {}
+        trace, there = TraceOptions("cuda", cases=0, allow_nondeterministic=True), {}
         module, x = module.cuda(), x.cuda()
     else:
-        trace, there = TraceOptions("cuda", cases=0), {"gpus": ("9.0",)}
+        trace, there = TraceOptions("cuda", cases=0, allow_nondeterministic=True), {"gpus": ("9.0",)}
     out = folder / "model.pt2"
     export_aoti(ExportSpec(module, (x,)), out, trace, CompileOptions(**there, **options))
-    with PackageReader(out) as reader:
-        library = folder / "model.so"
+    return out
+
+
+def _library(exported: Path) -> Path:
+    library = exported.with_name("model.so")
+    with PackageReader(exported) as reader:
         library.write_bytes(reader.read(next(name for name in reader.names if name.endswith(".so"))))
-    return read_elf(library).torch_symbols
+    return library
 
 
 @pytest.mark.parametrize(
@@ -121,8 +126,32 @@ def _imported(module: torch.nn.Module, x: torch.Tensor, folder: Path, **options:
 def test_the_code_calls_a_library_for_more_than_a_row_or_if_told_to(rows, options, calls, tmp_path: Path) -> None:
     gpu_compiler.require()
     layers = torch.nn.Sequential(torch.nn.Linear(64, 48), torch.nn.GELU(), torch.nn.Linear(48, 16, bias=False)).to(HALF)
-    imported = _imported(layers.eval(), torch.randn(rows, 64, dtype=HALF), tmp_path, **options)
-    assert bool(imported & LIBRARY) is calls
+    exported = _exported(layers.eval(), torch.randn(rows, 64, dtype=HALF), tmp_path, **options)
+    assert bool(read_elf(_library(exported)).torch_symbols & LIBRARY) is calls
+
+
+class Beside(torch.nn.Module):
+    """A product, and beside it four short steps that do not need one another; two draw numbers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = torch.nn.Linear(64, 48).to(HALF)
+
+    def forward(self, x: torch.Tensor) -> list[torch.Tensor]:
+        parts = x[:, :5], x[:, 5:30], x[:, 30:]
+        drawn = [torch.rand_like(parts[0]), torch.rand_like(parts[1])]
+        return [self.layer(x), *(torch.tanh(part) for part in parts), *drawn]
+
+
+@pytest.mark.parametrize(("rows", "fewer"), [(1, True), (2, False)])
+def test_short_kernels_beside_a_product_of_one_row_are_combined(rows: int, fewer: bool, tmp_path: Path) -> None:
+    gpu_compiler.require()
+    kernels = []
+    for apart in ({}, {"inductor_config": {"combo_kernels": False}}):
+        exported = _exported(Beside().eval(), torch.randn(rows, 64, dtype=HALF), tmp_path, **apart)
+        kernels.append(len(set(re.findall(rb"(?<=\0)model_triton_\w+(?=\0)", _library(exported).read_bytes()))))
+    assert kernels[1] == 5 + (rows == 1)
+    assert (kernels[0] < kernels[1]) is fewer
 
 
 @pytest.mark.parametrize("room", [132 * 2048, 46 * 1024])

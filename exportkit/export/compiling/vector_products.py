@@ -2,7 +2,8 @@
 
 A language model's next token is one row. It takes as long as reading the weights. cuBLAS reads a few megabytes at half
 of the memory's rate. So do Inductor's own sums over rows: a block has 512 threads with eight elements each, and spends
-most of its time before and after it reads.
+most of its time before and after it reads. The model's other kernels are so short that starting them takes most of the
+time. So those that do not need one another become one.
 """
 
 from __future__ import annotations
@@ -10,10 +11,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from typing import Any
+from weakref import WeakSet
 
 import sympy
 import torch
-from torch._inductor import compile_fx
+from torch._inductor import compile_fx, config
 from torch._inductor.choices import InductorChoices
 from torch._inductor.codegen.simd_kernel_features import SIMDKernelFeatures
 from torch._inductor.codegen.triton import FixedTritonConfig
@@ -21,6 +23,7 @@ from torch._inductor.graph import GraphLowering
 from torch._inductor.lowering import lowerings
 from torch._inductor.runtime.hints import DeviceProperties
 from torch._inductor.runtime.runtime_utils import last_power_of_2, next_power_of_2
+from torch._inductor.scheduler import ForeachKernelSchedulerNode
 from torch._inductor.virtualized import V
 
 from exportkit.export.within_torch.torch_internals import replaced
@@ -32,6 +35,8 @@ _DTYPES = {torch.float16, torch.bfloat16, torch.float32}
 _aten = torch.ops.aten
 _ROW = {_aten.mm.default: 0, _aten.addmm.default: 1}
 """The place of the row among the arguments, before the matrix."""
+
+_WITH_PRODUCTS: WeakSet[GraphLowering] = WeakSet()
 
 _Table = Mapping[Any, Callable[..., Any]]
 _Call = Callable[..., Any]
@@ -48,6 +53,8 @@ def vector_products() -> Iterator[None]:
         changes.enter_context(replaced(compile_fx, "select_decomp_table", _vectors_as_rows))
         changes.enter_context(replaced(GraphLowering, "call_function", _with_products))
         changes.enter_context(replaced(InductorChoices, "triton_kernel_kwargs", _with_blocks))
+        changes.enter_context(replaced(ForeachKernelSchedulerNode, "combinable_nodes", _beside_products))
+        changes.enter_context(config.patch(combo_kernels=True, combo_kernels_pointwise_only=True))
         yield
 
 
@@ -102,10 +109,20 @@ def _with_products(call: _Call) -> _Call:
             node: Any = V.graph.current_node
             row, matrix = (factor.meta["val"] for factor in node.args[_ROW[target] :])
             if is_vector_product(row, matrix):
+                _WITH_PRODUCTS.add(graph)
                 return (_product if target is _aten.mm.default else _sum_with)(*args, **kwargs)
         return call(graph, target, args, kwargs)
 
     return called
+
+
+def _beside_products(combinable: Any) -> Any:
+    """Lets Inductor combine kernels in graphs with such products alone."""
+
+    def chosen(cls: type, nodes: list[Any]) -> list[Any]:
+        return combinable.__get__(None, cls)(nodes) if V.graph in _WITH_PRODUCTS else []
+
+    return classmethod(chosen)
 
 
 def _product(row: Any, matrix: Any) -> Any:
