@@ -16,7 +16,8 @@ from exportkit.eager_source import EagerSource
 from exportkit.errors import UsageError, WeightsError
 from exportkit.export.eager_calls.cases import state_sha256
 from exportkit.export.eager_calls.eager_methods import EagerMethods
-from exportkit.export.eager_calls.record import play_session, record_played
+from exportkit.export.eager_calls.play import play_session
+from exportkit.export.eager_calls.record import record_played
 from exportkit.export.eager_calls.sequences import DrawnCall
 from exportkit.export.eager_calls.steadiness import Steadiness
 from exportkit.export.models.placement import on_device, usable_device
@@ -45,16 +46,17 @@ def record(command: RecordCases) -> CasesRecorded:
         old = [
             (case, files, trouble_of(Path(files[0]).read_bytes())) for case, files in zip(command.cases, command.files)
         ]
+        largest = max((files[0] for _, files, trouble in old if not trouble), key=_size, default=None)
         for case, (inputs, output), trouble in sorted(old, key=lambda each: bool(each[2])):
             tensors = load_file(inputs)
             calls = [_drawn(eager, manifest, tensors, number, call) for number, call in enumerate(case.calls)]
             placed = [replace(call, bound=on_device(call.bound, device)) for call in calls]
             played = play_session(*task, placed, tf32=tf32)
-            made = record_played(played, *task[1:], tf32=tf32, trouble=trouble)
+            made = record_played(played, *task[1:], tf32=tf32, trouble=trouble, rare=inputs == largest)
             if not trouble:
                 drawn.append(made)
             else:
-                steadiness = steadiness or Steadiness(*task, drawn, tf32=tf32)
+                steadiness = steadiness or Steadiness(*task[1:], drawn)
                 if steadiness.problem(played, made) is not None:
                     continue
             Path(output).write_bytes(made.tensors)
@@ -62,6 +64,10 @@ def record(command: RecordCases) -> CasesRecorded:
             found.append(Case(record=case.record, calls=made.calls, reference_dtype=dtype, state_accuracy=accuracy))
     order = [case.record for case in command.cases]
     return CasesRecorded(tuple(sorted(found, key=lambda case: order.index(case.record))))
+
+
+def _size(file: str) -> int:
+    return Path(file).stat().st_size
 
 
 @contextmanager

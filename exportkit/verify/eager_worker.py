@@ -50,7 +50,8 @@ class Eager:
         import msgspec
 
         from exportkit.errors import ExportError, UsageError
-        from exportkit.export.eager_calls.record import play_session, record_played
+        from exportkit.export.eager_calls.play import play_session
+        from exportkit.export.eager_calls.record import record_played
         from exportkit.export.eager_calls.sequences import draw_call, draw_session
         from exportkit.export.eager_calls.steadiness import Steadiness
         from exportkit.export.models.placement import on_device
@@ -71,7 +72,7 @@ class Eager:
             return CallsDrawn(Case(record="", calls=()), (), "eager refuses them")
         recorded = record_played(played, made.methods, made.state, tf32=made.tf32)
         if command.kinds:
-            steadiness = Steadiness(eager, made.methods, made.state, self._recorded, tf32=made.tf32)
+            steadiness = Steadiness(made.methods, made.state, self._recorded)
             if problem := steadiness.problem(played, recorded):
                 return CallsDrawn(Case(record="", calls=()), (), f"they are values {problem}")
         else:

@@ -3,41 +3,24 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
 from safetensors.torch import save
 
-from exportkit.errors import ExportError, UsageError
-from exportkit.export.eager_calls.cases import MAX_CASE_BYTES, case_sizes, eager_mode
-from exportkit.export.eager_calls.eager_methods import EagerAnswer, EagerMethods, EagerSession
-from exportkit.export.eager_calls.reference import (
-    AnsweredCall,
-    References,
-    SessionReferences,
-    SessionState,
-    WideAnswers,
-    session_references,
-    wide_answers,
-)
+from exportkit.errors import UsageError
+from exportkit.export.eager_calls.cases import MAX_CASE_BYTES, case_sizes
+from exportkit.export.eager_calls.eager_methods import EagerMethods
+from exportkit.export.eager_calls.play import PlayedSession, play_session
+from exportkit.export.eager_calls.rare_errors import with_rare_errors
+from exportkit.export.eager_calls.reference import References, SessionReferences
 from exportkit.export.eager_calls.sequences import DrawnCall, draw_call, draw_session, session_call, with_state
-from exportkit.export.eager_calls.tolerances import accuracy_outputs
 from exportkit.export.export_options import TraceOptions
-from exportkit.export.models.call_signature import is_tensor
 from exportkit.export.models.placement import on_device
-from exportkit.package.case_files import (
-    TROUBLE,
-    named_results,
-    named_tensors,
-    result_keys,
-    results_of,
-    state_keys,
-    state_results,
-)
+from exportkit.package.case_files import TROUBLE, named_results, named_tensors, result_keys, state_keys
 from exportkit.package.manifest import Accuracy, CaseCall, Node, PackagedMethod, StateTensor
-from exportkit.package.structure import flatten
 from exportkit.progress import Progress
 from exportkit.sizes import label_of
 
@@ -48,9 +31,6 @@ MAX_TROUBLE_BYTES = 400_000
 """So much of that is left for the cases with troublesome values."""
 
 _SHRINKS = 4  # how often smaller sizes are tried for that
-
-MAX_STATE_BYTES = 32_000_000
-"""State is recorded up to this size: all of it or none."""
 
 _FAR = (
     "eager and the same in a wider dtype agree in less than half of the digits of {}: rounding decides it, or it is "
@@ -74,37 +54,6 @@ class RecordedCase:
     structures: tuple[Node, ...] = ()
     trouble: str = ""
     far: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True)
-class PlayedSession:
-    """Calls that eager has answered in a session of its own.
-
-    Attributes:
-        calls: The calls, on the model's device.
-        answered: The same with eager's results.
-        after: The state after them, if it is small enough to be recorded.
-        state: The description of that state.
-        structures: The structure of each result.
-    """
-
-    calls: Sequence[DrawnCall]
-    answered: Sequence[AnsweredCall]
-    after: SessionState
-    state: tuple[StateTensor, ...]
-    structures: tuple[Node, ...]
-
-    @functools.cached_property
-    def wide(self) -> WideAnswers | None:
-        """What the model answers in a wide dtype. None if no wider one works."""
-        with eager_mode():
-            return wide_answers(self.answered, self.after)
-
-    def references(self, *, tf32: bool) -> SessionReferences | None:
-        """What eager should have answered, for the results that need a reference. `tf32`: eager may have used it."""
-        if not (self.after.wanted or any(call.wanted for call in self.answered)) or self.wide is None:
-            return None
-        return session_references(self.answered, self.after, self.wide, tf32=tf32)
 
 
 def record_cases(
@@ -137,22 +86,32 @@ def record_cases(
         plans.append(functools.partial(_sessions, eager, methods, example, options))
     cases: list[RecordedCase] = []
     told: set[str] = set()
+
+    def recorded(played: PlayedSession, *, rare: bool = False) -> RecordedCase:
+        return record_played(played, methods, state, tf32=options.tf32, rare=rare)
+
     for plan in plans:
         limit = MAX_CASE_BYTES
         for _ in range(_SHRINKS):
             found: list[RecordedCase] = []
-            for calls in plan(limit):
-                progress(f"recording case {len(cases) + len(found) + 1}")
-                found.append(record_drawn(eager, methods, state, calls, options, device))
+            largest, its_play = 0, None  # only one is kept: it has the state in a wide dtype
+            for number, calls in enumerate(plan(limit)):
+                progress(f"recording case {len(cases) + number + 1}")
+                played = play_session(eager, methods, state, _placed(calls, device), tf32=options.tf32)
+                found.append(recorded(played))
+                if its_play is None or len(found[number].tensors) > len(found[largest].tensors):
+                    largest, its_play = number, played
                 if far := [name for name in found[-1].far if name not in told]:
                     progress(_FAR.format(" and ".join(f"`{name}`" for name in far)))
                     told.update(far)
             # The first two are the example's and the smallest, whatever they take.
-            fixed, drawn = (sum(len(case.tensors) for case in part) for part in (found[:2], found[2:]))
+            fixed, others = (sum(len(case.tensors) for case in part) for part in (found[:2], found[2:]))
             budget = max((MAX_CASES_BYTES - MAX_TROUBLE_BYTES) // len(plans) - fixed, MAX_CASES_BYTES // 10)
-            if drawn <= budget:
+            if others <= budget:
                 break
-            limit = int(limit * 0.8 * budget / drawn)
+            limit = int(limit * 0.8 * budget / others)
+        if its_play is not None:
+            found[largest] = recorded(its_play, rare=True)
         cases += found
     return tuple(cases)
 
@@ -191,8 +150,11 @@ def record_drawn(
     device: torch.device,
 ) -> RecordedCase:
     """Records calls that were drawn on the CPU. `record_case` has the rest."""
-    placed = [replace(call, bound=on_device(call.bound, device)) for call in calls]
-    return record_case(eager, methods, state, placed, tf32=options.tf32)
+    return record_case(eager, methods, state, _placed(calls, device), tf32=options.tf32)
+
+
+def _placed(calls: Sequence[DrawnCall], device: torch.device) -> list[DrawnCall]:
+    return [replace(call, bound=on_device(call.bound, device)) for call in calls]
 
 
 def _check_size(calls: Sequence[DrawnCall], sizes: Mapping[str, int]) -> None:
@@ -227,38 +189,6 @@ def record_case(
     return record_played(play_session(eager, methods, state, calls, tf32=tf32), methods, state, tf32=tf32)
 
 
-def play_session(
-    eager: EagerMethods,
-    methods: Sequence[PackagedMethod],
-    state: Sequence[StateTensor],
-    calls: Sequence[DrawnCall],
-    *,
-    tf32: bool,
-) -> PlayedSession:
-    """Lets eager answer calls in a session of its own. The arguments and errors are those of `record_case`."""
-    by_name = {method.name: method for method in methods}
-    sizes = _state_sizes(eager, calls)
-    session = eager.session(sizes)
-    answered: list[AnsweredCall] = []
-    structures: list[Node] = []
-    for drawn in calls:
-        call = by_name[drawn.method].call
-        answer = call_eager(session, drawn, tf32=tf32)
-        structures.append(flatten(answer.result, is_tensor, where="the model's output")[0])
-        written = {f"written.{name}": tensor for name, tensor in answer.written.items()}
-        entry, listed = eager.entries[drawn.method], results_of(call)
-        results = {output.name: tensor for output, tensor in zip(call.outputs, answer.outputs)} | written
-        # A result of another structure than the manifest's is a verdict of `verify`, which has no references.
-        same = len(answer.outputs) == len(call.outputs)
-        wanted = accuracy_outputs(listed, entry.tolerances) if same else ()
-        answered.append(AnsweredCall(entry.model, drawn.bound, listed, results, wanted, answer.outputs))
-    used = any(by_name[drawn.method].state for drawn in calls)
-    recorded = tuple(state) if used and _bytes(session.state.values()) <= MAX_STATE_BYTES else ()
-    listed = state_results(recorded)
-    after = SessionState(eager.buffers, sizes, listed, dict(session.state), accuracy_outputs(listed, {}))
-    return PlayedSession(calls, answered, after, recorded, tuple(structures))
-
-
 def record_played(
     played: PlayedSession,
     methods: Sequence[PackagedMethod],
@@ -266,10 +196,22 @@ def record_played(
     *,
     tf32: bool,
     trouble: str = "",
+    rare: bool = False,
 ) -> RecordedCase:
-    """Packs inputs and results of a session, with references. `trouble` is the case's."""
+    """Packs inputs and results of a session, with references.
+
+    Args:
+        played: What eager answered.
+        methods: The description of its methods.
+        state: The description of its state.
+        tf32: Whether eager may have used TF32.
+        trouble: What is troublesome in the inputs.
+        rare: Whether errors that few elements have count as in several runs. One case of a package does for all.
+    """
     by_name = {method.name: method for method in methods}
     known = played.references(tf32=tf32)
+    if known and rare:
+        known = with_rare_errors(known, played)
     found: Sequence[References | None] = known.calls if known else [None] * len(played.calls)
     tensors: dict[str, torch.Tensor] = {}
     for number, (drawn, answered, reference) in enumerate(zip(played.calls, played.answered, found)):
@@ -304,31 +246,3 @@ def _far(played: PlayedSession, found: Sequence[References | None], known: Sessi
     references = (*found, known.state if known else None)
     names = [name for each, has in zip(wanted, references) for name in each if has is None or name not in has.outputs]
     return tuple(dict.fromkeys(names)) if names and played.wide is not None else ()
-
-
-def call_eager(session: EagerSession, call: DrawnCall, *, tf32: bool) -> EagerAnswer:
-    """Makes one call of eager. Without TF32, the results have the precision of their dtype.
-
-    Raises:
-        ExportError: The model raised. The message says what it was given.
-    """
-    try:
-        with eager_mode(tf32=tf32):
-            return session.call(call.method, call.bound)
-    except UsageError:
-        raise
-    except Exception as error:
-        # The model may raise anything. Its own traceback is chained.
-        raise ExportError(
-            f"the eager model refused a case of {label_of(call.sizes)}: {type(error).__name__}: {error}",
-            hint="Narrow the range of that dimension, or give the spec a draw_inputs that makes legal inputs.",
-        ) from error
-
-
-def _state_sizes(eager: EagerMethods, calls: Iterable[DrawnCall]) -> dict[str, int]:
-    dimensions = {buffer.dimension for buffer in eager.buffers}
-    return {name: size for call in calls for name, size in call.sizes.items() if name in dimensions}
-
-
-def _bytes(tensors: Iterable[torch.Tensor]) -> int:
-    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)

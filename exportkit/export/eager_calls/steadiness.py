@@ -6,13 +6,11 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 from safetensors.torch import load
-from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from exportkit.accuracy import allowed_error, eager_error, whole_rows
-from exportkit.errors import ExportError, UsageError
-from exportkit.export.eager_calls.eager_methods import EagerMethods
-from exportkit.export.eager_calls.record import PlayedSession, RecordedCase, play_session
-from exportkit.export.eager_calls.rounding import Rounded
+from exportkit.export.eager_calls.play import PlayedSession
+from exportkit.export.eager_calls.record import RecordedCase
+from exportkit.export.eager_calls.rounded_runs import rounded_answers
 from exportkit.export.eager_calls.trouble_values import GREAT
 from exportkit.package.case_files import result_keys, results_in, state_keys, worst
 from exportkit.package.manifest import Accuracy, PackagedMethod, StateTensor, TensorOutput
@@ -34,31 +32,17 @@ class Steadiness:
     """
 
     def __init__(
-        self,
-        eager: EagerMethods,
-        methods: Sequence[PackagedMethod],
-        state: Sequence[StateTensor],
-        drawn: Sequence[RecordedCase],
-        *,
-        tf32: bool,
+        self, methods: Sequence[PackagedMethod], state: Sequence[StateTensor], drawn: Sequence[RecordedCase]
     ) -> None:
         """Learns eager's errors from the drawn cases.
 
         Args:
-            eager: The model, on its device.
-            methods: The description of its methods.
+            methods: The description of the model's methods.
             state: The description of its state.
             drawn: The drawn cases.
-            tf32: Whether eager may use TF32.
         """
         self.unsteady = ""
-        self._eager, self._methods, self._state, self._tf32 = eager, methods, state, tf32
-        self._weights = [
-            tensor
-            for entry in eager.entries.values()
-            for tensor in (*entry.model.parameters(), *entry.model.buffers())
-            if tensor.layout is torch.strided and not is_traceable_wrapper_subclass(tensor)
-        ]
+        self._state = state
         self._calls = {method.name: method.call for method in methods}
         self._errors: dict[tuple[str | None, str], Accuracy] = {}
         for case in drawn:
@@ -78,9 +62,8 @@ class Steadiness:
         if not known <= own.keys() or not all(self._usual(key, error) for key, error in own.items()):
             return FAR
         tensors = load(case.tensors)
-        with torch.no_grad():
-            others = self._others(played, great=any(kind in case.trouble for kind in GREAT))
-            return None if all(self._agrees(other, played, tensors) for other in others) else ROUNDING
+        others = self._others(played, great=any(kind in case.trouble for kind in GREAT))
+        return None if all(self._agrees(other, played, tensors) for other in others) else ROUNDING
 
     def _usual(self, key: tuple[str | None, str], error: Accuracy) -> bool:
         """Whether eager's error is what the drawn cases show: a case must not widen what is allowed in the others."""
@@ -95,18 +78,8 @@ class Steadiness:
         if played.wide is not None:
             yield played.wide.narrowed(played.answered, played.after)
         for seed in range(_RUNS):
-            mode = Rounded(seed, played.calls[0].bound.tensors[0].device, self._weights)
-            try:
-                with mode:
-                    again = play_session(self._eager, self._methods, self._state, played.calls, tf32=self._tf32)
-            except (ExportError, UsageError):
-                yield None
-                return
-            finally:
-                if mode.met_control_flow:
-                    torch.compiler.reset()  # torch.cond was compiled in the mode, and would be refused from now on
-            undefined = mode.undefined or (great and mode.blends)
-            yield None if undefined else [each.eager for each in again.answered] + [again.after.eager]
+            run = rounded_answers(played, seed)
+            yield None if run is None or run.undefined or (great and run.blends) else [*run.calls, run.state]
 
     def _agrees(self, other: Sequence[_Results] | None, played: PlayedSession, tensors: _Results) -> bool:
         if other is None:

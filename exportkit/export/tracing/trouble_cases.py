@@ -17,11 +17,11 @@ from torch.torch_version import TorchVersion
 from exportkit.errors import ExportError, UsageError
 from exportkit.export.eager_calls.cases import case_sizes
 from exportkit.export.eager_calls.eager_methods import EagerMethods
+from exportkit.export.eager_calls.play import play_session
 from exportkit.export.eager_calls.record import (
     MAX_CASES_BYTES,
     MAX_TROUBLE_BYTES,
     RecordedCase,
-    play_session,
     record_played,
 )
 from exportkit.export.eager_calls.sequences import DrawnCall, draw_call, draw_session, session_call, with_state
@@ -97,7 +97,7 @@ def trouble_cases(
     budget = max(MAX_CASES_BYTES - spent, MAX_TROUBLE_BYTES) // max(len(units), 1)
     kept: list[RecordedCase] = []
     left_out: Counter[str] = Counter()
-    steadiness = Steadiness(eager, methods, state, drawn, tf32=options.tf32)
+    steadiness = Steadiness(methods, state, drawn)
     for unit in units:
         progress(f"recording troublesome values of {', '.join(unit)}")
         of_unit = [case for case in drawn if {call.method for call in case.calls} <= set(unit)]

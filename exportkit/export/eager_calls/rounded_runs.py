@@ -1,0 +1,56 @@
+"""Runs eager again and rounds otherwise: what right code may answer to the calls of a session."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+
+from exportkit.errors import ExportError, UsageError
+from exportkit.export.eager_calls.play import PlayedSession
+from exportkit.export.eager_calls.rounding import Rounded
+
+
+@dataclass(frozen=True)
+class RoundedAnswers:
+    """What a run answered.
+
+    Attributes:
+        calls: The results of each call, by name.
+        state: The state after them, by name.
+        undefined: As `Rounded.undefined`.
+        blends: As `Rounded.blends`.
+    """
+
+    calls: Sequence[Mapping[str, torch.Tensor]]
+    state: Mapping[str, torch.Tensor]
+    undefined: bool
+    blends: bool
+
+
+def rounded_answers(played: PlayedSession, seed: int) -> RoundedAnswers | None:
+    """Answers the calls of a session once more. None if the model refuses what it computes then.
+
+    Args:
+        played: What eager answered.
+        seed: Of the roundings.
+    """
+    models = {call.model for call in played.answered}
+    weights = [
+        tensor
+        for model in models
+        for tensor in (*model.parameters(), *model.buffers())
+        if tensor.layout is torch.strided and not is_traceable_wrapper_subclass(tensor)
+    ]
+    mode = Rounded(seed, played.calls[0].bound.tensors[0].device, weights)
+    try:
+        with torch.no_grad(), mode:
+            again = played.again()
+    except (ExportError, UsageError):
+        return None
+    finally:
+        if mode.met_control_flow:
+            torch.compiler.reset()  # torch.cond was compiled in the mode, and would be refused from now on
+    return RoundedAnswers([each.eager for each in again.answered], again.after.eager, mode.undefined, mode.blends)
