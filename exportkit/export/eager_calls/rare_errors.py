@@ -50,15 +50,13 @@ class _Part:
 
     def __init__(self, references: References | None, outputs: Sequence[TensorOutput]) -> None:
         self.references = references
-        found = {output: references.accuracy.get(output.name) for output in outputs} if references else {}
-        self.rare = {output: error for output, error in found.items() if error and self._is_rare(output, error)}
-
-    def _is_rare(self, output: TensorOutput, error: Accuracy) -> bool:
-        """Whether the greatest error is far above the others, and not so small that every output may have it."""
-        assert self.references is not None
-        count = self.references.outputs[output.name].numel()
-        floor = allowed_error(Accuracy(rms=0.0, greatest=0.0), output.dtype).greatest
-        return error.greatest > _OUTLYING * error.rms * sqrt(2 * log(max(count, 2))) and 3 * error.greatest > floor
+        self.rare: dict[TensorOutput, Accuracy] = {}
+        if references is None:
+            return
+        for output in outputs:
+            error = references.accuracy.get(output.name)
+            if error and _is_rare(error, output.dtype, references.outputs[output.name].numel()):
+                self.rare[output] = error
 
     def see(self, results: Mapping[str, torch.Tensor]) -> None:
         """Learns the errors of a run."""
@@ -68,9 +66,16 @@ class _Part:
         theirs = {name: each.detach().cpu() for name, each in results.items()}
         for output, eager in self.rare.items():
             so_far, reference = found[output.name], known[output.name]
-            if so_far is not None and theirs[output.name].shape == reference.shape:
+            same = output.name in theirs and theirs[output.name].shape == reference.shape
+            if so_far is not None and same:
                 greatest = min(eager_error(output, theirs, known).greatest, _MOST * eager.greatest)
                 if greatest > so_far.greatest:  # the rms error grows by what one element brings
                     more = (greatest**2 - eager.greatest**2) / reference.numel()
                     found[output.name] = Accuracy(rms=sqrt(eager.rms**2 + more), greatest=greatest)
         self.references = replace(self.references, accuracy=found)
+
+
+def _is_rare(error: Accuracy, dtype: str, count: int) -> bool:
+    """Whether the greatest of `count` errors is far above the others, and above what every output may have."""
+    floor = allowed_error(Accuracy(rms=0.0, greatest=0.0), dtype).greatest
+    return error.greatest > _OUTLYING * error.rms * sqrt(2 * log(max(count, 2))) and 3 * error.greatest > floor
