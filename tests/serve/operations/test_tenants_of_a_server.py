@@ -222,7 +222,9 @@ def test_what_is_beyond_is_refused_and_no_body_is_read(server: ServerProcess) ->
     server.until(lambda: len(server.access_log) >= 9)
     refused = [line for line in server.access_log if line["status"] == 429]
     assert {(line["client"], line["reason"]) for line in refused} == {("once", "limit")}
-    assert [line["received"] for line in refused if line["path"] == EMBEDDING][-1] == 0
+    received = [line["received"] for line in refused if line["path"] == EMBEDDING]
+    assert len(received) == 2
+    assert 0 in received  # receivers write their lines in any order
     assert all(key not in server.errors for key in (ONCE, TWICE, FREE))
     counted = samples(server)
     assert counted["requests_total", "once"] == 1
