@@ -1,8 +1,7 @@
 """Attention of one query whose heads share keys and values, in the code for CPUs (docs/adr/0072).
 
-ATen's kernel takes heads one by one. With one query it reads keys and values anew for each head that shares them, and
-computes those of bfloat16 and float16 without the processor's instructions for them. So heads that share keys become
-queries of one head.
+ATen's kernel takes heads one by one. With one query it reads shared keys and values anew for each head, and in bfloat16
+and float16 it leaves the processor's fast instructions unused. So heads that share keys become queries of one head.
 """
 
 from __future__ import annotations

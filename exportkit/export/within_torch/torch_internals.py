@@ -22,8 +22,8 @@ No torch that exports has an option for any of these, so export replaces:
   end at a value have a beginning (`inductor_changes`).
 - `compile_fx.select_decomp_table`, so that small convolutions become products (`small_convolutions`), that heads that
   share keys become queries (`shared_heads`), and, with `GraphLowering.call_function`,
-  `InductorChoices.triton_kernel_kwargs` and `ForeachKernelSchedulerNode.combinable_nodes`, that products of one row are
-  written for the memory of a GPU, and what is beside them for few launches (`vector_products`), and
+  `InductorChoices.triton_kernel_kwargs` and `ForeachKernelSchedulerNode.combinable_nodes`, that products of one row
+  read a GPU's memory fast, and kernels beside them are combined (`vector_products`), and
   `compile_fx.split_const_gm`, so that only what the graph was changed for is computed when the code is
   loaded (`load_time`).
 - `ShapeEnv._log_guard`, so that an error names the line of the model that a size failed at (`guards`), and that a
