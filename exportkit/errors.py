@@ -119,6 +119,13 @@ class ModelRunError(ExportkitError):
     """Compiled code, or an operator it called, failed on valid inputs."""
 
 
+class RefusedValueError(ModelRunError):
+    """A value that eager refuses, too: an index out of range, an integer divided by zero, an assertion of the model's.
+
+    On a GPU it may be of an earlier call on the same stream, or in the same session.
+    """
+
+
 class ModelClosedError(ExportkitError):
     """A loaded model was used after close()."""
 

@@ -20,6 +20,7 @@ inline constexpr ErrorClass kState{"StateError", 2};
 inline constexpr ErrorClass kExportkit{"ExportkitError", 1};
 inline constexpr ErrorClass kWrongResult{"WrongResultError", 1};
 inline constexpr ErrorClass kModelRun{"ModelRunError", 1};
+inline constexpr ErrorClass kRefusedValue{"RefusedValueError", 1};
 inline constexpr ErrorClass kModelClosed{"ModelClosedError", 1};
 inline constexpr ErrorClass kSessionBusy{"SessionBusyError", 1};
 inline constexpr ErrorClass kSessionBroken{"SessionBrokenError", 1};

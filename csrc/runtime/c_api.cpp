@@ -141,8 +141,19 @@ int exportkit_run_method(exportkit_model model, const char* method, const DLTens
     results.expect(named.outputs.size(), output_count, "outputs");
     const RequestedRun run(open->model, named, options);
     results.give(lend_all(run(inputs, input_count, [&](const std::vector<at::Tensor>& on_device) {
-      return open->model.run(named.name, on_device);
+      std::vector<at::Tensor> made = open->model.run(named.name, on_device);
+      if (run.host_tensors()) open->model.synchronize();
+      return made;
     })));
+  });
+}
+
+int exportkit_synchronize(exportkit_model model, const exportkit_run_options* options,
+                          exportkit_error** error) noexcept {
+  return attempt(error, [&] {
+    const std::shared_ptr<OpenModel> open = find_model(model);
+    const RequestedRun on_its_stream(open->model, open->model.methods().front(), options);
+    open->model.synchronize();
   });
 }
 

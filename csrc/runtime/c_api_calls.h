@@ -92,6 +92,8 @@ class RequestedRun {
   // UsageError. The stream of the options is the current one while this object lives.
   RequestedRun(const Model& model, const MethodInfo& method, const exportkit_run_options* options);
 
+  bool host_tensors() const { return (options_.flags & EXPORTKIT_HOST_TENSORS) != 0; }
+
   // Runs `call`, which takes and returns tensors on the model's device.
   template <class Call>
   std::vector<at::Tensor> operator()(const DLTensor* const* given, size_t count, const Call& call) const {
@@ -102,7 +104,6 @@ class RequestedRun {
   }
 
  private:
-  bool host_tensors() const { return (options_.flags & EXPORTKIT_HOST_TENSORS) != 0; }
   std::vector<at::Tensor> borrowed(const DLTensor* const* given, size_t count) const;
   std::vector<at::Tensor> moved(std::vector<at::Tensor> inputs) const;
   void check_outputs(const std::vector<at::Tensor>& outputs) const;

@@ -24,6 +24,7 @@ constexpr std::pair<ErrorClass, int> kCodes[] = {
     {errors::kExportkit, EXPORTKIT_ERROR},
     {errors::kWrongResult, EXPORTKIT_WRONG_RESULT_ERROR},
     {errors::kModelRun, EXPORTKIT_MODEL_RUN_ERROR},
+    {errors::kRefusedValue, EXPORTKIT_REFUSED_VALUE_ERROR},
     {errors::kModelClosed, EXPORTKIT_MODEL_CLOSED_ERROR},
     {errors::kSessionBusy, EXPORTKIT_SESSION_BUSY_ERROR},
     {errors::kSessionBroken, EXPORTKIT_SESSION_BROKEN_ERROR},

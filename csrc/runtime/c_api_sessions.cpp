@@ -77,8 +77,19 @@ int exportkit_session_run(exportkit_session session, const char* method, const D
     results.expect(named.outputs.size(), output_count, "outputs");
     const RequestedRun run(open->of, named, options);
     results.give(lend_all(run(inputs, input_count, [&](const std::vector<at::Tensor>& on_device) {
-      return open->session.run(named.name, on_device);
+      std::vector<at::Tensor> made = open->session.run(named.name, on_device);
+      if (run.host_tensors()) open->session.synchronize();
+      return made;
     })));
+  });
+}
+
+int exportkit_session_synchronize(exportkit_session session, const exportkit_run_options* options,
+                                  exportkit_error** error) noexcept {
+  return attempt(error, [&] {
+    const std::shared_ptr<OpenSession> open = find(session);
+    const RequestedRun on_its_stream(open->of, open->of.methods().front(), options);
+    open->session.synchronize();
   });
 }
 

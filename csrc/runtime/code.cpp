@@ -5,6 +5,7 @@
 #include <ATen/ops/from_blob.h>
 #include <c10/core/DeviceGuard.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
+#include <c10/util/ScopeExit.h>
 #include <dlfcn.h>
 #include <torch/csrc/inductor/aoti_runner/model_container_runner.h>
 
@@ -61,10 +62,13 @@ Code::Code(const std::filesystem::path& library, const CodeOptions& options, Con
   TORCH_CHECK(reason == nullptr, "there are no CUDA graphs here: ", reason);
   promote_libstdcxx();
   open();
+  refused_ = std::make_unique<RefusedValues>(library_, device_);
   if (with_graphs_) {
+    std::vector<size_t> written(options.written.begin(), options.written.end());
+    const bool overlaps_matter = !written.empty();
+    if (refused_->expected()) written.push_back(refused_->arguments());
     graphs_ = std::make_unique<Graphs>(
-        Graphs::Options{
-            device_, options.cuda_graphs == CudaGraphs::kOnFirstUse, {options.written.begin(), options.written.end()}},
+        Graphs::Options{device_, options.cuda_graphs == CudaGraphs::kOnFirstUse, std::move(written), overlaps_matter},
         [this](const Graphs::Tensors& inputs) { return call(inputs); }, cuda_recorder(device_));
   }
 }
@@ -135,11 +139,44 @@ void Code::compute_constants() const {
   if (device_.is_cuda()) wait_for(device_);  // calls on any stream read them
 }
 
-std::vector<at::Tensor> Code::run(const std::vector<at::Tensor>& inputs) const {
-  if (!graphs_) return call(inputs);
+std::vector<at::Tensor> Code::run(const std::vector<at::Tensor>& inputs,
+                                  const std::optional<at::Tensor>& refused) const {
+  if (!refused_->expected()) return answered(inputs);
+  std::vector<at::Tensor> arguments;
+  arguments.reserve(inputs.size() + 1);
+  arguments = inputs;
+  if (!device_.is_cpu()) {
+    const at::Tensor& memory = arguments.emplace_back(refused ? *refused : refused_->of_stream());
+    refused_->look(memory);
+    return answered(arguments);
+  }
+  const at::Tensor memory = arguments.emplace_back(refused_->take());
+  const auto end = c10::make_scope_exit([&] { refused_->give_back(memory); });
+  std::vector<at::Tensor> outputs;
+  try {
+    outputs = answered(arguments);
+  } catch (const std::exception&) {
+    refused_->look(memory);  // it says more
+    throw;
+  }
+  refused_->look(memory);
+  return outputs;
+}
+
+std::optional<at::Tensor> Code::session_memory() const {
+  if (device_.is_cpu() || !refused_->expected()) return std::nullopt;
+  return refused_->take();
+}
+
+void Code::look(const std::optional<at::Tensor>& refused) const {
+  if (!device_.is_cpu() && refused_->expected()) refused_->look(refused ? *refused : refused_->of_stream());
+}
+
+std::vector<at::Tensor> Code::answered(const std::vector<at::Tensor>& arguments) const {
+  if (!graphs_) return call(arguments);
   const c10::DeviceGuard guard(device_);
   ensure_cuda_context(device_.index());
-  return graphs_->run(inputs);
+  return graphs_->run(arguments);
 }
 
 Graphs& Code::graphs() const {
@@ -152,7 +189,10 @@ std::vector<at::Tensor> Code::capture(const std::vector<at::Tensor>& arguments, 
   TORCH_CHECK(own <= arguments.size(), own, " of ", arguments.size(), " arguments cannot be the graph's own");
   const c10::DeviceGuard guard(device_);
   ensure_cuda_context(device_.index());
-  return graphs.capture(arguments, own);
+  if (!refused_->expected() || arguments.size() != refused_->arguments()) return graphs.capture(arguments, own);
+  std::vector<at::Tensor> all = arguments;
+  all.push_back(refused_->of_stream());
+  return graphs.capture(all, own);
 }
 
 void Code::capture_as(const Code& other) const {

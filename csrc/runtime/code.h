@@ -17,6 +17,7 @@
 
 #include "exportkit/runtime.h"
 #include "runtime/graphs.h"
+#include "runtime/refused_values.h"
 
 namespace torch::inductor {
 class AOTIModelContainerRunner;
@@ -51,7 +52,14 @@ class Code {
   std::counting_semaphore<>& turns() const { return turns_; }
 
   // Runs flat inputs that the package allows on the current stream of the model's device, and returns flat outputs.
-  std::vector<at::Tensor> run(const std::vector<at::Tensor>& inputs) const;
+  // Throws c10::Error if the code refuses a value: on a GPU, that may be one of an earlier call on this stream, or one
+  // of an earlier call with the same `refused`, the session's memory for it.
+  std::vector<at::Tensor> run(const std::vector<at::Tensor>& inputs,
+                              const std::optional<at::Tensor>& refused = std::nullopt) const;
+  // Memory for the refused values of a session's calls; none if the code refuses none, or on a CPU.
+  std::optional<at::Tensor> session_memory() const;
+  // Throws c10::Error if a call that has ended refused a value: a session's, or one on the current stream.
+  void look(const std::optional<at::Tensor>& refused = std::nullopt) const;
 
   // Graphs::capture.
   std::vector<at::Tensor> capture(const std::vector<at::Tensor>& arguments, size_t own) const;
@@ -73,6 +81,7 @@ class Code {
   void compute_constants() const;
   template <class Run>
   auto prepared(const Run& run) const;
+  std::vector<at::Tensor> answered(const std::vector<at::Tensor>& arguments) const;
   std::vector<at::Tensor> call(const std::vector<at::Tensor>& inputs) const;
   std::vector<at::Tensor> first_call(const std::vector<at::Tensor>& inputs) const;
   Graphs& graphs() const;
@@ -88,7 +97,8 @@ class Code {
   mutable std::unique_ptr<torch::inductor::AOTIModelContainerRunner> runner_;  // null after a first call that failed
   mutable std::mutex turn_;
   mutable std::atomic<bool> called_ = false;  // with success
-  std::unique_ptr<Graphs> graphs_;            // null without CUDA graphs
+  std::unique_ptr<RefusedValues> refused_;
+  std::unique_ptr<Graphs> graphs_;  // null without CUDA graphs
 };
 
 // The code for new calls, one for each method of the manifest. All can be replaced at once at any time; a running call

@@ -42,10 +42,15 @@ std::vector<at::Tensor> copy_together(const std::vector<at::Tensor>& weights, c1
   return copied_together(weights, device);
 }
 
-std::vector<at::Tensor> run(int64_t handle, const std::vector<at::Tensor>& inputs) {
+std::vector<at::Tensor> run(int64_t handle, const std::vector<at::Tensor>& inputs,
+                            const std::optional<at::Tensor>& refused) {
   const Work work;
-  return code(handle)->run(inputs);
+  return code(handle)->run(inputs, refused);
 }
+
+std::optional<at::Tensor> session_memory(int64_t handle) { return code(handle)->session_memory(); }
+
+void look(int64_t handle, const std::optional<at::Tensor>& refused) { code(handle)->look(refused); }
 
 std::vector<at::Tensor> capture(int64_t handle, const std::vector<at::Tensor>& arguments, int64_t own) {
   const Work work;
@@ -136,7 +141,9 @@ TORCH_LIBRARY(exportkit, m) {
       "-> int",
       open_target);
   m.def("copied_together(Tensor[] weights, Device device) -> Tensor[]", copy_together);
-  m.def("run(int handle, Tensor[] inputs) -> Tensor[]", run);
+  m.def("run(int handle, Tensor[] inputs, Tensor? refused=None) -> Tensor[]", run);
+  m.def("session_memory(int handle) -> Tensor?", session_memory);
+  m.def("look(int handle, Tensor? refused=None) -> ()", look);
   m.def("capture(int handle, Tensor[] arguments, int own) -> Tensor[]", capture);
   m.def("capture_as(int handle, int other) -> ()", capture_as);
   m.def("graph_report(int handle) -> str", graph_report);

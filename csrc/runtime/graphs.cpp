@@ -179,7 +179,7 @@ Graphs::Known* Graphs::known(const Tensors& arguments) {
 // What is written must not be read elsewhere: the code reads and writes in an order of its own. Addresses that are
 // those of the last call with these sizes are not looked at again.
 void Graphs::refuse_overlaps(const Tensors& arguments, Known* known) const {
-  if (options_.written.empty()) return;
+  if (options_.written.empty() || !options_.overlaps_matter) return;
   std::vector<void*> addresses = addresses_of(arguments);
   if (known != nullptr && known->apart == addresses) return;
   struct Part {

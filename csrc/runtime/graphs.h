@@ -35,6 +35,7 @@ class Graphs {
     c10::Device device;
     bool on_first_use = false;    // sizes get a graph when they are called, else only by `capture`
     std::vector<size_t> written;  // the arguments that the code writes in place, by index
+    bool overlaps_matter = true;  // whether what is written must be held against the other arguments' memory
   };
   // What was given to `capture`.
   struct Captured {

@@ -29,6 +29,7 @@ struct StateInUse {
   std::map<std::string, int64_t> sizes;  // of the state's dimensions
   std::vector<at::Tensor> tensors;       // in the method's order
   std::vector<Memory> memory;            // of these tensors
+  std::optional<at::Tensor> refused;     // what the method's calls on a GPU refused: Code::session_memory
 };
 
 class InputPlan {

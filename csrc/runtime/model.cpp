@@ -1,4 +1,7 @@
+#include <c10/core/impl/VirtualGuardImpl.h>
+
 #include <algorithm>
+#include <cstring>
 
 #include "exportkit/runtime.h"
 #include "package/errors.h"
@@ -41,6 +44,15 @@ void capture_as(const Code& code, const Code& old) {
     throw Error(errors::kModelRun, "the CUDA graphs cannot be made with the new weights: " + first_line(error.what()),
                 "The old weights stay. Free some GPU memory and swap again: both need memory meanwhile.");
   }
+}
+
+bool is_refusal(std::string_view text) { return text.starts_with(kRefusedValue); }
+
+Error refusal(const std::vector<MethodInfo>& methods, size_t method, std::string_view text) {
+  const std::string what = methods.size() == 1 ? "the compiled model" : "the compiled method " + methods[method].name;
+  return Error(errors::kRefusedValue,
+               what + " refused a value, as eager does: " + std::string(text.substr(std::strlen(kRefusedValue))),
+               "Correct the input. The next call runs as usual.");
 }
 
 // The sizes of a session in which a recorded case can run. All its calls agree on them.
@@ -104,14 +116,28 @@ CurrentCode::Methods Model::Impl::load(const Weights& from) const {
   return loaded;
 }
 
+void Model::Impl::look(size_t method, const std::optional<at::Tensor>& refused) const {
+  try {
+    code.get(method)->look(refused);
+  } catch (const c10::Error& error) {
+    throw refusal(methods, method, error.what_without_backtrace());
+  }
+}
+
+void Model::Impl::wait() const {
+  const c10::Device device = package.device();
+  if (device.is_cuda()) c10::impl::VirtualGuardImpl(device.type()).getStream(device).synchronize();
+}
+
 std::vector<at::Tensor> Model::Impl::run(size_t method, const std::vector<at::Tensor>& prepared,
                                          const StateInUse* in_use) const {
   try {
     if (in_use == nullptr || in_use->tensors.empty()) return code.get(method)->run(prepared);
     std::vector<at::Tensor> arguments = prepared;
     arguments.insert(arguments.end(), in_use->tensors.begin(), in_use->tensors.end());
-    return code.get(method)->run(arguments);
+    return code.get(method)->run(arguments, in_use->refused);
   } catch (const std::exception& error) {
+    if (is_refusal(error.what())) throw refusal(methods, method, first_line(error.what()));
     std::string given;
     for (const at::Tensor& tensor : prepared) given += (given.empty() ? "" : ", ") + describe(tensor);
     const std::string what = methods.size() == 1 ? "the compiled model" : "the compiled method " + methods[method].name;
@@ -169,6 +195,11 @@ void Model::swap_weights(const std::string& path) {
     }
     return loaded;
   });
+}
+
+void Model::synchronize() const {
+  impl_->wait();
+  for (size_t method = 0; method < impl_->methods.size(); ++method) impl_->look(method, std::nullopt);
 }
 
 std::vector<at::Tensor> Model::run(const std::vector<at::Tensor>& inputs) const {
@@ -242,6 +273,7 @@ CaseReport Model::replay(size_t index) const {
   report.trouble = recorded.trouble;
   for (const RecordedCall& call : recorded.calls) {
     const auto outputs = session ? session->run(call.method, call.inputs) : run(call.method, call.inputs);
+    session ? session->synchronize() : synchronize();
     report.calls.push_back(comparison.compare(call, outputs));
     if (!report.calls.back().problem.empty()) return report;
   }

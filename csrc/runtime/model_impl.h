@@ -40,6 +40,11 @@ struct Model::Impl {
   // Loads the code of all methods with these weights, which are on the CPU. The device gets one copy.
   CurrentCode::Methods load(const Weights& weights) const;
 
+  // Throws if a call that has ended refused a value, in a session or else on the current stream: RefusedValueError.
+  void look(size_t method, const std::optional<at::Tensor>& refused) const;
+  // Waits for the current stream.
+  void wait() const;
+
   // Runs a method on prepared inputs: ModelRunError.
   std::vector<at::Tensor> run(size_t method, const std::vector<at::Tensor>& prepared, const StateInUse* state) const;
 

@@ -94,6 +94,7 @@ Answers run_requests(const Code& code, const Tensors& tensors, int64_t requests,
     const auto end_of_turn = c10::make_scope_exit([&code] { code.turns().release(); });
     found = code.run(inputs);
     wait(device);
+    code.look();
   }
   const auto ran = Clock::now();
   Answers answers;

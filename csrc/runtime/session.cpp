@@ -40,8 +40,13 @@ class StreamOrder {
   std::set<c10::StreamId> seen_;
 };
 
+bool writes_state(const Method& method) {
+  return std::any_of(method.state.begin(), method.state.end(), [](const StateUse& use) { return use.written; });
+}
+
 // By method, the state that its calls use.
-std::vector<StateInUse> in_use(const Manifest& manifest, const std::vector<at::Tensor>& state, const Sizes& sizes) {
+std::vector<StateInUse> in_use(const Manifest& manifest, const CurrentCode& code, const std::vector<at::Tensor>& state,
+                               const Sizes& sizes) {
   std::vector<Memory> memory;
   for (size_t i = 0; i < state.size(); ++i) {
     memory.push_back(memory_of(state[i], /*written=*/true, "the session's " + manifest.state[i].name));
@@ -52,6 +57,7 @@ std::vector<StateInUse> in_use(const Manifest& manifest, const std::vector<at::T
     used.sizes = sizes;
     for (const StateUse& use : method.state) used.tensors.push_back(state[static_cast<size_t>(use.index)]);
     if (!method.state.empty()) used.memory = memory;
+    if (!method.state.empty()) used.refused = code.get(methods.size() - 1)->session_memory();
   }
   return methods;
 }
@@ -71,14 +77,24 @@ struct Session::Impl {
       : model(std::move(of)),
         sizes(std::move(given)),
         state(std::move(tensors)),
-        methods(in_use(model->manifest(), state, sizes)),
+        methods(in_use(model->manifest(), model->code, state, sizes)),
         order(model->package.device()) {
     order.end();  // the tensors are filled on the current stream
   }
 
   const std::string& name() const { return model->manifest().name; }
 
-  void need_whole() const {
+  // Also looks for what earlier calls refused.
+  void need_whole() {
+    for (size_t method = 0; !broken && method < methods.size(); ++method) {
+      if (!methods[method].refused) continue;
+      try {
+        model->look(method, methods[method].refused);
+      } catch (const Error& error) {
+        if (writes_state(model->manifest().methods[method])) break_for("an earlier call failed: " + error.message());
+        throw;
+      }
+    }
     if (!broken) return;
     throw Error(errors::kSessionBroken, "the session's state may be half written: " + problem,
                 "Reset the session, or load a state: that makes it whole again.");
@@ -97,6 +113,9 @@ struct Session::Impl {
   void replace(const char* what, const Write& write) {
     break_for(what + std::string(" failed"));
     write();
+    for (size_t method = 0; method < methods.size(); ++method) {  // what earlier calls refuse counts no longer
+      if (methods[method].refused) methods[method].refused = model->code.get(method)->session_memory();
+    }
     broken = false;
   }
 
@@ -135,10 +154,6 @@ class Turn {
   Session::Impl& session_;
 };
 
-bool writes_state(const Method& method) {
-  return std::any_of(method.state.begin(), method.state.end(), [](const StateUse& use) { return use.written; });
-}
-
 }  // namespace
 
 std::vector<at::Tensor> Session::Impl::run(size_t method, const std::vector<at::Tensor>& inputs) {
@@ -170,6 +185,12 @@ std::vector<at::Tensor> Session::run(const std::vector<at::Tensor>& inputs) {
 
 std::vector<at::Tensor> Session::run(const std::string& method, const std::vector<at::Tensor>& inputs) {
   return impl_->run(impl_->model->index_of(method), inputs);
+}
+
+void Session::synchronize() {
+  const Turn turn(*impl_);
+  impl_->model->wait();
+  impl_->need_whole();
 }
 
 Session Session::fork() const {

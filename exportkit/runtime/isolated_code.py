@@ -35,6 +35,12 @@ class WorkerRunner:
         """Returns the flat outputs for flat, valid inputs of a method without state. Raises the errors of `ask`."""
         return run_in_worker(self._worker, self._plan, None, inputs)
 
+    def session_memory(self) -> None:
+        """The worker looks at every call before it answers."""
+
+    def look(self, refused: torch.Tensor | None = None, /) -> None:
+        """The worker looks at every call before it answers."""
+
     def run_requests(self, requests: Requests, outputs: Sequence[int], /) -> Answers:
         """See `Runner.run_requests`."""
         return self._worker.run_requests(self._plan.name, requests, outputs)
@@ -79,6 +85,9 @@ class WorkerState:
     def run(self, plan: MethodPlan, inputs: list[torch.Tensor], /) -> list[torch.Tensor]:
         """See `State.run`."""
         return self._code.run(plan, partial(run_in_worker, self._worker, plan, self._number), inputs)
+
+    def refused(self, /) -> None:
+        """The worker looks at every call before it answers."""
 
     def fork(self, /) -> WorkerState:
         """See `State.fork`."""

@@ -152,8 +152,13 @@ class _Served:
             inputs[place] = inputs[place].clone()
         if message.session is None:
             outputs = self.model._code.runner(plan.name).run(inputs)
+            self.model.synchronize()
         else:
-            outputs = self._sessions[message.session].run(plan, inputs)
+            state = self._sessions[message.session]
+            outputs = state.run(plan, inputs)
+            self.model.synchronize()
+            if (refused := state.refused()) is not None:
+                raise refused[1]
         return Ran(), outputs + [inputs[place] for place in plan.inputs.written]
 
     def _run_requests(self, message: RunRequests, tensors: list[torch.Tensor]) -> _Answer:

@@ -7,12 +7,13 @@ from typing import Any
 
 import torch
 
-from exportkit.errors import ManifestConsistencyError, ModelClosedError, ModelRunError, UsageError
+from exportkit.errors import ManifestConsistencyError, ModelClosedError, ModelRunError, RefusedValueError, UsageError
 from exportkit.package import manifest as package
 from exportkit.package.archive import PackageReader
 from exportkit.runtime.case_tensors import tensors_text
 from exportkit.runtime.graphs import Described
 from exportkit.runtime.inputs import InputPlan, describe_tensor
+from exportkit.runtime.refused_values import REFUSED
 from exportkit.runtime.runner import Runner
 from exportkit.runtime.state_file import identity
 
@@ -119,8 +120,22 @@ class ModelCode:
             )
         return outputs
 
+    def look(self, plan: MethodPlan, refused: torch.Tensor | None = None) -> None:
+        """Raises RefusedValueError if a call that has ended refused a value: see `Runner.look`."""
+        try:
+            self.runner(plan.name).look(refused)
+        except RuntimeError as error:
+            raise self.run_error(plan, error, []) from error
+
     def run_error(self, plan: MethodPlan, error: RuntimeError, inputs: Sequence[torch.Tensor]) -> ModelRunError:
         """Returns the error for compiled code that failed."""
+        where = "the compiled model" if len(self.plans) == 1 else f"the compiled method {plan.name}"
+        said = str(error).partition("\n")[0]
+        if said.startswith(REFUSED):
+            return RefusedValueError(
+                f"{where} refused a value, as eager does: {said.removeprefix(REFUSED)}",
+                hint="Correct the input. The next call runs as usual.",
+            )
         if self.device.type == "cuda" and torch.cuda._is_in_bad_fork():
             hint = "CUDA does not work in a fork of a process that used it: use the start method spawn."
         else:
@@ -128,10 +143,7 @@ class ModelCode:
         if names := [f"`{plan.call.inputs[place].name}`" for place in plan.inputs.written]:
             hint += f" {', '.join(names)} may be half written."
         inputs = inputs[: len(plan.call.inputs)] if plan.state else inputs
-        where = "the compiled model" if len(self.plans) == 1 else f"the compiled method {plan.name}"
-        return ModelRunError(
-            f"{where} failed on ({tensors_text(inputs)}): {str(error).partition(chr(10))[0]}", hint=hint
-        )
+        return ModelRunError(f"{where} failed on ({tensors_text(inputs)}): {said}", hint=hint)
 
 
 Runners = Mapping[str, Runner]  # by method
@@ -168,6 +180,7 @@ class LoadedMethod:
         Raises:
             InputError: The package does not allow these inputs. Nothing was run.
             UsageError: The method has state.
+            RefusedValueError: The code met a value that eager refuses, too. See `Model.synchronize` about GPUs.
             ModelRunError: The compiled code failed.
             ModelClosedError: The model was closed.
         """

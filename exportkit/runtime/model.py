@@ -195,6 +195,22 @@ class Model:
             self._host_inputs[plan.name] = known
         return known
 
+    def synchronize(self) -> None:
+        """Waits for this thread's current stream. Does nothing on a CPU, where each call says what it refuses.
+
+        Nobody waits for a call on a GPU, so a value that the model refuses, such as an index out of range, shows at the
+        next call on the stream, or here.
+
+        Raises:
+            RefusedValueError: A call on the stream, outside of sessions, met such a value. Its results are not to be
+                used.
+            ModelClosedError: The model was closed.
+        """
+        if self.device.type == "cuda":
+            torch.cuda.current_stream(self.device).synchronize()
+            for plan in self._code.plans.values():
+                self._code.look(plan)
+
     def use_own_stream(self) -> None:
         """Gives this thread a CUDA stream, so that its calls run beside other threads'. Does nothing on a CPU."""
         use_own_stream(self.device)

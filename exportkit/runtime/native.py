@@ -76,10 +76,19 @@ class NativeRunner:
         self._entry = entry
         weakref.finalize(self, operators.close.default, self._handle)
 
-    def run(self, inputs: list[torch.Tensor], /) -> list[torch.Tensor]:
+    def run(self, inputs: list[torch.Tensor], refused: torch.Tensor | None = None, /) -> list[torch.Tensor]:
         """Returns the flat outputs for flat, valid inputs. Raises RuntimeError if the compiled code fails."""
-        outputs: list[torch.Tensor] = self._run(self._handle, inputs)
+        outputs: list[torch.Tensor] = self._run(self._handle, inputs, refused)
         return outputs
+
+    def session_memory(self) -> torch.Tensor | None:
+        """See `Runner.session_memory`."""
+        memory: torch.Tensor | None = torch.ops.exportkit.session_memory.default(self._handle)
+        return memory
+
+    def look(self, refused: torch.Tensor | None = None, /) -> None:
+        """See `Runner.look`."""
+        torch.ops.exportkit.look.default(self._handle, refused)
 
     def run_requests(self, requests: Sequence[Sequence[torch.Tensor]], outputs: Sequence[int], /) -> Answers:
         """Runs requests together, without the GIL from the first step to the last. See `Model.run_requests`."""

@@ -15,6 +15,7 @@ import torch
 from exportkit.errors import HostError, ModelLoadError, ModelRunError
 from exportkit.runtime.cache import Entry
 from exportkit.runtime.native import NativeRunner, RunnerOptions, say_what_is_lost, use_native
+from exportkit.runtime.refused_values import RefusedValues
 from exportkit.runtime.requests import Answers, run_in_steps
 from exportkit.runtime.targets import Choice
 from exportkit.runtime.weights import Weights, borrowed, constants_of, on_device, released
@@ -23,8 +24,18 @@ from exportkit.runtime.weights import Weights, borrowed, constants_of, on_device
 class Runner(Protocol):
     """The compiled code of a method with its weights. Any number of threads may call it."""
 
-    def run(self, inputs: list[torch.Tensor], /) -> list[torch.Tensor]:
-        """Returns the flat outputs for flat, valid inputs, and then the state that the method has."""
+    @property
+    def run(self) -> Callable[..., list[torch.Tensor]]:
+        """Returns the flat outputs for flat, valid inputs, and then the state that the method has.
+
+        With `session_memory`, a session's, as the second argument.
+        """
+
+    def session_memory(self) -> torch.Tensor | None:
+        """Returns memory for what a session's calls refuse; None if each call says itself what it refuses."""
+
+    def look(self, refused: torch.Tensor | None = None, /) -> None:
+        """Raises RuntimeError if a call that has ended refused a value: a session's, or one on the current stream."""
 
     def run_requests(self, requests: Sequence[Sequence[torch.Tensor]], outputs: Sequence[int], /) -> Answers:
         """Runs requests together. See `Model.run_requests`."""
@@ -72,12 +83,19 @@ class ContainerRunner:
         self._entry = entry
         self._device = torch.device(choice.device)
         fallible = computes or choice.target.device != "cpu"
-        self.run = _Preparing(container, opened, choice.target.device).run if fallible else container.run
+        run = _Preparing(container, opened, choice.target.device).run if fallible else container.run
+        self.run = RefusedValues(entry.library, self._device).wrapped(run)
         weakref.finalize(self, released, constants, self._device).atexit = False
 
     def run_requests(self, requests: Sequence[Sequence[torch.Tensor]], outputs: Sequence[int], /) -> Answers:
         """Runs requests together. See `Model.run_requests`."""
         return run_in_steps(self.run, self._device, requests, outputs)
+
+    def session_memory(self) -> None:
+        """Every call is looked at."""
+
+    def look(self, refused: torch.Tensor | None = None, /) -> None:
+        """Every call is looked at."""
 
     def capture(self, arguments: list[torch.Tensor], own: int, /) -> None:
         """There are no graphs."""

@@ -206,7 +206,24 @@ class Session:
                 f"the session of {self._code.manifest.name} was closed", hint="`model.session()` makes another."
             )
 
+    def synchronize(self) -> None:
+        """Waits for the current stream, as `Model.synchronize`, and looks at this session's calls.
+
+        Raises:
+            RefusedValueError: A call met a value that the model refuses. The session is broken, if it writes state.
+            SessionBusyError, SessionBrokenError, SessionClosedError: As for a call.
+        """
+        with self._alone():
+            if self._code.device.type == "cuda":
+                torch.cuda.current_stream(self._code.device).synchronize()
+            self._check_whole()
+
     def _check_whole(self) -> None:
+        if self._problem is None and (refused := self._state.refused()) is not None:
+            plan, error = refused
+            if plan.written_state:
+                self._problem = f"an earlier call of {plan.name} failed: {error.message}"
+            raise error
         if self._problem is not None:
             raise SessionBrokenError(
                 f"the session's state may be half written: {self._problem}",

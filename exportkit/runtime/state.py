@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 import torch
 
-from exportkit.errors import InputError, SessionClosedError, UsageError
+from exportkit.errors import InputError, RefusedValueError, SessionClosedError, UsageError
 from exportkit.package.archive import PackageReader
 from exportkit.package.dtypes import ITEM_BYTES
 from exportkit.package.manifest import Manifest, Size
 from exportkit.runtime.initial_state import initial_values
 from exportkit.runtime.methods import MethodPlan, ModelCode
 from exportkit.runtime.overlap import Spans
+from exportkit.runtime.runner import Runner
 from exportkit.sizes import shape_at
 
 
@@ -26,6 +28,9 @@ class State(Protocol):
 
     def run(self, plan: MethodPlan, inputs: list[torch.Tensor], /) -> list[torch.Tensor]:
         """Runs a method on flat, valid inputs, and returns its flat outputs. Raises the errors of `ModelCode.run`."""
+
+    def refused(self, /) -> tuple[MethodPlan, RefusedValueError] | None:
+        """Returns what an earlier call refused, after it had returned, and forgets it."""
 
     def fork(self, /) -> State:
         """Returns a copy."""
@@ -101,6 +106,7 @@ class LocalState:
         self._tensors: list[torch.Tensor] | None = tensors
         self._spans = Spans(zip(self._names, tensors))
         self._device = code.device
+        self._memory: dict[str, torch.Tensor] = {}  # by method, for what its calls on a GPU refuse
         self._stream = torch.cuda.current_stream(self._device) if self._device.type == "cuda" else None
 
     @classmethod
@@ -128,7 +134,25 @@ class LocalState:
         """See `State.run`."""
         tensors = self.use()
         runner = self._code.runner(plan.name)
-        return self._code.run(plan, runner.run, inputs + [tensors[index] for index in plan.state])
+        run = runner.run
+        if self._stream is not None and (memory := self._memory_of(plan.name, runner)) is not None:
+            run = functools.partial(_with_memory, runner.run, memory)
+        return self._code.run(plan, run, inputs + [tensors[index] for index in plan.state])
+
+    def _memory_of(self, method: str, runner: Runner) -> torch.Tensor | None:
+        if method not in self._memory and (made := runner.session_memory()) is not None:
+            self._memory[method] = made
+        return self._memory.get(method)
+
+    def refused(self, /) -> tuple[MethodPlan, RefusedValueError] | None:
+        """See `State.refused`."""
+        for name, memory in self._memory.items():
+            plan = self._code.plans[name]
+            try:
+                self._code.look(plan, memory)
+            except RefusedValueError as error:
+                return plan, error
+        return None
 
     def fork(self, /) -> LocalState:
         """See `State.fork`. Copies on the device's current stream."""
@@ -138,6 +162,7 @@ class LocalState:
     def reset(self, /) -> None:
         """See `State.reset`."""
         self._plan.initialise(self.use())
+        self._memory = {}
 
     def tensors(self, /) -> dict[str, torch.Tensor]:
         """See `State.tensors`. They are the session's own."""
@@ -148,6 +173,7 @@ class LocalState:
         with torch.no_grad():
             for name, tensor in zip(self._names, self.use()):
                 tensor.copy_(tensors[name])
+        self._memory = {}
 
     def close(self, /) -> None:
         """See `State.close`. A running call finishes first, because it has the tensors."""
@@ -174,6 +200,12 @@ class LocalState:
         for tensor in tensors:
             tensor.record_stream(current)
         self._stream = current
+
+
+def _with_memory(
+    run: Callable[..., list[torch.Tensor]], memory: torch.Tensor, arguments: list[torch.Tensor]
+) -> list[torch.Tensor]:
+    return run(arguments, memory)
 
 
 def checked_sizes(model: str, dimensions: Mapping[str, tuple[int, int]], given: Mapping[str, Any]) -> dict[str, int]:

@@ -6,6 +6,7 @@ import gc
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +19,16 @@ from exportkit.export.compiling.compile_failure import failed_operator, noted_li
 from exportkit.export.compiling.compiled_cache import Code
 from exportkit.export.compiling.eager_kernels import eager_kernels, with_tensors
 from exportkit.export.compiling.flat_weights import flat_weights
+from exportkit.export.compiling.guarded_indices import guarded_indices
 from exportkit.export.compiling.inductor_changes import changed_inductor
 from exportkit.export.compiling.model_sources import compiling_model_sources
 from exportkit.export.compiling.packed_weights import packed_weights
+from exportkit.export.compiling.refused_values import (
+    RefusedValues,
+    RefusesValuesError,
+    may_refuse,
+    writing_refused_values,
+)
 from exportkit.export.compiling.shared_heads import shared_heads
 from exportkit.export.compiling.small_convolutions import small_convolutions
 from exportkit.export.compiling.usable_compiler import last_lines, refuse_full_disk
@@ -54,6 +62,24 @@ def run_inductor(
         CompilerError: The C++ compiler does not work.
         ExportError: AOTInductor refused the program, or wrote code that does not compile.
     """
+    compile_with = partial(_compiled, program, device, options, left_to_eager, keep=keep, tf32=tf32)
+    refused = RefusedValues(device)
+    try:
+        return compile_with(refused if may_refuse(program) else None)
+    except RefusesValuesError:  # an operator that was taken apart, of which that was not seen
+        return compile_with(refused)
+
+
+def _compiled(
+    program: torch.export.ExportedProgram,
+    device: torch.device,
+    options: dict[str, Any],
+    left_to_eager: Sequence[str],
+    refused: RefusedValues | None,
+    *,
+    keep: bool,
+    tf32: bool,
+) -> Code:
     args, kwargs = program.example_inputs
     try:
         with ExitStack() as contexts:
@@ -80,10 +106,16 @@ def run_inductor(
             if left_to_eager:
                 with_tensors(module, left_to_eager)
             contexts.enter_context(compilable_branches(module))
+            if refused:
+                kwargs = refused.add_input(module, args, kwargs)
+            contexts.enter_context(writing_refused_values(refused))
+            contexts.enter_context(guarded_indices())
             files = torch._inductor.aot_compile(module, args, kwargs, options=options)
     except Exception as error:
         # Inductor raises its own errors, wrapped or not, and a custom operator's fake kernel may raise anything.
         cause = getattr(error, "inner_exception", None) or error
+        if isinstance(cause, RefusesValuesError):
+            raise cause from None
         refuse_full_disk(cause)
         if isinstance(cause, (exc.CppCompileError, exc.InvalidCxxCompiler)):
             if (wrong := wrong_code(str(cause), written)) is None:

@@ -10,7 +10,7 @@ from typing import Protocol
 
 import torch
 
-from exportkit.errors import ExportkitError
+from exportkit.errors import ExportkitError, RefusedValueError
 from exportkit.package.manifest import TensorOutput
 from exportkit.runtime.requests import Answers
 from exportkit.serve.engine.checked_request import CheckedRequest, bytes_of, datatypes
@@ -19,7 +19,7 @@ from exportkit.serve.engine.model_copy import ModelCopy, WorkerLostError
 from exportkit.serve.engine.statistics import Statistics
 from exportkit.serve.engine.warm_up import flat_inputs
 from exportkit.serve.protocol.inference import InferTiming, OutputTensor
-from exportkit.serve.statuses import BackendError, NotReadyError, ServeError
+from exportkit.serve.statuses import BackendError, BadRequestError, NotReadyError, ServeError
 
 _log = logging.getLogger(__name__)
 
@@ -39,6 +39,8 @@ def outputs_of(requests: Sequence[CheckedRequest]) -> list[int]:
 
 def failure_of(copy: ModelCopy, error: Exception) -> ServeError:
     """Returns the answer to a request on which a copy failed when it ran alone."""
+    if isinstance(error, RefusedValueError):
+        return BadRequestError(error.message, hint=error.hint)
     if copy.lost is not None:  # by another runner's request
         return NotReadyError(copy.lost)
     copy.check_health()

@@ -50,7 +50,7 @@ extern "C" {
 #endif
 
 /* Increases with each addition to this header. */
-#define EXPORTKIT_ABI_VERSION 3
+#define EXPORTKIT_ABI_VERSION 4
 
 /* --- versions ---------------------------------------------------------------------------------------------------- */
 
@@ -77,6 +77,7 @@ enum {
   EXPORTKIT_SESSION_BUSY_ERROR = 104,   /* another caller uses the session */
   EXPORTKIT_SESSION_BROKEN_ERROR = 105, /* a call failed: the state may be half written */
   EXPORTKIT_SESSION_CLOSED_ERROR = 106, /* the handle belongs to no open session */
+  EXPORTKIT_REFUSED_VALUE_ERROR = 107,  /* a value that the model refuses, such as an index out of range */
 
   EXPORTKIT_USAGE_ERROR = 200,   /* an argument is invalid, such as a null pointer */
   EXPORTKIT_INPUT_ERROR = 201,   /* the package does not allow these inputs */
@@ -290,7 +291,8 @@ typedef struct exportkit_run_options {
  * description's output_count elements. `options` may be null.
  *
  * A CUDA model's call returns when its work is queued: let the inputs' memory be until the stream has finished, read
- * the outputs on the same stream or after it, and free an output when no other stream needs it any longer.
+ * the outputs on the same stream or after it, and free an output when no other stream needs it any longer. If it meets
+ * a value that the model refuses, exportkit_synchronize says so, or else the next call on the stream, or in the session.
  *
  * Strides may be null (row-major) and must not be negative. The elements must be aligned to their size. Pinned memory
  * is CPU memory. Of a DLManagedTensor or DLManagedTensorVersioned, pass &managed->dl_tensor; it is not freed. A tensor
@@ -305,6 +307,11 @@ EXPORTKIT_API int exportkit_run_method(exportkit_model model, const char* method
                                        size_t input_count, struct DLManagedTensorVersioned** outputs,
                                        size_t output_count, const exportkit_run_options* options,
                                        exportkit_error** error) EXPORTKIT_NOEXCEPT;
+
+/* Waits for a CUDA model's calls on the stream of `options`: EXPORTKIT_REFUSED_VALUE_ERROR if one of them, outside of
+ * sessions, met a value that the model refuses. Its outputs are not to be used. */
+EXPORTKIT_API int exportkit_synchronize(exportkit_model model, const exportkit_run_options* options,
+                                        exportkit_error** error) EXPORTKIT_NOEXCEPT;
 
 /* Replaces the weights with another fine-tune's, while calls continue. `path` is a safetensors file with the model's
  * whole state_dict and the same dtypes and shapes; what sessions begin with may be left out, and must not differ. Each
@@ -336,6 +343,10 @@ EXPORTKIT_API int exportkit_session_run(exportkit_session session, const char* m
                                         size_t input_count, struct DLManagedTensorVersioned** outputs,
                                         size_t output_count, const exportkit_run_options* options,
                                         exportkit_error** error) EXPORTKIT_NOEXCEPT;
+
+/* The same for the calls of a session, which is broken then, if the call writes state. */
+EXPORTKIT_API int exportkit_session_synchronize(exportkit_session session, const exportkit_run_options* options,
+                                                exportkit_error** error) EXPORTKIT_NOEXCEPT;
 
 /* Makes a session with a copy of the state. */
 EXPORTKIT_API int exportkit_session_fork(exportkit_session session, exportkit_session* copy,

@@ -1,0 +1,301 @@
+"""Lets compiled code refuse a value without ending the process (docs/adr/0073).
+
+Inductor asserts that an index is in range. In C++ a failed assertion inside a parallel region ends the process, and on a
+GPU it ends the CUDA context. Here the code writes down which assertion failed, in memory that it gets with each call,
+and goes on with an index that is in range. Who called it looks there afterwards. The same serves integer divisions by
+zero, which end a process too, and the assertions that models write.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import sympy
+import torch
+from torch._guards import detect_fake_mode
+from torch._inductor import index_propagation
+from torch._inductor.codegen import common, cpp, cpp_wrapper_cpu, triton
+from torch._inductor.virtualized import V
+from torch.utils._pytree import tree_structure
+
+from exportkit.errors import ExportError
+from exportkit.export.models.source_lines import where_listed
+from exportkit.export.within_torch.torch_internals import replaced
+
+MOST = 64
+"""Places that are told apart: operators at a line of the model. Those beyond share the last one."""
+
+INPUT = "exportkit_refused"
+SYMBOL = "exportkit_refused_places"
+LENGTH = 1 + 2 * MOST
+"""Of the memory, int64: whether any value was refused; for each place, the value, and the size plus one (negative: the
+value is not known)."""
+
+_DIVISIONS = frozenset({"floordiv", "truncdiv", "remainder", "mod"})
+_LIKELY = {
+    "index": ("index", "gather", "scatter", "embedding", "select", "take", "put"),
+    "division": ("div", "rem", "mod"),
+    "assertion": ("assert",),
+}
+
+
+class RefusesValuesError(Exception):
+    """Code that refuses a value was to be written for a program that has no memory for it."""
+
+
+def may_refuse(program: torch.export.ExportedProgram) -> bool:
+    """Whether code of a program looks as if it may refuse a value."""
+    parts = [part for part in program.graph_module.modules() if isinstance(part, torch.fx.GraphModule)]
+    return any(_may_refuse(node) for part in parts for node in part.graph.nodes if node.op == "call_function")
+
+
+def _may_refuse(node: torch.fx.Node) -> bool:
+    if not isinstance(node.target, torch._ops.OpOverload) or node.target.namespace != "aten":
+        return False
+    name, value = node.target._schema.name, node.meta.get("val")
+    integers = isinstance(value, torch.Tensor) and not value.is_floating_point()
+    return (
+        any("ind" in argument.name for argument in node.target._schema.arguments)  # index, indices
+        or "assert_async" in name
+        or (integers and any(word in name for word in _LIKELY["division"]))
+    )
+
+
+@contextmanager
+def writing_refused_values(refused: RefusedValues | None) -> Iterator[None]:
+    """Lets Inductor write code that refuses values while the block runs.
+
+    Args:
+        refused: The program's; None for a program that has no memory for them.
+
+    Raises:
+        RefusesValuesError: It would be needed.
+        ExportError: This torch lacks a function that is replaced for that.
+    """
+    writing = refused or _NoValues(torch.device("cpu"))
+    with ExitStack() as changes:
+        for owner, name, make in (
+            (common.CSEProxy, "indirect_indexing", writing._in_range),
+            (common.CSEProxy, "_default", writing._divided),
+            (common.CSEProxy, "device_assert_async", writing._asserted),
+            (index_propagation.IndexPropagation, "indirect_indexing", _as_values),
+            (common.Kernel, "indirect_assert", writing._noted),
+            (cpp.CppVecKernel, "indirect_assert", writing._noted),
+            (triton.TritonKernel, "inductor_meta_common", _without_debugging),
+            (cpp_wrapper_cpu.CppWrapperCpu, "generate_end", writing._with_places),
+        ):
+            changes.enter_context(replaced(owner, name, make))
+        yield
+
+
+class RefusedValues:
+    """The places of a program where its code refuses a value.
+
+    Attributes:
+        places: What is written into the code for each: the kind, whether negative indices count from the end, and the
+            operator with its line.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        """Makes the list for a program on a device."""
+        self.places: list[tuple[str, str]] = []
+        self.example = torch.zeros(LENGTH, dtype=torch.int64, device=device)
+        self._kind, self._size = "index", ""
+
+    def add_input(self, module: torch.fx.GraphModule, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+        """Gives a program's module one more input, the memory for what is refused. Returns its keyword arguments."""
+        graph = module.graph
+        holders = graph.find_nodes(op="placeholder")
+        with graph.inserting_after(holders[-1]) if holders else graph.inserting_before(next(iter(graph.nodes))):
+            node = graph.placeholder(INPUT)
+        mode = detect_fake_mode([holder.meta.get("val") for holder in holders])
+        node.meta["val"] = mode.from_tensor(self.example) if mode else self.example
+        kwargs = {**kwargs, INPUT: self.example}
+        codegen: Any = graph._codegen
+        info = codegen.pytree_info
+        codegen.pytree_info = info._replace(
+            orig_args=[*info.orig_args, INPUT], in_spec=tree_structure((tuple(args), kwargs))
+        )
+        module.recompile()
+        return kwargs
+
+    def _in_range(self, index: Callable[..., sympy.Symbol]) -> Callable[..., sympy.Symbol]:
+        """Checks an index, and brings it into range."""
+
+        def indexed(proxy: Any, var: Any, size: Any, check: bool = True, wrap_neg: bool = True) -> sympy.Symbol:
+            size = sympy.sympify(size)
+            with self._checking("index" if not wrap_neg else "index from both ends", size):
+                symbol = index(proxy, var, size, check, wrap_neg)
+            value = proxy.kernel.cse.varname_map[symbol.name]
+            inside = value.bounds.lower >= 0 and size.is_number and value.bounds.upper < size
+            if not common.generate_assert(check) or inside:
+                return symbol
+            last = proxy.index_expr(size - 1, torch.int64)
+            within = proxy.maximum(proxy.minimum(_as_int64(proxy, value), last), proxy.constant(0, torch.int64))
+            found: sympy.Symbol = proxy.parent_handler.indirect_indexing(within, size, False)
+            return found
+
+        return indexed
+
+    def _divided(self, default: Callable[..., Any]) -> Callable[..., Any]:
+        """Divides integers by 1 where they would be divided by 0, and by -1 without the one quotient that overflows."""
+
+        def called(proxy: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+            if name in _DIVISIONS and not args[1].dtype.is_floating_point and _divisor() is None:
+                value, divisor = args
+                zero, one, minus_one = (proxy.constant(number, divisor.dtype) for number in (0, 1, -1))
+                self._require(proxy, proxy.ne(divisor, zero), "division")
+                divisor = proxy.where(proxy.eq(divisor, zero), one, divisor)
+                if divisor.dtype.is_signed:
+                    negative = proxy.eq(divisor, minus_one)
+                    value = proxy.where(negative, proxy.neg(value), value)
+                    divisor = proxy.where(negative, one, divisor)
+                args = (value, divisor)
+            return default(proxy, name, args, kwargs)
+
+        return called
+
+    def _asserted(self, _: Callable[..., None]) -> Callable[..., None]:
+        return lambda proxy, condition, message: self._require(proxy, condition, f"assertion {message}")
+
+    def _require(self, proxy: Any, condition: Any, kind: str) -> None:
+        """Checks a condition as an index that is in range where it holds."""
+        index = proxy.where(condition, proxy.constant(0, torch.int64), proxy.constant(-1, torch.int64))
+        symbol = proxy.parent_handler.indirect_indexing(index, sympy.Integer(1), False)
+        with self._checking(kind, sympy.Integer(1)):
+            proxy.kernel.check_bounds(symbol, sympy.Integer(1), True, False)
+
+    @contextmanager
+    def _checking(self, kind: str, size: sympy.Expr) -> Iterator[None]:
+        before = self._kind, self._size
+        self._kind, self._size = kind, V.kernel.index_to_str(size)
+        try:
+            yield
+        finally:
+            self._kind, self._size = before
+
+    def _noted(self, check: Callable[..., str]) -> Callable[..., str]:
+        """Writes down in place of asserting."""
+
+        def noted(kernel: Any, var: Any, lower: str | None, upper: str | None, mask: Any = None) -> str:
+            line = check(kernel, var, lower, upper, mask)
+            begin, end = f"{kernel.assert_function}(", ', "index out of bounds'
+            if not line.startswith(begin) or end not in line:
+                return line  # a vector's check of one number has noted it
+            holds = line[len(begin) : line.rindex(end)]
+            place = 1 + 2 * self._place()
+            memory = kernel.args.output(_memory())
+            if isinstance(kernel, triton.TritonKernel):
+                where = f"{memory} + ({holds}).to(tl.int64) * 0"
+                stores = ((0, 1), (place, var), (place + 1, f"{self._size} + 1"))
+                return "; ".join(f"tl.store({where} + {at}, {value}, ~({holds}))" for at, value in stores)
+            value = _found(kernel, var, self._size, mask) if self._kind.startswith("index") else "0"
+            size = f"{self._size} + 1" if value else f"-({self._size} + 1)"
+            stores = ((0, "1"), (place, value or "0"), (place + 1, size))
+            written = " ".join(
+                f"__atomic_store_n({memory} + {at}, static_cast<int64_t>({value}), __ATOMIC_RELAXED);"
+                for at, value in stores
+            )
+            return f"if (C10_UNLIKELY(!({holds}))) {{ {written} }}"
+
+        return noted
+
+    def _place(self) -> int:
+        place = self._kind, _operator(self._kind.partition(" ")[0])
+        if place not in self.places and len(self.places) < MOST:
+            self.places.append(place if len(self.places) < MOST - 1 else ("", ""))
+        return self.places.index(place) if place in self.places else MOST - 1
+
+    def _with_places(self, end: Callable[[Any, Any], None]) -> Callable[[Any, Any], None]:
+        def ended(wrapper: Any, result: Any) -> None:
+            end(wrapper, result)
+            if not V.graph.is_const_graph:
+                lines = [str(len(V.graph.graph_inputs) - 1), *(f"{kind}\t{where}" for kind, where in self.places)]
+                text = json.dumps("\n".join(lines))
+                result.writeline(
+                    f'extern "C" __attribute__((visibility("default"))) const char* {SYMBOL}() {{ return {text}; }}'
+                )
+
+        return ended
+
+
+class _NoValues(RefusedValues):
+    def _place(self) -> int:
+        raise RefusesValuesError
+
+    def _with_places(self, end: Callable[[Any, Any], None]) -> Callable[[Any, Any], None]:
+        return end
+
+
+def _as_values(index: Callable[..., Any]) -> Callable[..., Any]:
+    """Takes an index that follows from sizes for one that data decides, if it cannot be shown to be in range."""
+
+    def indexed(propagation: Any, given: Any, size: Any, check: bool = True, wrap_neg: bool = True) -> Any:
+        if common.generate_assert(check) and isinstance(given, index_propagation.IndexPropVar) and given.is_symbolic:
+            value, holds = sympy.sympify(given.value.expr), propagation.statically_true
+            if not (holds(0 <= value) or (wrap_neg and holds(-size <= value))) or not holds(value < size):
+                return propagation.fallback("indirect_indexing", (given, size, check, wrap_neg), {}).value
+        return index(propagation, given, size, check, wrap_neg)
+
+    return indexed
+
+
+def _without_debugging(meta: Any) -> Any:
+    """Lets Triton compile no assertions: it would compile its own, against overflow, too."""
+    return classmethod(lambda cls: {**meta.__get__(None, cls)(), "assert_indirect_indexing": False})
+
+
+def _as_int64(proxy: Any, value: Any) -> Any:
+    return value if value.dtype == torch.int64 else proxy.to_dtype(value, torch.int64)
+
+
+def _divisor() -> int | None:
+    """Returns what the current node of a kernel divides by, if it is a number other than 0 and -1."""
+    node = V.interpreter.current_node
+    divisor = node.args[2] if len(node.args) > 2 else None
+    if not isinstance(divisor, torch.fx.Node) or divisor.target != "constant":
+        return None
+    value: int = divisor.args[1]
+    return None if value in (0, -1) else value
+
+
+def _found(kernel: Any, var: Any, size: str, mask: Any) -> str:
+    """Returns the C++ expression of the value that is refused; "" if only some lanes of a vector count."""
+    if not getattr(var, "is_vec", False):
+        return str(var)
+    if mask:
+        return ""
+    count = cpp.cexpr_index(getattr(kernel, "tail_size", None) or sympy.Integer(kernel.tiling_factor))
+    kind = cpp.DTYPE_TO_CPP[var.dtype]
+    return (
+        f"[&] {{ __at_align__ std::array<{kind}, {kernel.tiling_factor}> lanes; {var}.store(lanes.data(), {count}); "
+        f"return *std::find_if(lanes.begin(), lanes.begin() + {count} - 1, "
+        f"[&](auto lane) {{ return lane < 0 || lane >= {size}; }}); }}()"
+    )
+
+
+def _memory() -> str:
+    """Returns the name of the input for what is refused, also in the graph of a branch or a loop."""
+    graph: Any = V.graph
+    while (parent := getattr(graph, "parent", None)) is not None:
+        graph = parent
+    name = next(reversed(graph.graph_inputs))
+    if graph is not V.graph:
+        V.graph.name_to_buffer.setdefault(name, graph.graph_inputs[name])
+    return str(name)
+
+
+def _operator(kind: str) -> str:
+    """Returns the operators of the current kernel that may refuse a value, as "aten.embedding at model.py:3 in ..."."""
+    node = getattr(V.kernel.current_node, "node", None)
+    origins = [origin for origin in getattr(node, "origins", ()) if origin.op == "call_function"]
+    named = {origin: str(origin.meta.get("original_aten") or origin.target) for origin in origins}
+    likely = [origin for origin in origins if any(word in named[origin] for word in _LIKELY.get(kind, ()))]
+    found = dict.fromkeys(
+        f"{named[origin]}{' at ' + where if (where := where_listed(origin.meta.get('stack_trace') or '').partition(': `')[0]) else ''}"
+        for origin in likely or origins
+    )
+    return " or ".join(list(found)[:2])
