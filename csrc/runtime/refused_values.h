@@ -7,6 +7,7 @@
 #include <filesystem>
 #include <map>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -26,9 +27,9 @@ class RefusedValues {
   RefusedValues& operator=(const RefusedValues&) = delete;
 
   // Whether the code takes such memory, as its last argument.
-  bool expected() const { return !places_.empty(); }
+  bool expected() const { return arguments_.has_value(); }
   // The number of its arguments before that.
-  size_t arguments() const { return arguments_; }
+  size_t arguments() const { return arguments_.value(); }
 
   // Memory for a call on a CPU, or for a session on a GPU. Nobody else has it until `give_back`.
   at::Tensor take() const;
@@ -45,7 +46,7 @@ class RefusedValues {
   std::string message(const int64_t* memory) const;
 
   const c10::Device device_;
-  size_t arguments_ = 0;
+  std::optional<size_t> arguments_;
   std::vector<Place> places_;
   mutable std::mutex mutex_;  // guards what follows
   mutable std::vector<at::Tensor> free_;

@@ -22,6 +22,7 @@ class RefusedValues:
         self._device = device
         self._free: list[torch.Tensor] = []
         lines = _lines(library)
+        self._expected = bool(lines)
         self._places = [line.partition("\t")[::2] for line in lines[1:]]
 
     def wrapped(self, run: Callable[[list[torch.Tensor]], list[torch.Tensor]]) -> Callable[..., list[torch.Tensor]]:
@@ -29,7 +30,7 @@ class RefusedValues:
 
         A call on a GPU is waited for: this binding has no other time to look.
         """
-        if not self._places:
+        if not self._expected:
             return run
 
         def looking(inputs: list[torch.Tensor]) -> list[torch.Tensor]:
@@ -65,7 +66,7 @@ class RefusedValues:
             if not kind.startswith("index"):
                 return f"{at}{kind}"
             length, wraps = abs(size) - 1, kind != "index"  # negative ones had the length added
-            given = f"an index" if size < 0 else f"index {value - length if wraps and value < 0 else value}"
+            given = "an index" if size < 0 else f"index {value - length if wraps and value < 0 else value}"
             return f"{at}{given} is out of range: from {-length if wraps else 0} to {length - 1} are allowed"
         return "the code refused a value"
 

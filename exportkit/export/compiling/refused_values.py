@@ -11,19 +11,22 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 import sympy
 import torch
 from torch._guards import detect_fake_mode
-from torch._inductor import index_propagation
+from torch._inductor import index_propagation, ir
 from torch._inductor.codegen import common, cpp, cpp_wrapper_cpu, triton
-from torch._inductor.virtualized import V
+from torch._inductor.virtualized import NullKernelHandler, V
+from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
+from torch.utils._sympy import printers
 from torch.utils._pytree import tree_structure
 
 from exportkit.errors import ExportError
 from exportkit.export.models.source_lines import where_listed
 from exportkit.export.within_torch.torch_internals import replaced
+from exportkit.runtime.refused_values import REFUSED
 
 MOST = 64
 """Places that are told apart: operators at a line of the model. Those beyond share the last one."""
@@ -86,6 +89,9 @@ def writing_refused_values(refused: RefusedValues | None) -> Iterator[None]:
             (cpp.CppVecKernel, "indirect_assert", writing._noted),
             (triton.TritonKernel, "inductor_meta_common", _without_debugging),
             (cpp_wrapper_cpu.CppWrapperCpu, "generate_end", writing._with_places),
+            (cpp_wrapper_cpu.CppWrapperCpu, "codegen_dynamic_select_index", _selecting_in_range),
+            (ir.AssertScalar, "codegen", _refusing_scalars),
+            *((printers.CppPrinter, name, _dividing) for name in ("_print_FloorDiv", "_print_PythonMod")),
         ):
             changes.enter_context(replaced(owner, name, make))
         yield
@@ -241,6 +247,44 @@ def _as_values(index: Callable[..., Any]) -> Callable[..., Any]:
         return index(propagation, given, size, check, wrap_neg)
 
     return indexed
+
+
+def _selecting_in_range(write: Callable[..., None]) -> Callable[..., None]:
+    """Lets `x[i.item()]` fail on the host, where Inductor computes an address from any index."""
+
+    def written(wrapper: Any, node: Any, clamp: Any) -> None:
+        write(wrapper, node, clamp)
+        index, size = f"{node.unbacked_offset_symbol}_index", wrapper.val_to_arg_str_for_prim_type(node.size, int)
+        failure = f'throw std::out_of_range("{REFUSED}index " + std::to_string({index}) + " is out of range");'
+        wrapper.writeline(f"if ({index} < 0 || {index} >= {size}) {{ {failure} }}")
+
+    return written
+
+
+def _refusing_scalars(write: Callable[..., None]) -> Callable[..., None]:
+    """Lets the host's assertions about sizes, and those of models about numbers, say that they refuse a value."""
+
+    class Refusing(NamedTuple):
+        wrapper: Any
+
+        def writeline(self, line: str) -> None:
+            self.wrapper.writeline(line.replace('"Expected ', f'"{REFUSED}expected '))
+
+    return lambda node, wrapper: write(node, Refusing(wrapper))
+
+
+def _dividing(write: Callable[..., str]) -> Callable[..., str]:
+    """Lets the host refuse a size that is divided by a number from data, `n // m.item()`, where that is zero."""
+
+    def written(printer: Any, expression: Any) -> str:
+        text = write(printer, expression)
+        divisor = expression.args[1]
+        if not isinstance(V.kernel, NullKernelHandler) or not free_unbacked_symbols(divisor):
+            return text
+        failure = f'throw std::domain_error("{REFUSED}an integer is divided by zero")'
+        return f"(({printer.doprint(divisor)}) != 0 ? {text} : {failure})"
+
+    return written
 
 
 def _without_debugging(meta: Any) -> Any:
