@@ -148,7 +148,13 @@ std::vector<at::Tensor> Code::run(const std::vector<at::Tensor>& inputs,
   if (!device_.is_cpu()) {
     const at::Tensor& memory = arguments.emplace_back(refused ? *refused : refused_->of_stream());
     refused_->look(memory);
-    return answered(arguments);
+    try {
+      return answered(arguments);
+    } catch (const std::exception&) {
+      wait_for(device_);  // what ran before it failed may refuse a value, which says more, and not in the next call
+      refused_->look(memory);
+      throw;
+    }
   }
   const at::Tensor memory = arguments.emplace_back(refused_->take());
   const auto end = c10::make_scope_exit([&] { refused_->give_back(memory); });

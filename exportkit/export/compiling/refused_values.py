@@ -39,10 +39,14 @@ value is not known)."""
 
 _DIVISIONS = frozenset({"floordiv", "truncdiv", "remainder", "mod"})
 _LIKELY = {
-    "index": ("index", "gather", "scatter", "embedding", "select", "take", "put"),
+    "index": ("index", "gather", "scatter", "embedding", "select", "take", "put", "nll_loss"),
     "division": ("div", "rem", "mod"),
     "assertion": ("assert",),
 }
+
+
+_WITHOUT_NEGATIVE = ("gather", "scatter", "index_select", "index_add", "index_copy", "index_reduce", "embedding", "nll_loss")
+"""Operators whose eager kernels refuse negative indices, which Inductor may count from the end."""
 
 
 class RefusesValuesError(Exception):
@@ -133,6 +137,7 @@ class RefusedValues:
 
         def indexed(proxy: Any, var: Any, size: Any, check: bool = True, wrap_neg: bool = True) -> sympy.Symbol:
             size = sympy.sympify(size)
+            wrap_neg = wrap_neg and not _refuses_negative()
             with self._checking("index" if not wrap_neg else "index from both ends", size):
                 symbol = index(proxy, var, size, check, wrap_neg)
             value = proxy.kernel.cse.varname_map[symbol.name]
@@ -210,7 +215,7 @@ class RefusedValues:
         return noted
 
     def _place(self) -> int:
-        place = self._kind, _operator(self._kind.partition(" ")[0])
+        place = self._kind, _described(self._kind.partition(" ")[0])
         if place not in self.places and len(self.places) < MOST:
             self.places.append(place if len(self.places) < MOST - 1 else ("", ""))
         return self.places.index(place) if place in self.places else MOST - 1
@@ -332,14 +337,24 @@ def _memory() -> str:
     return str(name)
 
 
-def _operator(kind: str) -> str:
-    """Returns the operators of the current kernel that may refuse a value, as "aten.embedding at model.py:3 in ..."."""
+def _operators(kind: str) -> dict[torch.fx.Node, str]:
+    """Returns the operators of the current kernel that may refuse a value of this kind; all if none looks like one."""
     node = getattr(V.kernel.current_node, "node", None)
     origins = [origin for origin in getattr(node, "origins", ()) if origin.op == "call_function"]
     named = {origin: str(origin.meta.get("original_aten") or origin.target) for origin in origins}
-    likely = [origin for origin in origins if any(word in named[origin] for word in _LIKELY.get(kind, ()))]
-    found = dict.fromkeys(
-        f"{named[origin]}{' at ' + where if (where := where_listed(origin.meta.get('stack_trace') or '').partition(': `')[0]) else ''}"
-        for origin in likely or origins
-    )
-    return " or ".join(list(found)[:2])
+    likely = {node: name for node, name in named.items() if any(word in name for word in _LIKELY.get(kind, ()))}
+    return likely or named
+
+
+def _refuses_negative() -> bool:
+    named = _operators("index").values()
+    return bool(named) and all(any(word in name for word in _WITHOUT_NEGATIVE) for name in named)
+
+
+def _described(kind: str) -> str:
+    """Returns such operators with their lines: "aten.embedding.default at model.py:3 in forward"."""
+    found = []
+    for node, name in _operators(kind).items():
+        line = where_listed(node.meta.get("stack_trace") or "").partition(": `")[0]
+        found.append(f"{name} at {line}" if line else name)
+    return " or ".join(list(dict.fromkeys(found))[:2])
