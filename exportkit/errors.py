@@ -275,6 +275,9 @@ class PolicyError(HostError):
 class RegistryError(HostError):
     """A registry cannot be reached, refuses, or does not keep to the protocol."""
 
+    def __init__(self, message: str, *, hint: str | None = None) -> None:
+        super().__init__(" ".join(message.split()), hint=hint)  # what a registry says adds no line to ours
+
 
 class CompilerError(HostError):
     """No C++ compiler works, or its output does not load."""

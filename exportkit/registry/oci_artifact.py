@@ -36,7 +36,7 @@ _VERSION = "org.opencontainers.image.version"
 _OWN = "io.github.exportkit."
 _MAX_CONFIG = 16 << 20  # what the format allows a manifest, FORMAT.md, rule 6
 
-Digest = Annotated[str, Meta(pattern=f"^{DIGEST}$")]
+Digest = Annotated[str, Meta(pattern=rf"\A{DIGEST}\Z")]
 Size = Annotated[int, Meta(ge=0, le=2**60)]
 
 
@@ -181,7 +181,7 @@ def decode_package(content: bytes, reference: RegistryReference) -> PackageArtif
         if kind.media_type not in (MANIFEST, "") or kind.artifact_type != PACKAGE:
             what = kind.artifact_type or kind.media_type or "an unknown type"
             raise ArtifactError(
-                f"{reference} is no package: its type is {what}, and a package's is {PACKAGE}",
+                f"{reference} is no package: its type is {what!r}, and a package's is {PACKAGE}",
                 hint="`exportkit push` writes packages, and with --image what others mount; `oras pull` gets others.",
             )
         manifest = msgspec.json.decode(content, type=ImageManifest)

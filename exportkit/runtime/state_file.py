@@ -12,7 +12,7 @@ import torch
 from exportkit.errors import StateError
 from exportkit.package import core
 from exportkit.package.archive import PackageReader
-from exportkit.package.atomic import check_writable, write_whole
+from exportkit.package.atomic import check_writable, temporary_folder, write_whole
 from exportkit.package.dtypes import SAFETENSORS_DTYPES
 from exportkit.package.manifest import Manifest
 from exportkit.sizes import shape_at
@@ -23,12 +23,18 @@ _MODEL, _STATE = "exportkit.model", "exportkit.state"
 
 
 def write_state(path: str | os.PathLike[str], whose: Identity, tensors: Mapping[str, torch.Tensor]) -> None:
-    """Writes a state. Raises UsageError if the folder cannot be written to, and OSError if the disk is full."""
+    """Writes a state that only its owner may read. Raises UsageError if the folder cannot be written to, and OSError if the disk is full."""
     from safetensors.torch import save  # most processes never save a state
 
-    check_writable(Path(path))
+    path = Path(path)
+    check_writable(path)
     content = save({name: tensor.cpu() for name, tensor in tensors.items()}, metadata=whose)
-    write_whole(Path(path), content)
+    # What a model remembers may be private: nobody else can open the file before it has its mode.
+    with temporary_folder(path.parent, ".exportkit-state") as private:
+        written = private / path.name
+        write_whole(written, content)
+        written.chmod(0o600)
+        written.replace(path)
 
 
 def read_state(

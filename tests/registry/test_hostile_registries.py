@@ -240,6 +240,17 @@ def test_a_registry_that_always_asks_who_it_is_gets_an_error(
     assert len(registry.seen) <= 3
 
 
+def test_what_a_registry_says_adds_no_line_to_a_message(
+    registry: LyingRegistry, pushed: RegistryReference, tmp_path: Path
+) -> None:
+    said = json.dumps({"errors": [{"code": "DENIED", "message": "no\nverified: yes"}]}).encode()
+    registry.lie = lambda exchange: bool(exchange.answer(403, said)) or True
+    with pytest.raises(errors.RegistryError) as caught:
+        _pull(pushed, tmp_path)
+    assert "DENIED no verified: yes" in caught.value.message
+    assert "\n" not in caught.value.message
+
+
 @pytest.mark.parametrize("realm", ["http://192.0.2.1/token", "ftp://x/", "", "https://user:pw@x/"])
 def test_a_password_goes_to_no_authority_without_tls(
     registry: LyingRegistry, pushed: RegistryReference, tmp_path: Path, realm: str
@@ -278,6 +289,8 @@ _LAYER = {"mediaType": "application/vnd.exportkit.package.v1+zip", "digest": _DI
         ({"layers": [_LAYER | {"size": -1}]}, "does not follow the specification"),
         ({"layers": [_LAYER | {"size": 2**70}]}, "does not follow the specification"),
         ({"layers": [_LAYER | {"digest": "sha256:../../../etc/passwd"}]}, "does not follow the specification"),
+        ({"layers": [_LAYER | {"digest": _DIGEST + "\n"}]}, "does not follow the specification"),
+        ({"artifactType": "a\nb"}, r"its type is 'a\\nb'"),
         ({"layers": [_LAYER | {"digest": "sha512:" + "0" * 128}]}, "does not follow the specification"),
         ({"layers": [_LAYER]}, "but not its sha256:000"),
     ],

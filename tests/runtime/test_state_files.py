@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import stat
 import struct
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -53,6 +54,12 @@ with exportkit.load(sys.argv[1]) as model, model.session(batch=2) as session:
         save_file({"rows": rows}, tmp_path / "rows.safetensors")
         assert run_python(code, recorder_package, cwd=tmp_path) == expected.numpy().tobytes().hex() + "\n"
         assert bits(load_file(tmp_path / "after.safetensors")) == bits(session.state)
+
+
+def test_a_state_is_its_owners_alone(saved: Path) -> None:
+    """What a model remembers may be private."""
+    assert stat.S_IMODE(saved.stat().st_mode) == 0o600
+    assert list(saved.parent.iterdir()) == [saved]
 
 
 def test_a_file_says_whose_state_it_is_and_replaces_another_whole(model, saved):
