@@ -159,6 +159,10 @@ class NoManifestError(PackageError):
     """The archive has no exportkit/manifest.json. It may be a .pt2 that exportkit did not write."""
 
 
+class UntrustedProgramError(PackageError):
+    """A file of torch.export.save was given without `--trust`. Reading it would run what its author wrote."""
+
+
 class ArchiveLayoutError(PackageError):
     """The records have more than one root directory, or a record is compressed, encrypted or not a plain file."""
 

@@ -51,7 +51,7 @@ class ProfileOptions:
         seconds: The time to spend. There are at least five runs.
         op_libraries: Operator libraries that the program calls, or modules that load some.
         trust: Who must have signed the program.
-        trusted: Reads a file of torch.export.save as code, see `read_program`.
+        trusted: Whether it may be a file of torch.export.save, which is code of its author.
     """
 
     device: str = "auto"

@@ -208,7 +208,7 @@ def command(as_json: bool, **given: Any) -> int:
 
     MODEL is a built-in name (arr-coc), package.module:attr, path/file.py:attr, or an ExportedProgram .pt2. The
     attribute is an exportkit.ExportSpec, a callable that returns one, or an nn.Module (then --input gives the inputs).
-    A file of torch.export.save is read without unpickling and without evaluating its text, or refused: see --trust.
+    Loading, verifying or exporting from a program runs what its author wrote, as loading a package does.
 
     \b
     exportkit export arr-coc -o artifacts/arr_coc_aoti.pt2

@@ -86,10 +86,10 @@ def public_key_options(argument: str) -> Callable[[Callable[..., Any]], Callable
 
 
 def trusted_option(argument: str) -> Callable[[F], F]:
-    """--trust: a file of torch.export.save is read as code."""
+    """--trust: a program may be a file of torch.export.save."""
     text = (
-        f"If {argument} is a file of torch.export.save: read it even if torch would unpickle or evaluate parts of it. "
-        "It then runs code of whoever made it."
+        f"Read {argument} if it is a file of torch.export.save, which runs what its author wrote. It changes nothing for "
+        "a package: digests and signatures decide."
     )
     return click.option("--trust", "trusted", is_flag=True, help=text)
 
@@ -106,8 +106,6 @@ def eager_options(artifact: str) -> Callable[[Callable[..., Any]], Callable[...,
     def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(function)
         def with_eager(*args: Any, model: str | None, weights: Path | None, op_libraries: Any, **options: Any) -> Any:
-            if model is not None:
-                check_model_name(model)
             return function(*args, eager=EagerSource(model, weights, op_libraries), **options)
 
         return model(weights(libraries(with_eager)))
@@ -127,7 +125,15 @@ def model_option(artifact: str) -> Callable[[F], F]:
         f"The eager model, such as net.py:Net. Default: the name that {artifact} recorded, if an installed package has "
         "registered it and no signature is required."
     )
-    return click.option("--model", metavar="MODEL", help=text)
+    return click.option("--model", metavar="MODEL", help=text, callback=_eager_model)
+
+
+def _eager_model(context: click.Context, parameter: click.Parameter, value: str | None) -> str | None:
+    if value is not None and value.endswith(".pt2"):
+        raise click.UsageError(f"--model {value}: the eager model is Python code, such as net.py:Net, and no program.")
+    if value is not None:
+        check_model_name(value)
+    return value
 
 
 def timeout_option(function: F) -> F:

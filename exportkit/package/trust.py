@@ -87,8 +87,8 @@ class Trust:
         if by := self.demanded_by():
             raise SignatureMissingError(
                 f"{path} was written by torch and has no signature, which {by} requires",
-                hint="On a machine that requires none, run `exportkit export --format program` on it, and sign the "
-                "result.",
+                hint="On a machine that requires none, run `exportkit export --trust --format program` on it, and "
+                "sign the result.",
             )
 
 

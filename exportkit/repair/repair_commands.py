@@ -24,7 +24,7 @@ class TraceModel(Message, frozen=True):
         seed: The seed of weights and cases.
         keys: Who must have signed MODEL, if it is a file.
         signature: Its signature.
-        trusted: Whether a file of torch.export.save may be read as code.
+        trusted: Whether MODEL may be a file of torch.export.save, which is code of its author.
         output: The file that will be written.
         trace: How to trace.
         compiling: How to compile.

@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from exportkit.package.manifest import Call, Size
-from exportkit.package.program_grammar import parse
 
 _LONGEST = 2000  # characters of an expression that is parsed
 _BINARY = {"FloorDiv": ("//", 2), "CleanDiv": ("/", 2), "Mod": ("%", 2), "PythonMod": ("%", 2), "Pow": ("**", 4)}
@@ -30,7 +29,7 @@ def size_text(size: Mapping[str, Any], symbols: Symbols) -> str:
 def expression_text(text: str, symbols: Symbols) -> str:
     """Returns an expression, as sympy's srepr writes it, in usual notation; `?` if it is too long or none."""
     try:
-        return _shown(parse(text, _LONGEST), symbols)[0]
+        return _shown(_parsed(text), symbols)[0]
     except (ValueError, RecursionError):
         return "?"
 
@@ -59,7 +58,7 @@ def _symbol_of(size: Size, traced: Mapping[str, Any]) -> str | None:
     try:
         names = {
             node.args[0].value
-            for node in ast.walk(parse(text, _LONGEST))
+            for node in ast.walk(_parsed(text))
             if isinstance(node, ast.Call) and _function(node) == "Symbol" and isinstance(node.args[0], ast.Constant)
         }
     except (ValueError, IndexError):
@@ -67,6 +66,20 @@ def _symbol_of(size: Size, traced: Mapping[str, Any]) -> str | None:
     if len(names) != 1 or not isinstance(name := names.pop(), str):
         return None
     return name if size_text(traced, {name: size.dimension}) == str(size) else None
+
+
+def _parsed(text: str) -> ast.expr:
+    """Parses the text of a stranger's file, which is not evaluated.
+
+    Raises:
+        ValueError: It is too long, or no expression.
+    """
+    if len(text) > _LONGEST:
+        raise ValueError(f"it has {len(text)} characters")
+    try:
+        return ast.parse(text, mode="eval").body
+    except (SyntaxError, RecursionError, MemoryError) as error:
+        raise ValueError(str(error)) from error
 
 
 def _function(call: ast.Call) -> str:
@@ -91,9 +104,11 @@ def _shown(node: ast.expr, symbols: Symbols) -> tuple[str, int]:
     if name == "Symbol" and arguments and isinstance(arguments[0], ast.Constant):
         symbol = str(arguments[0].value)
         return symbols.get(symbol, symbol), _ATOM
-    if name in ("Integer", "Float") and len(arguments) >= 1:
-        text = str(ast.literal_eval(arguments[0]))
-        return text, _SIGN if text.startswith("-") else _ATOM
+    if name in ("Integer", "Float") and arguments:
+        if isinstance(arguments[0], ast.Constant):
+            text = str(arguments[0].value)
+            return text, _SIGN if text.startswith("-") else _ATOM
+        return _shown(arguments[0], symbols)
     if name == "Rational" and len(arguments) == 2:
         return f"{_within(arguments[0], symbols, _SIGN)}/{_within(arguments[1], symbols, _ATOM)}", _PRODUCT
     if name == "Add" and arguments:

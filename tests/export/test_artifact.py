@@ -160,7 +160,7 @@ def test_a_program_of_torchs_own_is_described_from_its_graph(tmp_path: Path) -> 
     n = torch.export.Dim("n", min=2, max=9)
     torch.export.save(torch.export.export(model, (x,), dynamic_shapes=({0: n},)), tmp_path / "stock.pt2")
     manifest = export_program(
-        resolve(str(tmp_path / "stock.pt2")), tmp_path / "ours.pt2", TraceOptions(cases=2, trouble=False)
+        resolve(str(tmp_path / "stock.pt2"), trusted=True), tmp_path / "ours.pt2", TraceOptions(cases=2, trouble=False)
     )
     (dimension,) = manifest.call.dimensions
     assert (dimension.min, dimension.max) == (2, 9)
@@ -186,7 +186,7 @@ def test_a_compiled_artifact_is_no_program(patches: Path) -> None:
 def test_a_file_that_is_no_program_is_refused(tmp_path: Path) -> None:
     torch.save({"a": torch.rand(2)}, tmp_path / "weights.pt2")
     with pytest.raises(ExportError, match="as an ExportedProgram"):
-        resolve(str(tmp_path / "weights.pt2"))
+        resolve(str(tmp_path / "weights.pt2"), trusted=True)
 
 
 # --- the call and the model -------------------------------------------------------------------------------------------

@@ -267,8 +267,8 @@ def foreign(model: torch.nn.Module, inputs: tuple[Tensor, ...], folder: Path) ->
 def test_a_program_of_torch_may_write_inputs_that_are_declared(tmp_path: Path) -> None:
     writes = foreign(Writes(lambda m, x: x.add_(1).sum()), (torch.rand(2, 3),), tmp_path)
     with pytest.raises(ExportError, match=r"writes into its inputs x(?s:.*)--writes NAME"):
-        export_program(resolve(str(writes)), tmp_path / "x.pt2")
-    manifest = export_program(resolve(str(writes)), tmp_path / "x.pt2", TraceOptions(writes=["x"]))
+        export_program(resolve(str(writes), trusted=True), tmp_path / "x.pt2")
+    manifest = export_program(resolve(str(writes), trusted=True), tmp_path / "x.pt2", TraceOptions(writes=["x"]))
     assert manifest.call.inputs[0].written is not None
     assert replayed(tmp_path / "x.pt2") == len(manifest.cases) > 1
 
@@ -297,9 +297,9 @@ def test_buffers_of_a_program_of_torch_become_state_where_they_are_declared(tmp_
     shapes = {"x": {0: torch.export.Dim("rows", min=1, max=9)}, "out": None}
     torch.export.save(torch.export.export(Listener(), inputs, dynamic_shapes=shapes, strict=False), path)
     with pytest.raises(ExportError, match=r"changes its buffers count, inner\.sum(?s:.*)--state NAME"):
-        export_program(resolve(str(path)), out, TraceOptions(writes=["out"]))
+        export_program(resolve(str(path), trusted=True), out, TraceOptions(writes=["out"]))
     options = TraceOptions(state=["inner.sum", "count"], writes=["out"])
-    manifest = export_program(resolve(str(path)), out, options)
+    manifest = export_program(resolve(str(path), trusted=True), out, options)
     assert [(state.name, state.initial is None) for state in manifest.state] == [("count", True), ("inner.sum", False)]
     assert manifest.methods[0].state == (StateUse(index=0, written=True), StateUse(index=1, written=True))
     assert sorted(weight.name for weight in manifest.weights if weight.state) == []  # a program has its weights inside
@@ -320,9 +320,11 @@ def test_buffers_of_a_program_of_torch_become_state_where_they_are_declared(tmp_
 def test_what_a_program_of_torch_cannot_have_as_state_is_named(tmp_path: Path) -> None:
     path = foreign(Writes(lambda m, x: x + m.h.add_(x)), (torch.rand(2, 3),), tmp_path)
     with pytest.raises(UsageError, match=r"--state cache matches no buffer(?s:.*)It has the buffers h"):
-        export_program(resolve(str(path)), tmp_path / "y.pt2", TraceOptions(state=["cache"]))
+        export_program(resolve(str(path), trusted=True), tmp_path / "y.pt2", TraceOptions(state=["cache"]))
     with pytest.raises(UsageError, match="was traced with that size fixed"):
-        export_program(resolve(str(path)), tmp_path / "y.pt2", TraceOptions(state=["h"], dynamic=["x:0=b[1:4]"]))
+        export_program(
+            resolve(str(path), trusted=True), tmp_path / "y.pt2", TraceOptions(state=["h"], dynamic=["x:0=b[1:4]"])
+        )
 
 
 def test_a_saved_program_keeps_its_state_and_cannot_get_other_state(tmp_path: Path) -> None:

@@ -69,6 +69,7 @@ def test_expressions_are_short(expression: sympy.Expr, text: str):
         "\x00",
         "",
         "-" * 1900 + "1",
+        "Integer({[]: 1})",
     ],
 )
 def test_what_is_no_expression_is_a_question_mark(hostile: str, tmp_path, monkeypatch):

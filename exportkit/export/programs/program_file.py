@@ -11,8 +11,8 @@ from exportkit.errors import (
     ExportError,
     ModelNotFoundError,
     NoManifestError,
-    PackageError,
     SchemaChangedError,
+    UntrustedProgramError,
     UsageError,
 )
 from exportkit.export.models.resolved import SavedProgram
@@ -28,20 +28,22 @@ from exportkit.spec import FORWARD
 
 
 def load_program(path: Path, trust: Trust = Trust(), *, trusted: bool = False) -> SavedProgram:
-    """Reads an ExportedProgram that exportkit or torch wrote.
+    """Reads an ExportedProgram that exportkit or torch wrote, which runs what its author wrote.
 
-    The operators that it calls must be registered, or an installed package must declare them. Keys and policies are
-    checked first. Nothing of the file is executed.
+    The operators that it calls must be registered, or an installed package must declare them. Keys, policies and
+    `trusted` are checked before torch gets the file.
 
     Args:
         path: The `.pt2`.
         trust: Who must have signed the file.
-        trusted: Reads a file of torch, which has no signature, as code: see `read_program`.
+        trusted: Whether a file of torch.export.save may be read. exportkit's own files are packages, for which `trust`
+            and policies decide.
 
     Raises:
         ModelNotFoundError: The file does not exist, or has no program.
-        PackageError: A file of exportkit breaks a rule of the format, a signature that the caller or a policy requires
-            is missing, or torch could execute a part of the program.
+        UntrustedProgramError: It is a file of torch.export.save, and not `trusted`.
+        PackageError: A file of exportkit breaks a rule of the format, or a signature that the caller or a policy
+            requires is missing.
         PolicyError: A policy of this machine cannot be read.
         UsageError: The program calls an operator that no given library defines, or a key cannot be used.
         ExportError: torch.export cannot read the file.
@@ -65,11 +67,16 @@ def load_program(path: Path, trust: Trust = Trust(), *, trusted: bool = False) -
             for number, (method, record) in enumerate(manifest.program.records.items()):
                 extracted = folder / f"{number}.pt2"
                 reader.extract(record, extracted)
-                programs[method] = _read(path, extracted, trusted=False)
+                programs[method] = _read(path, extracted)
             initial = state_of(manifest, reader.read)
     except NoManifestError:
         trust.refuse_foreign(path)
-        manifest, programs, initial = None, {FORWARD: _read(path, path, trusted=trusted)}, {}
+        if not trusted:
+            raise UntrustedProgramError(
+                f"{path} was not written by exportkit, and torch.export.load runs what the author of such a file wrote",
+                hint="If you trust its author, give --trust.",
+            ) from None
+        manifest, programs, initial = None, {FORWARD: _read(path, path)}, {}
     spec = program_spec(programs, manifest, initial, manifest.name if manifest else path.stem)
     return SavedProgram(spec=spec, programs=programs, path=path, manifest=manifest)
 
@@ -89,14 +96,15 @@ def load_extracted(
         initial: The content of the records that the artifact's state begins with. Zeros need none.
 
     Raises:
-        PackageError: A library cannot be loaded, or torch could execute a part of the program.
+        PackageError: A library cannot be loaded.
+        ExportError: torch.export cannot read a file.
     """
     loaded: list[LoadedLibrary] = []
     for library in libraries:
         if isinstance(library, Path):
             loaded.append(load_library(library, beside=loaded))
     register_operators(operator.name for operator in manifest.operators)
-    programs = {method: read_program(path) for method, path in files.items()}
+    programs = {method: _read(path, path) for method, path in files.items()}
     state = state_of(manifest, lambda record: (initial or {})[record])
     spec = program_spec(programs, manifest, state, manifest.name)
     return SavedProgram(spec=spec, programs=programs, path=next(iter(files.values())), manifest=manifest)
@@ -117,12 +125,10 @@ def _register(path: Path, manifest: Manifest) -> None:
             raise SchemaChangedError(f"{path} was traced with {schema!r}, but {registered[name]} is registered here")
 
 
-def _read(path: Path, file: Path, *, trusted: bool) -> torch.export.ExportedProgram:
+def _read(path: Path, file: Path) -> torch.export.ExportedProgram:
     """Reads a program and explains torch's errors."""
     try:
-        program = read_program(file, trusted=trusted)
-    except PackageError:
-        raise
+        program = read_program(file)
     except Exception as error:
         raise ExportError(
             f"torch {torch.__version__} cannot read {path} as an ExportedProgram: {type(error).__name__}: {error}",

@@ -51,7 +51,7 @@ def resolve(
             the model is imported. The spec's libraries are loaded after it.
         seed: The seed of torch's generators while the model and its example inputs are made.
         trust: Who must have signed the `.pt2`.
-        trusted: Reads a `.pt2` of torch.export.save as code, even if torch would unpickle or evaluate parts of it.
+        trusted: Whether MODEL may be a file of torch.export.save, which is code of its author.
 
     Raises:
         ModelNotFoundError: MODEL cannot be imported, or is not a model.
