@@ -88,8 +88,8 @@ def public_key_options(argument: str) -> Callable[[Callable[..., Any]], Callable
 def trusted_option(argument: str) -> Callable[[F], F]:
     """--trust: a program may be a file of torch.export.save."""
     text = (
-        f"Read {argument} if it is a file of torch.export.save, which runs what its author wrote. It changes nothing for "
-        "a package: digests and signatures decide."
+        f"Read {argument} even if it is a file of torch.export.save, which runs what its author wrote. It changes "
+        "nothing for a package: digests and signatures decide."
     )
     return click.option("--trust", "trusted", is_flag=True, help=text)
 

@@ -23,7 +23,12 @@ _MODEL, _STATE = "exportkit.model", "exportkit.state"
 
 
 def write_state(path: str | os.PathLike[str], whose: Identity, tensors: Mapping[str, torch.Tensor]) -> None:
-    """Writes a state that only its owner may read. Raises UsageError if the folder cannot be written to, and OSError if the disk is full."""
+    """Writes a state that only its owner may read.
+
+    Raises:
+        UsageError: The folder cannot be written to.
+        OSError: The disk is full.
+    """
     from safetensors.torch import save  # most processes never save a state
 
     path = Path(path)
