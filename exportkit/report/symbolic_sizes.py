@@ -69,7 +69,7 @@ def _symbol_of(size: Size, traced: Mapping[str, Any]) -> str | None:
 
 
 def _parsed(text: str) -> ast.expr:
-    """Parses the text of a stranger's file, which is not evaluated.
+    """Parses the text of an untrusted file, which is not evaluated.
 
     Raises:
         ValueError: It is too long, or no expression.

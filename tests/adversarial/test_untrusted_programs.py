@@ -117,7 +117,7 @@ def packaged(program: Path, path: Path) -> Path:
 
 @pytest.mark.process
 @attacks
-def test_nothing_of_a_program_of_others_runs_without_trust(
+def test_nothing_of_an_untrusted_program_runs(
     attack: Attack, mark: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     evil, out = tmp_path / "evil.pt2", tmp_path / "out.pt2"
