@@ -12,7 +12,7 @@ EXIT_CODES: Mapping[int, str] = {
     0: "success",
     1: "a check failed: an output's values differ, or an operator breaks the contract",
     2: "wrong usage: an argument is invalid, or MODEL cannot be found",
-    3: "the package is bad, tampered with, incomplete, or lacks a required signature",
+    3: "the package is bad, tampered with, incomplete, or not trusted: a signature or --trust is missing",
     4: "this machine cannot do it: no compiler, no CUDA, another torch, or no target that runs here",
     5: "refused: the model cannot be exported as it is, or an operator does not build",
     6: "serve: a GPU is broken for this process, and a new process can use it",
