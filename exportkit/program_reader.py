@@ -21,9 +21,10 @@ def read_program(path: Path) -> ExportedProgram:
     with _silent_torch():
         try:
             return torch.export.load(path)
-        except Exception:
-            _package.load_pt2(str(path))  # raises the reason, which torch.export.load only logs
-            raise
+        except Exception as error:
+            failure = error
+        _package.load_pt2(str(path))  # raises the reason, which torch.export.load only logs
+        raise failure
 
 
 @contextmanager
