@@ -50,6 +50,7 @@ def load_program(path: Path, trust: Trust = Trust(), *, trusted: bool = False) -
     """
     if not path.is_file():
         raise ModelNotFoundError(f"there is no file {path}")
+    manifest, programs, initial = None, {}, {}
     try:
         with (
             PackageReader(path, demand=trust.demand()) as reader,
@@ -63,7 +64,6 @@ def load_program(path: Path, trust: Trust = Trust(), *, trusted: bool = False) -
                 )
             reader.verify()
             _register(path, manifest)
-            programs = {}
             for number, (method, record) in enumerate(manifest.program.records.items()):
                 extracted = folder / f"{number}.pt2"
                 reader.extract(record, extracted)
@@ -76,7 +76,8 @@ def load_program(path: Path, trust: Trust = Trust(), *, trusted: bool = False) -
                 f"{path} was not written by exportkit, and torch.export.load runs what the author of such a file wrote",
                 hint="If you trust its author, give --trust.",
             ) from None
-        manifest, programs, initial = None, {FORWARD: _read(path, path)}, {}
+    if manifest is None:
+        programs = {FORWARD: _read(path, path)}
     spec = program_spec(programs, manifest, initial, manifest.name if manifest else path.stem)
     return SavedProgram(spec=spec, programs=programs, path=path, manifest=manifest)
 
