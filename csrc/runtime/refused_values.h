@@ -1,4 +1,4 @@
-// What compiled code says of values that it refused, such as an index out of range (docs/adr/0073).
+// What compiled code says of values that it refused, such as an index out of range (docs/adr/0074).
 #pragma once
 
 #include <ATen/core/Tensor.h>

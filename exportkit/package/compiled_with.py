@@ -25,6 +25,17 @@ NEVER_RUN = "exportkit.never_run"
 
 NEVER_RUN_TEXT = "compiled where its GPU is not, and not run there: `exportkit verify` on that GPU tells if it is right"
 
+REFUSED = "refused value: "
+"""Begins the message of the error of a call that met a value which the code refuses (docs/adr/0074)."""
+
+REFUSED_PLACES = "exportkit_refused_places"
+"""The function of the code that lists where it refuses values."""
+
+MOST_PLACES = 64
+REFUSED_LENGTH = 1 + 2 * MOST_PLACES
+"""Of the memory for refused values, int64: whether any was refused; for each place, the value, and the size plus one
+(negative: the value is not known)."""
+
 
 @dataclass(frozen=True)
 class GivenOptions:

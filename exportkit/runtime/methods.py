@@ -10,10 +10,10 @@ import torch
 from exportkit.errors import ManifestConsistencyError, ModelClosedError, ModelRunError, RefusedValueError, UsageError
 from exportkit.package import manifest as package
 from exportkit.package.archive import PackageReader
+from exportkit.package.compiled_with import REFUSED
 from exportkit.runtime.case_tensors import tensors_text
 from exportkit.runtime.graphs import Described
 from exportkit.runtime.inputs import InputPlan, describe_tensor
-from exportkit.runtime.refused_values import REFUSED
 from exportkit.runtime.runner import Runner
 from exportkit.runtime.state_file import identity
 

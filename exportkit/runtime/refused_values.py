@@ -1,4 +1,4 @@
-"""What compiled code says of values that it refused, where torch's own binding runs it: see csrc/runtime/refused_values.h."""
+"""What compiled code refused, where torch's own binding runs it: see csrc/runtime/refused_values.h."""
 
 from __future__ import annotations
 
@@ -8,10 +8,7 @@ from pathlib import Path
 
 import torch
 
-REFUSED = "refused value: "
-"""Begins the message of the error of a call that met such a value, as in the C++ runtime."""
-
-_LENGTH = 1 + 2 * 64
+from exportkit.package.compiled_with import REFUSED, REFUSED_LENGTH, REFUSED_PLACES
 
 
 class RefusedValues:
@@ -34,7 +31,9 @@ class RefusedValues:
             return run
 
         def looking(inputs: list[torch.Tensor]) -> list[torch.Tensor]:
-            memory = self._free.pop() if self._free else torch.zeros(_LENGTH, dtype=torch.int64, device=self._device)
+            memory = (
+                self._free.pop() if self._free else torch.zeros(REFUSED_LENGTH, dtype=torch.int64, device=self._device)
+            )
             try:
                 try:
                     outputs = run([*inputs, memory])
@@ -72,7 +71,7 @@ class RefusedValues:
 
 
 def _lines(library: Path) -> list[str]:
-    places = getattr(ctypes.CDLL(str(library)), "exportkit_refused_places", None)
+    places = getattr(ctypes.CDLL(str(library)), REFUSED_PLACES, None)
     if places is None:
         return []
     places.restype = ctypes.c_char_p

@@ -1,6 +1,6 @@
 """Brings indices into range before eager's own kernels read them, where compiled code calls these.
 
-On a GPU such a kernel ends the CUDA context of the process at an index out of range, or a negative number of repetitions.
+On a GPU, such a kernel ends the CUDA context at an index out of range, or at a negative number of repetitions.
 """
 
 from __future__ import annotations
@@ -99,7 +99,8 @@ def _bounds(kernel: torch._ops.OpOverload, given: dict[str, Any]) -> Iterator[tu
 
 def _guard_list(source: Any, indices: Any) -> list[Any]:
     """Guards the indices of `source[...]`. A mask is one for several dimensions."""
-    guarded, dim = [], 0
+    guarded: list[Any] = []
+    dim = 0
     for index in indices:
         if index is None:
             guarded.append(index)

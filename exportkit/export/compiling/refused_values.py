@@ -1,15 +1,15 @@
-"""Lets compiled code refuse a value without ending the process (docs/adr/0073).
+"""Lets compiled code refuse a value without ending the process (docs/adr/0074).
 
-Inductor asserts that an index is in range. In C++ a failed assertion inside a parallel region ends the process, and on a
-GPU it ends the CUDA context. Here the code writes down which assertion failed, in memory that it gets with each call,
-and goes on with an index that is in range. Who called it looks there afterwards. The same serves integer divisions by
-zero, which end a process too, and the assertions that models write.
+Inductor asserts that an index is in range. A failed assertion in C++ ends the process, if threads share a loop, and on a
+GPU it ends the CUDA context. Here the code writes down which assertion failed, in memory that it gets with each call, and
+goes on with an index that is in range. Who called it looks there afterwards. The same serves divisions of integers by
+zero, which end a process, too, and the assertions that models write.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any, NamedTuple
 
@@ -20,22 +20,14 @@ from torch._inductor import index_propagation, ir
 from torch._inductor.codegen import common, cpp, cpp_wrapper_cpu, triton
 from torch._inductor.virtualized import NullKernelHandler, V
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
-from torch.utils._sympy import printers
 from torch.utils._pytree import tree_structure
+from torch.utils._sympy import printers
 
-from exportkit.errors import ExportError
 from exportkit.export.models.source_lines import where_listed
 from exportkit.export.within_torch.torch_internals import replaced
-from exportkit.runtime.refused_values import REFUSED
-
-MOST = 64
-"""Places that are told apart: operators at a line of the model. Those beyond share the last one."""
+from exportkit.package.compiled_with import MOST_PLACES, REFUSED, REFUSED_LENGTH, REFUSED_PLACES
 
 INPUT = "exportkit_refused"
-SYMBOL = "exportkit_refused_places"
-LENGTH = 1 + 2 * MOST
-"""Of the memory, int64: whether any value was refused; for each place, the value, and the size plus one (negative: the
-value is not known)."""
 
 _DIVISIONS = frozenset({"floordiv", "truncdiv", "remainder", "mod"})
 _LIKELY = {
@@ -45,7 +37,16 @@ _LIKELY = {
 }
 
 
-_WITHOUT_NEGATIVE = ("gather", "scatter", "index_select", "index_add", "index_copy", "index_reduce", "embedding", "nll_loss")
+_WITHOUT_NEGATIVE = (
+    "gather",
+    "scatter",
+    "index_select",
+    "index_add",
+    "index_copy",
+    "index_reduce",
+    "embedding",
+    "nll_loss",
+)
 """Operators whose eager kernels refuse negative indices, which Inductor may count from the end."""
 
 
@@ -84,7 +85,7 @@ def writing_refused_values(refused: RefusedValues | None) -> Iterator[None]:
     """
     writing = refused or _NoValues(torch.device("cpu"))
     with ExitStack() as changes:
-        for owner, name, make in (
+        changed: Sequence[tuple[Any, str, Callable[[Any], Any]]] = (
             (common.CSEProxy, "indirect_indexing", writing._in_range),
             (common.CSEProxy, "_default", writing._divided),
             (common.CSEProxy, "device_assert_async", writing._asserted),
@@ -96,7 +97,8 @@ def writing_refused_values(refused: RefusedValues | None) -> Iterator[None]:
             (cpp_wrapper_cpu.CppWrapperCpu, "codegen_dynamic_select_index", _selecting_in_range),
             (ir.AssertScalar, "codegen", _refusing_scalars),
             *((printers.CppPrinter, name, _dividing) for name in ("_print_FloorDiv", "_print_PythonMod")),
-        ):
+        )
+        for owner, name, make in changed:
             changes.enter_context(replaced(owner, name, make))
         yield
 
@@ -112,7 +114,7 @@ class RefusedValues:
     def __init__(self, device: torch.device) -> None:
         """Makes the list for a program on a device."""
         self.places: list[tuple[str, str]] = []
-        self.example = torch.zeros(LENGTH, dtype=torch.int64, device=device)
+        self.example = torch.zeros(REFUSED_LENGTH, dtype=torch.int64, device=device)
         self._kind, self._size = "index", ""
 
     def add_input(self, module: torch.fx.GraphModule, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
@@ -141,11 +143,15 @@ class RefusedValues:
             with self._checking("index" if not wrap_neg else "index from both ends", size):
                 symbol = index(proxy, var, size, check, wrap_neg)
             value = proxy.kernel.cse.varname_map[symbol.name]
-            inside = value.bounds.lower >= 0 and size.is_number and value.bounds.upper < size
-            if not common.generate_assert(check) or inside:
+            not_negative, less = value.bounds.lower >= 0, size.is_number and value.bounds.upper < size
+            if not common.generate_assert(check) or (not_negative and less):
                 return symbol
-            last = proxy.index_expr(size - 1, torch.int64)
-            within = proxy.maximum(proxy.minimum(_as_int64(proxy, value), last), proxy.constant(0, torch.int64))
+            _need_elements(proxy.kernel, size)
+            if getattr(value, "is_vec", True):
+                last = proxy.index_expr(size - 1, torch.int64)
+                within = proxy.maximum(proxy.minimum(_as_int64(proxy, value), last), proxy.constant(0, torch.int64))
+            else:
+                within = _chosen(proxy, value, size, not_negative, less)
             found: sympy.Symbol = proxy.parent_handler.indirect_indexing(within, size, False)
             return found
 
@@ -201,14 +207,14 @@ class RefusedValues:
             memory = kernel.args.output(_memory())
             if isinstance(kernel, triton.TritonKernel):
                 where = f"{memory} + ({holds}).to(tl.int64) * 0"
-                stores = ((0, 1), (place, var), (place + 1, f"{self._size} + 1"))
-                return "; ".join(f"tl.store({where} + {at}, {value}, ~({holds}))" for at, value in stores)
+                noted_there = ((0, "1"), (place, str(var)), (place + 1, f"{self._size} + 1"))
+                return "; ".join(f"tl.store({where} + {at}, {number}, ~({holds}))" for at, number in noted_there)
             value = _found(kernel, var, self._size, mask) if self._kind.startswith("index") else "0"
             size = f"{self._size} + 1" if value else f"-({self._size} + 1)"
-            stores = ((0, "1"), (place, value or "0"), (place + 1, size))
-            written = " ".join(
-                f"__atomic_store_n({memory} + {at}, static_cast<int64_t>({value}), __ATOMIC_RELAXED);"
-                for at, value in stores
+            numbers = ((0, "1"), (place, value or "0"), (place + 1, size))
+            written = " ".join(  # not by an atomic store, after which the compiler would load everything again
+                f"*static_cast<volatile int64_t*>({memory} + {at}) = static_cast<int64_t>({number});"
+                for at, number in numbers
             )
             return f"if (C10_UNLIKELY(!({holds}))) {{ {written} }}"
 
@@ -216,9 +222,9 @@ class RefusedValues:
 
     def _place(self) -> int:
         place = self._kind, _described(self._kind.partition(" ")[0])
-        if place not in self.places and len(self.places) < MOST:
-            self.places.append(place if len(self.places) < MOST - 1 else ("", ""))
-        return self.places.index(place) if place in self.places else MOST - 1
+        if place not in self.places and len(self.places) < MOST_PLACES:
+            self.places.append(place if len(self.places) < MOST_PLACES - 1 else ("", ""))
+        return self.places.index(place) if place in self.places else MOST_PLACES - 1
 
     def _with_places(self, end: Callable[[Any, Any], None]) -> Callable[[Any, Any], None]:
         def ended(wrapper: Any, result: Any) -> None:
@@ -226,9 +232,8 @@ class RefusedValues:
             if not V.graph.is_const_graph:
                 lines = [str(len(V.graph.graph_inputs) - 1), *(f"{kind}\t{where}" for kind, where in self.places)]
                 text = json.dumps("\n".join(lines))
-                result.writeline(
-                    f'extern "C" __attribute__((visibility("default"))) const char* {SYMBOL}() {{ return {text}; }}'
-                )
+                result.writeline('extern "C" __attribute__((visibility("default")))')
+                result.writeline(f"const char* {REFUSED_PLACES}() {{ return {text}; }}")
 
         return ended
 
@@ -247,7 +252,7 @@ def _as_values(index: Callable[..., Any]) -> Callable[..., Any]:
     def indexed(propagation: Any, given: Any, size: Any, check: bool = True, wrap_neg: bool = True) -> Any:
         if common.generate_assert(check) and isinstance(given, index_propagation.IndexPropVar) and given.is_symbolic:
             value, holds = sympy.sympify(given.value.expr), propagation.statically_true
-            if not (holds(0 <= value) or (wrap_neg and holds(-size <= value))) or not holds(value < size):
+            if not (holds(value >= 0) or (wrap_neg and holds(-size <= value))) or not holds(value < size):
                 return propagation.fallback("indirect_indexing", (given, size, check, wrap_neg), {}).value
         return index(propagation, given, size, check, wrap_neg)
 
@@ -297,6 +302,33 @@ def _without_debugging(meta: Any) -> Any:
     return classmethod(lambda cls: {**meta.__get__(None, cls)(), "assert_indirect_indexing": False})
 
 
+def _need_elements(kernel: Any, size: sympy.Expr) -> None:
+    """Lets the host refuse an index into nothing, for which no index would be in range."""
+    if V.graph.sizevars.statically_known_true(size > 0) or kernel._load_mask is not None:
+        return
+    loops = kernel.call_ranges if isinstance(kernel, cpp.CppKernel) else [tree.numel for tree in kernel.range_trees]
+    size_text, count = (V.graph.wrapper_code.codegen_cpp_sizevar(each) for each in (size, sympy.prod(loops)))
+    failure = f'throw std::out_of_range("{REFUSED}an index is out of range: its dimension has no element");'
+    V.graph.wrapper_code.writeline(f"if ({size_text} == 0 && {count} > 0) {{ {failure} }}")
+
+
+def _chosen(proxy: Any, value: Any, size: sympy.Expr, not_negative: bool, less: bool) -> Any:
+    """Returns a number in C++ that is 0 where the check has failed. The compiler joins the two, so it costs nothing."""
+    number = _as_int64(proxy, value)
+    checks = [
+        *([] if not_negative else [f"(0 <= {number})"]),
+        *([] if less else [f"({number} < {V.kernel.index_to_str(size)})"]),
+    ]
+    chosen = proxy.kernel.cse.generate(
+        proxy.kernel.compute,
+        f"C10_LIKELY({' & '.join(checks)}) ? {number} : int64_t(0)",
+        dtype=torch.int64,
+        shape=value.shape,
+    )
+    chosen.update_on_args("where", (number,), {})
+    return chosen
+
+
 def _as_int64(proxy: Any, value: Any) -> Any:
     return value if value.dtype == torch.int64 else proxy.to_dtype(value, torch.int64)
 
@@ -307,8 +339,8 @@ def _divisor() -> int | None:
     divisor = node.args[2] if len(node.args) > 2 else None
     if not isinstance(divisor, torch.fx.Node) or divisor.target != "constant":
         return None
-    value: int = divisor.args[1]
-    return None if value in (0, -1) else value
+    value: Any = divisor.args[1]
+    return None if value in (0, -1) else int(value)
 
 
 def _found(kernel: Any, var: Any, size: str, mask: Any) -> str:

@@ -292,7 +292,8 @@ typedef struct exportkit_run_options {
  *
  * A CUDA model's call returns when its work is queued: let the inputs' memory be until the stream has finished, read
  * the outputs on the same stream or after it, and free an output when no other stream needs it any longer. If it meets
- * a value that the model refuses, exportkit_synchronize says so, or else the next call on the stream, or in the session.
+ * a value that the model refuses, exportkit_synchronize says so, or else the next call on the stream, or in the
+ * session.
  *
  * Strides may be null (row-major) and must not be negative. The elements must be aligned to their size. Pinned memory
  * is CPU memory. Of a DLManagedTensor or DLManagedTensorVersioned, pass &managed->dl_tensor; it is not freed. A tensor
