@@ -240,7 +240,13 @@ def _row(check: Check) -> tuple[str, ...]:
 def _state(verdict: Verdict) -> str:
     """Returns the mark of a verdict. mypy fails if a new kind of verdict is missing here."""
     match verdict:
-        case outcomes.Match() | outcomes.Signed() | outcomes.SessionsAgree() | outcomes.GradientsHold():
+        case (
+            outcomes.Match()
+            | outcomes.Signed()
+            | outcomes.SessionsAgree()
+            | outcomes.GradientsHold()
+            | outcomes.Refused()
+        ):
             return "ok"
         case outcomes.NotRun():
             return "--"
@@ -254,7 +260,7 @@ def _state(verdict: Verdict) -> str:
             return "FAIL"
         case outcomes.ResetIncomplete() | outcomes.SavedStateDiffers():
             return "FAIL"
-        case outcomes.CallFailed() | outcomes.Crashed() | outcomes.TimedOut():
+        case outcomes.CallFailed() | outcomes.NotRefused() | outcomes.Crashed() | outcomes.TimedOut():
             return "FAIL"
         case outcomes.MissingOperator() | outcomes.LoadFailed() | outcomes.EagerDiffers() | outcomes.EagerFailed():
             return "FAIL"

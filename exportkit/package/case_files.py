@@ -19,6 +19,9 @@ TROUBLE = "trouble"
 """The key of a file's metadata that says what is troublesome in a case's inputs."""
 
 
+OUT_OF_RANGE = ("far below", "far above")
+"""Kinds of trouble that no case has: integers that are no index into a tensor of a usual size, for `verify`."""
+
 _SAID = re.compile(r"[\w ,.*-]{1,1000}")  # a stranger's file may say anything
 
 

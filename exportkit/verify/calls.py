@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -9,9 +10,9 @@ from typing import Literal
 
 from exportkit.errors import CaseError
 from exportkit.package.archive import PackageReader
-from exportkit.package.case_files import trouble_in
+from exportkit.package.case_files import OUT_OF_RANGE, trouble_in
 from exportkit.progress import Progress
-from exportkit.sizes import case_label, case_sizes
+from exportkit.sizes import case_label, case_sizes, label_of
 from exportkit.verify.commands import CallsDrawn, DrawCalls, GradientsCompared
 from exportkit.verify.eager import EagerProcess
 from exportkit.verify.eager_plan import EagerPlan
@@ -19,7 +20,7 @@ from exportkit.verify.eager_trouble import plan_trouble
 from exportkit.verify.gradient_checks import GradientChecks, cases_with_gradients, declared_gradients, verdict_of
 from exportkit.verify.layouts import MAX_LAID_OUT, Layouts, label_of_layouts, layouts_of
 from exportkit.verify.options import VerifyOptions
-from exportkit.verify.outcomes import CallFailed, EagerUnavailable, LoadFailed, Match, Verdict
+from exportkit.verify.outcomes import CallFailed, EagerUnavailable, LoadFailed, Match, NotRefused, Refused, Verdict
 from exportkit.verify.player import PlayEndedError, Player, Script, has_state
 from exportkit.verify.replay import ReplayProcess
 from exportkit.verify.report import Check
@@ -137,6 +138,9 @@ class TargetCalls:
                 yield from self._trouble_beside_eager(eager, plan)
                 if not eager.alive:
                     return
+            yield from self._refusals_beside_eager(eager, plan)
+            if not eager.alive:
+                return
             if plan.method and plan.sizes.sizes and declared_gradients(self.reader.manifest.method(plan.method).call):
                 yield from self._gradients_of_eager(eager, plan)
 
@@ -182,6 +186,39 @@ class TargetCalls:
             yield replace(check, calls=0, beside=check.calls)
             if not eager.alive:
                 return
+
+    def _refusals_beside_eager(self, eager: EagerProcess, plan: EagerPlan) -> Iterator[Check]:
+        """Gives integers that are out of range as an index. Where eager refuses them, the target must.
+
+        On a GPU, eager would lose its process to them.
+        """
+        manifest = self.reader.manifest
+        on_cpu = any(each.name == self.target and each.device == "cpu" for each in manifest.targets)
+        if plan.method is None or not plan.sizes.sizes or not on_cpu:
+            return
+        indices = [each.name for each in manifest.method(plan.method).call.inputs if each.dtype in ("int32", "int64")]
+        sizes, file = plan.sizes.sizes[0], self._eager_file(0)
+        for name, kind in itertools.product(indices, OUT_OF_RANGE):
+            label = plan.labelled(f"{label_of(sizes)}; a value {kind} in {name}".removeprefix("; "))
+            self.progress(f"comparing {self.target} with eager at {label}")
+            answer = eager.draw(
+                DrawCalls(plan.method, dict(sizes), self.options.seed, str(file), {name: kind}), label=label
+            )
+            if not isinstance(answer, CallsDrawn):
+                yield Check("eager", label, dict(sizes), answer, target=self.target)
+                return
+            if answer.refused:
+                verdict = self._refusal(Script(label, answer.case, file))
+                yield Check("eager", label, dict(sizes), verdict, target=self.target)
+
+    def _refusal(self, script: Script) -> Verdict:
+        doing = f"running {script.label} of {self.target}"
+        try:
+            with Player(script, self.replay, self.reader.manifest, self.folder, doing=doing) as player:
+                player.run()
+        except PlayEndedError as ended:
+            return Refused() if isinstance(ended.verdict, CallFailed) else ended.verdict
+        return NotRefused()
 
     def _beside_eager(self, eager: EagerProcess, plan: EagerPlan) -> Iterator[Check]:
         """Compares at each planned size. Eager makes the next calls while the target makes these."""

@@ -195,12 +195,14 @@ class CallsDrawn(Message, frozen=True):
     Attributes:
         case: A case without a record.
         structures: For each call the structure of its result, as JSON.
-        left_out: Why values with trouble cannot be compared; empty if they can. Then no file is written.
+        left_out: Why values with trouble cannot be compared; empty if they can.
+        refused: Whether eager refuses them. The file has the inputs then; otherwise none is written with `left_out`.
     """
 
     case: Case
     structures: tuple[str, ...]
     left_out: str = ""
+    refused: bool = False
 
 
 class CompareGradients(Message, frozen=True):

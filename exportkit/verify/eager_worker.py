@@ -48,6 +48,7 @@ class Eager:
     def draw(self, command: DrawCalls) -> CallsDrawn:
         """Draws calls, makes them, and writes what a case has of them to a file."""
         import msgspec
+        from safetensors.torch import save_file
 
         from exportkit.errors import ExportError, UsageError
         from exportkit.export.eager_calls.play import play_session
@@ -55,7 +56,8 @@ class Eager:
         from exportkit.export.eager_calls.sequences import draw_call, draw_session
         from exportkit.export.eager_calls.steadiness import Steadiness
         from exportkit.export.models.placement import on_device
-        from exportkit.package.manifest import Case
+        from exportkit.package.case_files import OUT_OF_RANGE
+        from exportkit.package.manifest import Case, CaseCall
 
         made, eager = self._command, self._eager
         if command.method is None:
@@ -69,7 +71,13 @@ class Eager:
         except (ExportError, UsageError):
             if not command.kinds:
                 raise
-            return CallsDrawn(Case(record="", calls=()), (), "eager refuses them")
+            (call,) = calls
+            tensors = {f"0.input.{place}": tensor.cpu() for place, tensor in enumerate(call.bound.tensors)}
+            save_file(tensors, command.file)
+            case = Case(record="", calls=(CaseCall(call.method, command.sizes),))
+            return CallsDrawn(case, (), "eager refuses them", refused=True)
+        if not set(command.kinds.values()).isdisjoint(OUT_OF_RANGE):
+            return CallsDrawn(Case(record="", calls=()), (), "eager answers them")
         recorded = record_played(played, made.methods, made.state, tf32=made.tf32)
         if command.kinds:
             steadiness = Steadiness(made.methods, made.state, self._recorded)
@@ -87,13 +95,14 @@ class Eager:
         import torch
 
         from exportkit.export.eager_calls.trouble_values import kinds_of, troubled
+        from exportkit.package.case_files import OUT_OF_RANGE
 
         if not command.kinds:
             return call
         generator, tensors = torch.Generator().manual_seed(command.seed), []
         for name, tensor in zip(call.bound.names, call.bound.tensors):
             kind = command.kinds.get(name, "")
-            fits = kind in kinds_of(tensor, keep_integers=False)
+            fits = kind in OUT_OF_RANGE or kind in kinds_of(tensor, keep_integers=False)
             tensors.append(troubled(kind, tensor, generator) if fits else tensor)
         return replace(call, bound=self._eager.bind(call.method, *call.bound.with_tensors(tuple(tensors))))
 

@@ -118,6 +118,18 @@ class CallFailed(_Outcome, kind="call_failed", exit_code=12, message="{call} rai
 
 
 @dataclass(frozen=True)
+class Refused(_Outcome, kind="refused", message="refused, as eager does"):
+    """The packaged model raised where eager refuses a value."""
+
+
+@dataclass(frozen=True)
+class NotRefused(
+    _Outcome, kind="not_refused", exit_code=1, message="eager refuses this value, and the package answers"
+):
+    """The packaged model answered where eager refuses a value."""
+
+
+@dataclass(frozen=True)
 class Crashed(_Outcome, kind="crashed", exit_code=13):
     """The process of the packaged model or of eager died.
 
@@ -394,6 +406,8 @@ Verdict = (
     | WrongShape
     | WrongStructure
     | CallFailed
+    | Refused
+    | NotRefused
     | Crashed
     | TimedOut
     | NotRun

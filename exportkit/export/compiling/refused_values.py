@@ -1,9 +1,9 @@
 """Lets compiled code refuse a value without ending the process (docs/adr/0074).
 
-Inductor asserts that an index is in range. A failed assertion in C++ ends the process, if threads share a loop, and on a
-GPU it ends the CUDA context. Here the code writes down which assertion failed, in memory that it gets with each call, and
-goes on with an index that is in range. Who called it looks there afterwards. The same serves divisions of integers by
-zero, which end a process, too, and the assertions that models write.
+Inductor asserts that an index is in range. A failed assertion ends the process where threads share a loop, and on a
+GPU it ends the CUDA context. Here the code writes down which assertion failed, in memory that it gets with each call,
+and goes on with an index that is in range. Who called it looks there afterwards. The same serves divisions of integers
+by zero, which end a process, too, and the assertions that models write.
 """
 
 from __future__ import annotations

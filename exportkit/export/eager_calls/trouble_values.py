@@ -7,6 +7,8 @@ from typing import TypeVar
 
 import torch
 
+from exportkit.package.case_files import OUT_OF_RANGE
+
 Change = Callable[[torch.Tensor, torch.Generator], torch.Tensor]
 Place = TypeVar("Place", bound=Hashable)
 
@@ -80,7 +82,7 @@ def troubled(kind: str, tensor: torch.Tensor, generator: torch.Generator) -> tor
     elif tensor.is_floating_point() or tensor.is_complex():
         change = _FLOATS[kind]
     else:
-        change = (_SMALL if tensor.dtype in SMALL_INTEGERS else _INDICES)[kind]
+        change = (_SMALL if tensor.dtype in SMALL_INTEGERS else {**_INDICES, **_BEYOND})[kind]
     return change(tensor.contiguous(), generator).to(tensor.dtype).reshape(tensor.shape)
 
 
@@ -189,6 +191,9 @@ _INDICES: Mapping[str, Change] = {
     "negative values": _of_sign(-1),
     "ties": _ties,
 }
+
+_FAR = 1_000_000_007
+_BEYOND: Mapping[str, Change] = dict(zip(OUT_OF_RANGE, (_sprinkled(lambda _: -_FAR), _sprinkled(lambda _: _FAR))))
 
 _MASKS: Mapping[str, Change] = {
     "one place": _one_place(True),
