@@ -98,6 +98,7 @@ _RECURRENT = Recipe(
     ["tests/recurrent/recurrent_models.py", "exportkit/recurrent", "csrc/recurrent"],
 )
 _ROTATED = Recipe("tests/verify/layout_models.py:rotated", ["tests/verify/layout_models.py"])
+_LOOKUPS = Recipe("tests/runtime/refusing_models.py:lookups", ["tests/runtime/refusing_models.py"])
 PASSES_DTYPES = TorchVersion(torch.__version__) >= (2, 12)
 """Whether compiled code passes the dtypes to operators that it says: torch 2.11 takes int64 for float16."""
 
@@ -159,6 +160,10 @@ RECIPES: Mapping[str, Recipe] = {
     # Recurrent layers, and packed sequences.
     "recurrent": _RECURRENT,
     "recurrent-cuda": replace(_RECURRENT, trace={"device": "cuda"}),
+    # Values that are refused where they are out of range; and with rows that a server joins, and with state.
+    "lookups": _LOOKUPS,
+    "words": replace(_LOOKUPS, model="tests/runtime/refusing_models.py:words"),
+    "notebook": replace(_LOOKUPS, model="tests/runtime/refusing_models.py:notebook"),
     "arr-coc": Recipe("arr-coc", ["exportkit/arr_coc", "csrc"]),
 }
 

@@ -102,7 +102,10 @@ def bench_packages(
         spec = eager.entries[method.name] if eager is not None else None
         for sizes, inputs in _inputs(loaded[0].model, method, spec, options):
             progress(f"{paths[0].name} at {label_of(sizes)}")
-            yield _row(loaded[0].model, method, variants, spec, note, sizes, inputs, device, options)
+            row = _row(loaded[0].model, method, variants, spec, note, sizes, inputs, device, options)
+            for each in loaded:
+                each.model.synchronize()  # a package that refuses a value was not timed
+            yield row
 
 
 def _method(manifest: Manifest, name: str | None) -> PackagedMethod:

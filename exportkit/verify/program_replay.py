@@ -54,12 +54,18 @@ class ReplayedProgram:
             state[each.name] = self._initial[each.name].expand(shape).contiguous().clone().to(self._device)
         return ProgramSession(self._manifest, self._programs, state)
 
+    def synchronize(self) -> None:
+        """Waits for its GPU."""
+        if self._device.startswith("cuda"):
+            torch.cuda.synchronize(self._device)
+
 
 class ProgramSession:
     """The state of one sequence of calls.
 
     Attributes:
         state: The state by name.
+        methods: The methods by name, with this state.
     """
 
     def __init__(
@@ -67,18 +73,19 @@ class ProgramSession:
     ) -> None:
         self.state = state
         names = [each.name for each in manifest.state]
-        self._methods = {
+        self.methods = {
             method.name: _Method(method, programs[method.name], tuple(state[names[use.index]] for use in method.state))
             for method in manifest.methods
         }
 
-    def __getattr__(self, name: str) -> _Method:
-        """Returns a method by name, with this state."""
-        return self._methods[name]
+    def synchronize(self) -> None:
+        """Waits for the GPU that it is on."""
+        if any(tensor.is_cuda for tensor in self.state.values()):
+            torch.cuda.synchronize()
 
     def close(self) -> None:
         """Gives the state back."""
-        self.state, self._methods = {}, {}
+        self.state, self.methods = {}, {}
 
 
 class _Method:

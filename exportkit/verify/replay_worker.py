@@ -106,12 +106,12 @@ class Replay:
             else:
                 kwargs[parameter.name] = value
         session = command.session
-        called = self._model.methods[method.name] if session is None else getattr(self._sessions[session], method.name)
+        owner = self._model if session is None else self._sessions[session]
+        called = owner.methods[method.name]
         start = time.perf_counter()
         with torch.no_grad():
             result = called(*args, **kwargs)
-            if self._device.startswith("cuda"):
-                torch.cuda.synchronize(self._device)
+            owner.synchronize()  # says what a call on a GPU refused, too
         seconds = time.perf_counter() - start
         node, leaves = flatten(result, lambda leaf: isinstance(leaf, torch.Tensor))
         written = {f"written.{each.name}": flat[i] for i, each in enumerate(call.inputs) if each.written is not None}

@@ -92,6 +92,7 @@ class JoinedSteps:
         together = model.session_over(target, {self._dimension: sum(sizes)}, initialise=False)
         args, kwargs = self._arguments(inputs)
         outputs = tensors_in(together.methods[self._method](*args, **kwargs))
+        together.synchronize()  # says what the call refused, before any session has its state
         return outputs, NewState(self._written, target, parts, sizes)
 
     def call(

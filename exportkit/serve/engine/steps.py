@@ -207,7 +207,6 @@ class StepRunner:
         inputs = [tensor.to(device) for tensor in self._inputs.joined(steps)]
         moved = time.perf_counter()
         found, state = together.run(model, opened, inputs)
-        self._wait_for_device()
         state.write_back()
         self._wait_for_device()
         ran = time.perf_counter()
@@ -299,7 +298,7 @@ class StepRunner:
         args, kwargs = self._arguments([tensor.to(device) for tensor in self._inputs.joined([request])])
         moved = time.perf_counter()
         found = tensors_in(opened.session.methods[self._copy.method.name](*args, **kwargs))
-        self._wait_for_device()
+        opened.session.synchronize()
         ran = time.perf_counter()
         outputs = tuple(self._output(place, found[place]) for place in request.outputs)
         spent = (moved - started, ran - moved, time.perf_counter() - ran)

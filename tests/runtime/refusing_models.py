@@ -1,0 +1,110 @@
+"""Modules whose values eager refuses where they are out of range: in each way that compiled code meets them."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+import exportkit
+
+
+class Lookups(nn.Module):
+    """Every kind of index, division and assertion. A row is of one line, so that a refusal names it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.words, self.bag = nn.Embedding(10, 16), nn.EmbeddingBag(10, 8)
+        self.table = nn.Buffer(torch.randn(10, 4))
+        self.waves = nn.Buffer(torch.randn(10, 4, dtype=torch.complex64))  # left to eager's kernels
+
+    def forward(
+        self, ids: torch.Tensor, x: torch.Tensor, divisor: torch.Tensor, row: torch.Tensor, count: torch.Tensor
+    ) -> dict[str, torch.Tensor]:
+        n = x.shape[0]
+        torch._assert_async((x > -1e4).all(), "x must be above -10000")
+        chosen = x[x[:, 0] > -100]
+        k = row.item()
+        torch._check(k < n)
+        torch._check(k >= 0)
+        return {
+            "embedding": self.words(ids),
+            "wraps": self.table[ids - 5, ids % 4],
+            "complex": torch.view_as_real(self.waves[ids]),
+            "gather": x.gather(1, ids[:, None].expand(-1, 3)),
+            "scatter_add": x.new_zeros(n, 10).scatter_add(1, ids[:, None], x[:, :1]),
+            "index_add": x.new_zeros(10, 4).index_add(0, ids, x[:, :4]),
+            "index_copy": x.new_zeros(10, 4).index_copy(0, ids[:1], x[:1, :4]),
+            "index_put": x.new_zeros(10).index_put((ids,), x[:, 0], accumulate=True),
+            "index_select": x.index_select(1, ids),
+            "bag": self.bag(ids[:, None]),
+            "product": x.new_ones(10).scatter_reduce(0, ids, x[:, 0], "prod"),
+            "loss": nn.functional.cross_entropy(x[:, :10], ids, reduction="none"),
+            "branch": torch.cond(x.sum() > 0, self.looked_up, self.negated, (ids, x)),
+            "floor": ids // divisor,
+            "trunc": torch.div(ids, divisor, rounding_mode="trunc"),
+            "remainder": ids % divisor,
+            "fmod": torch.fmod(ids, divisor),
+            "of_chosen": chosen[torch.zeros_like(ids)],
+            "row": x[k],
+            "new": x.new_zeros(count.item()),
+        }  # fmt: skip
+
+    def looked_up(self, ids: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        return self.words(ids) + x[:, :1]
+
+    def negated(self, ids: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        return -x[:, :1] + 0 * self.words(ids)
+
+
+def lookups() -> exportkit.ExportSpec:
+    torch.manual_seed(1)
+    return exportkit.ExportSpec(
+        model=Lookups(),
+        example_inputs=(
+            torch.randint(0, 10, (6,)),
+            torch.rand(6, 12),
+            torch.randint(1, 5, (6,)),
+            torch.tensor(1),
+            torch.tensor(3),
+        ),
+        dynamic_shapes={"ids": {0: "n[4:64]"}, "x": {0: "n"}, "divisor": {0: "n"}},
+    )
+
+
+class Words(nn.Module):
+    """Rows that do not depend on one another, so that a server joins them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.words = nn.Embedding(10, 4)
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        return self.words(ids) * 2
+
+
+def words() -> exportkit.ExportSpec:
+    return exportkit.ExportSpec(
+        model=Words(), example_inputs=(torch.tensor([[1, 2], [3, 4]]),), dynamic_shapes={"ids": {0: "batch[1:64]"}}
+    )
+
+
+class Notebook(nn.Module):
+    """State that a token is written into."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.words = nn.Embedding(10, 8)
+        self.register_buffer("pages", torch.zeros(16, 8))
+
+    def forward(self, token: torch.Tensor, place: torch.Tensor) -> torch.Tensor:
+        self.pages.index_copy_(0, place, self.words(token))
+        return self.pages.sum(0)
+
+
+def notebook() -> exportkit.ExportSpec:
+    return exportkit.ExportSpec(
+        model=Notebook(), example_inputs=(torch.tensor([3]), torch.tensor([0])), state=("pages",)
+    )
