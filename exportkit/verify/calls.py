@@ -19,8 +19,18 @@ from exportkit.verify.eager_plan import EagerPlan
 from exportkit.verify.eager_trouble import plan_trouble
 from exportkit.verify.gradient_checks import GradientChecks, cases_with_gradients, declared_gradients, verdict_of
 from exportkit.verify.layouts import MAX_LAID_OUT, Layouts, label_of_layouts, layouts_of
+from exportkit.verify.filled_memory import CONTENTS
 from exportkit.verify.options import VerifyOptions
-from exportkit.verify.outcomes import CallFailed, EagerUnavailable, LoadFailed, Match, NotRefused, Refused, Verdict
+from exportkit.verify.outcomes import (
+    CallFailed,
+    EagerUnavailable,
+    LoadFailed,
+    Match,
+    Mismatch,
+    NotRefused,
+    Refused,
+    Verdict,
+)
 from exportkit.verify.player import PlayEndedError, Player, Script, has_state
 from exportkit.verify.replay import ReplayProcess
 from exportkit.verify.report import Check
@@ -255,7 +265,16 @@ class TargetCalls:
         return check
 
     def _play(self, against: Literal["cases", "eager"], script: Script) -> Check:
-        """Makes the calls of a script, and judges the answers."""
+        """Makes the calls of a script in memory of each content, and judges the answers."""
+        for content in CONTENTS:
+            check = self._play_in(replace(script, memory=content), against)
+            if check.failed:
+                break
+        if isinstance(check.verdict, Mismatch) and not self._play_in(script, against).failed:
+            return replace(check, verdict=replace(check.verdict, memory=content))
+        return check
+
+    def _play_in(self, script: Script, against: Literal["cases", "eager"]) -> Check:
         from safetensors.torch import load_file
 
         from exportkit.verify.judging import Judge

@@ -9,6 +9,7 @@ from exportkit.child.messages import Message
 from exportkit.eager_source import EagerFiles
 from exportkit.package.manifest import Case, PackagedMethod, Source, StateTensor
 from exportkit.verify.comparisons import GradientFinding
+from exportkit.verify.filled_memory import Content
 
 
 class LoadArtifact(Message, frozen=True):
@@ -72,6 +73,7 @@ class CallModel(Message, frozen=True):
         method: The method's name; None for the default one.
         session: The number of an open session; None for a method without state.
         layouts: The layout of each input in memory (exportkit/verify/layouts.py); contiguous if there are none.
+        memory: What memory is filled with before the call.
     """
 
     inputs: str
@@ -80,6 +82,7 @@ class CallModel(Message, frozen=True):
     method: str | None = None
     session: int | None = None
     layouts: tuple[str, ...] = ()
+    memory: Content = ""
 
 
 class ModelCalled(Message, frozen=True):

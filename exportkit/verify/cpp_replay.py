@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import msgspec
@@ -15,6 +16,7 @@ from exportkit.package.manifest import PackagedMethod
 from exportkit.sizes import shape_at
 from exportkit.verify.calls import case_label, case_sizes
 from exportkit.verify.comparisons import OutputComparison, OutputError
+from exportkit.verify.filled_memory import CONTENTS, MALLOC_BYTES, Content
 from exportkit.verify.options import VerifyOptions
 from exportkit.verify.outcomes import CallFailed, Crashed, LoadFailed, Match, Mismatch, TimedOut, Verdict
 from exportkit.verify.player import Script, state_sizes
@@ -107,10 +109,24 @@ def replay_in_cpp(
         command += ["--public-key", str(Path(key).absolute())]
     if options.trust.signature is not None:
         command += ["--signature", str(options.trust.signature.absolute())]
+    for content in CONTENTS:
+        found = _replayed(command, reader, options, target, content)
+        if not isinstance(found, CppReplay) or any(check.failed for check in found.checks):
+            break
+    return found
+
+
+def _replayed(
+    command: Sequence[str], reader: PackageReader, options: VerifyOptions, target: str, content: Content
+) -> CppReplay | Verdict:
+    """Runs it once, in memory with this content."""
     # It has one limit for loading and all calls.
     timeout = max(options.timeout, LOAD_TIMEOUT)
+    environment = {**os.environ, "MALLOC_PERTURB_": str(MALLOC_BYTES[content])}
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=timeout, check=False)
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=timeout, check=False, env=environment
+        )
     except subprocess.TimeoutExpired:
         return TimedOut(timeout, _DOING)
     if done.returncode < 0:

@@ -27,6 +27,7 @@ from exportkit.verify.commands import (
     SpoilState,
     StoreSession,
 )
+from exportkit.verify.filled_memory import filled_memory
 from exportkit.verify.replay_worker import EXPORTER, BlockedImports
 
 if TYPE_CHECKING:
@@ -88,7 +89,8 @@ class OnnxReplay:
         if command.session is not None:
             inputs += [self._states[command.session][use.index] for use in method.state]
         start = time.perf_counter()
-        outputs = self._models[method.name].run(inputs)
+        with filled_memory(command.memory):
+            outputs = self._models[method.name].run(inputs)
         seconds = time.perf_counter() - start
         results, keys = results_of(call), result_keys(number, call)
         if command.session is not None:

@@ -12,6 +12,7 @@ from typing import ClassVar, Self
 from exportkit.child.process import describe_end
 from exportkit.errors import ExportkitError
 from exportkit.verify.comparisons import GradientFinding, OutputComparison
+from exportkit.verify.filled_memory import Content
 
 _MOST_LINES = 12  # of results that differ; a sequence may have thousands
 
@@ -59,15 +60,23 @@ class Match(_Outcome, kind="match"):
 
 @dataclass(frozen=True)
 class Mismatch(_Outcome, kind="mismatch", exit_code=1):
-    """An output is less accurate than eager, or has values outside its tolerance."""
+    """An output is less accurate than eager, or has values outside its tolerance.
+
+    Attributes:
+        outputs: All outputs.
+        memory: What memory has to be filled with before the call, for this to be seen; "" if it is seen anyhow.
+    """
 
     outputs: tuple[OutputComparison, ...]
+    memory: Content = ""
 
     @property
     def message(self) -> str:
         """A line for each output that differs, of the first ones."""
         lines = [str(output) for output in self.outputs if not output.agrees]
         more = [f"and {len(lines) - _MOST_LINES} more results"] if len(lines) > _MOST_LINES else []
+        if self.memory:
+            more.append(f"but agrees where memory was not filled with {self.memory} before: it reads what nothing wrote")
         return "\n".join(lines[:_MOST_LINES] + more)
 
 

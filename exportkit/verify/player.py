@@ -22,6 +22,7 @@ from exportkit.verify.commands import (
     SpoilState,
     StoreSession,
 )
+from exportkit.verify.filled_memory import Content
 from exportkit.verify.outcomes import CallFailed, Verdict
 from exportkit.verify.replay import ReplayProcess
 
@@ -46,12 +47,14 @@ class Script:
         case: The calls: a recorded case, or one that eager has drawn.
         file: A safetensors file with the tensors of the case.
         layouts: By method, the layout of each input in memory.
+        memory: What memory is filled with before each call.
     """
 
     label: str
     case: Case
     file: Path
     layouts: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    memory: Content = ""
 
     def call_name(self, number: int) -> str:
         """Returns such as "call 3 (decode)"; "the call" if there is only one."""
@@ -132,6 +135,7 @@ class Player:
             method=self.script.case.calls[number].method,
             session=self._session,
             layouts=self.script.layouts.get(self.script.case.calls[number].method, ()),
+            memory=self.script.memory,
         )
         if isinstance(answer, CallFailed) and several:
             answer = CallFailed(answer.error, answer.detail, name)

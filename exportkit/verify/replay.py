@@ -21,6 +21,7 @@ from exportkit.verify.commands import (
     SessionCommand,
     SessionReady,
 )
+from exportkit.verify.filled_memory import Content
 from exportkit.verify.options import VerifyOptions
 from exportkit.verify.outcomes import CallFailed, Crashed, LoadFailed, MissingOperator, NotRun, TimedOut, Verdict
 from exportkit.verify.verify_worker import LOAD_TIMEOUT, VerifyWorker
@@ -135,6 +136,7 @@ class ReplayProcess:
         method: str | None = None,
         session: int | None = None,
         layouts: tuple[str, ...] = (),
+        memory: Content = "",
     ) -> ModelCalled | Verdict:
         """Calls the model with the tensors of one file and writes its outputs to another.
 
@@ -146,8 +148,9 @@ class ReplayProcess:
             method: The method to call; None for the default one.
             session: An open session; None for a method without state.
             layouts: The layout of each input in memory.
+            memory: What memory is filled with before.
         """
-        command = CallModel(str(inputs), str(outputs), number, method, session, layouts)
+        command = CallModel(str(inputs), str(outputs), number, method, session, layouts, memory)
         return self._ask(command, ModelCalled, doing)
 
     def use(self, command: SessionCommand, *, doing: str) -> SessionReady | Verdict:

@@ -26,6 +26,7 @@ from exportkit.verify.commands import (
     SpoilState,
     StoreSession,
 )
+from exportkit.verify.filled_memory import filled_memory
 
 if TYPE_CHECKING:
     from exportkit.package.archive import PackageReader
@@ -84,6 +85,10 @@ class Replay:
 
     def run(self, command: CallModel) -> ModelCalled:
         """Calls a method, in a session or without one."""
+        with filled_memory(command.memory, self._device):
+            return self._run(command)
+
+    def _run(self, command: CallModel) -> ModelCalled:
         import msgspec
         import torch
         from safetensors import safe_open

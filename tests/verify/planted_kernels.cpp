@@ -100,6 +100,10 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> look(const Tensor& x,
     if (planted("one selected") && count == 1) mean = 0;
     if (planted("everything selected") && count == n) mean += 1;
     if (planted("one value") && end[0] == end[1]) mean = std::nanf("");
+    if (planted("memory") && count > 0) {
+      const Tensor scratch = torch::stable::new_empty(x, {n});  // nothing writes it
+      mean += 0 * static_cast<const float*>(scratch.const_data_ptr())[n - 1];
+    }
     if (planted("alignment") && unaligned) mean += 1;
     static_cast<float*>(means.mutable_data_ptr())[i] = mean;
   }

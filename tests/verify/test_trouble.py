@@ -72,7 +72,7 @@ export_program(resolve("tests/verify/planted_models.py:looks", op_libraries=[lib
 replay.VerifyWorker = Here
 found = {}
 # Another variable of the environment that changes would have each verification import torch in a new process.
-for wrong in ["", *sys.argv[3:]]:
+for wrong in ["", "memory", *sys.argv[3:]]:
     os.environ["EXPORTKIT_PLANTED"] = wrong
     report = verify(out, VerifyOptions(against="cases", eager=EagerSource(op_libraries=(library,))))
     found[wrong] = {check.label: check.verdict.message for check in report.checks if check.failed}
@@ -121,6 +121,11 @@ def test_the_right_kernel_passes(failures):
 @pytest.mark.parametrize("planted", WRONG)
 def test_a_wrong_kernel_is_caught_and_its_trouble_named(planted, failures):
     assert any(WRONG[planted] in label for label in failures[planted]), failures[planted]
+
+
+@pytest.mark.process
+def test_a_kernel_that_reads_what_nothing_wrote_is_caught(failures):
+    assert any("agrees where memory was not filled with NaN" in said for said in failures["memory"].values())
 
 
 @pytest.mark.process

@@ -48,6 +48,7 @@ def changed_inductor() -> Iterator[None]:
             _divided_loops,
             _never_one_thread,
             _room_for_every_thread,
+            _keys_that_are_there,
             long_sums,
             wide_columns,
             _sums_at_one_place,
@@ -183,6 +184,23 @@ def _room_for_every_thread() -> AbstractContextManager[None]:
         "parallel_num_threads",
         lambda count: lambda: _ThreadsAtRunTime(count()),
     )
+
+
+_EIGHT_KEYS = "N % Vectorized::size() == 0 && 24"
+
+
+def _keys_that_are_there() -> AbstractContextManager[None]:
+    """Lets attention with a function (flex_attention) read and write the last keys of a block, and none after them.
+
+    With vectors of eight, Inductor takes 8 last keys for 16. It reads memory after the keys, and writes their scores
+    over the greatest scores of other rows, or after its memory.
+    """
+    gemm = importlib.import_module("torch._inductor.codegen.cpp_micro_gemm").CppMicroGemmFP32Vec
+
+    def counted(template: str) -> str:
+        return template.replace(_EIGHT_KEYS, "N == BLOCK_N && 24")
+
+    return replaced(gemm, "TEMPLATE_KERNEL", counted)
 
 
 def _sums_at_one_place() -> AbstractContextManager[None]:

@@ -10,7 +10,8 @@ No torch that exports has an option for any of these, so export replaces:
 - `sympy.simplify`, which takes long where torch divides sizes (`plain_products`) and where Inductor looks for strides,
   `sizevars.join_dimensions`, which misses rows that lie one after the other, `CppKernel.decide_parallel_depth`, so that
   every machine writes the same loops, and `cpp_flex_attention_template.parallel_num_threads`, so that every thread has
-  its memory (`inductor_changes`).
+  its memory, and `CppMicroGemmFP32Vec.TEMPLATE_KERNEL`, so that attention reads no keys that are not there
+  (`inductor_changes`).
 - `CppKernel.need_use_acc_helper` and `_acc_helper_init`, `cpp.replace_cascade_sum_with_add` and
   `KernelGroup.codegen_group`, so that long sums are as accurate as eager's, and `lowering.use_two_step_variance`, so
   that variances are (`long_sums`), and, with `codegen_group` again,
