@@ -12,9 +12,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch._export.serde.serialize import GraphModuleSerializer
-from torch._inductor import sizevars
+from torch._inductor import config, sizevars
 from torch._inductor.codegen.wrapper import PythonWrapperCodegen
 from torch._inductor.utils import parallel_num_threads
+from torch.nn.attention.flex_attention import flex_attention
+from torch.nn.functional import scaled_dot_product_attention
 from torch.utils._sympy.functions import FloorDiv, ModularIndexing
 
 from exportkit.errors import ExportError
@@ -27,6 +29,7 @@ from exportkit.export.programs.resolve import resolve
 from exportkit.export.tracing.trace import trace
 from exportkit.export.tracing.traced import Traced
 from exportkit.progress import silent
+from exportkit.verify.filled_memory import CONTENTS, filled_memory
 
 CPU = torch.device("cpu")
 
@@ -132,6 +135,21 @@ def test_attention_has_memory_for_each_thread_that_runs_it(tmp_path: Path) -> No
     (tmp_path / "model.py").write_text(ATTENTION)
     traced = trace(resolve(f"{tmp_path}/model.py:attention"), TraceOptions(), CPU, silent)
     assert "int64_t num_thread = at::get_num_threads();" in _kernels(traced, tmp_path / "compiled", 2)
+
+
+@pytest.mark.process
+def test_attention_reads_no_keys_that_are_not_there() -> None:
+    """torch's own code with vectors of eight takes the last 8 of 56 keys for 16."""
+    torch.compiler.reset()
+    q, k, v = (torch.rand(3, 56, 2, 16).transpose(1, 2) for _ in range(3))
+    found = []
+    with torch.no_grad(), changed_inductor(), config.patch({"cpp.simdlen": 256, "force_disable_caches": True}):
+        compiled = torch.compile(flex_attention)
+        for content in ("", *CONTENTS):
+            with filled_memory(content):
+                found += [compiled(q.clone(), k.clone(), v.clone()) for _ in range(5)]
+    for each in found:
+        torch.testing.assert_close(each, scaled_dot_product_attention(q, k, v))
 
 
 SUMS = """
