@@ -10,13 +10,13 @@ from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import torch
 from torch._inductor import config
 
-from exportkit.errors import CompilerError
+from exportkit.errors import CompilerError, ExportError
 from exportkit.export.compiling.absent_gpu import AbsentGpu
 from exportkit.export.compiling.compile_absent import WITHOUT_GPU, compile_absent
 from exportkit.export.compiling.compile_plan import CompilePlan
@@ -36,6 +36,9 @@ from exportkit.package.manifest import Operator, Target, code_folder
 from exportkit.progress import Progress, silent
 from exportkit.spec import FORWARD
 from exportkit.support import OLDEST_TORCH
+
+if TYPE_CHECKING:
+    from exportkit.export.compiling.assumed_sizes import AssumedSizeError
 
 _NUMBERED = ("as_scalar_type", "as_layout", "as_memory_format")
 _NUMBERED_SINCE = "2.12"
@@ -197,16 +200,37 @@ def _code(
             progress("taking the code from the cache")
         else:
             with late_templates():
-                from exportkit.export.compiling.run_inductor import run_inductor  # imported late: it takes seconds
+                from exportkit.export.compiling.assumed_sizes import AssumedSizeError  # imported late: these take seconds
+                from exportkit.export.compiling.run_inductor import run_inductor
 
-            with weights.outside() if weights else nullcontext():
-                code = run_inductor(
-                    program, device, options, left_to_eager=plan.eager_kernels, keep=plan.cache, tf32=tf32
-                )
+            left = tuple(plan.eager_kernels)
+            while code is None:
+                options |= replace(plan, eager_kernels=left).remembered(float_products(program))
+                try:
+                    with weights.outside() if weights else nullcontext():
+                        code = run_inductor(program, device, options, left_to_eager=left, keep=plan.cache, tf32=tf32)
+                except AssumedSizeError as error:
+                    left = (*left, _left_to_eager(error, left))
+                    progress(f"compiling with eager's kernel of {error.at}: {error}")
     target = _target(device, cpu_isa, ptx, code.files)
     if reason := known.keep(code):
         progress(f"the code is not kept in the cache: {reason}")
     return target, [*code.files], code.constants
+
+
+def _left_to_eager(error: AssumedSizeError, left: Sequence[str]) -> str:
+    """Returns the operator that is left to eager's kernel.
+
+    Raises:
+        ExportError: There is none, or it was left to eager already.
+    """
+    if error.operator is None or error.operator in left:
+        raise ExportError(
+            f"torch's compiler fixes a size that was declared to vary{f' at {error.at}' if error.at else ''}: its code "
+            f"would be right only where {error.condition}",
+            hint="Narrow the range with --dynamic, or write that line otherwise. `--format program` works for all.",
+        ) from error
+    return error.operator
 
 
 def _library(files: Sequence[Path]) -> Path:

@@ -96,7 +96,7 @@ def with_tensors(module: torch.fx.GraphModule, operators: Sequence[str]) -> None
         operators: What `read_eager_kernels` returned.
     """
     left = frozenset(operators)
-    for node in [node for node in module.graph.nodes if _comes_from(node.target, {}, left) and _is_kernel(node.target)]:
+    for node in [node for node in module.graph.nodes if _comes_from(node.target, {}, left) and has_kernel(node.target)]:
         for place in _numbers(node):
             given = node.args[place]
             with module.graph.inserting_before(node):
@@ -110,7 +110,7 @@ def with_tensors(module: torch.fx.GraphModule, operators: Sequence[str]) -> None
 def _is_callable(node: torch.fx.Node) -> bool:
     """Whether the code can call a node's kernel: it takes a tensor, and no number in place of one."""
     takes = any(isinstance(each.meta.get("val"), torch.Tensor) for each in node.all_input_nodes)
-    return takes and _is_kernel(node.target) and not _numbers(node) and node.target != _CONVERSION
+    return takes and has_kernel(node.target) and not _numbers(node) and node.target != _CONVERSION
 
 
 def _numbers(node: torch.fx.Node) -> list[int]:
@@ -162,7 +162,7 @@ def _is_aten(target: Any) -> bool:
     return isinstance(target, torch._ops.OpOverload) and target.namespace == "aten"
 
 
-def _is_kernel(target: Any) -> bool:
+def has_kernel(target: Any) -> bool:
     """Whether an operator computes tensors. A view computes nothing, and needs no kernel."""
     if not _is_aten(target):
         return False

@@ -15,6 +15,7 @@ from torch._inductor import config, exc
 from torch.utils._pytree import tree_structure
 
 from exportkit.errors import CompilerError
+from exportkit.export.compiling.assumed_sizes import no_assumed_sizes
 from exportkit.export.compiling.compile_failure import failed_operator, noted_lines, wrong_code
 from exportkit.export.compiling.compiled_cache import Code
 from exportkit.export.compiling.eager_kernels import eager_kernels, with_tensors
@@ -59,6 +60,7 @@ def run_inductor(
         tf32: Whether the code may use TF32.
 
     Raises:
+        AssumedSizeError: The code would be right for some of the declared sizes alone.
         CompilerError: The C++ compiler does not work.
         ExportError: AOTInductor refused the program, or wrote code that does not compile.
     """
@@ -110,6 +112,7 @@ def _compiled(
                 kwargs = refused.add_input(module, args, kwargs)
             contexts.enter_context(writing_refused_values(refused))
             contexts.enter_context(guarded_indices())
+            contexts.enter_context(no_assumed_sizes(program))
             files = torch._inductor.aot_compile(module, args, kwargs, options=options)
     except Exception as error:
         # Inductor raises its own errors, wrapped or not, and a custom operator's fake kernel may raise anything.

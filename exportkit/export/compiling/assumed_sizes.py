@@ -1,0 +1,79 @@
+"""Stops Inductor where it takes sizes that were declared to vary for those of the example."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import sympy
+import torch
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
+from exportkit.export.compiling.compile_failure import FailedOperator
+from exportkit.export.compiling.eager_kernels import has_kernel
+from exportkit.export.dynamic_sizes.guards import placed_relation
+from exportkit.export.dynamic_sizes.proofs import Ranges, Verdict, verdict
+from exportkit.export.models.source_lines import where_traced
+from exportkit.export.within_torch.torch_internals import replaced
+
+
+class AssumedSizeError(BaseException):
+    """Code would be right for some of the declared sizes alone. No `except Exception` of torch's catches it.
+
+    Attributes:
+        condition: What the sizes would have to be.
+        node: What is compiled there, if that is known.
+    """
+
+    def __init__(self, condition: str, node: torch.fx.Node | None) -> None:
+        self.condition, self._node = condition, node
+        super().__init__(f"it would be right only where {condition}")
+
+    @property
+    def operator(self) -> str | None:
+        """The operator, if eager's kernel can be called in place of the code."""
+        return str(self._node.target) if self._node is not None and has_kernel(self._node.target) else None
+
+    @property
+    def at(self) -> str:
+        """The operator and the line of the model, or ""."""
+        return str(FailedOperator(str(self._node.target), where_traced(self._node))) if self._node is not None else ""
+
+
+@contextmanager
+def no_assumed_sizes(program: torch.export.ExportedProgram) -> Iterator[None]:
+    """Raises AssumedSizeError where a condition on declared sizes that they do not all fulfil is noted.
+
+    Torch takes such a condition for granted from then on, and compiled code checks none. At a size of 1, code is held
+    against eager instead, as after tracing.
+    """
+    ranges: Ranges = {
+        symbol: (max(int(range_.lower), 2), int(range_.upper))
+        for symbol, range_ in program.range_constraints.items()
+        if range_.is_int and sympy.Integer(2) <= range_.upper < sympy.oo
+    }
+    nodes: list[torch.fx.Node] = []
+
+    def looking(log_guard: Callable[..., None]) -> Callable[..., None]:
+        def look(env: ShapeEnv, prefix: str, guard: Any, *rest: Any, **named: Any) -> None:
+            symbols = getattr(guard, "free_symbols", set())
+            if "suppressed" not in prefix and symbols and symbols <= ranges.keys():
+                if verdict(guard, ranges) is Verdict.UNTRUE:
+                    raise AssumedSizeError(placed_relation(guard, env), nodes[-1] if nodes else None)
+            log_guard(env, prefix, guard, *rest, **named)
+
+        return look
+
+    def noting(run: Callable[..., Any]) -> Callable[..., Any]:
+        def noted(interpreter: torch.fx.Interpreter, node: torch.fx.Node) -> Any:
+            nodes.append(node)
+            try:
+                return run(interpreter, node)
+            finally:
+                nodes.pop()
+
+        return noted
+
+    with replaced(ShapeEnv, "_log_guard", looking), replaced(torch.fx.Interpreter, "run_node", noting):
+        yield
