@@ -135,6 +135,26 @@ def test_a_cut_computes_what_the_whole_graph_does_up_to_there() -> None:
         assert not later & {node.name for node in cut.graph.nodes}
 
 
+class Mapped(torch.nn.Module):
+    """A function of rows, as a mask of flex_attention is one of places."""
+
+    def forward(self, x):
+        return torch.vmap(lambda row: row.exp() / row.sum())(x * 2) + 1
+
+
+def test_a_graph_is_not_cut_inside_of_vmap() -> None:
+    program = torch.export.export(Mapped(), (torch.ones(4, 3),))
+    points = cut_points(program)
+    inside = {"exp", "sum_1"} & {node.name for node in program.graph.nodes}
+    assert {point.name for point in points} >= {"mul", "add"}
+    assert len(inside) == 2
+    assert not inside & {point.name for point in points}
+    for point in points:
+        with torch.no_grad():
+            cut_after(program, point).module()(torch.ones(4, 3))
+        torch.rand(1)  # torch refuses this where vmap has not ended
+
+
 # --- an operator in the middle of a graph -----------------------------------------------------------------------------
 
 

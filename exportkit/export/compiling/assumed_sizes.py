@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from types import FrameType
 from typing import Any
 
 import sympy
@@ -13,9 +15,11 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from exportkit.export.compiling.compile_failure import FailedOperator
 from exportkit.export.compiling.eager_kernels import has_kernel
 from exportkit.export.dynamic_sizes.guards import placed_relation
-from exportkit.export.dynamic_sizes.proofs import Ranges, Verdict, verdict
+from exportkit.export.dynamic_sizes.proofs import Ranges, counterexamples
 from exportkit.export.models.source_lines import where_traced
 from exportkit.export.within_torch.torch_internals import replaced
+
+_ASKING = ("/symbolic_shapes.py", "/sym_node.py", "/recording.py", "/torch/__init__.py")
 
 
 class AssumedSizeError(BaseException):
@@ -45,35 +49,46 @@ class AssumedSizeError(BaseException):
 def no_assumed_sizes(program: torch.export.ExportedProgram) -> Iterator[None]:
     """Raises AssumedSizeError where a condition on declared sizes that they do not all fulfil is noted.
 
-    Torch takes such a condition for granted from then on, and compiled code checks none. At a size of 1, code is held
-    against eager instead, as after tracing.
+    Torch takes such a condition for granted from then on, and compiled code checks none. What is asked to choose a
+    layout is forgiven, as while tracing: the cases hold the code against eager.
     """
     ranges: Ranges = {
         symbol: (max(int(range_.lower), 2), int(range_.upper))
         for symbol, range_ in program.range_constraints.items()
         if range_.is_int and sympy.Integer(2) <= range_.upper < sympy.oo
     }
-    nodes: list[torch.fx.Node] = []
+    last: torch.fx.Node | None = None
 
     def looking(log_guard: Callable[..., None]) -> Callable[..., None]:
         def look(env: ShapeEnv, prefix: str, guard: Any, *rest: Any, **named: Any) -> None:
             symbols = getattr(guard, "free_symbols", set())
             if "suppressed" not in prefix and symbols and symbols <= ranges.keys():
-                if verdict(guard, ranges) is Verdict.UNTRUE:
-                    raise AssumedSizeError(placed_relation(guard, env), nodes[-1] if nodes else None)
+                if not _of_layout(guard) and counterexamples(guard, ranges):
+                    raise AssumedSizeError(placed_relation(guard, env), last)
             log_guard(env, prefix, guard, *rest, **named)
 
         return look
 
     def noting(run: Callable[..., Any]) -> Callable[..., Any]:
         def noted(interpreter: torch.fx.Interpreter, node: torch.fx.Node) -> Any:
-            nodes.append(node)
-            try:
-                return run(interpreter, node)
-            finally:
-                nodes.pop()
+            nonlocal last
+            last = node if node.op == "call_function" else None
+            return run(interpreter, node)
 
         return noted
 
     with replaced(ShapeEnv, "_log_guard", looking), replaced(torch.fx.Interpreter, "run_node", noting):
         yield
+
+
+def _of_layout(condition: sympy.Basic) -> bool:
+    """Returns whether a condition says that a size is not 1, or is asked by what describes an operator's result."""
+    frame: FrameType | None = sys._getframe(2)
+    while frame is not None and frame.f_code.co_filename.endswith(_ASKING):
+        frame = frame.f_back
+    if frame is not None and frame.f_code.co_filename.endswith("/_subclasses/fake_impls.py"):
+        return True
+    if isinstance(condition, (sympy.Lt, sympy.Le)):
+        condition = condition.reversed
+    least = 2 if isinstance(condition, sympy.Ge) else 1
+    return isinstance(condition, (sympy.Gt, sympy.Ge, sympy.Ne)) and condition.rhs == least

@@ -20,10 +20,23 @@ from exportkit.export.models.placement import parse_floating
 from exportkit.package.manifest import Call, MappingNode, Source, TensorNode, TensorOutput
 
 
+_NESTING = {"_vmap_increment_nesting": 1, "_vmap_decrement_nesting": -1}  # in which vmap begins and ends
+
+
 def cut_points(program: ExportedProgram) -> list[torch.fx.Node]:
-    """Returns the nodes that compute tensors, in the order of the graph. A program can be cut after each."""
-    calls = [node for node in program.graph.nodes if node.op == "call_function"]
-    return [node for node in calls if not _is_part(node) and _returns_tensors(node)]
+    """Returns the nodes that compute tensors, in the order of the graph. A program can be cut after each.
+
+    Not inside of torch.vmap, as in a mask of flex_attention: no program returns what has a hidden dimension, and a
+    program that is cut there would leave everything that its process computes later inside of it.
+    """
+    points: list[torch.fx.Node] = []
+    inside = 0
+    for node in program.graph.nodes:
+        if node.op == "call_function":
+            inside += _NESTING.get(getattr(node.target, "__name__", ""), 0)
+            if not inside and not _is_part(node) and _returns_tensors(node):
+                points.append(node)
+    return points
 
 
 def result_nodes(program: ExportedProgram) -> list[torch.fx.Node]:
@@ -46,7 +59,7 @@ def sources_of(node: torch.fx.Node) -> set[torch.fx.Node]:
 
 def own_values(point: torch.fx.Node) -> tuple[str, ...]:
     """Returns the names of the values that a node's result consists of."""
-    return (point.name, *(user.name for user in point.users if _is_part(user)))
+    return (point.name, *(user.name for user in point.users if _is_part(user) and user.users))
 
 
 def values_after(program: ExportedProgram, point: torch.fx.Node) -> list[torch.fx.Node]:
@@ -58,7 +71,7 @@ def values_after(program: ExportedProgram, point: torch.fx.Node) -> list[torch.f
     found = []
     for node in computed:
         value = node.meta.get("val")
-        own = node is point or (_is_part(node) and node.args[0] is point)
+        own = node is point or (_is_part(node) and node.args[0] is point and node.users)  # Inductor may not return others
         if isinstance(value, torch.Tensor) and (own or any(user not in computed for user in node.users)):
             try:
                 check_packable(node.name, value.dtype)
