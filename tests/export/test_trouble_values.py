@@ -9,6 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load
+from torch.nn.attention.flex_attention import flex_attention
 
 from exportkit import ExportSpec, Tolerance
 from exportkit.export.eager_calls.record import MAX_CASES_BYTES, RecordedCase
@@ -272,6 +273,16 @@ def test_troublesome_cases_do_not_widen_what_is_allowed():
     floor = 2e-6
     most = max(2 * max(map(max, errors)), floor)
     assert all(call.accuracy["0"].greatest <= most for case in cases for call in case.calls)
+
+
+class Attending(torch.nn.Module):
+    def forward(self, x):
+        return flex_attention(x, x, x)
+
+
+def test_attention_with_a_function_can_be_rounded_otherwise():
+    """torch compiles the call of its own accord, which it refuses to where operators are watched."""
+    assert len(troubles(traced(Attending(), torch.randn(3, 2, 16, 16)))) > 3
 
 
 # --- other rounding ---------------------------------------------------------------------------------------------------

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
 import torch
@@ -11,6 +13,7 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from exportkit.errors import ExportError, UsageError
 from exportkit.export.eager_calls.play import PlayedSession
 from exportkit.export.eager_calls.rounding import Rounded
+from exportkit.export.within_torch.torch_internals import replaced
 
 
 @dataclass(frozen=True)
@@ -30,6 +33,14 @@ class RoundedAnswers:
     blends: bool
 
 
+def _attention_with_modes() -> AbstractContextManager[None]:
+    """Lets flex_attention call its operator itself: torch compiles the call, and refuses to where there is a mode."""
+    attention = sys.modules.get("torch.nn.attention.flex_attention")
+    if attention is None:
+        return nullcontext()
+    return replaced(attention, "_FLEX_ATTENTION_DISABLE_COMPILE_DEBUG", lambda _: True)
+
+
 def rounded_answers(played: PlayedSession, seed: int) -> RoundedAnswers | None:
     """Answers the calls of a session once more. None if the model refuses what it computes then.
 
@@ -46,7 +57,7 @@ def rounded_answers(played: PlayedSession, seed: int) -> RoundedAnswers | None:
     ]
     mode = Rounded(seed, played.calls[0].bound.tensors[0].device, weights)
     try:
-        with torch.no_grad(), mode:
+        with torch.no_grad(), _attention_with_modes(), mode:
             again = played.again()
     except (ExportError, UsageError):
         return None
