@@ -32,6 +32,7 @@ from exportkit.export.compiling.refused_values import (
 )
 from exportkit.export.compiling.shared_heads import shared_heads
 from exportkit.export.compiling.small_convolutions import small_convolutions
+from exportkit.export.compiling.true_strides import true_strides
 from exportkit.export.compiling.usable_compiler import last_lines, refuse_full_disk
 from exportkit.export.compiling.vector_products import vector_products
 from exportkit.export.eager_calls.cases import eager_mode
@@ -108,6 +109,7 @@ def _compiled(
             if left_to_eager:
                 with_tensors(module, left_to_eager)
             contexts.enter_context(compilable_branches(module))
+            contexts.enter_context(true_strides(program))
             if refused:
                 kwargs = refused.add_input(module, args, kwargs)
             contexts.enter_context(writing_refused_values(refused))
