@@ -17,9 +17,9 @@ from exportkit.verify.commands import CallsDrawn, DrawCalls, GradientsCompared
 from exportkit.verify.eager import EagerProcess
 from exportkit.verify.eager_plan import EagerPlan
 from exportkit.verify.eager_trouble import plan_trouble
+from exportkit.verify.filled_memory import CONTENTS
 from exportkit.verify.gradient_checks import GradientChecks, cases_with_gradients, declared_gradients, verdict_of
 from exportkit.verify.layouts import MAX_LAID_OUT, Layouts, label_of_layouts, layouts_of
-from exportkit.verify.filled_memory import CONTENTS
 from exportkit.verify.options import VerifyOptions
 from exportkit.verify.outcomes import (
     CallFailed,

@@ -124,9 +124,7 @@ def _replayed(
     timeout = max(options.timeout, LOAD_TIMEOUT)
     environment = {**os.environ, "MALLOC_PERTURB_": str(MALLOC_BYTES[content])}
     try:
-        done = subprocess.run(
-            command, capture_output=True, text=True, timeout=timeout, check=False, env=environment
-        )
+        done = subprocess.run(command, capture_output=True, text=True, timeout=timeout, check=False, env=environment)
     except subprocess.TimeoutExpired:
         return TimedOut(timeout, _DOING)
     if done.returncode < 0:

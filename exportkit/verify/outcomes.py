@@ -76,7 +76,7 @@ class Mismatch(_Outcome, kind="mismatch", exit_code=1):
         lines = [str(output) for output in self.outputs if not output.agrees]
         more = [f"and {len(lines) - _MOST_LINES} more results"] if len(lines) > _MOST_LINES else []
         if self.memory:
-            more.append(f"but agrees where memory was not filled with {self.memory} before: it reads what nothing wrote")
+            more.append(f"but agrees where memory was not filled with {self.memory}: it reads what nothing wrote")
         return "\n".join(lines[:_MOST_LINES] + more)
 
 

@@ -125,7 +125,7 @@ def test_a_wrong_kernel_is_caught_and_its_trouble_named(planted, failures):
 
 @pytest.mark.process
 def test_a_kernel_that_reads_what_nothing_wrote_is_caught(failures):
-    assert any("agrees where memory was not filled with NaN" in said for said in failures["memory"].values())
+    assert any("agrees where memory was not filled with NaN: " in said for said in failures["memory"].values())
 
 
 @pytest.mark.process

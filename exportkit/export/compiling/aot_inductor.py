@@ -200,7 +200,9 @@ def _code(
             progress("taking the code from the cache")
         else:
             with late_templates():
-                from exportkit.export.compiling.assumed_sizes import AssumedSizeError  # imported late: these take seconds
+                from exportkit.export.compiling.assumed_sizes import (
+                    AssumedSizeError,
+                )  # imported late: these take seconds
                 from exportkit.export.compiling.run_inductor import run_inductor
 
             left = tuple(plan.eager_kernels)

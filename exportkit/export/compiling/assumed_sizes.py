@@ -55,16 +55,16 @@ def no_assumed_sizes(program: torch.export.ExportedProgram) -> Iterator[None]:
     ranges: Ranges = {
         symbol: (max(int(range_.lower), 2), int(range_.upper))
         for symbol, range_ in program.range_constraints.items()
-        if range_.is_int and sympy.Integer(2) <= range_.upper < sympy.oo
+        if isinstance(range_.lower, sympy.Integer) and isinstance(range_.upper, sympy.Integer) and range_.upper >= 2
     }
     last: torch.fx.Node | None = None
 
     def looking(log_guard: Callable[..., None]) -> Callable[..., None]:
         def look(env: ShapeEnv, prefix: str, guard: Any, *rest: Any, **named: Any) -> None:
-            symbols = getattr(guard, "free_symbols", set())
-            if "suppressed" not in prefix and symbols and symbols <= ranges.keys():
-                if not _of_layout(guard) and counterexamples(guard, ranges):
-                    raise AssumedSizeError(placed_relation(guard, env), last)
+            symbols: set[sympy.Symbol] = getattr(guard, "free_symbols", set())
+            declared = prefix == "eval" and symbols and symbols <= ranges.keys()  # else checked where code runs
+            if declared and not _of_layout(guard) and counterexamples(guard, ranges):
+                raise AssumedSizeError(placed_relation(guard, env), last)
             log_guard(env, prefix, guard, *rest, **named)
 
         return look

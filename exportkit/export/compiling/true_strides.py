@@ -95,7 +95,7 @@ def _true_order(real: object, fake: object) -> _Order | None:
     said = [_expression(stride).xreplace(known) for stride in fake.stride()]
     if all(size == 1 or one == other for size, one, other in zip(real.shape, said, real.stride())):
         return None
-    order = tuple(sorted(range(real.ndim), key=lambda dim: -real.stride(dim)))
+    order = tuple(sorted(range(real.ndim), key=real.stride().__getitem__, reverse=True))
     return order if real.permute(order).is_contiguous() else None
 
 

@@ -19,7 +19,6 @@ from exportkit.export.eager_calls.tolerances import output_tolerances
 from exportkit.export.models.placement import parse_floating
 from exportkit.package.manifest import Call, MappingNode, Source, TensorNode, TensorOutput
 
-
 _NESTING = {"_vmap_increment_nesting": 1, "_vmap_decrement_nesting": -1}  # in which vmap begins and ends
 
 
@@ -71,7 +70,9 @@ def values_after(program: ExportedProgram, point: torch.fx.Node) -> list[torch.f
     found = []
     for node in computed:
         value = node.meta.get("val")
-        own = node is point or (_is_part(node) and node.args[0] is point and node.users)  # Inductor may not return others
+        own = node is point or (
+            _is_part(node) and node.args[0] is point and node.users
+        )  # Inductor may not return others
         if isinstance(value, torch.Tensor) and (own or any(user not in computed for user in node.users)):
             try:
                 check_packable(node.name, value.dtype)

@@ -27,8 +27,8 @@ No torch that exports has an option for any of these, so export replaces:
   read a GPU's memory fast, and kernels beside them are combined (`vector_products`), and
   `compile_fx.split_const_gm`, so that only what the graph was changed for is computed when the code is
   loaded (`load_time`).
-- `ShapeEnv._log_guard`, so that an error names the line of the model that a size failed at (`guards`), and that a
-  decomposition does not branch on a size (`exportkit.onnx.branches`); and `ShapeEnv.produce_guards`, so that torch
+- `ShapeEnv._log_guard`, so that an error names the line of the model that a size failed at (`guards`), that Inductor
+  fixes no size (`assumed_sizes`), and that a decomposition does not branch on one (`exportkit.onnx.branches`); and `ShapeEnv.produce_guards`, so that torch
   refuses no condition that holds (`guards`).
 - `torch.compile`, where torch's own loops and branches call it, and `generic_associative_scan` (`control_flow`); the
   effect of `_linalg_check_errors` in loops, and `torch._library.utils.is_impure` with it (`branch_graphs`).
@@ -36,6 +36,8 @@ No torch that exports has an option for any of these, so export replaces:
   calls the operators that the model calls (`inductor_changes`).
 - `Scheduler.codegen_extern_call` and `PythonWrapperCodegen.writeline`, so that an error of the C++ compiler names the
   operator (`compile_failure`).
+- `FakeTensorMode.dispatch`, so that code reads the results of kernels where they are (`true_strides`), and
+  `flex_attention._FLEX_ATTENTION_DISABLE_COMPILE_DEBUG`, so that its operators can be watched (`rounded_runs`).
 - `FakeTensorMode._cached_dispatch_impl`, so that torch remembers what is asked for again (`fake_answers`).
 - Python's `len`, so that the length of a tensor varies (`lengths`), and what `torch.functional` calls, so that
   the rows of `cdist` do (`distances`).
