@@ -76,3 +76,16 @@ def test_conditions_that_choose_a_layout_are_forgiven() -> None:
             int(x.shape[0])
         assert x.shape[0] > 1
         functional.conv2d(x, values["p_weight"])  # asks which of its kernels will compute it
+
+
+class Chosen(torch.nn.Module):
+    def forward(self, x):
+        return x[x > 0].exp()
+
+
+def test_a_size_that_depends_on_values_may_be_of_any_range() -> None:
+    program = torch.export.export(Chosen(), (torch.rand(2),), dynamic_shapes=({0: torch.export.Dim.DYNAMIC},))
+    assert any(not range_.upper.is_Integer for range_ in program.range_constraints.values())
+    x = next(node.meta["val"] for node in program.graph.nodes if node.op == "placeholder")
+    with no_assumed_sizes(program):
+        assert int(x.shape[0]) == 2  # nothing is declared of it
