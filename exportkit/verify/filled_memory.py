@@ -17,6 +17,7 @@ MALLOC_BYTES: Mapping[Content, int] = {"": 0, "NaN": 0x7F, "numbers": 0x41}
 """The byte that glibc fills freed memory with; it fills new memory with the complement. It has no byte for NaN."""
 
 _M_PERTURB = -6
+_SMALL = 1 << 20  # bytes
 _GPU_BYTES: Mapping[Content, int] = {"NaN": 0xFF, "numbers": 0x41}
 
 
@@ -57,14 +58,16 @@ def _torchs_own() -> ctypes.c_bool:
 def _fill_reserved(device: str, byte: int) -> None:
     import torch
 
-    index = torch.device(device).index or 0
-    free = [
-        block["size"]
-        for segment in torch.cuda.memory_snapshot()
-        if segment["device"] == index
-        for block in segment["blocks"]
-        if block["state"] == "inactive"
-    ]
-    held = [torch.empty(size, dtype=torch.uint8, device=device).fill_(byte) for size in sorted(free, reverse=True)]
+    index, sizes = torch.device(device).index or 0, list[int]()
+    for segment in torch.cuda.memory_snapshot():
+        for block in segment["blocks"] if segment["device"] == index else ():
+            if block["state"] != "inactive":
+                continue
+            # Tensors up to this size come from small segments, and others from large ones.
+            whole, rest = divmod(block["size"], _SMALL) if segment["segment_type"] == "small" else (0, block["size"])
+            sizes += [_SMALL] * whole
+            if rest and (segment["segment_type"] == "small" or rest > _SMALL):
+                sizes.append(rest)
+    held = [torch.empty(size, dtype=torch.uint8, device=device).fill_(byte) for size in sorted(sizes, reverse=True)]
     del held
     torch.cuda.synchronize(device)
