@@ -245,7 +245,7 @@ def _state(verdict: Verdict) -> str:
             | outcomes.Signed()
             | outcomes.SessionsAgree()
             | outcomes.GradientsHold()
-            | outcomes.Refused()
+            | outcomes.RefusedToo()
         ):
             return "ok"
         case outcomes.NotRun():

@@ -28,7 +28,7 @@ from exportkit.verify.outcomes import (
     Match,
     Mismatch,
     NotRefused,
-    Refused,
+    RefusedToo,
     Verdict,
 )
 from exportkit.verify.player import PlayEndedError, Player, Script, has_state
@@ -227,7 +227,7 @@ class TargetCalls:
             with Player(script, self.replay, self.reader.manifest, self.folder, doing=doing) as player:
                 player.run()
         except PlayEndedError as ended:
-            return Refused() if isinstance(ended.verdict, CallFailed) else ended.verdict
+            return RefusedToo() if isinstance(ended.verdict, CallFailed) else ended.verdict
         return NotRefused()
 
     def _beside_eager(self, eager: EagerProcess, plan: EagerPlan) -> Iterator[Check]:

@@ -127,7 +127,7 @@ class CallFailed(_Outcome, kind="call_failed", exit_code=12, message="{call} rai
 
 
 @dataclass(frozen=True)
-class Refused(_Outcome, kind="refused", message="refused, as eager does"):
+class RefusedToo(_Outcome, kind="refused", message="refused, as eager does"):
     """The packaged model raised where eager refuses a value."""
 
 
@@ -415,7 +415,7 @@ Verdict = (
     | WrongShape
     | WrongStructure
     | CallFailed
-    | Refused
+    | RefusedToo
     | NotRefused
     | Crashed
     | TimedOut

@@ -27,7 +27,7 @@ _POOLS = frozenset({"max_unpool2d", "max_unpool3d"})
 
 @contextmanager
 def guarded_indices() -> Iterator[None]:
-    """Gives eager's kernels indices in range while the block runs; the code refuses others (`refused_values`).
+    """Gives eager's kernels indices in range while the block runs; the code refuses others (`refusing_code`).
 
     Raises:
         ExportError: This torch lacks a function that is replaced for that.

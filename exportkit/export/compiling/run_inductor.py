@@ -24,11 +24,11 @@ from exportkit.export.compiling.guarded_indices import guarded_indices
 from exportkit.export.compiling.inductor_changes import changed_inductor
 from exportkit.export.compiling.model_sources import compiling_model_sources
 from exportkit.export.compiling.packed_weights import packed_weights
-from exportkit.export.compiling.refused_values import (
-    RefusedValues,
+from exportkit.export.compiling.refusing_code import (
     RefusesValuesError,
+    RefusingCode,
     may_refuse,
-    writing_refused_values,
+    writing_refusals,
 )
 from exportkit.export.compiling.shared_heads import shared_heads
 from exportkit.export.compiling.small_convolutions import small_convolutions
@@ -66,7 +66,7 @@ def run_inductor(
         ExportError: AOTInductor refused the program, or wrote code that does not compile.
     """
     compile_with = partial(_compiled, program, device, options, left_to_eager, keep=keep, tf32=tf32)
-    refused = RefusedValues(device)
+    refused = RefusingCode(device)
     try:
         return compile_with(refused if may_refuse(program) else None)
     except RefusesValuesError:  # an operator that was taken apart, of which that was not seen
@@ -78,7 +78,7 @@ def _compiled(
     device: torch.device,
     options: dict[str, Any],
     left_to_eager: Sequence[str],
-    refused: RefusedValues | None,
+    refused: RefusingCode | None,
     *,
     keep: bool,
     tf32: bool,
@@ -112,7 +112,7 @@ def _compiled(
             contexts.enter_context(true_strides(program))
             if refused:
                 kwargs = refused.add_input(module, args, kwargs)
-            contexts.enter_context(writing_refused_values(refused))
+            contexts.enter_context(writing_refusals(refused))
             contexts.enter_context(guarded_indices())
             contexts.enter_context(no_assumed_sizes(program))
             files = torch._inductor.aot_compile(module, args, kwargs, options=options)

@@ -18,6 +18,11 @@ No torch that exports has an option for any of these, so export replaces:
   `TilingSelect.select_tiling` and `CppVecKernel.reduction_combine_vec`, so that they read whole rows (`wide_columns`).
 - `DtypePropagationOpsHandler.__init__` (`inductor_changes`) and `KernelTemplate._template_from_string`
   (`late_templates`), so that Inductor does not do again, or without need, what takes a tenth of a second.
+- `CSEProxy.indirect_indexing`, `_default` and `device_assert_async`, `IndexPropagation.indirect_indexing`,
+  `Kernel.indirect_assert` and `CppVecKernel.indirect_assert`, `TritonKernel.inductor_meta_common`,
+  `CppWrapperCpu.generate_end` and `codegen_dynamic_select_index`, `AssertScalar.codegen`, and how `CppPrinter` prints
+  divisions, so that code refuses values and goes on (`refusing_code`); `FallbackKernel.create` and the constructors of
+  `IndexPutFallback` and `ScatterFallback`, so that eager's kernels get no index out of range (`guarded_indices`).
 - `torch.get_num_threads`, so that a machine of one thread writes right code for more (`inductor_changes`).
 - `CppVecKernel.store`, so that vectors are added to one element, and `DynamicSliceSize.__init__`, so that slices that
   end at a value have a beginning (`inductor_changes`).

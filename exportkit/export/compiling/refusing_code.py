@@ -73,7 +73,7 @@ def _may_refuse(node: torch.fx.Node) -> bool:
 
 
 @contextmanager
-def writing_refused_values(refused: RefusedValues | None) -> Iterator[None]:
+def writing_refusals(refused: RefusingCode | None) -> Iterator[None]:
     """Lets Inductor write code that refuses values while the block runs.
 
     Args:
@@ -103,7 +103,7 @@ def writing_refused_values(refused: RefusedValues | None) -> Iterator[None]:
         yield
 
 
-class RefusedValues:
+class RefusingCode:
     """The places of a program where its code refuses a value.
 
     Attributes:
@@ -238,7 +238,7 @@ class RefusedValues:
         return ended
 
 
-class _NoValues(RefusedValues):
+class _NoValues(RefusingCode):
     def _place(self) -> int:
         raise RefusesValuesError
 
