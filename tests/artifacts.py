@@ -164,6 +164,11 @@ RECIPES: Mapping[str, Recipe] = {
     "lookups": _LOOKUPS,
     "words": replace(_LOOKUPS, model="tests/runtime/refusing_models.py:words"),
     "notebook": replace(_LOOKUPS, model="tests/runtime/refusing_models.py:notebook"),
+    "words-cuda": replace(_LOOKUPS, model="tests/runtime/refusing_models.py:words", trace={"device": "cuda"}),
+    "notebook-cuda": replace(_LOOKUPS, model="tests/runtime/refusing_models.py:notebook", trace={"device": "cuda"}),
+    "lookups-cuda": replace(
+        _LOOKUPS, model="tests/runtime/refusing_models.py:lookups_of_tensors", trace={"device": "cuda", "cases": 1}
+    ),
     "arr-coc": Recipe("arr-coc", ["exportkit/arr_coc", "csrc"]),
 }
 

@@ -72,6 +72,36 @@ def lookups() -> exportkit.ExportSpec:
     )
 
 
+class LookupsOfTensors(Lookups):
+    """Those that a CUDA graph can repeat: no number goes to the host."""
+
+    def forward(self, ids: torch.Tensor, x: torch.Tensor) -> dict[str, torch.Tensor]:  # type: ignore[override]
+        return {
+            "embedding": self.words(ids),
+            "wraps": self.table[ids - 5, ids % 4],
+            "complex": torch.view_as_real(self.waves[ids]),
+            "gather": x.gather(1, ids[:, None].expand(-1, 3)),
+            "index_add": x.new_zeros(10, 4).index_add(0, ids, x[:, :4]),
+            "index_put": x.new_zeros(10).index_put((ids,), x[:, 0], accumulate=True),
+            "index_select": x.index_select(1, ids),
+            "bag": self.bag(ids[:, None]),
+            "loss": nn.functional.cross_entropy(x[:, :10], ids, reduction="none"),
+        }
+
+
+def lookups_of_tensors_inputs() -> tuple[torch.Tensor, torch.Tensor]:
+    torch.manual_seed(1)
+    return torch.randperm(10)[:6], torch.rand(6, 12)
+
+
+def lookups_of_tensors() -> exportkit.ExportSpec:
+    return exportkit.ExportSpec(
+        model=LookupsOfTensors(),
+        example_inputs=lookups_of_tensors_inputs(),
+        dynamic_shapes={"ids": {0: "n[4:64]"}, "x": {0: "n"}},
+    )
+
+
 class Words(nn.Module):
     """Rows that do not depend on one another, so that a server joins them."""
 
