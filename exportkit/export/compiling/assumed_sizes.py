@@ -15,7 +15,7 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from exportkit.export.compiling.compile_failure import FailedOperator
 from exportkit.export.compiling.eager_kernels import has_kernel
 from exportkit.export.dynamic_sizes.guards import placed_relation
-from exportkit.export.dynamic_sizes.proofs import Ranges, counterexamples
+from exportkit.export.dynamic_sizes.tried_sizes import Ranges, counterexamples
 from exportkit.export.models.source_lines import where_traced
 from exportkit.export.within_torch.torch_internals import replaced
 

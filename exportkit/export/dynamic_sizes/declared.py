@@ -8,8 +8,8 @@ from types import MappingProxyType
 
 import sympy
 
-from exportkit.export.dynamic_sizes.proofs import Ranges, Verdict, counterexamples, verdict
 from exportkit.export.dynamic_sizes.shapes import DynamicSizes
+from exportkit.export.dynamic_sizes.tried_sizes import Ranges, counterexamples, holds
 from exportkit.package.manifest import Size
 
 _NEAR = 4  # sizes up to so many times the example's are near
@@ -28,7 +28,7 @@ class Declared:
     places: Mapping[str, Size] = field(default_factory=dict)
     ranges: Mapping[str, tuple[int, int]] = field(default_factory=dict)
     example: Mapping[str, int] = field(default_factory=dict)
-    _known: dict[sympy.Basic, Verdict] = field(default_factory=dict)
+    _untrue: dict[sympy.Basic, bool] = field(default_factory=dict)
 
     def in_names(self, condition: sympy.Basic, places: Mapping[sympy.Symbol, str | None]) -> sympy.Basic:
         """Writes a condition on the sizes of places in the declared names.
@@ -47,10 +47,9 @@ class Declared:
 
         Tracing takes every size to be at least 2, so a condition that fails at 1 alone counts as true, as for torch.
         """
-        if condition not in self._known:
-            found = verdict(condition, _ranges(self.ranges))
-            self._known[condition] = verdict(condition, self._from_two()) if found is Verdict.UNTRUE else found
-        return self._known[condition] is Verdict.UNTRUE
+        if condition not in self._untrue:
+            self._untrue[condition] = not (holds(condition, _ranges(self.ranges)) or holds(condition, self._from_two()))
+        return self._untrue[condition]
 
     def failing(self, condition: sympy.Basic) -> list[dict[str, int]]:
         """Returns the least and the greatest of the sizes for which a condition fails, as far as they were found.

@@ -1,4 +1,4 @@
-"""What is proved of sizes is true, and what follows from declared ranges is proved."""
+"""A condition on sizes that follows from declared ranges holds, and one that fails somewhere is found there."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch.utils._sympy.functions import FloorDiv, Max, Min, Mod, ModularIndexing
 
-from exportkit.export.dynamic_sizes.proofs import Ranges, Verdict, _Prover, bounds, counterexamples, reduce, verdict
+from exportkit.export.dynamic_sizes.tried_sizes import Ranges, counterexamples, holds
 
 N, M, B = (sympy.Symbol(name, integer=True, nonnegative=True) for name in "nmb")
 SMALL: Ranges = {N: (1, 100), M: (1, 100), B: (1, 8)}
@@ -44,26 +44,22 @@ UNTRUE = [
 
 @pytest.mark.parametrize("condition", TRUE, ids=str)
 @pytest.mark.parametrize("ranges", [SMALL, WIDE], ids=["small", "wide"])
-def test_what_holds_for_all_sizes_is_proved(condition: sympy.Basic, ranges: Ranges) -> None:
-    assert verdict(condition, ranges) is Verdict.PROVED
+def test_what_follows_from_the_ranges_holds(condition: sympy.Basic, ranges: Ranges) -> None:
+    assert holds(condition, ranges)
     assert not counterexamples(condition, ranges)
 
 
 @pytest.mark.parametrize("condition", UNTRUE, ids=str)
 @pytest.mark.parametrize("ranges", [SMALL, WIDE], ids=["small", "wide"])
 def test_what_fails_somewhere_is_untrue_there(condition: sympy.Basic, ranges: Ranges) -> None:
-    assert verdict(condition, ranges) is Verdict.UNTRUE
+    assert not holds(condition, ranges)
     found = counterexamples(condition, ranges)
     assert found
     assert all(condition.xreplace(dict(each)) == sympy.false for each in found)
 
 
-def test_what_cannot_be_proved_but_held_wherever_it_was_tried_says_so() -> None:
-    assert verdict(N**2 + M**2 > 2 * N * M - 1, WIDE) is Verdict.TRIED
-
-
-def test_a_size_without_a_range_proves_nothing() -> None:
-    assert verdict(sympy.Symbol("u0", integer=True) >= 0, SMALL) is Verdict.UNTRUE
+def test_a_condition_on_a_size_without_a_range_does_not_hold() -> None:
+    assert not holds(sympy.Symbol("u0", integer=True) >= 0, SMALL)
 
 
 def _numbers() -> st.SearchStrategy[sympy.Expr]:
@@ -93,19 +89,8 @@ def _numbers() -> st.SearchStrategy[sympy.Expr]:
 @settings(max_examples=150, deadline=None)
 @example(Min(Max(N, 2), Max(N, 7)), N, sympy.Eq)
 @given(_numbers(), _numbers(), st.sampled_from([sympy.Eq, sympy.Ne, sympy.Le, sympy.Lt]))
-def test_nothing_is_proved_reduced_or_bounded_wrongly(left: sympy.Expr, right: sympy.Expr, kind: type) -> None:
-    """The proofs that do not compute every value are held against every value."""
+def test_it_holds_where_every_size_is_computed_alone(left: sympy.Expr, right: sympy.Expr, kind: type) -> None:
     box: Ranges = {N: (1, 7), M: (2, 6)}
     condition = kind(left, right)
     points = [dict(zip((N, M), map(sympy.Integer, at))) for at in itertools.product(range(1, 8), range(2, 7))]
-    holds = [condition.xreplace(point) == sympy.true for point in points]
-    assert verdict(condition, box) is (Verdict.PROVED if all(holds) else Verdict.UNTRUE)
-    wide = _Prover()
-    if condition.free_symbols and wide.proves(condition, {s: box[s] for s in condition.free_symbols}):
-        assert all(holds)
-    # sympy writes Min(Max(n, 2), Max(n, 7)) as Max(n, Min(2, 7)), and computes the inner one when it is asked to.
-    numbers = [left.xreplace(point).doit() for point in points]
-    reduced = reduce(left, box)
-    assert [reduced.xreplace(point).doit() for point in points] == numbers
-    if ends := bounds(left, box):
-        assert all(ends[0] <= number <= ends[1] for number in numbers)
+    assert holds(condition, box) is all(condition.xreplace(point) == sympy.true for point in points)
