@@ -52,7 +52,9 @@ Error refusal(const std::vector<MethodInfo>& methods, size_t method, std::string
   const std::string what = methods.size() == 1 ? "the compiled model" : "the compiled method " + methods[method].name;
   return Error(errors::kRefusedValue,
                what + " refused a value, as eager does: " + std::string(text.substr(std::strlen(kRefusedValue))),
-               "Correct the input. The next call runs as usual.");
+               methods[method].stateful
+                   ? "Correct the input. If the method writes state, reset the session or load a state."
+                   : "Correct the input. The next call runs as usual.");
 }
 
 // The sizes of a session in which a recorded case can run. All its calls agree on them.

@@ -14,7 +14,7 @@
 namespace exportkit {
 namespace {
 
-constexpr char kPlaces[] = "exportkit_refused_places";  // of exportkit/export/compiling/refused_values.py
+constexpr char kPlaces[] = "exportkit_refused_places";  // of exportkit/package/compiled_with.py
 constexpr size_t kPlaceCount = 64;
 constexpr int64_t kLength = 1 + 2 * kPlaceCount;
 constexpr size_t kLate = 64;  // blocks that rest before they are used again
@@ -57,6 +57,14 @@ at::Tensor seen_by(c10::Device device, const at::Tensor& pinned) {
       .target_device(device)
       .deleter([pinned](void*) { Pinned::all().rest(pinned); })
       .make_tensor();
+}
+
+void wait_for(c10::Device device) {
+  if (device.is_cpu()) return;
+  try {
+    c10::impl::VirtualGuardImpl(device.type()).synchronizeDevice(device.index());
+  } catch (const std::exception&) {  // somebody captures a graph: what is there has to do
+  }
 }
 
 }  // namespace
@@ -108,6 +116,7 @@ at::Tensor RefusedValues::of_stream() const {
 void RefusedValues::look(const at::Tensor& memory) const {
   auto* const said = static_cast<int64_t*>(memory.data_ptr());
   if (__atomic_load_n(said, __ATOMIC_RELAXED) == 0) return;
+  wait_for(device_);  // whoever wrote it may still write the rest
   const std::string message = this->message(said);
   std::memset(said, 0, kLength * sizeof(int64_t));
   TORCH_CHECK(false, kRefusedValue, message);
@@ -120,6 +129,7 @@ std::string RefusedValues::message(const int64_t* memory) const {
     const auto& [kind, operators] = places_[i];
     const std::string at = operators.empty() ? "" : operators + ": ";
     if (kind == "division") return at + "an integer is divided by zero";
+    if (kind.empty()) break;  // one of many that share a place
     if (kind.rfind("index", 0) != 0) return at + kind;
     const int64_t length = (size < 0 ? -size : size) - 1;
     const bool wraps = kind != "index";  // negative ones count from the end, and had the length added

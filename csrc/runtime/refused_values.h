@@ -13,7 +13,7 @@
 
 namespace exportkit {
 
-// Begins the message of the error of a call that met such a value. exportkit/runtime/refused_values.py has it, too.
+// Begins the message of the error of a call that met such a value. exportkit/package/compiled_with.py has it, too.
 inline constexpr char kRefusedValue[] = "refused value: ";
 
 // The memory in which a code's calls write what they refused. A call on a CPU has its own. On a GPU, where nobody waits

@@ -191,6 +191,9 @@ void Session::synchronize() {
   const Turn turn(*impl_);
   impl_->model->wait();
   impl_->need_whole();
+  for (size_t method = 0; method < impl_->methods.size(); ++method) {  // those without state share the stream's memory
+    if (!impl_->methods[method].refused) impl_->model->look(method, std::nullopt);
+  }
 }
 
 Session Session::fork() const {

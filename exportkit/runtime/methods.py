@@ -120,10 +120,10 @@ class ModelCode:
             )
         return outputs
 
-    def look(self, plan: MethodPlan, refused: torch.Tensor | None = None) -> None:
+    def look(self, plan: MethodPlan, runner: Runner, refused: torch.Tensor | None = None) -> None:
         """Raises RefusedValueError if a call that has ended refused a value: see `Runner.look`."""
         try:
-            self.runner(plan.name).look(refused)
+            runner.look(refused)
         except RuntimeError as error:
             raise self.run_error(plan, error, []) from error
 
@@ -134,7 +134,9 @@ class ModelCode:
         if said.startswith(REFUSED):
             return RefusedValueError(
                 f"{where} refused a value, as eager does: {said.removeprefix(REFUSED)}",
-                hint="Correct the input. The next call runs as usual.",
+                hint="Correct the input, and reset the session, or load a state."
+                if plan.written_state
+                else "Correct the input. The next call runs as usual.",
             )
         if self.device.type == "cuda" and torch.cuda._is_in_bad_fork():
             hint = "CUDA does not work in a fork of a process that used it: use the start method spawn."

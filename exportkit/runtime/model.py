@@ -208,8 +208,8 @@ class Model:
         """
         if self.device.type == "cuda":
             torch.cuda.current_stream(self.device).synchronize()
-            for plan in self._code.plans.values():
-                self._code.look(plan)
+            for name, runner in self._code.open_runners().items():
+                self._code.look(self._code.plans[name], runner)
 
     def use_own_stream(self) -> None:
         """Gives this thread a CUDA stream, so that its calls run beside other threads'. Does nothing on a CPU."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import _ctypes
 import ctypes
 from collections.abc import Callable
 from pathlib import Path
@@ -35,15 +36,12 @@ class RefusedValues:
                 self._free.pop() if self._free else torch.zeros(REFUSED_LENGTH, dtype=torch.int64, device=self._device)
             )
             try:
-                try:
-                    outputs = run([*inputs, memory])
-                except RuntimeError:
-                    self._look(memory)  # it says more
-                    raise
-                self._look(memory)
-                return outputs
+                return run([*inputs, memory])
             finally:
-                self._free.append(memory)
+                try:
+                    self._look(memory)  # raises in place of what the code raised: it says more
+                finally:
+                    self._free.append(memory)
 
         return looking
 
@@ -62,6 +60,8 @@ class RefusedValues:
             at = f"{operators}: " if operators else ""
             if kind == "division":
                 return f"{at}an integer is divided by zero"
+            if not kind:  # one of many that share a place
+                break
             if not kind.startswith("index"):
                 return f"{at}{kind}"
             length, wraps = abs(size) - 1, kind != "index"  # negative ones had the length added
@@ -71,9 +71,13 @@ class RefusedValues:
 
 
 def _lines(library: Path) -> list[str]:
-    places = getattr(ctypes.CDLL(str(library)), REFUSED_PLACES, None)
-    if places is None:
-        return []
-    places.restype = ctypes.c_char_p
-    text: bytes = places()
-    return text.decode(errors="replace").split("\n")
+    opened = ctypes.CDLL(str(library))
+    try:
+        places = getattr(opened, REFUSED_PLACES, None)
+        if places is None:
+            return []
+        places.restype = ctypes.c_char_p
+        text: bytes = places()
+        return text.decode(errors="replace").split("\n")
+    finally:
+        _ctypes.dlclose(opened._handle)

@@ -217,6 +217,9 @@ class Session:
             if self._code.device.type == "cuda":
                 torch.cuda.current_stream(self._code.device).synchronize()
             self._check_whole()
+            for plan in self._code.plans.values():
+                if not plan.state and self._code.runners is not None:  # its calls share the stream's memory
+                    self._code.look(plan, self._code.runners[plan.name])
 
     def _check_whole(self) -> None:
         if self._problem is None and (refused := self._state.refused()) is not None:

@@ -106,7 +106,8 @@ class LocalState:
         self._tensors: list[torch.Tensor] | None = tensors
         self._spans = Spans(zip(self._names, tensors))
         self._device = code.device
-        self._memory: dict[str, torch.Tensor] = {}  # by method, for what its calls on a GPU refuse
+        # By method, its runner and the memory for what its calls on a GPU refuse.
+        self._memory: dict[str, tuple[Runner, torch.Tensor]] = {}
         self._stream = torch.cuda.current_stream(self._device) if self._device.type == "cuda" else None
 
     @classmethod
@@ -141,15 +142,15 @@ class LocalState:
 
     def _memory_of(self, method: str, runner: Runner) -> torch.Tensor | None:
         if method not in self._memory and (made := runner.session_memory()) is not None:
-            self._memory[method] = made
-        return self._memory.get(method)
+            self._memory[method] = runner, made
+        return self._memory[method][1] if method in self._memory else None
 
     def refused(self, /) -> tuple[MethodPlan, RefusedValueError] | None:
         """See `State.refused`."""
-        for name, memory in self._memory.items():
+        for name, (runner, memory) in self._memory.items():
             plan = self._code.plans[name]
             try:
-                self._code.look(plan, memory)
+                self._code.look(plan, runner, memory)
             except RefusedValueError as error:
                 return plan, error
         return None

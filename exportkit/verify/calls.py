@@ -227,7 +227,11 @@ class TargetCalls:
             with Player(script, self.replay, self.reader.manifest, self.folder, doing=doing) as player:
                 player.run()
         except PlayEndedError as ended:
-            return RefusedToo() if isinstance(ended.verdict, CallFailed) else ended.verdict
+            refused = isinstance(ended.verdict, CallFailed) and ended.verdict.error in (
+                "RefusedValueError",
+                "ModelRunError",
+            )
+            return RefusedToo() if refused else ended.verdict
         return NotRefused()
 
     def _beside_eager(self, eager: EagerProcess, plan: EagerPlan) -> Iterator[Check]:

@@ -22,7 +22,7 @@ class Lookups(nn.Module):
         self, ids: torch.Tensor, x: torch.Tensor, divisor: torch.Tensor, row: torch.Tensor, count: torch.Tensor
     ) -> dict[str, torch.Tensor]:
         n = x.shape[0]
-        torch._assert_async((x > -1e4).all(), "x must be above -10000")
+        torch._assert_async((x > -1e4).all(), "x must be above\n-10000 \U0001f600")
         chosen = x[x[:, 0] > -100]
         k = row.item()
         torch._check(k < n)
@@ -41,6 +41,7 @@ class Lookups(nn.Module):
             "product": x.new_ones(10).scatter_reduce(0, ids, x[:, 0], "prod"),
             "loss": nn.functional.cross_entropy(x[:, :10], ids, reduction="none"),
             "branch": torch.cond(x.sum() > 0, self.looked_up, self.negated, (ids, x)),
+            "padded": nn.functional.pad(self.words(ids), (0, 0, 1, 0)),  # looked up where a mask holds
             "floor": ids // divisor,
             "trunc": torch.div(ids, divisor, rounding_mode="trunc"),
             "remainder": ids % divisor,
@@ -48,6 +49,7 @@ class Lookups(nn.Module):
             "of_chosen": chosen[torch.zeros_like(ids)],
             "row": x[k],
             "new": x.new_zeros(count.item()),
+            "rest": x[count.item() :].sum(0),  # of none, where the count is greater
         }  # fmt: skip
 
     def looked_up(self, ids: torch.Tensor, x: torch.Tensor) -> torch.Tensor:

@@ -17,8 +17,8 @@ import sympy
 import torch
 from torch._guards import detect_fake_mode
 from torch._inductor import index_propagation, ir
-from torch._inductor.codegen import common, cpp, cpp_wrapper_cpu, triton
-from torch._inductor.virtualized import NullKernelHandler, V
+from torch._inductor.codegen import common, cpp, cpp_flex_attention_template, cpp_wrapper_cpu, triton
+from torch._inductor.virtualized import NullHandler, NullKernelHandler, V
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 from torch.utils._pytree import tree_structure
 from torch.utils._sympy import printers
@@ -35,8 +35,6 @@ _LIKELY = {
     "division": ("div", "rem", "mod"),
     "assertion": ("assert",),
 }
-
-
 _WITHOUT_NEGATIVE = (
     "gather",
     "scatter",
@@ -92,6 +90,7 @@ def writing_refusals(refused: RefusingCode | None) -> Iterator[None]:
             (index_propagation.IndexPropagation, "indirect_indexing", _as_values),
             (common.Kernel, "indirect_assert", writing._noted),
             (cpp.CppVecKernel, "indirect_assert", writing._noted),
+            (cpp_flex_attention_template.CppFlexAttentionTemplate, "modification", writing._without_memory),
             (triton.TritonKernel, "inductor_meta_common", _without_debugging),
             (cpp_wrapper_cpu.CppWrapperCpu, "generate_end", writing._with_places),
             (cpp_wrapper_cpu.CppWrapperCpu, "codegen_dynamic_select_index", _selecting_in_range),
@@ -107,8 +106,7 @@ class RefusingCode:
     """The places of a program where its code refuses a value.
 
     Attributes:
-        places: What is written into the code for each: the kind, whether negative indices count from the end, and the
-            operator with its line.
+        places: What is written into the code for each: the kind, and the operators with their lines.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -116,6 +114,7 @@ class RefusingCode:
         self.places: list[tuple[str, str]] = []
         self.example = torch.zeros(REFUSED_LENGTH, dtype=torch.int64, device=device)
         self._kind, self._size = "index", ""
+        self._inside_template = False
 
     def add_input(self, module: torch.fx.GraphModule, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
         """Gives a program's module one more input, the memory for what is refused. Returns its keyword arguments."""
@@ -139,13 +138,17 @@ class RefusingCode:
 
         def indexed(proxy: Any, var: Any, size: Any, check: bool = True, wrap_neg: bool = True) -> sympy.Symbol:
             size = sympy.sympify(size)
-            wrap_neg = wrap_neg and not _refuses_negative()
+            wrap_neg = wrap_neg and not _all_come_from(_WITHOUT_NEGATIVE)
+            check = check or _all_come_from(("masked_scatter",))  # its source may have too few elements
             with self._checking("index" if not wrap_neg else "index from both ends", size):
                 symbol = index(proxy, var, size, check, wrap_neg)
-            value = proxy.kernel.cse.varname_map[symbol.name]
-            not_negative, less = value.bounds.lower >= 0, size.is_number and value.bounds.upper < size
-            if not common.generate_assert(check) or (not_negative and less):
-                return symbol
+                value = proxy.kernel.cse.varname_map[symbol.name]
+                bounds = value.bounds if wrap_neg else var.bounds
+                not_negative, less = bounds.lower >= 0, size.is_number and bounds.upper < size
+                if not common.generate_assert(check) or (not_negative and less):
+                    return symbol
+                if value.bounds != bounds:  # torch 2.11 takes a negative index for one that counts from the end
+                    proxy.kernel.check_bounds(symbol, size, not not_negative, not less)
             _need_elements(proxy.kernel, size)
             if getattr(value, "is_vec", True):
                 last = proxy.index_expr(size - 1, torch.int64)
@@ -161,7 +164,7 @@ class RefusingCode:
         """Divides integers by 1 where they would be divided by 0, and by -1 without the one quotient that overflows."""
 
         def called(proxy: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-            if name in _DIVISIONS and not args[1].dtype.is_floating_point and _divisor() is None:
+            if name in _DIVISIONS and not args[1].dtype.is_floating_point and _may_be_zero():
                 value, divisor = args
                 zero, one, minus_one = (proxy.constant(number, divisor.dtype) for number in (0, 1, -1))
                 self._require(proxy, proxy.ne(divisor, zero), "division")
@@ -176,7 +179,11 @@ class RefusingCode:
         return called
 
     def _asserted(self, _: Callable[..., None]) -> Callable[..., None]:
-        return lambda proxy, condition, message: self._require(proxy, condition, f"assertion {message}")
+        def asserted(proxy: Any, condition: Any, message: str) -> None:
+            plain = "".join(letter if letter.isprintable() else " " for letter in message)
+            self._require(proxy, condition, f"assertion {' '.join(plain.split())}")
+
+        return asserted
 
     def _require(self, proxy: Any, condition: Any, kind: str) -> None:
         """Checks a condition as an index that is in range where it holds."""
@@ -198,10 +205,16 @@ class RefusingCode:
         """Writes down in place of asserting."""
 
         def noted(kernel: Any, var: Any, lower: str | None, upper: str | None, mask: Any = None) -> str:
+            if isinstance(kernel, cpp.CppKernel) and not getattr(var, "is_vec", False):
+                mask = None  # C++ comes here only where the mask holds, and its `~` of a bool is always true
             line = check(kernel, var, lower, upper, mask)
             begin, end = f"{kernel.assert_function}(", ', "index out of bounds'
             if not line.startswith(begin) or end not in line:
                 return line  # a vector's check of one number has noted it
+            if V.graph.is_const_graph:
+                return line  # what follows from the weights alone has no call that could refuse it
+            if self._inside_template:
+                return "(void)0"  # a template's functions have no room for the memory: the index is in range, unnoted
             holds = line[len(begin) : line.rindex(end)]
             place = 1 + 2 * self._place()
             memory = kernel.args.output(_memory())
@@ -220,6 +233,16 @@ class RefusingCode:
 
         return noted
 
+    def _without_memory(self, modify: Callable[..., Any]) -> Callable[..., Any]:
+        def modified(*args: Any, **kwargs: Any) -> Any:
+            self._inside_template = True
+            try:
+                return modify(*args, **kwargs)
+            finally:
+                self._inside_template = False
+
+        return modified
+
     def _place(self) -> int:
         place = self._kind, _described(self._kind.partition(" ")[0])
         if place not in self.places and len(self.places) < MOST_PLACES:
@@ -231,7 +254,7 @@ class RefusingCode:
             end(wrapper, result)
             if not V.graph.is_const_graph:
                 lines = [str(len(V.graph.graph_inputs) - 1), *(f"{kind}\t{where}" for kind, where in self.places)]
-                text = json.dumps("\n".join(lines))
+                text = json.dumps("\n".join(lines), ensure_ascii=False)
                 result.writeline('extern "C" __attribute__((visibility("default")))')
                 result.writeline(f"const char* {REFUSED_PLACES}() {{ return {text}; }}")
 
@@ -264,6 +287,8 @@ def _selecting_in_range(write: Callable[..., None]) -> Callable[..., None]:
 
     def written(wrapper: Any, node: Any, clamp: Any) -> None:
         write(wrapper, node, clamp)
+        if clamp:  # where a slice begins, which may be anywhere
+            return
         index, size = f"{node.unbacked_offset_symbol}_index", wrapper.val_to_arg_str_for_prim_type(node.size, int)
         failure = f'throw std::out_of_range("{REFUSED}index " + std::to_string({index}) + " is out of range");'
         wrapper.writeline(f"if ({index} < 0 || {index} >= {size}) {{ {failure} }}")
@@ -333,14 +358,15 @@ def _as_int64(proxy: Any, value: Any) -> Any:
     return value if value.dtype == torch.int64 else proxy.to_dtype(value, torch.int64)
 
 
-def _divisor() -> int | None:
-    """Returns what the current node of a kernel divides by, if it is a number other than 0 and -1."""
+def _may_be_zero() -> bool:
+    """Whether the current node of a kernel may divide by 0 or -1. Functions in templates of Triton have no nodes."""
+    if isinstance(V.interpreter, NullHandler):
+        return False
     node = V.interpreter.current_node
     divisor = node.args[2] if len(node.args) > 2 else None
     if not isinstance(divisor, torch.fx.Node) or divisor.target != "constant":
-        return None
-    value: Any = divisor.args[1]
-    return None if value in (0, -1) else int(value)
+        return True
+    return divisor.args[1] in (0, -1)
 
 
 def _found(kernel: Any, var: Any, size: str, mask: Any) -> str:
@@ -378,9 +404,10 @@ def _operators(kind: str) -> dict[torch.fx.Node, str]:
     return likely or named
 
 
-def _refuses_negative() -> bool:
+def _all_come_from(words: Sequence[str]) -> bool:
+    """Whether all operators of the current kernel that have indices are some of these."""
     named = _operators("index").values()
-    return bool(named) and all(any(word in name for word in _WITHOUT_NEGATIVE) for name in named)
+    return bool(named) and all(any(word in name for word in words) for name in named)
 
 
 def _described(kind: str) -> str:

@@ -170,13 +170,13 @@ class EXPORTKIT_API Model {
   // takes. ModelRunError: the device has no room for the state.
   Session session(const std::map<std::string, int64_t>& sizes = {}) const;
 
-  // Replaces the weights with another fine-tune's, while calls continue. `path` is a safetensors file with the model's
-  // whole state_dict and the same dtypes and shapes; a tied weight may have any of its names. The tensors are copied.
-  // State may be left out; sessions go on beginning as at export, so other state is refused.
   // Waits for the current stream of a GPU. RefusedValueError: a call on it refused a value, which a call on a GPU else
   // says at the next one. Its outputs are not to be used.
   void synchronize() const;
 
+  // Replaces the weights with another fine-tune's, while calls continue. `path` is a safetensors file with the model's
+  // whole state_dict and the same dtypes and shapes; a tied weight may have any of its names. The tensors are copied.
+  // State may be left out; sessions go on beginning as at export, so other state is refused.
   // All copies of this Model and its sessions get the new weights; state stays as it is. Each call runs with only the
   // old weights or only the new ones; running calls finish with the old ones. One swap runs at a time. A swap that
   // fails leaves the old weights in place. During the swap, both need memory. Graphs that `capture` made are made
