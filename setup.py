@@ -1,13 +1,12 @@
 """Builds the reader of packages, the operator libraries and, where CMake is, the C++ runtime.
 
-The reader (csrc/package) becomes libexportkit_package.so, and the way of a server's plain steps (csrc/steps)
-libexportkit_steps.so; they need neither torch nor Python. ARR-COC's C++ operators go into libarr_coc_cpu.so, its CUDA
-operators into libarr_coc_cuda.so, recurrent layers (csrc/recurrent) into libexportkit_recurrent.so for every device. No
-library is a Python module (there is no PyInit): Python opens them by their path. Operators use the LibTorch stable ABI
-only, so one wheel serves every Python and torch of exportkit/support.py, with or without CUDA. The C++ runtime
-(csrc/runtime) is built for each minor version of torch that it serves; with another one, torch's Python binding runs
-the code. torch's own BuildExtension is not used: it refuses CUDA sources where torch is a CPU build, and it adds
-Python's link flags.
+The reader (csrc/package) becomes libexportkit_package.so, which needs neither torch nor Python. ARR-COC's C++ operators
+go into libarr_coc_cpu.so, its CUDA operators into libarr_coc_cuda.so, recurrent layers (csrc/recurrent) into
+libexportkit_recurrent.so for every device. No library is a Python module (there is no PyInit): Python opens them by
+their path. Operators use the LibTorch stable ABI only, so one wheel serves every Python and torch of
+exportkit/support.py, with or without CUDA. The C++ runtime (csrc/runtime) is built for each minor version of torch that
+it serves; with another one, torch's Python binding runs the code. torch's own BuildExtension is not used: it refuses
+CUDA sources where torch is a CPU build, and it adds Python's link flags.
 
 Environment:
     EXPORTKIT_CUDA: Which CUDA kernels are built.
@@ -285,9 +284,6 @@ class BuildLibraries(build_ext):
         exports = f"-Wl,--version-script={ROOT / 'csrc/package/exports.map'}"
         lines += rules("link_package", [cxx, "-shared", *STRIP, "$in", "-o", "$out", exports,
                                         "-Wl,-soname,libexportkit_package.so", "-ldl", "-lpthread"])  # fmt: skip
-        exports = f"-Wl,--version-script={ROOT / 'csrc/steps/exports.map'}"
-        lines += rules("link_steps", [cxx, "-shared", *STRIP, "$in", "-o", "$out", exports,
-                                      "-Wl,-soname,libexportkit_steps.so"])  # fmt: skip
         lines += rules("link_cpu", [cxx, "-shared", *STRIP, "$in", "-o", "$out", "$soname", lib,
                                     "-Wl,--no-as-needed", "-ltorch_cpu"])  # fmt: skip
         if OTHER_TORCH:  # an empty library of the right name: what an operator needs of torch is found when it loads
@@ -307,7 +303,7 @@ class BuildLibraries(build_ext):
             kind = KINDS.get(library) or library.rpartition("_")[2]
             if kind == "cuda" and not cuda:
                 continue
-            compiler = {"cpu": "cxx", "cuda": "nvcc", "package": "cxx_package", "steps": "cxx_package"}[kind]
+            compiler = {"cpu": "cxx", "cuda": "nvcc", "package": "cxx_package"}[kind]
             checked = kind == "cuda" and not cuda.installed
             folder, objects = (CHECKED if checked else kind), []
             for source in extension.sources:
@@ -353,7 +349,6 @@ ENTRY_POINTS = {"console_scripts": ["exportkit = exportkit.cli:main"]}
 LIBRARIES = {
     "exportkit.lib.libexportkit_package": "csrc/package/*.cpp",
     "exportkit.lib.libexportkit_recurrent": "csrc/recurrent/*.cpp",
-    "exportkit.lib.libexportkit_steps": "csrc/steps/*.cpp",
 }
 KINDS = {"libexportkit_recurrent": "cpu"}  # the others' are in their names
 EXCLUDED = []

@@ -69,7 +69,6 @@ _NEEDS: dict[str, tuple[str, ...]] = {
     "compile for CUDA": ("platform", "torch", "package reader", "compiler", "temporary files", "CUDA device"),
     "build CUDA operators": ("compiler", "nvcc"),
     "run calls as CUDA graphs": ("torch", "C++ runtime", "CUDA device", "CUDA graphs"),
-    "answer streams of sequences in C++": ("torch", "package reader", "steps of sequences"),
     "run packages in worker processes (isolate=True)": (
         "platform",
         "torch",
@@ -92,7 +91,6 @@ def diagnose(progress: Progress = silent) -> HostReport:
     findings += [_signatures(), _if_reader("policies", _policies), _onnx(), _if_reader("CPU", _cpu)]
     findings += [_if_torch("C++ runtime", _runtime), _if_torch("CUDA device", _cuda_device)]
     findings += [_if_torch("CUDA graphs", _cuda_graphs), _if_torch("worker processes", _worker_processes)]
-    findings.append(_steps())
     progress("compiling a probe")
     findings += [_if_torch("compiler", _compiler), _nvcc(), _temporary_files()]
     findings.append(_if_reader("cache", _cache))
@@ -386,17 +384,6 @@ def _cuda_graphs() -> HostFinding:
         hint = "`make build` builds the C++ runtime with them where torch and its headers are for CUDA."
         return HostFinding("CUDA graphs", False, reason, hint)
     return HostFinding("CUDA graphs", True, "exportkit.load(..., cuda_graphs=True)")
-
-
-def _steps() -> HostFinding:
-    from exportkit.libraries import STEPS_LIBRARY
-
-    try:
-        ctypes.CDLL(str(STEPS_LIBRARY))
-    except OSError as error:
-        hint = "`exportkit serve` answers them all the same, in Python. `make build` builds the library."
-        return HostFinding("steps of sequences", False, str(error), hint)
-    return HostFinding("steps of sequences", True, str(STEPS_LIBRARY))
 
 
 def _has_libraries(namespace: str) -> bool:

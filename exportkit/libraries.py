@@ -22,7 +22,6 @@ from exportkit.child.probe import registrations
 from exportkit.errors import LibraryConflictError, LibraryLoadError
 
 LIBRARY_DIR = Path(__file__).parent / "lib"  # the build writes the package reader and the runtime here
-STEPS_LIBRARY = LIBRARY_DIR / "libexportkit_steps.so"  # of csrc/steps
 
 # The namespaces that torch registers: those of `import torch`, and below them those of its compiler, which export uses.
 # Packages do not carry operators of these namespaces. A namespace that a newer torch adds is taken for a library's:

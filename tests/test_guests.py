@@ -88,7 +88,7 @@ def install_exportkit(site: Path) -> None:
 
 
 def _is_built(name: str) -> bool:
-    wanted = name.startswith(("exportkit/", "csrc/package/", "csrc/recurrent/", "csrc/steps/")) or name in _FILES
+    wanted = name.startswith(("exportkit/", "csrc/package/", "csrc/recurrent/")) or name in _FILES
     return wanted and "arr_coc" not in Path(name).parts and (ROOT / name).is_file()
 
 

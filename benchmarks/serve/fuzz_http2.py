@@ -4,7 +4,7 @@ Each connection is made from a grammar. Right ones must be answered; hostile one
 they may, and leave nothing behind; and what the server writes must be what RFC 9113 allows. It stops with the seed of
 the first connection for which that does not hold; `--seed` repeats it.
 
-With a package whose methods have state, the messages are steps of sequences, which C++ reads where it can.
+With a package whose methods have state, the messages are steps of sequences.
 """
 
 from __future__ import annotations

@@ -37,7 +37,6 @@ def test_a_wheel_for_aarch64_has_code_for_that_alone_and_says_so(tmp_path: Path)
     assert {Path(name).name for name in libraries} == {
         "libexportkit_package.so",
         "libexportkit_recurrent.so",
-        "libexportkit_steps.so",
         "libarr_coc_cpu.so",
     }
     assert {content[18:20] for content in libraries.values()} == {EM_AARCH64}

@@ -27,10 +27,10 @@ class AcceptedRequests:
         self._none = asyncio.Event()
         self._none.set()
 
-    def enter(self, size: int, count: int = 1) -> None:
-        """Counts one more, or so many with their bytes together."""
+    def enter(self, size: int) -> None:
+        """Counts one more."""
         self.bytes += size
-        self._count += count
+        self._count += 1
         self._none.clear()
 
     def bytes_of(self, client: str) -> int:
@@ -43,10 +43,10 @@ class AcceptedRequests:
         if not self._clients[client]:
             del self._clients[client]
 
-    def leave(self, size: int, count: int = 1) -> None:
-        """Counts one less, or so many."""
+    def leave(self, size: int) -> None:
+        """Counts one less."""
         self.bytes -= size
-        self._count -= count
+        self._count -= 1
         if not self._count:
             self._none.set()
 

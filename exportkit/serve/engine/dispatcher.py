@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterable, Sequence
 from exportkit.serve.batching.batcher import Batch, Batcher, BatcherFullError, Ticket
 from exportkit.serve.engine.checked_request import CheckedRequest
 from exportkit.serve.engine.execution import BatchResult, BatchRunner, RequestRunner, runner_failed
-from exportkit.serve.engine.fast_queue import FastBatch, FastQueue
 from exportkit.serve.engine.model_copy import ModelCopy
 from exportkit.serve.engine.queued_request import Answered, QueuedRequest
 from exportkit.serve.engine.short_runs import ShortRuns
@@ -62,9 +61,6 @@ class Dispatcher:
         self._timer: asyncio.TimerHandle | None = None
         self._wakes = math.inf  # when it does
         self._preparing: list[asyncio.Future[None]] = []
-        self._fast: list[FastQueue] = []  # other queues, of plain steps
-        self._finish: Callable[[FastBatch], None] = lambda _: None
-        self._fast_first = False
         self._own: RequestRunner | None = None  # one that this thread may use while none of the threads runs a batch
         self._short: ShortRuns | None = None  # which takes the batches while none is slow, and no request large
         self._calm = math.inf  # when runs count as short again: the first shows it
@@ -143,7 +139,7 @@ class Dispatcher:
             return None
         copy = self._copies[0]
         with self._lock:
-            if self._stopping or self._fast or self._busy[copy] or not copy.alive:
+            if self._stopping or self._busy[copy] or not copy.alive:
                 return None
             if not self._batcher.is_quick(request.bucket, request.rows, began, QUICK_SECONDS):
                 return None
@@ -197,22 +193,6 @@ class Dispatcher:
             self._set_timer()
         return ticket
 
-    def add_queue(self, queue: FastQueue, finish: Callable[[FastBatch], None]) -> None:
-        """Runs plain steps as well. `finish` gets each batch that ran, in the loop's thread."""
-        queue.told = self._told
-        self._finish = finish
-        with self._lock:
-            self._fast.append(queue)
-
-    def _told(self, queue: FastQueue) -> None:
-        """Steps came into a queue."""
-        due = queue.due()
-        if due <= time.monotonic():
-            with self._lock:
-                self._changed.notify()
-        elif due < self._wakes:
-            self._set_timer()
-
     def give_up(self, ticket: _Ticket) -> None:
         """Takes a request out of the queue, whose answer nobody wants any more."""
         payload = ticket.payload
@@ -235,7 +215,6 @@ class Dispatcher:
             self._timer.cancel()
         with self._lock:
             self._stopping = True
-            self._fast = []
             self._changed.notify_all()
             self._full.notify_all()
             self._lost.notify_all()
@@ -259,16 +238,11 @@ class Dispatcher:
 
     def _set_timer(self) -> None:
         """Wakes the loop when the batcher may drop a request, or a runner may take one, without anything new."""
-        if self._timer is None and not self._batcher.timed and not self._fast:
+        if self._timer is None and not self._batcher.timed:
             return
         now = time.monotonic()
-        fast = min((queue.due() for queue in self._fast), default=math.inf)
         with self._lock:
             when = None if self._stopping else self._batcher.next_event(now)
-            if fast <= now:
-                self._changed.notify()
-            elif fast < math.inf and not self._stopping:
-                when = fast if when is None else min(when, fast)
         if self._timer is not None:
             self._timer.cancel()
         delay = None if when is None else max(when - now, _SHORTEST_TIMER)
@@ -349,9 +323,6 @@ class Dispatcher:
             self._own = runner
         self._call_in_loop(prepared.set_result, None)
         while (batch := self._next(copy)) is not None:
-            if isinstance(batch, FastBatch):
-                self._run_fast(copy, runner, batch)
-                continue
             began = time.monotonic()
             requests = [ticket.payload.request for ticket in batch.tickets]
             answers = _answers(runner, requests, [batch.taken - ticket.arrived for ticket in batch.tickets])
@@ -363,22 +334,7 @@ class Dispatcher:
             self._call_in_loop(self._deliver, list(zip(batch.tickets, answers)))
             del batch, requests, answers  # the tensors of the last batch are not needed while this thread waits
 
-    def _run_fast(self, copy: ModelCopy, runner: RequestRunner, batch: FastBatch) -> None:
-        runner.run_fast(batch)
-        with self._lock:
-            self._count_batch(copy, -1)
-        self._call_in_loop(self._finished, batch)
-
-    def _finished(self, batch: FastBatch) -> None:
-        self._finish(batch)
-        self._set_timer()
-
-    def _take_fast(self, now: float) -> FastBatch | None:
-        """Takes the batch that could run first of plain steps."""
-        due = [(when, queue) for queue in self._fast if (when := queue.due()) <= now]
-        return min(due, key=lambda each: each[0])[1].take(now) if due else None
-
-    def _next(self, copy: ModelCopy) -> Batch[QueuedRequest] | FastBatch | None:
+    def _next(self, copy: ModelCopy) -> Batch[QueuedRequest] | None:
         """Waits for a batch that this copy can run. Returns None when the runner should end."""
         while True:
             if not copy.alive:
@@ -392,15 +348,11 @@ class Dispatcher:
                     continue
                 now = time.monotonic()
                 ahead = self._busy[copy] >= self._runners
-                fast = self._take_fast(now) if self._fast_first and self._fast else None
                 short = self._short is not None and self._are_short(now)
-                batch = None if fast or short else self._take(now, ahead=ahead)
-                if fast is None and batch is None and self._fast:
-                    fast = self._take_fast(now)
-                self._fast_first = fast is None  # no queue waits for the other one for ever
-                if fast is not None or batch is not None:
+                batch = None if short else self._take(now, ahead=ahead)
+                if batch is not None:
                     self._count_batch(copy, 1)
-                    return fast or batch
+                    return batch
                 (self._full if ahead else self._changed).wait(_LIFE_SIGN_SECONDS)
 
     def _take(self, now: float, *, ahead: bool, most: float = math.inf) -> Batch[QueuedRequest] | None:

@@ -14,7 +14,6 @@ from exportkit.errors import ExportkitError, RefusedValueError
 from exportkit.package.manifest import TensorOutput
 from exportkit.runtime.requests import Answers
 from exportkit.serve.engine.checked_request import CheckedRequest, bytes_of, datatypes
-from exportkit.serve.engine.fast_queue import FastBatch
 from exportkit.serve.engine.model_copy import ModelCopy, WorkerLostError
 from exportkit.serve.engine.statistics import Statistics
 from exportkit.serve.engine.warm_up import flat_inputs
@@ -84,9 +83,6 @@ class RequestRunner(Protocol):
     def run(self, requests: Sequence[CheckedRequest], waited: Sequence[float], /) -> Sequence[BatchResult | ServeError]:
         """Answers requests of one bucket, which waited for so many seconds each."""
 
-    def run_fast(self, batch: FastBatch, /) -> None:
-        """Runs plain steps of sequences, where the model has any."""
-
 
 class BatchRunner:
     """Runs batches on one copy. Only one thread uses it.
@@ -137,10 +133,6 @@ class BatchRunner:
             if len(requests) == 1 and not lost:
                 return [failure_of(self.copy, error)]
         return [self._retry_alone(request, seconds, lost=lost) for request, seconds in zip(requests, waited)]
-
-    def run_fast(self, batch: FastBatch, /) -> None:
-        """A model without state has none."""
-        raise NotImplementedError
 
     def _retry_alone(self, request: CheckedRequest, waited: float, *, lost: bool) -> BatchResult | ServeError:
         """Runs a request by itself, and while no other runner runs if the worker process was lost."""

@@ -9,7 +9,6 @@ from typing import Protocol
 
 from exportkit.serve.engine.checked_request import CheckedRequest
 from exportkit.serve.engine.execution import BatchResult
-from exportkit.serve.engine.fast_steps import FastSequence
 from exportkit.serve.engine.home import Home
 from exportkit.serve.engine.queued_request import Answered
 from exportkit.serve.engine.steps import HeldSession, StepRequest
@@ -29,15 +28,11 @@ class StepOwner(Protocol):
 
 @dataclass(eq=False)
 class SequencePlace:
-    """Where a sequence runs: on which copy of which load, in which session.
-
-    `lent` are its plain steps, which run elsewhere.
-    """
+    """Where a sequence runs: on which copy of which load, in which session."""
 
     home: Home
     copy: int
     held: HeldSession
-    lent: FastSequence | None = None
 
 
 Run = Callable[[StepRequest, int, float | None, Answered], Callable[[], None]]
@@ -76,13 +71,3 @@ class PendingStep:
 
 
 OneSequence = OpenSequence[SequencePlace, PendingStep]
-NO_INPUTS = CheckedRequest([], 1, None, 0, ())
-
-
-def never(request: StepRequest, copy: int, timeout: float | None, answered: Answered) -> Callable[[], None]:
-    """Runs the steps that run elsewhere."""
-    raise NotImplementedError
-
-
-def nobody(outcome: BatchResult | ServeError) -> None:
-    """Gets the answers of those."""

@@ -21,15 +21,11 @@ from exportkit.serve.engine.checked_request import CheckedRequest, RequestForm, 
 from exportkit.serve.engine.counted_steps import CountedStep, QueuedSteps
 from exportkit.serve.engine.dispatcher import Dispatcher, batches_ahead
 from exportkit.serve.engine.execution import BatchResult, BatchRunner
-from exportkit.serve.engine.fast_lending import KnownAnswer, Lending
-from exportkit.serve.engine.fast_queue import Owner
-from exportkit.serve.engine.fast_steps import FastSteps
 from exportkit.serve.engine.home import Answering, Home, PackageMethods
 from exportkit.serve.engine.loaded_package import LoadedCopies
 from exportkit.serve.engine.model_description import DEFAULT_PRIORITY
 from exportkit.serve.engine.own_thread import in_own_thread
 from exportkit.serve.engine.queued_request import Answered
-from exportkit.serve.engine.sequence_rules import SequenceKey
 from exportkit.serve.engine.served_sequences import ServedSequences
 from exportkit.serve.engine.short_way import ShortWay
 from exportkit.serve.engine.state_rows import in_blocks
@@ -135,10 +131,6 @@ class ServedModel:
                 make_runner = partial(kind, copy, self.call.outputs, counted, warm_up=loaded.warm_up)
                 dispatcher.start(copy, make_runner, described.runners, ahead=0 if stateful else batches_ahead(copies))
         self._accepted = AcceptedRequests()
-        owner = Owner(self.name, self.version, counted, self._accepted, described.limits)
-        local = stateful and not measured and set(described.devices) == {"cpu"}
-        method, most = self.manifest.method(self.method), described.batching.max_rows
-        self._lending = Lending(owner, self.manifest, method, self._dispatchers, most) if local else None
         self._short = None
         if self._sequences is not None and self._home is not None:
             self._short = ShortWay(self._sequences, self._home, self._dispatchers, self._accepted, counted)
@@ -315,18 +307,6 @@ class ServedModel:
             return self._short.begin(step, form, data, answered, priority=priority)
         return self._short.go_on(sequence, form, data, answered, priority=priority, last=step.end)
 
-    @property
-    def lends(self) -> bool:
-        """Whether plain steps of its sequences may go through the library."""
-        return self._lending is not None and self._leaving is None
-
-    def lend(self, steps: FastSteps, key: SequenceKey, known: KnownAnswer) -> None:
-        """Lets those of a sequence that runs here, of which one was answered, if they can."""
-        if self._lending is None or self._sequences is None or self._home is None:
-            return
-        if known.form.plan is self._plan:
-            self._lending.lend(steps, key, self._sequences, self._home, known)
-
     def check_start(self, start: SequenceStart) -> None:
         """Refuses a request that would begin a sequence, before its body is read, if it can be refused by then.
 
@@ -403,8 +383,6 @@ class ServedModel:
         self._closed, self.package = True, None
         if self._home is not None:
             self._home.models.pop(self.method, None)
-        if self._lending is not None:
-            self._lending.close()
         self._leaving = self._leaving or "it was unloaded"
         threads = [thread for dispatcher in self._dispatchers for thread in dispatcher.stop()]
         await in_own_thread(self._free, threads)

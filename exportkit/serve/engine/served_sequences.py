@@ -12,10 +12,8 @@ from exportkit.package.manifest import Manifest
 from exportkit.runtime.state import state_bytes, state_dimensions
 from exportkit.serve.engine.checked_request import CheckedRequest, RequestForm
 from exportkit.serve.engine.execution import BatchResult
-from exportkit.serve.engine.fast_queue import FastQueue
-from exportkit.serve.engine.fast_steps import FastSteps, Lent
 from exportkit.serve.engine.home import Answering, Home
-from exportkit.serve.engine.pending_steps import NO_INPUTS, OneSequence, PendingStep, Run, SequencePlace, never, nobody
+from exportkit.serve.engine.pending_steps import OneSequence, PendingStep, Run, SequencePlace
 from exportkit.serve.engine.queued_request import Answered
 from exportkit.serve.engine.sequence_rules import SequenceKey, ended, gone, key_of, reason_of, state_sizes
 from exportkit.serve.engine.steps import HeldSession, StepRequest
@@ -54,7 +52,6 @@ class ServedSequences:
         self._timer: asyncio.TimerHandle | None = None
         self._changed = asyncio.Event()  # one of them ended
         self._closing: set[asyncio.Future[None]] = set()
-        self._fast: FastSteps | None = None
 
     @property
     def count(self) -> int:
@@ -156,7 +153,7 @@ class ServedSequences:
         last: bool,
         answered: Answered,
     ) -> PendingStep:
-        """Answers a step of a sequence of `going_on`, which was taken back. See `begin_step`."""
+        """Answers a step of a sequence of `going_on`. See `begin_step`."""
         request = StepRequest(form, sequence.payload.held, [], data)
         pending = PendingStep(self, sequence, request, run, answered)
         if self._table.submit(sequence, pending, last=last):
@@ -225,7 +222,7 @@ class ServedSequences:
             QueueFullError: There is no room for one more.
             TooLargeError: There never is for one of this size.
         """
-        self._end_idle(time.monotonic())
+        self._table.end_idle(time.monotonic())
         self._take_ended()
         least = {name: sizes.get(name, low) for name, (low, _) in state_dimensions(manifest).items()}
         keys = [(start.owner, each) for each in start.ids]
@@ -254,67 +251,12 @@ class ServedSequences:
         if self._closing:
             await asyncio.wait(self._closing)
 
-    # --- sequences whose plain steps run elsewhere --------------------------------------------------------------------
-
-    def copy_of(self, key: SequenceKey) -> int | None:
-        """Returns the copy on which a sequence runs that could be lent; None: it cannot."""
-        sequence = self._table.get(key)
-        if sequence is None or sequence.busy or sequence.payload.lent is not None:
-            return None
-        return sequence.payload.copy
-
-    def lend(self, steps: FastSteps, key: SequenceKey, home: Home, queue: FastQueue, form: int) -> None:
-        """Lets a sequence of `copy_of` have its plain steps elsewhere, until `take_back`."""
-        sequence = self._table.find(key)
-        state = sequence.payload.held.opened
-        if sequence.payload.home is not home or state is None or state.rows is None:
-            return
-        rows = state.rows
-        addresses = [tensor[rows.start].data_ptr() for tensor in rows.block.tensors]
-        self._fast = steps
-        sequence.payload.lent = steps.lend(Lent(self, sequence, key, queue, form), state, addresses)
-
-    def take_back(self, sequence: OneSequence) -> None:
-        """Before anything else happens to a sequence: what comes waits for the steps that it has elsewhere."""
-        lent = sequence.payload.lent
-        if lent is None or lent.left:
-            return
-        if lent.take_back():
-            request = StepRequest(NO_INPUTS, sequence.payload.held, [])
-            self._table.submit(sequence, PendingStep(self, sequence, request, never, nobody), last=False)
-        else:
-            sequence.payload.lent = None
-
-    def rested(self, sequence: OneSequence, /) -> None:
-        """See Lender."""
-        sequence.payload.lent = None
-        self._go_on(sequence)
-
-    def step_failed(self, sequence: OneSequence, error: ServeError, /) -> None:
-        """See Lender."""
-        self._end(sequence, reason_of(error, sequence.payload.held))
-
-    def left(self, sequence: OneSequence, /) -> None:
-        """See Lender."""
-        self._end(sequence, "lost" if sequence.payload.held.lost else "unanswered")
-
-    def used(self, sequence: OneSequence, when: float, /) -> None:
-        """See Lender."""
-        self._table.used(sequence, when)
-
-    def _end_idle(self, now: float) -> None:
-        if self._fast is not None and self._table.any_idle(now):
-            self._fast.note_used()
-        self._table.end_idle(now)
-
     # --- beginning and ending -----------------------------------------------------------------------------------------
 
     def _begun(self, step: SequenceStep, home: Home, given: Mapping[str, int], now: float) -> OneSequence:
         sizes = state_sizes(home.manifest, given)
         size = state_bytes(home.manifest, sizes)
-        self._end_idle(now)
-        if (old := self._table.get(key_of(step))) is not None:
-            self.take_back(old)
+        self._table.end_idle(now)
         copy = home.emptiest()
         place = SequencePlace(home, copy, HeldSession(sizes))
         with self._room(size):
@@ -349,7 +291,6 @@ class ServedSequences:
         for name, number in sequence.payload.held.sizes.items():
             if sizes.get(name, number) != number:
                 raise BadRequestError(f"the sequence began with {name}={number}, and this request has {sizes[name]}")
-        self.take_back(sequence)
         return sequence
 
     def _end(self, sequence: OneSequence, reason: Reason) -> None:
@@ -367,9 +308,6 @@ class ServedSequences:
         """Frees the sessions of sequences that ended, in another thread: a worker may have to be told."""
         for sequence in self._table.take_ended():
             place = sequence.payload
-            if place.lent is not None and sequence.ended is not None:
-                place.lent.close(ended(sequence.ended))
-                place.lent = None
             place.home.counts[place.copy] -= 1
             self._changed.set()
             closing = asyncio.get_running_loop().run_in_executor(None, place.held.close)
@@ -377,7 +315,7 @@ class ServedSequences:
             closing.add_done_callback(self._closing.discard)
 
     def _sweep(self) -> None:
-        self._end_idle(time.monotonic())
+        self._table.end_idle(time.monotonic())
         for sequence in self._table:
             if sequence.payload.held.lost and not sequence.busy:
                 self._end(sequence, "lost")

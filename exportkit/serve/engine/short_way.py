@@ -51,7 +51,6 @@ class ShortWay:
         last: bool,
     ) -> CountedStep:
         """Answers a step of a sequence of `going_on`."""
-        self._sequences.take_back(sequence)
         counted = CountedStep(self._accepted, self._counted, form.size, answered)
         run = self._queued
         if priority or sequence.busy:

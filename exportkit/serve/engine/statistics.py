@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 import time
 from bisect import bisect_left
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -25,9 +24,9 @@ class Spent:
     count: int = 0
     seconds: float = 0.0
 
-    def add(self, seconds: float, count: int = 1) -> None:
-        """Counts once more, or so often."""
-        self.count += count
+    def add(self, seconds: float) -> None:
+        """Counts once more."""
+        self.count += 1
         self.seconds += seconds
 
 
@@ -89,21 +88,6 @@ class Statistics:
             self.stages.compute_infer.add(timing.compute_infer)
             self.stages.compute_output.add(timing.compute_output)
 
-    def succeeded_together(
-        self, count: int, timing: InferTiming, queue: float, seconds: float, bounds: Sequence[int]
-    ) -> None:
-        """Counts answered requests of one batch: the seconds of all in the queue, and until their answers.
-
-        `bounds` says how many of them count in each of `request_seconds`.
-        """
-        with self._lock:
-            self.success.add(seconds, count)
-            self.request_seconds = [old + new for old, new in zip(self.request_seconds, bounds)]
-            self.stages.queue.add(queue, count)
-            self.stages.compute_input.add(count * timing.compute_input, count)
-            self.stages.compute_infer.add(count * timing.compute_infer, count)
-            self.stages.compute_output.add(count * timing.compute_output, count)
-
     def failed(self, reason: str, seconds: float = 0.0) -> None:
         """Counts a request that got no answer."""
         with self._lock:
@@ -121,11 +105,11 @@ class Statistics:
             batch.compute_infer.add(compute_infer)
             batch.compute_output.add(compute_output)
 
-    def entered(self, rows: int, size: int, requests: int = 1) -> None:
-        """Counts requests that begin to wait, with their rows and the bytes of their inputs together."""
+    def entered(self, rows: int, size: int) -> None:
+        """Counts a request that begins to wait, with its rows and the bytes of its inputs."""
         with self._lock:
             self.pending, self.queued_rows, self.queued_bytes = (
-                self.pending + requests,
+                self.pending + 1,
                 self.queued_rows + rows,
                 self.queued_bytes + size,
             )

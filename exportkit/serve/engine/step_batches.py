@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -94,15 +94,6 @@ class JoinedSteps:
         outputs = tensors_in(together.methods[self._method](*args, **kwargs))
         together.synchronize()  # says what the call refused, before any session has its state
         return outputs, NewState(self._written, target, parts, sizes)
-
-    def call(
-        self, model: Model, state: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor], rows: int
-    ) -> Callable[[], _Flat]:
-        """Returns what runs the first rows of these tensors, and writes the new state there."""
-        together = model.session_over([each[:rows] for each in state], {self._dimension: rows}, initialise=False)
-        method = together.methods[self._method]
-        args, kwargs = self._arguments([each[:rows] for each in inputs])
-        return lambda: tensors_in(method(*args, **kwargs))
 
     def _target(self, model: Model, rows: int) -> list[torch.Tensor]:
         """Returns the state of all together, in memory that the next batch uses again."""

@@ -5,8 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
-from weakref import WeakKeyDictionary
+from collections.abc import Mapping, Sequence
 
 import torch
 
@@ -16,12 +15,10 @@ from exportkit.runtime.model import Model
 from exportkit.runtime.requests import joined
 from exportkit.serve.engine.checked_request import CheckedRequest, RequestForm, arguments_of, bytes_of, datatypes
 from exportkit.serve.engine.execution import BatchResult, failure_of, parts_of
-from exportkit.serve.engine.fast_queue import FastBatch, FastMemory, FastQueue
 from exportkit.serve.engine.model_copy import ModelCopy, tensors_in
 from exportkit.serve.engine.state_rows import StateRows
 from exportkit.serve.engine.statistics import Statistics
 from exportkit.serve.engine.step_batches import JoinedSteps, OpenState
-from exportkit.serve.engine.step_library import pointers
 from exportkit.serve.engine.warm_up import recorded_sequence
 from exportkit.serve.protocol.inference import InferTiming, OutputTensor
 from exportkit.serve.protocol.tensors import aligned_bytes
@@ -30,7 +27,6 @@ from exportkit.serve.statuses import SequenceError, ServeError
 _log = logging.getLogger(__name__)
 
 
-_MOST_CALLS = 512  # numbers of rows
 _ENDED = "the sequence ended before its step ran"
 AGAIN = "Begin it again with `sequence_start`: its state is lost."
 
@@ -56,11 +52,6 @@ class HeldSession:
         """The number of the block of memory that has its rows; 0: none has. Those of one block run side by side."""
         opened = self._opened
         return 0 if opened is None or opened.rows is None else id(opened.rows.block)
-
-    @property
-    def opened(self) -> OpenState | None:
-        """The session; None: there is none yet, or no more."""
-        return self._opened
 
     @property
     def closed(self) -> bool:
@@ -173,7 +164,6 @@ class StepRunner:
         self.waited = 0.0
         self._joined = None if dimension is None else JoinedSteps(copy.method, dimension)
         self._rows = None if dimension is None else copy.shared.state_rows(dimension)
-        self._memories: WeakKeyDictionary[FastQueue, FastMemory] = WeakKeyDictionary()
         copy.model.use_own_stream()
         case = recorded_sequence(copy.model, copy.method.name) if warm_up else None
         if case is not None:
@@ -220,59 +210,6 @@ class StepRunner:
             BatchResult(tuple(parts[place][number] for place in step.outputs), InferTiming(seconds, *spent, rows))
             for number, (step, seconds) in enumerate(zip(steps, waited))
         ]
-
-    def run_fast(self, batch: FastBatch) -> None:
-        """Runs plain steps, whose rows are independent. If they fail together, no state changed: each runs alone."""
-        try:
-            with self._copy.slot():
-                self._run_fast(batch, 0, batch.steps)
-            return
-        except Exception as error:
-            if batch.steps > 1:
-                _log.warning("%d steps failed together, and run one by one: %s", batch.steps, error)
-        for place in range(batch.steps):
-            try:
-                with self._copy.slot():
-                    self._run_fast(batch, place, place + 1)
-            except ServeError as error:
-                batch.fail(place, error)
-            except Exception as error:
-                batch.fail(place, failure_of(self._copy, error))
-
-    def _run_fast(self, batch: FastBatch, first: int, end: int) -> None:
-        """Runs some of the steps. Raises what the model raises, before any state was changed."""
-        started = time.perf_counter()
-        rows, memory = batch.rows_of(first, end), self._memory_of(batch.queue)
-        assert self._rows is not None
-        memory.grow(rows, batch.queue.form, self._rows.new)
-        batch.gather(first, end, memory.input_pointers, memory.state_pointers)
-        moved = time.perf_counter()
-        outputs = self._call_of(memory, rows)()
-        ran = time.perf_counter()
-        wanted = [outputs[place].contiguous() for place in batch.queue.form.outputs]
-        batch.queue.check_outputs(rows, [tensor.nbytes for tensor in wanted])
-        batch.answer(first, end, pointers([tensor.data_ptr() for tensor in wanted]))
-        batch.scatter(first, end, memory.state_pointers)  # the last, so that no step that failed runs twice
-        spent = (moved - started, ran - moved, time.perf_counter() - ran)
-        self._counted.executed(rows, compute_input=spent[0], compute_infer=spent[1], compute_output=spent[2])
-        batch.timing = InferTiming(0.0, *spent, rows)
-
-    def _memory_of(self, queue: FastQueue) -> FastMemory:
-        found = self._memories.get(queue)
-        if found is None:
-            found = self._memories[queue] = FastMemory()
-        return found
-
-    def _call_of(self, memory: FastMemory, rows: int) -> Callable[[], list[torch.Tensor]]:
-        """Returns what runs so many rows of a memory. It is kept: to make it takes longer than to run a row."""
-        known = memory.calls.get(rows)
-        if known is None:
-            assert self._joined is not None
-            known = self._joined.call(self._copy.model, memory.state, memory.inputs, rows)
-            if len(memory.calls) >= _MOST_CALLS:
-                memory.calls.clear()
-            memory.calls[rows] = known
-        return known
 
     def _wait_for_device(self) -> None:
         if self._copy.device.type == "cuda":

@@ -13,7 +13,6 @@ from exportkit.serve.rpc.http2_frames import FRAME, ConnectionProblemError, Erro
 from exportkit.serve.rpc.http2_headers import HEADER_BYTES, HeaderBlocks, Headers, without_padding
 from exportkit.serve.rpc.http2_rules import Fields, check_frame, check_setting, why_malformed
 from exportkit.serve.rpc.rpc_stream import STREAM_WINDOW, RpcStream
-from exportkit.serve.rpc.stream_carrier import FrameReader
 
 _CONNECTION_WINDOW = 64 << 20  # no limit of its own: the streams have theirs
 _CREDIT = 4 << 20  # bytes of a connection after which its client hears that it may go on
@@ -63,7 +62,6 @@ class Http2Connection(asyncio.Protocol):
         shared: What all connections have in common.
         heard: When something came last.
         moved_bytes: Of messages in both directions.
-        fast: Reads frames with data before this does.
     """
 
     def __init__(self, setup: Connections) -> None:
@@ -78,7 +76,6 @@ class Http2Connection(asyncio.Protocol):
         self.streams: dict[int, RpcStream] = {}
         self.shared = setup
         self.moved_bytes = 0
-        self.fast: FrameReader | None = None
         self.blocked: dict[RpcStream, None] = {}  # those that could send if the connection could
         self._left = b""
         self._greeted = self._had_settings = False
@@ -226,20 +223,15 @@ class Http2Connection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         """Reads the frames that are complete."""
         self.heard, self._pinged = self._loop.time(), None
-        at = 0
-        if self.fast is not None and not self._left and not self._headers.incomplete:
-            at = self.fast.read(data, 0)
-            if at == len(data):
-                return
         try:
-            self._left = self._read(self._left + data if self._left else data, at)
+            self._left = self._read(self._left + data if self._left else data)
         except ConnectionProblemError as error:
             self._left = b""
             self._fail(error.problem, str(error))
 
-    def _read(self, data: bytes, at: int) -> bytes:
-        """Reads the complete frames from `at` on. Returns the bytes after them."""
-        size = len(data)
+    def _read(self, data: bytes) -> bytes:
+        """Reads the complete frames. Returns the bytes after them."""
+        at, size = 0, len(data)
         if not self._greeted:
             at = len(h2.PREFACE)
             if data[:at] != h2.PREFACE[:size]:
@@ -262,12 +254,6 @@ class Http2Connection(asyncio.Protocol):
                 self._had_settings = True
             if self._headers.incomplete and kind != h2.CONTINUATION:
                 raise ConnectionProblemError(ErrorCode.PROTOCOL, "headers are not complete")
-            if kind == h2.DATA and self.fast is not None and not flags:
-                begin = start - FRAME.size
-                behind = self.fast.read(data, begin)
-                if behind > begin:
-                    at = behind
-                    continue
             try:
                 self._read_frame(kind, flags, number & h2.NUMBER, data, start, at)
             except StreamProblemError as error:
@@ -275,14 +261,6 @@ class Http2Connection(asyncio.Protocol):
             if self._transport.is_closing():
                 return b""
         return data[at:] if at < size else b""
-
-    def read_elsewhere(self, size: int) -> None:
-        """So many bytes of frames with data were read by `fast`."""
-        self.moved_bytes += size
-        self._room -= size
-        if self._room < _CONNECTION_WINDOW - _CREDIT:
-            self.write(h2.window_update(0, _CONNECTION_WINDOW - self._room))
-            self._room = _CONNECTION_WINDOW
 
     def _read_frame(self, kind: int, flags: int, number: int, data: bytes, start: int, end: int) -> None:
         if kind == h2.DATA:

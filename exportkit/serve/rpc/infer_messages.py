@@ -140,7 +140,8 @@ def encode_infer_answer(
 
 def encode_outputs(model: str, version: str, request_id: str, outputs: Sequence[OutputTensor]) -> bytes:
     """Returns the ModelInferResponse with these outputs, which are copied once."""
-    before, behind = described_outputs(model, version, outputs)
+    described = tuple([(output.name, output.datatype, output.shape) for output in outputs])
+    before, behind = _described(model, version, described)
     parts: list[bytes | memoryview] = [before]
     if request_id:
         encoded = request_id.encode()
@@ -151,13 +152,9 @@ def encode_outputs(model: str, version: str, request_id: str, outputs: Sequence[
     return b"".join(parts)
 
 
-def described_outputs(model: str, version: str, outputs: Sequence[OutputTensor]) -> tuple[bytes, bytes]:
-    """Returns what stands before the id of an answer, and what stands between it and the elements."""
-    return _described(model, version, tuple([(output.name, output.datatype, output.shape) for output in outputs]))
-
-
 @lru_cache(1024)
 def _described(model: str, version: str, outputs: tuple[tuple[str, str, Sequence[int]], ...]) -> tuple[bytes, bytes]:
+    """Returns what stands before the id of an answer, and what stands between it and the elements."""
     described = _RESPONSE()
     for name, datatype, shape in outputs:
         described.outputs.add(name=name, datatype=datatype, shape=shape)

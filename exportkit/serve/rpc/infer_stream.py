@@ -10,14 +10,12 @@ from typing import Any, Protocol
 
 from exportkit.serve.engine.counted_steps import CountedStep
 from exportkit.serve.engine.execution import BatchResult
-from exportkit.serve.engine.fast_steps import FastSequence, FastSteps
 from exportkit.serve.protocol.seen_methods import sees_model
 from exportkit.serve.request_record import RequestRecord
-from exportkit.serve.rpc.fast_calls import FastStream, fast_stream
 from exportkit.serve.rpc.known_heads import Found
 from exportkit.serve.rpc.rpc_calls import Observe, RpcCall
 from exportkit.serve.rpc.rpc_stream import Message
-from exportkit.serve.statuses import CancelledError, ServeError
+from exportkit.serve.statuses import ServeError
 from exportkit.serve.tenants.tenants import Tenant
 
 MOST_REQUESTS = 256  # of a stream that wait or run, as many as a client without streams may well send
@@ -34,12 +32,10 @@ class StreamService(Protocol):
     Attributes:
         observe: Gets each request when it is over.
         count: Counts answered ones, where that is all that is wanted of them.
-        fast: Answers plain steps, where the library for it is there.
     """
 
     observe: Observe | None
     count: Count | None
-    fast: FastSteps | None
 
     def infer(self, data: Message, seconds_left: float | None, record: RequestRecord) -> Coroutine[Any, Any, bytes]:
         """Answers a request."""
@@ -52,9 +48,6 @@ class StreamService(Protocol):
 
     def begins(self, found: Found) -> bool:
         """Whether who answered requests like this one would begin its sequence, too."""
-
-    def answered(self, found: Found, owner: str, result: BatchResult) -> None:
-        """Such a request was answered, and its sequence may rest now."""
 
     def in_stream(self, answer: bytes | ServeError) -> bytes:
         """Returns the message of an answer or an error."""
@@ -70,7 +63,6 @@ class InferStream:
         self._stream = call.stream
         self._loop = asyncio.get_running_loop()
         self._order: dict[_Request, None] = {}
-        self._fast: FastStream | None = None
         self._unread: deque[Message] = deque()
         self._last_came = False
         self._tasks_begin = 0  # how many, in this turn of the loop: what comes now must not overtake them
@@ -79,24 +71,11 @@ class InferStream:
     async def run(self) -> None:
         """Returns when the last request is answered. What a request raises that is no ServeError ends the stream."""
         self._stream.drained = self._go_on
-        tenant = self._call.tenant
-        counted = tenant is not None and tenant.rules.counted  # C++ would count none of its steps
-        if self._answers.count is not None and self._call.seconds_left is None and not counted:
-            self._fast = fast_stream(
-                self._stream,
-                self._answers.fast,
-                owner=self._call.client,
-                most=MOST_REQUESTS,
-                failed=self._step_failed,
-                answered=self._steps_answered,
-            )
         try:
             self._stream.consume(self._take)
-            self._allow_fast()
             await self._over
         finally:
             self._stream.drained = None
-            self._close_fast()
             tasks = [task for request in self._order if (task := request.give_up()) is not None]
             self._order.clear()
             self._unread.clear()
@@ -108,74 +87,31 @@ class InferStream:
             self._last_came = True
             self._end_if_done()
             return
-        if self._fast is not None and not self._unread and self._fast.take(message):
-            return
-        if not self._unread and self._may_begin(message):
+        if not self._unread and self._may_begin:
             self._begin(message)
         else:
             self._unread.append(message)
             self._stream.hold(len(message))
-            self._allow_fast()
 
-    def _may_begin(self, message: Message) -> bool:
-        if self._tasks_begin and self._fast is not None and self._fast.knows(message):
-            return False  # it can take the fast way in the next turn
-        waiting = len(self._order) if self._fast is None else self._fast.waiting
-        return waiting < MOST_REQUESTS and self._stream.unsent < _MOST_UNSENT
+    @property
+    def _may_begin(self) -> bool:
+        return len(self._order) < MOST_REQUESTS and self._stream.unsent < _MOST_UNSENT
 
     def _begin(self, message: Message) -> None:
         self._call.record.received_bytes += len(message)
         request = _Request(self, self._answers, self._call)
         self._order[request] = None
-        if self._fast is not None:
-            request.place = self._fast.keep_place()
         request.begin(message)
-
-    def _allow_fast(self) -> None:
-        """Lets plain steps take the way through C++, unless they would overtake what came before them."""
-        if self._fast is not None:
-            allowed = not (self._tasks_begin or self._stream.unsent)
-            self._fast.allow(frames=allowed and not self._unread, messages=allowed)
-
-    def _steps_answered(self) -> None:
-        self._allow_fast()
-        self._go_on()
-
-    def _step_failed(self, sequence: FastSequence, error: ServeError) -> bytes:
-        self._observe_failure(sequence, error)
-        return self._answers.in_stream(error)
-
-    def _observe_failure(self, sequence: FastSequence, error: ServeError) -> None:
-        if self._answers.observe is not None:
-            record, owner = self._call.new_record(), sequence.queue.owner
-            record.sequence, record.model, record.version = sequence.id, owner.name, owner.version
-            record.failed(error)
-            self._answers.observe(self._call, record)
-
-    def _close_fast(self) -> None:
-        if self._fast is None:
-            return
-        left, self._fast = self._fast, None
-        sequences = left.close()
-        self._call.record.received_bytes += left.received
-        self._call.record.sent_bytes += left.sent
-        for sequence in sequences:
-            sequence.queue.owner.counted.failed(CancelledError.reason)
-            self._observe_failure(sequence, self._call.why_cancelled())
-            sequence.lender.left(sequence.sequence)
 
     def begin_task(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         """Begins a task. It gets as far as its sequence's queue in the next turn of the loop."""
         self._tasks_begin += 1
-        self._allow_fast()
         task = self._loop.create_task(work)
         self._loop.call_soon(self._tasks_began)
         return task
 
     def _tasks_began(self) -> None:
         self._tasks_begin -= 1
-        if not self._tasks_begin:
-            self._steps_answered()
 
     @property
     def in_order(self) -> bool:
@@ -185,12 +121,6 @@ class InferStream:
     def answered(self, request: _Request) -> None:
         """Sends what is the next in order."""
         order, stream = self._order, self._stream
-        if self._fast is not None:
-            if request in order and request.answer is not None:
-                del order[request]
-                self._fast.put(request.place, request.answer)
-            self._steps_answered()
-            return
         while order and (data := (first := next(iter(order))).answer) is not None:
             del order[first]
             self._call.record.sent_bytes += len(data)
@@ -201,22 +131,14 @@ class InferStream:
             self._end_if_done()
 
     def _go_on(self) -> None:
-        while self._unread:
-            message = self._unread[0]
-            taken = self._fast is not None and self._fast.take(message)
-            if not taken and not self._may_begin(message):
-                break
-            self._unread.popleft()
+        while self._unread and self._may_begin:
+            message = self._unread.popleft()
             self._stream.hold(-len(message))
-            if not taken:
-                self._begin(message)
-        self._allow_fast()
+            self._begin(message)
         self._end_if_done()
 
     def _end_if_done(self) -> None:
-        if not self._last_came or self._order or self._unread or self._over.done():
-            return
-        if self._fast is None or not self._fast.waiting:
+        if self._last_came and not (self._order or self._unread or self._over.done()):
             self._over.set_result(None)
 
     def leave(self) -> None:
@@ -235,7 +157,6 @@ class _Request:
 
     Attributes:
         answer: The message that answers it; None: it is not there yet.
-        place: Its place among the answers, where some are made in another way.
     """
 
     __slots__ = (
@@ -249,7 +170,6 @@ class _Request:
         "_step",
         "_task",
         "answer",
-        "place",
     )
 
     def __init__(self, of: InferStream, answers: StreamService, call: RpcCall) -> None:
@@ -257,7 +177,6 @@ class _Request:
         self._answers = answers
         self._call = call
         self.answer: bytes | None = None
-        self.place = 0
         self._found: Found | None = None
         self._step: CountedStep | None = None
         self._task: asyncio.Task[None] | None = None
@@ -328,11 +247,9 @@ class _Request:
         data = self._answers.encoded(self._found, outcome)
         if self._record is not None:
             self._record.timing = outcome.timing
-        found = self._found
         if self._call.tenant is not None:
             self._call.tenant.give_answer(time.perf_counter() - self._began)
         self._finish(data)
-        self._answers.answered(found, self._call.client, outcome)
         self._of.answered(self)
 
     def _finish(self, outcome: bytes | ServeError) -> None:

@@ -7,26 +7,22 @@ import functools
 import inspect
 import time
 import weakref
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 from google.protobuf import json_format
 from msgspec.structs import replace
 
 from exportkit.serve.engine.execution import BatchResult
-from exportkit.serve.engine.fast_lending import KnownAnswer
-from exportkit.serve.engine.fast_steps import FastSteps
 from exportkit.serve.engine.repository import Repository
-from exportkit.serve.engine.step_library import step_library
 from exportkit.serve.engine.visible_models import VisibleModels
-from exportkit.serve.protocol.inference import InferRequest, OutputTensor, SequenceStep
+from exportkit.serve.protocol.inference import InferRequest
 from exportkit.serve.protocol.parameters import start_in_headers
 from exportkit.serve.protocol.shared_memory import SharedMemory
 from exportkit.serve.queries import Queries
 from exportkit.serve.request_record import RequestRecord
 from exportkit.serve.rpc.infer_messages import (
     ReceivedRequest,
-    described_outputs,
     encode_infer_answer,
     encode_outputs,
     plain_parameters,
@@ -60,9 +56,7 @@ class InferenceService:
         self._repository = repository
         self._shared_memory = shared_memory
         self.observe, self.count = observe, count
-        library = step_library()
-        self.fast = None if count is None or isinstance(library, str) else FastSteps(library, count)
-        self._heads = KnownHeads(self._forget)
+        self._heads = KnownHeads()
         self._streams: set[InferStream] = set()
 
     async def infer_once(self, call: RpcCall) -> bytes:
@@ -110,22 +104,6 @@ class InferenceService:
             return self._repository.model(*found.known.asked) is found.model
         except ServeError:  # `infer` says what it is
             return False
-
-    def answered(self, found: Found, owner: str, result: BatchResult) -> None:
-        """Such a request was answered, and its sequence may rest now: its next plain steps go through C++."""
-        self._lend(found.known, found.step, owner, result.outputs)
-
-    def _lend(self, known: KnownForm, step: SequenceStep, owner: str, outputs: Sequence[OutputTensor]) -> None:
-        model = known.model()
-        if self.fast is None or known.priority or step.end or model is None or not model.lends:
-            return
-        described = described_outputs(model.name, model.version, outputs)
-        answer = KnownAnswer(known.number, known.form, described, [output.data.nbytes for output in outputs])
-        model.lend(self.fast, (owner, step.id), answer)
-
-    def _forget(self, known: KnownForm) -> None:
-        if self.fast is not None and known.number:
-            self.fast.remove_form(known.number)
 
     async def infer(self, data: Message, seconds_left: float | None, record: RequestRecord) -> bytes:
         """Answers a request of a stream."""
@@ -204,7 +182,7 @@ class InferenceService:
         if tenant is not None:
             tenant.give_answer(time.perf_counter() - began)
         if head is not None and request.sequence is not None:
-            self._lend(self._known(*head), request.sequence, record.client, answer.outputs)
+            self._heads.add(*head)
         try:
             return encode_infer_answer(answer, regions, memory)
         except BaseException:
@@ -231,14 +209,6 @@ class InferenceService:
             return None
         asked = (received.model, received.version, received.method)
         return learnt[0], KnownForm(request.priority, learnt[1], weakref.ref(served), form, asked)
-
-    def _known(self, head: bytes, known: KnownForm) -> KnownForm:
-        """Remembers what was learnt, unless another request was answered before that taught the same."""
-        added = self._heads.add(head, known)
-        if self.fast is not None and not added.number:
-            sizes = [size for _, size in added.parts]
-            added.number = self.fast.add_form(head, sizes, added.form.places, added.form.rows)
-        return added
 
 
 def _model_ready(queries: Queries, asked: Any) -> dict[str, bool]:

@@ -7,7 +7,7 @@ without protobuf, and found only if the rest of it was read as a whole message b
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -32,7 +32,6 @@ class KnownForm:
         model: Who answered the first one, unless it is gone: a reference that does not keep it.
         form: What it found out of it.
         asked: The name, the version and the method that the requests say.
-        number: The form's number in the library of plain steps; 0: it has none.
     """
 
     priority: int
@@ -40,7 +39,6 @@ class KnownForm:
     model: weakref.ref[ServedModel]
     form: RequestForm
     asked: tuple[str, str, str | None]
-    number: int = 0
 
 
 @dataclass(eq=False, slots=True)
@@ -78,13 +76,12 @@ class Found(NamedTuple):
 class KnownHeads:
     """The heads of requests that were answered."""
 
-    def __init__(self, forgotten: Callable[[KnownForm], None] = lambda _: None) -> None:
-        """`forgotten` is told of forms that are known no more."""
+    def __init__(self) -> None:
+        """None is known yet."""
         self._forms: dict[bytes, KnownForm] = {}
         self._heads: dict[bytes, _KnownHead] = {}  # of those, with a sequence but without an id
         self._tails: list[int] = []  # the lengths of what stands behind heads
         self._models: weakref.WeakSet[ServedModel] = weakref.WeakSet()  # those of which forms are known
-        self._forgotten = forgotten
 
     def find(self, message: Message) -> Found | None:
         """Returns what is known of a request."""
@@ -135,8 +132,6 @@ class KnownHeads:
         if model is not None and (found := self.of(form, model)) is not None:
             return found
         if len(self._forms) >= _MOST_FORMS:
-            for each in self._forms.values():
-                self._forgotten(each)
             self._forms.clear()
             self._heads.clear()
         if model is not None and model not in self._models:
@@ -144,7 +139,6 @@ class KnownHeads:
             weakref.finalize(model, self._forget).atexit = False
         old = self._forms.get(form)
         if old is not None:  # of a model that was exchanged
-            self._forgotten(old)
             self._heads = {key: head for key, head in self._heads.items() if head.known is not old}
         self._forms[form] = known
         tail = sum(len(before) + size for before, size in known.parts)
@@ -159,9 +153,6 @@ class KnownHeads:
 
     def _forget(self) -> None:
         """Forgets the heads of a model that is gone, with what it found out of them."""
-        for known in self._forms.values():
-            if known.model() is None:
-                self._forgotten(known)
         self._forms = {key: known for key, known in self._forms.items() if known.model() is not None}
         self._heads = {key: head for key, head in self._heads.items() if head.known.model() is not None}
 

@@ -6,7 +6,7 @@ import asyncio
 import re
 from collections import deque
 from collections.abc import Callable, Coroutine, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from exportkit.serve.rpc import http2_frames as h2
 from exportkit.serve.rpc.http2_frames import FRAME, ErrorCode, StreamProblemError
@@ -20,8 +20,10 @@ from exportkit.serve.rpc.rpc_coding import (
     inflated,
     plain_field,
 )
-from exportkit.serve.rpc.stream_carrier import FastReader, StreamCarrier
 from exportkit.serve.statuses import BadRequestError, NotOfferedError, ServeError
+
+if TYPE_CHECKING:
+    from exportkit.serve.rpc.http2_connection import Http2Connection
 
 _PREFIX = 5  # bytes before each message: whether it is compressed, and its length
 STREAM_WINDOW = 4 << 20  # bytes that a client may send before it hears that it may go on
@@ -50,10 +52,9 @@ class RpcStream:
         stuck: Since when none of them moved; None: none waits.
         moved: When a part of a message came last, or the call.
         drained: Is called when nothing waits for the client any more.
-        fast: Reads messages in another way.
     """
 
-    def __init__(self, connection: StreamCarrier[RpcStream], number: int, window: int) -> None:
+    def __init__(self, connection: Http2Connection, number: int, window: int) -> None:
         """`begin` reads its headers."""
         self._connection = connection
         self._loop = asyncio.get_running_loop()
@@ -83,7 +84,6 @@ class RpcStream:
         self._waiting: deque[memoryview] = deque()
         self._trailers: bytes | None = None
         self._writer: asyncio.Future[None] | None = None
-        self.fast: FastReader | None = None
 
     # --- the call -----------------------------------------------------------------------------------------------------
 
@@ -166,26 +166,8 @@ class RpcStream:
             self._fail("RESOURCE_EXHAUSTED", str(error))
         except UnreadableError as error:
             self._fail("INTERNAL", str(error))
-        if self.fast is not None:
-            self.fast.message_cut()
         if self._owed > _BEFOREHAND:
             self._allow_more()
-
-    def received_elsewhere(self, size: int) -> None:
-        """So many bytes of frames with whole messages were read by `fast`."""
-        self._connection.read_elsewhere(size)
-        self._owed += size
-        if self._missing is not None:
-            self._missing -= size
-        self.moved = self._connection.heard
-        if self._owed > _BEFOREHAND:
-            self._allow_more()
-
-    def frame_reader(self, make: Callable[[], Any]) -> Any:
-        """Returns what reads frames of the connection before it does. It is made once."""
-        if self._connection.fast is None:
-            self._connection.fast = make()
-        return self._connection.fast
 
     @property
     def incomplete(self) -> bool:
@@ -240,8 +222,6 @@ class RpcStream:
         """The client sends no more messages."""
         if self._ended:
             return
-        if self.fast is not None:
-            self.fast.count_read()
         if self._missing:
             raise StreamProblemError(ErrorCode.PROTOCOL, self.number)
         self._ended = True
@@ -336,24 +316,6 @@ class RpcStream:
         # DATA is number 0: the length alone.
         connection.write(FRAME.pack(size << 8, 0, self.number) + b"\0" + len(message).to_bytes(4, "big") + message)
 
-    def send_frames(self, frames: bytes, count: int, largest: int) -> None:
-        """Sends frames of a whole message each: so many, of which the largest has so many bytes."""
-        if self._over:
-            return
-        connection, size = self._connection, len(frames) - FRAME.size * count
-        most = min(self.window, connection.window)
-        if self._waiting or connection.paused or size > most or largest - FRAME.size > connection.most_frame:
-            at = 0
-            while at < len(frames):
-                start, at = at + FRAME.size + _PREFIX, at + FRAME.size + (FRAME.unpack_from(frames, at)[0] >> 8)
-                self.send(frames[start:at])
-            return
-        self._send_beginning()
-        self.window -= size
-        connection.window -= size
-        connection.moved_bytes += size
-        connection.write(frames)
-
     async def sent(self) -> None:
         """Waits until the client has taken so much that more may be written."""
         while self.unsent and not self._over:
@@ -426,8 +388,6 @@ class RpcStream:
         self._cancel()
 
     def _stop(self) -> None:
-        if self.fast is not None:
-            self.fast.stop()
         if self._timer is not None:
             self._timer.cancel()
         self._waiting.clear()

@@ -1,4 +1,4 @@
-"""Reads what stands before the elements of a step's inputs without protobuf: `csrc/steps/request.cpp` in Python.
+"""Reads what stands before the elements of a step's inputs without protobuf.
 
 Only what is written as clients write it is read. For everything else, protobuf's reading counts.
 """

@@ -238,17 +238,6 @@ class SequenceTable(Generic[P, S]):
         self._end(sequence, reason)
         return waited
 
-    def used(self, sequence: OpenSequence[P, S], when: float) -> None:
-        """A sequence had a step of which the table was not told. Those that had one later are told later."""
-        if sequence in self._resting:
-            sequence.rested = max(sequence.rested, when)
-            self._resting.move_to_end(sequence)
-
-    def any_idle(self, now: float) -> bool:
-        """Whether `end_idle` would end one."""
-        longest = next(iter(self._resting), None)
-        return longest is not None and now - longest.rested >= self._limits.idle_seconds
-
     def end_idle(self, now: float) -> None:
         """Ends the sequences to which no step came for too long."""
         while self._resting:

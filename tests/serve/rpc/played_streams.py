@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
@@ -121,39 +120,23 @@ class Connection:
                 await self.transport.came.wait()
         return found
 
-    def ended(self, call: int) -> bool:
-        return any(
-            kind == h2.HEADERS and number == call and flags & h2.END_STREAM
-            for kind, flags, number, _ in self.transport.frames
-        )
-
 
 class Played:
-    """A server of `ticker`, and how many steps took which way."""
+    """A server of `ticker`."""
 
-    def __init__(self, repository: Repository, server: GrpcServer, *, fast: bool) -> None:
+    def __init__(self, repository: Repository, server: GrpcServer) -> None:
         self.repository, self.server = repository, server
-        self.service: Any = server._handlers._found[STREAM][0].__self__  # type: ignore[attr-defined]
-        self.counted: dict[str, int] = defaultdict(int)
-        if not fast:
-            self.service.fast = None
 
     @property
     def model(self) -> Any:
         return self.repository.model("ticker")
 
-    @property
-    def lent(self) -> int:
-        """The sequences that are lent."""
-        return len(self.service.fast._sequences)
-
     async def close(self) -> None:
-        """Ends the sequences that are left, and checks that the library has none."""
+        """Ends the sequences that are left."""
         for sequences in self.repository.sequences().values():
             for sequence in sequences._table:
                 sequences._end(sequence, "unloaded")
         await self.repository.drain()
-        assert self.service.fast is None or not self.lent
 
     async def settled(self) -> None:
         """Waits until nothing is accepted that is not answered, and checks that nothing is counted wrongly."""
@@ -165,7 +148,7 @@ class Played:
 
 
 async def played(
-    package: Path, *, fast: bool = True, delay: float = 0.001, limits: SequenceLimits | None = None, queued: int = 1024
+    package: Path, *, delay: float = 0.001, limits: SequenceLimits | None = None, queued: int = 1024
 ) -> Played:
     """Opens a server, which listens nowhere."""
     batch = BatchLimits(max_delay=delay, max_queued_rows=queued)
@@ -173,14 +156,7 @@ async def played(
         ServeOptions((package,), load=LoadOptions(), sequences=limits or SequenceLimits(), batch=batch)
     )
     await repository.open()
-    seen: dict[str, int] = defaultdict(int)
-
-    def count(model: str, version: str, times: int) -> None:
-        seen[model] += times
-
-    opened = Played(repository, GrpcServer(repository, RpcOptions(count=count)), fast=fast)
-    opened.counted = seen
-    return opened
+    return Played(repository, GrpcServer(repository, RpcOptions(count=lambda *_: None)))
 
 
 def expected(model: Any, rows: int, seeds: list[int]) -> list[torch.Tensor]:

@@ -1,4 +1,4 @@
-"""Steps that C++ reads and answers have the bits of a session of their own, in their order, whatever happens beside."""
+"""Steps in streams have the bits of a session of their own, in their order, whatever happens beside."""
 
 from __future__ import annotations
 
@@ -35,88 +35,23 @@ def alone(package: Path) -> Iterator[Any]:
 
 
 @pytest.fixture(scope="module")
-def servers(package: Path) -> Iterator[tuple[asyncio.Runner, Played, Played]]:
-    """One that has the library, and one that has not."""
+def served(package: Path) -> Iterator[tuple[asyncio.Runner, Played]]:
     with asyncio.Runner() as runner:
-        both = [runner.run(played(package, fast=fast)) for fast in (True, False)]
-        yield runner, both[0], both[1]
-        for each in both:
-            runner.run(each.close())
+        server = runner.run(played(package))
+        yield runner, server
+        runner.run(server.close())
 
 
 FRESH = itertools.count(1000)
 
 
 def begun(connection: Connection, call: int, *ids: int | str) -> None:
-    """Begins sequences, and sends a second step of each: those behind it may be plain."""
+    """Begins sequences, and sends a second step of each."""
     for sequence in ids:
         connection.put(call, step(sequence, 0, sequence_start=True))
     for sequence in ids:
         connection.put(call, step(sequence, 1))
     connection.arrive()
-
-
-def end(connection: Connection, call: int, ids: list[int]) -> None:
-    """Ends sequences, and the call."""
-    for sequence in ids:
-        connection.put(call, step(sequence, 0, sequence_end=True))
-    connection.put_frame(h2.frame(h2.DATA, h2.END_STREAM, call))
-    connection.arrive()
-
-
-def test_most_steps_take_the_way_through_the_library(servers):
-    runner, fast, _ = servers
-
-    async def ask() -> tuple[int, int]:
-        connection = Connection(fast.server)
-        call = connection.call()
-        ids = [next(FRESH) for _ in range(8)]
-        begun(connection, call, *ids)
-        await connection.until(call, 16)
-        counted, before = fast.counted["ticker"], fast.model.counted.executions
-        assert fast.lent == 8
-        for number in range(2, 12):
-            for sequence in ids:
-                connection.put(call, step(sequence, number))
-            connection.arrive()
-            await connection.until(call, 8 * (number + 1))
-        assert fast.counted["ticker"] - counted == 80
-        assert fast.model.counted.executions - before == 10
-        end(connection, call, ids)
-        await connection.until(call, 104)
-        await fast.settled()
-        assert connection.ended(call) or not await asyncio.sleep(0.05)
-        assert connection.ended(call)
-        return fast.lent, len(fast.service.fast.calls)
-
-    assert runner.run(ask()) == (0, 0)
-
-
-def test_a_request_that_takes_long_to_begin_sends_no_plain_steps_another_way(servers):
-    """Or each refused one of an overloaded server would make those behind it cost as much."""
-    runner, fast, _ = servers
-
-    async def ask() -> None:
-        connection = Connection(fast.server)
-        call = connection.call()
-        ids = [next(FRESH) for _ in range(8)]
-        begun(connection, call, *ids)
-        await connection.until(call, 16)
-        lent = {number: each for number, each in fast.service.fast._sequences.items() if each.id in ids}
-        assert len(lent) == 8
-        for sequence in ids:
-            connection.put(call, step(next(FRESH), 2, id="unknown"))
-            connection.put(call, step(sequence, 2, id=f"{sequence}"), step(sequence, 3, id=f"{sequence}"))
-        connection.arrive()
-        answers = (await connection.until(call, 40))[16:]
-        assert [bool(answer.error_message) for answer in answers] == 8 * [True, False, False]
-        assert [answer.infer_response.id for answer in answers[1::3]] == [f"{sequence}" for sequence in ids]
-        assert {number: fast.service.fast._sequences.get(number) for number in lent} == lent
-        end(connection, call, ids)
-        await connection.until(call, 48)
-        await fast.settled()
-
-    runner.run(ask())
 
 
 Plan = list[tuple[int, int, str]]
@@ -125,7 +60,7 @@ plans = st.lists(st.tuples(st.integers(0, 5), st.integers(0, 4000), st.sampled_f
 
 
 class Play:
-    """Plays a plan against one server: six sequences on three calls of two connections."""
+    """Plays a plan: six sequences on three calls of two connections."""
 
     def __init__(self, server: Played, plan: Plan, names: list[int | str]) -> None:
         self._server, self._plan, self._names = server, plan, names
@@ -189,40 +124,36 @@ class Play:
 
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(plans)
-def test_both_ways_answer_any_plan_alike_and_as_sessions_of_their_own(servers, alone, plan: Plan):
-    runner, fast, slow = servers
+def test_any_plan_is_answered_as_by_sessions_of_their_own(served, alone, plan: Plan):
+    runner, server = served
     names: list[int | str] = [next(FRESH) if which % 2 else f"s{next(FRESH)}" for which in range(6)]
-    one, other = (runner.run(Play(server, plan, names).run()) for server in (fast, slow))
-    for place in range(3):
-        assert [each.SerializeToString() for each in one.found[place]] == [
-            each.SerializeToString() for each in other.found[place]
-        ]
+    play = runner.run(Play(server, plan, names).run())
     answers: dict[tuple[int, int], list[torch.Tensor]] = defaultdict(list)
-    for place, asked in one.asked.items():
-        for life, answer in zip(asked, one.found[place]):
+    for place, asked in play.asked.items():
+        for life, answer in zip(asked, play.found[place]):
             if life is None:
                 assert "nobody" in answer.error_message
             else:
                 assert not answer.error_message, answer.error_message
                 answers[life].append(tensor_of(answer))
     for life, tensors in answers.items():
-        for mine, theirs in zip(tensors, expected(alone, 1 + (life[0] == 5), one.seeds[life]), strict=True):
+        for mine, theirs in zip(tensors, expected(alone, 1 + (life[0] == 5), play.seeds[life]), strict=True):
             assert torch.equal(mine, theirs)
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_clients_that_leave_hurt_nobody_else(servers, alone, seed: int):
-    runner, fast, _ = servers
+def test_clients_that_leave_hurt_nobody_else(served, alone, seed: int):
+    runner, server = served
     chance = random.Random(seed)
 
     async def ask() -> None:
-        staying = Connection(fast.server)
+        staying = Connection(server.server)
         own = staying.call()
         ids = [next(FRESH) for _ in range(5)]
         begun(staying, own, *ids)
         count = 10
         for number in range(2, 30):
-            leaving = Connection(fast.server)
+            leaving = Connection(server.server)
             call, others = leaving.call(), [next(FRESH) for _ in range(3)]
             begun(leaving, call, *others)
             if chance.random() < 0.5:
@@ -247,18 +178,16 @@ def test_clients_that_leave_hurt_nobody_else(servers, alone, seed: int):
             assert len(mine) == len(theirs), sequence
             assert all(map(torch.equal, mine, theirs))
         staying.protocol.connection_lost(None)
-        await fast.settled()
-        await asyncio.sleep(0.01)
-        assert len(fast.service.fast.calls) == 0
+        await server.settled()
 
     runner.run(ask())
 
 
-def test_a_client_whose_window_is_full_gets_all_answers_in_their_order(servers, alone):
-    runner, fast, _ = servers
+def test_a_client_whose_window_is_full_gets_all_answers_in_their_order(served, alone):
+    runner, server = served
 
     async def ask() -> list[Any]:
-        connection = Connection(fast.server, window=700)
+        connection = Connection(server.server, window=700)
         call, sequence = connection.call(), next(FRESH)
         begun(connection, call, sequence)
         connection.put_frame(h2.window_update(call, 700))
@@ -275,7 +204,7 @@ def test_a_client_whose_window_is_full_gets_all_answers_in_their_order(servers, 
             await asyncio.sleep(0)
         found = await connection.until(call, 40)
         connection.protocol.connection_lost(None)
-        await fast.settled()
+        await server.settled()
         return found
 
     found = runner.run(ask())
@@ -284,30 +213,9 @@ def test_a_client_whose_window_is_full_gets_all_answers_in_their_order(servers, 
         assert torch.equal(tensor_of(mine), theirs)
 
 
-def test_an_idle_sequence_ends_and_one_with_plain_steps_does_not(package: Path):
-    async def ask() -> tuple[Any, Any, int]:
-        server = await played(package, limits=SequenceLimits(idle_seconds=0.3))
-        connection = Connection(server.server)
-        call = connection.call()
-        begun(connection, call, "busy", "idle")
-        await connection.until(call, 4)
-        for number in range(2, 14):
-            connection.put(call, step("busy", number))
-            connection.arrive()
-            await asyncio.sleep(0.1)
-        sequences = server.repository.sequences()["ticker"]
-        found = dict(sequences.ended), [each.key[1] for each in sequences._table], server.lent
-        connection.protocol.connection_lost(None)
-        await server.close()
-        return found
-
-    assert asyncio.run(ask()) == ({"idle": 1}, ["busy"], 1)
-
-
-@pytest.mark.parametrize("fast", [True, False])
-def test_steps_of_a_stream_wait_however_many_rows_do(package: Path, alone, fast: bool):
+def test_steps_of_a_stream_wait_however_many_rows_do(package: Path, alone):
     async def ask() -> list[Any]:
-        server = await played(package, fast=fast, delay=0.02, limits=SequenceLimits(most=8), queued=8)
+        server = await played(package, delay=0.02, limits=SequenceLimits(most=8), queued=8)
         connection = Connection(server.server)
         call = connection.call()
         for number in range(4):
@@ -331,70 +239,16 @@ def test_steps_of_a_stream_wait_however_many_rows_do(package: Path, alone, fast:
         assert all(map(torch.equal, map(tensor_of, mine), expected(alone, 5, seeds)))
 
 
-def test_a_flood_of_plain_steps_takes_no_other_way(package: Path, alone):
-    sequences, steps = 64, 70  # more than the library keeps of a call
-
-    async def ask() -> list[Any]:
-        server = await played(package)
-        connection = Connection(server.server, window=1 << 24)
-        call = connection.call()
-        begun(connection, call, *range(1, sequences + 1))
-        await connection.until(call, 2 * sequences)
-        assert server.lent == sequences
-        take_back, server.service.fast.take_back = server.service.fast.take_back, None
-        for number in range(2, steps):
-            for sequence in range(sequences):
-                connection.put(call, step(1 + sequence, number))
-        connection.arrive()
-        found = await connection.until(call, sequences * steps)
-        server.service.fast.take_back = take_back
-        await server.settled()
-        await server.close()
-        return found
-
-    found = asyncio.run(asyncio.wait_for(ask(), 100))
-    answers = expected(alone, 1, list(range(steps)))
-    for sequence in range(sequences):
-        assert all(map(torch.equal, map(tensor_of, found[sequence::sequences]), answers))
-
-
-def test_sequences_go_on_while_a_server_drains_and_then_end(package: Path, alone):
-    async def ask() -> tuple[list[Any], Any]:
-        server = await played(package, limits=SequenceLimits(finish_seconds=0.5))
-        connection = Connection(server.server)
-        call = connection.call()
-        begun(connection, call, "goes on", "ends")
-        await connection.until(call, 4)
-        draining = asyncio.ensure_future(server.repository.drain())
-        await asyncio.sleep(0.01)
-        for number in range(2, 8):
-            connection.put(call, step("goes on", number), step("ends", number, sequence_end=number == 7))
-            connection.arrive()
-            await connection.until(call, 2 * number + 2)
-        assert server.lent == 1
-        await draining
-        assert server.lent == 0
-        connection.put(call, step("goes on", 8))
-        connection.arrive()
-        return await connection.until(call, 17), server.repository.sequences()["ticker"].ended
-
-    found, ended = asyncio.run(asyncio.wait_for(ask(), 60))
-    assert ended == {"end": 1, "unloaded": 1}
-    assert found.pop().error_message
-    for which in range(2):
-        assert all(map(torch.equal, map(tensor_of, found[which::2]), expected(alone, 1, list(range(8)))))
-
-
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     st.lists(st.tuples(st.integers(0, 3000), st.integers(0, 255)), max_size=6),
     st.lists(st.integers(0, 5000), max_size=4),
 )
-def test_damaged_frames_break_their_connection_alone(servers, changes: list[tuple[int, int]], cuts: list[int]):
-    runner, fast, _ = servers
+def test_damaged_frames_break_their_connection_alone(served, changes: list[tuple[int, int]], cuts: list[int]):
+    runner, server = served
 
     async def ask() -> None:
-        connection = Connection(fast.server)
+        connection = Connection(server.server)
         call, sequence = connection.call(), next(FRESH)
         begun(connection, call, sequence)
         await connection.until(call, 2)
@@ -405,6 +259,6 @@ def test_damaged_frames_break_their_connection_alone(servers, changes: list[tupl
         connection.arrive(*cuts)
         await asyncio.sleep(0.002)
         connection.protocol.connection_lost(None)
-        await fast.settled()
+        await server.settled()
 
     runner.run(ask())
