@@ -6,7 +6,7 @@ import asyncio
 import re
 from collections import deque
 from collections.abc import Callable, Coroutine, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from exportkit.serve.rpc import http2_frames as h2
 from exportkit.serve.rpc.http2_frames import FRAME, ErrorCode, StreamProblemError
@@ -20,10 +20,8 @@ from exportkit.serve.rpc.rpc_coding import (
     inflated,
     plain_field,
 )
+from exportkit.serve.rpc.stream_carrier import StreamCarrier
 from exportkit.serve.statuses import BadRequestError, NotOfferedError, ServeError
-
-if TYPE_CHECKING:
-    from exportkit.serve.rpc.http2_connection import Http2Connection
 
 _PREFIX = 5  # bytes before each message: whether it is compressed, and its length
 STREAM_WINDOW = 4 << 20  # bytes that a client may send before it hears that it may go on
@@ -54,7 +52,7 @@ class RpcStream:
         drained: Is called when nothing waits for the client any more.
     """
 
-    def __init__(self, connection: Http2Connection, number: int, window: int) -> None:
+    def __init__(self, connection: StreamCarrier[RpcStream], number: int, window: int) -> None:
         """`begin` reads its headers."""
         self._connection = connection
         self._loop = asyncio.get_running_loop()
