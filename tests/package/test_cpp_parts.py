@@ -39,7 +39,8 @@ def test_the_classes_of_the_two_languages_have_one_name_and_one_exit_code() -> N
     in_python = {
         name for name, kind in vars(errors).items() if isinstance(kind, type) and issubclass(kind, errors.PackageError)
     }
-    assert in_cpp == in_python - {"PackageError", "OnnxFileError", "ArtifactError"}  # ONNX and registries are Python's
+    # ONNX, registries and programs are Python's.
+    assert in_cpp == in_python - {"PackageError", "OnnxFileError", "ArtifactError", "UntrustedProgramError"}
 
 
 OPEN_AND_REFUSE = """

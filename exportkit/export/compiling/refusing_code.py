@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from typing import Any, NamedTuple
 
 import sympy
@@ -19,8 +19,9 @@ from torch._guards import detect_fake_mode
 from torch._inductor import index_propagation, ir
 from torch._inductor.codegen import common, cpp, cpp_flex_attention_template, cpp_wrapper_cpu, triton
 from torch._inductor.virtualized import NullHandler, NullKernelHandler, V
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
-from torch.utils._pytree import tree_structure
+from torch.utils._pytree import tree_leaves, tree_structure
 from torch.utils._sympy import printers
 
 from exportkit.export.models.source_lines import where_listed
@@ -112,7 +113,7 @@ class RefusingCode:
     def __init__(self, device: torch.device) -> None:
         """Makes the list for a program on a device."""
         self.places: list[tuple[str, str]] = []
-        self.example = torch.zeros(REFUSED_LENGTH, dtype=torch.int64, device=device)
+        self._device = device
         self._kind, self._size = "index", ""
         self._inside_template = False
 
@@ -123,8 +124,11 @@ class RefusingCode:
         with graph.inserting_after(holders[-1]) if holders else graph.inserting_before(next(iter(graph.nodes))):
             node = graph.placeholder(INPUT)
         mode = detect_fake_mode([holder.meta.get("val") for holder in holders])
-        node.meta["val"] = mode.from_tensor(self.example) if mode else self.example
-        kwargs = {**kwargs, INPUT: self.example}
+        with mode or nullcontext():
+            example = node.meta["val"] = self._zeros()
+        if not any(isinstance(leaf, FakeTensor) for leaf in tree_leaves((args, kwargs))):  # else the GPU is not here
+            example = self._zeros()
+        kwargs = {**kwargs, INPUT: example}
         codegen: Any = graph._codegen
         info = codegen.pytree_info
         codegen.pytree_info = info._replace(
@@ -132,6 +136,9 @@ class RefusingCode:
         )
         module.recompile()
         return kwargs
+
+    def _zeros(self) -> torch.Tensor:
+        return torch.zeros(REFUSED_LENGTH, dtype=torch.int64, device=self._device)
 
     def _in_range(self, index: Callable[..., sympy.Symbol]) -> Callable[..., sympy.Symbol]:
         """Checks an index, and brings it into range."""
