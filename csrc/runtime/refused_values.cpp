@@ -63,7 +63,7 @@ void wait_for(c10::Device device) {
   if (device.is_cpu()) return;
   try {
     c10::impl::VirtualGuardImpl(device.type()).synchronizeDevice(device.index());
-  } catch (const std::exception&) {  // somebody captures a graph: what is there has to do
+  } catch (const std::exception&) {  // a capture forbids waiting: what is written so far is read
   }
 }
 

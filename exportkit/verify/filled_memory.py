@@ -50,8 +50,10 @@ def filled_memory(content: Content, device: str = "cpu") -> Iterator[None]:
 def _torchs_own() -> ctypes.c_bool:
     """Returns torch's variable for whether it fills new tensors with 0x7fedbeef: a NaN of float32, and great else."""
     torch = sys.modules.get("torch")
-    with suppress(AttributeError, ValueError):  # no torch is imported, or it has no such variable
-        return ctypes.c_bool.in_dll(ctypes.CDLL(torch._C.__file__), "FLAGS_caffe2_cpu_allocator_do_junk_fill")  # type: ignore[union-attr]
+    if torch is None:
+        return ctypes.c_bool()
+    with suppress(ValueError):  # this torch has no such variable
+        return ctypes.c_bool.in_dll(ctypes.CDLL(torch._C.__file__), "FLAGS_caffe2_cpu_allocator_do_junk_fill")
     return ctypes.c_bool()
 
 
