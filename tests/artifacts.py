@@ -162,6 +162,8 @@ RECIPES: Mapping[str, Recipe] = {
     "recurrent-cuda": replace(_RECURRENT, trace={"device": "cuda"}),
     # Values that are refused where they are out of range; and with rows that a server joins, and with state.
     "lookups": _LOOKUPS,
+    "attention": replace(_LOOKUPS, model="tests/runtime/refusing_models.py:attention"),
+    "attention-cuda": replace(_LOOKUPS, model="tests/runtime/refusing_models.py:attention", trace={"device": "cuda"}),
     "words": replace(_LOOKUPS, model="tests/runtime/refusing_models.py:words"),
     "notebook": replace(_LOOKUPS, model="tests/runtime/refusing_models.py:notebook"),
     "words-cuda": replace(_LOOKUPS, model="tests/runtime/refusing_models.py:words", trace={"device": "cuda"}),

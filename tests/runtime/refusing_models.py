@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 from torch import nn
+from torch.nn.attention.flex_attention import BlockMask, flex_attention
 
 import exportkit
 
@@ -23,7 +24,7 @@ class Lookups(nn.Module):
     ) -> dict[str, torch.Tensor]:
         n = x.shape[0]
         torch._assert_async((x > -1e4).all(), "x must be above\n-10000 \U0001f600")
-        chosen = x[x[:, 0] > -100]
+        chosen, picked = x[x[:, 0] > -100], x[x[:, 1] > -100]
         k = row.item()
         torch._check(k < n)
         torch._check(k >= 0)
@@ -46,7 +47,8 @@ class Lookups(nn.Module):
             "trunc": torch.div(ids, divisor, rounding_mode="trunc"),
             "remainder": ids % divisor,
             "fmod": torch.fmod(ids, divisor),
-            "of_chosen": chosen[torch.zeros_like(ids)],
+            "of_chosen": nn.functional.pad(chosen[torch.zeros_like(ids)], (0, 0, 1, 0)),
+            "of_picked": nn.functional.pad(picked[(picked[:, 1] * 0).long()], (0, 0, 1, 0))[:1],  # nothing of nothing
             "row": x[k],
             "new": x.new_zeros(count.item()),
             "rest": x[count.item() :].sum(0),  # of none, where the count is greater
@@ -102,6 +104,36 @@ def lookups_of_tensors() -> exportkit.ExportSpec:
         example_inputs=lookups_of_tensors_inputs(),
         dynamic_shapes={"ids": {0: "n[4:64]"}, "x": {0: "n"}},
     )
+
+
+class Attention(nn.Module):
+    """What attention reads of its inputs: in a `score_mod`, a `mask_mod` and the blocks of a mask."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Buffer(torch.arange(8.0))
+
+    def forward(
+        self, x: torch.Tensor, rows: torch.Tensor, columns: torch.Tensor, counts: torch.Tensor, blocks: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        scored = flex_attention(x, x, x, score_mod=lambda score, b, h, i, j: score + self.table[rows[i]])
+        masked = BlockMask.from_kv_blocks(counts, blocks, mask_mod=lambda b, h, i, j: self.table[columns[j]] >= i % 8)
+        return scored, flex_attention(x, x, x, block_mask=masked)
+
+
+def attention_inputs() -> dict[str, torch.Tensor]:
+    torch.manual_seed(1)
+    return {
+        "x": torch.randn(1, 2, 256, 16),
+        "rows": torch.randint(0, 8, (256,)),
+        "columns": torch.randint(0, 8, (256,)),
+        "counts": torch.full((1, 1, 2), 2, dtype=torch.int32),
+        "blocks": torch.tensor([[[[0, 1], [1, 0]]]], dtype=torch.int32),
+    }
+
+
+def attention() -> exportkit.ExportSpec:
+    return exportkit.ExportSpec(model=Attention(), example_inputs=tuple(attention_inputs().values()))
 
 
 class Words(nn.Module):

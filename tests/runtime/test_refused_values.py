@@ -96,6 +96,25 @@ def test_an_index_into_nothing_is_refused(model, eager):
     agree(model(**arguments()), eager(**arguments()))
 
 
+def test_an_index_of_none_into_nothing_is_answered(model, eager):
+    changed = arguments()
+    changed["x"][:, 1] = -200  # no row is picked, and none is looked up
+    agree(model(**changed), eager(**changed))
+
+
+@pytest.mark.parametrize("name", ["rows", "columns", "counts", "blocks"])
+def test_attention_refuses_what_its_functions_and_its_mask_read(runtime, name):
+    usual = refusing_models.attention_inputs()
+    with exportkit.load(artifact("attention")) as model:
+        expected = model(**usual)
+        for value in (-9, 8, 1_000_000_007, -1_000_000_007):
+            with pytest.raises(RefusedValueError, match=rf"refusing_models.py:\d+ in forward: index {value} is out of"):
+                model(**usual | {name: torch.full_like(usual[name], value)})
+            torch.testing.assert_close(model(**usual), expected)
+        counts, blocks = torch.ones_like(usual["counts"]), torch.tensor([[[[0, 99], [1, -99]]]], dtype=torch.int32)
+        model(**usual | {"counts": counts, "blocks": blocks})  # a block that does not count may be any
+
+
 @pytest.mark.parametrize(
     ("name", "value", "said"),
     [

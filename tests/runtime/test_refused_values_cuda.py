@@ -99,6 +99,20 @@ def test_a_session_hears_of_its_own_calls_alone(options, monkeypatch):
             one.reset()
 
 
+@pytest.mark.parametrize("name", ["rows", "columns", "counts", "blocks"])
+def test_attention_refuses_what_its_functions_and_its_mask_read(options, monkeypatch, name):
+    monkeypatch.setenv("EXPORTKIT_RUNTIME", "cpp")
+    usual = {name: value.cuda() for name, value in refusing_models.attention_inputs().items()}
+    with exportkit.load(artifact("attention-cuda"), **options) as model:
+        expected = [output.clone() for output in model(**usual)]
+        for value in (-9, 8, 1_000_000_007):
+            model(**usual | {name: torch.full_like(usual[name], value)})
+            with pytest.raises(RefusedValueError, match=f"index {value} is out of range"):
+                model.synchronize()
+            torch.testing.assert_close(model(**usual), tuple(expected))
+            model.synchronize()
+
+
 def test_a_worker_says_it_at_once():
     with exportkit.load(artifact("words-cuda"), device="cuda", isolate=True) as model:
         expected = model(ids()).clone()

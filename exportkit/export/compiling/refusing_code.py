@@ -11,29 +11,40 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
-from typing import Any, NamedTuple
+from functools import partial
+from typing import Any
 
 import sympy
 import torch
 from torch._guards import detect_fake_mode
-from torch._inductor import index_propagation, ir
+from torch._inductor import index_propagation, ir, select_algorithm
 from torch._inductor.codegen import common, cpp, cpp_flex_attention_template, cpp_wrapper_cpu, triton
-from torch._inductor.virtualized import NullHandler, NullKernelHandler, V
+from torch._inductor.graph import GraphLowering
+from torch._inductor.utils import sympy_index_symbol
+from torch._inductor.virtualized import NullHandler, V
 from torch._subclasses.fake_tensor import FakeTensor
-from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 from torch.utils._pytree import tree_leaves, tree_structure
 from torch.utils._sympy import printers
 
+from exportkit.export.compiling.attention_values import refuse_in_attention
+from exportkit.export.compiling.refusable_values import DIVISIONS, bounds_of, constant_indices
+from exportkit.export.compiling.refusing_host_code import (
+    dividing,
+    looking_up_alone,
+    need_elements,
+    refusing_scalars,
+    selecting_in_range,
+)
 from exportkit.export.models.source_lines import where_listed
 from exportkit.export.within_torch.torch_internals import replaced
-from exportkit.package.compiled_with import MOST_PLACES, REFUSED, REFUSED_LENGTH, REFUSED_PLACES
+from exportkit.package.compiled_with import MOST_PLACES, REFUSED_LENGTH, REFUSED_PLACES
 
 INPUT = "exportkit_refused"
 
 _DIVISIONS = frozenset({"floordiv", "truncdiv", "remainder", "mod"})
 _LIKELY = {
     "index": ("index", "gather", "scatter", "embedding", "select", "take", "put", "nll_loss"),
-    "division": ("div", "rem", "mod"),
+    "division": DIVISIONS,
     "assertion": ("assert",),
 }
 _WITHOUT_NEGATIVE = (
@@ -53,50 +64,32 @@ class RefusesValuesError(Exception):
     """Code that refuses a value was to be written for a program that has no memory for it."""
 
 
-def may_refuse(program: torch.export.ExportedProgram) -> bool:
-    """Whether code of a program looks as if it may refuse a value."""
-    parts = [part for part in program.graph_module.modules() if isinstance(part, torch.fx.GraphModule)]
-    return any(_may_refuse(node) for part in parts for node in part.graph.nodes if node.op == "call_function")
-
-
-def _may_refuse(node: torch.fx.Node) -> bool:
-    if not isinstance(node.target, torch._ops.OpOverload) or node.target.namespace != "aten":
-        return False
-    name, value = node.target._schema.name, node.meta.get("val")
-    integers = isinstance(value, torch.Tensor) and not value.is_floating_point()
-    return (
-        any("ind" in argument.name for argument in node.target._schema.arguments)  # index, indices
-        or "assert_async" in name
-        or (integers and any(word in name for word in _LIKELY["division"]))
-    )
-
-
 @contextmanager
-def writing_refusals(refused: RefusingCode | None) -> Iterator[None]:
+def writing_refusals(writing: RefusingCode) -> Iterator[None]:
     """Lets Inductor write code that refuses values while the block runs.
 
-    Args:
-        refused: The program's; None for a program that has no memory for them.
-
     Raises:
-        RefusesValuesError: It would be needed.
+        RefusesValuesError: It would be needed, and the program was given no memory for them.
         ExportError: This torch lacks a function that is replaced for that.
     """
-    writing = refused or _NoValues(torch.device("cpu"))
     with ExitStack() as changes:
         changed: Sequence[tuple[Any, str, Callable[[Any], Any]]] = (
             (common.CSEProxy, "indirect_indexing", writing._in_range),
+            (common.CSEProxy, "load", writing._known),
             (common.CSEProxy, "_default", writing._divided),
             (common.CSEProxy, "device_assert_async", writing._asserted),
             (index_propagation.IndexPropagation, "indirect_indexing", _as_values),
             (common.Kernel, "indirect_assert", writing._noted),
             (cpp.CppVecKernel, "indirect_assert", writing._noted),
-            (cpp_flex_attention_template.CppFlexAttentionTemplate, "modification", writing._without_memory),
+            (cpp_flex_attention_template.CppFlexAttentionTemplate, "modification", writing._modifying),
+            (select_algorithm.TritonTemplateKernel, "modification", writing._modifying),
+            (select_algorithm.ModificationWrapper, "indirect_indexing", writing._modification_in_range),
             (triton.TritonKernel, "inductor_meta_common", _without_debugging),
             (cpp_wrapper_cpu.CppWrapperCpu, "generate_end", writing._with_places),
-            (cpp_wrapper_cpu.CppWrapperCpu, "codegen_dynamic_select_index", _selecting_in_range),
-            (ir.AssertScalar, "codegen", _refusing_scalars),
-            *((printers.CppPrinter, name, _dividing) for name in ("_print_FloorDiv", "_print_PythonMod")),
+            (cpp_wrapper_cpu.CppWrapperCpu, "codegen_dynamic_select_index", selecting_in_range),
+            (ir.AssertScalar, "codegen", refusing_scalars),
+            (GraphLowering, "run_node", looking_up_alone),
+            *((printers.CppPrinter, name, dividing) for name in ("_print_FloorDiv", "_print_PythonMod")),
         )
         for owner, name, make in changed:
             changes.enter_context(replaced(owner, name, make))
@@ -110,15 +103,18 @@ class RefusingCode:
         places: What is written into the code for each: the kind, and the operators with their lines.
     """
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, program: torch.export.ExportedProgram, device: torch.device) -> None:
         """Makes the list for a program on a device."""
         self.places: list[tuple[str, str]] = []
         self._device = device
+        self._constants = {name: bounds_of(value) for name, value in constant_indices(program).items()}
+        self._has_memory = False
         self._kind, self._size = "index", ""
-        self._inside_template = False
+        self._modification: Any = None
 
     def add_input(self, module: torch.fx.GraphModule, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
         """Gives a program's module one more input, the memory for what is refused. Returns its keyword arguments."""
+        self._has_memory = True
         graph = module.graph
         holders = graph.find_nodes(op="placeholder")
         with graph.inserting_after(holders[-1]) if holders else graph.inserting_before(next(iter(graph.nodes))):
@@ -126,6 +122,7 @@ class RefusingCode:
         mode = detect_fake_mode([holder.meta.get("val") for holder in holders])
         with mode or nullcontext():
             example = node.meta["val"] = self._zeros()
+        refuse_in_attention(module, node)
         if not any(isinstance(leaf, FakeTensor) for leaf in tree_leaves((args, kwargs))):  # else the GPU is not here
             example = self._zeros()
         kwargs = {**kwargs, INPUT: example}
@@ -156,7 +153,7 @@ class RefusingCode:
                     return symbol
                 if value.bounds != bounds:  # torch 2.11 takes a negative index for one that counts from the end
                     proxy.kernel.check_bounds(symbol, size, not not_negative, not less)
-            _need_elements(proxy.kernel, size)
+            need_elements(size, self._loops(proxy.kernel))
             if getattr(value, "is_vec", True):
                 last = proxy.index_expr(size - 1, torch.int64)
                 within = proxy.maximum(proxy.minimum(_as_int64(proxy, value), last), proxy.constant(0, torch.int64))
@@ -192,6 +189,17 @@ class RefusingCode:
 
         return asserted
 
+    def _known(self, load: Callable[..., Any]) -> Callable[..., Any]:
+        """Needs no check of constants whose values are in range."""
+
+        def loaded(proxy: Any, name: str, index: sympy.Expr) -> Any:
+            value = load(proxy, name, index)
+            if bounds := self._constants.get(V.graph.allocated_constant_name.get(name, "")):
+                value.bounds = bounds
+            return value
+
+        return loaded
+
     def _require(self, proxy: Any, condition: Any, kind: str) -> None:
         """Checks a condition as an index that is in range where it holds."""
         index = proxy.where(condition, proxy.constant(0, torch.int64), proxy.constant(-1, torch.int64))
@@ -220,15 +228,14 @@ class RefusingCode:
                 return line  # a vector's check of one number has noted it
             if V.graph.is_const_graph:
                 return line  # what follows from the weights alone has no call that could refuse it
-            if self._inside_template:
-                return "(void)0"  # a template's functions have no room for the memory: the index is in range, unnoted
             holds = line[len(begin) : line.rindex(end)]
-            place = 1 + 2 * self._place()
-            memory = kernel.args.output(_memory())
+            if self._modification is not None:
+                memory = f"const_cast<int64_t*>({kernel.args.input_buffers[_memory()]})"
+            else:
+                memory = kernel.args.output(_memory())
             if isinstance(kernel, triton.TritonKernel):
-                where = f"{memory} + ({holds}).to(tl.int64) * 0"
-                noted_there = ((0, "1"), (place, str(var)), (place + 1, f"{self._size} + 1"))
-                return "; ".join(f"tl.store({where} + {at}, {number}, ~({holds}))" for at, number in noted_there)
+                return self._stored(memory, holds, var)
+            place = 1 + 2 * self._place()
             value = _found(kernel, var, self._size, mask) if self._kind.startswith("index") else "0"
             size = f"{self._size} + 1" if value else f"-({self._size} + 1)"
             numbers = ((0, "1"), (place, value or "0"), (place + 1, size))
@@ -240,18 +247,53 @@ class RefusingCode:
 
         return noted
 
-    def _without_memory(self, modify: Callable[..., Any]) -> Callable[..., Any]:
-        def modified(*args: Any, **kwargs: Any) -> Any:
-            self._inside_template = True
+    def _stored(self, memory: str, holds: Any, value: Any) -> str:
+        """Returns Triton's code that writes down a value for which a condition does not hold."""
+        where, place = f"{memory} + ({holds}).to(tl.int64) * 0", 1 + 2 * self._place()
+        written = ((0, "1"), (place, value), (place + 1, f"{self._size} + 1"))
+        return "; ".join(f"tl.store({where} + {at}, {number}, ~({holds}))" for at, number in written)
+
+    def _modifying(self, modify: Callable[..., Any]) -> Callable[..., Any]:
+        """Knows which attention's `score_mod` or `mask_mod` is written into a template."""
+
+        def modified(template: Any, function: Any, *args: Any, **kwargs: Any) -> Any:
+            self._modification = template.subgraphs[function] if isinstance(function, int) else function
             try:
-                return modify(*args, **kwargs)
+                return modify(template, function, *args, **kwargs)
             finally:
-                self._inside_template = False
+                self._modification = None
 
         return modified
 
+    def _modification_in_range(self, _: Callable[..., sympy.Symbol]) -> Callable[..., sympy.Symbol]:
+        """Does in a template of Triton what `_in_range` does in its other kernels."""
+
+        def indexed(handler: Any, var: Any, size: Any, check: bool = True, wrap_neg: bool = True) -> sympy.Symbol:
+            size, kernel = sympy.sympify(size), handler.kernel
+            if not common.generate_assert(check):
+                return sympy_index_symbol(str(var))
+            need_elements(size, [])
+            write = partial(kernel.cse.generate, kernel.compute, shape=var.shape)
+            end = handler._process_indexing(size)
+            value = write(f"tl.where({var} < 0, {var} + {end}, {var})", dtype=var.dtype) if wrap_neg else var
+            holds = write(f"({value} >= 0) & ({value} < {end})", dtype=torch.bool)
+            with self._checking("index from both ends" if wrap_neg else "index", size):
+                kernel.compute.writeline(self._stored(kernel.args.input(_memory()), holds, value))
+            return sympy_index_symbol(str(write(f"tl.where({holds}, {value}, 0)", dtype=var.dtype)))
+
+        return indexed
+
+    def _loops(self, kernel: Any) -> list[sympy.Expr]:
+        if self._modification is not None:
+            return []
+        if isinstance(kernel, cpp.CppKernel):
+            return list(kernel.call_ranges or ())
+        return [tree.numel for tree in kernel.range_trees]
+
     def _place(self) -> int:
-        place = self._kind, _described(self._kind.partition(" ")[0])
+        if not self._has_memory:
+            raise RefusesValuesError
+        place = self._kind, _described(self._kind.partition(" ")[0], self._modification)
         if place not in self.places and len(self.places) < MOST_PLACES:
             self.places.append(place if len(self.places) < MOST_PLACES - 1 else ("", ""))
         return self.places.index(place) if place in self.places else MOST_PLACES - 1
@@ -259,21 +301,13 @@ class RefusingCode:
     def _with_places(self, end: Callable[[Any, Any], None]) -> Callable[[Any, Any], None]:
         def ended(wrapper: Any, result: Any) -> None:
             end(wrapper, result)
-            if not V.graph.is_const_graph:
+            if self._has_memory and not V.graph.is_const_graph:
                 lines = [str(len(V.graph.graph_inputs) - 1), *(f"{kind}\t{where}" for kind, where in self.places)]
                 text = json.dumps("\n".join(lines), ensure_ascii=False)
                 result.writeline('extern "C" __attribute__((visibility("default")))')
                 result.writeline(f"const char* {REFUSED_PLACES}() {{ return {text}; }}")
 
         return ended
-
-
-class _NoValues(RefusingCode):
-    def _place(self) -> int:
-        raise RefusesValuesError
-
-    def _with_places(self, end: Callable[[Any, Any], None]) -> Callable[[Any, Any], None]:
-        return end
 
 
 def _as_values(index: Callable[..., Any]) -> Callable[..., Any]:
@@ -289,59 +323,9 @@ def _as_values(index: Callable[..., Any]) -> Callable[..., Any]:
     return indexed
 
 
-def _selecting_in_range(write: Callable[..., None]) -> Callable[..., None]:
-    """Lets `x[i.item()]` fail on the host, where Inductor computes an address from any index."""
-
-    def written(wrapper: Any, node: Any, clamp: Any) -> None:
-        write(wrapper, node, clamp)
-        if clamp:  # where a slice begins, which may be anywhere
-            return
-        index, size = f"{node.unbacked_offset_symbol}_index", wrapper.val_to_arg_str_for_prim_type(node.size, int)
-        failure = f'throw std::out_of_range("{REFUSED}index " + std::to_string({index}) + " is out of range");'
-        wrapper.writeline(f"if ({index} < 0 || {index} >= {size}) {{ {failure} }}")
-
-    return written
-
-
-def _refusing_scalars(write: Callable[..., None]) -> Callable[..., None]:
-    """Lets the host's assertions about sizes, and those of models about numbers, say that they refuse a value."""
-
-    class Refusing(NamedTuple):
-        wrapper: Any
-
-        def writeline(self, line: str) -> None:
-            self.wrapper.writeline(line.replace('"Expected ', f'"{REFUSED}expected '))
-
-    return lambda node, wrapper: write(node, Refusing(wrapper))
-
-
-def _dividing(write: Callable[..., str]) -> Callable[..., str]:
-    """Lets the host refuse a size that is divided by a number from data, `n // m.item()`, where that is zero."""
-
-    def written(printer: Any, expression: Any) -> str:
-        text = write(printer, expression)
-        divisor = expression.args[1]
-        if not isinstance(V.kernel, NullKernelHandler) or not free_unbacked_symbols(divisor):
-            return text
-        failure = f'throw std::domain_error("{REFUSED}an integer is divided by zero")'
-        return f"(({printer.doprint(divisor)}) != 0 ? {text} : {failure})"
-
-    return written
-
-
 def _without_debugging(meta: Any) -> Any:
     """Lets Triton compile no assertions: it would compile its own, against overflow, too."""
     return classmethod(lambda cls: {**meta.__get__(None, cls)(), "assert_indirect_indexing": False})
-
-
-def _need_elements(kernel: Any, size: sympy.Expr) -> None:
-    """Lets the host refuse an index into nothing, for which no index would be in range."""
-    if V.graph.sizevars.statically_known_true(size > 0) or kernel._load_mask is not None:
-        return
-    loops = kernel.call_ranges if isinstance(kernel, cpp.CppKernel) else [tree.numel for tree in kernel.range_trees]
-    size_text, count = (V.graph.wrapper_code.codegen_cpp_sizevar(each) for each in (size, sympy.prod(loops)))
-    failure = f'throw std::out_of_range("{REFUSED}an index is out of range: its dimension has no element");'
-    V.graph.wrapper_code.writeline(f"if ({size_text} == 0 && {count} > 0) {{ {failure} }}")
 
 
 def _chosen(proxy: Any, value: Any, size: sympy.Expr, not_negative: bool, less: bool) -> Any:
@@ -402,12 +386,13 @@ def _memory() -> str:
     return str(name)
 
 
-def _operators(kind: str) -> dict[torch.fx.Node, str]:
+def _operators(kind: str, written: Any = None) -> dict[torch.fx.Node, str]:
     """Returns the operators of the current kernel that may refuse a value of this kind; all if none looks like one."""
-    node = getattr(V.kernel.current_node, "node", None)
+    node = written or getattr(V.kernel.current_node, "node", None)
     origins = [origin for origin in getattr(node, "origins", ()) if origin.op == "call_function"]
     named = {origin: str(origin.meta.get("original_aten") or origin.target) for origin in origins}
-    likely = {node: name for node, name in named.items() if any(word in name for word in _LIKELY.get(kind, ()))}
+    words = ("flex_attention",) if written else _LIKELY.get(kind, ())
+    likely = {node: name for node, name in named.items() if any(word in name for word in words)}
     return likely or named
 
 
@@ -417,10 +402,10 @@ def _all_come_from(words: Sequence[str]) -> bool:
     return bool(named) and all(any(word in name for word in words) for name in named)
 
 
-def _described(kind: str) -> str:
+def _described(kind: str, written: Any) -> str:
     """Returns such operators with their lines: "aten.embedding.default at model.py:3 in forward"."""
     found = []
-    for node, name in _operators(kind).items():
+    for node, name in _operators(kind, written).items():
         line = where_listed(node.meta.get("stack_trace") or "").partition(": `")[0]
         found.append(f"{name} at {line}" if line else name)
     return " or ".join(list(dict.fromkeys(found))[:2])

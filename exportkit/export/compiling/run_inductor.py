@@ -24,10 +24,10 @@ from exportkit.export.compiling.guarded_indices import guarded_indices
 from exportkit.export.compiling.inductor_changes import changed_inductor
 from exportkit.export.compiling.model_sources import compiling_model_sources
 from exportkit.export.compiling.packed_weights import packed_weights
+from exportkit.export.compiling.refusable_values import may_refuse
 from exportkit.export.compiling.refusing_code import (
     RefusesValuesError,
     RefusingCode,
-    may_refuse,
     writing_refusals,
 )
 from exportkit.export.compiling.shared_heads import shared_heads
@@ -66,11 +66,10 @@ def run_inductor(
         ExportError: AOTInductor refused the program, or wrote code that does not compile.
     """
     compile_with = partial(_compiled, program, device, options, left_to_eager, keep=keep, tf32=tf32)
-    refused = RefusingCode(device)
     try:
-        return compile_with(refused if may_refuse(program) else None)
+        return compile_with(refuses=may_refuse(program))
     except RefusesValuesError:  # an operator that was taken apart, of which that was not seen
-        return compile_with(refused)
+        return compile_with(refuses=True)
 
 
 def _compiled(
@@ -78,8 +77,8 @@ def _compiled(
     device: torch.device,
     options: dict[str, Any],
     left_to_eager: Sequence[str],
-    refused: RefusingCode | None,
     *,
+    refuses: bool,
     keep: bool,
     tf32: bool,
 ) -> Code:
@@ -110,9 +109,10 @@ def _compiled(
                 with_tensors(module, left_to_eager)
             contexts.enter_context(compilable_branches(module))
             contexts.enter_context(true_strides(program))
-            if refused:
-                kwargs = refused.add_input(module, args, kwargs)
-            contexts.enter_context(writing_refusals(refused))
+            refusing = RefusingCode(program, device)
+            if refuses:
+                kwargs = refusing.add_input(module, args, kwargs)
+            contexts.enter_context(writing_refusals(refusing))
             contexts.enter_context(guarded_indices())
             contexts.enter_context(no_assumed_sizes(program))
             files = torch._inductor.aot_compile(module, args, kwargs, options=options)

@@ -1,0 +1,71 @@
+"""Lets attention with a `score_mod`, a `mask_mod` or a block mask refuse values (torch.nn.attention.flex_attention).
+
+Its kernels are templates, which read the tensors that they are given and no others.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Container
+from typing import Any
+
+import torch
+
+ATTENTION = torch.ops.higher_order.flex_attention
+_SCORE_MOD, _BLOCK_MASK, _OF_SCORE_MOD, _OF_MASK_MOD = 3, 4, 7, 8
+_BLOCKS = ((2, 3), (4, 5))
+"""Where a block mask has the blocks of keys that are masked in part, and whole ones: how many, and their numbers."""
+
+_aten = torch.ops.aten
+
+
+def attention_may_refuse(node: torch.fx.Node, known: Container[torch.fx.Node]) -> bool:
+    """Whether code of an attention may refuse a value of a tensor that is not known."""
+    block_mask = node.args[_BLOCK_MASK]
+    blocks = [block_mask[place] for places in _BLOCKS for place in places]  # type: ignore[index]
+    captured = node.args[_OF_SCORE_MOD] or node.args[_OF_MASK_MOD]
+    return bool(captured) or any(each is not None and each not in known for each in blocks)
+
+
+def refuse_in_attention(module: torch.fx.GraphModule, memory: torch.fx.Node) -> None:
+    """Gives a module's attention the memory for refused values, and brings the blocks of its mask into range."""
+    graph, given = module.graph, set()
+    for node in graph.find_nodes(op="call_function", target=ATTENTION):
+        arguments: list[Any] = list(node.args)
+        block_mask = list(arguments[_BLOCK_MASK])
+        with graph.inserting_before(node):
+            for counts, blocks in _BLOCKS:
+                if block_mask[counts] is not None and block_mask[counts].op != "get_attr":
+                    block_mask[counts], block_mask[blocks] = _in_range(node, block_mask[counts], block_mask[blocks])
+        arguments[_BLOCK_MASK] = tuple(block_mask)
+        for function, captured in ((arguments[_SCORE_MOD], _OF_SCORE_MOD), (block_mask[-1], _OF_MASK_MOD)):
+            if not arguments[captured]:  # it reads no tensor
+                continue
+            arguments[captured] = (*arguments[captured], memory)
+            if function.target not in given:
+                given.add(function.target)
+                _take_one_more(getattr(module, function.target), memory)
+        node.args = tuple(arguments)
+
+
+def _take_one_more(function: torch.fx.GraphModule, memory: torch.fx.Node) -> None:
+    last = function.graph.find_nodes(op="placeholder")[-1]
+    with function.graph.inserting_after(last):
+        function.graph.placeholder(memory.name).meta["val"] = memory.meta["val"]
+    function.recompile()
+
+
+def _in_range(attention: torch.fx.Node, counts: torch.fx.Node, blocks: torch.fx.Node) -> tuple[torch.fx.Node, ...]:
+    """Looks up the numbers of blocks that count in a list of all, as code of `aten.index` refuses what is not there."""
+
+    def call(function: Any, *args: Any, **kwargs: Any) -> torch.fx.Node:
+        called = attention.graph.call_function(function, args, kwargs)
+        called.meta["stack_trace"] = attention.meta.get("stack_trace")  # of the line that an error names
+        return called
+
+    options = {"dtype": blocks.meta["val"].dtype, "device": blocks.meta["val"].device}
+    count = call(_aten.sym_size.int, blocks, 3)
+    counts = call(_aten.index.Tensor, call(_aten.arange.default, call(operator.add, count, 1), **options), [counts])
+    every = call(_aten.arange.default, count, **options)
+    counted = call(_aten.lt.Tensor, every, call(_aten.unsqueeze.default, counts, -1))
+    return counts, call(_aten.index.Tensor, every, [call(_aten.where.ScalarOther, counted, blocks, 0)])

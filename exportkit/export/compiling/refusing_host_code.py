@@ -1,0 +1,100 @@
+"""Lets the C++ around kernels refuse a value with an error of its own (see `refusing_code`)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import sympy
+import torch
+from torch._inductor import ir
+from torch._inductor.graph import GraphLowering
+from torch._inductor.virtualized import NullKernelHandler, V
+from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
+
+from exportkit.package.compiled_with import REFUSED
+
+
+def selecting_in_range(write: Callable[..., None]) -> Callable[..., None]:
+    """Lets `x[i.item()]` fail on the host, where Inductor computes an address from any index."""
+
+    def written(wrapper: Any, node: Any, clamp: Any) -> None:
+        write(wrapper, node, clamp)
+        if clamp:  # where a slice begins, which may be anywhere
+            return
+        index, size = f"{node.unbacked_offset_symbol}_index", wrapper.val_to_arg_str_for_prim_type(node.size, int)
+        failure = f'throw std::out_of_range("{REFUSED}index " + std::to_string({index}) + " is out of range");'
+        wrapper.writeline(f"if ({index} < 0 || {index} >= {size}) {{ {failure} }}")
+
+    return written
+
+
+def refusing_scalars(write: Callable[..., None]) -> Callable[..., None]:
+    """Lets the host's assertions about sizes, and those of models about numbers, say that they refuse a value."""
+
+    class Refusing(NamedTuple):
+        wrapper: Any
+
+        def writeline(self, line: str) -> None:
+            self.wrapper.writeline(line.replace('"Expected ', f'"{REFUSED}expected '))
+
+    return lambda node, wrapper: write(node, Refusing(wrapper))
+
+
+def dividing(write: Callable[..., str]) -> Callable[..., str]:
+    """Lets the host refuse a size that is divided by a number from data, `n // m.item()`, where that is zero."""
+
+    def written(printer: Any, expression: Any) -> str:
+        text = write(printer, expression)
+        divisor = expression.args[1]
+        if not isinstance(V.kernel, NullKernelHandler) or not free_unbacked_symbols(divisor):
+            return text
+        failure = f'throw std::domain_error("{REFUSED}an integer is divided by zero")'
+        return f"(({printer.doprint(divisor)}) != 0 ? {text} : {failure})"
+
+    return written
+
+
+def need_elements(size: sympy.Expr, loops: Sequence[sympy.Expr]) -> None:
+    """Lets the host refuse an index into nothing, for which no index would be in range, before loops of a kernel."""
+    wrapper = V.graph.wrapper_code
+    if wrapper is None or V.graph.sizevars.statically_known_true(size > 0):  # a template is written once before
+        return
+    size_text, count = (wrapper.codegen_cpp_sizevar(each) for each in (size, sympy.prod(loops)))
+    failure = f'throw std::out_of_range("{REFUSED}an index is out of range: its dimension has no element");'
+    wrapper.writeline(f"if ({size_text} == 0 && {count} > 0) {{ {failure} }}")
+
+
+def looking_up_alone(run: Callable[..., Any]) -> Callable[..., Any]:
+    """Lets an index into what may have no element run in a kernel of its own, whose host knows how many there are.
+
+    Inside of another one a mask would decide which of them are read, as where `torch.cat` writes several tensors.
+    """
+
+    def ran(graph: GraphLowering, node: torch.fx.Node) -> Any:
+        result = run(graph, node)
+        if isinstance(result, ir.TensorBox) and _may_find_nothing(node):
+            result.realize()
+        return result
+
+    return ran
+
+
+def _may_find_nothing(node: torch.fx.Node) -> bool:
+    if not isinstance(node.target, torch._ops.OpOverload) or node.target.namespace != "aten":
+        return False
+    names = [argument.name for argument in node.target._schema.arguments]
+    if not any("ind" in name for name in names):  # index, indices
+        return False
+    given = [
+        each.meta["val"]
+        for name, each in zip(names, node.args)
+        if isinstance(each, torch.fx.Node) and "ind" not in name
+    ]
+    sizes = [
+        sympy.sympify(size.node.expr if isinstance(size, torch.SymInt) else size)
+        for each in given
+        if isinstance(each, torch.Tensor)
+        for size in each.shape
+    ]
+    return not all(V.graph.sizevars.statically_known_true(size > 0) for size in sizes)
