@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
-from functools import partial
+from functools import partial, wraps
 from typing import Any
 
 import sympy
@@ -256,10 +256,12 @@ class RefusingCode:
     def _modifying(self, modify: Callable[..., Any]) -> Callable[..., Any]:
         """Knows which attention's `score_mod` or `mask_mod` is written into a template."""
 
-        def modified(template: Any, function: Any, *args: Any, **kwargs: Any) -> Any:
-            self._modification = template.subgraphs[function] if isinstance(function, int) else function
+        @wraps(modify)  # a template finds it by its name
+        def modified(template: Any, *args: Any, **kwargs: Any) -> Any:
+            number = kwargs.get("subgraph_number")  # in Triton's templates
+            self._modification = args[0] if number is None else template.subgraphs[number]
             try:
-                return modify(template, function, *args, **kwargs)
+                return modify(template, *args, **kwargs)
             finally:
                 self._modification = None
 
