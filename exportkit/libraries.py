@@ -56,6 +56,7 @@ _CONFLICT_HINT = (
     "exportkit.load(..., isolate=True)."
 )
 _SHOWN_SCHEMAS = 40
+_WRITTEN = re.compile(r"\(\$\d+! -> \)")  # csrc/runtime/operators.cpp has the same
 _BLOCK = 1 << 18  # bytes to hash or search at a time; reading the next block releases the GIL
 
 _process = ctypes.CDLL(None)
@@ -91,15 +92,15 @@ def load_library(path: Path, *, defines: Collection[str] = (), beside: Sequence[
     Args:
         path: The shared library.
         defines: The namespaces that the library is known to define. They are compared with the registered ones before
-            the dynamic linker runs any code. If the library can define operators and mentions another registered
-            namespace, another process checks whether it defines that one too, which takes seconds.
+            the dynamic linker runs any code. Where they are not known, and the library can define operators, another
+            process finds out which ones, which takes seconds.
         beside: Libraries that belong together with this one and were loaded before it. They may define other operators
             of the same namespaces.
 
     Raises:
         LibraryConflictError: Another build of a namespace is loaded, or another build of a file with this name that
             only adds kernels.
-        LibraryLoadError: The dynamic linker refused the file.
+        LibraryLoadError: The dynamic linker refused the file, or it cannot be found out what it defines.
     """
     path = Path(path).resolve()
     with loading:
@@ -136,21 +137,20 @@ def load_verified(
         if sha256 in _loaded:  # another thread loaded it meanwhile
             return _loaded[sha256]
         namespaces, before = set(defines), set[str]()
-        if can_define := bool(defines) or bool(_found_in(path, _DEFINING_SYMBOLS)):
-            registered = list_namespaces()
-            if undeclared := _mentioned(path, registered - namespaces - TORCH_NAMESPACES):
-                schemas = {**_definitions(path, beside), **(schemas or {})}
-                namespaces |= undeclared & {name.partition("::")[0] for name in schemas}
+        if can_define := bool(defines) or _can_define(path):
+            if not defines and list_namespaces() - TORCH_NAMESPACES:  # else there is nothing to conflict with
+                schemas = _definitions(path, beside)
+                namespaces = _namespaces_of(schemas)
             if _is_served(path, namespaces, schemas, beside):
                 return _loaded.setdefault(sha256, LoadedLibrary(path, sha256, frozenset(namespaces)))
-            _refuse_second_definition(path, sha256, namespaces & registered, schemas, beside)
+            _refuse_second_definition(path, sha256, namespaces, schemas, beside)
         else:
             _refuse_other_kernels(path, sha256)
-        if can_define and not defines:
+        if can_define and not namespaces:
             before = _operator_names()
         _open(path)
-        if can_define and not defines:
-            namespaces |= _namespaces_of(_operator_names() - before)
+        if can_define and not namespaces:
+            namespaces = _namespaces_of(_operator_names() - before)
         return _loaded.setdefault(sha256, LoadedLibrary(path, sha256, frozenset(namespaces)))
 
 
@@ -173,21 +173,13 @@ def loaded_libraries() -> tuple[LoadedLibrary, ...]:
     return tuple(_loaded.values())
 
 
-def could_define(path: Path, namespace: str) -> bool:
-    """Returns whether a file looks like a library that defines operators of a namespace. It is not loaded."""
-    try:
-        return bool(_found_in(path, _DEFINING_SYMBOLS) and _mentioned(path, [namespace]))
-    except OSError:
-        return False
-
-
 def registered_schemas(namespace: str) -> dict[str, str]:
     """Returns the registered schemas of a namespace by operator name with overload."""
     return schemas_of(_in_namespaces(_operator_names(), [namespace]))
 
 
 def schemas_of(names: Iterable[str]) -> dict[str, str]:
-    """Returns the schemas of the given operators (`ns::op` or `ns::op.overload`) that are registered."""
+    """Returns the texts of the schemas of the given operators (`ns::op` or `ns::op.overload`) that are registered."""
     import torch
 
     names = set(names)
@@ -196,15 +188,17 @@ def schemas_of(names: Iterable[str]) -> dict[str, str]:
         for schema in torch._C._jit_get_schemas_for_operator(base):
             name = f"{schema.name}.{schema.overload_name}" if schema.overload_name else schema.name
             if name in names:
-                schemas[name] = str(schema)
+                schemas[name] = schema_text(schema)
     return dict(sorted(schemas.items()))
 
 
-def same_schema(one: str, other: str) -> bool:
-    """Whether two texts are the same schema. The spelling may differ between versions of torch."""
-    import torch
+def schema_text(schema: object) -> str:
+    """Returns the one text of a torch.FunctionSchema, by which schemas are compared.
 
-    return bool(torch._C.parse_schema(one) == torch._C.parse_schema(other))
+    Torch cannot read back all that it prints, such as the default `Device d="cpu"`, so texts are compared and none is
+    read. `Tensor!` is the one thing that it prints otherwise than a person writes it.
+    """
+    return _WRITTEN.sub("!", str(schema))
 
 
 def host_platform() -> str:
@@ -285,10 +279,9 @@ def _mapped_copy(sha256: str, size: int) -> Path | None:
     return None
 
 
-def _mentioned(path: Path, namespaces: Iterable[str]) -> set[str]:
-    """Returns the given namespaces that a library could define. Its file contains them as string literals."""
-    found = _found_in(path, [namespace.encode() + b"\0" for namespace in namespaces])
-    return {name[:-1].decode() for name in found}
+def _can_define(path: Path) -> bool:
+    """Whether a library calls a function that defines operators."""
+    return bool(_found_in(path, _DEFINING_SYMBOLS))
 
 
 def _found_in(path: Path, wanted: Collection[bytes]) -> set[bytes]:
@@ -328,7 +321,7 @@ def _is_served(
         return False
     here = _definitions(path, beside) if schemas is None else schemas
     wanted = _in_namespaces(here, [OWN_NAMESPACE])
-    return all(name in there and same_schema(there[name], here[name]) for name in wanted)
+    return all(there.get(name) == here[name] for name in wanted)
 
 
 def _refuse_second_definition(
@@ -368,20 +361,21 @@ def _owner_of(namespace: str) -> str:
     for library in _loaded.values():
         if namespace in library.namespaces:
             return f"sha256 {library.sha256} from {library.path}"
-    found = []
-    for path in mapped_beside_torch():
-        with contextlib.suppress(OSError):
-            if could_define(path, namespace):
-                found.append(f"sha256 {file_sha256(path)} from {path}")
-    if not found:
-        return "Python code, or a library whose file is gone, that exportkit did not load"
-    return f"{' or '.join(found)}, which exportkit did not load"
+    import torch
+
+    dumped = torch._C._dispatch_dump(next(iter(registered_schemas(namespace))))
+    at = next(line.removeprefix("debug: ") for line in dumped.splitlines() if line.startswith("debug: "))
+    known = {library.path for library in _loaded.values()}
+    others = [path for path in mapped_beside_torch() if path not in known and not path.is_relative_to(LIBRARY_DIR)]
+    files = [] if ".py:" in at else [path for path in others if _can_define(path)]
+    found = " or ".join(f"sha256 {file_sha256(path)} from {path}" for path in files)
+    return f"{found or 'code'} ({at}), which exportkit did not load"
 
 
 def _differences(there: Mapping[str, str], here: Mapping[str, str]) -> str:
     """Lists the changes of a second build, one per line."""
     both = sorted(there.keys() & here.keys())
-    same = {name for name in both if same_schema(there[name], here[name])}
+    same = {name for name in both if there[name] == here[name]}
     lines = [f"registered as {there[name]}, in this file {here[name]}" for name in both if name not in same]
     lines += [f"registered only: {there[name]}" for name in sorted(there.keys() - here.keys())]
     lines += [f"in this file only: {here[name]}" for name in sorted(here.keys() - there.keys())]

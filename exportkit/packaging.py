@@ -144,8 +144,6 @@ def _import_judging() -> None:
 
 
 def _missing(manifests: Sequence[Manifest]) -> set[str]:
-    """Returns the operators that the artifacts' libraries do not define."""
-    brought = {
-        operator.name for manifest in manifests for library in manifest.libraries for operator in library.defines
-    }
+    """Returns the operators that the artifacts' libraries do not have."""
+    brought = {name for manifest in manifests for library in manifest.libraries for name in library.operators}
     return {operator.name for manifest in manifests for operator in manifest.operators} - brought

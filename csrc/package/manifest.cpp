@@ -279,7 +279,8 @@ Library library(JsonReader& json) {
          field("platform", out.platform, name), field("device", out.device, device),
          field("kernels", out.kernels, list(one_of("cpu", "cuda", "any"))),
          field("defines", out.defines, list(operator_)), field("needs_torch", out.needs_torch, text),
-         field("torch_bound", out.torch_bound, nullable(text)), field("needs", out.needs, list(text)));
+         field("torch_bound", out.torch_bound, nullable(text)), field("needs", out.needs, list(text)),
+         optional_field("adds_to", out.adds_to, list(text)));
   return out;
 }
 

@@ -6,7 +6,7 @@
 #include <fcntl.h>
 #include <sys/stat.h>
 #include <torch/csrc/inductor/aoti_torch/c/shim.h>
-#include <torch/csrc/jit/frontend/function_schema_parser.h>
+#include <torch/library.h>
 
 #include <algorithm>
 #include <fstream>
@@ -75,10 +75,6 @@ std::string content_of(const fs::path& path) {
   return read_at(file.get(), 0, static_cast<uint64_t>(status.st_size));
 }
 
-bool mentions(std::string_view content, const std::string& name_space) {
-  return content.find(std::string_view(name_space.c_str(), name_space.size() + 1)) != std::string_view::npos;
-}
-
 bool has_defining_symbol(std::string_view content) {
   return std::any_of(std::begin(kDefiningSymbols), std::end(kDefiningSymbols),
                      [&](std::string_view symbol) { return content.find(symbol) != std::string_view::npos; });
@@ -93,12 +89,25 @@ std::set<std::string> registered_names() {
   return names;
 }
 
+// The text by which schemas are compared: exportkit.libraries.schema_text says why none is parsed.
+std::string schema_text(const c10::FunctionSchema& schema) {
+  constexpr std::string_view kBegin = "($", kEnd = "! -> )";
+  std::string text = c10::toString(schema);
+  for (size_t at = 0; (at = text.find(kBegin, at)) != std::string::npos; ++at) {
+    const size_t end = text.find_first_not_of("0123456789", at + kBegin.size());
+    if (end != std::string::npos && text.compare(end, kEnd.size(), kEnd) == 0) {
+      text.replace(at, end + kEnd.size() - at, "!");
+    }
+  }
+  return text;
+}
+
 Schemas registered_in(const std::string& name_space) {
   Schemas schemas;
   for (const c10::OperatorName& name : c10::Dispatcher::singleton().getAllOpNames()) {
     if (!name.name.starts_with(name_space + "::")) continue;
     if (const auto found = c10::Dispatcher::singleton().findSchema(name)) {
-      schemas.emplace(c10::toString(name), c10::toString(found->schema()));
+      schemas.emplace(c10::toString(name), schema_text(found->schema()));
     }
   }
   return schemas;
@@ -131,40 +140,41 @@ std::optional<fs::path> mapped_copy(const std::string& sha256, int64_t size) {
   return std::nullopt;
 }
 
-fs::path torch_folder() {
+template <typename Function>
+fs::path file_of(Function* function) {
   Dl_info info{};
-  if (dladdr(reinterpret_cast<void*>(&aoti_torch_abi_version), &info) == 0) return {};
-  return fs::path(info.dli_fname).parent_path().parent_path();
+  if (dladdr(reinterpret_cast<void*>(function), &info) == 0) return {};
+  return info.dli_fname;
+}
+
+// What the dispatcher knows of where a namespace was registered, such as "registered at ops.cpp:12".
+std::string registration_of(const std::string& name_space) {
+  for (const c10::OperatorName& name : c10::Dispatcher::singleton().getAllOpNames()) {
+    if (!name.name.starts_with(name_space + "::")) continue;
+    if (const auto found = c10::Dispatcher::singleton().findSchema(name)) return found->debug();
+  }
+  return "registered meanwhile";
 }
 
 // Which library registered a namespace, as far as known.
 std::string owner_of(const std::string& name_space) {
+  std::set<fs::path> known = {file_of(&load_operators)};
   for (const auto& [sha256, library] : loaded) {
     if (library.namespaces.contains(name_space)) return "sha256 " + sha256 + " from " + library.path.string();
+    known.insert(library.path);
   }
+  const std::string at = registration_of(name_space);
   std::vector<std::string> found;
-  const std::string torch = torch_folder().string() + "/";
+  const std::string torch = file_of(&aoti_torch_abi_version).parent_path().parent_path().string() + "/";
   for (const auto& [path, status] : mapped_files()) {
-    if (path.string().starts_with(torch)) continue;
+    if (at.find(".py:") != std::string::npos || path.string().starts_with(torch) || known.contains(path)) continue;
     const std::string content = content_of(path);
-    if (mentions(content, name_space) && has_defining_symbol(content)) {
-      found.push_back("sha256 " + sha256_hex(content) + " from " + path.string());
-    }
+    if (has_defining_symbol(content)) found.push_back("sha256 " + sha256_hex(content) + " from " + path.string());
   }
-  if (found.empty()) return "Python code, or a library whose file is gone, that exportkit did not load";
-  return joined(found, " or ") + ", which exportkit did not load";
+  return (found.empty() ? "code" : joined(found, " or ")) + " (" + at + "), which exportkit did not load";
 }
 
 // --- refusals --------------------------------------------------------------------------------------------------------
-
-// Parsed schemas are compared, because the spelling may differ between versions of torch.
-bool same_schema(const c10::FunctionSchema& registered, const std::string& text) {
-  try {
-    return registered == torch::jit::parseSchema(text);
-  } catch (const c10::Error&) {  // `text` is not a schema
-    return false;
-  }
-}
 
 // The differences between two builds' operators, one per line.
 std::string differences(const Schemas& there, const Schemas& here) {
@@ -173,7 +183,7 @@ std::string differences(const Schemas& there, const Schemas& here) {
     const auto other = here.find(name);
     if (other == here.end()) {
       there_only.push_back("registered only: " + schema);
-    } else if (same_schema(torch::jit::parseSchema(schema), other->second)) {
+    } else if (schema == other->second) {
       same.push_back("the same in both: " + schema);
     } else {
       changed.push_back("registered as " + schema + ", in this file " + other->second);
@@ -199,7 +209,7 @@ bool is_served(const Library& library) {
   const Schemas there = registered_in(own);
   return std::all_of(library.defines.begin(), library.defines.end(), [&](const Operator& op) {
     const auto found = there.find(op.name);
-    return found != there.end() && same_schema(torch::jit::parseSchema(found->second), op.schema);
+    return found != there.end() && found->second == op.schema;
   });
 }
 
@@ -287,12 +297,28 @@ void load(const PackageReader& reader, const Library& library, const std::set<st
   loaded[library.sha256] = {path, defines};
 }
 
+c10::OperatorName operator_name(const std::string& name) {
+  const size_t dot = name.find('.', name.find("::"));
+  return {name.substr(0, dot), dot == std::string::npos ? "" : name.substr(dot + 1)};
+}
+
+// Defines the operators that a library adds kernels to and that Python defined where the package was made.
+void define_missing(const Manifest& manifest, const std::vector<const Library*>& libraries) {
+  static std::vector<torch::Library> fragments;  // what they define ends with them
+  const std::lock_guard lock(loading);
+  std::set<std::string> added;
+  for (const Library* library : libraries) added.insert(library->adds_to.begin(), library->adds_to.end());
+  for (const Operator& op : manifest.operators) {
+    if (!added.contains(op.name) || c10::Dispatcher::singleton().findSchema(operator_name(op.name))) continue;
+    fragments.emplace_back(torch::Library::FRAGMENT, namespace_of(op.name), std::nullopt, __FILE__, __LINE__);
+    fragments.back().def(op.schema.c_str());
+  }
+}
+
 // Checks that every operator of the graph is registered with the schema that the manifest records.
 void check_operators(const Manifest& manifest, const std::vector<const Library*>& libraries) {
   for (const Operator& op : manifest.operators) {
-    const size_t dot = op.name.find('.', op.name.find("::"));
-    const c10::OperatorName name(op.name.substr(0, dot), dot == std::string::npos ? "" : op.name.substr(dot + 1));
-    const auto registered = c10::Dispatcher::singleton().findSchema(name);
+    const auto registered = c10::Dispatcher::singleton().findSchema(operator_name(op.name));
     if (!registered) {
       std::vector<std::string> names;
       for (const Library* library : libraries) names.push_back(file_name(library->record));
@@ -301,10 +327,9 @@ void check_operators(const Manifest& manifest, const std::vector<const Library*>
                       (names.empty() ? "none" : joined(names)) + ")",
                   "`exportkit package` adds the library; `--op-library` names one that is not exportkit's own.");
     }
-    if (!same_schema(registered->schema(), op.schema)) {
+    if (const std::string there = schema_text(registered->schema()); there != op.schema) {
       throw Error(errors::kSchemaChanged,
-                  "operator " + op.name + " is registered as " + c10::toString(registered->schema()) +
-                      "; the package was made with " + op.schema,
+                  "operator " + op.name + " is registered as " + there + "; the package was made with " + op.schema,
                   "Export again with the library that is loaded, or load the one that the package was made with.");
     }
   }
@@ -326,6 +351,7 @@ void load_operators(const PackageReader& reader, const Target& target, const std
     load(reader, *library, shared, how);
     shared.merge(namespaces_of(*library));
   }
+  define_missing(reader.manifest(), libraries);
   check_operators(reader.manifest(), libraries);
 }
 

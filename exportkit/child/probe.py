@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import os
 from pathlib import Path
 from typing import Literal
 
@@ -24,11 +26,17 @@ class Registrations(Message, frozen=True):
 
     Attributes:
         defines: The schema of each operator it defines, by name.
-        kernels: The kinds of kernels it adds: `cpu`, `cuda`, or `any` for one that serves every device.
+        adds: The kinds of kernels that it adds to operators, by name: `cpu`, `cuda`, or `any` for one that serves every
+            device.
     """
 
     defines: dict[str, str]
-    kernels: tuple[Kernels, ...]
+    adds: dict[str, tuple[Kernels, ...]]
+
+    @property
+    def kernels(self) -> tuple[Kernels, ...]:
+        """The kinds of all its kernels."""
+        return tuple(sorted({kind for kinds in self.adds.values() for kind in kinds}))
 
 
 class Probed(Message, frozen=True):
@@ -38,7 +46,7 @@ class Probed(Message, frozen=True):
 
 
 def registrations(*libraries: Path) -> tuple[Registrations, ...]:
-    """Loads libraries into a child process. It takes as long as importing torch, and is never cut short.
+    """Loads libraries into a child process. It takes as long as importing torch, once for the same files.
 
     Args:
         libraries: The shared libraries, in loading order: each after those that it needs.
@@ -51,10 +59,16 @@ def registrations(*libraries: Path) -> tuple[Registrations, ...]:
             ended the process.
         HostError: No child process can be started.
     """
+    files = tuple(path.resolve() for path in libraries)
+    return _registrations(files, tuple((stat.st_ino, stat.st_size, stat.st_mtime_ns) for stat in map(os.stat, files)))
+
+
+@functools.lru_cache(maxsize=16)
+def _registrations(libraries: tuple[Path, ...], state: tuple[tuple[int, int, int], ...]) -> tuple[Registrations, ...]:
     library = libraries[-1]
     with Conversation("exportkit.child.probe_worker", search_path="installed") as child:
         try:
-            answer = child.ask(Probe(tuple(str(path.resolve()) for path in libraries)), Probed)
+            answer = child.ask(Probe(tuple(map(str, libraries))), Probed)
         except ChildEndedError as error:
             printed = child.printed()
             raise LibraryLoadError(

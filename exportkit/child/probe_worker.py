@@ -11,6 +11,7 @@ import torch
 from exportkit.child.messages import serve
 from exportkit.child.probe import Kernels, Probe, Probed, Registrations
 from exportkit.errors import LibraryLoadError
+from exportkit.libraries import schema_text
 
 _KERNELS: Mapping[str, Kernels] = {
     "CPU": "cpu",
@@ -34,14 +35,16 @@ def _registrations(library: str) -> Registrations:
         reason = str(error.__cause__ or error)
         raise LibraryLoadError(f"the dynamic linker refused {Path(library).name}: {reason}") from error
     defines = {name: schema for name, schema in _schemas().items() if schemas_before.get(name) != schema}
-    added = {_KERNELS[key] for key, _ in _kernels() - kernels_before}
-    return Registrations(defines, tuple(sorted(added)))
+    adds: dict[str, tuple[Kernels, ...]] = {}
+    for key, name in sorted(_kernels() - kernels_before):
+        adds[name] = tuple(sorted({*adds.get(name, ()), _KERNELS[key]}))
+    return Registrations(defines, adds)
 
 
 def _schemas() -> dict[str, str]:
     found = {}
     for schema in torch._C._jit_get_all_schemas():
-        found[f"{schema.name}.{schema.overload_name}" if schema.overload_name else schema.name] = str(schema)
+        found[f"{schema.name}.{schema.overload_name}" if schema.overload_name else schema.name] = schema_text(schema)
     return found
 
 

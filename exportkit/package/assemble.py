@@ -11,7 +11,7 @@ import msgspec
 from exportkit.errors import ManifestSyntaxError, MergeError, MissingLibraryError, SchemaChangedError, UsageError
 from exportkit.package import core
 from exportkit.package.archive import Content, PackageReader, StoredRecord, write_package
-from exportkit.package.consistency import loading_order, missing_operators
+from exportkit.package.consistency import libraries_for, loading_order, missing_operators
 from exportkit.package.cuda_code import arch_list
 from exportkit.package.manifest import (
     Call,
@@ -24,7 +24,7 @@ from exportkit.package.manifest import (
     check,
     encode_manifest,
 )
-from exportkit.package.operators_gpus import OperatorsFit, libraries_of, namespaces, operators_fits
+from exportkit.package.operators_gpus import OperatorsFit, namespaces, operators_fits
 
 
 def assemble(
@@ -244,7 +244,7 @@ def check_libraries(manifest: Manifest, records: Mapping[str, Content]) -> None:
     code = {library.record: _bytes(records[library.record]) for library in manifest.libraries}
     for target in manifest.targets:
         _check_definitions(manifest, target)
-        _check_kernels(manifest, target, code)
+        _check_kernels(manifest, target)
     for fit in operators_fits(manifest, code.__getitem__):
         _check_gpu(fit)
 
@@ -262,27 +262,27 @@ def _check_schemas(manifest: Manifest) -> None:
 
 
 def _check_definitions(manifest: Manifest, target: Target) -> None:
-    """Checks that the target's libraries define every operator of the graph."""
+    """Checks that the target's libraries have every operator of the graph."""
     for operator in missing_operators(manifest, target):
-        elsewhere = [lib.record for lib in manifest.libraries if any(op.name == operator.name for op in lib.defines)]
-        reason = f"; {elsewhere[0]} defines it for another platform" if elsewhere else ""
+        elsewhere = [library.record for library in manifest.libraries if operator.name in library.operators]
+        reason = f"; {elsewhere[0]} has it for another platform" if elsewhere else ""
         raise MissingLibraryError(
-            f"no library for target {target.name} ({target.platform}, {target.device}) defines the operator "
+            f"no library for target {target.name} ({target.platform}, {target.device}) has the operator "
             f"{operator.name}{reason}",
-            hint="Name the library that defines it, or the Python module that loads it: --op-library <path or module>. "
+            hint="Name the library that has it, or the Python module that loads it: --op-library <path or module>. "
             f"Or name the model whose module loads it: --model net.py:Net. The schema is {operator.schema!r}",
         )
 
 
-def _check_kernels(manifest: Manifest, target: Target, code: Mapping[str, bytes]) -> None:
+def _check_kernels(manifest: Manifest, target: Target) -> None:
     """Checks that every namespace of the graph has a library with kernels for the target's device."""
     for namespace in namespaces(manifest):
-        libraries = libraries_of(manifest, target, namespace, code.__getitem__)
+        libraries = [library for library in libraries_for(manifest, target) if library.may_serve(namespace)]
         if not any({target.device, "any"} & {*library.kernels} for library in libraries):
             had = ", ".join(f"{library.record} ({', '.join(library.kernels)})" for library in libraries)
             raise MissingLibraryError(
                 f"target {target.name} runs on {target.device}, but no library has {target.device} kernels for the "
-                f"operators {namespace}::*; the libraries have: {had}",
+                f"operators {namespace}::*{had and f'; the libraries have: {had}'}",
                 hint=f"Give the library with the {target.device} kernels as well: --op-library <path>",
             )
 

@@ -20,12 +20,13 @@ _NAMES = msgspec.json.Decoder(dict[str, list[str]])  # made at import: exportkit
 
 
 def missing_operators(manifest: Manifest, target: Target) -> tuple[Operator, ...]:
-    """Returns the graph's operators that no library of the package defines for a target.
+    """Returns the graph's operators that no library of the package has for a target.
 
-    An artifact from `export` has no libraries yet, so all its operators are missing. In a package, all are defined.
+    An artifact from `export` has no libraries yet, so all its operators are missing. In a package, none is: a library
+    defines it, or adds kernels to it, and a loader defines what nobody has defined.
     """
-    defined = {operator.name for library in libraries_for(manifest, target) for operator in library.defines}
-    return tuple(operator for operator in manifest.operators if operator.name not in defined)
+    brought = {name for library in libraries_for(manifest, target) for name in library.operators}
+    return tuple(operator for operator in manifest.operators if operator.name not in brought)
 
 
 def is_complete(manifest: Manifest) -> bool:

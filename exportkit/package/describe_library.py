@@ -11,6 +11,8 @@ from collections.abc import Mapping, Sequence, Set
 from pathlib import Path
 from typing import NamedTuple
 
+from msgspec import UNSET
+
 from exportkit.child.probe import Kernels, Registrations, registrations
 from exportkit.errors import HostError, LibraryLoadError, NotAnOperatorLibraryError
 from exportkit.package.consistency import OPERATORS_DIR
@@ -52,18 +54,25 @@ def describe_with_needed(path: Path) -> tuple[tuple[Path, Library], ...]:
             f"{path} registers no operators: it calls neither TORCH_LIBRARY's functions nor the stable ABI's",
             hint=f"It needs {', '.join(others)}: give that instead."
             if others
-            else "Operators in Python cannot be packaged. Define them with TORCH_LIBRARY in C++.",
+            else "Give the library whose code defines the operators, or adds kernels to them.",
         )
     torch_version, torch_has_cuda = _installed_torch()
     if not torch_has_cuda and any(file.elf.needs_torch_cuda for file in chain.values()):
-        registered = _assumed(chain)
+        _refuse_unknown_definitions(chain)
+        registered: Sequence[Registrations | None] = [None] * len(chain)
+        kernels = [_ASSUMED if file.elf.registers_operators else () for file in chain.values()]
     else:
-        registered = _registrations(path, chain)
-    only_cuda = not registered[-1].defines and registered[-1].kernels == ("cuda",)
+        registered = known = _registrations(path, chain)
+        kernels = [each.kernels for each in known]
+    only_cuda = kernels[-1] == ("cuda",) and not (registered[-1] and registered[-1].defines)
     return tuple(
-        (file.path, _describe(file, each, torch_version, only_cuda=only_cuda))
-        for file, each in zip(chain.values(), registered)
+        (file.path, _describe(file, each, kinds, torch_version, only_cuda=only_cuda))
+        for file, each, kinds in zip(chain.values(), registered, kernels)
     )
+
+
+_ASSUMED: tuple[Kernels, ...] = ("cuda",)
+"""What a library that only torch with CUDA can load is taken to add, to operators that are not known."""
 
 
 class _File(NamedTuple):
@@ -71,16 +80,21 @@ class _File(NamedTuple):
     elf: Elf
 
 
-def _describe(file: _File, registered: Registrations, torch_version: str, *, only_cuda: bool) -> Library:
+def _describe(
+    file: _File, registered: Registrations | None, kernels: tuple[Kernels, ...], torch_version: str, *, only_cuda: bool
+) -> Library:
     platform = f"{sys.platform}-{file.elf.machine}"
     stable = is_stable(file.elf.torch_symbols)
+    defines = registered.defines if registered else {}
+    others = sorted(registered.adds.keys() - defines.keys()) if registered else ()
     return Library(
         record=f"{OPERATORS_DIR}/{platform}/{file.path.name}",
         sha256=hashlib.sha256(file.path.read_bytes()).hexdigest(),
         platform=platform,
-        device="cuda" if only_cuda and not registered.defines and "cpu" not in registered.kernels else "cpu",
-        kernels=registered.kernels,
-        defines=tuple(Operator(name=name, schema=schema) for name, schema in sorted(registered.defines.items())),
+        device="cuda" if only_cuda and not defines and "cpu" not in kernels else "cpu",
+        kernels=kernels,
+        defines=tuple(Operator(name=name, schema=schema) for name, schema in sorted(defines.items())),
+        adds_to=tuple(others) if others else UNSET,
         needs_torch=(oldest_torch(file.elf.torch_symbols) if stable else None) or torch_version,
         torch_bound=None if stable else torch_version,
         needs=file.elf.host_needs,
@@ -124,8 +138,8 @@ def _installed_torch() -> tuple[str, bool]:
     return version, Path(spec.origin).with_name("lib").joinpath("libtorch_cuda.so").exists()
 
 
-def _assumed(chain: Mapping[str, _File]) -> tuple[Registrations, ...]:
-    """Returns what libraries register that this torch, which has no CUDA, cannot load: kernels for CUDA only."""
+def _refuse_unknown_definitions(chain: Mapping[str, _File]) -> None:
+    """Refuses a library that defines operators, if this torch, which has no CUDA, cannot load it to see which ones."""
     if defining := [name for name, file in chain.items() if file.elf.defines_operators]:
         needing = next(name for name, file in chain.items() if file.elf.needs_torch_cuda)
         raise LibraryLoadError(
@@ -133,8 +147,6 @@ def _assumed(chain: Mapping[str, _File]) -> tuple[Registrations, ...]:
             "and the installed torch is a CPU build",
             hint="Run this with a torch that has CUDA, or give a build of the library without CUDA.",
         )
-    kernels: dict[bool, tuple[Kernels, ...]] = {True: ("cuda",), False: ()}
-    return tuple(Registrations({}, kernels[file.elf.registers_operators]) for file in chain.values())
 
 
 def _registrations(path: Path, chain: Mapping[str, _File]) -> tuple[Registrations, ...]:
@@ -143,7 +155,7 @@ def _registrations(path: Path, chain: Mapping[str, _File]) -> tuple[Registration
         registered = registrations(*(file.path for file in chain.values()))
     except LibraryLoadError as error:
         raise LibraryLoadError(error.message, hint=error.hint or _hint(error.message, chain[path.name].elf)) from error
-    if not registered[-1].defines and not registered[-1].kernels:
+    if not registered[-1].defines and not registered[-1].adds:
         raise NotAnOperatorLibraryError(f"{path} was loaded, but it defines no operator and adds no kernel")
     return registered
 

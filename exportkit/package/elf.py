@@ -37,7 +37,9 @@ _CUDA_SYMBOL = re.compile(r"^cuda[A-Z]|^cu[A-Z]\w+$|^__cudaRegister")
 _CUDA_LIBRARY = re.compile(
     r"^lib(cuda|cudart|cublas|cublasLt|cudnn|cufft|curand|cusparse|cusolver|nvrtc|nvJitLink|nccl)\b"
 )
-_REGISTRATION_SYMBOL = re.compile(r"^(aoti_torch_library_|torch_library_)|^_ZN5torch7Library")
+_REGISTRATION_SYMBOL = re.compile(
+    r"^(aoti_torch_library_|torch_library_)|^_ZN5torch7Library|^_ZN3c1017RegisterOperators"
+)
 # These define one operator. Unoptimised code of the stable ABI names those that open a library in any case.
 _DEFINITION_SYMBOL = re.compile(
     r"^(aoti_torch_library|torch_library)_def$|^_ZNR5torch7Library4_defE|^_ZN3c1017RegisterOperators"

@@ -50,7 +50,7 @@ def operators_fits(manifest: Manifest, read: Callable[[str], bytes]) -> Iterator
         if target.cuda_architecture is None or not _ARCHITECTURE.fullmatch(target.cuda_architecture):
             continue
         for namespace in namespaces(manifest):
-            having = [lib for lib in _with_needed(manifest, target, namespace, read) if code_of(lib.record) != _NONE]
+            having = [lib for lib in _with_needed(manifest, target, namespace) if code_of(lib.record) != _NONE]
             code = DeviceCode(
                 frozenset().union(*(code_of(lib.record).machine for lib in having)),
                 frozenset().union(*(code_of(lib.record).ptx for lib in having)),
@@ -65,20 +65,10 @@ def namespaces(manifest: Manifest) -> list[str]:
     return sorted({operator.name.partition("::")[0] for operator in manifest.operators})
 
 
-def libraries_of(manifest: Manifest, target: Target, namespace: str, read: Callable[[str], bytes]) -> list[Library]:
-    """Returns a target's libraries for the operators of a namespace.
-
-    A library that only adds kernels does not list their operators, but it contains the namespace as a string, alone or
-    before an operator's name.
-    """
-    mention = re.compile(namespace.encode() + b"(\0|::)")
-    return [library for library in libraries_for(manifest, target) if mention.search(read(library.record))]
-
-
-def _with_needed(manifest: Manifest, target: Target, namespace: str, read: Callable[[str], bytes]) -> list[Library]:
+def _with_needed(manifest: Manifest, target: Target, namespace: str) -> list[Library]:
     """Returns the libraries of a namespace, and those in the package that they need."""
     by_name = {PurePosixPath(library.record).name: library for library in libraries_for(manifest, target)}
-    found, waiting = list[Library](), libraries_of(manifest, target, namespace, read)
+    found, waiting = list[Library](), [library for library in by_name.values() if library.may_serve(namespace)]
     while waiting:
         library = waiting.pop()
         if library not in found:

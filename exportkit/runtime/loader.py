@@ -15,7 +15,7 @@ from typing import Literal, get_args
 import torch
 
 from exportkit.errors import HostError, MissingLibraryError, SchemaChangedError, TorchVersionError, UsageError
-from exportkit.libraries import LoadedLibrary, load_verified, loaded_library, same_schema, schemas_of
+from exportkit.libraries import LoadedLibrary, load_verified, loaded_library, schemas_of
 from exportkit.package.archive import PackageReader
 from exportkit.package.consistency import libraries_for
 from exportkit.package.core import SignatureSource
@@ -193,7 +193,16 @@ def _load_operators(reader: PackageReader, target: Target, *, always: bool) -> N
                     entry.library, library.sha256, defines=namespaces, schemas=schemas, beside=beside
                 )
         beside.append(loaded)
+    _define_missing(reader.manifest, libraries)
     _check_operators(reader.manifest, libraries)
+
+
+def _define_missing(manifest: Manifest, libraries: tuple[Library, ...]) -> None:
+    """Defines the operators that a library adds kernels to and that Python defined where the package was made."""
+    added = {name for library in libraries for name in library.adds_to or ()}
+    schemas = {op.name: op.schema for op in manifest.operators if op.name in added}
+    for name in sorted(schemas.keys() - schemas_of(schemas).keys()):
+        torch.library.define(name, schemas[name].removeprefix(name))
 
 
 def _check_operators(manifest: Manifest, libraries: tuple[Library, ...]) -> None:
@@ -206,7 +215,7 @@ def _check_operators(manifest: Manifest, libraries: tuple[Library, ...]) -> None
                 f"operator {operator.name} is not loaded, and no library of the package gives it (libraries: {names})",
                 hint="`exportkit package` adds the library; `--op-library` names one that is not exportkit's own.",
             )
-        if not same_schema(registered[operator.name], operator.schema):
+        if registered[operator.name] != operator.schema:
             raise SchemaChangedError(
                 f"operator {operator.name} is registered as {registered[operator.name]}; the package was made with "
                 f"{operator.schema}",

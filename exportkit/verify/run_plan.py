@@ -75,15 +75,16 @@ def needed_libraries(
     """
     if manifest.onnx:
         return {}
-    brought = {operator.name for library in manifest.libraries for operator in library.defines}
+    brought = {name for library in manifest.libraries for name in library.operators}
     missing = [operator.name for operator in manifest.operators if operator.name not in brought]
     if not missing:
         return {}
     devices = {run.device.partition(":")[0] for run in runs}
     described = describe_libraries(options.eager.op_libraries, missing, devices, progress)
-    given = {path: [operator.name for operator in library.defines] for path, library in described}
     for name in missing:
-        if not any(name in names for names in given.values()):
+        if not any(name in library.operators for _, library in described):
             advice = "name one with --op-library, or add it with `exportkit package`"
-            return MissingOperator(name, f"no library in the artifact defines it; {advice}")
-    return {library: sorted({name.partition("::")[0] for name in names}) for library, names in given.items()}
+            return MissingOperator(name, f"no library in the artifact has it; {advice}")
+    return {
+        path: sorted({operator.name.partition("::")[0] for operator in library.defines}) for path, library in described
+    }

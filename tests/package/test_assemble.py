@@ -47,8 +47,9 @@ def library(
     return folder / name, msgspec.structs.replace(described, **changes)
 
 
-def kernels_only(folder: Path, content: bytes = b"toy\0cuda") -> tuple[Path, Library]:
-    return library(folder, "libtoy_cuda.so", content, device="cuda", kernels=("cuda",), defines=())
+def kernels_only(folder: Path, **changes: Any) -> tuple[Path, Library]:
+    changes = {"device": "cuda", "kernels": ("cuda",), "defines": (), **changes}
+    return library(folder, "libtoy_cuda.so", b"toy cuda", **changes)
 
 
 def test_an_artifact_and_its_library_become_a_complete_package(tmp_path: Path) -> None:
@@ -121,7 +122,7 @@ def test_a_target_of_another_platform_is_refused_in_a_sentence(tmp_path: Path) -
 
 def test_a_platform_without_its_library_is_refused_with_the_option_to_give_it(tmp_path: Path) -> None:
     sources = [artifact(tmp_path / "x86.pt2"), artifact(tmp_path / "arm.pt2", target=ARM)]
-    with pytest.raises(MissingLibraryError, match=r"linux-x86_64/libtoy_cpu\.so defines it for another platform"):
+    with pytest.raises(MissingLibraryError, match=r"linux-x86_64/libtoy_cpu\.so has it for another platform"):
         assemble(sources, [library(tmp_path)], tmp_path / "toy.pt2")
 
 
@@ -166,7 +167,7 @@ def test_name_and_version_are_the_callers_to_say(tmp_path: Path) -> None:
 
 
 def test_an_operator_without_library_is_named_with_the_option_to_give_it(tmp_path: Path) -> None:
-    with pytest.raises(MissingLibraryError, match="defines the operator toy::twice") as caught:
+    with pytest.raises(MissingLibraryError, match="has the operator toy::twice") as caught:
         assemble([artifact(tmp_path / "cpu.pt2")], [], tmp_path / "toy.pt2")
     assert "--op-library" in (caught.value.hint or "")
     assert not (tmp_path / "toy.pt2").exists()
@@ -174,20 +175,20 @@ def test_an_operator_without_library_is_named_with_the_option_to_give_it(tmp_pat
 
 def test_a_library_for_another_platform_does_not_count(tmp_path: Path) -> None:
     other = library(tmp_path, record="exportkit/ops/linux-aarch64/libtoy_cpu.so", platform="linux-aarch64")
-    with pytest.raises(MissingLibraryError, match=r"linux-aarch64/libtoy_cpu\.so defines it for another platform"):
+    with pytest.raises(MissingLibraryError, match=r"linux-aarch64/libtoy_cpu\.so has it for another platform"):
         assemble([artifact(tmp_path / "cpu.pt2")], [other], tmp_path / "toy.pt2")
 
 
-@pytest.mark.parametrize("content", [None, b"some\0other\0namespace"])
-def test_a_cuda_target_needs_cuda_kernels_of_the_namespace(tmp_path: Path, content: bytes | None) -> None:
-    libraries = [library(tmp_path)] + ([kernels_only(tmp_path, content)] if content else [])
+@pytest.mark.parametrize("adds_to", [None, ("other::twice", "toyota::twice")])
+def test_a_cuda_target_needs_cuda_kernels_of_the_namespace(tmp_path: Path, adds_to: tuple[str, ...] | None) -> None:
+    libraries = [library(tmp_path)] + ([kernels_only(tmp_path, adds_to=adds_to)] if adds_to else [])
     with pytest.raises(MissingLibraryError, match=r"no library has cuda kernels for the operators toy::\*") as caught:
         assemble([artifact(tmp_path / "cuda.pt2", target=CUDA)], libraries, tmp_path / "toy.pt2")
     assert "cuda kernels as well: --op-library" in (caught.value.hint or "")
 
 
 def test_kernels_that_were_added_by_full_names_count(tmp_path: Path) -> None:
-    libraries = [library(tmp_path), kernels_only(tmp_path, b"_\0toy::twice\0")]
+    libraries = [library(tmp_path), kernels_only(tmp_path, adds_to=("toy::twice",))]
     assert is_complete(assemble([artifact(tmp_path / "c.pt2", target=CUDA)], libraries, tmp_path / "toy.pt2"))
 
 

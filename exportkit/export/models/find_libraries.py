@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import re
 from collections.abc import Collection, Iterable, Sequence, Set
 from pathlib import Path
 
@@ -11,7 +10,13 @@ from exportkit.child.conversation import ChildEndedError, Conversation
 from exportkit.child.messages import Failed, Message
 from exportkit.child.process import describe_end
 from exportkit.eager_source import EagerSource
-from exportkit.errors import ExportError, LibraryLoadError, MissingLibraryError, ModelNotFoundError
+from exportkit.errors import (
+    ExportError,
+    LibraryLoadError,
+    MissingLibraryError,
+    ModelNotFoundError,
+    NotAnOperatorLibraryError,
+)
 from exportkit.installed import declared_module, installed_libraries, operator_namespaces
 from exportkit.package.describe_library import describe_with_needed
 from exportkit.package.manifest import Library
@@ -56,7 +61,7 @@ def describe_libraries(
             described.extend(describe_with_needed(library))
 
     describe(library_files(given, sorted(operators), progress))
-    brought = {operator.name for _, library in described for operator in library.defines}
+    brought = {name for _, library in described for name in library.operators}
     for namespace in sorted(declared):
         own = [name for name in operators if _is_in(namespace, name)]
         missing = [name for name in own if name not in brought]
@@ -102,7 +107,7 @@ def library_files(given: Iterable[Path | str], operators: Sequence[str], progres
 
 
 def find_libraries(code: str, operators: Iterable[str]) -> list[Path]:
-    """Returns the libraries that a module loads and that mention one of the operators.
+    """Returns the libraries that a module loads and that have some of the operators, or kernels for them.
 
     Args:
         code: `package.module`, or a path such as `model.py`. It is executed.
@@ -121,20 +126,16 @@ def find_libraries(code: str, operators: Iterable[str]) -> list[Path]:
             ) from error
     if isinstance(answer, Failed):
         raise answer.exception()
-    wanted = [_mentions(name) for name in operators]
-    found = []
-    for path in map(Path, answer.libraries):
-        content = path.read_bytes()
-        if any(namespace.search(content) and name.search(content) for namespace, name in wanted):
-            found.append(path)
-    return found
+    return [path for path in map(Path, answer.libraries) if _has_some(path, set(operators))]
 
 
-def _mentions(operator: str) -> tuple[re.Pattern[bytes], re.Pattern[bytes]]:
-    """Returns what a library that registers an operator contains: the namespace, and the name in a schema or alone."""
-    namespace, _, name = operator.partition("::")
-    base = re.escape(name.partition(".")[0]).encode()
-    return re.compile(namespace.encode() + rb"(\0|::)"), re.compile(base + rb"[\0.(]")
+def _has_some(path: Path, operators: Set[str]) -> bool:
+    """Whether a library has some of the operators. One that cannot be loaded alone cannot be packaged either."""
+    try:
+        _, library = describe_with_needed(path)[-1]
+    except (LibraryLoadError, NotAnOperatorLibraryError):
+        return False
+    return not library.operators or bool(operators & library.operators)
 
 
 def named_libraries(eager: EagerSource, missing: Set[str], progress: Progress) -> Sequence[Path | str]:

@@ -8,7 +8,9 @@ import shlex
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from exportkit.libraries import TORCH_NAMESPACES, LoadedLibrary, could_define, loaded_libraries
+from exportkit.errors import NotAnOperatorLibraryError
+from exportkit.libraries import TORCH_NAMESPACES, LoadedLibrary, loaded_libraries
+from exportkit.package.elf import read_elf
 
 _OPERATOR = r"(?P<namespace>\w+)::(?P<name>\w+)"
 # What torch says where a fake, a kernel or a gradient is added, where torch.ops is asked, and where a program is read.
@@ -40,8 +42,7 @@ def advice(operator: str, folders: Iterable[Path]) -> str:
         folders: Where a library of the user may lie, such as the folder of the model's file.
     """
     loaded = "; ".join(map(_brings, loaded_libraries()))
-    namespace = operator.partition("::")[0]
-    found = next((path for path in _shared_libraries(folders) if could_define(path, namespace)), None)
+    found = next(filter(_defines_operators, _shared_libraries(folders)), None)
     if found is not None:
         give = f"{_short(found)} may be it: --op-library {shlex.quote(_short(found))}"
     else:
@@ -52,6 +53,13 @@ def advice(operator: str, folders: Iterable[Path]) -> str:
 def _brings(library: LoadedLibrary) -> str:
     namespaces = ", ".join(f"{each}::*" for each in sorted(library.namespaces))
     return f"{library.path.name} with {namespaces or 'kernels only'}"
+
+
+def _defines_operators(path: Path) -> bool:
+    try:
+        return read_elf(path).defines_operators
+    except (OSError, NotAnOperatorLibraryError):
+        return False
 
 
 def _shared_libraries(folders: Iterable[Path]) -> Iterator[Path]:

@@ -18,7 +18,7 @@ from exportkit.errors import (
 from exportkit.export.models.resolved import SavedProgram
 from exportkit.export.programs.program_model import program_spec, state_of
 from exportkit.installed import register_operators
-from exportkit.libraries import LoadedLibrary, load_library, same_schema, schemas_of
+from exportkit.libraries import LoadedLibrary, load_library, schemas_of
 from exportkit.package.archive import PackageReader
 from exportkit.package.atomic import temporary_folder
 from exportkit.package.manifest import Manifest
@@ -122,7 +122,7 @@ def _register(path: Path, manifest: Manifest) -> None:
             hint="Name the library with --op-library.",
         )
     for name, schema in wanted.items():
-        if not same_schema(registered[name], schema):
+        if registered[name] != schema:
             raise SchemaChangedError(f"{path} was traced with {schema!r}, but {registered[name]} is registered here")
 
 

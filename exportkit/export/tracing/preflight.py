@@ -23,7 +23,7 @@ from exportkit.export.models.source_lines import raised_by_user, user_frame
 from exportkit.export.within_torch.composites import is_written_out
 from exportkit.export.within_torch.dispatch import OperatorMode, watched_by
 from exportkit.export.within_torch.quiet import quiet_torch
-from exportkit.libraries import TORCH_NAMESPACES
+from exportkit.libraries import TORCH_NAMESPACES, schema_text
 from exportkit.package.manifest import Operator
 
 # What torch says of a model in half precision and inputs in float32, or the reverse.
@@ -53,7 +53,7 @@ def qualified_name(operator: OpOverload) -> str:
 
 def describe_operators(operators: Mapping[str, OpOverload]) -> tuple[Operator, ...]:
     """Describes operators for the manifest, sorted by name."""
-    return tuple(Operator(name=name, schema=str(op._schema)) for name, op in sorted(operators.items()))
+    return tuple(Operator(name=name, schema=schema_text(op._schema)) for name, op in sorted(operators.items()))
 
 
 def graph_operators(module: torch.fx.GraphModule) -> dict[str, OpOverload]:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 import torch
 
 from exportkit.errors import UsageError
+from exportkit.libraries import schema_text
 from exportkit.operators.contract.call_code import WrittenCall, ways_to_write
 from exportkit.operators.contract.definition import ContractCheck, Problem, checks
 from exportkit.operators.contract.fake_kernel import fake_answer
@@ -70,7 +71,7 @@ def check_operator(subject: Subject, only: Sequence[str] = (), progress: Progres
             skipped[check.name] = found
         else:
             passed.append(check.name)
-    schema = str(subject.overload._schema)
+    schema = schema_text(subject.overload._schema)
     return OperatorReport(subject.name, schema, tuple(passed), skipped, tuple(findings), trial.count)
 
 

@@ -21,6 +21,7 @@ from exportkit.export.models.importing import import_code
 from exportkit.export.models.placement import usable_device
 from exportkit.export.models.source_lines import users_code
 from exportkit.export.programs.resolve import load_operator_libraries, parse_dtype, resolve, resolve_decompositions
+from exportkit.libraries import schema_text
 from exportkit.operators.contract.check import check_operator
 from exportkit.operators.contract.definition import checks
 from exportkit.operators.contract.findings import Finding, OperatorReport, Severity
@@ -77,7 +78,7 @@ class _Worker:
             raise
         except Exception as error:  # such as no memory for a call's values: the other operators are still checked
             name, said = command.operator, first_line(error)
-            report = OperatorReport(name, str(overload(name)._schema), (), {}, (), 0)
+            report = OperatorReport(name, schema_text(overload(name)._schema), (), {}, (), 0)
             hint = "--max-memory gives the process more." if is_out_of_memory(said) else "Please report it as a bug."
             return Checked(report, "none", f"the check itself failed: {said}", hint)
         finally:
@@ -92,7 +93,7 @@ class _Worker:
 
     def _check(self, command: CheckOne) -> Checked:
         name, operator, options = command.operator, overload(command.operator), self.options
-        schema = str(operator._schema)
+        schema = schema_text(operator._schema)
         if not (devices := self._devices(name)):
             report = OperatorReport(name, schema, (), {}, (), 0)
             there = ", ".join(devices_of(name)) or "no device"
@@ -163,7 +164,7 @@ def _found(subject: Subject, wanted: list[str], collector: Collector) -> tuple[O
             wanted.remove(check)
             message = f"The check itself failed, and says nothing about the operator: {first_line(error)}"
             failures.append(Finding(check, Severity.doubtful, message, hint="Please report it as a bug of exportkit."))
-    return OperatorReport(subject.name, str(subject.overload._schema), (), {}, (), 0), failures
+    return OperatorReport(subject.name, schema_text(subject.overload._schema), (), {}, (), 0), failures
 
 
 def spec_name(spec: OpSpec) -> str:
@@ -216,7 +217,7 @@ def main(connection: socket.socket) -> None:
 
     def prepare(command: Prepare) -> Prepared:
         worker.append(_Worker(command))
-        return Prepared({name: str(overload(name)._schema) for name in worker[-1].operators})
+        return Prepared({name: schema_text(overload(name)._schema) for name in worker[-1].operators})
 
     def check(command: CheckOne) -> Checked:
         return worker[-1].check(command)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from exportkit.child.messages import serve
 from exportkit.errors import NotAnOperatorLibraryError
-from exportkit.libraries import mapped_beside_torch
+from exportkit.libraries import mapped_beside_torch, schema_text
 from exportkit.operators.contract.schema_rules import schema_findings
 from exportkit.operators.tools.listing import Listed, ListedOperator, ListSource
 from exportkit.operators.tools.registered import (
@@ -38,7 +38,7 @@ def _operator(name: str) -> ListedOperator:
     schema = overload(name)._schema
     return ListedOperator(
         name=name,
-        schema=str(schema),
+        schema=schema_text(schema),
         devices=devices_of(name),
         in_python=is_python(name),
         fake=fake_of(name),
