@@ -116,7 +116,7 @@ def command(
 
     These calls are varied in sizes and dtypes, and the checks are made on all of them. The checks run in another
     process: a crash, a hang and exhausted memory are findings, and the other operators are still checked. A finding
-    has the smallest call that shows it. The exit code is 1 if something is broken.
+    has the smallest call that shows it. The exit code is 1 if something is broken or not checked.
 
     Each operator is printed as soon as it is done. A run of many goes on after an end with `-o FILE --resume`.
 

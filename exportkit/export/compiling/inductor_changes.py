@@ -256,16 +256,22 @@ def operators_as_called() -> AbstractContextManager[None]:
 
 
 def numbers_written_down() -> AbstractContextManager[None]:
-    """Writes down the integers that a call of an operator leaves to their defaults and that only have a name.
+    """Writes down the numbers that a call of an operator leaves to their defaults.
 
-    The code passes them, but torch leaves them out of the list of calls, and a run ends with "Mismatch between ints
-    consumed and num_ints": up to torch 2.14 `index_add` of bfloat16, whose `alpha` is 1.
+    Integers that only have a name are passed by the code, but torch leaves them out of the list of calls, and a run
+    ends with "Mismatch between ints consumed and num_ints": up to torch 2.14 `index_add` of bfloat16, whose `alpha` is
+    1. A dtype, layout or memory format is a number in a schema, and torch takes it for one.
     """
 
     def complete(serialize: Callable[..., Any]) -> Callable[..., Any]:
         def serialized(serializer: Any, target: Any, args: Any, kwargs: dict[str, Any] | None = None) -> Any:
             if isinstance(target, torch._ops.OpOverload):
                 kwargs = {**_integers_by_default(target), **(kwargs or {})}
+                named = {argument.name: argument.real_type for argument in target._schema.arguments}
+                args = [*map(_typed, named.values(), args), *args[len(named) :]]
+                kwargs = {
+                    name: _typed(named[name], value) if name in named else value for name, value in kwargs.items()
+                }
             return serialize(serializer, target, args, kwargs)
 
         return serialized
@@ -281,6 +287,19 @@ def _integers_by_default(operator: torch._ops.OpOverload) -> dict[str, Any]:
         if argument.kwarg_only and numbers and all(type(number) is int for number in numbers):
             found[argument.name] = default
     return found
+
+
+def _typed(kind: Any, value: Any) -> Any:
+    name = (kind.getElementType() if kind.kind() == "OptionalType" else kind).kind()
+    if type(value) is not int:
+        return value
+    if name == "ScalarTypeType":
+        return torch.ops.aten.zeros.default([0], dtype=value).dtype
+    if name == "LayoutType":
+        return torch.ops.aten.zeros.default([0], layout=value).layout
+    if name == "MemoryFormatType":
+        return (torch.contiguous_format, torch.preserve_format, torch.channels_last, torch.channels_last_3d)[value]
+    return value
 
 
 MODEL_LOCK = "model.lock"  # by the name that every generated file has, which aot_inductor.py sets

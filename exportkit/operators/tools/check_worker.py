@@ -8,7 +8,7 @@ import resource
 import shlex
 import socket
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,11 +31,15 @@ from exportkit.operators.contract.sample import Sample
 from exportkit.operators.tools.checking import SEARCH, Checked, CheckOne, Prepare, Prepared, Repeat, Repeated
 from exportkit.operators.tools.collected_calls import Collected, Collector
 from exportkit.operators.tools.journal import Journal, Step
+from exportkit.operators.tools.launches import Launches
 from exportkit.operators.tools.recorded import calls_of_function, calls_of_model
 from exportkit.operators.tools.registered import devices_of, has_schema, newly_registered, overload
 from exportkit.operators.tools.source import load
 
 _WITHOUT_CUDA = "Leave --device out: every operator is called where it has kernels."
+
+
+_OTHER_CALLS = "Give simpler calls: --calls '{name}=FILE.py:function', a function that yields (args, kwargs)."
 
 
 class _Worker:
@@ -64,7 +68,7 @@ class _Worker:
         calls = self._full_names(options.calls)
         functions = resolve_decompositions(calls)
         self.given = {name: calls_of_function(text, functions[name]) for name, text in calls.items()}
-        self.journal = Journal(Path(command.journal), options.timeout)
+        self.journal = Journal(Path(command.journal), options.timeout, Launches().error)
         _limit_memory(options.memory)
 
     def _full_names(self, texts: Mapping[str, str]) -> dict[str, str]:
@@ -79,7 +83,7 @@ class _Worker:
         except Exception as error:  # such as no memory for a call's values: the other operators are still checked
             name, said = command.operator, first_line(error)
             report = OperatorReport(name, schema_text(overload(name)._schema), (), {}, (), 0)
-            hint = "--max-memory gives the process more." if is_out_of_memory(said) else "Please report it as a bug."
+            hint = "--max-memory gives the process more." if is_out_of_memory(said) else _OTHER_CALLS.format(name=name)
             return Checked(report, "none", f"the check itself failed: {said}", hint)
         finally:
             self.journal.rest()
@@ -116,10 +120,18 @@ class _Worker:
         )
         wanted = [check for check in options.only or checks() if check not in command.without]
         found, failures = _found(subject, wanted, collector)
-        findings = (*collected.findings, *map(self._advised, found.findings), *failures)
+        findings = (*collected.findings, *map(self._advised, found.findings), *failures, *self._unseen())
         calls = found.calls + collected.tried
         report = OperatorReport(name, schema, found.passed, found.skipped, findings, calls)
         return Checked(report, collected.origin)
+
+    def _unseen(self) -> Iterator[Finding]:
+        """Yields the first launch that failed without a word of the operator."""
+        for call, said in list(self.journal.unseen.items())[:1]:
+            message = f"The launch of a kernel failed ({said}), and the operator returned as if it had run."
+            hint = "Look after each launch: C10_CUDA_KERNEL_LAUNCH_CHECK() or STD_CUDA_KERNEL_LAUNCH_CHECK()."
+            yield Finding("launch", Severity.broken, message, call, hint)
+        self.journal.unseen.clear()
 
     def _advised(self, finding: Finding) -> Finding:
         """Adds to the advice what follows from the source: a shared library alone shows no fakes in Python."""
@@ -162,8 +174,8 @@ def _found(subject: Subject, wanted: list[str], collector: Collector) -> tuple[O
             if check not in wanted:
                 raise
             wanted.remove(check)
-            message = f"The check itself failed, and says nothing about the operator: {first_line(error)}"
-            failures.append(Finding(check, Severity.doubtful, message, hint="Please report it as a bug of exportkit."))
+            message = f"The check could not be made: {first_line(error)}"
+            failures.append(Finding(check, Severity.doubtful, message, hint=_OTHER_CALLS.format(name=subject.name)))
     return OperatorReport(subject.name, schema_text(subject.overload._schema), (), {}, (), 0), failures
 
 

@@ -287,6 +287,14 @@ def _check(worker: _Worker, name: str) -> Checked:
 def _finding(status: int, step: Step | None, timeout: int) -> Finding:
     during = "while calls were drawn" if step is None or step.check == SEARCH else f"in the check {step.check}"
     call = step.call if step else None
+    if step and step.fault:
+        return Finding(
+            "gpu-fault",
+            Severity.broken,
+            f"The call ended the GPU's context {during}: {step.fault}.",
+            call,
+            "compute-sanitizer names the line of the kernel. Check each size, stride and index before they are read.",
+        )
     if status == -signal.SIGALRM:
         return Finding(
             "hang",
@@ -305,5 +313,5 @@ def _finding(status: int, step: Step | None, timeout: int) -> Finding:
 
 
 def exit_code(found: Iterable[Checked]) -> int:
-    """Returns 1 if an operator breaks the contract, or 0."""
-    return int(any(checked.broken for checked in found))
+    """Returns 1 if an operator breaks the contract or could not be checked, or 0."""
+    return int(any(checked.broken or checked.not_checked is not None for checked in found))

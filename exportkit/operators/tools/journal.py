@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import msgspec
@@ -18,13 +18,16 @@ class Step(msgspec.Struct, frozen=True):
         check: The check.
         call: The call that was made, as code; None if there was none.
         given: The call that the check was given. It may make others of it, such as one with other strides.
+        fault: What the GPU said when the call ended its context, and so this process.
     """
 
     check: str
     call: str | None = None
     given: str | None = None
+    fault: str | None = None
 
 
+LOST = 86  # the exit code of a process whose GPU's context a call has ended
 _OTHERWISE = 900.0  # seconds that a process may take between two calls: it may compile them
 
 
@@ -34,11 +37,14 @@ class Journal:
     Args:
         path: The file.
         timeout: Seconds that a call may take.
+        error: Waits for what was launched on a GPU, and returns what went wrong.
     """
 
-    def __init__(self, path: Path, timeout: float) -> None:
+    def __init__(self, path: Path, timeout: float, error: Callable[[], str | None] = lambda: None) -> None:
         self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
         self._timeout = timeout
+        self._error = error
+        self.unseen: dict[str, str] = {}  # what failed launches said that no operator has looked at, by call
 
     def write(self, step: Step) -> None:
         """Says what comes next, which may take longer than a call."""
@@ -49,12 +55,24 @@ class Journal:
 
     @contextlib.contextmanager
     def call(self, step: Step) -> Iterator[None]:
-        """Says which call comes next, and gives it its time."""
+        """Says which call comes next, gives it its time, and waits for what it launched on a GPU.
+
+        A call that ends the GPU's context ends the process: whoever came next would be blamed.
+
+        Raises:
+            RuntimeError: A launch failed, and the operator did not look.
+        """
         self.write(step)
         self._limit(self._timeout)
         try:
             yield
+            if said := self._error():
+                self.unseen.setdefault(str(step.call), said)
+                raise RuntimeError(f"the launch of a kernel failed: {said}")
         finally:
+            if (fault := self._error()) and self._error():  # it says so again: the context is lost
+                self.write(Step(step.check, step.call, step.given, fault))
+                os._exit(LOST)
             self._limit(max(self._timeout, _OTHERWISE))
 
     def rest(self) -> None:

@@ -1,0 +1,55 @@
+"""Libraries that register operators in ways that exportkit's own do not go to a package that needs nothing else."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.artifacts import ROOT, runs_op_shapes
+from tests.fixtures import stable_library
+from tests.fresh import run_exportkit, run_python
+from tests.runtime import exportkit_run
+
+MODELS = ROOT / "tests" / "runtime" / "foreign_models.py"
+
+FLAGS = ("-std=c++20", "-UTORCH_TARGET_VERSION", "-lc10")
+
+pytestmark = runs_op_shapes  # it passes a dtype, too
+
+
+@pytest.fixture(scope="module")
+def library() -> Path:
+    include = Path(torch.__file__).parent / "include" / "torch" / "csrc" / "api" / "include"
+    return stable_library.build(MODELS.with_name("foreign_operators.cpp"), None, *FLAGS, f"-I{include}")
+
+
+@pytest.fixture(scope="module")
+def package(library: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("foreign")
+    for words in (
+        ["export", f"{MODELS}:foreign", "--op-library", str(library), "-o", "exported.pt2"],
+        ["package", "exported.pt2", "--op-library", str(library), "-o", "package.pt2"],
+    ):
+        done = run_exportkit(*words, cwd=folder)
+        assert done.returncode == 0, done.stdout + done.stderr
+    return folder / "package.pt2"
+
+
+def test_the_package_answers_where_nobody_has_defined_the_operators(package, tmp_path, runtime):
+    code = """
+import sys, torch, exportkit
+x = torch.randn(7, 3)
+expected = {"doubled": 2 * x, "all": 4 * x + 2, "converted": x.double() + 7, "python": 2 * x, "old": 2 * x}
+for _ in range(2):  # the second one finds the operators defined
+    with exportkit.load(sys.argv[1]) as model:
+        torch.testing.assert_close(model(x), expected)
+print(torch.ops.foreign_python.twice.default._schema)
+"""
+    said = run_python(code, package, cwd=tmp_path)
+    assert said == "foreign_python::twice(Tensor x) -> Tensor\n"
+
+
+def test_it_runs_without_python(package):
+    assert exportkit_run.run(package).code == 0
