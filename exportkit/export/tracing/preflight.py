@@ -100,7 +100,7 @@ def check_model(call: Callable[[], Any], device: torch.device, progress: Progres
         hint = f"{SAME_DTYPE} {runs}" if re.search(OTHER_DTYPES, str(error)) else runs
         raise raised_by_user("the model cannot run on its example inputs", error, hint=hint) from error
     if inspector.replaced:
-        progress(f"operators in Python, replaced by their bodies: {', '.join(sorted(inspector.replaced))}")
+        progress(f"replacing operators in Python by their bodies: {', '.join(sorted(inspector.replaced))}")
     return answer
 
 
