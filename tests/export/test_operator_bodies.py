@@ -82,6 +82,11 @@ def _(x: Tensor) -> Tensor:
     return x * (x.data_ptr() != 0)
 
 
+@in_python("greatest(Tensor x) -> float")
+def _(x: Tensor) -> float:
+    return x.max().item()
+
+
 @in_python("outer(Tensor x) -> Tensor")
 def _(x: Tensor) -> Tensor:
     return ops.by_numpy(x) + 1
@@ -160,11 +165,14 @@ def test_a_body_that_branches_on_a_declared_size_is_refused_with_its_line() -> N
         (ops.by_numpy, "by_numpy", r"calls NumPy at test_operator_bodies.py:\d+ "),
         (ops.outer, "by_numpy", r"calls NumPy at test_operator_bodies.py:\d+ "),
         (ops.by_value, "by_value", r"branches on the value of a tensor at test_operator_bodies.py:\d+ "),
+        (lambda x: x * ops.greatest(x), "greatest", r"needs a number from a tensor"),
         (ops.by_address, "by_address", r"passes a tensor to code that is not .*Cannot access data pointer[^']*\n"),
     ],
 )
 def test_a_body_that_cannot_be_traced_is_named_with_what_it_does(
     call: Callable[[Tensor], Tensor], operator: str, why: str
 ) -> None:
-    with pytest.raises(OperatorNotExportableError, match=f"operator {NAMESPACE}::{operator} is implemented.*{why}"):
+    with pytest.raises(
+        OperatorNotExportableError, match=rf"operator {NAMESPACE}::{operator} \(called at .* is implemented.*{why}"
+    ):
         traced(call)

@@ -87,9 +87,10 @@ def advice(changes: Sequence[SizeChange]) -> str:
 def _explained(error: Exception, model: torch.nn.Module) -> ExportError:
     if isinstance(error, BodyError):
         inside = _explained(error.error, model)
+        called = where_raised(error).partition(": `")[0]
         return OperatorNotExportableError(
-            f"operator {error.operator} is implemented in Python, hosts do not have its source, and its body cannot be "
-            f"traced in its place: {inside.message}",
+            f"operator {error.operator}{f' (called at {called})' if called else ''} is implemented in Python, hosts do "
+            f"not have its source, and its body cannot be traced in its place: {inside.message}",
             hint=f"{inside.hint or 'Write its body with operators of torch.'} {IN_CPP}",
         )
     text = str(error)
