@@ -53,8 +53,7 @@ def is_custom(operator: object) -> bool:
 
 def qualified_name(operator: OpOverload) -> str:
     """Returns the operator's name in the manifest: `namespace::name`, or `namespace::name.overload`."""
-    name = operator._schema.name
-    return f"{name}.{operator._schema.overload_name}" if operator._schema.overload_name else name
+    return str(operator.name())
 
 
 def describe_operators(operators: Mapping[str, OpOverload]) -> tuple[Operator, ...]:

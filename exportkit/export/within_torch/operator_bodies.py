@@ -48,14 +48,14 @@ def body_of(operator: object, args: Sequence[Any], kwargs: Mapping[str, Any]) ->
         return None
     if operator._schema.name in triton_ops_to_kernels:
         return None
-    devices = {_device(leaf) for leaf in tree_leaves((args, kwargs))} - {None, "cpu"}
-    key = python_key(operator, devices.pop() or "cpu" if devices else "cpu")
+    devices = {_device(leaf) for leaf in tree_leaves((args, kwargs))} - {"cpu"}
+    key = python_key(operator, next(iter(devices), "cpu"))
     return partial(operator._op_dk, getattr(torch._C.DispatchKey, key)) if key else None
 
 
-def _device(argument: object) -> str | None:
+def _device(argument: object) -> str:
     device = argument.device if isinstance(argument, torch.Tensor) else argument
-    return device.type if isinstance(device, torch.device) else None
+    return device.type if isinstance(device, torch.device) else "cpu"
 
 
 def traced_bodies() -> AbstractContextManager[None]:
