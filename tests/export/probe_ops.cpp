@@ -33,5 +33,6 @@ STABLE_TORCH_LIBRARY_IMPL(exportkit_probe, CPU, m) {
   m.impl("wrong_strides", TORCH_BOX(&same));
   m.impl("wrong_signature", TORCH_BOX(&same));
   m.impl("good", TORCH_BOX(&same));
+  m.impl("schema_in_python", TORCH_BOX(&same));
   m.impl("write", TORCH_BOX(&write));
 }

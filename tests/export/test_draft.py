@@ -73,7 +73,10 @@ def test_a_draft_leaves_no_file_behind_and_says_nothing(
     [
         ("WithoutFake", "operator exportkit_gallery::without_fake has no fake kernel"),
         ("WrongFake", "the fake kernel of exportkit_gallery::wrong_fake is wrong: mismatch between fake value 5"),
-        ("InPython", "operator exportkit_gallery_python::twice is implemented in Python"),
+        (
+            "InPython",
+            "operator exportkit_gallery_python::twice (called at operators.py:174 in forward) is implemented in Python",
+        ),
     ],
 )
 def test_an_operator_that_cannot_travel_is_a_finding(name: str, message: str) -> None:

@@ -46,7 +46,6 @@ def ops() -> torch._ops._OpNamespace:
         ("wrong_strides", r"it says strides \[1, 3\], the kernel returned \[4, 1\]"),
         ("wrong_signature", r"the fake kernel of exportkit_probe::wrong_signature.* raised TypeError"),
         ("without_kernel", r"exportkit_probe::without_kernel.* has no kernel for cpu.*\n.*--op-library"),
-        ("python_kernel", r"exportkit_probe::python_kernel.* is implemented in Python.*\n.*TORCH_LIBRARY"),
         (
             "twice_",
             r"::twice_ .* returns memory of an argument.*\n.*`exportkit_probe::twice_\(Tensor\(a!\) x\) -> \(\)`",
@@ -90,14 +89,16 @@ def test_operators_of_torch_itself_are_not_asked_about() -> None:
     assert check_model(lambda: torch.rand(3).sort(), CPU).values.shape == (3,)
 
 
-def test_a_python_custom_op_is_refused_though_it_has_a_fake_kernel() -> None:
-    @torch.library.custom_op("exportkit_python::twice", mutates_args=())
-    def twice(x: Tensor) -> Tensor:
-        return x * 2
+def test_an_operator_in_python_of_a_traced_graph_is_refused(ops) -> None:
+    with pytest.raises(OperatorNotExportableError, match=r"::python_kernel is implemented in Python.*\n.*model itself"):
+        check_operators({"exportkit_probe::python_kernel": ops.python_kernel.default}, CPU)
 
-    twice.register_fake(torch.empty_like)
-    with pytest.raises(OperatorNotExportableError, match=r"exportkit_python::twice.* is implemented in Python"):
-        check_model(lambda: twice(torch.rand(3)), CPU)
+
+def test_an_operator_whose_schema_alone_is_in_python_passes(ops) -> None:
+    torch.library.define("exportkit_probe::schema_in_python", "(Tensor x) -> Tensor")
+    torch.library.register_fake("exportkit_probe::schema_in_python", torch.empty_like)
+    x = torch.rand(3, 4)
+    assert torch.equal(check_model(lambda: ops.schema_in_python(x), CPU), x)
 
 
 def test_our_own_operators_pass() -> None:

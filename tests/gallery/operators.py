@@ -34,7 +34,7 @@ def _number(x: Tensor) -> int:
 
 @torch.library.custom_op("exportkit_gallery_python::twice", mutates_args=())
 def twice(x: Tensor) -> Tensor:
-    return x * 2
+    return torch.from_numpy(x.numpy() * 2)
 
 
 twice.register_fake(torch.empty_like)
@@ -164,10 +164,10 @@ class OverloadWithoutFake(nn.Module):
 
 
 class InPython(nn.Module):
-    """An operator that only Python has (pytorch#143786)."""
+    """An operator in Python whose body calls NumPy (pytorch#143786)."""
 
     exit_code = 5
-    says = "is implemented in Python, and hosts do not have its source"
+    says = "is implemented in Python, hosts do not have its source, and its body cannot be traced in its place"
     inputs = ("x=float32[4,3]",)
 
     def forward(self, x: Tensor) -> Tensor:

@@ -23,6 +23,7 @@ from exportkit.export.tracing.torch_draft import DraftProblem, draft_export
 from exportkit.export.tracing.torch_export import RefusedByTorchError, TracingTask, export_with, sizes_that_trace
 from exportkit.export.tracing.trace import ready_to_trace, trace
 from exportkit.export.tracing.trace_method import check_writes
+from exportkit.export.within_torch.operator_bodies import BodyError
 from exportkit.progress import silent
 
 TRIES = 5
@@ -95,7 +96,10 @@ def _draft_of_method(task: TracingTask, sizes: DynamicSizes, device: torch.devic
     try:
         program, problems = draft_export(task, sizes)
     except RefusedByTorchError as refused:
-        return Draft((_other(explain_refusal(refused, task)),))
+        found = _other(explain_refusal(refused, task))
+        if isinstance(refused.error, BodyError):
+            found = replace(found, kind="operator", operator=refused.error.operator)
+        return Draft((found,))
     findings = _unfit_operators(program, device)
     known = {finding.operator for finding in findings}
     findings += [_finding(problem) for problem in problems if problem.operator not in known]

@@ -13,16 +13,17 @@ from sympy.logic.boolalg import BooleanFunction
 from torch._subclasses.fake_tensor import DynamicOutputShapeException, UnsupportedOperatorException
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode, PendingUnbackedSymbolNotFound
 
-from exportkit.errors import ExportError
+from exportkit.errors import ExportError, OperatorNotExportableError
 from exportkit.export.dynamic_sizes.guards import with_places
 from exportkit.export.dynamic_sizes.shapes import DynamicSizes
 from exportkit.export.dynamic_sizes.size_changes import SizeChange, changes_between, violated_names
 from exportkit.export.models.source_lines import where_raised
 from exportkit.export.tracing.branch_graphs import flow_nodes
 from exportkit.export.tracing.line_advice import branches, needs_number, to_keep_the_range
-from exportkit.export.tracing.preflight import OTHER_DTYPES, SAME_DTYPE
+from exportkit.export.tracing.preflight import IN_CPP, OTHER_DTYPES, SAME_DTYPE
 from exportkit.export.tracing.torch_export import RefusedByTorchError, TracingTask, sizes_that_trace
 from exportkit.export.within_torch.control_flow import ControlFlowError
+from exportkit.export.within_torch.operator_bodies import BodyError
 
 _TRIES = 2  # a tie that nobody named is a guess, and what torch says itself comes after it
 
@@ -84,6 +85,14 @@ def advice(changes: Sequence[SizeChange]) -> str:
 
 
 def _explained(error: Exception, model: torch.nn.Module) -> ExportError:
+    if isinstance(error, BodyError):
+        inside = _explained(error.error, model)
+        called = where_raised(error).partition(": `")[0]
+        return OperatorNotExportableError(
+            f"operator {error.operator}{f' (called at {called})' if called else ''} is implemented in Python, hosts do "
+            f"not have its source, and its body cannot be traced in its place: {inside.message}",
+            hint=f"{inside.hint or 'Write its body with operators of torch.'} {IN_CPP}",
+        )
     text = str(error)
     place = where_raised(error)
     at = f" at {place}" if place else ""
@@ -181,7 +190,8 @@ _KNOWN = (
     (
         r"Cannot access data pointer|doesn't have storage|data_ptr|incompatible function arguments",
         "the model passes a tensor to code that is not a PyTorch operator",
-        "Register that code as an operator (TORCH_LIBRARY in C++, and a fake kernel): torch.export cannot see into it.",
+        "Register that code as an operator (TORCH_LIBRARY in C++, and a fake kernel; torch.library.triton_op for a "
+        "Triton kernel): torch.export cannot see into it.",
     ),
     (
         r"torch\.jit|ScriptModule|ScriptObject",
@@ -320,7 +330,8 @@ def short_text(text: str) -> str:
 
 
 def _first_line(text: str) -> str:
-    return next((line.strip() for line in text.splitlines() if line.strip()), "no message")
+    line = next((line.strip() for line in text.splitlines() if line.strip()), "no message")
+    return line.partition(" If you're using torch.compile")[0]  # the rest takes it for an error of torch
 
 
 def raised_text(error: BaseException) -> str:

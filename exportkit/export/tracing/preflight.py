@@ -20,11 +20,12 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 
 from exportkit.errors import OperatorNotExportableError, UsageError
 from exportkit.export.models.source_lines import raised_by_user, user_frame
-from exportkit.export.within_torch.composites import is_written_out
 from exportkit.export.within_torch.dispatch import OperatorMode, watched_by
+from exportkit.export.within_torch.operator_bodies import body_of, python_key
 from exportkit.export.within_torch.quiet import quiet_torch
 from exportkit.libraries import TORCH_NAMESPACES, schema_text
 from exportkit.package.manifest import Operator
+from exportkit.progress import Progress, silent
 
 # What torch says of a model in half precision and inputs in float32, or the reverse.
 OTHER_DTYPES = (
@@ -34,6 +35,11 @@ OTHER_DTYPES = (
 SAME_DTYPE = (
     "Give the inputs in the dtype of the model's weights, such as --input 'x=float16[2,8]', or cast both with "
     "--dtype, such as --dtype float16."
+)
+
+IN_CPP = (
+    "Or define it in C++ (TORCH_LIBRARY for the schema, TORCH_LIBRARY_IMPL for the kernel) and name that library with "
+    "--op-library; only its fake kernel and its gradient may stay in Python."
 )
 
 # Results in a schema's text that a traced graph cannot hold.
@@ -47,8 +53,7 @@ def is_custom(operator: object) -> bool:
 
 def qualified_name(operator: OpOverload) -> str:
     """Returns the operator's name in the manifest: `namespace::name`, or `namespace::name.overload`."""
-    name = operator._schema.name
-    return f"{name}.{operator._schema.overload_name}" if operator._schema.overload_name else name
+    return str(operator.name())
 
 
 def describe_operators(operators: Mapping[str, OpOverload]) -> tuple[Operator, ...]:
@@ -67,25 +72,25 @@ def graph_operators(module: torch.fx.GraphModule) -> dict[str, OpOverload]:
     return found
 
 
-def check_model(call: Callable[[], Any], device: torch.device) -> Any:
+def check_model(call: Callable[[], Any], device: torch.device, progress: Progress = silent) -> Any:
     """Runs a model once and checks each custom operator at its first call.
 
     Args:
         call: Calls the model with its example inputs.
         device: The device of the model and its inputs.
+        progress: Is told which operators tracing replaces by their bodies.
 
     Returns:
         The model's output.
 
     Raises:
-        OperatorNotExportableError: An operator has no fake kernel or a wrong one, is implemented in Python only, or has
-            no kernel for the device.
+        OperatorNotExportableError: An operator has no fake kernel or a wrong one, or has no kernel for the device.
         UsageError: The model assigns to its state what cannot be state.
         ExportError: The model raised.
     """
     try:
-        with watched_by(_Inspector(device)):
-            return call()
+        with watched_by(_Inspector(device)) as inspector:
+            answer = call()
     except (OperatorNotExportableError, UsageError):
         raise
     except (Exception, SystemExit) as error:
@@ -93,6 +98,9 @@ def check_model(call: Callable[[], Any], device: torch.device) -> Any:
         runs = "The model must run in eager mode first, on these inputs. --debug shows the whole traceback."
         hint = f"{SAME_DTYPE} {runs}" if re.search(OTHER_DTYPES, str(error)) else runs
         raise raised_by_user("the model cannot run on its example inputs", error, hint=hint) from error
+    if inspector.replaced:
+        progress(f"replacing operators in Python by their bodies: {', '.join(sorted(inspector.replaced))}")
+    return answer
 
 
 def checking_operators(device: torch.device) -> AbstractContextManager[object]:
@@ -118,19 +126,25 @@ def check_operators(operators: Mapping[str, OpOverload], device: torch.device) -
 
 
 class _Inspector(OperatorMode):
-    """Checks each operator at its first call."""
+    """Checks each operator at its first call.
+
+    Attributes:
+        replaced: The operators that Python implements, whose bodies tracing takes in their places.
+    """
 
     def __init__(self, device: torch.device) -> None:
         super().__init__()
         self._device = device
         self._seen: set[OpOverload] = set()
+        self.replaced: set[str] = set()
 
     def operator(self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if body := body_of(func, args, kwargs):
+            self.replaced.add(qualified_name(func))
+            with self:
+                return body(*args, **kwargs)
         if func in self._seen or not is_custom(func):
             return func(*args, **kwargs)
-        if is_written_out(func):
-            with self:
-                return func.decompose(*args, **kwargs)
         self._seen.add(func)
         frame = user_frame(traceback.extract_stack())
         at = f" (called at {frame.filename}:{frame.lineno})" if frame else ""
@@ -151,11 +165,10 @@ def _check_registered(operator: OpOverload, device: torch.device, at: str) -> No
     name = qualified_name(operator)
     if operator._schema.name in triton_ops_to_kernels:
         return  # A triton_op: the model contains the kernels that it calls, or ATen operators where Triton is missing.
-    if _is_python(operator, device):
+    if python_key(operator, device.type):
         raise OperatorNotExportableError(
             f"operator {name}{at} is implemented in Python, and hosts do not have its source",
-            hint="Define it in C++ (TORCH_LIBRARY for the schema, TORCH_LIBRARY_IMPL for the kernel) and name that "
-            "library with --op-library; only its fake kernel and its gradient may stay in Python.",
+            hint=f"Export the model itself, whose operators are replaced by their bodies. {IN_CPP}",
         )
     _check_returns(operator, at)
     if not _has_fake(operator):
@@ -187,18 +200,6 @@ def _check_returns(operator: OpOverload, at: str) -> None:
 def _results(operator: OpOverload) -> str:
     """Returns the types of the results. The schema's text tells SymInt from int; its objects do not."""
     return str(operator._schema).rpartition(" -> ")[2]
-
-
-def _is_python(operator: OpOverload, device: torch.device) -> bool:
-    """Tells whether the schema or the device's kernel was registered from Python with torch.library.
-
-    torch has no public function for this. These private sets are the same in 2.11 and 2.13.
-    """
-    namespace, _, name = qualified_name(operator).partition("::")
-    if operator._schema.name in torch.library._defs or f"{namespace}::{name}" in torch.library._defs:
-        return True
-    keys = (device.type.upper(), "CompositeExplicitAutograd", "CompositeImplicitAutograd")
-    return any(f"{namespace}/{name}/{key}" in torch.library._impls for key in keys)
 
 
 def _has_fake(operator: OpOverload) -> bool:

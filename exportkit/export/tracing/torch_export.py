@@ -33,7 +33,6 @@ from exportkit.export.tracing.describe_program import taken_tensors
 from exportkit.export.tracing.lifted import STATE, lifted
 from exportkit.export.tracing.recurrent_layers import whole_recurrent_layers
 from exportkit.export.within_torch.batch_rules import varying_batches
-from exportkit.export.within_torch.composites import written_out
 from exportkit.export.within_torch.control_flow import ControlFlowError, traceable_control_flow, weights_apart
 from exportkit.export.within_torch.covariances import traceable_covariances
 from exportkit.export.within_torch.distances import varying_distances
@@ -41,6 +40,7 @@ from exportkit.export.within_torch.distributions import unchecked_distributions
 from exportkit.export.within_torch.fake_answers import remembered_when_repeated
 from exportkit.export.within_torch.gradients import gradients_of, traced
 from exportkit.export.within_torch.lengths import varying_lengths
+from exportkit.export.within_torch.operator_bodies import traced_bodies
 from exportkit.export.within_torch.plain_products import plain_products
 from exportkit.export.within_torch.quiet import quiet_torch
 from exportkit.sizes import label_of
@@ -152,7 +152,6 @@ def _export_once(
     task: TracingTask, sizes: DynamicSizes, *, forgiving: bool = False
 ) -> tuple[torch.export.ExportedProgram, GuardLog]:
     program, log = call_export(torch.export.export, task, sizes, forgiving=forgiving)
-    program = written_out(program)
     correct_branches(program)
     ties = log.ties()
     if names := [*ties, *(name for name in untrue_names(sizes, log) if name not in ties)]:
@@ -251,6 +250,7 @@ def _call_export(
                 unchecked_distributions(),
                 varying_batches(),
                 traceable_control_flow(),
+                traced_bodies(),
             ):
                 try:
                     return export(model, args, kwargs, dynamic_shapes=dynamic, strict=False), log

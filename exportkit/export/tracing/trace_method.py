@@ -94,7 +94,7 @@ def trace_method(
         return eager.session(sizes.example).call(name, bound, copies=False)
 
     with eager_mode(tf32=options.tf32):
-        answer = check_model(call_model, device)
+        answer = check_model(call_model, device, progress)
         output = describe_output(answer.result)
         listed = names(output)
         check_repeatable(

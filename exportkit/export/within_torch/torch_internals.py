@@ -35,6 +35,7 @@ No torch that exports has an option for any of these, so export replaces:
 - `ShapeEnv._log_guard`, so that an error names the line of the model that a size failed at (`guards`), that Inductor
   fixes no size (`assumed_sizes`), and that a decomposition does not branch on one (`exportkit.onnx.branches`); and
   `ShapeEnv.produce_guards`, so that torch refuses no condition that holds (`guards`).
+- `proxy_tensor.maybe_handle_decomp`, so that operators that Python implements become their bodies (`operator_bodies`).
 - `torch.compile`, where torch's own loops and branches call it, and `generic_associative_scan` (`control_flow`); the
   effect of `_linalg_check_errors` in loops, and `torch._library.utils.is_impure` with it (`branch_graphs`).
 - `torch.fx.Interpreter.run_node`, so that a crash names the node, and `_out_variant.to_out_variant`, so that the code

@@ -1,0 +1,83 @@
+"""Traces the bodies of operators that Python implements in their places: hosts do not have their source."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from functools import partial
+from typing import Any
+
+import torch
+from torch._library.triton import triton_ops_to_kernels
+from torch._ops import OpOverload
+from torch.fx.experimental import proxy_tensor
+from torch.utils._pytree import tree_leaves
+
+from exportkit.export.within_torch.torch_internals import replaced
+from exportkit.libraries import TORCH_NAMESPACES
+
+
+class BodyError(Exception):
+    """torch could not trace the body of an operator.
+
+    Attributes:
+        operator: The operator's name.
+        error: torch's error.
+    """
+
+    def __init__(self, operator: str, error: Exception) -> None:
+        super().__init__(str(error))
+        self.operator, self.error = operator, error
+
+
+def python_key(operator: OpOverload, device: str) -> str | None:
+    """Returns the dispatch key of an operator's kernel for a type of device, if Python registered that kernel.
+
+    torch has no public function for this. This private set is the same in 2.11 and 2.13.
+    """
+    name = operator.name()
+    for key in (device.upper(), "CompositeExplicitAutograd", "CompositeImplicitAutograd"):
+        if torch._C._dispatch_has_kernel_for_dispatch_key(name, key):
+            return key if f"{name.replace('::', '/', 1)}/{key}" in torch.library._impls else None
+    return None
+
+
+def body_of(operator: object, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Callable[..., Any] | None:
+    """Returns the function in Python that a call of an operator runs; None for torch's, those in C++ and Triton's."""
+    if not isinstance(operator, OpOverload) or operator.namespace in TORCH_NAMESPACES:
+        return None
+    if operator._schema.name in triton_ops_to_kernels:
+        return None
+    devices = {_device(leaf) for leaf in tree_leaves((args, kwargs))} - {"cpu"}
+    key = python_key(operator, next(iter(devices), "cpu"))
+    return partial(operator._op_dk, getattr(torch._C.DispatchKey, key)) if key else None
+
+
+def _device(argument: object) -> str:
+    device = argument.device if isinstance(argument, torch.Tensor) else argument
+    return device.type if isinstance(device, torch.device) else "cpu"
+
+
+def traced_bodies() -> AbstractContextManager[None]:
+    """Lets torch trace the body of such an operator in its place, while the block runs.
+
+    Raises:
+        ExportError: This torch lacks the function that is changed.
+    """
+    return replaced(proxy_tensor, "maybe_handle_decomp", _with_bodies)
+
+
+def _with_bodies(decomposed: Callable[..., Any]) -> Callable[..., Any]:
+    def decompose(mode: Any, operator: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if (body := body_of(operator, args, kwargs)) is None:
+            return decomposed(mode, operator, args, kwargs)
+        try:
+            with mode:
+                return body(*args, **kwargs)
+        except BodyError:
+            raise
+        except Exception as error:
+            # The body is the user's code and may raise anything.
+            raise BodyError(operator.name(), error) from error
+
+    return decompose
