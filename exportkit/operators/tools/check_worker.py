@@ -103,7 +103,14 @@ class _Worker:
             there = ", ".join(devices_of(name)) or "no device"
             return Checked(report, "none", f"it has kernels for {there}, and none of them can be used here")
         collector = Collector(
-            operator, self.journal, devices, self.dtypes, command.avoid, options.seed, options.most_calls
+            operator,
+            self.journal,
+            devices,
+            self.dtypes,
+            command.avoid,
+            options.seed,
+            options.most_calls,
+            command.varied,
         )
         collected = self._calls(name, collector)
         if not collected.calls:

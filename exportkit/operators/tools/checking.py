@@ -28,7 +28,8 @@ from exportkit.operators.tools.listing import ended
 from exportkit.operators.tools.source import OperatorSource
 from exportkit.progress import Progress
 
-_MOST_ENDS = 6  # processes that an operator may end before the rest of its checks is left out
+_MOST_ENDS = 8  # processes that an operator may end before the rest of its checks is left out
+_VARIED_ENDS = 4  # of these, before its calls are no longer varied
 MOST_SEARCH_ENDS = 2  # of these, while its calls are drawn
 
 SEARCH = "search"
@@ -91,11 +92,13 @@ class CheckOne(Message, frozen=True):
         operator: Its name.
         without: Checks that ended the process before, and are left out.
         avoid: Calls that ended the process before while they were drawn or varied, as code.
+        varied: Whether the calls of a model or a user are varied.
     """
 
     operator: str
     without: tuple[str, ...] = ()
     avoid: tuple[str, ...] = ()
+    varied: bool = True
 
 
 class Repeat(Message, frozen=True):
@@ -250,7 +253,7 @@ class _Ends:
         finding = _finding(status, step, worker.options.timeout)
         if step is None or step.check != SEARCH or step.given is None:
             self.without.append(step.check if step else SEARCH)
-        if step is not None and step.given is not None:
+        if step is not None and step.check == SEARCH and step.given is not None:
             self.avoid.append(step.given)
         if finding.check not in {each.check for each in self.findings}:
             if finding.check == "crash" and finding.call and not worker.ends_with(finding.call):
@@ -269,7 +272,8 @@ def _check(worker: _Worker, name: str) -> Checked:
             return Checked(report, "none", "it ended every process in which it was called")
         fresh = worker.fresh
         try:
-            checked = worker.ask(CheckOne(name, tuple(ends.without), tuple(ends.avoid)))
+            varied = ends.count < _VARIED_ENDS
+            checked = worker.ask(CheckOne(name, tuple(ends.without), tuple(ends.avoid), varied))
         except ChildEndedError as error:
             # Another operator may have damaged the process before. Only what ends a fresh one is to blame.
             if fresh:

@@ -58,6 +58,7 @@ class Collector:
         avoid: Calls that ended a process before, as code.
         seed: The seed of what is drawn.
         most: How many calls are collected.
+        vary: Whether calls are varied.
     """
 
     operator: OpOverload
@@ -67,6 +68,7 @@ class Collector:
     avoid: Sequence[str]
     seed: int
     most: int
+    vary: bool = True
 
     def __post_init__(self) -> None:
         self._subject = Subject(self.operator, ())
@@ -147,7 +149,7 @@ class Collector:
 
     def resized(self, call: Sample, changes: Mapping[int, int]) -> Sample | None:
         """Returns a call at other sizes, or None if there is none, or if it ended a process before."""
-        other = with_sizes(call, changes)
+        other = with_sizes(call, changes) if self.vary else None
         return None if other is None or (self.avoid and self._code(other) in self.avoid) else other
 
     def progress(self, check: str, call: Sample | None) -> None:
@@ -191,7 +193,7 @@ class Collector:
 
     def _variations(self, calls: Sequence[Sample]) -> Iterator[Sample]:
         """Yields the first call's variations first, since it is the simplest."""
-        for call in calls[:3]:
+        for call in calls[:3] if self.vary else ():
             if call.tensors:
                 yield from (other for other in in_dtypes(call, self.dtypes) if other is not call)
                 yield from at_sizes(call)
