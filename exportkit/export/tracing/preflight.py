@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import traceback
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -22,6 +22,7 @@ from exportkit.errors import OperatorNotExportableError, UsageError
 from exportkit.export.models.source_lines import raised_by_user, user_frame
 from exportkit.export.within_torch.composites import is_written_out
 from exportkit.export.within_torch.dispatch import OperatorMode, watched_by
+from exportkit.export.within_torch.opaque import fake_to_write, first_calls, opaque_operators, reads_memory
 from exportkit.export.within_torch.quiet import quiet_torch
 from exportkit.libraries import TORCH_NAMESPACES
 from exportkit.package.manifest import Operator
@@ -84,7 +85,7 @@ def check_model(call: Callable[[], Any], device: torch.device) -> Any:
         ExportError: The model raised.
     """
     try:
-        with watched_by(_Inspector(device)):
+        with checking_operators(device):
             return call()
     except (OperatorNotExportableError, UsageError):
         raise
@@ -95,9 +96,11 @@ def check_model(call: Callable[[], Any], device: torch.device) -> Any:
         raise raised_by_user("the model cannot run on its example inputs", error, hint=hint) from error
 
 
-def checking_operators(device: torch.device) -> AbstractContextManager[object]:
+@contextmanager
+def checking_operators(device: torch.device) -> Iterator[None]:
     """Checks each custom operator, at its first call in the block, as `check_model` does."""
-    return watched_by(_Inspector(device))
+    with opaque_operators(), first_calls(device, _check_composite), watched_by(_Inspector(device)):
+        yield
 
 
 def check_operators(operators: Mapping[str, OpOverload], device: torch.device) -> None:
@@ -132,8 +135,7 @@ class _Inspector(OperatorMode):
             with self:
                 return func.decompose(*args, **kwargs)
         self._seen.add(func)
-        frame = user_frame(traceback.extract_stack())
-        at = f" (called at {frame.filename}:{frame.lineno})" if frame else ""
+        at = _called_at()
         _check_registered(func, self._device, at)
         try:
             result = func(*args, **kwargs)
@@ -144,6 +146,25 @@ class _Inspector(OperatorMode):
             ) from error
         _check_fake(func, at, args, kwargs, result)
         return result
+
+
+def _called_at() -> str:
+    frame = user_frame(traceback.extract_stack())
+    return f" (called at {frame.filename}:{frame.lineno})" if frame else ""
+
+
+def _check_composite(operator: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """Refuses an operator that torch takes for a composite of others, and that reads memory."""
+    if reads_memory(operator, args, kwargs):
+        raise _without_fake(operator, _called_at())
+
+
+def _without_fake(operator: OpOverload, at: str) -> OperatorNotExportableError:
+    return OperatorNotExportableError(
+        f"operator {qualified_name(operator)}{at} has no fake kernel, so torch.export cannot know the shape it returns",
+        hint=f"Register one: {fake_to_write(operator)} on a Python function that "
+        "returns empty tensors of the right shape and dtype, or a Meta kernel with TORCH_LIBRARY_IMPL in C++.",
+    )
 
 
 def _check_registered(operator: OpOverload, device: torch.device, at: str) -> None:
@@ -159,11 +180,7 @@ def _check_registered(operator: OpOverload, device: torch.device, at: str) -> No
         )
     _check_returns(operator, at)
     if not _has_fake(operator):
-        raise OperatorNotExportableError(
-            f"operator {name}{at} has no fake kernel, so torch.export cannot know the shape it returns",
-            hint=f'Register one: @torch.library.register_fake("{name}") on a Python function that '
-            "returns empty tensors of the right shape and dtype, or a Meta kernel with TORCH_LIBRARY_IMPL in C++.",
-        )
+        raise _without_fake(operator, at)
 
 
 def _check_returns(operator: OpOverload, at: str) -> None:

@@ -33,6 +33,7 @@ from exportkit.export.tracing.trace_method import ReadyModel, trace_method
 from exportkit.export.tracing.traced import Traced
 from exportkit.export.tracing.tried_cases import tried_cases
 from exportkit.export.tracing.trouble_cases import trouble_cases
+from exportkit.export.within_torch.opaque import opaque_operators
 from exportkit.package.manifest import Source
 from exportkit.progress import Progress
 from exportkit.spec import ExportSpec
@@ -100,7 +101,8 @@ def ready_to_trace(model: EagerModel, options: TraceOptions, device: torch.devic
     Raises:
         UsageError: An option names an unknown parameter, dimension, dtype or buffer.
     """
-    with prepared(_declared(with_plain_shapes(model.spec), options), device, parse_floating(options.dtype)) as spec:
+    spec = _declared(with_plain_shapes(model.spec), options)
+    with opaque_operators(), prepared(spec, device, parse_floating(options.dtype)) as spec:
         eager = EagerMethods(spec)
         if options.static and (fixed := [each for each in eager.buffers if each.dimension]):
             raise UsageError(

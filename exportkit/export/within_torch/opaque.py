@@ -1,0 +1,192 @@
+"""Keeps operators whole whose one kernel for all devices reads memory.
+
+torch takes such a kernel (CompositeImplicitAutograd, where c10::RegisterOperators puts a function, too) for a composite
+of other operators, and runs it on tensors without memory when it traces or compiles. It takes no fake kernel for it.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import torch
+from torch._library.simple_registry import singleton
+from torch._library.utils import Kernel
+from torch._ops import OpOverload
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_map_only
+
+from exportkit.export.within_torch.composites import is_written_out
+from exportkit.export.within_torch.torch_internals import replaced
+from exportkit.libraries import TORCH_NAMESPACES
+
+_COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd
+_META = torch._C.DispatchKey.Meta
+# Kernels of these come before the composite one. torch sees only those of devices at once where autograd is looked up.
+_BEFORE = ("CompositeExplicitAutograd", "CPU", "CUDA")
+_has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
+
+kept: set[OpOverload] = set()
+"""The operators that `opaque_operators` keeps whole at this time."""
+
+
+def has_one_kernel(operator: OpOverload) -> bool:
+    """Whether an operator has a C++ kernel that torch takes for a composite."""
+    return _has_kernel(operator.name(), "CompositeImplicitAutograd") and not is_written_out(operator)
+
+
+def has_own_fake(operator: OpOverload) -> bool:
+    """Whether somebody gave a fake kernel to an operator that torch takes for a composite: it is none then."""
+    return _META in operator.py_kernels or _has_kernel(operator.name(), "Meta")
+
+
+def fake_to_write(operator: OpOverload) -> str:
+    """Returns how to give an operator a fake kernel, in a form that torch takes for it."""
+    name = operator.name()
+    if not has_one_kernel(operator):
+        return f'@torch.library.register_fake("{name}")'
+    return f"@torch.ops.{operator}.py_impl(torch._C.DispatchKey.Meta)"
+
+
+def reads_memory(operator: OpOverload, args: Any, kwargs: Any) -> bool:
+    """Tells whether the kernel reads or writes memory itself, and does not only call other operators.
+
+    The kernel is called with tensors that have memory, so that it cannot crash, and refuse to have it written. torch's
+    fake tensors have none: reading `data_ptr()` of theirs ends the process.
+    """
+    own, named = _guarded((args, kwargs))
+    try:
+        with torch.random.fork_rng(devices=[]), torch.no_grad(), _Unwrapping():
+            operator._op_dk(_COMPOSITE, *own, **named)
+    except Exception:  # It took the same call before. The stable ABI does not say what went wrong.
+        return True
+    return False
+
+
+class _Guarded(torch.Tensor):
+    """A tensor with memory that refuses to be written, but by torch's operators."""
+
+    inside: torch.Tensor
+
+    @staticmethod
+    def __new__(cls, given: torch.Tensor) -> _Guarded:
+        guarded: _Guarded = torch.Tensor._make_subclass(cls, given.detach().clone())
+        torch._C._set_throw_on_mutable_data_ptr(guarded)
+        guarded.inside = given.detach().clone()
+        return guarded
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
+        return NotImplemented  # _Unwrapping comes first
+
+
+class _Unwrapping(TorchDispatchMode):
+    """Runs torch's operators on what is inside, and guards all that they make."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        own, named = tree_map_only(_Guarded, lambda each: each.inside, (args, kwargs or {}))
+        return _guarded(func(*own, **named))
+
+
+def _guarded(values: Any) -> Any:
+    """Guards the tensors with memory of their own. Those of other layouts and classes stay what they are."""
+
+    def guard(tensor: torch.Tensor) -> torch.Tensor:
+        plain = type(tensor) in (torch.Tensor, torch.nn.Parameter) and tensor.layout is torch.strided
+        return _Guarded(tensor) if plain else tensor
+
+    return tree_map_only(torch.Tensor, guard, values)
+
+
+@contextmanager
+def opaque_operators() -> Iterator[None]:
+    """Lets torch trace and compile calls of operators with a fake kernel of their own as they are, in this block.
+
+    A kernel under another key comes before the composite one, and calls it. Gradients inside of the model do not go
+    through such an operator meanwhile.
+    """
+    found = [each for each in _custom() if has_own_fake(each) and each not in kept]
+    if not found:
+        yield
+        return
+    libraries = {each.namespace: torch.library.Library(each.namespace, "IMPL") for each in found}
+    fakes = []
+    try:
+        for operator in found:
+            for key in _BEFORE:
+                if not _has_kernel(operator.name(), key):
+                    _register(libraries[operator.namespace], operator, key, partial(operator._op_dk, _COMPOSITE))
+            if _META in operator.py_kernels:
+                fake = Kernel(operator.py_kernels[_META], "py_impl")
+                holder = singleton.find(operator.name()).fake_impl
+                holder.kernels.append(fake)
+                fakes.append((holder, fake))
+            operator._dispatch_cache.clear()
+        kept.update(found)
+        with replaced(OpOverload, "decompose", _unless_kept):
+            yield
+    finally:
+        kept.difference_update(found)
+        for holder, fake in fakes:
+            holder.kernels.remove(fake)
+        for library in libraries.values():
+            library._destroy()
+        for operator in found:
+            operator._dispatch_cache.clear()
+
+
+def _unless_kept(decompose: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda operator, *args, **kwargs: (
+        NotImplemented if operator in kept else decompose(operator, *args, **kwargs)
+    )
+
+
+@contextmanager
+def first_calls(device: torch.device, look: Callable[[OpOverload, Any, Any], None]) -> Iterator[None]:
+    """Shows the first call of each operator that may be opaque and has no fake kernel, after it, in this block.
+
+    A mode does not see them: torch calls the kernel before it asks modes.
+
+    Args:
+        device: The device of the model.
+        look: Gets the operator and the arguments.
+    """
+    found = [each for each in _custom() if not has_own_fake(each)]
+    libraries = {each.namespace: torch.library.Library(each.namespace, "IMPL") for each in found}
+    seen: set[OpOverload] = set()
+
+    def call(operator: OpOverload, *args: Any, **kwargs: Any) -> Any:
+        answer = operator._op_dk(_COMPOSITE, *args, **kwargs)
+        if operator not in seen:
+            seen.add(operator)
+            look(operator, args, kwargs)
+        return answer
+
+    try:
+        for operator, key in itertools.product(found, {"AutogradCPU", f"Autograd{device.type.upper()}"}):
+            if not _has_kernel(operator.name(), key):
+                _register(libraries[operator.namespace], operator, key, partial(call, operator))
+        yield
+    finally:
+        for library in libraries.values():
+            library._destroy()
+
+
+def _register(library: torch.library.Library, operator: OpOverload, key: str, kernel: Callable[..., Any]) -> None:
+    """Registers a kernel for as long as the library is there, without torch's note that the operator is Python's."""
+    assert library.m is not None
+    library.m.impl(operator.name().partition("::")[2], key, kernel, False)
+
+
+def _custom() -> Iterator[OpOverload]:
+    """Yields the operators, but torch's own, with a C++ kernel that torch takes for a composite."""
+    names = torch._C._dispatch_get_registrations_for_dispatch_key("CompositeImplicitAutograd")
+    for name in itertools.filterfalse(lambda name: name.partition("::")[0] in TORCH_NAMESPACES, names):
+        namespace, _, rest = name.partition("::")
+        base, _, overload = rest.partition(".")
+        operator = getattr(getattr(getattr(torch.ops, namespace), base), overload or "default")
+        if not is_written_out(operator):
+            yield operator
