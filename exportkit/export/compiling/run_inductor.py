@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
@@ -39,7 +39,7 @@ from exportkit.export.eager_calls.cases import eager_mode
 from exportkit.export.models.source_lines import where_listed
 from exportkit.export.tracing.branch_graphs import compilable_branches
 from exportkit.export.tracing.explain import raised_text, refused_by_compiler
-from exportkit.export.within_torch.opaque import kept, opaque_operators
+from exportkit.export.within_torch.opaque import opaque_operators, without_opaque
 from exportkit.export.within_torch.torch_internals import replaced
 
 
@@ -92,7 +92,7 @@ def _compiled(
             contexts.enter_context(_rare_collections())
             contexts.enter_context(opaque_operators())
             contexts.enter_context(changed_inductor())
-            contexts.enter_context(replaced(compile_fx, "select_decomp_table", _without_opaque))
+            contexts.enter_context(replaced(compile_fx, "select_decomp_table", without_opaque))
             written = contexts.enter_context(noted_lines())
             if device.type == "cpu":
                 contexts.enter_context(small_convolutions())
@@ -144,11 +144,6 @@ def _compiled(
         else:
             paths.append(Path(str(file)))
     return Code(paths, constants)
-
-
-def _without_opaque(select: Callable[[], Mapping[Any, Any]]) -> Callable[[], Mapping[Any, Any]]:
-    """Lets Inductor call operators that it would take for composites."""
-    return lambda: {operator: parts for operator, parts in select().items() if operator not in kept}
 
 
 @contextmanager

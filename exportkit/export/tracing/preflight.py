@@ -22,7 +22,13 @@ from exportkit.errors import OperatorNotExportableError, UsageError
 from exportkit.export.models.source_lines import raised_by_user, user_frame
 from exportkit.export.within_torch.composites import is_written_out
 from exportkit.export.within_torch.dispatch import OperatorMode, watched_by
-from exportkit.export.within_torch.opaque import fake_to_write, first_calls, opaque_operators, reads_memory
+from exportkit.export.within_torch.opaque import (
+    composite_calls,
+    fake_to_write,
+    opaque_operators,
+    reads_memory,
+    run_composite,
+)
 from exportkit.export.within_torch.quiet import quiet_torch
 from exportkit.libraries import TORCH_NAMESPACES
 from exportkit.package.manifest import Operator
@@ -99,7 +105,8 @@ def check_model(call: Callable[[], Any], device: torch.device) -> Any:
 @contextmanager
 def checking_operators(device: torch.device) -> Iterator[None]:
     """Checks each custom operator, at its first call in the block, as `check_model` does."""
-    with opaque_operators(), first_calls(device, _check_composite), watched_by(_Inspector(device)):
+    inspector = _Inspector(device)
+    with opaque_operators(), composite_calls(device, inspector.composite), watched_by(inspector):
         yield
 
 
@@ -147,16 +154,18 @@ class _Inspector(OperatorMode):
         _check_fake(func, at, args, kwargs, result)
         return result
 
+    def composite(self, operator: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Refuses an operator that torch takes for a composite of others, and that reads memory."""
+        answer = run_composite(operator, args, kwargs)
+        if operator not in self._seen and reads_memory(operator, args, kwargs):
+            raise _without_fake(operator, _called_at())
+        self._seen.add(operator)
+        return answer
+
 
 def _called_at() -> str:
     frame = user_frame(traceback.extract_stack())
     return f" (called at {frame.filename}:{frame.lineno})" if frame else ""
-
-
-def _check_composite(operator: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """Refuses an operator that torch takes for a composite of others, and that reads memory."""
-    if reads_memory(operator, args, kwargs):
-        raise _without_fake(operator, _called_at())
 
 
 def _without_fake(operator: OpOverload, at: str) -> OperatorNotExportableError:

@@ -7,7 +7,7 @@ of other operators, and runs it on tensors without memory when it traces or comp
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -51,6 +51,11 @@ def fake_to_write(operator: OpOverload) -> str:
     return f"@torch.ops.{operator}.py_impl(torch._C.DispatchKey.Meta)"
 
 
+def run_composite(operator: OpOverload, args: Any, kwargs: Any) -> Any:
+    """Calls the kernel that torch takes for a composite."""
+    return operator._op_dk(_COMPOSITE, *args, **kwargs)
+
+
 def reads_memory(operator: OpOverload, args: Any, kwargs: Any) -> bool:
     """Tells whether the kernel reads or writes memory itself, and does not only call other operators.
 
@@ -60,7 +65,7 @@ def reads_memory(operator: OpOverload, args: Any, kwargs: Any) -> bool:
     own, named = _guarded((args, kwargs))
     try:
         with torch.random.fork_rng(devices=[]), torch.no_grad(), _Unwrapping():
-            operator._op_dk(_COMPOSITE, *own, **named)
+            run_composite(operator, own, named)
     except Exception:  # It took the same call before. The stable ABI does not say what went wrong.
         return True
     return False
@@ -144,31 +149,32 @@ def _unless_kept(decompose: Callable[..., Any]) -> Callable[..., Any]:
     )
 
 
+def without_opaque(select: Callable[[], Mapping[Any, Any]]) -> Callable[[], Mapping[Any, Any]]:
+    """Replaces Inductor's table of what it takes apart by one without the operators that are kept whole."""
+    return lambda: {operator: parts for operator, parts in select().items() if operator not in kept}
+
+
 @contextmanager
-def first_calls(device: torch.device, look: Callable[[OpOverload, Any, Any], None]) -> Iterator[None]:
-    """Shows the first call of each operator that may be opaque and has no fake kernel, after it, in this block.
+def composite_calls(device: torch.device, call: Callable[[OpOverload, Any, Any], Any]) -> Iterator[None]:
+    """Hands over the calls of the operators that torch takes for composites and that are not kept whole, in this block.
 
     A mode does not see them: torch calls the kernel before it asks modes.
 
     Args:
         device: The device of the model.
-        look: Gets the operator and the arguments.
+        call: Gets the operator and the arguments, and returns the answer, that of `run_composite`.
     """
-    found = [each for each in _custom() if not has_own_fake(each)]
+    found = [each for each in _custom() if each not in kept]
     libraries = {each.namespace: torch.library.Library(each.namespace, "IMPL") for each in found}
-    seen: set[OpOverload] = set()
-
-    def call(operator: OpOverload, *args: Any, **kwargs: Any) -> Any:
-        answer = operator._op_dk(_COMPOSITE, *args, **kwargs)
-        if operator not in seen:
-            seen.add(operator)
-            look(operator, args, kwargs)
-        return answer
-
     try:
         for operator, key in itertools.product(found, {"AutogradCPU", f"Autograd{device.type.upper()}"}):
             if not _has_kernel(operator.name(), key):
-                _register(libraries[operator.namespace], operator, key, partial(call, operator))
+                _register(
+                    libraries[operator.namespace],
+                    operator,
+                    key,
+                    lambda *args, operator=operator, **kwargs: call(operator, args, kwargs),
+                )
         yield
     finally:
         for library in libraries.values():
