@@ -11,8 +11,9 @@ from torch import Tensor, nn
 from exportkit import load
 from exportkit.eager_source import EagerSource
 from exportkit.errors import OperatorNotExportableError
-from exportkit.export.artifact import export_aoti
-from exportkit.export.tracing.preflight import check_model
+from exportkit.export.artifact import export_aoti, export_program
+from exportkit.export.programs.resolve import resolve
+from exportkit.export.tracing.preflight import check_composites, check_model
 from exportkit.export.within_torch.opaque import opaque_operators
 from exportkit.libraries import load_library
 from exportkit.packaging import PackOptions, build_package
@@ -52,7 +53,7 @@ def test_a_kernel_that_reads_memory_needs_a_fake_kernel_which_is_shown_in_a_form
     with pytest.raises(RuntimeError, match="CompositeImplicitAutograd"):
         torch.library.register_fake("exportkit_opaque::twice", torch.empty_like)
     with pytest.raises(OperatorNotExportableError, match=r"twice \(called at .*test_opaque.py") as caught:
-        check_model(lambda: ops.twice(torch.rand(3)), CPU)
+        check_composites(lambda: ops.twice(torch.rand(3)), CPU)
     assert caught.value.hint is not None
     assert "@torch.ops.exportkit_opaque.twice.default.py_impl(torch._C.DispatchKey.Meta)" in caught.value.hint
 
@@ -60,10 +61,9 @@ def test_a_kernel_that_reads_memory_needs_a_fake_kernel_which_is_shown_in_a_form
 def test_a_kernel_that_calls_other_operators_needs_none_and_keeps_its_gradient(ops) -> None:
     x = torch.rand(3, requires_grad=True)
 
-    def gradient() -> Tensor:
-        return torch.autograd.grad(ops.parts(x), x)[0]
-
-    assert torch.equal(check_model(gradient, CPU), torch.ones(3))
+    gradients = []
+    check_composites(lambda: gradients.extend(torch.autograd.grad(ops.parts(x), x)), CPU)
+    assert torch.equal(gradients[0], torch.ones(3))
 
 
 def test_a_wrong_fake_kernel_is_found(ops, fakes) -> None:
@@ -93,6 +93,13 @@ class Net(nn.Module):
         return {"twice": ops.twice(y), "halved": halved, "positive": ops.positive(y).sum(), "parts": ops.parts(y)}
 
 
+class Twice(nn.Module):
+    """Calls one."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.ops.exportkit_opaque.twice(x)
+
+
 def test_they_go_into_a_package_that_answers(fakes, tmp_path) -> None:
     spec = ExportSpec(Net(), (torch.randn(4, 3),), dynamic_shapes={"x": {0: "n[1:9]"}})
     manifest = export_aoti(spec, tmp_path / "net.pt2")
@@ -104,3 +111,15 @@ def test_they_go_into_a_package_that_answers(fakes, tmp_path) -> None:
     x = torch.randn(7, 3)
     with load(tmp_path / "packed.pt2") as model:
         torch.testing.assert_close(model(x), Net()(x))
+
+
+def test_a_saved_program_is_not_compiled_without_a_fake_kernel(ops, tmp_path) -> None:
+    meta = torch._C.DispatchKey.Meta
+    ops.twice.default.py_impl(meta)(torch.empty_like)
+    try:
+        export_program(ExportSpec(Twice(), (torch.randn(4),)), tmp_path / "twice.pt2")
+    finally:
+        del ops.twice.default.py_kernels[meta]
+    saved = resolve(str(tmp_path / "twice.pt2"))
+    with pytest.raises(OperatorNotExportableError, match="exportkit_opaque::twice has no fake kernel"):
+        export_aoti(saved, tmp_path / "code.pt2")

@@ -28,6 +28,7 @@ from exportkit.export.within_torch.opaque import (
     opaque_operators,
     reads_memory,
     run_composite,
+    uncertain_operators,
 )
 from exportkit.export.within_torch.quiet import quiet_torch
 from exportkit.libraries import TORCH_NAMESPACES
@@ -105,9 +106,41 @@ def check_model(call: Callable[[], Any], device: torch.device) -> Any:
 @contextmanager
 def checking_operators(device: torch.device) -> Iterator[None]:
     """Checks each custom operator, at its first call in the block, as `check_model` does."""
-    inspector = _Inspector(device)
-    with opaque_operators(), composite_calls(device, inspector.composite), watched_by(inspector):
+    with opaque_operators(), watched_by(_Inspector(device)):
         yield
+
+
+def check_composites(call: Callable[[], object], device: torch.device) -> None:
+    """Runs a model once if it may call operators that torch takes for composites of others, and checks these.
+
+    Nothing may be traced before: torch would give them tensors without memory, and reading it ends the process.
+
+    Args:
+        call: Calls the model with its example inputs. What it raises is left to `check_model`.
+        device: The device of the model and its inputs.
+
+    Raises:
+        OperatorNotExportableError: An operator reads memory, and has no fake kernel.
+    """
+    seen: set[OpOverload] = set()
+
+    def checked(operator: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        answer = run_composite(operator, args, kwargs)
+        if operator not in seen and reads_memory(operator, args, kwargs):
+            raise _without_fake(operator, _called_at())
+        seen.add(operator)
+        return answer
+
+    with opaque_operators():
+        if not uncertain_operators():
+            return
+        try:
+            with composite_calls(device, checked):
+                call()
+        except OperatorNotExportableError:
+            raise
+        except (Exception, SystemExit):  # the model may raise anything
+            return
 
 
 def check_operators(operators: Mapping[str, OpOverload], device: torch.device) -> None:
@@ -153,14 +186,6 @@ class _Inspector(OperatorMode):
             ) from error
         _check_fake(func, at, args, kwargs, result)
         return result
-
-    def composite(self, operator: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Refuses an operator that torch takes for a composite of others, and that reads memory."""
-        answer = run_composite(operator, args, kwargs)
-        if operator not in self._seen and reads_memory(operator, args, kwargs):
-            raise _without_fake(operator, _called_at())
-        self._seen.add(operator)
-        return answer
 
 
 def _called_at() -> str:

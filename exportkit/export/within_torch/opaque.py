@@ -38,6 +38,11 @@ def has_one_kernel(operator: OpOverload) -> bool:
     return _has_kernel(operator.name(), "CompositeImplicitAutograd") and not is_written_out(operator)
 
 
+def uncertain_operators() -> list[OpOverload]:
+    """Returns the operators of which only a call tells whether they are composites."""
+    return [each for each in _custom() if each not in kept]
+
+
 def has_own_fake(operator: OpOverload) -> bool:
     """Whether somebody gave a fake kernel to an operator that torch takes for a composite: it is none then."""
     return _META in operator.py_kernels or _has_kernel(operator.name(), "Meta")
@@ -164,7 +169,7 @@ def composite_calls(device: torch.device, call: Callable[[OpOverload, Any, Any],
         device: The device of the model.
         call: Gets the operator and the arguments, and returns the answer, that of `run_composite`.
     """
-    found = [each for each in _custom() if each not in kept]
+    found = uncertain_operators()
     libraries = {each.namespace: torch.library.Library(each.namespace, "IMPL") for each in found}
     try:
         for operator, key in itertools.product(found, {"AutogradCPU", f"Autograd{device.type.upper()}"}):
