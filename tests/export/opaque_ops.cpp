@@ -33,6 +33,11 @@ Tensor positive(const Tensor x) {
   return out;
 }
 
+// It writes nothing itself.
+Tensor filled_with_first(const Tensor x) {
+  return torch::stable::fill_(torch::stable::new_empty(x, x.sizes()), static_cast<const float*>(x.const_data_ptr())[0]);
+}
+
 Tensor parts(const Tensor x) { return torch::stable::sum(torch::stable::flatten(x)); }
 
 }  // namespace
@@ -41,6 +46,7 @@ STABLE_TORCH_LIBRARY(exportkit_opaque, m) {
   m.def("twice(Tensor x) -> Tensor");
   m.def("halve_(Tensor(a!) x) -> ()");
   m.def("positive(Tensor x) -> Tensor");
+  m.def("filled_with_first(Tensor x) -> Tensor");
   m.def("parts(Tensor x) -> Tensor");
 }
 
@@ -48,5 +54,6 @@ STABLE_TORCH_LIBRARY_IMPL(exportkit_opaque, CompositeImplicitAutograd, m) {
   m.impl("twice", TORCH_BOX(&twice));
   m.impl("halve_", TORCH_BOX(&halve_));
   m.impl("positive", TORCH_BOX(&positive));
+  m.impl("filled_with_first", TORCH_BOX(&filled_with_first));
   m.impl("parts", TORCH_BOX(&parts));
 }

@@ -14,7 +14,7 @@ from exportkit.errors import OperatorNotExportableError
 from exportkit.export.artifact import export_aoti, export_program
 from exportkit.export.programs.resolve import resolve
 from exportkit.export.tracing.preflight import check_composites, check_model
-from exportkit.export.within_torch.opaque import opaque_operators
+from exportkit.export.within_torch.opaque import opaque_operators, reads_memory
 from exportkit.libraries import load_library
 from exportkit.packaging import PackOptions, build_package
 from exportkit.spec import ExportSpec
@@ -47,6 +47,16 @@ def fakes(ops):
     yield
     for operator in given:
         del operator.py_kernels[torch._C.DispatchKey.Meta]
+
+
+def test_a_kernel_that_reads_memory_is_found_out(ops) -> None:
+    x = torch.rand(3)
+    found = {name for name in ("twice", "positive", "filled_with_first", "parts") if reads(getattr(ops, name), x)}
+    assert found == {"twice", "positive", "filled_with_first"}
+
+
+def reads(packet: torch._ops.OpOverloadPacket, x: Tensor) -> bool:
+    return reads_memory(packet.default, (x,), {})
 
 
 def test_a_kernel_that_reads_memory_needs_a_fake_kernel_which_is_shown_in_a_form_that_torch_takes(ops) -> None:

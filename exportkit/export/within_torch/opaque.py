@@ -17,7 +17,7 @@ from torch._library.simple_registry import singleton
 from torch._library.utils import Kernel
 from torch._ops import OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_map_only
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 from exportkit.export.within_torch.composites import is_written_out
 from exportkit.export.within_torch.torch_internals import replaced
@@ -64,16 +64,25 @@ def run_composite(operator: OpOverload, args: Any, kwargs: Any) -> Any:
 def reads_memory(operator: OpOverload, args: Any, kwargs: Any) -> bool:
     """Tells whether the kernel reads or writes memory itself, and does not only call other operators.
 
-    The kernel is called with tensors that have memory, so that it cannot crash, and refuse to have it written. torch's
-    fake tensors have none: reading `data_ptr()` of theirs ends the process.
+    The kernel is called with tensors that have memory, so that it cannot crash, and refuse to have it written. Zeros in
+    that memory do not change what a composite answers. torch's fake tensors have none: reading theirs ends the process.
     """
-    own, named = _guarded((args, kwargs))
     try:
-        with torch.random.fork_rng(devices=[]), torch.no_grad(), _Unwrapping():
-            run_composite(operator, own, named)
+        answers = [_guarded_answer(operator, args, kwargs, memory) for memory in (torch.clone, torch.zeros_like)]
+        torch.testing.assert_close(*answers, rtol=0, atol=0, equal_nan=True)
     except Exception:  # It took the same call before. The stable ABI does not say what went wrong.
         return True
     return False
+
+
+def _guarded_answer(operator: OpOverload, args: Any, kwargs: Any, memory: Callable[..., Any]) -> list[Any]:
+    devices = {each.device for each in tree_leaves((args, kwargs)) if isinstance(each, torch.Tensor) and each.is_cuda}
+    guard = _Unwrapping(memory)
+    own, named = guard.wrapped((args, kwargs))
+    with torch.random.fork_rng(devices=devices), torch.no_grad():
+        with guard:
+            answer = run_composite(operator, own, named)
+        return [each for each in tree_leaves(_unwrapped(answer)) if isinstance(each, torch.Tensor)]
 
 
 class _Guarded(torch.Tensor):
@@ -81,34 +90,38 @@ class _Guarded(torch.Tensor):
 
     inside: torch.Tensor
 
-    @staticmethod
-    def __new__(cls, given: torch.Tensor) -> _Guarded:
-        guarded: _Guarded = torch.Tensor._make_subclass(cls, given.detach().clone())
-        torch._C._set_throw_on_mutable_data_ptr(guarded)
-        guarded.inside = given.detach().clone()
-        return guarded
-
     @classmethod
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
         return NotImplemented  # _Unwrapping comes first
 
 
+def _unwrapped(values: Any) -> Any:
+    return tree_map_only(_Guarded, lambda each: each.inside, values)
+
+
 class _Unwrapping(TorchDispatchMode):
     """Runs torch's operators on what is inside, and guards all that they make."""
 
+    def __init__(self, memory: Callable[..., Any]) -> None:
+        super().__init__()
+        self._memory = memory
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        own, named = tree_map_only(_Guarded, lambda each: each.inside, (args, kwargs or {}))
-        return _guarded(func(*own, **named))
+        own, named = _unwrapped((args, kwargs or {}))
+        return self.wrapped(func(*own, **named))
 
+    def wrapped(self, values: Any) -> Any:
+        """Guards copies of the tensors with memory of their own. Those of other layouts and classes stay."""
 
-def _guarded(values: Any) -> Any:
-    """Guards the tensors with memory of their own. Those of other layouts and classes stay what they are."""
+        def guard(tensor: torch.Tensor) -> torch.Tensor:
+            if type(tensor) not in (torch.Tensor, torch.nn.Parameter) or tensor.layout is not torch.strided:
+                return tensor
+            guarded: _Guarded = torch.Tensor._make_subclass(_Guarded, self._memory(tensor.detach()))
+            torch._C._set_throw_on_mutable_data_ptr(guarded)
+            guarded.inside = tensor.detach().clone()
+            return guarded
 
-    def guard(tensor: torch.Tensor) -> torch.Tensor:
-        plain = type(tensor) in (torch.Tensor, torch.nn.Parameter) and tensor.layout is torch.strided
-        return _Guarded(tensor) if plain else tensor
-
-    return tree_map_only(torch.Tensor, guard, values)
+        return tree_map_only(torch.Tensor, guard, values)
 
 
 @contextmanager
