@@ -59,7 +59,7 @@ def reads(packet: torch._ops.OpOverloadPacket, x: Tensor) -> bool:
     return reads_memory(packet.default, (x,), {})
 
 
-def test_a_kernel_that_reads_memory_needs_a_fake_kernel_which_is_shown_in_a_form_that_torch_takes(ops) -> None:
+def test_the_fake_kernel_to_write_is_shown_in_a_form_that_torch_takes(ops) -> None:
     with pytest.raises(RuntimeError, match="CompositeImplicitAutograd"):
         torch.library.register_fake("exportkit_opaque::twice", torch.empty_like)
     with pytest.raises(OperatorNotExportableError, match=r"twice \(called at .*test_opaque.py") as caught:

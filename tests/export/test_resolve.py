@@ -212,7 +212,5 @@ def test_an_error_at_import_is_told_with_what_caused_it(tmp_path: Path) -> None:
     library.write_text("no library")
     file = tmp_path / "loading.py"
     file.write_text(f"import torch\ntorch.ops.load_library({str(library)!r})\n")
-    with pytest.raises(
-        ExportError, match=r"OSError: Could not load this library: .* \(because of OSError: .*file too short\)"
-    ):
+    with pytest.raises(ExportError, match=r"Could not load this library: .* \(because of OSError: .*file too short\)"):
         resolve(f"{file}:Net")
