@@ -13,6 +13,7 @@ from pathlib import Path
 import torch
 
 from exportkit.errors import ExportError, ExportkitError, MissingOperatorError
+from exportkit.export.models.fake_kernels import advice_if_refused
 from exportkit.export.models.missing_operators import advice, missing_operator
 from exportkit.installed import installed_models
 
@@ -126,7 +127,7 @@ def raised_by_user(what: str, error: BaseException, hint: str) -> ExportError:
     if operator := missing_operator(said):
         folders = [Path.cwd(), *([Path(frame.filename).parent] if frame else [])]
         return MissingOperatorError(message, hint=advice(operator, folders))
-    return ExportError(message, hint=hint)
+    return ExportError(message, hint=advice_if_refused(said) or hint)
 
 
 def _said(error: BaseException) -> str:

@@ -19,12 +19,12 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from exportkit.errors import OperatorNotExportableError, UsageError
+from exportkit.export.models.fake_kernels import fake_to_write
 from exportkit.export.models.source_lines import raised_by_user, user_frame
 from exportkit.export.within_torch.composites import is_written_out
 from exportkit.export.within_torch.dispatch import OperatorMode, watched_by
 from exportkit.export.within_torch.opaque import (
     composite_calls,
-    fake_to_write,
     opaque_operators,
     reads_memory,
     run_composite,
@@ -196,7 +196,7 @@ def _called_at() -> str:
 def _without_fake(operator: OpOverload, at: str) -> OperatorNotExportableError:
     return OperatorNotExportableError(
         f"operator {qualified_name(operator)}{at} has no fake kernel, so torch.export cannot know the shape it returns",
-        hint=f"Register one: {fake_to_write(operator)} on a Python function that "
+        hint=f"Register one: {fake_to_write(qualified_name(operator))} on a Python function that "
         "returns empty tensors of the right shape and dtype, or a Meta kernel with TORCH_LIBRARY_IMPL in C++.",
     )
 

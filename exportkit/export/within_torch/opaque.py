@@ -48,14 +48,6 @@ def has_own_fake(operator: OpOverload) -> bool:
     return _META in operator.py_kernels or _has_kernel(operator.name(), "Meta")
 
 
-def fake_to_write(operator: OpOverload) -> str:
-    """Returns how to give an operator a fake kernel, in a form that torch takes for it."""
-    name = operator.name()
-    if not has_one_kernel(operator):
-        return f'@torch.library.register_fake("{name}")'
-    return f"@torch.ops.{operator}.py_impl(torch._C.DispatchKey.Meta)"
-
-
 def run_composite(operator: OpOverload, args: Any, kwargs: Any) -> Any:
     """Calls the kernel that torch takes for a composite."""
     return operator._op_dk(_COMPOSITE, *args, **kwargs)

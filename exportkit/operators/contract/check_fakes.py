@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from exportkit.export.within_torch.opaque import fake_to_write
+from exportkit.export.models.fake_kernels import fake_to_write
 from exportkit.operators.contract.definition import ContractCheck, Problem
 from exportkit.operators.contract.fake_kernel import depends_on_values, fake_answer, symbolic_answer
 from exportkit.operators.contract.findings import Severity
@@ -34,7 +34,7 @@ def takes_the_call(trial: Trial, call: Sample) -> Problem | None:
     except NotApplicable:
         return Problem(
             "torch.export and torch.compile need a fake kernel, and the operator has none.",
-            f"Register one with {fake_to_write(trial.subject.overload)}. {_RIGHT}",
+            f"Register one with {fake_to_write(trial.subject.name)}. {_RIGHT}",
         )
     except Exception as error:
         return Problem(f"The kernel takes the call, and the fake kernel refuses it: {first_line(error)}.")
