@@ -205,3 +205,12 @@ def test_a_spec_with_a_field_of_another_type_is_refused_where_it_is_made(fields,
 def test_inputs_that_cannot_be_made_are_refused(inputs: list[str], message: str) -> None:
     with pytest.raises(UsageError, match=message):
         resolve(f"{MODELS}:Dropout", inputs=inputs)
+
+
+def test_an_error_at_import_is_told_with_what_caused_it(tmp_path: Path) -> None:
+    library = tmp_path / "libbroken.so"
+    library.write_text("no library")
+    file = tmp_path / "loading.py"
+    file.write_text(f"import torch\ntorch.ops.load_library({str(library)!r})\n")
+    with pytest.raises(ExportError, match=r"Could not load this library: .* \(because of OSError: .*file too short\)"):
+        resolve(f"{file}:Net")

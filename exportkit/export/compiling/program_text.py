@@ -24,6 +24,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_leaves
 
 from exportkit.export.eager_calls.host_copies import elements
+from exportkit.export.within_torch.opaque import has_one_kernel, has_own_fake
 from exportkit.libraries import TORCH_NAMESPACES
 
 # Where a node comes from: comments in the generated code. `from_node` counts by its operators (eager_kernels.py).
@@ -143,7 +144,7 @@ def _custom(operator: OpOverload) -> str:
     tables = [*torch._decomp.global_decomposition_table.values()]
     tables += [] if called else [lowering.get("lowerings", {}), lowering.get("_maybe_layout_constraints", {})]
     apart = (
-        torch._C._dispatch_has_kernel_for_dispatch_key(name, "CompositeImplicitAutograd")
+        (has_one_kernel(operator) and not has_own_fake(operator))
         or bool(vars(entry.torch_dispatch_rules).get("_data"))
         or any(not isinstance(key, torch._C.DispatchKey) or "Composite" in key.name for key in operator.py_kernels)
     )

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch._inductor import config, exc
+from torch._inductor import compile_fx, config, exc
 from torch.utils._pytree import tree_structure
 
 from exportkit.errors import CompilerError
@@ -39,6 +39,8 @@ from exportkit.export.eager_calls.cases import eager_mode
 from exportkit.export.models.source_lines import where_listed
 from exportkit.export.tracing.branch_graphs import compilable_branches
 from exportkit.export.tracing.explain import raised_text, refused_by_compiler
+from exportkit.export.within_torch.opaque import opaque_operators, without_opaque
+from exportkit.export.within_torch.torch_internals import replaced
 
 
 def run_inductor(
@@ -88,7 +90,9 @@ def _compiled(
             # Inductor decides about TF32 for the kernels that it writes.
             contexts.enter_context(eager_mode(tf32=tf32))
             contexts.enter_context(_rare_collections())
+            contexts.enter_context(opaque_operators())
             contexts.enter_context(changed_inductor())
+            contexts.enter_context(replaced(compile_fx, "select_decomp_table", without_opaque))
             written = contexts.enter_context(noted_lines())
             if device.type == "cpu":
                 contexts.enter_context(small_convolutions())

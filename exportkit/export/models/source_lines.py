@@ -13,6 +13,7 @@ from pathlib import Path
 import torch
 
 from exportkit.errors import ExportError, ExportkitError, MissingOperatorError
+from exportkit.export.models.fake_kernels import advice_if_refused
 from exportkit.export.models.missing_operators import advice, missing_operator
 from exportkit.installed import installed_models
 
@@ -119,12 +120,23 @@ def raised_by_user(what: str, error: BaseException, hint: str) -> ExportError:
         hint: The advice, if exportkit knows none for this error.
     """
     frame = user_frame(traceback.extract_tb(error.__traceback__))
-    said = str(error).partition("Exception raised from")[0].strip()
+    said = _said(error)
+    if (cause := _first_cause(error)) is not error and _said(cause) not in said:
+        said += f" (because of {type(cause).__name__}: {_said(cause)})"
     message = f"{what}{' at ' + where(frame) if frame else ''}: {type(error).__name__}: {said}"
     if operator := missing_operator(said):
         folders = [Path.cwd(), *([Path(frame.filename).parent] if frame else [])]
         return MissingOperatorError(message, hint=advice(operator, folders))
-    return ExportError(message, hint=hint)
+    return ExportError(message, hint=advice_if_refused(said) or hint)
+
+
+def _said(error: BaseException) -> str:
+    return str(error).partition("Exception raised from")[0].strip()
+
+
+def _first_cause(error: BaseException) -> BaseException:
+    """Returns what an error was raised from, such as the dynamic linker's where torch cannot load a library."""
+    return _first_cause(error.__cause__) if error.__cause__ else error
 
 
 def _is_exportkit(frame: traceback.FrameSummary) -> bool:

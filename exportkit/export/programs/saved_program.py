@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
 import torch
 from torch.export.passes import move_to_device_pass
@@ -19,7 +20,13 @@ from exportkit.export.programs.program_model import ForeignModel
 from exportkit.export.programs.saved_sizes import named_sizes, shapes_of
 from exportkit.export.provenance import provenance
 from exportkit.export.tracing.describe_program import describe_output, describe_program
-from exportkit.export.tracing.preflight import check_model, check_operators, describe_operators, graph_operators
+from exportkit.export.tracing.preflight import (
+    check_composites,
+    check_model,
+    check_operators,
+    describe_operators,
+    graph_operators,
+)
 from exportkit.export.tracing.trace import trace
 from exportkit.export.tracing.trace_method import check_writes
 from exportkit.export.tracing.traced import Traced, TracedMethod
@@ -57,6 +64,8 @@ def trace_saved(saved: SavedProgram, options: TraceOptions, device: torch.device
     programs = {name: _moved(program, device) for name, program in saved.programs.items()}
     operators = {k: v for program in programs.values() for k, v in graph_operators(program.graph_module).items()}
     check_operators(operators, device)
+    for program in programs.values():
+        check_composites(partial(_called, program), device)
     if saved.manifest is None:
         return _trace_foreign(saved, programs[FORWARD], options, device, progress)
     manifest = saved.manifest
@@ -83,6 +92,11 @@ def trace_saved(saved: SavedProgram, options: TraceOptions, device: torch.device
         state=manifest.state,
         initial=initial,
     )
+
+
+def _called(program: torch.export.ExportedProgram) -> object:
+    args, kwargs = tree_map_only(torch.Tensor, torch.clone, program.example_inputs)
+    return program.module()(*args, **kwargs)
 
 
 def _moved(program: torch.export.ExportedProgram, device: torch.device) -> torch.export.ExportedProgram:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import traceback
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -19,8 +19,16 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from exportkit.errors import OperatorNotExportableError, UsageError
+from exportkit.export.models.fake_kernels import fake_to_write
 from exportkit.export.models.source_lines import raised_by_user, user_frame
 from exportkit.export.within_torch.dispatch import OperatorMode, watched_by
+from exportkit.export.within_torch.opaque import (
+    composite_calls,
+    opaque_operators,
+    reads_memory,
+    run_composite,
+    uncertain_operators,
+)
 from exportkit.export.within_torch.operator_bodies import body_of, python_key
 from exportkit.export.within_torch.quiet import quiet_torch
 from exportkit.libraries import TORCH_NAMESPACES, schema_text
@@ -89,7 +97,7 @@ def check_model(call: Callable[[], Any], device: torch.device, progress: Progres
         ExportError: The model raised.
     """
     try:
-        with watched_by(_Inspector(device)) as inspector:
+        with checking_operators(device) as inspector:
             answer = call()
     except (OperatorNotExportableError, UsageError):
         raise
@@ -103,9 +111,44 @@ def check_model(call: Callable[[], Any], device: torch.device, progress: Progres
     return answer
 
 
-def checking_operators(device: torch.device) -> AbstractContextManager[object]:
+@contextmanager
+def checking_operators(device: torch.device) -> Iterator[_Inspector]:
     """Checks each custom operator, at its first call in the block, as `check_model` does."""
-    return watched_by(_Inspector(device))
+    with opaque_operators(), watched_by(_Inspector(device)) as inspector:
+        yield inspector
+
+
+def check_composites(call: Callable[[], object], device: torch.device) -> None:
+    """Runs a model once if it may call operators that torch takes for composites of others, and checks these.
+
+    Nothing may be traced before: torch would give them tensors without memory, and reading it ends the process.
+
+    Args:
+        call: Calls the model with its example inputs. What it raises is left to `check_model`.
+        device: The device of the model and its inputs.
+
+    Raises:
+        OperatorNotExportableError: An operator reads memory, and has no fake kernel.
+    """
+    seen: set[OpOverload] = set()
+
+    def checked(operator: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        answer = run_composite(operator, args, kwargs)
+        if operator not in seen and reads_memory(operator, args, kwargs):
+            raise _without_fake(operator, _called_at())
+        seen.add(operator)
+        return answer
+
+    with opaque_operators():
+        if not uncertain_operators():
+            return
+        try:
+            with composite_calls(device, checked):
+                call()
+        except OperatorNotExportableError:
+            raise
+        except (Exception, SystemExit):  # the model may raise anything
+            return
 
 
 def check_operators(operators: Mapping[str, OpOverload], device: torch.device) -> None:
@@ -146,8 +189,7 @@ class _Inspector(OperatorMode):
         if func in self._seen or not is_custom(func):
             return func(*args, **kwargs)
         self._seen.add(func)
-        frame = user_frame(traceback.extract_stack())
-        at = f" (called at {frame.filename}:{frame.lineno})" if frame else ""
+        at = _called_at()
         _check_registered(func, self._device, at)
         try:
             result = func(*args, **kwargs)
@@ -158,6 +200,19 @@ class _Inspector(OperatorMode):
             ) from error
         _check_fake(func, at, args, kwargs, result)
         return result
+
+
+def _called_at() -> str:
+    frame = user_frame(traceback.extract_stack())
+    return f" (called at {frame.filename}:{frame.lineno})" if frame else ""
+
+
+def _without_fake(operator: OpOverload, at: str) -> OperatorNotExportableError:
+    return OperatorNotExportableError(
+        f"operator {qualified_name(operator)}{at} has no fake kernel, so torch.export cannot know the shape it returns",
+        hint=f"Register one: {fake_to_write(qualified_name(operator))} on a Python function that "
+        "returns empty tensors of the right shape and dtype, or a Meta kernel with TORCH_LIBRARY_IMPL in C++.",
+    )
 
 
 def _check_registered(operator: OpOverload, device: torch.device, at: str) -> None:
@@ -172,11 +227,7 @@ def _check_registered(operator: OpOverload, device: torch.device, at: str) -> No
         )
     _check_returns(operator, at)
     if not _has_fake(operator):
-        raise OperatorNotExportableError(
-            f"operator {name}{at} has no fake kernel, so torch.export cannot know the shape it returns",
-            hint=f'Register one: @torch.library.register_fake("{name}") on a Python function that '
-            "returns empty tensors of the right shape and dtype, or a Meta kernel with TORCH_LIBRARY_IMPL in C++.",
-        )
+        raise _without_fake(operator, at)
 
 
 def _check_returns(operator: OpOverload, at: str) -> None:

@@ -6,6 +6,7 @@ import unicodedata
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 
 import torch
 
@@ -17,7 +18,7 @@ from exportkit.export.eager_calls.eager_methods import EagerMethods
 from exportkit.export.eager_calls.host_copies import HostCopies
 from exportkit.export.eager_calls.record import record_cases
 from exportkit.export.export_options import TraceOptions
-from exportkit.export.models.call_signature import parameter_names
+from exportkit.export.models.call_signature import BoundCall, parameter_names
 from exportkit.export.models.entries import entry_specs
 from exportkit.export.models.placement import parse_floating, prepared
 from exportkit.export.models.resolved import EagerModel
@@ -26,13 +27,14 @@ from exportkit.export.provenance import provenance
 from exportkit.export.tracing.describe_state import describe_state
 from exportkit.export.tracing.inferred_sizes import with_inferred
 from exportkit.export.tracing.missed_kernels import float_products
-from exportkit.export.tracing.preflight import describe_operators, graph_operators
+from exportkit.export.tracing.preflight import check_composites, describe_operators, graph_operators
 from exportkit.export.tracing.program_check import check_programs
 from exportkit.export.tracing.torch_export import TracingTask
 from exportkit.export.tracing.trace_method import ReadyModel, trace_method
 from exportkit.export.tracing.traced import Traced
 from exportkit.export.tracing.tried_cases import tried_cases
 from exportkit.export.tracing.trouble_cases import trouble_cases
+from exportkit.export.within_torch.opaque import opaque_operators
 from exportkit.package.manifest import Source
 from exportkit.progress import Progress
 from exportkit.spec import ExportSpec
@@ -99,8 +101,10 @@ def ready_to_trace(model: EagerModel, options: TraceOptions, device: torch.devic
 
     Raises:
         UsageError: An option names an unknown parameter, dimension, dtype or buffer.
+        OperatorNotExportableError: An operator that torch takes for a composite reads memory, and has no fake kernel.
     """
-    with prepared(_declared(with_plain_shapes(model.spec), options), device, parse_floating(options.dtype)) as spec:
+    spec = _declared(with_plain_shapes(model.spec), options)
+    with opaque_operators(), prepared(spec, device, parse_floating(options.dtype)) as spec:
         eager = EagerMethods(spec)
         if options.static and (fixed := [each for each in eager.buffers if each.dimension]):
             raise UsageError(
@@ -112,10 +116,15 @@ def ready_to_trace(model: EagerModel, options: TraceOptions, device: torch.devic
             bound = eager.bind(name, entry.example_inputs, entry.example_kwargs)
             eager.written(name, bound)  # refuses a name that no input has
             tasks[name] = TracingTask(entry, bound, eager.buffers)
+            check_composites(partial(_called, eager, name, bound), device)
         shapes = _shapes(tasks, options)
         yield ReadyModel(
             eager, {name: (task, dynamic_sizes(shapes[name], task.examples)) for name, task in tasks.items()}
         )
+
+
+def _called(eager: EagerMethods, name: str, bound: BoundCall) -> object:
+    return eager.session().call(name, bound)
 
 
 def _declared(spec: ExportSpec, options: TraceOptions) -> ExportSpec:

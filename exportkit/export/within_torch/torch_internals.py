@@ -47,6 +47,8 @@ No torch that exports has an option for any of these, so export replaces:
 - `FakeTensorMode._cached_dispatch_impl`, so that torch remembers what is asked for again (`fake_answers`).
 - Python's `len`, so that the length of a tensor varies (`lengths`), and what `torch.functional` calls, so that
   the rows of `cdist` do (`distances`).
+- `OpOverload.decompose` and, again, `compile_fx.select_decomp_table`, so that operators stay whole that torch takes for
+  composites and that have a fake kernel (`opaque`).
 - `torch.cov` and `torch.corrcoef`, which read a tensor (`covariances`).
 - `Distribution._validate_args`, so that distributions read nothing to check it (`distributions`).
 - `torch.utils._filelock.FileLock`, so that an export does not wait for others (`inductor_changes`).

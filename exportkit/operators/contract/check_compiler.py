@@ -8,10 +8,13 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch._inductor import compile_fx
 from torch._inductor import config as inductor
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from exportkit.export.compiling.inductor_changes import operators_as_called
+from exportkit.export.within_torch.opaque import opaque_operators, without_opaque
+from exportkit.export.within_torch.torch_internals import replaced
 from exportkit.operators.contract.check_out_overloads import tagged_overload
 from exportkit.operators.contract.check_values import tolerance
 from exportkit.operators.contract.definition import ContractCheck, Problem
@@ -103,11 +106,13 @@ def compiles(trial: Trial) -> Problem | None:
     return _compared(trial, actual, module(*module.inputs()), "The compiled operator", call)
 
 
+@opaque_operators()
 def _compiled(module: OperatorCall) -> Any:
     # Inductor's key does not know of a changed Inductor, nor of an operator whose kernel has changed
     torch._dynamo.reset()
     try:
-        with inductor.patch(force_disable_caches=True):
+        whole = replaced(compile_fx, "select_decomp_table", without_opaque)
+        with inductor.patch(force_disable_caches=True), whole:
             return torch.compile(module, fullgraph=True, dynamic=True)(*module.inputs())
     finally:
         torch._dynamo.reset()
@@ -164,6 +169,7 @@ def training_compiles(trial: Trial) -> Problem | None:
     unless=_WRONG_ALREADY,
     whole=True,
 )
+@opaque_operators()
 def exports(trial: Trial) -> Problem | None:
     """One export with sizes that vary serves every call of the same ranks and constants."""
     call = _first(trial)
@@ -247,6 +253,7 @@ def _same_but_for_sizes(first: OperatorCall, other: OperatorCall, varying: dict[
     most=2,
     unless=_WRONG_ALREADY,
 )
+@opaque_operators()
 def autocast(trial: Trial, call: Sample) -> Problem | None:
     """Under torch.autocast, kernel, fake kernel and traced graph have results of the same dtype."""
     trial.answer(call)
@@ -327,6 +334,7 @@ def opcheck_autograd(trial: Trial, call: Sample) -> Problem | None:
 @ContractCheck(
     "opcheck-fake", _OPCHECK_HINT, order=80, dtypes="first", most=4, unless=(*_WRONG_ALREADY, "fake-layouts")
 )
+@opaque_operators()
 def opcheck_fake(trial: Trial, call: Sample) -> Problem | None:
     """The fake kernel agrees with the kernel."""
     return _opcheck(trial, call, "test_faketensor")
@@ -340,6 +348,7 @@ def opcheck_fake(trial: Trial, call: Sample) -> Problem | None:
     most=2,
     unless=(*_WRONG_ALREADY, "fake-layouts", "fake-symbolic"),
 )
+@opaque_operators()
 def opcheck_dynamic(trial: Trial, call: Sample) -> Problem | None:
     """The operator is traced with symbolic sizes and compiled by AOTAutograd."""
     return _opcheck(trial, call, "test_aot_dispatch_dynamic")

@@ -9,17 +9,19 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
+from exportkit.export.models.fake_kernels import fake_to_write
 from exportkit.operators.contract.definition import ContractCheck, Problem
 from exportkit.operators.contract.fake_kernel import depends_on_values, fake_answer, symbolic_answer
 from exportkit.operators.contract.findings import Severity
 from exportkit.operators.contract.operator_trial import NotApplicable, Trial, first_line
 from exportkit.operators.contract.sample import Sample
 
+_RIGHT = "It returns empty tensors of the right shape, and takes each call that the kernel takes."
+
 
 @ContractCheck(
     "fake-runs",
-    'Register one with @torch.library.register_fake("namespace::name"). It returns empty tensors of the right shape, '
-    "and takes each call that the kernel takes.",
+    _RIGHT,
     order=1,
     dtypes="some",
     other_sizes=True,
@@ -30,7 +32,10 @@ def takes_the_call(trial: Trial, call: Sample) -> Problem | None:
     try:
         fake_answer(trial, call)
     except NotApplicable:
-        return Problem("torch.export and torch.compile need a fake kernel, and the operator has none.")
+        return Problem(
+            "torch.export and torch.compile need a fake kernel, and the operator has none.",
+            f"Register one with {fake_to_write(trial.subject.name)}. {_RIGHT}",
+        )
     except Exception as error:
         return Problem(f"The kernel takes the call, and the fake kernel refuses it: {first_line(error)}.")
     return None

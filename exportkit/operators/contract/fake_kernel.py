@@ -17,6 +17,7 @@ from torch._subclasses.fake_tensor import (
 )
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
 
+from exportkit.export.within_torch.opaque import has_one_kernel, has_own_fake, opaque_operators, reads_memory
 from exportkit.operators.contract.operator_trial import NotApplicable, Trial
 from exportkit.operators.contract.sample import Sample, tensors
 
@@ -47,8 +48,22 @@ def fake_outputs(trial: Trial, call: Sample) -> list[Tensor]:
 def _faked(trial: Trial, call: Sample, env: ShapeEnv | None) -> list[Tensor]:
     mode = FakeTensorMode(shape_env=env, static_shapes=True)
     own = call.with_tensors(lambda t: mode.from_tensor(t.detach()))
-    with mode:
-        return tensors(trial.subject.overload(*own.args, **own.kwargs))
+    return _called(trial, call, own, mode)
+
+
+def _called(trial: Trial, call: Sample, own: Sample, mode: FakeTensorMode) -> list[Tensor]:
+    """Calls the operator with the fakes of a call.
+
+    Raises:
+        NotApplicable: torch would call the kernel, and it reads memory, which fakes do not have.
+    """
+    operator = trial.subject.overload
+    if has_one_kernel(operator) and not has_own_fake(operator):
+        given = call.copied()
+        if trial.remembered("opaque", None, lambda: reads_memory(operator, given.args, dict(given.kwargs))):
+            raise NotApplicable("it has no fake kernel")
+    with opaque_operators(), mode:
+        return tensors(operator(*own.args, **own.kwargs))
 
 
 def depends_on_values(fake: list[Tensor]) -> bool:
@@ -121,8 +136,7 @@ def symbolic_answer(trial: Trial, call: Sample) -> SymbolicAnswer:
     }
     if not sizes:
         raise NotApplicable("no size can vary")
-    with mode:
-        outputs = tensors(trial.subject.overload(*own.args, **own.kwargs))
+    outputs = _called(trial, call, own, mode)
     shapes = [tuple(_formula(size) for size in output.shape) for output in outputs]
     fixed = tuple(place for place, symbol in sizes.items() if env.replace(symbol).is_number)
     return SymbolicAnswer(call, sizes, shapes, fixed, tuple(guard.expr for guard in env.guards))

@@ -14,6 +14,7 @@ from exportkit.export.models.source_lines import users_code, where_now
 from exportkit.export.tracing.preflight import is_custom, qualified_name
 from exportkit.export.within_torch.dispatch import OperatorMode, watched_by
 from exportkit.export.within_torch.gradients import call_model
+from exportkit.export.within_torch.opaque import composite_calls, run_composite
 from exportkit.operators.contract.sample import Sample
 from exportkit.spec import ExportSpec
 
@@ -29,6 +30,15 @@ class _Recorder(OperatorMode):
         self._seen: set[tuple[str, str]] = set()
 
     def operator(self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        self._keep(func, args, kwargs)
+        return func(*args, **kwargs)
+
+    def composite(self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Keeps a call that a mode does not see."""
+        self._keep(func, args, kwargs)
+        return run_composite(func, args, kwargs)
+
+    def _keep(self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if is_custom(func):
             name, place = qualified_name(func), where_now()
             call = Sample(f"called at {place}" if place else "called by the model", args, kwargs).copied()
@@ -36,7 +46,6 @@ class _Recorder(OperatorMode):
             if form not in self._seen and len(calls) < _OF_EACH:
                 self._seen.add(form)
                 calls.append(call)
-        return func(*args, **kwargs)
 
 
 def calls_of_model(spec: ExportSpec, device: torch.device) -> dict[str, list[Sample]]:
@@ -46,7 +55,9 @@ def calls_of_model(spec: ExportSpec, device: torch.device) -> dict[str, list[Sam
         ExportError: The model raised an error.
     """
     doing = users_code("running the model on its example inputs")
-    with prepared(spec, device, None) as placed, watched_by(_Recorder()) as recorder, doing:
+    recorder = _Recorder()
+    seen = composite_calls(device, recorder.composite)
+    with prepared(spec, device, None) as placed, seen, watched_by(recorder), doing:
         call_model(placed.model, placed.example_inputs, dict(placed.example_kwargs))
     return recorder.calls
 

@@ -11,10 +11,12 @@ from torch._library.simple_registry import singleton
 from torch._library.triton import triton_ops_to_kernels
 from torch._ops import OpOverload
 
+from exportkit.export.within_torch.opaque import has_one_kernel, has_own_fake
 from exportkit.libraries import TORCH_NAMESPACES
 
 _DEVICES: Mapping[str, str] = {"CPU": "cpu", "CUDA": "cuda", "XPU": "xpu", "MPS": "mps", "PrivateUse1": "privateuse1"}
 _COMPOSITE = ("CompositeExplicitAutograd", "CompositeImplicitAutograd")
+_PERHAPS = "its parts, or none"
 _AUTOGRAD = ("Autograd", "AutogradCPU", "AutogradCUDA")
 _AUTOCAST: Mapping[str, str] = {"AutocastCPU": "cpu", "AutocastCUDA": "cuda"}
 
@@ -57,20 +59,27 @@ def devices_of(name: str) -> tuple[str, ...]:
 
 
 def fake_of(name: str) -> str | None:
-    """Returns what computes shapes without data: `register_fake`, `Meta kernel`, `its parts`, or None."""
+    """Returns what computes shapes without data: `register_fake`, `Meta kernel`, `its parts`, or None.
+
+    Only a call tells whether an operator with one kernel for all devices has parts.
+    """
     if singleton.find(name).fake_impl.kernel is not None:
         return "register_fake"
-    if has_kernel(name, "Meta"):
+    if has_own_fake(overload(name)):
         return "Meta kernel"
+    if has_one_kernel(overload(name)):
+        return _PERHAPS
     if any(has_kernel(name, key) for key in _COMPOSITE) or name in triton_ops_to_kernels:
         return "its parts"
     return "not needed" if torch._library.utils.can_generate_trivial_fake_impl(overload(name)) else None
 
 
 def gradient_of(name: str) -> str | None:
-    """Returns what computes gradients: `autograd kernel`, `its parts`, or None."""
+    """Returns what computes gradients: `autograd kernel`, `its parts`, which it may not have, or None."""
     if any(has_kernel(name, key) for key in _AUTOGRAD):
         return "autograd kernel"
+    if has_one_kernel(overload(name)):
+        return _PERHAPS
     return "its parts" if has_kernel(name, "CompositeImplicitAutograd") else None
 
 

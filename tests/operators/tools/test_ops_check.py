@@ -143,3 +143,23 @@ def test_a_float_parameter_of_cpp_is_found_in_a_library_and_a_double_is_not(ops)
     broken = {name for name, checked in by_name(document).items() if findings(checked)}
     assert code == 1
     assert broken == {"floats::as_float", "floats::as_optional", "floats::as_list"}
+
+
+@pytest.mark.process
+def test_a_kernel_for_all_devices_is_tried_for_its_parts(ops, tmp_path):
+    library = stable_library.build(Path(__file__).parents[2] / "export" / "opaque_ops.cpp")
+    model = tmp_path / "composites.py"
+    model.write_text(
+        "import torch\n"
+        f"torch.ops.load_library({str(library)!r})\n"
+        "class Net(torch.nn.Module):\n"
+        "    def forward(self, x):\n"
+        "        return torch.ops.exportkit_opaque.twice(x), torch.ops.exportkit_opaque.parts(x)\n"
+    )
+    listed = {operator["name"]: operator["fake"] for operator in ops("list", library)[1]["operators"]}
+    assert set(listed.values()) == {"its parts, or none"}
+    _, document = ops("check", f"{model}:Net", "--input", "x=float32[3,2]", "--only", "fake-runs")
+    checked = by_name(document)
+    finding = findings(checked["exportkit_opaque::twice"])["fake-runs"]
+    assert "torch.ops.exportkit_opaque.twice.default.py_impl" in finding["hint"]
+    assert checked["exportkit_opaque::parts"]["report"]["passed"] == ["fake-runs"]

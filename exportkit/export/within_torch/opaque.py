@@ -1,0 +1,208 @@
+"""Keeps operators whole whose one kernel for all devices reads memory.
+
+torch takes such a kernel (CompositeImplicitAutograd, where c10::RegisterOperators puts a function, too) for a composite
+of other operators, and runs it on tensors without memory when it traces or compiles. It takes no fake kernel for it.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import torch
+from torch._library.simple_registry import singleton
+from torch._library.utils import Kernel
+from torch._ops import OpOverload
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves, tree_map_only
+
+from exportkit.export.within_torch.composites import is_written_out
+from exportkit.export.within_torch.torch_internals import replaced
+from exportkit.libraries import TORCH_NAMESPACES
+
+_COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd
+_META = torch._C.DispatchKey.Meta
+# Kernels of these come before the composite one. torch sees only those of devices at once where autograd is looked up.
+_BEFORE = ("CompositeExplicitAutograd", "CPU", "CUDA")
+_has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
+
+kept: set[OpOverload] = set()
+"""The operators that `opaque_operators` keeps whole at this time."""
+
+
+def has_one_kernel(operator: OpOverload) -> bool:
+    """Whether an operator has a C++ kernel that torch takes for a composite."""
+    return _has_kernel(operator.name(), "CompositeImplicitAutograd") and not is_written_out(operator)
+
+
+def uncertain_operators() -> list[OpOverload]:
+    """Returns the operators of which only a call tells whether they are composites."""
+    return [each for each in _custom() if each not in kept]
+
+
+def has_own_fake(operator: OpOverload) -> bool:
+    """Whether somebody gave a fake kernel to an operator that torch takes for a composite: it is none then."""
+    return _META in operator.py_kernels or _has_kernel(operator.name(), "Meta")
+
+
+def run_composite(operator: OpOverload, args: Any, kwargs: Any) -> Any:
+    """Calls the kernel that torch takes for a composite."""
+    return operator._op_dk(_COMPOSITE, *args, **kwargs)
+
+
+def reads_memory(operator: OpOverload, args: Any, kwargs: Any) -> bool:
+    """Tells whether the kernel reads or writes memory itself, and does not only call other operators.
+
+    The kernel is called with tensors that have memory, so that it cannot crash, and refuse to have it written. Zeros in
+    that memory do not change what a composite answers. torch's fake tensors have none: reading theirs ends the process.
+    """
+    try:
+        answers = [_guarded_answer(operator, args, kwargs, memory) for memory in (torch.clone, torch.zeros_like)]
+        torch.testing.assert_close(*answers, rtol=0, atol=0, equal_nan=True)
+    except Exception:  # It took the same call before. The stable ABI does not say what went wrong.
+        return True
+    return False
+
+
+def _guarded_answer(operator: OpOverload, args: Any, kwargs: Any, memory: Callable[..., Any]) -> list[Any]:
+    devices = {each.device for each in tree_leaves((args, kwargs)) if isinstance(each, torch.Tensor) and each.is_cuda}
+    guard = _Unwrapping(memory)
+    own, named = guard.wrapped((args, kwargs))
+    with torch.random.fork_rng(devices=devices), torch.no_grad():
+        with guard:
+            answer = run_composite(operator, own, named)
+        return [each for each in tree_leaves(_unwrapped(answer)) if isinstance(each, torch.Tensor)]
+
+
+class _Guarded(torch.Tensor):
+    """A tensor with memory that refuses to be written, but by torch's operators."""
+
+    inside: torch.Tensor
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
+        return NotImplemented  # _Unwrapping comes first
+
+
+def _unwrapped(values: Any) -> Any:
+    return tree_map_only(_Guarded, lambda each: each.inside, values)
+
+
+class _Unwrapping(TorchDispatchMode):
+    """Runs torch's operators on what is inside, and guards all that they make."""
+
+    def __init__(self, memory: Callable[..., Any]) -> None:
+        super().__init__()
+        self._memory = memory
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        own, named = _unwrapped((args, kwargs or {}))
+        return self.wrapped(func(*own, **named))
+
+    def wrapped(self, values: Any) -> Any:
+        """Guards copies of the tensors with memory of their own. Those of other layouts and classes stay."""
+
+        def guard(tensor: torch.Tensor) -> torch.Tensor:
+            if type(tensor) not in (torch.Tensor, torch.nn.Parameter) or tensor.layout is not torch.strided:
+                return tensor
+            guarded: _Guarded = torch.Tensor._make_subclass(_Guarded, self._memory(tensor.detach()))
+            torch._C._set_throw_on_mutable_data_ptr(guarded)
+            guarded.inside = tensor.detach().clone()
+            return guarded
+
+        return tree_map_only(torch.Tensor, guard, values)
+
+
+@contextmanager
+def opaque_operators() -> Iterator[None]:
+    """Lets torch trace and compile calls of operators with a fake kernel of their own as they are, in this block.
+
+    A kernel under another key comes before the composite one, and calls it. Gradients inside of the model do not go
+    through such an operator meanwhile.
+    """
+    found = [each for each in _custom() if has_own_fake(each) and each not in kept]
+    if not found:
+        yield
+        return
+    libraries = {each.namespace: torch.library.Library(each.namespace, "IMPL") for each in found}
+    fakes = []
+    try:
+        for operator in found:
+            for key in _BEFORE:
+                if not _has_kernel(operator.name(), key):
+                    _register(libraries[operator.namespace], operator, key, partial(operator._op_dk, _COMPOSITE))
+            if _META in operator.py_kernels:
+                fake = Kernel(operator.py_kernels[_META], "py_impl")
+                holder = singleton.find(operator.name()).fake_impl
+                holder.kernels.append(fake)
+                fakes.append((holder, fake))
+            operator._dispatch_cache.clear()
+        kept.update(found)
+        with replaced(OpOverload, "decompose", _unless_kept):
+            yield
+    finally:
+        kept.difference_update(found)
+        for holder, fake in fakes:
+            holder.kernels.remove(fake)
+        for library in libraries.values():
+            library._destroy()
+        for operator in found:
+            operator._dispatch_cache.clear()
+
+
+def _unless_kept(decompose: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda operator, *args, **kwargs: (
+        NotImplemented if operator in kept else decompose(operator, *args, **kwargs)
+    )
+
+
+def without_opaque(select: Callable[[], Mapping[Any, Any]]) -> Callable[[], Mapping[Any, Any]]:
+    """Replaces Inductor's table of what it takes apart by one without the operators that are kept whole."""
+    return lambda: {operator: parts for operator, parts in select().items() if operator not in kept}
+
+
+@contextmanager
+def composite_calls(device: torch.device, call: Callable[[OpOverload, Any, Any], Any]) -> Iterator[None]:
+    """Hands over the calls of the operators that torch takes for composites and that are not kept whole, in this block.
+
+    A mode does not see them: torch calls the kernel before it asks modes.
+
+    Args:
+        device: The device of the model.
+        call: Gets the operator and the arguments, and returns the answer, that of `run_composite`.
+    """
+    found = uncertain_operators()
+    libraries = {each.namespace: torch.library.Library(each.namespace, "IMPL") for each in found}
+    try:
+        for operator, key in itertools.product(found, {"AutogradCPU", f"Autograd{device.type.upper()}"}):
+            if not _has_kernel(operator.name(), key):
+                _register(
+                    libraries[operator.namespace],
+                    operator,
+                    key,
+                    lambda *args, operator=operator, **kwargs: call(operator, args, kwargs),
+                )
+        yield
+    finally:
+        for library in libraries.values():
+            library._destroy()
+
+
+def _register(library: torch.library.Library, operator: OpOverload, key: str, kernel: Callable[..., Any]) -> None:
+    """Registers a kernel for as long as the library is there, without torch's note that the operator is Python's."""
+    assert library.m is not None
+    library.m.impl(operator.name().partition("::")[2], key, kernel, False)
+
+
+def _custom() -> Iterator[OpOverload]:
+    """Yields the operators, but torch's own, with a C++ kernel that torch takes for a composite."""
+    names = torch._C._dispatch_get_registrations_for_dispatch_key("CompositeImplicitAutograd")
+    for name in itertools.filterfalse(lambda name: name.partition("::")[0] in TORCH_NAMESPACES, names):
+        namespace, _, rest = name.partition("::")
+        base, _, overload = rest.partition(".")
+        operator = getattr(getattr(getattr(torch.ops, namespace), base), overload or "default")
+        if not is_written_out(operator):
+            yield operator
