@@ -39,6 +39,7 @@ from exportkit.export.eager_calls.cases import eager_mode
 from exportkit.export.models.source_lines import where_listed
 from exportkit.export.tracing.branch_graphs import compilable_branches
 from exportkit.export.tracing.explain import raised_text, refused_by_compiler
+from exportkit.export.within_torch.data_sizes import from_zero
 
 
 def run_inductor(
@@ -89,6 +90,7 @@ def _compiled(
             contexts.enter_context(eager_mode(tf32=tf32))
             contexts.enter_context(_rare_collections())
             contexts.enter_context(changed_inductor())
+            contexts.enter_context(from_zero())
             written = contexts.enter_context(noted_lines())
             if device.type == "cpu":
                 contexts.enter_context(small_convolutions())
