@@ -19,6 +19,7 @@ from exportkit.export.compiling.assumed_sizes import no_assumed_sizes
 from exportkit.export.compiling.compile_failure import failed_operator, noted_lines, wrong_code
 from exportkit.export.compiling.compiled_cache import Code
 from exportkit.export.compiling.eager_kernels import eager_kernels, with_tensors
+from exportkit.export.compiling.empty_attention import attention_of_any_length
 from exportkit.export.compiling.flat_weights import flat_weights
 from exportkit.export.compiling.guarded_indices import guarded_indices
 from exportkit.export.compiling.inductor_changes import changed_inductor
@@ -96,6 +97,7 @@ def _compiled(
                 contexts.enter_context(small_convolutions())
                 contexts.enter_context(shared_heads())
                 contexts.enter_context(packed_weights())
+                contexts.enter_context(attention_of_any_length(program))
             else:
                 contexts.enter_context(flat_weights())
                 contexts.enter_context(vector_products())
