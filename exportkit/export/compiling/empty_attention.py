@@ -8,6 +8,12 @@ import sympy
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+_ATTENTION = (
+    torch.ops.aten.scaled_dot_product_attention.default,
+    torch.ops.aten.softmax.int,  # which Inductor looks for, with the products around it
+    torch.ops.aten._softmax.default,
+)
+
 
 def attention_of_any_length(program: torch.export.ExportedProgram) -> AbstractContextManager[None]:
     """Lets attention be products of matrices while the block runs, if a size of its inputs may be 0 in a program."""
@@ -16,7 +22,7 @@ def attention_of_any_length(program: torch.export.ExportedProgram) -> AbstractCo
         for part in program.graph_module.modules()
         if isinstance(part, torch.fx.GraphModule)
         for node in part.graph.nodes
-        if node.target is torch.ops.aten.scaled_dot_product_attention.default
+        if node.target in _ATTENTION
         for each in node.all_input_nodes
         for size in each.meta["val"].shape
     )
