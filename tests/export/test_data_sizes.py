@@ -16,6 +16,7 @@ from exportkit.export.export_options import TraceOptions
 from exportkit.export.models.resolved import EagerModel
 from exportkit.export.tracing.trace import trace
 from exportkit.export.tracing.traced import Traced
+from exportkit.libraries import load_library
 from exportkit.packaging import PackOptions, build_package
 from exportkit.verify.options import VerifyOptions
 from tests.artifacts import ROOT, artifact
@@ -26,7 +27,7 @@ SOURCE = ROOT / "tests" / "export" / "kept_rows.cpp"
 
 @pytest.fixture(scope="module")
 def models() -> ModuleType:
-    torch.ops.load_library(str(stable_library.build(SOURCE)))
+    load_library(stable_library.build(SOURCE))
     return importlib.import_module("tests.export.kept_models")
 
 
