@@ -77,6 +77,12 @@ _SHAPES = Recipe(
     ["tests/export/shapes_models.py", "tests/export/op_shapes.cpp"],
     operators="tests/export/op_shapes.cpp",
 )
+_KEPT = Recipe(
+    "tests/export/kept_models.py:keep_any",
+    ["tests/export/kept_models.py", "tests/export/kept_rows.cpp"],
+    operators="tests/export/kept_rows.cpp",
+    trace={"trouble": True},
+)
 _TRITON = Recipe("tests/export/export_models.py:quantize", ["tests/export/export_models.py", "exportkit/arr_coc/ops"])
 _WEIGHTED = Recipe(
     "tests/export/weights_models.py:weighted",
@@ -115,6 +121,9 @@ RECIPES: Mapping[str, Recipe] = {
     "softpool": _SOFTPOOL,
     # Operators with every kind of argument and result.
     "op-shapes": _SHAPES,
+    # Rows whose number depends on data.
+    "keep-any": _KEPT,
+    "keep-of-two": replace(_KEPT, model="tests/export/kept_models.py:keep_of_two", trace={}),
     # Operators whose kernels AOTInductor compiles into the package.
     "triton-cpu": replace(_TRITON, compile={"embed_weights": True}),  # weights inside: torch's own loaders run it
     "triton-cuda": replace(_TRITON, trace={"device": "cuda"}, compile={"embed_weights": True}),

@@ -103,7 +103,7 @@ def test_one_name_is_one_number_with_one_range() -> None:
         ({"image": {0: "n[4:8]"}}, r"`n` is 2, which is outside \[4:8\]"),
         ({"image": {2: "48*n[1:4]"}}, "image:2 is 64 .* not 48"),
         ({"image": {2: "n[1:99]", 3: "n"}}, "`n` is 64 elsewhere .* 80"),
-        ({"image": {0: "n-1[1:9]"}}, "would be 0"),
+        ({"image": {0: "n-2[1:9]"}}, "would be -1"),
     ],
 )
 def test_sizes_that_do_not_fit_the_example_inputs_are_refused(shapes, message) -> None:

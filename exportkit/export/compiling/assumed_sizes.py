@@ -10,7 +10,7 @@ from typing import Any
 
 import sympy
 import torch
-from torch.fx.experimental.symbolic_shapes import ShapeEnv
+from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode, ShapeEnv
 
 from exportkit.export.compiling.compile_failure import FailedOperator
 from exportkit.export.compiling.eager_kernels import has_kernel
@@ -50,7 +50,8 @@ def no_assumed_sizes(program: torch.export.ExportedProgram) -> Iterator[None]:
     """Raises AssumedSizeError where a condition on declared sizes that they do not all fulfil is noted.
 
     Torch takes such a condition for granted from then on, and compiled code checks none. What is asked to choose a
-    layout is forgiven, as while tracing: the cases hold the code against eager.
+    layout is forgiven, as while tracing: the cases hold the code against eager. A condition on sizes that depend on
+    data cannot be noted, and raises, too.
     """
     ranges: Ranges = {
         symbol: (max(int(range_.lower), 2), int(range_.upper))
@@ -78,7 +79,15 @@ def no_assumed_sizes(program: torch.export.ExportedProgram) -> Iterator[None]:
         return noted
 
     with replaced(ShapeEnv, "_log_guard", looking), replaced(torch.fx.Interpreter, "run_node", noting):
-        yield
+        try:
+            yield
+        except Exception as error:
+            cause: BaseException | None = error
+            while cause is not None and not isinstance(cause, GuardOnDataDependentSymNode):
+                cause = getattr(cause, "inner_exception", None) or cause.__cause__ or cause.__context__
+            if cause is None:
+                raise
+            raise AssumedSizeError(str(cause.cond), last) from error
 
 
 def _of_layout(condition: sympy.Basic) -> bool:

@@ -13,8 +13,8 @@ import torch
 from torch.export.passes import move_to_device_pass
 from torch.utils._pytree import tree_leaves, tree_map_only
 
+from exportkit.child.forked import in_fork
 from exportkit.child.messages import Failed, Message, decode, encode
-from exportkit.child.process import describe_end
 from exportkit.errors import CompilerError, ExportError
 from exportkit.export.compiling.absent_gpu import AbsentGpu, believe_in
 from exportkit.export.compiling.program_weights import tensor_identity
@@ -91,28 +91,17 @@ def compile_absent(
 
 def _in_fork(work: Callable[[], Made]) -> Made | Failed:
     """Runs work in a fork. Its memory is this process's, so that neither program nor operators are sent."""
-    reading, writing = os.pipe()
-    pid = os.fork()
-    if pid == 0:
-        status = 1
+
+    def answer() -> bytes:
+        torch.set_num_threads(1)
         try:
-            os.close(reading)
-            torch.set_num_threads(1)  # OpenMP's threads are the parent's
-            try:
-                answer: Message = work()
-            except Exception as error:  # anything that Inductor raises
-                answer = Failed.of(error)
-            with open(writing, "wb") as out:
-                out.write(encode(answer))
-            status = 0
-        finally:
-            os._exit(status)
-    os.close(writing)
-    with open(reading, "rb") as told:
-        body = told.read()
-    status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-    if status:
-        raise ExportError(f"the process that compiled for a GPU that is not here {describe_end(status)}")
+            return encode(work())
+        except Exception as error:  # anything that Inductor raises
+            return encode(Failed.of(error))
+
+    body = in_fork(answer)
+    if isinstance(body, str):
+        raise ExportError(f"the process that compiled for a GPU that is not here {body}")
     answered: Made | Failed = decode(body, Made | Failed)
     return answered
 

@@ -19,6 +19,7 @@ from exportkit.export.compiling.assumed_sizes import no_assumed_sizes
 from exportkit.export.compiling.compile_failure import failed_operator, noted_lines, wrong_code
 from exportkit.export.compiling.compiled_cache import Code
 from exportkit.export.compiling.eager_kernels import eager_kernels, with_tensors
+from exportkit.export.compiling.empty_attention import attention_of_any_length
 from exportkit.export.compiling.flat_weights import flat_weights
 from exportkit.export.compiling.guarded_indices import guarded_indices
 from exportkit.export.compiling.inductor_changes import changed_inductor
@@ -39,6 +40,7 @@ from exportkit.export.eager_calls.cases import eager_mode
 from exportkit.export.models.source_lines import where_listed
 from exportkit.export.tracing.branch_graphs import compilable_branches
 from exportkit.export.tracing.explain import raised_text, refused_by_compiler
+from exportkit.export.within_torch.data_sizes import from_zero
 from exportkit.export.within_torch.opaque import opaque_operators, without_opaque
 from exportkit.export.within_torch.torch_internals import replaced
 
@@ -93,11 +95,13 @@ def _compiled(
             contexts.enter_context(opaque_operators())
             contexts.enter_context(changed_inductor())
             contexts.enter_context(replaced(compile_fx, "select_decomp_table", without_opaque))
+            contexts.enter_context(from_zero())
             written = contexts.enter_context(noted_lines())
             if device.type == "cpu":
                 contexts.enter_context(small_convolutions())
                 contexts.enter_context(shared_heads())
                 contexts.enter_context(packed_weights())
+                contexts.enter_context(attention_of_any_length(program))
             else:
                 contexts.enter_context(flat_weights())
                 contexts.enter_context(vector_products())

@@ -242,8 +242,8 @@ def _check_lower_ends(places: Mapping[str, Mapping[int, Size]], ranges: Mapping[
     for tensor, sizes in places.items():
         for dim, size in sizes.items():
             low = size.at({size.dimension: ranges[size.dimension][0]})
-            if low < 1:
+            if low < 0:
                 raise UsageError(
                     f"{tensor}:{dim} would be {low} if `{size.dimension}` is {ranges[size.dimension][0]}",
-                    hint="Dynamic sizes must be at least 1: compiled code does not support empty tensors.",
+                    hint="A size is at least 0.",
                 )

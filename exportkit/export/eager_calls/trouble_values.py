@@ -44,6 +44,17 @@ def kinds_of(tensor: torch.Tensor, *, keep_integers: bool) -> tuple[str, ...]:
     return tuple(kind for kind in _INDICES if signs.get(kind, True) and (mixed or kind not in signs))
 
 
+def kinds_of_rows(tensor: torch.Tensor, *, keep_integers: bool) -> tuple[str, ...]:
+    """Returns the kinds by which an input leads operators to find nothing, one thing, two, or as many as there are."""
+    if not tensor.numel() or not tensor.dim():
+        return ()
+    if tensor.dtype is torch.bool:
+        return (*_MASKS, TWO_ROWS)
+    if tensor.is_floating_point():
+        return (*_ROWS, "negative values", "positive values", "zeros")
+    return () if keep_integers or tensor.is_complex() else (EQUAL_ROWS, TWO_ROWS)
+
+
 def planned(kinds: Mapping[Place, Sequence[str]], most: int) -> list[dict[Place, str]]:
     """Plans cases: by input, the kind of its trouble.
 
@@ -77,7 +88,9 @@ def troubled(kind: str, tensor: torch.Tensor, generator: torch.Generator) -> tor
         tensor: The input, as it was drawn, on the CPU.
         generator: Chooses places and values.
     """
-    if tensor.dtype is torch.bool:
+    if kind in _ROWS:
+        change = _ROWS[kind]
+    elif tensor.dtype is torch.bool:
         change = _MASKS[kind]
     elif tensor.is_floating_point() or tensor.is_complex():
         change = _FLOATS[kind]
@@ -147,6 +160,21 @@ def _ends(tensor: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
     return torch.where(torch.rand(tensor.shape, generator=generator) < 0.5, low, high)
 
 
+def _of_rows(different: int | None) -> Change:
+    """Returns what leaves so many different rows, far apart: all if it is None."""
+
+    def change(tensor: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+        rows = torch.arange(len(tensor)) % (different or len(tensor))
+        if not tensor.is_floating_point():
+            return tensor[rows.clamp(max=len(tensor) - 1)]
+        # In ascending order they are boxes with an area, and intervals.
+        row = tensor[0].sort().values if tensor.dim() > 1 else tensor[0]
+        apart = 4 * tensor.nan_to_num(0, 0, 0).abs().max() + 1
+        return row + (rows * apart).reshape(-1, *[1] * (tensor.dim() - 1))
+
+    return change
+
+
 def _one_place(value: bool) -> Change:
     def change(tensor: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
         flat = torch.full((tensor.numel(),), not value)
@@ -172,6 +200,9 @@ _FLOATS: Mapping[str, Change] = {
         lambda t: -0.0,
     ),
 }
+
+EQUAL_ROWS, TWO_ROWS = "equal rows", "rows of two kinds"
+_ROWS: Mapping[str, Change] = {EQUAL_ROWS: _of_rows(1), TWO_ROWS: _of_rows(2), "rows far apart": _of_rows(None)}
 
 _SMALL: Mapping[str, Change] = {
     "positive values": lambda t, g: _magnitude(t, g).clamp(max=torch.iinfo(t.dtype).max),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
@@ -30,6 +31,7 @@ from exportkit.package.structure import plain
 from exportkit.sizes import label_of, shape_at
 from exportkit.spec import FORWARD
 
+_REFUSED_SIZE = re.compile("Runtime assertion failed for expression (.+?) on node")
 _LINES = 5  # how many lines with a constant a message shows
 
 
@@ -217,6 +219,13 @@ def _disagreement(where: _Where, problem: str) -> ExportError:
             + "".join(f"\n    {line}" for line in unwritten),
             hint=f"{WRITE_FIRST} {ALLOW}",
         )
+    if (found := _REFUSED_SIZE.search(problem)) and (finds := _finding(traced, found[1])):
+        return ExportError(
+            f"the traced program{of} refuses, at {label}, what eager answers: it was traced for {found[1]}\n"
+            f"    {finds}",
+            hint="Let the fake kernel name only what the operator keeps to: new_dynamic_size(min=0). What the model "
+            "itself needs, let it check in eager, too: torch._check(size >= 2).",
+        )
     if where.number:
         return ExportError(
             f"the traced program{of} {problem} in call {where.number + 1} of a session: tracing made a constant of "
@@ -253,6 +262,16 @@ def _disagreement(where: _Where, problem: str) -> ExportError:
         f"the traced program{of} {problem} at {label}, though it agrees at the example's sizes: tracing made a "
         "constant of something that depends on a size" + "".join(f"\n    {line}" for line in lines),
         hint="Compute it from the shapes of the inputs in every call, without keeping it, or fix that size.",
+    )
+
+
+def _finding(traced: TracedTask, condition: str) -> str:
+    """Returns the operators that find the sizes in a condition, with their lines; "" if data decides none of them."""
+    return "\n    ".join(
+        f"{symbol} is what {node.target} finds at {where_traced(node) or node.name}"
+        for node in traced.method.program.graph.nodes
+        for symbol in node.meta.get("unbacked_bindings") or ()
+        if str(symbol) in re.findall(r"\w+", condition)
     )
 
 

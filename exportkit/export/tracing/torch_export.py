@@ -35,6 +35,7 @@ from exportkit.export.tracing.recurrent_layers import whole_recurrent_layers
 from exportkit.export.within_torch.batch_rules import varying_batches
 from exportkit.export.within_torch.control_flow import ControlFlowError, traceable_control_flow, weights_apart
 from exportkit.export.within_torch.covariances import traceable_covariances
+from exportkit.export.within_torch.data_sizes import from_zero
 from exportkit.export.within_torch.distances import varying_distances
 from exportkit.export.within_torch.distributions import unchecked_distributions
 from exportkit.export.within_torch.fake_answers import remembered_when_repeated
@@ -243,6 +244,7 @@ def _call_export(
                 _attention_of_no_machine(),
                 whole_recurrent_layers(log.unrolled),
                 remembered_when_repeated(),
+                from_zero(),
                 plain_products(),
                 varying_lengths(),
                 varying_distances(),

@@ -7,17 +7,20 @@ values, is near its float64 reference, and answers the same when every operator 
 from __future__ import annotations
 
 import hashlib
+import itertools
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
 import torch
 from torch.torch_version import TorchVersion
 
+from exportkit.child.forked import in_fork
 from exportkit.errors import ExportError, UsageError
 from exportkit.export.eager_calls.cases import case_sizes
 from exportkit.export.eager_calls.eager_methods import EagerMethods
-from exportkit.export.eager_calls.play import play_session
+from exportkit.export.eager_calls.play import PlayedSession, play_session
 from exportkit.export.eager_calls.record import (
     MAX_CASES_BYTES,
     MAX_TROUBLE_BYTES,
@@ -26,10 +29,12 @@ from exportkit.export.eager_calls.record import (
 )
 from exportkit.export.eager_calls.sequences import DrawnCall, draw_call, draw_session, session_call, with_state
 from exportkit.export.eager_calls.steadiness import ROUNDING, Steadiness
-from exportkit.export.eager_calls.trouble_values import kinds_of, planned, troubled
+from exportkit.export.eager_calls.trouble_values import kinds_of, kinds_of_rows, planned, troubled
 from exportkit.export.export_options import TraceOptions
 from exportkit.export.models.placement import on_device
 from exportkit.export.tracing.linked_integers import linked_integers
+from exportkit.export.tracing.preflight import graph_operators
+from exportkit.export.tracing.size_cases import data_sizes, sized_calls
 from exportkit.export.tracing.traced import TracedMethod
 from exportkit.package.case_files import results_of
 from exportkit.package.manifest import PackagedMethod, StateTensor
@@ -42,6 +47,7 @@ MAX_TROUBLE_CASES = 12
 
 _LARGE_WEIGHTS = 256 << 20  # bytes; a model with more is called less often
 _FEW = 3
+_SECONDS = 60  # for a call of eager with custom operators
 _TRIES = 2  # for each case that there may be: a try calls eager five times
 _SIZES = 6
 _SMALL_INPUTS = 1 << 15  # bytes of a call's inputs, if its sizes may vary
@@ -90,7 +96,8 @@ def trouble_cases(
         progress(f"no cases with troublesome values: a loop of {', '.join(looping)} may not end with them")
         return TroubleCases((), {})
     methods = [method.packaged for method in traced]
-    task = _Task(eager, methods, state, options, device, linked_integers(eager, traced))
+    custom = any(graph_operators(method.program.graph_module) for method in traced)
+    task = _Task(eager, methods, state, options, device, linked_integers(eager, traced), custom)
     stateful = {method.name for method in with_state(methods)}
     units = [[method.name] for method in methods if not method.state] + ([sorted(stateful)] if stateful else [])
     spent = sum(len(case.tensors) for case in drawn)
@@ -101,7 +108,8 @@ def trouble_cases(
     for unit in units:
         progress(f"recording troublesome values of {', '.join(unit)}")
         of_unit = [case for case in drawn if {call.method for call in case.calls} <= set(unit)]
-        for case in _recorded(task, steadiness, of_unit, left_out):
+        sized = [case for each in traced if [each.name] == unit for case in _of_sizes(task, steadiness, each, of_unit)]
+        for case in itertools.chain(sized, _recorded(task, steadiness, of_unit, left_out)):
             if sum(len(each.tensors) for each in kept) + len(case.tensors) > budget * (1 + units.index(unit)):
                 left_out["that would make the package too large"] += 1
             else:
@@ -113,7 +121,12 @@ def trouble_cases(
 
 @dataclass(frozen=True)
 class _Task:
-    """What draws the calls of troublesome cases. `linked` are inputs of integers that must stay as they are drawn."""
+    """What draws the calls of troublesome cases.
+
+    Attributes:
+        linked: The inputs of integers that must stay as they are drawn.
+        custom: Whether the model calls custom operators, which values may lead to end the process.
+    """
 
     eager: EagerMethods
     methods: Sequence[PackagedMethod]
@@ -121,6 +134,30 @@ class _Task:
     options: TraceOptions
     device: torch.device
     linked: frozenset[_Place]
+    custom: bool
+
+    def played(self, calls: Sequence[DrawnCall]) -> PlayedSession:
+        """Lets eager answer calls that are on the CPU.
+
+        Raises:
+            ExportError: The model raised, or would have ended this process.
+            UsageError: It assigned to its state what cannot be state.
+        """
+        placed = [replace(call, bound=on_device(call.bound, self.device)) for call in calls]
+        if self.custom and self.device.type == "cpu":
+            ended = in_fork(lambda: self._survived(placed), seconds=_SECONDS)
+            if isinstance(ended, str):
+                raise _EndedError(f"the eager model's process {ended}")
+        return self._answered(placed)
+
+    def _survived(self, calls: Sequence[DrawnCall]) -> bytes:
+        torch.set_num_threads(1)
+        with suppress(ExportError, UsageError):
+            self._answered(calls)
+        return b""
+
+    def _answered(self, calls: Sequence[DrawnCall]) -> PlayedSession:
+        return play_session(self.eager, self.methods, self.state, calls, tf32=self.options.tf32)
 
     @property
     def most(self) -> int:
@@ -158,13 +195,15 @@ class _Task:
     def _method(self, like: RecordedCase) -> PackagedMethod:
         return next(each for each in self.methods if each.name == like.calls[0].method)
 
-    def kinds(self, calls: Sequence[DrawnCall]) -> dict[_Place, tuple[str, ...]]:
+    def kinds(
+        self, calls: Sequence[DrawnCall], of_input: Callable[..., tuple[str, ...]] = kinds_of
+    ) -> dict[_Place, tuple[str, ...]]:
         """Returns by input the kinds that it can have in all calls."""
         found: dict[_Place, tuple[str, ...]] = {}
         for call in calls:
             for index, tensor in enumerate(call.bound.tensors):
                 place = call.method, index
-                known = kinds_of(tensor, keep_integers=place in self.linked)
+                known = of_input(tensor, keep_integers=place in self.linked)
                 found[place] = tuple(kind for kind in found.get(place, known) if kind in known)
         return {place: kinds for place, kinds in found.items() if kinds}
 
@@ -184,6 +223,40 @@ class _Task:
         """Returns such as "ties in x, NaN in y"."""
         names = {(call.method, i): name for call in calls for i, name in enumerate(call.bound.names)}
         return ", ".join(f"{kind} in {names[place]}" for place, kind in chosen.items())
+
+
+class _EndedError(ExportError):
+    """Values ended the process in which eager was given them."""
+
+
+def _of_sizes(
+    task: _Task, steadiness: Steadiness, method: TracedMethod, drawn: Sequence[RecordedCase]
+) -> Iterator[RecordedCase]:
+    """Yields steady cases of a method in which the sizes that depend on data are 0, 1, 2 and the greatest."""
+    if not drawn or not (sizes := data_sizes(method)):
+        return
+    largest = task.sizes(drawn[0])[0]
+    try:
+        task.draw(drawn[0], largest, task.options.seed)
+    except (ExportError, UsageError):  # the spec's function does not draw them
+        return
+    seen: set[str] = set()
+    edges = sized_calls(
+        sizes,
+        lambda seed: task.draw(drawn[0], largest, task.options.seed + _SEED + seed),
+        task.with_trouble,
+        lambda calls: task.kinds(calls, kinds_of_rows),
+        task.played,
+    )
+    for reaching in edges:
+        for calls, chosen in reaching[:_TRIES]:
+            if (digest := _digest(calls)) in seen:
+                break
+            seen.add(digest)
+            case = _steady(task, steadiness, calls, task.name(calls, chosen))
+            if isinstance(case, RecordedCase):
+                yield case
+                break
 
 
 def _recorded(
@@ -233,9 +306,10 @@ def _recorded(
 
 def _steady(task: _Task, steadiness: Steadiness, calls: Sequence[DrawnCall], name: str) -> RecordedCase | str:
     """Records a case of calls that are on the CPU, or says why it cannot be one."""
-    placed = [replace(call, bound=on_device(call.bound, task.device)) for call in calls]
     try:
-        played = play_session(task.eager, task.methods, task.state, placed, tf32=task.options.tf32)
+        played = task.played(calls)
+    except _EndedError:
+        return "that end eager's process"
     except (ExportError, UsageError):
         return "that eager refuses"
     case = record_played(played, task.methods, task.state, tf32=task.options.tf32, trouble=name)

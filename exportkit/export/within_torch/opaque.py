@@ -19,7 +19,7 @@ from torch._ops import OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from exportkit.export.within_torch.composites import is_written_out
+from exportkit.export.within_torch.operator_bodies import in_python
 from exportkit.export.within_torch.torch_internals import replaced
 from exportkit.libraries import TORCH_NAMESPACES
 
@@ -35,7 +35,7 @@ kept: set[OpOverload] = set()
 
 def has_one_kernel(operator: OpOverload) -> bool:
     """Whether an operator has a C++ kernel that torch takes for a composite."""
-    return _has_kernel(operator.name(), "CompositeImplicitAutograd") and not is_written_out(operator)
+    return _has_kernel(operator.name(), "CompositeImplicitAutograd") and not in_python(operator, "CompositeImplicitAutograd")
 
 
 def uncertain_operators() -> list[OpOverload]:
@@ -204,5 +204,5 @@ def _custom() -> Iterator[OpOverload]:
         namespace, _, rest = name.partition("::")
         base, _, overload = rest.partition(".")
         operator = getattr(getattr(getattr(torch.ops, namespace), base), overload or "default")
-        if not is_written_out(operator):
+        if not in_python(operator, "CompositeImplicitAutograd"):
             yield operator

@@ -31,15 +31,19 @@ class BodyError(Exception):
 
 
 def python_key(operator: OpOverload, device: str) -> str | None:
-    """Returns the dispatch key of an operator's kernel for a type of device, if Python registered that kernel.
+    """Returns the dispatch key of an operator's kernel for a type of device, if Python registered that kernel."""
+    for key in (device.upper(), "CompositeExplicitAutograd", "CompositeImplicitAutograd"):
+        if torch._C._dispatch_has_kernel_for_dispatch_key(operator.name(), key):
+            return key if in_python(operator, key) else None
+    return None
+
+
+def in_python(operator: OpOverload, key: str) -> bool:
+    """Whether Python registered an operator's kernel for a dispatch key.
 
     torch has no public function for this. This private set is the same in 2.11 and 2.13.
     """
-    name = operator.name()
-    for key in (device.upper(), "CompositeExplicitAutograd", "CompositeImplicitAutograd"):
-        if torch._C._dispatch_has_kernel_for_dispatch_key(name, key):
-            return key if f"{name.replace('::', '/', 1)}/{key}" in torch.library._impls else None
-    return None
+    return f"{operator.name().replace('::', '/', 1)}/{key}" in torch.library._impls
 
 
 def body_of(operator: object, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Callable[..., Any] | None:

@@ -1,0 +1,44 @@
+"""Runs work in a fork of this process, whose memory it has, so that it may end the fork and change nothing here."""
+
+from __future__ import annotations
+
+import ctypes
+import faulthandler
+import os
+import signal
+from collections.abc import Callable
+
+from exportkit.child.process import describe_end
+
+_PR_SET_PDEATHSIG = 1
+
+
+def in_fork(work: Callable[[], bytes], *, seconds: int = 0) -> bytes | str:
+    """Returns what work returned in a fork, or how the fork ended, such as "was killed by SIGSEGV (signal 11)".
+
+    Work must not raise, and must use one thread of OpenMP alone: the others are this process's.
+
+    Args:
+        work: The work.
+        seconds: After so many the fork is ended, if it is not 0.
+    """
+    reading, writing = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        status = 1
+        try:
+            os.close(reading)
+            ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+            faulthandler.disable()  # its file is for what ends this process
+            signal.signal(signal.SIGALRM, signal.SIG_DFL)
+            signal.alarm(seconds)
+            with open(writing, "wb") as out:
+                out.write(work())
+            status = 0
+        finally:
+            os._exit(status)
+    os.close(writing)
+    with open(reading, "rb") as told:
+        body = told.read()
+    status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    return describe_end(status) if status else body

@@ -1,0 +1,33 @@
+"""Lets sizes that depend on data begin at 0, where a fake kernel names no least value.
+
+`create_unbacked_symint()`, the older name of `new_dynamic_size()`, takes 2 for the least value. Kernels do not know it:
+they find one box or none, and compiled code would refuse that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+from torch._library.fake_impl import FakeImplCtx
+
+from exportkit.export.within_torch.torch_internals import replaced
+
+
+def from_zero() -> AbstractContextManager[None]:
+    """Lets these sizes begin at 0 while the block runs. A least value that a fake kernel names stays.
+
+    Raises:
+        ExportError: This torch lacks the function that is changed.
+    """
+    return replaced(FakeImplCtx, "create_unbacked_symint", _of_any_size)
+
+
+def _of_any_size(_: Callable[..., torch.SymInt]) -> Callable[..., torch.SymInt]:
+    def create_unbacked_symint(context: FakeImplCtx, *, min: int = 0, max: int | None = None) -> torch.SymInt:
+        size: Any = context.new_dynamic_size(min=min, max=max)
+        return size
+
+    return create_unbacked_symint
