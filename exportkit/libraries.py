@@ -20,6 +20,7 @@ from typing import BinaryIO, NamedTuple
 
 from exportkit.child.probe import registrations
 from exportkit.errors import LibraryConflictError, LibraryLoadError
+from exportkit.schema_text import schema_text
 
 LIBRARY_DIR = Path(__file__).parent / "lib"  # the build writes the package reader and the runtime here
 
@@ -56,7 +57,6 @@ _CONFLICT_HINT = (
     "exportkit.load(..., isolate=True)."
 )
 _SHOWN_SCHEMAS = 40
-_WRITTEN = re.compile(r"\(\$\d+! -> \)")  # csrc/runtime/operators.cpp has the same
 _BLOCK = 1 << 18  # bytes to hash or search at a time; reading the next block releases the GIL
 
 _process = ctypes.CDLL(None)
@@ -190,15 +190,6 @@ def schemas_of(names: Iterable[str]) -> dict[str, str]:
             if name in names:
                 schemas[name] = schema_text(schema)
     return dict(sorted(schemas.items()))
-
-
-def schema_text(schema: object) -> str:
-    """Returns the one text of a torch.FunctionSchema, by which schemas are compared.
-
-    Torch cannot read back all that it prints, such as the default `Device d="cpu"`, so texts are compared and none is
-    read. `Tensor!` is the one thing that it prints otherwise than a person writes it.
-    """
-    return _WRITTEN.sub("!", str(schema))
 
 
 def host_platform() -> str:

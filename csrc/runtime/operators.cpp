@@ -89,7 +89,7 @@ std::set<std::string> registered_names() {
   return names;
 }
 
-// The text by which schemas are compared: exportkit.libraries.schema_text says why none is parsed.
+// The text by which schemas are compared: exportkit/schema_text.py says why none is parsed.
 std::string schema_text(const c10::FunctionSchema& schema) {
   constexpr std::string_view kBegin = "($", kEnd = "! -> )";
   std::string text = c10::toString(schema);

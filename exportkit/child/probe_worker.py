@@ -11,7 +11,7 @@ import torch
 from exportkit.child.messages import serve
 from exportkit.child.probe import Kernels, Probe, Probed, Registrations
 from exportkit.errors import LibraryLoadError
-from exportkit.libraries import schema_text
+from exportkit.schema_text import schema_text
 
 _KERNELS: Mapping[str, Kernels] = {
     "CPU": "cpu",

@@ -31,9 +31,10 @@ from exportkit.export.within_torch.opaque import (
 )
 from exportkit.export.within_torch.operator_bodies import body_of, python_key
 from exportkit.export.within_torch.quiet import quiet_torch
-from exportkit.libraries import TORCH_NAMESPACES, schema_text
+from exportkit.libraries import TORCH_NAMESPACES
 from exportkit.package.manifest import Operator
 from exportkit.progress import Progress, silent
+from exportkit.schema_text import schema_text
 
 # What torch says of a model in half precision and inputs in float32, or the reverse.
 OTHER_DTYPES = (

@@ -35,7 +35,8 @@ kept: set[OpOverload] = set()
 
 def has_one_kernel(operator: OpOverload) -> bool:
     """Whether an operator has a C++ kernel that torch takes for a composite."""
-    return _has_kernel(operator.name(), "CompositeImplicitAutograd") and not in_python(operator, "CompositeImplicitAutograd")
+    key = "CompositeImplicitAutograd"
+    return _has_kernel(operator.name(), key) and not in_python(operator, key)
 
 
 def uncertain_operators() -> list[OpOverload]:

@@ -10,7 +10,6 @@ from collections.abc import Callable, Sequence
 import torch
 
 from exportkit.errors import UsageError
-from exportkit.libraries import schema_text
 from exportkit.operators.contract.call_code import WrittenCall, ways_to_write
 from exportkit.operators.contract.definition import ContractCheck, Problem, checks
 from exportkit.operators.contract.fake_kernel import fake_answer
@@ -19,6 +18,7 @@ from exportkit.operators.contract.operator_spec import OpSpec
 from exportkit.operators.contract.operator_trial import NotApplicable, Subject, Trial, first_line, is_out_of_memory
 from exportkit.operators.contract.resizing import neighbours, smaller
 from exportkit.operators.contract.sample import Sample
+from exportkit.schema_text import schema_text
 
 Progress = Callable[[str, Sample | None], None]
 """Told the check and the call before it is tried, or None for a check of the operator as a whole."""

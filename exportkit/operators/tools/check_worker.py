@@ -21,7 +21,6 @@ from exportkit.export.models.importing import import_code
 from exportkit.export.models.placement import usable_device
 from exportkit.export.models.source_lines import users_code
 from exportkit.export.programs.resolve import load_operator_libraries, parse_dtype, resolve, resolve_decompositions
-from exportkit.libraries import schema_text
 from exportkit.operators.contract.check import check_operator
 from exportkit.operators.contract.definition import checks
 from exportkit.operators.contract.findings import Finding, OperatorReport, Severity
@@ -35,6 +34,7 @@ from exportkit.operators.tools.launches import Launches
 from exportkit.operators.tools.recorded import calls_of_function, calls_of_model
 from exportkit.operators.tools.registered import devices_of, has_schema, newly_registered, overload
 from exportkit.operators.tools.source import load
+from exportkit.schema_text import schema_text
 
 _WITHOUT_CUDA = "Leave --device out: every operator is called where it has kernels."
 

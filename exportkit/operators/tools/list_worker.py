@@ -7,7 +7,7 @@ from pathlib import Path
 
 from exportkit.child.messages import serve
 from exportkit.errors import NotAnOperatorLibraryError
-from exportkit.libraries import mapped_beside_torch, schema_text
+from exportkit.libraries import mapped_beside_torch
 from exportkit.operators.contract.schema_rules import schema_findings
 from exportkit.operators.tools.listing import Listed, ListedOperator, ListSource
 from exportkit.operators.tools.registered import (
@@ -22,6 +22,7 @@ from exportkit.operators.tools.registered import (
 )
 from exportkit.operators.tools.source import load
 from exportkit.package.elf import read_elf
+from exportkit.schema_text import schema_text
 
 
 def describe(command: ListSource) -> Listed:
