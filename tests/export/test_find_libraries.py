@@ -71,7 +71,7 @@ def test_a_module_that_is_installed_and_declared_may_be_given_as_well(artifact: 
 def test_nothing_that_an_artifact_names_is_imported(artifact: Path, demanded: bool) -> None:
     release = signers.signer(artifact.parent)
     sign_package(artifact, release.key)
-    with pytest.raises(MissingLibraryError, match="defines the operator toy::twice") as caught:
+    with pytest.raises(MissingLibraryError, match="has the operator toy::twice") as caught:
         packed(artifact, EagerSource(), Trust([release.public]) if demanded else Trust())
     assert "--op-library <path or module>" in (caught.value.hint or "")
     assert "--model net.py:Net" in (caught.value.hint or "")

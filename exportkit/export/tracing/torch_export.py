@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -238,22 +238,7 @@ def _call_export(
         arguments: dict[str, Any] = {**dict(zip((p.name for p in bound.parameters), args)), **kwargs}
         dynamic = tree_map(lambda leaf: next(shape_of) if is_tensor(leaf) else None, arguments)
         try:
-            with (
-                gradients_of(model),
-                quiet_torch(),
-                _attention_of_no_machine(),
-                whole_recurrent_layers(log.unrolled),
-                remembered_when_repeated(),
-                from_zero(),
-                plain_products(),
-                varying_lengths(),
-                varying_distances(),
-                traceable_covariances(),
-                unchecked_distributions(),
-                varying_batches(),
-                traceable_control_flow(),
-                traced_bodies(),
-            ):
+            with _traceable(model, log):
                 try:
                     return export(model, args, kwargs, dynamic_shapes=dynamic, strict=False), log
                 except ControlFlowError:
@@ -266,6 +251,30 @@ def _call_export(
         except Exception as error:
             # torch.export raises about thirty unrelated classes.
             raise RefusedByTorchError(error, sizes, log) from error
+
+
+@contextmanager
+def _traceable(model: torch.nn.Module, log: GuardLog) -> Iterator[None]:
+    """Changes what torch.export takes while the block runs."""
+    with ExitStack() as changes:
+        for change in (
+            gradients_of(model),
+            quiet_torch(),
+            _attention_of_no_machine(),
+            whole_recurrent_layers(log.unrolled),
+            remembered_when_repeated(),
+            from_zero(),
+            plain_products(),
+            varying_lengths(),
+            varying_distances(),
+            traceable_covariances(),
+            unchecked_distributions(),
+            varying_batches(),
+            traceable_control_flow(),
+            traced_bodies(),
+        ):
+            changes.enter_context(change)
+        yield
 
 
 def _attention_of_no_machine() -> AbstractContextManager[None]:
