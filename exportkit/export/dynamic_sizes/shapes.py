@@ -228,7 +228,7 @@ def _solve(place: str, size: Size, actual: int, ends: tuple[int, int], example: 
     if actual < 2:
         raise UsageError(
             f"{place} is {actual} in the example inputs, but torch.export treats sizes 0 and 1 as constants",
-            hint="Give an example input with a size of at least 2 there. The range may still start at 0.",
+            hint="Give an example input with a size of at least 2 there. The range may still start at 1.",
         )
     if example.setdefault(size.dimension, number) != number:
         raise UsageError(
