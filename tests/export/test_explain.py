@@ -169,9 +169,19 @@ class ByItem(torch.nn.Module):
         return x.new_zeros(3) if int(x.sum().item()) > 2 else x
 
 
+class OfFound(torch.nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x[x > 0].logsumexp(0)
+
+
 @pytest.mark.parametrize(
     ("model", "what", "advice"),
     [
+        (
+            OfFound(),
+            "torch asks whether Eq(u0, 0) at test_explain.py:{}: `return x[x > 0]",
+            "torch._check(x.shape[0] > 0)",
+        ),
         (ByValue(), "branches on the value of a tensor at test_explain.py:{}: `if x.sum() > 0:`", "torch.cond"),
         (ByItem(), "needs a number from a tensor as Python's own number at test_explain.py:{}: ", "Leave int()"),
     ],

@@ -175,6 +175,12 @@ _QUANTIZED = "torch.ao.nn.quantized"
 def _depends_on_values(error: GuardOnDataDependentSymNode, place: str) -> ExportError:
     """Explains that Python needs a value that only a call's tensors give."""
     is_truth = isinstance(error.cond, (sympy.Rel, BooleanFunction))
+    if is_truth and "Size-like symbols: u" in str(error) and not re.search(r"\b(if|elif|while|for|assert)\b", place):
+        return ExportError(
+            f"torch asks whether {error.cond} at {place}, of a size that depends on data",
+            hint="Say in the model what the size is, such as torch._check(x.shape[0] > 0). Eager checks that, too, and "
+            "the package refuses what eager refuses.",
+        )
     what, hint = (branches if is_truth else needs_number)(place, traceback.extract_tb(error.__traceback__))
     at = f" at {place}" if place else ""
     return ExportError(f"{what}{at}, which is unknown when the model is compiled", hint=hint)
