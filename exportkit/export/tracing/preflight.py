@@ -51,6 +51,15 @@ IN_CPP = (
     "--op-library; only its fake kernel and its gradient may stay in Python."
 )
 
+# Arguments that AOTInductor cannot pass, and what to write instead.
+_NOT_PASSED = {
+    "ComplexType": ("a complex number", "Take two floats, the real and the imaginary part, or a tensor."),
+    "DictType": ("a Dict", "Take one argument for each key, or a list whose order is fixed."),
+    "TupleType": ("a tuple", "Take one argument for each part, or a list."),
+    "AnyType": ("a value of Any type", "Give the argument a type."),
+    "ClassType": ("an object", "Take the object's tensors and numbers: a package cannot hold the object."),
+}
+
 # Results in a schema's text that a traced graph cannot hold.
 _NUMBER = re.compile(r"\b(int|float|bool|Scalar|str|Device|ScalarType)\b(\[\])?")
 
@@ -226,9 +235,31 @@ def _check_registered(operator: OpOverload, device: torch.device, at: str) -> No
             f"operator {name}{at} is implemented in Python, and hosts do not have its source",
             hint=f"Export the model itself, whose operators are replaced by their bodies. {IN_CPP}",
         )
+    _check_arguments(operator, at)
     _check_returns(operator, at)
     if not _has_fake(operator):
         raise _without_fake(operator, at)
+
+
+def _check_arguments(operator: OpOverload, at: str) -> None:
+    """Refuses arguments that AOTInductor cannot pass, and memory of which nobody knows whose it is."""
+    name, schema = qualified_name(operator), schema_text(operator._schema)
+    for argument in operator._schema.arguments:
+        kind, alias = argument.real_type, argument.alias_info
+        while kind.kind() in ("OptionalType", "ListType"):
+            kind = kind.getElementType()
+        if kind.kind() in _NOT_PASSED:
+            what, instead = _NOT_PASSED[kind.kind()]
+            raise OperatorNotExportableError(
+                f"operator {name}{at} takes {what} as {argument.name}, and AOTInductor cannot pass that: {schema}",
+                hint=instead,
+            )
+        if alias and ("*" in alias.after_set or len(alias.before_set) > 1):
+            raise OperatorNotExportableError(
+                f"operator {name}{at} says of {argument.name} that its memory may be that of several, and torch.export "
+                f"cannot trace that: {schema}",
+                hint="Give the memory of each argument a letter of its own, as in Tensor(a!), or leave letters out.",
+            )
 
 
 def _check_returns(operator: OpOverload, at: str) -> None:
@@ -241,6 +272,11 @@ def _check_returns(operator: OpOverload, at: str) -> None:
             hint=f"Return nothing, `{without} -> ()`, and use the argument after the call."
             if schema.is_mutable
             else "Return a copy, and leave the aliases such as `(a)` out of the schema.",
+        )
+    if "Tensor?" in _results(operator):
+        raise OperatorNotExportableError(
+            f"operator {name}{at} may return None, and AOTInductor cannot compile that: {schema}",
+            hint="Return a tensor without elements instead.",
         )
     if number := _NUMBER.search(_results(operator)):
         raise OperatorNotExportableError(
