@@ -64,7 +64,7 @@ class OperatorCall(nn.Module):
         result = self.function(**(self.bound | dict(zip(self.names, values))))
         if result is not None:
             return result
-        return tuple(values[self.names.index(name)] * 1 for name in self.written)
+        return tuple(values[self.names.index(name)].clone() for name in self.written)
 
 
 def _first(trial: Trial) -> Sample:

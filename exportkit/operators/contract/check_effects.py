@@ -59,9 +59,9 @@ def _mutation(trial: Trial, call: Sample, layout: MemoryLayout) -> Problem | Non
     try:
         trial.run(own, trial.subject.overload)
     except Exception:  # a stranger's operator refuses with any class
-        if layout is FRAMED:
+        if layout is FRAMED and trial.subject.spec is not None:
             raise
-        return None  # it may refuse strides
+        return None  # it may refuse strides, and where memory begins
     declared = trial.subject.written
     for (name, tensor), old in zip(named, before):
         if _memory(tensor).shape != old.shape:

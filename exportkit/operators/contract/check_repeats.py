@@ -149,7 +149,12 @@ def _said(answer: list[Tensor] | Exception, expected: list[Tensor]) -> str:
 
 
 def _turned(call: Sample, shift: int) -> Sample:
-    return call.with_tensors(lambda t: t.flatten().roll(shift).view(t.shape) if t.is_floating_point() else t)
+    def turned(tensor: Tensor) -> Tensor:
+        flat = tensor.flatten()
+        bits = flat.view(torch.uint8) if flat.element_size() == 1 else flat  # float8 has few operators
+        return bits.roll(shift).view(flat.dtype).view(tensor.shape)
+
+    return call.with_tensors(lambda t: turned(t) if t.is_floating_point() else t)
 
 
 @contextmanager
