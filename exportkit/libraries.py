@@ -14,7 +14,7 @@ import platform
 import re
 import sys
 import threading
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
@@ -25,8 +25,7 @@ from exportkit.schema_text import schema_text
 LIBRARY_DIR = Path(__file__).parent / "lib"  # the build writes the package reader and the runtime here
 
 # The namespaces that torch registers: those of `import torch`, and below them those of its compiler, which export uses.
-# Packages do not carry operators of these namespaces. A namespace that a newer torch adds is taken for a library's:
-# loading a library that mentions it then starts a probe process, which takes seconds.
+# Packages do not carry operators of these namespaces. One that a newer torch adds is taken for a library's.
 _TORCH_NAMESPACES = (
     "_c10d_functional _c10d_functional_autograd _dtensor _native _quantized _test aten c10d debug_mode_ops debugprims "
     "export inductor inductor_prims mkl mkldnn mkldnn_prepacked onednn prepacked prims profiler quantization quantized "
@@ -138,7 +137,7 @@ def load_verified(
             return _loaded[sha256]
         namespaces, before = set(defines), set[str]()
         if can_define := bool(defines) or _can_define(path):
-            if not defines and list_namespaces() - TORCH_NAMESPACES:  # else there is nothing to conflict with
+            if not defines and _namespaces_of(_operator_names()) - TORCH_NAMESPACES:  # else nothing conflicts
                 schemas = _definitions(path, beside)
                 namespaces = _namespaces_of(schemas)
             if _is_served(path, namespaces, schemas, beside):
@@ -227,15 +226,6 @@ def _namespaces_of(names: Iterable[str]) -> set[str]:
     return {name.partition("::")[0] for name in names}
 
 
-def _all_namespaces() -> set[str]:
-    """Returns every namespace with an operator."""
-    return _namespaces_of(_operator_names())
-
-
-# The C++ runtime replaces this function when it is loaded, because this one holds the GIL for milliseconds.
-list_namespaces: Callable[[], set[str]] = _all_namespaces
-
-
 def mapped_files() -> list[tuple[Path, os.stat_result]]:
     """Returns the files whose code is mapped into the process and that still exist."""
     with open("/proc/self/maps", errors="surrogateescape") as maps:
@@ -272,20 +262,13 @@ def _mapped_copy(sha256: str, size: int) -> Path | None:
 
 def _can_define(path: Path) -> bool:
     """Whether a library calls a function that defines operators."""
-    return bool(_found_in(path, _DEFINING_SYMBOLS))
-
-
-def _found_in(path: Path, wanted: Collection[bytes]) -> set[bytes]:
-    """Returns the given byte strings that a file contains."""
-    if not wanted:
-        return set()
-    overlap = max(map(len, wanted))
-    found, block = set[bytes](), b""
+    overlap, block = max(map(len, _DEFINING_SYMBOLS)), b""
     with open(path, "rb", buffering=0) as file:
         while read := file.read(_BLOCK):
             block = block[-overlap:] + read
-            found |= {each for each in wanted if each not in found and each in block}
-    return found
+            if any(symbol in block for symbol in _DEFINING_SYMBOLS):
+                return True
+    return False
 
 
 def _open(path: Path) -> None:

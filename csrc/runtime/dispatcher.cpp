@@ -1,8 +1,6 @@
 // Exposes compiled code as dispatcher operators, which torch.ops calls without the GIL.
-#include <ATen/core/dispatch/Dispatcher.h>
 #include <torch/library.h>
 
-#include <set>
 #include <tuple>
 
 #include "package/fork_gate.h"
@@ -122,15 +120,6 @@ void finish_background(int64_t handle) { background(handle)->finish(); }
 
 void close_background(int64_t handle) { handles<Background>().remove(handle); }
 
-// Every namespace with an operator.
-std::vector<std::string> namespaces() {
-  std::set<std::string> found;
-  for (const c10::OperatorName& name : c10::Dispatcher::singleton().getAllOpNames()) {
-    found.insert(name.name.substr(0, name.name.find("::")));
-  }
-  return {found.begin(), found.end()};
-}
-
 }  // namespace
 
 // Registered for all dispatch keys, so that autograd adds nothing to a call.
@@ -160,7 +149,6 @@ TORCH_LIBRARY(exportkit, m) {
   m.def("ended_requests(int background) -> (int[], int[], float[], str[], Tensor[])", ended_requests);
   m.def("finish_background(int background) -> ()", finish_background);
   m.def("close_background(int background) -> ()", close_background);
-  m.def("namespaces() -> str[]", namespaces);
 }
 
 }  // namespace exportkit

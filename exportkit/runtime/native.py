@@ -16,7 +16,6 @@ from typing import Any, NamedTuple
 
 import torch
 
-from exportkit import libraries
 from exportkit.errors import HostError, UsageError
 from exportkit.libraries import LIBRARY_DIR
 from exportkit.runtime.cache import Entry, callers_level
@@ -199,5 +198,4 @@ def _load(library: Path) -> str | None:
         torch.ops.load_library(str(library))
     except OSError as error:
         return f"the dynamic linker refused it: {error.__cause__ or error}"
-    libraries.list_namespaces = lambda: set(torch.ops.exportkit.namespaces.default())
     return None
