@@ -76,8 +76,98 @@ def fbgemm_gpu() -> ExportSpec:
     )
 
 
+class _Kept(torch.nn.Module):
+    """Boxes that torchvision's non-maximum suppression keeps: one of equal ones, and none of none."""
+
+    def forward(self, boxes: Tensor, scores: Tensor) -> tuple[Tensor, Tensor]:
+        keep = torch.ops.torchvision.nms(boxes, scores, 0.5)
+        return boxes[keep], scores[keep]
+
+
+class _Segments(torch.nn.Module):
+    """Sums over rows that torch_scatter finds by where they begin."""
+
+    def forward(self, x: Tensor, begins: Tensor) -> Tensor:
+        return torch.ops.torch_scatter.segment_sum_csr(x, begins, None)
+
+
+class _Neighbours(torch.nn.Module):
+    """The differences between points and their neighbours, which torch_cluster finds."""
+
+    def forward(self, points: Tensor) -> Tensor:
+        ones, others = torch.ops.torch_cluster.knn(points, points, None, None, 3, False, 1)
+        return points[ones] - points[others]
+
+
+def torchvision() -> ExportSpec:
+    """Torchvision."""
+    importlib.import_module("torchvision")
+    return ExportSpec(
+        model=_Kept(),
+        example_inputs=(torch.rand(8, 2).repeat(1, 2) * 10 + torch.tensor([0.0, 0.0, 5.0, 5.0]), torch.rand(8)),
+        dynamic_shapes={"boxes": {0: "n[0:100]"}, "scores": {0: "n"}},
+    )
+
+
+def torch_harmonics() -> ExportSpec:
+    """torch-harmonics: an operator in Python that calls one in C++."""
+    harmonics = importlib.import_module("torch_harmonics")
+    model = harmonics.DiscreteContinuousConvS2(4, 6, (16, 32), (16, 32), 3)
+    return ExportSpec(
+        model=model, example_inputs=(torch.randn(2, 4, 16, 32),), dynamic_shapes={"x": {0: "batch[1:16]"}}
+    )
+
+
+def torch_scatter() -> ExportSpec:
+    """torch_scatter, whose one kernel for all devices reads memory, and which has no fake kernels."""
+    importlib.import_module("torch_scatter")
+
+    @_fake(torch.ops.torch_scatter.segment_sum_csr.default)
+    def _(x: Tensor, begins: Tensor, out: Tensor | None) -> Tensor:
+        return x.new_empty(begins.shape[0] - 1, *x.shape[1:])
+
+    return ExportSpec(
+        model=_Segments(),
+        example_inputs=_draw_segments({"n": 9, "p": 4}, torch.Generator())[0],
+        dynamic_shapes={"x": {0: "n[2:100]"}, "begins": {0: "p+1[1:50]"}},
+        draw_inputs=_draw_segments,
+    )
+
+
+def torch_cluster() -> ExportSpec:
+    """torch_cluster, like torch_scatter; how many neighbours there are depends on data."""
+    importlib.import_module("torch_cluster")
+
+    @_fake(torch.ops.torch_cluster.knn.default)
+    def _(x: Tensor, *_: Any) -> Tensor:
+        return x.new_empty(2, torch.library.get_ctx().new_dynamic_size(), dtype=torch.int64)
+
+    return ExportSpec(
+        model=_Neighbours(), example_inputs=(torch.randn(20, 3),), dynamic_shapes={"points": {0: "n[5:100]"}}
+    )
+
+
+def _fake(operator: torch._ops.OpOverload) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    registered: Callable[[Callable[..., Any]], Callable[..., Any]] = operator.py_impl(torch._C.DispatchKey.Meta)
+    return registered
+
+
+def _draw_segments(sizes: Mapping[str, int], generator: torch.Generator) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    n, inner = sizes["n"], torch.randint(0, sizes["n"] + 1, (sizes["p"] - 1,), generator=generator).sort().values
+    return (torch.randn(n, 8, generator=generator), torch.cat([inner.new_zeros(1), inner, inner.new_full((1,), n)])), {}
+
+
 LIBRARIES: Mapping[str, Callable[[], ExportSpec]] = {
-    made.__name__: made for made in (extension_cpp, extension_cpp_stable, fbgemm_gpu)
+    made.__name__: made
+    for made in (
+        extension_cpp,
+        extension_cpp_stable,
+        fbgemm_gpu,
+        torchvision,
+        torch_harmonics,
+        torch_scatter,
+        torch_cluster,
+    )
 }
 
 
