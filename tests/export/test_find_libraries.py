@@ -9,6 +9,7 @@ import pytest
 from exportkit.cli.app import main
 from exportkit.eager_source import EagerSource
 from exportkit.errors import MissingLibraryError, ModelNotFoundError
+from exportkit.export.models.find_libraries import library_files
 from exportkit.package.archive import write_package
 from exportkit.package.manifest import Manifest
 from exportkit.package.signing import sign_package
@@ -81,6 +82,12 @@ def test_nothing_that_an_artifact_names_is_imported(artifact: Path, demanded: bo
 def test_a_module_that_loads_no_such_library_is_refused(artifact: Path) -> None:
     with pytest.raises(MissingLibraryError, match="json loads no library that registers toy::twice"):
         packed(artifact, EagerSource(op_libraries=["json"]))
+
+
+def test_a_module_is_left_out_where_the_graph_calls_no_operator() -> None:
+    said: list[str] = []
+    assert library_files(["json"], [], said.append) == []
+    assert said == ["leaving out json: the graph calls no custom operator"]
 
 
 def test_a_module_that_is_not_there_is_named(artifact: Path) -> None:

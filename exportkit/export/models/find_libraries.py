@@ -96,10 +96,13 @@ def library_files(given: Iterable[Path | str], operators: Sequence[str], progres
         if isinstance(each, Path):
             libraries.append(each)
             continue
+        if not operators:
+            progress(f"leaving out {each}: the graph calls no custom operator")
+            continue
         progress(f"importing {each} to find its operator libraries")
         if not (found := find_libraries(each, operators)):
             raise MissingLibraryError(
-                f"{each} loads no library that registers {' or '.join(operators) or 'an operator of the graph'}",
+                f"{each} loads no library that registers {' or '.join(operators)}",
                 hint="Give the library itself: --op-library <path>.",
             )
         libraries += found
