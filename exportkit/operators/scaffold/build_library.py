@@ -84,8 +84,6 @@ def build_folder(folder: Path, debug: bool = False) -> tuple[BuiltLibrary, ...]:
         BuildError: A compiler, or setup.py, failed. The message has what it said.
         LibraryLoadError: A library cannot be loaded.
     """
-    from exportkit.operators.contract.schema_rules import schema_findings
-
     folder = folder.resolve()
     if not (folder / "setup.py").is_file():
         raise UsageError(
@@ -96,10 +94,19 @@ def build_folder(folder: Path, debug: bool = False) -> tuple[BuiltLibrary, ...]:
     libraries = [Path(path) for path in _build(folder, debug) if Path(path).exists()]
     found = registrations(*libraries) if libraries else ()
     return tuple(
-        BuiltLibrary(path, registered, {name: schema_findings(schema) for name, schema in registered.defines.items()})
+        BuiltLibrary(path, registered, {name: _findings(schema) for name, schema in registered.defines.items()})
         for path, registered in zip(libraries, found)
         if registered.defines or registered.kernels
     )
+
+
+def _findings(schema: str) -> tuple[Finding, ...]:
+    from exportkit.operators.contract.schema_rules import schema_findings
+
+    try:
+        return schema_findings(schema)
+    except UsageError:  # torch cannot read all that it prints: `ops list` and `ops check` have the schema itself
+        return ()
 
 
 def check_arguments(folder: Path, libraries: Sequence[BuiltLibrary]) -> list[str]:
