@@ -17,6 +17,7 @@ from exportkit.onnx.files import refuse_companion
 from exportkit.package.archive import PackageReader
 from exportkit.package.assemble import assemble
 from exportkit.package.atomic import check_writable, temporary_folder
+from exportkit.package.consistency import operators_of
 from exportkit.package.keys import PrivateKey
 from exportkit.package.manifest import Manifest, encode_manifest
 from exportkit.package.signing import sign_package
@@ -145,5 +146,5 @@ def _import_judging() -> None:
 
 def _missing(manifests: Sequence[Manifest]) -> set[str]:
     """Returns the operators that the artifacts' libraries do not have."""
-    brought = {name for manifest in manifests for library in manifest.libraries for name in library.operators}
+    brought = {name for manifest in manifests for library in manifest.libraries for name in operators_of(library)}
     return {operator.name for manifest in manifests for operator in manifest.operators} - brought

@@ -16,7 +16,6 @@ from exportkit.libraries import (
     load_library,
     loaded_library,
     registered_schemas,
-    same_schema,
     schemas_of,
 )
 from tests.fixtures.softpool_library import build
@@ -52,12 +51,6 @@ def other(library: Path, tmp_path: Path) -> Path:
     path = tmp_path / "libother.so"
     path.write_bytes(library.read_bytes() + b"another build")
     return path
-
-
-def test_schemas_are_the_same_whatever_their_spelling():
-    schema = "toy::f(Tensor x, *, int n=1) -> Tensor"
-    assert same_schema(schema, "toy::f(Tensor x,*,int n = 1)->Tensor")
-    assert not same_schema(schema, "toy::f(Tensor x, *, int n=2) -> Tensor")
 
 
 def test_a_second_build_of_a_namespace_is_refused_and_the_process_goes_on(library, other, tmp_path):
@@ -99,7 +92,8 @@ assert found.namespaces == {"softpool"}
 """
     said = run_python(PRELUDE + code, library, other, cwd=tmp_path)
     mine = tmp_path / "mine.so"
-    assert f"already registered, by sha256 {file_sha256(library)} from {mine}, which exportkit did not load" in said
+    assert f"already registered, by sha256 {file_sha256(library)} from {mine} (registered at " in said
+    assert "), which exportkit did not load" in said
 
 
 def test_a_file_that_was_replaced_since_it_was_loaded_is_not_what_is_loaded(library, other, tmp_path):
@@ -111,7 +105,8 @@ other.replace(mine)  # an upgrade: the path has the new build, the process runs 
 print(refused(LibraryConflictError, mine, defines=["softpool"]))
 """
     said = run_python(PRELUDE + code, library, other, cwd=tmp_path)
-    assert "by Python code, or a library whose file is gone, that exportkit did not load; mine.so (sha256" in said
+    assert "already registered, by code (registered at " in said
+    assert "), which exportkit did not load; mine.so (sha256" in said
 
 
 def test_a_namespace_that_python_registered_is_a_conflict(library, other, tmp_path):
@@ -121,19 +116,18 @@ print(refused(LibraryConflictError, library, defines=["softpool"]))
 print(refused(LibraryConflictError, library))
 """
     said = run_python(PRELUDE + code, library, other, cwd=tmp_path)
-    assert said.count("`softpool` is already registered, by Python code, or a library whose file is gone") == 2
+    assert said.count("`softpool` is already registered, by code (registered at <stdin>:") == 2
     assert said.count("registered as softpool::pool(Tensor x) -> Tensor, in this file softpool::pool(Tensor x, Te") == 2
     assert said.count("in this file only: softpool::peaks(Tensor weights, int count)") == 2
 
 
-def test_a_library_that_defines_more_than_was_said_does_not_end_the_process(library, other, tmp_path):
+def test_a_library_that_was_said_to_define_nothing_is_looked_into(library, other, tmp_path):
     code = """
 load_library(library)
 print(refused(LibraryConflictError, other, defines=[]))  # as a manifest says of one that only adds kernels
-print(refused(LibraryConflictError, other, defines=["elsewhere"]))
 """
     said = run_python(PRELUDE + code, library, other, cwd=tmp_path)
-    assert said.count("`softpool` is already registered, by sha256") == 2
+    assert said.count("`softpool` is already registered, by sha256") == 1
 
 
 def test_libraries_of_one_name_and_of_different_namespaces_go_together(library, tmp_path):

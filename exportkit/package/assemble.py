@@ -11,7 +11,7 @@ import msgspec
 from exportkit.errors import ManifestSyntaxError, MergeError, MissingLibraryError, SchemaChangedError, UsageError
 from exportkit.package import core
 from exportkit.package.archive import Content, PackageReader, StoredRecord, write_package
-from exportkit.package.consistency import libraries_for, loading_order, missing_operators
+from exportkit.package.consistency import libraries_for, loading_order, may_serve, missing_operators, operators_of
 from exportkit.package.cuda_code import arch_list
 from exportkit.package.manifest import (
     Call,
@@ -264,7 +264,7 @@ def _check_schemas(manifest: Manifest) -> None:
 def _check_definitions(manifest: Manifest, target: Target) -> None:
     """Checks that the target's libraries have every operator of the graph."""
     for operator in missing_operators(manifest, target):
-        elsewhere = [library.record for library in manifest.libraries if operator.name in library.operators]
+        elsewhere = [library.record for library in manifest.libraries if operator.name in operators_of(library)]
         reason = f"; {elsewhere[0]} has it for another platform" if elsewhere else ""
         raise MissingLibraryError(
             f"no library for target {target.name} ({target.platform}, {target.device}) has the operator "
@@ -277,7 +277,7 @@ def _check_definitions(manifest: Manifest, target: Target) -> None:
 def _check_kernels(manifest: Manifest, target: Target) -> None:
     """Checks that every namespace of the graph has a library with kernels for the target's device."""
     for namespace in namespaces(manifest):
-        libraries = [library for library in libraries_for(manifest, target) if library.may_serve(namespace)]
+        libraries = [library for library in libraries_for(manifest, target) if may_serve(library, namespace)]
         if not any({target.device, "any"} & {*library.kernels} for library in libraries):
             had = ", ".join(f"{library.record} ({', '.join(library.kernels)})" for library in libraries)
             raise MissingLibraryError(

@@ -19,13 +19,24 @@ WEIGHTS_DIR = "data/weights"
 _NAMES = msgspec.json.Decoder(dict[str, list[str]])  # made at import: exportkit.package.manifest says why
 
 
+def operators_of(library: Library) -> frozenset[str]:
+    """Returns the names of the operators that a library defines or is known to add kernels to."""
+    return frozenset({operator.name for operator in library.defines} | set(library.adds_to or ()))
+
+
+def may_serve(library: Library, namespace: str) -> bool:
+    """Whether a library has operators of a namespace, or kernels for some, as far as that is known."""
+    unknown = library.adds_to is msgspec.UNSET and not library.defines and bool(library.kernels)
+    return unknown or any(name.startswith(f"{namespace}::") for name in operators_of(library))
+
+
 def missing_operators(manifest: Manifest, target: Target) -> tuple[Operator, ...]:
     """Returns the graph's operators that no library of the package has for a target.
 
     An artifact from `export` has no libraries yet, so all its operators are missing. In a package, none is: a library
     defines it, or adds kernels to it, and a loader defines what nobody has defined.
     """
-    brought = {name for library in libraries_for(manifest, target) for name in library.operators}
+    brought = {name for library in libraries_for(manifest, target) for name in operators_of(library)}
     return tuple(operator for operator in manifest.operators if operator.name not in brought)
 
 

@@ -285,11 +285,10 @@ class Library(Strict, frozen=True):
     """An operator library, under exportkit/ops/<platform>/.
 
     `defines` are the operators it defines; a library that only adds kernels defines none, and has device "cuda" if they
-    are CUDA kernels. `adds_to` are the others that it adds kernels to; absent if there are none, or if they are not
-    known. `kernels` are the devices of its kernels; "any" is for kernels that call other operators.
-    `torch_bound` is the only torch minor version that a library beyond the stable ABI works with, such as "2.13". It is
-    null for a stable library, which works with `needs_torch` and newer. `needs` are its requirements besides torch:
-    versions of glibc and libstdc++, such as "GLIBC_2.34", and libraries, which the package or the host has.
+    are CUDA kernels. `adds_to` are others that it adds kernels to, if known. `kernels` are the devices of its kernels;
+    "any" is for kernels that call other operators. `torch_bound` is the only torch minor version that a library beyond
+    the stable ABI works with, such as "2.13"; null for a stable library, which works with `needs_torch` and newer.
+    `needs` are its requirements besides torch: versions such as "GLIBC_2.34", and libraries of the package or the host.
     """
 
     record: str
@@ -302,16 +301,6 @@ class Library(Strict, frozen=True):
     torch_bound: str | None
     needs: tuple[str, ...]
     adds_to: tuple[str, ...] | UnsetType = UNSET
-
-    @property
-    def operators(self) -> frozenset[str]:
-        """The names of the operators that it defines or is known to add kernels to."""
-        return frozenset({operator.name for operator in self.defines} | set(self.adds_to or ()))
-
-    def may_serve(self, namespace: str) -> bool:
-        """Whether it has operators, or kernels for operators, of a namespace, as far as that is known."""
-        unknown = self.adds_to is UNSET and not self.defines and bool(self.kernels)
-        return unknown or any(name.startswith(f"{namespace}::") for name in self.operators)
 
 
 class Accuracy(Strict, frozen=True):

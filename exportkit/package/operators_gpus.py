@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 
-from exportkit.package.consistency import libraries_for
+from exportkit.package.consistency import libraries_for, may_serve
 from exportkit.package.cuda_code import Degree, DeviceCode, degree, device_code
 from exportkit.package.manifest import Library, Manifest, Target
 
@@ -68,7 +68,7 @@ def namespaces(manifest: Manifest) -> list[str]:
 def _with_needed(manifest: Manifest, target: Target, namespace: str) -> list[Library]:
     """Returns the libraries of a namespace, and those in the package that they need."""
     by_name = {PurePosixPath(library.record).name: library for library in libraries_for(manifest, target)}
-    found, waiting = list[Library](), [library for library in by_name.values() if library.may_serve(namespace)]
+    found, waiting = list[Library](), [library for library in by_name.values() if may_serve(library, namespace)]
     while waiting:
         library = waiting.pop()
         if library not in found:

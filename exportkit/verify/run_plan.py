@@ -11,6 +11,7 @@ from exportkit.export.models.find_libraries import describe_libraries
 from exportkit.onnx.files import refuse_companion
 from exportkit.package.archive import PackageReader
 from exportkit.package.compiled_with import NEVER_RUN_TEXT, never_run
+from exportkit.package.consistency import operators_of
 from exportkit.package.manifest import Manifest
 from exportkit.progress import Progress
 from exportkit.runtime.targets import host_for, named, parse_device, survey_package
@@ -75,14 +76,14 @@ def needed_libraries(
     """
     if manifest.onnx:
         return {}
-    brought = {name for library in manifest.libraries for name in library.operators}
+    brought = {name for library in manifest.libraries for name in operators_of(library)}
     missing = [operator.name for operator in manifest.operators if operator.name not in brought]
     if not missing:
         return {}
     devices = {run.device.partition(":")[0] for run in runs}
     described = describe_libraries(options.eager.op_libraries, missing, devices, progress)
     for name in missing:
-        if not any(name in library.operators for _, library in described):
+        if not any(name in operators_of(library) for _, library in described):
             advice = "name one with --op-library, or add it with `exportkit package`"
             return MissingOperator(name, f"no library in the artifact has it; {advice}")
     return {

@@ -65,7 +65,7 @@ def test_the_fake_kernel_to_write_is_shown_in_a_form_that_torch_takes(ops) -> No
     with pytest.raises(ExportError) as refused, users_code("importing net.py"):
         torch.library.register_fake("exportkit_opaque::twice", torch.empty_like)
     with pytest.raises(OperatorNotExportableError, match=r"twice \(called at .*test_opaque.py") as caught:
-        check_composites(lambda: ops.twice(torch.rand(3)), CPU)
+        check_composites(torch.nn.Identity(), lambda _: ops.twice(torch.rand(3)), CPU)
     assert form in (caught.value.hint or "")
     assert form in (refused.value.hint or "")
 
@@ -74,7 +74,7 @@ def test_a_kernel_that_calls_other_operators_needs_none_and_keeps_its_gradient(o
     x = torch.rand(3, requires_grad=True)
 
     gradients = []
-    check_composites(lambda: gradients.extend(torch.autograd.grad(ops.parts(x), x)), CPU)
+    check_composites(torch.nn.Identity(), lambda _: gradients.extend(torch.autograd.grad(ops.parts(x), x)), CPU)
     assert torch.equal(gradients[0], torch.ones(3))
 
 
@@ -135,3 +135,24 @@ def test_a_saved_program_is_not_compiled_without_a_fake_kernel(ops, tmp_path) ->
     saved = resolve(str(tmp_path / "twice.pt2"))
     with pytest.raises(OperatorNotExportableError, match="exportkit_opaque::twice has no fake kernel"):
         export_aoti(saved, tmp_path / "code.pt2")
+
+
+class Counted(torch.nn.Module):
+    """Calls an operator that only a call tells about, and counts."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls, self.seen = 0, torch.nn.Buffer(torch.zeros(()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        self.seen += 1
+        return torch.ops.exportkit_opaque.parts(x)
+
+
+def test_the_call_that_tells_changes_nothing_of_the_model(ops) -> None:
+    counted = Counted()
+    check_composites(counted, lambda own: own(torch.rand(3)), CPU)
+    assert (counted.calls, counted.seen.item()) == (0, 0)
+    assert counted(torch.rand(3)).shape == (3,)
+    assert (counted.calls, counted.seen.item()) == (1, 1)

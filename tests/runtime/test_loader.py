@@ -256,20 +256,6 @@ def test_an_operator_whose_schema_changed_is_refused_with_both(tiny_files, tmp_p
     assert f"registered as {POOL}; the package was made with {old}" in str(error.value)
 
 
-def test_another_spelling_of_a_schema_is_the_same_schema(tiny_files, tmp_path):
-    content = build().read_bytes()
-    spelled = "softpool::pool(Tensor  x, Tensor weights, float temperature=1.0)->Tensor"
-    operator = Operator(name="softpool::pool", schema=spelled)
-    package = tiny.write(
-        tmp_path / "spelled.pt2",
-        tiny_files,
-        extra={RECORD: content},
-        libraries=(library(content, spelled, PEAKS),),
-        operators=(operator,),
-    )
-    exportkit.load(package).close()
-
-
 def test_two_packages_with_two_builds_of_a_namespace_do_not_share_a_process(tiny_files, tmp_path):
     builds = [build().read_bytes(), build().read_bytes() + b"another build"]
     for index, content in enumerate(builds):

@@ -18,6 +18,7 @@ from exportkit.errors import (
     NotAnOperatorLibraryError,
 )
 from exportkit.installed import declared_module, installed_libraries, operator_namespaces
+from exportkit.package.consistency import operators_of
 from exportkit.package.describe_library import describe_with_needed
 from exportkit.package.manifest import Library
 from exportkit.progress import Progress
@@ -61,7 +62,7 @@ def describe_libraries(
             described.extend(describe_with_needed(library))
 
     describe(library_files(given, sorted(operators), progress))
-    brought = {name for _, library in described for name in library.operators}
+    brought = {name for _, library in described for name in operators_of(library)}
     for namespace in sorted(declared):
         own = [name for name in operators if _is_in(namespace, name)]
         missing = [name for name in own if name not in brought]
@@ -138,7 +139,7 @@ def _has_some(path: Path, operators: Set[str]) -> bool:
         _, library = describe_with_needed(path)[-1]
     except (LibraryLoadError, NotAnOperatorLibraryError):
         return False
-    return not library.operators or bool(operators & library.operators)
+    return not operators_of(library) or bool(operators & operators_of(library))
 
 
 def named_libraries(eager: EagerSource, missing: Set[str], progress: Progress) -> Sequence[Path | str]:

@@ -65,7 +65,7 @@ def trace_saved(saved: SavedProgram, options: TraceOptions, device: torch.device
     operators = {k: v for program in programs.values() for k, v in graph_operators(program.graph_module).items()}
     check_operators(operators, device)
     for program in programs.values():
-        check_composites(partial(_called, program), device)
+        check_composites(program.module(), partial(_called, program), device)
     if saved.manifest is None:
         return _trace_foreign(saved, programs[FORWARD], options, device, progress)
     manifest = saved.manifest
@@ -94,9 +94,9 @@ def trace_saved(saved: SavedProgram, options: TraceOptions, device: torch.device
     )
 
 
-def _called(program: torch.export.ExportedProgram) -> object:
+def _called(program: torch.export.ExportedProgram, module: torch.nn.Module) -> object:
     args, kwargs = tree_map_only(torch.Tensor, torch.clone, program.example_inputs)
-    return program.module()(*args, **kwargs)
+    return module(*args, **kwargs)
 
 
 def _moved(program: torch.export.ExportedProgram, device: torch.device) -> torch.export.ExportedProgram:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import re
 import traceback
 from collections.abc import Callable, Iterator, Mapping
@@ -128,13 +129,14 @@ def checking_operators(device: torch.device) -> Iterator[_Inspector]:
         yield inspector
 
 
-def check_composites(call: Callable[[], object], device: torch.device) -> None:
-    """Runs a model once if it may call operators that torch takes for composites of others, and checks these.
+def check_composites(model: torch.nn.Module, call: Callable[[torch.nn.Module], object], device: torch.device) -> None:
+    """Runs a copy of a model once if it may call operators that torch takes for composites, and checks these.
 
     Nothing may be traced before: torch would give them tensors without memory, and reading it ends the process.
 
     Args:
-        call: Calls the model with its example inputs. What it raises is left to `check_model`.
+        model: The model. Its copy has the same parameters, and buffers and other state of its own.
+        call: Calls the copy with example inputs. What it raises is left to `check_model`.
         device: The device of the model and its inputs.
 
     Raises:
@@ -153,8 +155,9 @@ def check_composites(call: Callable[[], object], device: torch.device) -> None:
         if not uncertain_operators():
             return
         try:
+            apart = copy.deepcopy(model, {id(parameter): parameter for parameter in model.parameters()})
             with composite_calls(device, checked):
-                call()
+                call(apart)
         except OperatorNotExportableError:
             raise
         except (Exception, SystemExit):  # the model may raise anything

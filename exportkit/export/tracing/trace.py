@@ -116,15 +116,15 @@ def ready_to_trace(model: EagerModel, options: TraceOptions, device: torch.devic
             bound = eager.bind(name, entry.example_inputs, entry.example_kwargs)
             eager.written(name, bound)  # refuses a name that no input has
             tasks[name] = TracingTask(entry, bound, eager.buffers)
-            check_composites(partial(_called, eager, name, bound), device)
+            check_composites(spec.model, partial(_called, spec, name, bound), device)
         shapes = _shapes(tasks, options)
         yield ReadyModel(
             eager, {name: (task, dynamic_sizes(shapes[name], task.examples)) for name, task in tasks.items()}
         )
 
 
-def _called(eager: EagerMethods, name: str, bound: BoundCall) -> object:
-    return eager.session().call(name, bound)
+def _called(spec: ExportSpec, name: str, bound: BoundCall, model: torch.nn.Module) -> object:
+    return EagerMethods(replace(spec, model=model)).session().call(name, bound)
 
 
 def _declared(spec: ExportSpec, options: TraceOptions) -> ExportSpec:
