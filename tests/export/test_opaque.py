@@ -154,5 +154,5 @@ def test_the_call_that_tells_changes_nothing_of_the_model(ops) -> None:
     counted = Counted()
     check_composites(counted, lambda own: own(torch.rand(3)), CPU)
     assert (counted.calls, counted.seen.item()) == (0, 0)
-    assert counted(torch.rand(3)).shape == (3,)
+    counted(torch.rand(3))
     assert (counted.calls, counted.seen.item()) == (1, 1)
