@@ -311,7 +311,13 @@ void define_missing(const Manifest& manifest, const std::vector<const Library*>&
   for (const Operator& op : manifest.operators) {
     if (!added.contains(op.name) || c10::Dispatcher::singleton().findSchema(operator_name(op.name))) continue;
     fragments.emplace_back(torch::Library::FRAGMENT, namespace_of(op.name), std::nullopt, __FILE__, __LINE__);
-    fragments.back().def(op.schema.c_str());
+    try {
+      fragments.back().def(op.schema.c_str());
+    } catch (const c10::Error&) {
+      throw Error(errors::kSchemaChanged,
+                  "the operator " + op.name + " cannot be defined here: torch cannot read '" + op.schema + "'",
+                  "Import what defines it in Python before the package is loaded.");
+    }
   }
 }
 

@@ -202,7 +202,13 @@ def _define_missing(manifest: Manifest, libraries: tuple[Library, ...]) -> None:
     added = {name for library in libraries for name in library.adds_to or ()}
     schemas = {op.name: op.schema for op in manifest.operators if op.name in added}
     for name in sorted(schemas.keys() - schemas_of(schemas).keys()):
-        torch.library.define(name, schemas[name].removeprefix(name))
+        try:
+            torch.library.define(name, schemas[name].removeprefix(name))
+        except (RuntimeError, ValueError) as error:
+            raise SchemaChangedError(
+                f"the operator {name} cannot be defined here: torch cannot read {schemas[name]!r}",
+                hint="Import what defines it in Python before the package is loaded.",
+            ) from error
 
 
 def _check_operators(manifest: Manifest, libraries: tuple[Library, ...]) -> None:

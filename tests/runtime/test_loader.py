@@ -256,6 +256,22 @@ def test_an_operator_whose_schema_changed_is_refused_with_both(tiny_files, tmp_p
     assert f"registered as {POOL}; the package was made with {old}" in str(error.value)
 
 
+def test_an_operator_that_cannot_be_defined_is_named(tiny_files, tmp_path, runtime):
+    content, schema = build().read_bytes(), "softpool_python::f(Tensor x, Device at=cpu) -> Tensor"
+    package = tiny.write(
+        tmp_path / "undefined.pt2",
+        tiny_files,
+        extra={RECORD: content},
+        libraries=(msgspec.structs.replace(library(content, POOL, PEAKS), adds_to=("softpool_python::f",)),),
+        operators=(Operator(name="softpool_python::f", schema=schema),),
+    )
+    with pytest.raises(
+        SchemaChangedError, match=r"softpool_python::f cannot be defined here: torch cannot read "
+    ) as said:
+        exportkit.load(package)
+    assert "before the package is loaded" in str(said.value)
+
+
 def test_two_packages_with_two_builds_of_a_namespace_do_not_share_a_process(tiny_files, tmp_path):
     builds = [build().read_bytes(), build().read_bytes() + b"another build"]
     for index, content in enumerate(builds):
