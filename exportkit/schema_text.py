@@ -1,8 +1,17 @@
-"""The one text of an operator's schema, by which schemas are compared."""
+"""What is known of schemas without torch: their one text, and which arguments no compiled code can pass."""
 
 from __future__ import annotations
 
 import re
+
+NOT_PASSED = {
+    "ComplexType": ("complex", "Write two floats, the real and the imaginary part, or a tensor."),
+    "DictType": ("Dict", "Write one argument for each key, or a list whose order is fixed."),
+    "TupleType": ("a tuple", "Write one argument for each part, or a list."),
+    "AnyType": ("Any", "Write the type."),
+    "ClassType": ("an object", "Take the object's tensors and numbers: a package cannot hold the object."),
+}
+"""The kinds of arguments that no compiled code can pass: the type's name, and what to write instead."""
 
 _WRITTEN = re.compile(r"\(\$\d+! -> \)")
 

@@ -304,7 +304,7 @@ c10::OperatorName operator_name(const std::string& name) {
 
 // Defines the operators that a library adds kernels to and that Python defined where the package was made.
 void define_missing(const Manifest& manifest, const std::vector<const Library*>& libraries) {
-  static std::vector<torch::Library> fragments;  // what they define ends with them
+  static std::vector<torch::Library> fragments;  // an operator is defined as long as its fragment lives
   const std::lock_guard lock(loading);
   std::set<std::string> added;
   for (const Library* library : libraries) added.insert(library->adds_to.begin(), library->adds_to.end());

@@ -21,22 +21,29 @@ _aten = torch.ops.aten
 
 def attention_may_refuse(node: torch.fx.Node, known: Container[torch.fx.Node]) -> bool:
     """Whether code of an attention may refuse a value of a tensor that is not known."""
-    block_mask = node.args[_BLOCK_MASK]
-    blocks = [block_mask[place] for places in _BLOCKS for place in places]  # type: ignore[index]
+    block_mask: Any = node.args[_BLOCK_MASK]
+    blocks = [block_mask[place] for places in _BLOCKS for place in places]
     captured = node.args[_OF_SCORE_MOD] or node.args[_OF_MASK_MOD]
     return bool(captured) or any(each is not None and each not in known for each in blocks)
 
 
-def refuse_in_attention(module: torch.fx.GraphModule, memory: torch.fx.Node) -> None:
-    """Gives a module's attention the memory for refused values, and brings the blocks of its mask into range."""
+def refuse_in_attention(module: torch.fx.GraphModule, memory: torch.fx.Node, constants: Container[str]) -> None:
+    """Gives a module's attention the memory for refused values, and brings the blocks of its mask into range.
+
+    Args:
+        module: The module. It is changed.
+        memory: The input for what is refused.
+        constants: The names of tensors that never change: their blocks need no check.
+    """
     graph, given = module.graph, set()
     for node in graph.find_nodes(op="call_function", target=ATTENTION):
         arguments: list[Any] = list(node.args)
         block_mask = list(arguments[_BLOCK_MASK])
         with graph.inserting_before(node):
             for counts, blocks in _BLOCKS:
-                if block_mask[counts] is not None and block_mask[counts].op != "get_attr":
-                    block_mask[counts], block_mask[blocks] = _in_range(node, block_mask[counts], block_mask[blocks])
+                given_blocks = block_mask[counts], block_mask[blocks]
+                if any(each is not None and not _is_one_of(each, constants) for each in given_blocks):
+                    block_mask[counts], block_mask[blocks] = _in_range(node, *given_blocks)
         arguments[_BLOCK_MASK] = tuple(block_mask)
         for function, captured in ((arguments[_SCORE_MOD], _OF_SCORE_MOD), (block_mask[-1], _OF_MASK_MOD)):
             if not arguments[captured]:  # it reads no tensor
@@ -48,7 +55,12 @@ def refuse_in_attention(module: torch.fx.GraphModule, memory: torch.fx.Node) -> 
         node.args = tuple(arguments)
 
 
+def _is_one_of(node: torch.fx.Node, names: Container[str]) -> bool:
+    return node.op == "get_attr" and node.target in names
+
+
 def _take_one_more(function: torch.fx.GraphModule, memory: torch.fx.Node) -> None:
+    """Gives a function one more argument, after its others."""
     last = function.graph.find_nodes(op="placeholder")[-1]
     with function.graph.inserting_after(last):
         function.graph.placeholder(memory.name).meta["val"] = memory.meta["val"]
@@ -56,7 +68,10 @@ def _take_one_more(function: torch.fx.GraphModule, memory: torch.fx.Node) -> Non
 
 
 def _in_range(attention: torch.fx.Node, counts: torch.fx.Node, blocks: torch.fx.Node) -> tuple[torch.fx.Node, ...]:
-    """Looks up the numbers of blocks that count in a list of all, as code of `aten.index` refuses what is not there."""
+    """Looks up each count and each number of a block in a list of all: code of `aten.index` refuses what is not there.
+
+    Only as many numbers as the count says are read, so the others may be anything.
+    """
 
     def call(function: Any, *args: Any, **kwargs: Any) -> torch.fx.Node:
         called = attention.graph.call_function(function, args, kwargs)

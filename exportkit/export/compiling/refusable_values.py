@@ -43,7 +43,7 @@ def _may_refuse(node: torch.fx.Node, known: Container[torch.fx.Node]) -> bool:
 
 
 def constant_indices(program: torch.export.ExportedProgram) -> dict[str, torch.Tensor]:
-    """Returns the integers that a program only reads and that are no weights, which could be replaced."""
+    """Returns the integer tensors of a program that never change: no call writes them, and no swap replaces them."""
     changed = program.graph_signature.buffers_to_mutate.values()
     return {
         name: value

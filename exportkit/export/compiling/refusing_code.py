@@ -122,7 +122,7 @@ class RefusingCode:
         mode = detect_fake_mode([holder.meta.get("val") for holder in holders])
         with mode or nullcontext():
             example = node.meta["val"] = self._zeros()
-        refuse_in_attention(module, node)
+        refuse_in_attention(module, node, self._constants)
         if not any(isinstance(leaf, FakeTensor) for leaf in tree_leaves((args, kwargs))):  # else the GPU is not here
             example = self._zeros()
         kwargs = {**kwargs, INPUT: example}

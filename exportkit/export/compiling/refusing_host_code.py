@@ -30,7 +30,7 @@ def selecting_in_range(write: Callable[..., None]) -> Callable[..., None]:
 
 
 def refusing_scalars(write: Callable[..., None]) -> Callable[..., None]:
-    """Lets the host's assertions about sizes, and those of models about numbers, say that they refuse a value."""
+    """Lets assertions about sizes and about numbers, which the host makes, say that they refuse a value."""
 
     class Refusing(NamedTuple):
         wrapper: Any
@@ -66,7 +66,7 @@ def need_elements(size: sympy.Expr, loops: Sequence[sympy.Expr]) -> None:
 
 
 def looking_up_alone(run: Callable[..., Any]) -> Callable[..., Any]:
-    """Lets an index into what may have no element run in a kernel of its own, whose host knows how many there are.
+    """Gives a lookup in a tensor that may be empty a kernel of its own: its host knows how many indices there are.
 
     Inside of another one a mask would decide which of them are read, as where `torch.cat` writes several tensors.
     """

@@ -35,7 +35,7 @@ from exportkit.export.within_torch.quiet import quiet_torch
 from exportkit.libraries import TORCH_NAMESPACES
 from exportkit.package.manifest import Operator
 from exportkit.progress import Progress, silent
-from exportkit.schema_text import schema_text
+from exportkit.schema_text import NOT_PASSED, schema_text
 
 # What torch says of a model in half precision and inputs in float32, or the reverse.
 OTHER_DTYPES = (
@@ -51,15 +51,6 @@ IN_CPP = (
     "Or define it in C++ (TORCH_LIBRARY for the schema, TORCH_LIBRARY_IMPL for the kernel) and name that library with "
     "--op-library; only its fake kernel and its gradient may stay in Python."
 )
-
-# Arguments that AOTInductor cannot pass, and what to write instead.
-_NOT_PASSED = {
-    "ComplexType": ("a complex number", "Take two floats, the real and the imaginary part, or a tensor."),
-    "DictType": ("a Dict", "Take one argument for each key, or a list whose order is fixed."),
-    "TupleType": ("a tuple", "Take one argument for each part, or a list."),
-    "AnyType": ("a value of Any type", "Give the argument a type."),
-    "ClassType": ("an object", "Take the object's tensors and numbers: a package cannot hold the object."),
-}
 
 # Results in a schema's text that a traced graph cannot hold.
 _NUMBER = re.compile(r"\b(int|float|bool|Scalar|str|Device|ScalarType)\b(\[\])?")
@@ -251,10 +242,10 @@ def _check_arguments(operator: OpOverload, at: str) -> None:
         kind, alias = argument.real_type, argument.alias_info
         while kind.kind() in ("OptionalType", "ListType"):
             kind = kind.getElementType()
-        if kind.kind() in _NOT_PASSED:
-            what, instead = _NOT_PASSED[kind.kind()]
+        if kind.kind() in NOT_PASSED:
+            what, instead = NOT_PASSED[kind.kind()]
             raise OperatorNotExportableError(
-                f"operator {name}{at} takes {what} as {argument.name}, and AOTInductor cannot pass that: {schema}",
+                f"operator {name}{at}: argument {argument.name} is {what}, and AOTInductor cannot pass that: {schema}",
                 hint=instead,
             )
         if alias and ("*" in alias.after_set or len(alias.before_set) > 1):

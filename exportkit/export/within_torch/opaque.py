@@ -84,6 +84,7 @@ class _Guarded(torch.Tensor):
     inside: torch.Tensor
 
     @classmethod
+    # torch's annotation says instance method, and torch calls it on the class.
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
         return NotImplemented  # _Unwrapping comes first
 

@@ -10,6 +10,7 @@ from torch import FunctionSchema
 
 from exportkit.errors import UsageError
 from exportkit.operators.contract.findings import Finding, Severity
+from exportkit.schema_text import NOT_PASSED
 
 # What the stable ABI of torch 2.11 passes to a kernel: alone, optional, or in a list. For any other type, a call raises
 # "Not yet supported conversion from IValue to StableIValue".
@@ -28,13 +29,9 @@ _NAMES = {
 _NOT_IN_LISTS = ("Device", "ScalarType", "Layout", "MemoryFormat")
 _OTHERS = {
     "NumberType": ("Scalar", "Write float; for an operator that computes with integers, an overload with SymInt."),
-    "ComplexType": ("complex", "Write two floats, the real and the imaginary part, or a tensor."),
-    "DictType": ("Dict", "Write one argument for each key, or a list whose order is fixed."),
-    "TupleType": ("a tuple", "Write one argument for each part, or a list."),
+    **NOT_PASSED,
     "GeneratorType": ("Generator", "Take the random numbers as a tensor: a package draws others than eager does."),
-    "AnyType": ("Any", "Write the type."),
     "SymBoolType": ("SymBool", "Write bool, which export fixes, or take a tensor."),
-    "ClassType": ("an object", "Take the object's tensors and numbers: a package cannot hold the object."),
 }
 _WITHOUT = "Leave the argument out, or take its numbers and tensors."
 _RETURN_TENSOR = "Return a tensor without dimensions. Take sizes from a tensor's shape."
