@@ -24,7 +24,7 @@ def attention_may_refuse(node: torch.fx.Node, known: Container[torch.fx.Node]) -
     block_mask: Any = node.args[_BLOCK_MASK]
     blocks = [block_mask[place] for places in _BLOCKS for place in places]
     captured = node.args[_OF_SCORE_MOD] or node.args[_OF_MASK_MOD]
-    return bool(captured) or any(each is not None and each not in known for each in blocks)
+    return bool(captured) or any(each is not None and _follows_from_data(each, known, ()) for each in blocks)
 
 
 def refuse_in_attention(module: torch.fx.GraphModule, memory: torch.fx.Node, constants: Container[str]) -> None:
@@ -42,7 +42,7 @@ def refuse_in_attention(module: torch.fx.GraphModule, memory: torch.fx.Node, con
         with graph.inserting_before(node):
             for counts, blocks in _BLOCKS:
                 given_blocks = block_mask[counts], block_mask[blocks]
-                if any(each is not None and not _is_one_of(each, constants) for each in given_blocks):
+                if any(each is not None and _follows_from_data(each, (), constants) for each in given_blocks):
                     block_mask[counts], block_mask[blocks] = _in_range(node, *given_blocks)
         arguments[_BLOCK_MASK] = tuple(block_mask)
         for function, captured in ((arguments[_SCORE_MOD], _OF_SCORE_MOD), (block_mask[-1], _OF_MASK_MOD)):
@@ -55,8 +55,18 @@ def refuse_in_attention(module: torch.fx.GraphModule, memory: torch.fx.Node, con
         node.args = tuple(arguments)
 
 
-def _is_one_of(node: torch.fx.Node, names: Container[str]) -> bool:
-    return node.op == "get_attr" and node.target in names
+def _follows_from_data(node: torch.fx.Node, known: Container[torch.fx.Node], constants: Container[str]) -> bool:
+    """Whether a tensor follows from an input or from state. Attention without a mask makes one of nothing."""
+    waiting, seen = [node], set[torch.fx.Node]()
+    while waiting:
+        each = waiting.pop()
+        if each in seen or each in known or (each.op == "get_attr" and each.target in constants):
+            continue
+        if each.op in ("placeholder", "get_attr"):
+            return True
+        seen.add(each)
+        waiting += [given for given in each.all_input_nodes if not isinstance(given.meta.get("val"), torch.SymInt)]
+    return False
 
 
 def _take_one_more(function: torch.fx.GraphModule, memory: torch.fx.Node) -> None:
