@@ -11,16 +11,21 @@ torch.library.define("foreign_python::twice", "(Tensor x) -> Tensor")
 for _name in ("foreign_python::twice", "foreign_old::twice"):
     torch.library.register_fake(_name, torch.empty_like)
 torch.library.register_fake("foreign::converted", lambda x, *_, **__: torch.empty_like(x, dtype=torch.float64))
+torch.library.register_fake(
+    "foreign::parts", lambda x, y: [torch.empty_like(x), x.new_empty(0), x.new_empty(()), x.new_empty(0)]
+)
 
 
 class Foreign(torch.nn.Module):
-    """Arguments that are written and have no name, defaults of every kind, a schema from Python."""
+    """Arguments that are written and have no name, defaults of every kind, lists with gaps, a schema from Python."""
 
     def forward(self, x: Tensor) -> dict[str, Tensor]:
-        doubled, first, second = x.clone(), x.clone(), x + 1
+        doubled, first, second, more = x.clone(), x.clone(), x + 1, x * 3
         torch.ops.foreign.double_(doubled)
         torch.ops.foreign.double_all_([first, second])
+        product, _, total, _ = torch.ops.foreign.parts(more, x)
         return {
+            "parts": product + total + more,
             "doubled": doubled,
             "all": first + second,
             "converted": torch.ops.foreign.converted(x),
@@ -31,3 +36,14 @@ class Foreign(torch.nn.Module):
 
 def foreign() -> ExportSpec:
     return ExportSpec(model=Foreign(), example_inputs=(torch.randn(4, 3),), dynamic_shapes={"x": {0: "rows[1:64]"}})
+
+
+class Undefined(torch.nn.Module):
+    """Returns what the operator does not make."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.ops.foreign.parts(x.clone(), x)[1]
+
+
+def undefined() -> ExportSpec:
+    return ExportSpec(model=Undefined(), example_inputs=(torch.randn(4, 3),))

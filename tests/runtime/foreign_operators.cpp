@@ -21,10 +21,17 @@ at::Tensor converted(const at::Tensor& x, at::ScalarType dtype, at::Layout, at::
   return x.to(device, dtype) + double(how.size());
 }
 
+// Writes into x, as FlashAttention 3 says of its queries, and leaves some results undefined, as it does.
+std::vector<at::Tensor> parts(at::Tensor x, const at::Tensor& y) {
+  x.add_(1);
+  return {x * y, at::Tensor(), x.sum(), at::Tensor()};
+}
+
 }  // namespace
 
 TORCH_LIBRARY(foreign, m) {
   m.def("double_(Tensor! x) -> ()");
+  m.def("parts(Tensor! x, Tensor y) -> Tensor[]");
   m.def("double_all_(Tensor![] xs) -> ()");
   m.def(
       "converted(Tensor x, ScalarType dtype=float64, Layout layout=strided, "
@@ -34,6 +41,7 @@ TORCH_LIBRARY(foreign, m) {
 
 TORCH_LIBRARY_IMPL(foreign, CPU, m) {
   m.impl("double_", &double_in_place);
+  m.impl("parts", &parts);
   m.impl("double_all_", &double_all);
   m.impl("converted", &converted);
 }

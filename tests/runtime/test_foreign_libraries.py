@@ -41,7 +41,11 @@ def test_the_package_answers_where_nobody_has_defined_the_operators(package, tmp
     code = """
 import sys, torch, exportkit
 x = torch.randn(7, 3)
-expected = {"doubled": 2 * x, "all": 4 * x + 2, "converted": x.double() + 7, "python": 2 * x, "old": 2 * x}
+more = 3 * x + 1
+parts = more * x + more.sum() + more
+twice = 2 * x
+expected = {"parts": parts, "doubled": twice, "all": 2 * twice + 2, "converted": x.double() + 7, "python": twice}
+expected["old"] = twice
 for _ in range(2):  # the second one finds the operators defined
     with exportkit.load(sys.argv[1]) as model:
         torch.testing.assert_close(model(x), expected)
@@ -49,6 +53,12 @@ print(torch.ops.foreign_python.twice.default._schema)
 """
     said = run_python(code, package, cwd=tmp_path)
     assert said == "foreign_python::twice(Tensor x) -> Tensor\n"
+
+
+def test_a_result_that_the_operator_leaves_undefined_is_named(library, tmp_path):
+    done = run_exportkit("export", f"{MODELS}:undefined", "--op-library", str(library), "-o", "x.pt2", cwd=tmp_path)
+    assert done.returncode == 5
+    assert "eager answers None in output 0, of which the program makes a tensor" in done.stderr
 
 
 def test_it_runs_without_python(package):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import re
 import traceback
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -310,16 +310,22 @@ def _check_fake(operator: OpOverload, at: str, args: tuple[Any, ...], kwargs: di
             f"the fake kernel of {name}{at} raised {type(error).__name__}: {error}",
             hint="It takes the operator's own arguments and returns empty tensors of the right shape and dtype.",
         ) from error
-    for number, (real, said) in enumerate(zip(_tensors(result), _tensors(fake), strict=False)):
-        if (problem := _difference(real, said)) is not None:
-            raise OperatorNotExportableError(
-                f"the fake kernel of {name}{at} is wrong about output {number}: {problem}",
-                hint="Correct it: code compiled for a wrong shape or dtype reads outside of the tensor.",
-            )
+    if (problem := _problem(tree_leaves(result), tree_leaves(fake))) is not None:
+        raise OperatorNotExportableError(
+            f"the fake kernel of {name}{at} is wrong about {problem}",
+            hint="Correct it: code compiled for a wrong shape or dtype reads outside of the tensor.",
+        )
 
 
-def _tensors(value: Any) -> Iterator[torch.Tensor]:
-    return (leaf for leaf in tree_leaves(value) if isinstance(leaf, torch.Tensor))
+def _problem(results: Sequence[Any], fakes: Sequence[Any]) -> str | None:
+    if len(results) != len(fakes):
+        return f"how many tensors there are: it says {len(fakes)}, the kernel returned {len(results)}"
+    for number, (real, fake) in enumerate(zip(results, fakes)):
+        # What a kernel leaves undefined is None, and the fake kernel has a tensor there: a list has nothing else.
+        both = isinstance(real, torch.Tensor) and isinstance(fake, torch.Tensor)
+        if both and (problem := _difference(real, fake)) is not None:
+            return f"output {number}: {problem}"
+    return None
 
 
 def _difference(real: torch.Tensor, fake: torch.Tensor) -> str | None:

@@ -73,6 +73,12 @@ def check_programs(
                 tensors[f"{number}.input.{i}"].to(t.device) for i, t in enumerate(run.traced.task.bound.tensors)
             )
             expected = results_in(result_keys(number, called), tensors)
+            if left_out := [each.name for each in called.outputs if each.name not in expected]:
+                raise ExportError(
+                    f"eager answers None in output {left_out[0]}, of which the program makes a tensor: an operator "
+                    "left it undefined, and its fake kernel did not",
+                    hint="Return what the operator makes at these arguments, and leave out the rest.",
+                )
             where = _Where(run, inputs, held, call.sizes, call.method not in seen, number)
             seen.add(call.method)
             try:

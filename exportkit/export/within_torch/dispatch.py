@@ -27,7 +27,7 @@ class UncompiledMode(TorchDispatchMode):
         frames = torch._C._dynamo.eval_frame
 
         def dispatch(*args: Any, **kwargs: Any) -> Any:
-            return (guarded if "torch._dynamo" in sys.modules else plain)(*args, **kwargs)
+            return all_tensors((guarded if "torch._dynamo" in sys.modules else plain)(*args, **kwargs))
 
         if plain is not None and hasattr(frames, "set_code_exec_strategy"):
             # Once the compiler is there, it must not look at this function either.
@@ -53,7 +53,7 @@ class OperatorMode(TorchDispatchMode):
             return NotImplemented  # a jagged tensor, for one, calls operators on the tensors that it has
         if isinstance(func, HigherOrderOperator):
             return func(*map(self._watched, args), **(kwargs or {}))
-        return self.operator(func, args, kwargs or {})
+        return all_tensors(self.operator(func, args, kwargs or {}))
 
     def _watched(self, argument: Any) -> Any:
         """Returns a branch or a loop's body that this mode sees too: torch takes the mode off around the operator."""
@@ -65,6 +65,14 @@ class OperatorMode(TorchDispatchMode):
                 return argument(*args, **kwargs)
 
         return watched
+
+
+def all_tensors(result: Any) -> Any:
+    """Returns a result of an operator with an empty tensor for each None in a list.
+
+    A kernel may leave a tensor of a Tensor[] undefined, which Python has as None, and torch takes from no mode.
+    """
+    return [torch.empty(0) if each is None else each for each in result] if type(result) is list else result
 
 
 def _wraps(kind: type) -> bool:
