@@ -3,6 +3,8 @@
     python -m benchmarks.state --folder build/state              # on a GPU: 1.5 thousand million parameters, bfloat16
     python -m benchmarks.state --folder build/small --small      # anywhere: a few thousand, float32, to try it
 
+With --vllm FOLDER, the same model of vLLM's kernels, too (examples/vllm): the libraries lie in the folder.
+
 Writes benchmarks/state_results/<GPU>.json and prints a Markdown table. Each row runs in a process of its own, after one
 another on the same machine. On a GPU, CUDA events time calls that follow one another. nvidia-smi gives the memory after
 the calls; what a process with a CUDA context alone has is taken off. The cache has its whole length from the start, so
@@ -15,13 +17,14 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import importlib
 import json
 import platform
 import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import takewhile
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -29,9 +32,10 @@ from typing import Any, NamedTuple
 import torch
 
 import exportkit
+from exportkit.export.within_torch.listed_results import listed_results
 
 ROOT = Path(__file__).parents[1]
-sys.path.insert(0, str(ROOT / "examples" / "llama"))
+sys.path[:0] = [str(ROOT / "examples" / "llama"), str(ROOT / "examples" / "vllm")]
 import llama  # noqa: E402 (its folder is put on the path first)
 
 RESULTS = ROOT / "benchmarks" / "state_results"
@@ -42,12 +46,13 @@ Step = Callable[[torch.Tensor], torch.Tensor]
 
 
 class Row(NamedTuple):
-    """What runs a token: the package that it needs, how it is loaded, and whether it needs a GPU."""
+    """What runs a token: the package that it needs, how it is loaded, and whether it needs a GPU, or vLLM's kernels."""
 
     make: Callable[[Any], contextlib.AbstractContextManager[Step]]
     package: str | None = None
     load: Mapping[str, Any] = {}
     gpu: bool = False
+    vllm: bool = False
 
 
 def config(small: bool) -> llama.Config:
@@ -92,18 +97,38 @@ def passing(small: bool = False) -> exportkit.ExportSpec:
     )
 
 
-PACKAGES = ("stateful", "passing")
+def vllm(small: bool = False) -> exportkit.ExportSpec:
+    """The large model of vLLM's kernels."""
+    return _decoder().large()
+
+
+def vllm_model() -> Any:
+    return _decoder().make(_decoder().LARGE, device="cuda")
+
+
+def _decoder() -> Any:
+    """examples/vllm, whose operators are loaded now."""
+    return importlib.import_module("decoder")
+
+
+PACKAGES = ("stateful", "passing", "vllm")
 """The functions above of whose specs packages are made."""
 
 
-def make_package(name: str, folder: Path, small: bool) -> dict[str, float]:
+def libraries(folder: Path) -> list[Path]:
+    """vLLM's libraries."""
+    return sorted(folder.rglob("*.so"))
+
+
+def make_package(name: str, folder: Path, small: bool, operators: Sequence[Path]) -> dict[str, float]:
     """Makes a package by the command line, and returns the seconds of its commands."""
     source = f"{ROOT / 'benchmarks' / 'state.py'}:{name}"
     exported, packaged = folder / f"{name}_aoti.pt2", folder / f"{name}.pt2"
     device = "cpu" if small else "cuda"
     export = ["export", source, "--model-kwargs", json.dumps({"small": small}), "--device", device, "--cases", "1"]
-    seconds = {"export": _seconds([*export, "-o", str(exported)])}
-    seconds["package"] = _seconds(["package", str(exported), "-o", str(packaged)])
+    taken = [word for library in operators if name == "vllm" for word in ("--op-library", str(library))]
+    seconds = {"export": _seconds([*export, "-o", str(exported), *taken])}
+    seconds["package"] = _seconds(["package", str(exported), "-o", str(packaged), *taken])
     exported.unlink()
     (folder / f"{name}.json").write_text(json.dumps(seconds))
     return seconds
@@ -132,6 +157,20 @@ def compiled(options: Any) -> Iterator[Step]:
 
 
 @contextlib.contextmanager
+def eager_vllm(options: Any) -> Iterator[Step]:
+    yield vllm_model().decode
+
+
+@contextlib.contextmanager
+def compiled_vllm(options: Any) -> Iterator[Step]:
+    made = vllm_model()
+    for buffer in made.buffers():
+        torch._dynamo.mark_static_address(buffer)
+    with listed_results():  # torch.compile does not take FlashAttention's list without
+        yield torch.compile(made.decode, mode="reduce-overhead", fullgraph=True)
+
+
+@contextlib.contextmanager
 def functional(options: Any) -> Iterator[Step]:
     with exportkit.load(options.package, options.device) as loaded:
         sizes = config(options.small)
@@ -153,14 +192,20 @@ def functional(options: Any) -> Iterator[Step]:
 
 @contextlib.contextmanager
 def session(options: Any) -> Iterator[Step]:
-    with exportkit.load(options.package, options.device, **options.load) as loaded, loaded.session() as opened:
+    with (
+        exportkit.load(options.package, options.device, **options.load) as loaded,
+        loaded.session(**options.sizes) as opened,
+    ):
         yield opened.decode
 
 
 @contextlib.contextmanager
 def bare_graph(options: Any) -> Iterator[Step]:
     """A replay of a graph of the caller's, without new inputs and outputs."""
-    with exportkit.load(options.package, options.device, **options.load) as loaded, loaded.session() as opened:
+    with (
+        exportkit.load(options.package, options.device, **options.load) as loaded,
+        loaded.session(**options.sizes) as opened,
+    ):
         own = torch.zeros(1, 1, dtype=torch.int64, device=options.device)
         graph, stream = torch.cuda.CUDAGraph(), torch.cuda.Stream()
         with torch.cuda.stream(stream):
@@ -189,20 +234,29 @@ ROWS: Mapping[str, Row] = {
     "session": Row(session, "stateful"),
     "session, CUDA graphs": Row(session, "stateful", {"cuda_graphs": True}, gpu=True),
     "the graph alone": Row(bare_graph, "stateful", {"cuda_graphs": []}, gpu=True),
+    "vLLM's kernels, eager": Row(eager_vllm, gpu=True, vllm=True),
+    "vLLM's kernels, torch.compile, reduce-overhead": Row(compiled_vllm, gpu=True, vllm=True),
+    "vLLM's kernels, session": Row(session, "vllm", gpu=True, vllm=True),
+    "vLLM's kernels, session, CUDA graphs": Row(session, "vllm", {"cuda_graphs": True}, gpu=True, vllm=True),
+    "vLLM's kernels, the graph alone": Row(bare_graph, "vllm", {"cuda_graphs": []}, gpu=True, vllm=True),
 }
 
 
 # --- measuring --------------------------------------------------------------------------------------------------------
 
 
-def measure(name: str, folder: Path, small: bool) -> dict[str, Any]:
+def measure(name: str, folder: Path, small: bool, operators: Sequence[Path]) -> dict[str, Any]:
     """Measures a row in this process."""
     row = ROWS[name]
+    if row.vllm and row.package is None:
+        for library in operators:
+            torch.ops.load_library(str(library))
     device = torch.device("cpu" if small else "cuda")
     token = torch.zeros(1, 1, dtype=torch.int64, device=device)  # creates the context
     context = _used(device)
     package = folder / f"{row.package}.pt2"
-    options = argparse.Namespace(small=small, device=str(device), package=package, load=row.load)
+    sizes = {"batch": 1} if row.vllm else {}
+    options = argparse.Namespace(small=small, device=str(device), package=package, load=row.load, sizes=sizes)
     start = time.perf_counter()
     with torch.no_grad(), row.make(options) as step:
         tokens, following = [], token
@@ -304,35 +358,42 @@ def main() -> None:
     parser.add_argument("--small", action="store_true", help="a few thousand parameters, on the CPU")
     parser.add_argument("--make", choices=PACKAGES, help="make this package and measure nothing")
     parser.add_argument("--measure", action="store_true", help="make nothing; leave out rows whose package is missing")
+    parser.add_argument(
+        "--vllm", type=Path, metavar="FOLDER", help="with vLLM's kernels, too: the folder of its libraries"
+    )
     parser.add_argument("--row", choices=ROWS, help="measure this row alone, and print it as JSON")
     parser.add_argument("-o", "--output", type=Path, help="default: benchmarks/state_results/<GPU>.json")
     options = parser.parse_args()
     options.folder.mkdir(parents=True, exist_ok=True)
+    operators = libraries(options.vllm) if options.vllm else []
     if options.row:
-        print(json.dumps(measure(options.row, options.folder, options.small)))
+        print(json.dumps(measure(options.row, options.folder, options.small, operators)))
         return
-    for name in [options.make] if options.make else () if options.measure else PACKAGES:
+    names = PACKAGES if operators else PACKAGES[:2]
+    for name in [options.make] if options.make else () if options.measure else names:
         if not _is_made(name, options.folder):
-            make_package(name, options.folder, options.small)
+            make_package(name, options.folder, options.small, operators)
     if not options.make:
         _measure_all(options)
 
 
 def _measure_all(options: argparse.Namespace) -> None:
     rows: list[dict[str, Any]] = []
-    expected: list[int] = []
+    first: dict[bool, list[int]] = {}  # the tokens of each model's first row
     made = {None, *(name for name in PACKAGES if _is_made(name, options.folder))}
-    for name in [name for name, row in ROWS.items() if row.package in made and not (options.small and row.gpu)]:
+    for name, row in ROWS.items():
+        if row.package not in made or (options.small and row.gpu) or (row.vllm and not options.vllm):
+            continue
         command = [sys.executable, "-m", "benchmarks.state", "--folder", str(options.folder), "--row", name]
         command += ["--small"] if options.small else []
+        command += ["--vllm", str(options.vllm)] if options.vllm else []
         done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False, cwd=ROOT)
         if done.returncode:
             print(f"{name}: failed, exit status {done.returncode}", file=sys.stderr)
             continue
         rows.append(json.loads(done.stdout.splitlines()[-1]))
         tokens = rows[-1].pop("tokens")
-        expected = expected or tokens
-        alike = takewhile(lambda pair: pair[0] == pair[1], zip(tokens, expected))
+        alike = takewhile(lambda pair: pair[0] == pair[1], zip(tokens, first.setdefault(row.vllm, tokens)))
         rows[-1]["tokens_as_the_first_row"] = sum(1 for _ in alike)
         print(f"{name}: {rows[-1]['ms']} ms", file=sys.stderr)
     document = {**about(options.folder, options.small), "rows": rows}

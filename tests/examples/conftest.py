@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.examples import paged_package
+from tests.examples import example_packages, paged_package
+from tests.runtime import exportkit_run
 from tests.serve.page.conftest import browser, launch
 
 __all__ = ["browser", "launch"]
@@ -23,3 +24,11 @@ def on_path(paged_folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The same; `paged_cache` can be imported."""
     monkeypatch.syspath_prepend(str(paged_folder))
     return paged_folder
+
+
+@pytest.fixture(scope="session")
+def generator(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """examples/llm/generate.cpp, built by its CMakeLists.txt."""
+    return (
+        exportkit_run.build_example(example_packages.EXAMPLES / "llm", tmp_path_factory.mktemp("generate")) / "generate"
+    )

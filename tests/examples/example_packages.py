@@ -13,6 +13,7 @@ import torch
 
 from tests.artifacts import ROOT
 from tests.examples.paged_package import built_package
+from tests.fixtures.stable_library import build_with_aten
 from tests.fresh import run_python
 from tests.made_once import one_maker
 
@@ -21,12 +22,13 @@ _CACHE = (ROOT / ".cache").resolve() / "examples"
 _SCRIPT = """
 import importlib, sys
 from exportkit.cli import main
-model, device, exported, packaged, before, *options = sys.argv[1:]
+model, device, exported, packaged, before, library, *options = sys.argv[1:]
 if before:
     importlib.import_module(before)
+libraries = ["--op-library", library] if library else []
 sys.exit(
-    main(["export", model, "--device", device, "-o", exported, *options])
-    or main(["package", exported, "--model", model, "-o", packaged])
+    main(["export", model, "--device", device, "-o", exported, *libraries, *options])
+    or main(["package", exported, "--model", model, "-o", packaged, *libraries])
 )
 """
 
@@ -35,19 +37,25 @@ sys.exit(
 class Example:
     """A folder of examples/, a model in it, and whether it calls the operators of the paged cache.
 
-    `before` is a module to import before the model, and `options` are those of `exportkit export`.
+    `before` is a module to import before the model, `library` a source of operators beside this file, and `options` are
+    those of `exportkit export`.
     """
 
     folder: str
     spec: str
     paged: bool = False
     before: str = ""
+    library: str = ""
     options: tuple[str, ...] = ()
 
     def model(self) -> str:
         """MODEL, for the command line."""
         folder = built_package() if self.paged else EXAMPLES / self.folder
         return f"{folder / self.spec}"
+
+    def operators(self) -> Path | str:
+        """--op-library; nothing if it has none."""
+        return build_with_aten(Path(__file__).with_name(self.library)) if self.library else ""
 
 
 # Tests have answers of their own. Drawn cases have a thousand frames, or eight thousand bonds.
@@ -59,6 +67,7 @@ NAMED = {
     "llm": Example("llm", "llm.py:spec"),
     "paged": Example("paged_cache", "paged_model.py:spec", paged=True),
     "paged-written": Example("paged_cache", "paged_model.py:written", paged=True),
+    "vllm": Example("vllm", "decoder.py:spec", library="vllm_on_cpu.cpp"),
     "speaker": Example("voices", "voices.py:speaker", options=_QUICKLY),
     "pitch": Example("voices", "voices.py:pitch", options=_QUICKLY),
     "crystal": Example("crystals", "crystals.py:spec", before="tests.examples.chgnet_alone", options=_QUICKLY),
@@ -82,7 +91,15 @@ def made(name: str, device: str = "cpu") -> Path:
             if example.paged:
                 search.insert(0, str(built_package()))
             environment = {"PYTHONPATH": os.pathsep.join(search)}
-            arguments = (example.model(), device, exported, packaged, example.before, *example.options)
+            arguments = (
+                example.model(),
+                device,
+                exported,
+                packaged,
+                example.before,
+                example.operators(),
+                *example.options,
+            )
             run_python(_SCRIPT, *arguments, cwd=ROOT, compiler=True, **environment)
             exported.unlink()
             packaged.replace(path)
@@ -102,7 +119,7 @@ def require_wheels(*packages: str) -> None:
 
 
 def _key(example: Example, device: str) -> str:
-    digest = hashlib.sha256(repr((example, device, torch.__version__)).encode())
+    digest = hashlib.sha256(repr((example, device, torch.__version__, example.operators())).encode())
     parts = ("export", "package", "recurrent", *(["transformers"] if example.folder == "llm" else []))
     folders = [ROOT / "exportkit" / part for part in parts]
     folders += [EXAMPLES / example.folder] if example.paged else []

@@ -17,7 +17,6 @@ from exportkit.errors import InputError
 from tests.examples import example_packages
 from tests.fresh import run_python
 from tests.operators.scaffold.scaffolded import imported
-from tests.runtime import exportkit_run
 
 pytest.importorskip("transformers", reason="pip install -c constraints.txt 'exportkit[transformers]'")
 
@@ -109,12 +108,6 @@ runpy.run_path(sys.argv[0], run_name="__main__")
     said = run_python(script, FOLDER / "generate.py", package, *TEXTS, "--count", "40", cwd=tmp_path)
     texts = [bytes(wanted(reference, text, 40)).decode(errors="replace") for text in TEXTS]
     assert "\n".join(f"{text!r}: {found}" for text, found in zip(TEXTS, texts)) in said
-
-
-@pytest.fixture(scope="module")
-def generator(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """generate.cpp, built by its CMakeLists.txt."""
-    return exportkit_run.build_example(FOLDER, tmp_path_factory.mktemp("generate")) / "generate"
 
 
 @pytest.mark.process

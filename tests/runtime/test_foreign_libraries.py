@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-import torch
 
 from tests.artifacts import ROOT, runs_op_shapes
 from tests.fixtures import stable_library
@@ -14,15 +13,12 @@ from tests.runtime import exportkit_run
 
 MODELS = ROOT / "tests" / "runtime" / "foreign_models.py"
 
-FLAGS = ("-std=c++20", "-UTORCH_TARGET_VERSION", "-lc10")
-
 pytestmark = runs_op_shapes  # it passes a dtype, too
 
 
 @pytest.fixture(scope="module")
 def library() -> Path:
-    include = Path(torch.__file__).parent / "include" / "torch" / "csrc" / "api" / "include"
-    return stable_library.build(MODELS.with_name("foreign_operators.cpp"), None, *FLAGS, f"-I{include}")
+    return stable_library.build_with_aten(MODELS.with_name("foreign_operators.cpp"))
 
 
 @pytest.fixture(scope="module")
