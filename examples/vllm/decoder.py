@@ -33,6 +33,25 @@ def _(q: Tensor, *_args: Any, **_kwargs: Any) -> list[Tensor]:
             q.new_empty(q.shape[1], q.shape[0], dtype=torch.float32), nothing, nothing.clone()]  # fmt: skip
 
 
+def flash_attention(
+    q: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    begins: Tensor,
+    queries: Tensor,
+    used: Tensor,
+    pages: Tensor,
+    longest: int,
+    length: int,
+) -> Tensor:
+    """Attention of q [tokens, heads, head_width] to pages of keys and values; the rest is as in Step and Config."""
+    return torch.ops._vllm_fa3_C.fwd(
+        q, keys, values, None, None, None, None, begins, None, None, queries, used, longest, length, pages,
+        None, None, None, None, None, None, None, None, q.shape[-1] ** -0.5, True, -1, -1, 0.0, True, None, 1,
+        None, 0, None, 1, 0, None,
+    )[0]  # fmt: skip
+
+
 @dataclass(frozen=True)
 class Config:
     """The sizes of a model. The defaults are a small one."""
@@ -149,11 +168,10 @@ class Layer(nn.Module):
             self.one,
             self.one,
         )
-        out = torch.ops._vllm_fa3_C.fwd(
-            q.view(-1, heads, width), keys, values, None, None, None, None, step.begins, None, None, step.queries,
-            step.used, step.longest, config.length, step.pages, None, None, None, None, None, None, None, None,
-            width**-0.5, True, -1, -1, 0.0, True, None, 1, None, 0, None, 1, 0, None,
-        )[0]  # fmt: skip
+        q = q.view(-1, heads, width)
+        out = flash_attention(
+            q, keys, values, step.begins, step.queries, step.used, step.pages, step.longest, config.length
+        )
         return self.out(out.view(-1, config.width))
 
 

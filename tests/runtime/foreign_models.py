@@ -12,7 +12,8 @@ for _name in ("foreign_python::twice", "foreign_old::twice"):
     torch.library.register_fake(_name, torch.empty_like)
 torch.library.register_fake("foreign::converted", lambda x, *_, **__: torch.empty_like(x, dtype=torch.float64))
 torch.library.register_fake(
-    "foreign::parts", lambda x, y: [torch.empty_like(x), x.new_empty(0), x.new_empty(()), x.new_empty(0)]
+    "foreign::parts",
+    lambda x, y: [torch.empty_like(x), x.new_empty(0, dtype=torch.int64), x.new_empty(()), x.new_empty(2, 2)],
 )
 
 

@@ -22,7 +22,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 from exportkit.errors import OperatorNotExportableError, UsageError
 from exportkit.export.models.fake_kernels import fake_to_write
 from exportkit.export.models.source_lines import raised_by_user, user_frame
-from exportkit.export.within_torch.dispatch import OperatorMode, watched_by
+from exportkit.export.within_torch.dispatch import UNDEFINED, OperatorMode, watched_by
 from exportkit.export.within_torch.opaque import (
     composite_calls,
     opaque_operators,
@@ -321,8 +321,8 @@ def _problem(results: Sequence[Any], fakes: Sequence[Any]) -> str | None:
     if len(results) != len(fakes):
         return f"how many tensors there are: it says {len(fakes)}, the kernel returned {len(results)}"
     for number, (real, fake) in enumerate(zip(results, fakes)):
-        # What a kernel leaves undefined is None, and the fake kernel has a tensor there: a list has nothing else.
-        both = isinstance(real, torch.Tensor) and isinstance(fake, torch.Tensor)
+        # Of what a kernel leaves undefined, a fake kernel makes a tensor: a list has nothing else.
+        both = isinstance(real, torch.Tensor) and isinstance(fake, torch.Tensor) and real is not UNDEFINED
         if both and (problem := _difference(real, fake)) is not None:
             return f"output {number}: {problem}"
     return None

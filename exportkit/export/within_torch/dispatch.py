@@ -67,12 +67,13 @@ class OperatorMode(TorchDispatchMode):
         return watched
 
 
-def all_tensors(result: Any) -> Any:
-    """Returns a result of an operator with an empty tensor for each None in a list.
+UNDEFINED = torch.empty(0)
+"""Stands for a tensor of a Tensor[] that a kernel left undefined: Python has None for it, which no mode may return."""
 
-    A kernel may leave a tensor of a Tensor[] undefined, which Python has as None, and torch takes from no mode.
-    """
-    return [torch.empty(0) if each is None else each for each in result] if type(result) is list else result
+
+def all_tensors(result: Any) -> Any:
+    """Returns a result of an operator as a mode may return it."""
+    return [UNDEFINED if each is None else each for each in result] if type(result) is list else result
 
 
 def _wraps(kind: type) -> bool:
