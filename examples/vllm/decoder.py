@@ -257,7 +257,7 @@ def make(config: Config, batch: int = 1, device: str = "cpu") -> Llama:
 
 def _draw(config: Config, sizes: Mapping[str, int], generator: torch.Generator) -> list[Any]:
     """A prompt of each sequence, and three more tokens."""
-    batch, count = sizes["batch"], sizes["count"]
+    batch, count = sizes.get("batch", 1), sizes["count"]
 
     def tokens(*shape: int) -> Tensor:
         return torch.randint(0, config.vocabulary, shape, generator=generator)
@@ -269,31 +269,36 @@ def _draw(config: Config, sizes: Mapping[str, int], generator: torch.Generator) 
     ]
 
 
-def spec(config: Config = Config()) -> ExportSpec:
-    """Sessions of 1 to 8 sequences, and prompts that fill half of the cache."""
+def _spec(config: Config, batch: int, most: int) -> ExportSpec:
+    """Sessions of 1 to `most` sequences, an example of `batch`, and prompts that fill half of the cache."""
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    (_, prompt, _), (_, token, _), *_ = _draw(config, {"batch": 2, "count": 7}, torch.Generator().manual_seed(0))
-    batch = {0: "batch[1:8]"}
+    (_, prompt, _), (_, token, _), *_ = _draw(config, {"batch": batch, "count": 7}, torch.Generator().manual_seed(0))
+    rows = {0: f"batch[1:{most}]"} if most > 1 else {}
     return ExportSpec(
-        model=make(config, batch=2, device=device),
+        model=make(config, batch=batch, device=device),
         name="vllm_llama",
         methods={
             "prefill": Method(
                 example_inputs=prompt,
-                dynamic_shapes={"tokens": {**batch, 1: f"count[2:{config.length // 2}]"}, "lengths": batch},
+                dynamic_shapes={"tokens": {**rows, 1: f"count[2:{config.length // 2}]"}, "lengths": rows},
             ),
-            "decode": Method(example_inputs=token, dynamic_shapes={"token": batch}),
+            "decode": Method(example_inputs=token, dynamic_shapes={"token": rows}),
         },
-        state={"cache.*": "batch", "used": "batch"},
+        state=dict.fromkeys(("cache.*", "used"), "batch" if rows else None),
         draw_sequence=partial(_draw, config),
     )
 
 
+def spec() -> ExportSpec:
+    """A small model, for 1 to 8 sequences."""
+    return _spec(Config(), batch=2, most=8)
+
+
 def quantised() -> ExportSpec:
-    """The small model in float8."""
-    return spec(Config(float8=True))
+    """The same in float8."""
+    return _spec(Config(float8=True), batch=2, most=8)
 
 
 def large() -> ExportSpec:
-    """The large one."""
-    return spec(LARGE)
+    """The large one, for one sequence."""
+    return _spec(LARGE, batch=1, most=1)
