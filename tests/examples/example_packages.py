@@ -53,9 +53,9 @@ class Example:
         folder = built_package() if self.paged else EXAMPLES / self.folder
         return f"{folder / self.spec}"
 
-    def operators(self) -> Path | str:
-        """--op-library; nothing if it has none."""
-        return build_with_aten(Path(__file__).with_name(self.library)) if self.library else ""
+    def operators(self) -> Path | None:
+        """--op-library."""
+        return build_with_aten(Path(__file__).with_name(self.library)) if self.library else None
 
 
 # Tests have answers of their own. Drawn cases have a thousand frames, or eight thousand bonds.

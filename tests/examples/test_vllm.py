@@ -15,6 +15,7 @@ from torch import Tensor
 
 import exportkit
 from exportkit.errors import RefusedValueError
+from exportkit.libraries import load_library
 from tests.examples import example_packages
 from tests.operators.scaffold.scaffolded import imported
 
@@ -24,7 +25,7 @@ COUNT = 20
 
 @pytest.fixture(scope="module")
 def decoder() -> ModuleType:
-    torch.ops.load_library(str(example_packages.NAMED["vllm"].operators()))
+    load_library(example_packages.NAMED["vllm"].operators())
     return imported("example_vllm", example_packages.EXAMPLES / "vllm" / "decoder.py")
 
 
