@@ -15,6 +15,8 @@ from tools.libraries.support import Arguments, draw_rows, fake, fake_of_old, loa
 
 FBGEMM = "fbgemm_gpu/fbgemm_gpu_py.so"
 XFORMERS = "xformers/_C.so"
+TORCH_CLUSTER = "torch_cluster/_knn_cuda.so"
+TORCH_SPARSE = "torch_sparse/_spmm_cuda.so"
 
 
 class _Detector(nn.Module):
@@ -279,7 +281,7 @@ def _fake_neighbours(x: Tensor, *_: Any) -> Tensor:
 
 def torch_cluster_neighbours() -> ExportSpec:
     """Neighbours of torch_cluster; how many there are depends on data."""
-    importlib.import_module("torch_cluster")
+    load(TORCH_CLUSTER, "torch_cluster::knn")
     fake_of_old(torch.ops.torch_cluster.knn.default, _fake_neighbours)
     return spec_of(_Neighbours, partial(draw_rows, 3, torch.float32), {"n": 20}, {"points": {0: "n[5:100]"}})
 
@@ -312,28 +314,7 @@ def _draw_graph(sizes: Mapping[str, int], generator: torch.Generator) -> Argumen
 
 def torch_sparse_graph() -> ExportSpec:
     """A graph's layer with torch_sparse, which registers as torch_scatter does."""
-    importlib.import_module("torch_sparse")
+    load(TORCH_SPARSE, "torch_sparse::spmm_sum")
     fake_of_old(torch.ops.torch_sparse.spmm_sum.default, _fake_graph_layer)
     shapes = {"x": {0: "n[2:100]"}, "begins": {0: "n+1"}, "others": {0: "e[2:500]"}, "weights": {0: "e"}}
     return spec_of(_GraphLayer, _draw_graph, {"n": 7, "e": 19}, shapes)
-
-
-class _MulAdd(nn.Module):
-    """The operators of PyTorch's tutorial on C++ extensions: two that return a tensor, one that writes into one."""
-
-    def forward(self, a: Tensor, b: Tensor) -> Tensor:
-        operators = torch.ops.extension_cpp
-        product = operators.mymul(operators.mymuladd(a, b, 0.5), b)
-        total = torch.empty_like(product)
-        operators.myadd_out(product, a, total)
-        return total
-
-
-def _draw_pair(sizes: Mapping[str, int], generator: torch.Generator) -> Arguments:
-    return tuple(torch.randn(sizes["n"], 5, generator=generator) for _ in range(2)), {}
-
-
-def extension_cpp() -> ExportSpec:
-    """PyTorch's own example of an extension with CUDA kernels."""
-    importlib.import_module("extension_cpp")
-    return spec_of(_MulAdd, _draw_pair, {"n": 3}, {"a": {0: "n[1:64]"}, "b": {0: "n"}})

@@ -91,8 +91,8 @@ def sglang_block() -> ExportSpec:
 class _Float8(nn.Module):
     """A linear layer in float8. The library quantises each row, and multiplies."""
 
+    weight: Tensor
     scale: Tensor
-    multiply: Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 
     def __init__(self, multiply: Callable[[Tensor, Tensor, Tensor, Tensor], Tensor], quantise: Any) -> None:
         super().__init__()
