@@ -48,7 +48,7 @@ _TRIED = (
         data.torchaudio_alignment,
         "torchaudio",
         _GPU,
-        "Its lfilter returns the tensor that it writes (`-> Tensor(a!)`); its prefix decoder takes a pointer as an int.",
+        "Its lfilter returns the tensor that it writes (`-> Tensor(a!)`); its prefix decoder takes a pointer as int.",
     ),
     Library("fbgemm-gpu 1.6.0", "fbgemm-gpu==1.6.0", data.fbgemm_jagged, data.FBGEMM, _GPU),
     Library("torchao 0.17.0", "torchao==0.17.0", data.torchao_sparse, "torchao", _GPU),
