@@ -131,12 +131,12 @@ class _Alignment(nn.Module):
     def forward(self, x: Tensor, words: Tensor) -> tuple[Tensor, Tensor]:
         likely = self.linear(x).log_softmax(-1)
         lengths = (torch.full((1,), n, dtype=torch.int64, device=x.device) for n in (x.shape[1], words.shape[1]))
-        path, scores = torch.ops.torchaudio.forced_align(likely, words, *lengths, 0)
-        return path, scores
+        path, all_scores = torch.ops.torchaudio.forced_align(likely, words, *lengths, 0)
+        return path, all_scores.gather(2, path[:, :, None])[:, :, 0]
 
 
 def _fake_alignment(likely: Tensor, words: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
-    return words.new_empty(likely.shape[:2]), likely.new_empty(likely.shape[:2])
+    return words.new_empty(likely.shape[:2]), torch.empty_like(likely)
 
 
 def _draw_alignment(sizes: Mapping[str, int], generator: torch.Generator) -> Arguments:
