@@ -184,6 +184,7 @@ class _Experts(nn.Module):
         shape = x.shape[0], 4
         weights, chosen, places = (x.new_empty(shape, dtype=dtype) for dtype in (torch.float32, *[torch.int32] * 2))
         torch.ops._moe_C.topk_softmax(weights, chosen, places, self.gate(x), True, None, None)
+        chosen = chosen.clamp(0, 7)  # whatever a row with NaN chooses
         hidden = torch.einsum("nd,nkdh->nkh", x, self.up[chosen]).relu()
         answers, out = torch.einsum("nkh,nkhd->nkd", hidden, self.down[chosen]), torch.empty_like(x)
         torch.ops._moe_C.moe_sum((answers * weights[..., None]).contiguous(), out, None, None)
