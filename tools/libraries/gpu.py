@@ -36,9 +36,16 @@ _TRIED = (
         _GPU,
         "Its decoding returns the tensor that it writes (`-> (Tensor(c!), ...)`), which torch.export refuses.",
     ),
-    Library("SGLang 0.4.2, decoder block", _SGLANG, language.sglang_block, language.SGLANG, _GPU),
-    Library("SGLang 0.4.2, float8 layer", _SGLANG, language.sglang_float8, language.SGLANG, _GPU),
-    Library("SGLang 0.4.2, FlashMLA", _SGLANG, language.sglang_latent_decoding, language.SGLANG_MLA, _GPU),
+    Library(
+        "sglang-kernel 0.4.2, decoder block",
+        _SGLANG,
+        language.sglang_block,
+        language.SGLANG,
+        _GPU,
+        "Its former name is sgl-kernel, whose 0.3.21 is for torch 2.9.1 and CUDA 12 and needs symbols that 2.11 lacks.",
+    ),
+    Library("sglang-kernel 0.4.2, float8 layer", _SGLANG, language.sglang_float8, language.SGLANG, _GPU),
+    Library("sglang-kernel 0.4.2, FlashMLA", _SGLANG, language.sglang_latent_decoding, language.SGLANG_MLA, _GPU),
     Library("torchvision 0.26.0, detector", "torchvision==0.26.0", data.torchvision_detector, "torchvision", _GPU),
     Library("torchvision 0.26.0, boxes", "torchvision==0.26.0", data.torchvision_boxes, "torchvision", _GPU),
     Library("torchaudio 2.11.0, transducer", "torchaudio==2.11.0", data.torchaudio_transducer, "torchaudio", _GPU),
@@ -132,12 +139,6 @@ _WITHOUT = (
         "torchmdnet",
         "Its operators are Python's, over Warp's kernels; those of 2.4.10 are C++, but built for an older torch:"
         " c10::cuda::SetDevice has another signature now.",
-    ),
-    _without(
-        "sgl-kernel 0.3.21",
-        "sgl-kernel==0.3.21",
-        "sgl_kernel/sm90/common_ops.abi3.so",
-        "Built for torch 2.9.1 and CUDA 12; c10::cuda::c10_cuda_check_implementation has another signature in 2.11.",
     ),
 )
 
