@@ -1,0 +1,76 @@
+"""Libraries of others become packages that run without them: those of the table that are installed."""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from pathlib import Path
+
+import pytest
+import torch
+
+from exportkit.support import PINNED_TORCH
+from tools.libraries.library import Library
+from tools.libraries.page import DOCUMENT, page
+from tools.libraries.rows import ROWS
+from tools.libraries.steps import find, missing, tried
+
+_HERE = [row for row in ROWS if "cpu" in row.devices and not row.note]
+_TAKEN = ("list", "export", "package", "load", "run")  # `package` verifies; `check` is about the library itself
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("row", _HERE, ids=lambda row: row.name.split()[0])
+def test_a_library_becomes_a_package_that_runs_without_it(row: Library) -> None:
+    if why := missing(row):
+        pytest.skip(why)
+    if not torch.__version__.startswith(PINNED_TORCH):
+        pytest.skip(f"the row was tried with torch {PINNED_TORCH}")
+    steps = tried(row, "cpu", _TAKEN)["steps"]
+    assert {step: said["said"] for step, said in steps.items() if not said["ok"]} == {}
+    assert tuple(steps) == _TAKEN
+
+
+def test_each_row_has_its_own_name_with_the_version_that_pip_takes() -> None:
+    assert max(Counter(row.name for row in ROWS).values()) == 1
+    for row in ROWS:
+        name, _, version = row.name.rpartition(" ")
+        assert row.distribution == f"{name}=={version}" or version in row.distribution
+
+
+def test_a_library_is_a_module_or_a_file_below_a_folder_of_the_search_path(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "kernels").mkdir()
+    file = tmp_path / "kernels" / "_C.abi3.so"
+    file.touch()
+    monkeypatch.setattr(sys, "path", [*sys.path, str(tmp_path)])
+    assert find("kernels/_C*.so") == str(file)
+    assert find("kernels/_D*.so") is None
+    assert (find("torch.nn"), find("no_such_module.ops")) == ("torch.nn", None)
+
+
+def test_what_is_missing_is_said_with_how_to_install_it() -> None:
+    row = Library("gone 1.0", "gone==1.0", lambda: pytest.fail("it is not here"), "gone")
+    assert missing(row) == "it is not installed: pip install --no-deps gone==1.0"
+    other = Library("torch 1.0", "torch==1.0", row.spec, "torch")
+    assert missing(other) == f"torch {torch.__version__} is installed, the row is about 1.0"
+
+
+def test_the_page_has_a_tick_or_the_number_of_a_sentence_for_each_step() -> None:
+    rows = (Library("good 1.0", "good==1.0", ROWS[0].spec, "good", ("cpu", "cuda"), "It needs none."),)
+    steps = {"list": {"ok": True, "said": "3 operators"}, "check": {"ok": False, "said": "good::a: crash"}}
+    cpu = {"name": "good 1.0", "device": "cpu", "torch": "2.13.0+cpu", "steps": steps, "libraries": ["_C.so"]}
+    stale = {**cpu, "steps": {}}
+    cuda = {**cpu, "device": "cuda", "torch": "2.13.0", "steps": {"export": {"ok": True, "said": "9 bytes"}}}
+    text = page([stale, cpu, cuda], rows)
+    assert "|good 1.0 [1]|cpu|2.13.0|3|2||||||`_C.so`|" in text
+    assert "|good 1.0 [1]|cuda|2.13.0|||✓|||||`_C.so`|" in text
+    assert text.endswith("\n\n1. It needs none.\n2. good::a: crash\n")
+
+
+def test_the_page_names_rows_of_the_table() -> None:
+    lines = DOCUMENT.read_text().splitlines()
+    named = [line.split("|")[1].partition(" [")[0] for line in lines if line.startswith("|")][2:]
+    assert set(named) <= {row.name for row in ROWS}
+    assert named

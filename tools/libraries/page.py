@@ -1,0 +1,46 @@
+"""Writes docs/evidence/libraries.md from results of `python -m tools.libraries`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tools.generated import EVIDENCE
+from tools.libraries.library import Library
+from tools.libraries.rows import ROWS
+from tools.libraries.steps import STEPS, Result
+
+DOCUMENT = EVIDENCE / "libraries.md"
+_INTRODUCTION = """\
+# Libraries of others
+
+Written from results of [`python -m tools.libraries`](../../tools/libraries), whose rows have the models. ✓: it went
+well; a number: what was said. `load` answers as eager does where the library cannot be imported; `run` is
+`exportkit-run`.
+"""
+
+
+def page(results: Sequence[Result], rows: Sequence[Library] = ROWS) -> str:
+    """Returns the page: a row for each library and device that was tried. The last result of each stands."""
+    last = {(result["name"], result["device"]): result for result in results}
+    notes: dict[str, int] = {}
+    lines = [_INTRODUCTION, f"|library|device|torch|{'|'.join(STEPS)}|in the package|", f"|---|---|---|{'---|' * 8}"]
+    for row in rows:
+        for device in ("cpu", "cuda"):
+            if result := last.get((row.name, device)):
+                cells = [_cell(step, result["steps"].get(step), notes) for step in STEPS]
+                name = row.name + (f" [{_number(row.note, notes)}]" if row.note else "")
+                files = ", ".join(f"`{name}`" for name in result["libraries"])
+                lines.append(f"|{name}|{device}|{result['torch'].partition('+')[0]}|{'|'.join(cells)}|{files}|")
+    return "\n".join([*lines, "", *(f"{number}. {note}" for note, number in notes.items())]) + "\n"
+
+
+def _cell(step: str, said: Result | None, notes: dict[str, int]) -> str:
+    if said is None:
+        return ""
+    if not said["ok"]:
+        return str(_number(said["said"], notes))
+    return said["said"].split()[0] if step == "list" else "✓"
+
+
+def _number(note: str, notes: dict[str, int]) -> int:
+    return notes.setdefault(note, len(notes) + 1)
