@@ -92,7 +92,9 @@ class _Perceptron(torch.nn.Module):
 def zentorch() -> ExportSpec:
     """A perceptron."""
     importlib.import_module("zentorch")
-    return ExportSpec(model=_Perceptron(), example_inputs=(torch.randn(5, 32),), dynamic_shapes={"x": {0: "rows[1:64]"}})
+    return ExportSpec(
+        model=_Perceptron(), example_inputs=(torch.randn(5, 32),), dynamic_shapes={"x": {0: "rows[1:64]"}}
+    )
 
 
 class _Quantised(torch.nn.Module):
@@ -112,7 +114,9 @@ class _Quantised(torch.nn.Module):
 def bitsandbytes() -> ExportSpec:
     """A layer with 4-bit weights. torch.export drops the attributes of the library's own weights."""
     importlib.import_module("bitsandbytes")
-    return ExportSpec(model=_Quantised(), example_inputs=(torch.randn(3, 128),), dynamic_shapes={"x": {0: "rows[1:64]"}})
+    return ExportSpec(
+        model=_Quantised(), example_inputs=(torch.randn(3, 128),), dynamic_shapes={"x": {0: "rows[1:64]"}}
+    )
 
 
 def torchao() -> ExportSpec:

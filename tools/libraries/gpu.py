@@ -27,6 +27,7 @@ _TRIED = (
     Library("vLLM 0.33.0, float8 layer", _VLLM, language.vllm_float8, language.VLLM, _GPU),
     Library("vLLM 0.33.0, 4-bit layer", _VLLM, language.vllm_int4, language.VLLM, _GPU),
     Library("vLLM 0.33.0, experts", _VLLM, language.vllm_experts, language.VLLM_MOE, _GPU),
+    Library("vLLM 0.33.0, FlashAttention 3", _VLLM, language.vllm_paged_attention, language.VLLM_FA3, _GPU),
     Library("vLLM 0.33.0, FlashKDA", _VLLM, language.vllm_delta_attention, language.VLLM_KDA, _GPU),
     Library(
         "vLLM 0.33.0, FlashMLA",

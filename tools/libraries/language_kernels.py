@@ -20,6 +20,7 @@ from tools.libraries.support import Arguments, draw_rows, fake, load, spec_of
 VLLM = "vllm/_C_stable_libtorch.abi3.so"
 VLLM_MOE = "vllm/_moe_C_stable_libtorch.abi3.so"
 VLLM_KDA = "vllm/_flashkda_C.abi3.so"
+VLLM_FA3 = "vllm/vllm_flash_attn/_vllm_fa3_C.abi3.so"
 VLLM_MLA = "vllm/_flashmla_C.abi3.so"
 SGLANG = "sgl_kernel/sm90/common_ops.abi3.so"
 SGLANG_MLA = "sgl_kernel/flashmla_ops.abi3.so"
@@ -134,6 +135,51 @@ def _sglang_quantise(rows: Tensor, x: Tensor, scale: Tensor) -> None:
 
 def _fake_product(a: Tensor, b: Tensor, a_scale: Tensor, b_scale: Tensor, dtype: torch.dtype, bias: Any) -> Tensor:
     return a.new_empty(a.shape[0], b.shape[1], dtype=dtype)
+
+
+class _Paged(nn.Module):
+    """FlashAttention 3 from one query of each sequence to a cache of 64 pages that are the model's own."""
+
+    keys: Tensor
+    values: Tensor
+    heads, kv_heads, width, page, pages = 8, 2, 128, 16, 8
+
+    def __init__(self) -> None:
+        super().__init__()
+        shape = (8 * self.pages, self.page, self.kv_heads, self.width)
+        self.register_buffer("keys", torch.randn(shape, dtype=_HALF))
+        self.register_buffer("values", torch.randn(shape, dtype=_HALF))
+
+    def forward(self, q: Tensor, table: Tensor, used: Tensor) -> Tensor:
+        begins = torch.arange(q.shape[0] + 1, dtype=torch.int32, device=q.device)
+        # fmt: off
+        return torch.ops._vllm_fa3_C.fwd(
+            q, self.keys, self.values, None, None, None, None, begins, None, None, None, used, 1,
+            self.pages * self.page, table, None, None, None, None, None, None, None, None, self.width**-0.5, True,
+            -1, -1, 0.0, True, None, 1, None, 0, None, 1, 0, None,
+        )[0]
+        # fmt: on
+
+
+def _draw_paged(sizes: Mapping[str, int], generator: torch.Generator) -> Arguments:
+    n, pages = sizes["n"], _Paged.pages
+    q = torch.randn(n, _Paged.heads, _Paged.width, generator=generator).to(_HALF)
+    table = torch.randint(0, 8 * pages, (n, pages), generator=generator, dtype=torch.int32)
+    used = torch.randint(1, pages * _Paged.page + 1, (n,), generator=generator, dtype=torch.int32)
+    return (q, table, used), {}
+
+
+def _fake_paged(q: Tensor, *_: Any) -> list[Tensor]:
+    nothing = q.new_empty(0, dtype=torch.float32)  # partial answers, of which one split has none
+    sums = q.new_empty(q.shape[1], q.shape[0], dtype=torch.float32)
+    return [torch.empty_like(q, memory_format=torch.contiguous_format), sums, nothing, nothing.clone()]
+
+
+def vllm_paged_attention() -> ExportSpec:
+    """FlashAttention 3 of vLLM, over a paged cache."""
+    load(VLLM_FA3, "_vllm_fa3_C::fwd")
+    fake("_vllm_fa3_C::fwd", _fake_paged)
+    return spec_of(_Paged, _draw_paged, {"n": 3}, {name: {0: "n[1:32]"} for name in ("q", "table", "used")})
 
 
 def sglang_float8() -> ExportSpec:
