@@ -11,6 +11,7 @@ torch.library.define("foreign_python::twice", "(Tensor x) -> Tensor")
 for _name in ("foreign_python::twice", "foreign_old::twice"):
     torch.library.register_fake(_name, torch.empty_like)
 torch.library.register_fake("foreign::converted", lambda x, *_, **__: torch.empty_like(x, dtype=torch.float64))
+torch.library.register_fake("foreign::halved", lambda x, out=None: torch.empty_like(x))
 torch.library.register_fake(
     "foreign::parts",
     lambda x, y: [torch.empty_like(x), x.new_empty(0, dtype=torch.int64), x.new_empty(()), x.new_empty(2, 2)],
@@ -27,6 +28,7 @@ class Foreign(torch.nn.Module):
         product, _, total, _ = torch.ops.foreign.parts(more, x)
         return {
             "parts": product + total + more,
+            "halved": torch.ops.foreign.halved(x),
             "doubled": doubled,
             "all": first + second,
             "converted": torch.ops.foreign.converted(x),

@@ -27,11 +27,15 @@ std::vector<at::Tensor> parts(at::Tensor x, const at::Tensor& y) {
   return {x * y, at::Tensor(), x.sum(), at::Tensor()};
 }
 
+// Writes where the caller wants it, if he does.
+at::Tensor halved(const at::Tensor& x, const std::optional<at::Tensor>& out) { return out ? out->copy_(x / 2) : x / 2; }
+
 }  // namespace
 
 TORCH_LIBRARY(foreign, m) {
   m.def("double_(Tensor! x) -> ()");
   m.def("parts(Tensor! x, Tensor y) -> Tensor[]");
+  m.def("halved(Tensor x, Tensor(a!)? out=None) -> Tensor");
   m.def("double_all_(Tensor![] xs) -> ()");
   m.def(
       "converted(Tensor x, ScalarType dtype=float64, Layout layout=strided, "
@@ -42,6 +46,7 @@ TORCH_LIBRARY(foreign, m) {
 TORCH_LIBRARY_IMPL(foreign, CPU, m) {
   m.impl("double_", &double_in_place);
   m.impl("parts", &parts);
+  m.impl("halved", &halved);
   m.impl("double_all_", &double_all);
   m.impl("converted", &converted);
 }

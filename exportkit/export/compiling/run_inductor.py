@@ -41,9 +41,9 @@ from exportkit.export.models.source_lines import where_listed
 from exportkit.export.tracing.branch_graphs import compilable_branches
 from exportkit.export.tracing.explain import raised_text, refused_by_compiler
 from exportkit.export.within_torch.data_sizes import from_zero
-from exportkit.export.within_torch.listed_results import listed_results
 from exportkit.export.within_torch.opaque import opaque_operators, without_opaque
 from exportkit.export.within_torch.torch_internals import replaced
+from exportkit.export.within_torch.writing_operators import writing_operators
 
 
 def run_inductor(
@@ -97,7 +97,7 @@ def _compiled(
             contexts.enter_context(changed_inductor())
             contexts.enter_context(replaced(compile_fx, "select_decomp_table", without_opaque))
             contexts.enter_context(from_zero())
-            contexts.enter_context(listed_results())
+            contexts.enter_context(writing_operators())
             written = contexts.enter_context(noted_lines())
             if device.type == "cpu":
                 contexts.enter_context(small_convolutions())

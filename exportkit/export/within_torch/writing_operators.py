@@ -1,0 +1,69 @@
+"""Takes operators that write into arguments as other libraries have them, FlashAttention and FlashMLA for example.
+
+torch makes a pure function of such an operator, which returns what was written, too, and Inductor makes the operator of
+it again. Two kinds are left out, though nothing else is missing:
+
+- Operators that return a list of tensors. Their fake kernels say how long it is.
+- Calls that give no tensor to write into, as of `f(Tensor x, Tensor(a!)? out=None) -> Tensor`. Inductor takes the one
+  result for the tuple that has it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch._higher_order_ops import auto_functionalize
+from torch._inductor import ir
+from torch._inductor.fx_passes import post_grad
+from torch._library.utils import is_builtin, is_tensorlist_like_type
+
+from exportkit.export.within_torch.torch_internals import replaced
+
+
+@contextmanager
+def writing_operators() -> Iterator[None]:
+    """Takes them while the block runs.
+
+    Raises:
+        ExportError: This torch lacks a function that is changed.
+    """
+    with (
+        replaced(auto_functionalize, "can_auto_functionalize", _also_lists),
+        replaced(ir, "can_auto_functionalize", _also_lists),  # imported by its name
+        replaced(post_grad, "decompose_auto_functionalized", _with_two_results),
+    ):
+        yield
+
+
+def _also_lists(decide: Callable[..., bool]) -> Callable[..., bool]:
+    def decided(op: Any) -> bool:
+        return decide(op) or _returns_new_list(op)
+
+    return decided
+
+
+def _returns_new_list(op: Any) -> bool:
+    if not isinstance(op, torch._ops.OpOverload) or is_builtin(op) or not op._schema.is_mutable:
+        return False
+    returns = op._schema.returns
+    return len(returns) == 1 and returns[0].alias_info is None and is_tensorlist_like_type(returns[0].type)
+
+
+def _with_two_results(decompose: Callable[..., None]) -> Callable[..., None]:
+    """Lets a call that would return a tuple of one return None, too: of that, Inductor sees that it is a tuple."""
+
+    def two(call: Callable[..., tuple[Any, ...]]) -> Callable[..., tuple[Any, ...]]:
+        def called(*args: Any, **kwargs: Any) -> tuple[Any, ...]:
+            results = call(*args, **kwargs)
+            return results if len(results) != 1 else (*results, None)
+
+        return called
+
+    def decomposed(graph: torch.fx.Graph) -> None:
+        with replaced(auto_functionalize, "auto_functionalized_v2_dense", two):
+            decompose(graph)
+
+    return decomposed
