@@ -1,7 +1,9 @@
-// Private helpers of manifest.cpp: what an object's members are read with.
+// Private helpers that read JSON objects with known members.
 #pragma once
 
 #include <cstdint>
+#include <functional>
+#include <map>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -13,8 +15,21 @@
 
 namespace exportkit {
 
+// --- values --------------------------------------------------------------------------------------------------------
+
+inline std::string text(JsonReader& json) { return json.string(); }
+inline std::string sha256(JsonReader& json) { return json.sha256(); }
+inline bool boolean(JsonReader& json) { return json.boolean(); }
+inline int64_t integer(JsonReader& json) { return json.integer(); }
+
+// The version of a file, of which there is one.
+inline int64_t version_1(JsonReader& json) {
+  if (json.integer() != 1) json.fail("expected version 1");
+  return 1;
+}
+
 template <class... Words>
-auto one_of(Words... words) {
+constexpr auto one_of(Words... words) {
   return [=](JsonReader& json) {
     std::string value = json.string();
     if (((value != words) && ...)) json.fail("unknown word " + shown(value));
@@ -23,7 +38,7 @@ auto one_of(Words... words) {
 }
 
 template <class Read>
-auto nullable(Read read) {
+constexpr auto nullable(Read read) {
   return [=](JsonReader& json) -> std::optional<decltype(read(json))> {
     if (json.peek() != JsonReader::Kind::kNull) return read(json);
     json.null();
@@ -32,7 +47,7 @@ auto nullable(Read read) {
 }
 
 template <class Read>
-auto list(Read read) {
+constexpr auto list(Read read) {
   return [=](JsonReader& json) {
     std::vector<decltype(read(json))> items;
     json.array([&] { items.push_back(read(json)); });
@@ -42,7 +57,7 @@ auto list(Read read) {
 
 // An object with any keys and values of one kind, in the file's order.
 template <class Read>
-auto object_of(Read read) {
+constexpr auto object_of(Read read) {
   return [=](JsonReader& json) {
     std::vector<std::pair<std::string, decltype(read(json))>> members;
     json.object([&](std::string_view key) {
@@ -53,23 +68,33 @@ auto object_of(Read read) {
   };
 }
 
-template <class T, class Read>
+// --- objects -------------------------------------------------------------------------------------------------------
+
+// A member of an object. `place` is a variable (a reference), or a member of the struct that `object` makes.
+template <class Place, class Read>
 struct Field {
   const char* key;
-  T& value;
+  Place place;
   Read read;
   bool required = true;
 };
 
 template <class T, class Read>
-Field<T, Read> field(const char* key, T& value, Read read) {
+Field<T&, Read> field(const char* key, T& value, Read read) {
   return {key, value, read};
 }
 
+template <class C, class T, class Read>
+constexpr Field<T C::*, Read> field(const char* key, T C::* member, Read read) {
+  return {key, member, read};
+}
+
 // A key that may be absent; the value then stays as it is.
-template <class T, class Read>
-Field<T, Read> optional_field(const char* key, T& value, Read read) {
-  return {key, value, read, false};
+template <class... Given>
+constexpr auto optional_field(const char* key, Given&&... given) {
+  auto made = field(key, std::forward<Given>(given)...);
+  made.required = false;
+  return made;
 }
 
 // Reads an object with exactly these keys. The caller has checked that no key appears twice. Returns a bit mask of the
@@ -82,7 +107,7 @@ uint32_t fields(JsonReader& json, const Fields&... each) {
     const auto take = [&](const auto& field) {
       const bool here = key == field.key;
       if (here) {
-        field.value = field.read(json);
+        field.place = field.read(json);
         found |= bit;
       }
       bit <<= 1;
@@ -97,6 +122,25 @@ uint32_t fields(JsonReader& json, const Fields&... each) {
   };
   (check(each), ...);
   return found;
+}
+
+// A struct that is an object with exactly these keys.
+template <class C, class... T, class... Read>
+constexpr auto object(Field<T C::*, Read>... each) {
+  return [=](JsonReader& json) {
+    C out{};
+    fields(json, Field<T&, Read>{each.key, out.*each.place, each.read, each.required}...);
+    return out;
+  };
+}
+
+// Reads an object that must have these keys. Others are skipped.
+inline void read_members(JsonReader& json, std::map<std::string_view, std::function<void()>> members) {
+  json.object([&](std::string_view key) {
+    const auto member = members.extract(key);
+    member.empty() ? json.skip() : member.mapped()();
+  });
+  if (!members.empty()) json.fail("object lacks the key " + shown(members.begin()->first));
 }
 
 }  // namespace exportkit
