@@ -32,6 +32,7 @@ from exportkit.export.compiling.refusing_host_code import (
     dividing,
     looking_up_alone,
     need_elements,
+    reducing_something,
     refusing_scalars,
     selecting_in_range,
 )
@@ -87,6 +88,7 @@ def writing_refusals(writing: RefusingCode) -> AbstractContextManager[None]:
         (cpp_wrapper_cpu.CppWrapperCpu, "codegen_dynamic_select_index", selecting_in_range),
         (ir.AssertScalar, "codegen", refusing_scalars),
         (GraphLowering, "run_node", looking_up_alone),
+        (GraphLowering, "run_node", reducing_something),
         *((printers.CppPrinter, name, dividing) for name in ("_print_FloorDiv", "_print_PythonMod")),
     )
 
