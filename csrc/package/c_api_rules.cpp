@@ -10,7 +10,7 @@
 #include "package/consistency.h"
 #include "package/cpu_levels.h"
 #include "package/fat_binary.h"
-#include "package/json.h"
+#include "package/json_fields.h"
 #include "package/json_text.h"
 #include "package/prune.h"
 #include "package/signature.h"
@@ -38,57 +38,26 @@ std::vector<std::string> words(const char* text) {
   return {std::istream_iterator<std::string>(stream), {}};
 }
 
-Host parse_host(std::string_view text) {
-  Host host;
-  JsonReader reader(text, 8);
-  const auto pair = [&] {
-    std::vector<int> numbers;
-    reader.array([&] { numbers.push_back(static_cast<int>(reader.integer())); });
-    if (numbers.size() != 2) reader.fail("expected a capability [major, minor]");
-    host.capabilities.emplace_back(numbers[0], numbers[1]);
-  };
-  reader.object([&](std::string_view key) {
-    if (key == "platform") {
-      host.platform = reader.string();
-    } else if (key == "cpu_isa") {
-      host.cpu_isa = reader.string();
-    } else if (key == "torch") {
-      host.torch = reader.string();
-    } else if (key == "cuda" || key == "driver") {
-      if (reader.peek() == JsonReader::Kind::kNull) {
-        reader.null();
-      } else {
-        (key == "cuda" ? host.cuda : host.driver) = reader.string();
-      }
-    } else if (key == "capabilities") {
-      reader.array(pair);
-    } else if (key == "current_cuda") {
-      host.current_cuda = static_cast<int>(reader.integer());
-    } else {
-      reader.fail("unknown key");
-    }
-  });
-  return host;
+std::pair<int, int> capability(JsonReader& json) {
+  const std::vector<int64_t> numbers = list(integer)(json);
+  if (numbers.size() != 2) json.fail("expected a capability [major, minor]");
+  return {static_cast<int>(numbers[0]), static_cast<int>(numbers[1])};
 }
 
-std::vector<safetensors::Place> parse_places(std::string_view text) {
-  std::vector<safetensors::Place> places;
-  JsonReader reader(text, 8);
-  reader.array([&] {
-    safetensors::Place& place = places.emplace_back();
-    reader.object([&](std::string_view key) {
-      if (key == "name") {
-        place.name = reader.string();
-      } else if (key == "dtype") {
-        place.dtype = reader.string();
-      } else if (key == "shape") {
-        reader.array([&] { place.shape.push_back(reader.integer()); });
-      } else {
-        reader.fail("unknown key");
-      }
-    });
-  });
-  return places;
+Host parse_host(std::string_view given) {
+  JsonReader json(given, 8);
+  return object(field("platform", &Host::platform, text), field("cpu_isa", &Host::cpu_isa, text),
+                field("torch", &Host::torch, text), field("cuda", &Host::cuda, nullable(text)),
+                field("driver", &Host::driver, nullable(text)),
+                field("capabilities", &Host::capabilities, list(capability)),
+                field("current_cuda", &Host::current_cuda, integer))(json);
+}
+
+std::vector<safetensors::Place> parse_places(std::string_view given) {
+  using safetensors::Place;
+  JsonReader json(given, 8);
+  return list(object(field("name", &Place::name, text), field("dtype", &Place::dtype, text),
+                     field("shape", &Place::shape, list(integer))))(json);
 }
 
 }  // namespace

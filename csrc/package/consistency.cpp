@@ -18,9 +18,6 @@ constexpr std::string_view kAotInductorDir = "data/aotinductor/", kOperatorsDir 
 
 // --- names ---------------------------------------------------------------------------------------------------------
 
-bool is_digit(char c) { return c >= '0' && c <= '9'; }
-bool is_letter(char c) { return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z'); }
-
 // Removes the leading characters that satisfy `allowed`; false if there are none.
 template <class F>
 bool take_while(std::string_view& text, const F& allowed) {
@@ -37,7 +34,7 @@ bool take_prefix(std::string_view& text, std::string_view prefix) {
 
 // 2.13, 2.13.0+cpu
 bool is_version(std::string_view text) {
-  const auto tail = [](char c) { return is_digit(c) || is_letter(c) || c == '.' || c == '+'; };
+  const auto tail = [](char c) { return is_alnum(c) || c == '.' || c == '+'; };
   if (!take_while(text, is_digit) || !take_prefix(text, ".") || !take_while(text, is_digit)) return false;
   return text.empty() || (take_prefix(text, ".") && take_while(text, tail) && text.empty());
 }
@@ -51,7 +48,7 @@ void check_version(const std::string& version, const std::string& what) {
 bool is_operator_name(std::string_view text) {
   const auto word = [&text] {
     if (!text.empty() && is_digit(text[0])) return false;
-    return take_while(text, [](char c) { return is_digit(c) || is_letter(c) || c == '_'; });
+    return take_while(text, [](char c) { return is_alnum(c) || c == '_'; });
   };
   if (!word() || !take_prefix(text, "::") || !word()) return false;
   return text.empty() || (take_prefix(text, ".") && word() && text.empty());

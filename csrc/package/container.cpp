@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <memory>
 #include <system_error>
 
 #include "package/errors.h"
@@ -168,6 +169,17 @@ std::string read_at(int fd, uint64_t offset, uint64_t size) {
   std::string out(size, '\0');
   out.resize(read_at(fd, offset, out.data(), out.size()));
   return out;
+}
+
+void read_blocks(int fd, uint64_t offset, uint64_t size, const std::function<void(std::string_view)>& sink) {
+  constexpr uint64_t kBlock = 256 << 10;  // stays in a core's own cache while it is hashed
+  const auto buffer = std::make_unique<char[]>(std::min(kBlock, size));
+  for (uint64_t at = 0; at < size;) {
+    const size_t count = read_at(fd, offset + at, buffer.get(), std::min(kBlock, size - at));
+    if (count == 0) return;
+    sink({buffer.get(), count});
+    at += count;
+  }
 }
 
 std::vector<Header> read_directory(int fd, uint64_t file_size) {

@@ -8,6 +8,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -51,6 +52,9 @@ std::vector<Header> read_directory(int fd, uint64_t file_size);
 
 // Compares the archive with the only allowed layout: ArchiveLayoutError. Reads headers, not the records' data.
 std::vector<Entry> check_layout(int fd, uint64_t file_size, const std::vector<Header>& headers);
+
+// Passes `size` bytes at `offset` to `sink` in blocks, or fewer at the end of the file.
+void read_blocks(int fd, uint64_t offset, uint64_t size, const std::function<void(std::string_view)>& sink);
 
 // Reads `size` bytes at `offset`, or fewer at the end of the file.
 std::string read_at(int fd, uint64_t offset, uint64_t size);

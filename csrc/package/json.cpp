@@ -11,8 +11,6 @@ namespace exportkit {
 
 namespace {
 
-bool is_digit(char c) { return c >= '0' && c <= '9'; }
-
 bool is_integer(std::string_view number) { return number.find_first_of(".eE") == std::string_view::npos; }
 
 // Whether an out-of-range number is too large rather than too close to 0. Its decimal exponent is far from 0, so the
@@ -42,6 +40,14 @@ double to_double(std::string_view number) {
 
 JsonReader::JsonReader(std::string_view text, int max_depth) : text_(text), max_depth_(max_depth) {
   if (!is_utf8(text)) throw JsonError("it is not UTF-8");
+}
+
+JsonReader JsonReader::checked(std::string_view text, int max_depth) {
+  JsonReader json(text, max_depth), whole = json;
+  whole.skip();
+  whole.end();
+  if (!whole.oddity().empty()) throw JsonError("it contains " + whole.oddity());
+  return json;
 }
 
 void JsonReader::count_value() {

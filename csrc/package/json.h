@@ -25,6 +25,8 @@ class JsonReader {
 
   // `text` must outlive the reader. Checks only that it is UTF-8: JsonError.
   JsonReader(std::string_view text, int max_depth);
+  // A reader of a text that is one value, in which no key appears twice and nothing is an `oddity`: JsonError.
+  static JsonReader checked(std::string_view text, int max_depth);
 
   // The kind of the next value.
   Kind peek();

@@ -18,12 +18,13 @@ std::string escaped(uint32_t unit) {
 }  // namespace
 
 std::string json_text(std::string_view text) {
+  constexpr std::string_view kMeanings = "\"\\\b\f\n\r\t", kLetters = "\"\\bfnrt";
   const bool utf8 = is_utf8(text);
   std::string out = "\"";
   for (const char c : text) {
     const auto byte = static_cast<uint8_t>(c);
-    if (c == '"' || c == '\\') {
-      (out += '\\') += c;
+    if (const size_t index = kMeanings.find(c); index != std::string_view::npos) {
+      (out += '\\') += kLetters[index];
     } else if (byte < 0x20) {
       out += escaped(byte);
     } else {

@@ -8,7 +8,8 @@
 
 namespace exportkit {
 
-// A string in quotes. Bytes of invalid UTF-8, which a file's name may have, become question marks.
+// A string in quotes, as Rust's serde_json writes it, so that safetensors files have the bytes that Python gives them.
+// Bytes of invalid UTF-8, which a file's name may have, become question marks.
 std::string json_text(std::string_view text);
 
 // A finite number, in the fewest digits that read as the same number.

@@ -4,7 +4,6 @@
 #include <new>
 #include <optional>
 #include <stdexcept>
-#include <system_error>
 
 #include "package/errors.h"
 #include "package/libcrypto.h"
@@ -39,10 +38,8 @@ const uint8_t* bytes(std::string_view text) { return reinterpret_cast<const uint
 std::string content_of(const std::string& path, const std::string& name, bool guarded) {
   try {
     if (auto content = read_limited(path, guarded)) return *std::move(content);
-  } catch (const std::system_error& error) {
-    throw Error(errors::kUsage, name + " cannot be read: " + error.code().message());
-  } catch (const std::invalid_argument& error) {
-    throw Error(errors::kUsage, name + " " + error.what());
+  } catch (const std::exception&) {
+    throw Error(errors::kUsage, name + " " + file_problem());
   }
   throw Error(errors::kUsage, name + " cannot be read: No such file or directory");
 }

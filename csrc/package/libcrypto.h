@@ -1,4 +1,5 @@
-// OpenSSL 3, loaded when the first signature is checked. Nothing else in this library needs it, not even the build.
+// OpenSSL 3, loaded when the first signature is checked. Nothing else in this library needs it, not even the build:
+// where there is none, sha256.cpp computes by itself.
 #pragma once
 
 #include <cstddef>

@@ -4,8 +4,7 @@
 #include <limits>
 
 #include "package/errors.h"
-#include "package/json.h"
-#include "package/manifest_fields.h"
+#include "package/json_fields.h"
 #include "package/text.h"
 
 namespace exportkit {
@@ -15,12 +14,6 @@ namespace {
 constexpr int64_t kMaxCount = int64_t{1} << 62;
 
 // --- values --------------------------------------------------------------------------------------------------------
-
-bool is_alnum(char c) { return (c >= '0' && c <= '9') || (c >= 'A' && c <= 'Z') || (c >= 'a' && c <= 'z'); }
-
-std::string text(JsonReader& json) { return json.string(); }
-bool boolean(JsonReader& json) { return json.boolean(); }
-int64_t integer(JsonReader& json) { return json.integer(); }
 
 int64_t bounded(JsonReader& json, int64_t least, int64_t most) {
   const int64_t value = json.integer();
@@ -33,6 +26,8 @@ int64_t bounded(JsonReader& json, int64_t least, int64_t most) {
 int64_t count(JsonReader& json) { return bounded(json, 0, kMaxCount); }
 int64_t opset(JsonReader& json) { return bounded(json, kMinOpset, kMaxOpset); }
 int64_t scale(JsonReader& json) { return bounded(json, 1, std::numeric_limits<int64_t>::max()); }
+
+double number(JsonReader& json) { return json.number(); }
 
 double not_negative(JsonReader& json) {
   const double value = json.number();
@@ -52,8 +47,7 @@ std::string name(JsonReader& json) {
 
 std::string checked_symbol(const JsonReader& json, std::string value) {
   const auto allowed = [](char c) { return is_alnum(c) || c == '_'; };
-  if (value.empty() || value.size() > 64 || (value[0] >= '0' && value[0] <= '9') ||
-      !std::all_of(value.begin(), value.end(), allowed)) {
+  if (value.empty() || value.size() > 64 || is_digit(value[0]) || !std::all_of(value.begin(), value.end(), allowed)) {
     json.fail("expected 1 to 64 letters, digits and _, starting with a letter or _, found " + shown(value));
   }
   return value;
@@ -74,8 +68,6 @@ std::string file_name(JsonReader& json) {
   return value;
 }
 
-std::string sha256(JsonReader& json) { return json.sha256(); }
-
 Constant constant(JsonReader& json) {
   switch (json.peek()) {
     case JsonReader::Kind::kNull:
@@ -93,52 +85,37 @@ Constant constant(JsonReader& json) {
   }
 }
 
-const auto device = one_of("cpu", "cuda");
+constexpr auto device = one_of("cpu", "cuda");
 
 // --- objects -------------------------------------------------------------------------------------------------------
 
-Dimension dimension(JsonReader& json) {
-  Dimension out;
-  fields(json, field("name", out.name, symbol), field("min", out.min, count), field("max", out.max, count));
-  return out;
-}
+constexpr auto dimension = object(field("name", &Dimension::name, symbol), field("min", &Dimension::min, count),
+                                  field("max", &Dimension::max, count));
 
 Extent extent(JsonReader& json) {
   if (json.peek() != JsonReader::Kind::kObject) return count(json);
-  Size out;
-  fields(json, field("dimension", out.dimension, symbol), field("scale", out.scale, scale),
-         field("offset", out.offset, integer));
-  return out;
+  return object(field("dimension", &Size::dimension, symbol), field("scale", &Size::scale, scale),
+                field("offset", &Size::offset, integer))(json);
 }
 
-GradientOf gradient_of(JsonReader& json) {
-  GradientOf out;
-  fields(json, field("output", out.output, text), field("input", out.input, text),
-         field("scale", out.scale, [](JsonReader& json) { return json.number(); }));
-  return out;
-}
+constexpr auto gradient_of =
+    object(field("output", &GradientOf::output, text), field("input", &GradientOf::input, text),
+           field("scale", &GradientOf::scale, number));
 
-OutputTolerance output_tolerance(JsonReader& json) {
-  OutputTolerance out;
-  fields(json, field("rtol", out.rtol, not_negative), field("atol", out.atol, not_negative),
-         field("ranking_of", out.ranking_of, nullable(text)), field("rows_of", out.rows_of, nullable(text)),
-         optional_field("gradient_of", out.gradient_of, gradient_of));
-  return out;
-}
+constexpr auto output_tolerance =
+    object(field("rtol", &OutputTolerance::rtol, not_negative), field("atol", &OutputTolerance::atol, not_negative),
+           field("ranking_of", &OutputTolerance::ranking_of, nullable(text)),
+           field("rows_of", &OutputTolerance::rows_of, nullable(text)),
+           optional_field("gradient_of", &OutputTolerance::gradient_of, gradient_of));
 
-TensorInput tensor_input(JsonReader& json) {
-  TensorInput out;
-  fields(json, field("name", out.name, text), field("dtype", out.dtype, text), field("shape", out.shape, list(extent)),
-         field("written", out.written, nullable(output_tolerance)));
-  return out;
-}
+constexpr auto tensor_input = object(field("name", &TensorInput::name, text), field("dtype", &TensorInput::dtype, text),
+                                     field("shape", &TensorInput::shape, list(extent)),
+                                     field("written", &TensorInput::written, nullable(output_tolerance)));
 
-TensorOutput tensor_output(JsonReader& json) {
-  TensorOutput out;
-  fields(json, field("name", out.name, text), field("dtype", out.dtype, text),
-         field("shape", out.shape, list(nullable(extent))), field("tolerance", out.tolerance, output_tolerance));
-  return out;
-}
+constexpr auto tensor_output =
+    object(field("name", &TensorOutput::name, text), field("dtype", &TensorOutput::dtype, text),
+           field("shape", &TensorOutput::shape, list(nullable(extent))),
+           field("tolerance", &TensorOutput::tolerance, output_tolerance));
 
 // The type may come last, after a nested tree as large as the manifest. So all fields are read in one pass, before the
 // type is known.
@@ -184,105 +161,67 @@ Node node(JsonReader& json) {
   json.fail("node of type " + shown(type) + ", which is unknown or has other keys");
 }
 
-Parameter parameter(JsonReader& json) {
-  Parameter out;
-  fields(json, field("name", out.name, text), field("kind", out.kind, one_of("positional", "keyword")),
-         field("value", out.value, node));
-  return out;
-}
+constexpr auto parameter =
+    object(field("name", &Parameter::name, text), field("kind", &Parameter::kind, one_of("positional", "keyword")),
+           field("value", &Parameter::value, node));
 
-Call call(JsonReader& json) {
-  Call out;
-  fields(json, field("parameters", out.parameters, list(parameter)), field("inputs", out.inputs, list(tensor_input)),
-         field("result", out.result, node), field("outputs", out.outputs, list(tensor_output)),
-         field("dimensions", out.dimensions, list(dimension)));
-  return out;
-}
+constexpr auto call =
+    object(field("parameters", &Call::parameters, list(parameter)), field("inputs", &Call::inputs, list(tensor_input)),
+           field("result", &Call::result, node), field("outputs", &Call::outputs, list(tensor_output)),
+           field("dimensions", &Call::dimensions, list(dimension)));
 
-StateTensor state_tensor(JsonReader& json) {
-  StateTensor out;
-  fields(json, field("name", out.name, text), field("aliases", out.aliases, list(text)),
-         field("dtype", out.dtype, text), field("shape", out.shape, list(extent)),
-         field("initial", out.initial, nullable(text)), field("tolerance", out.tolerance, output_tolerance));
-  return out;
-}
+constexpr auto state_tensor =
+    object(field("name", &StateTensor::name, text), field("aliases", &StateTensor::aliases, list(text)),
+           field("dtype", &StateTensor::dtype, text), field("shape", &StateTensor::shape, list(extent)),
+           field("initial", &StateTensor::initial, nullable(text)),
+           field("tolerance", &StateTensor::tolerance, output_tolerance));
 
-StateUse state_use(JsonReader& json) {
-  StateUse out;
-  fields(json, field("index", out.index, count), field("written", out.written, boolean));
-  return out;
-}
+constexpr auto state_use =
+    object(field("index", &StateUse::index, count), field("written", &StateUse::written, boolean));
 
-Method method(JsonReader& json) {
-  Method out;
-  fields(json, field("name", out.name, text), field("call", out.call, call),
-         field("state", out.state, list(state_use)));
-  return out;
-}
+constexpr auto method = object(field("name", &Method::name, text), field("call", &Method::call, call),
+                               field("state", &Method::state, list(state_use)));
 
-Target target(JsonReader& json) {
-  Target out;
-  fields(json, field("name", out.name, name), field("device", out.device, device),
-         field("platform", out.platform, name), field("cpu_isa", out.cpu_isa, nullable(text)),
-         field("cuda_architecture", out.cuda_architecture, nullable(text)), field("cuda_ptx", out.cuda_ptx, boolean),
-         field("needs_torch", out.needs_torch, text), field("built_with_torch", out.built_with_torch, text),
-         field("built_with_cuda", out.built_with_cuda, nullable(text)),
-         field("constants", out.constants, object_of(object_of(text))));
-  return out;
-}
+constexpr auto target =
+    object(field("name", &Target::name, name), field("device", &Target::device, device),
+           field("platform", &Target::platform, name), field("cpu_isa", &Target::cpu_isa, nullable(text)),
+           field("cuda_architecture", &Target::cuda_architecture, nullable(text)),
+           field("cuda_ptx", &Target::cuda_ptx, boolean), field("needs_torch", &Target::needs_torch, text),
+           field("built_with_torch", &Target::built_with_torch, text),
+           field("built_with_cuda", &Target::built_with_cuda, nullable(text)),
+           field("constants", &Target::constants, object_of(object_of(text))));
 
-Weight weight(JsonReader& json) {
-  Weight out;
-  fields(json, field("name", out.name, text), field("aliases", out.aliases, list(text)),
-         field("state", out.state, boolean), field("dtype", out.dtype, text), field("shape", out.shape, list(count)),
-         field("strides", out.strides, list(count)), field("record", out.record, nullable(text)));
-  return out;
-}
+constexpr auto weight =
+    object(field("name", &Weight::name, text), field("aliases", &Weight::aliases, list(text)),
+           field("state", &Weight::state, boolean), field("dtype", &Weight::dtype, text),
+           field("shape", &Weight::shape, list(count)), field("strides", &Weight::strides, list(count)),
+           field("record", &Weight::record, nullable(text)));
 
-Program program(JsonReader& json) {
-  Program out;
-  fields(json, field("records", out.records, object_of(text)), field("device", out.device, device),
-         field("built_with_torch", out.built_with_torch, text));
-  return out;
-}
+constexpr auto program =
+    object(field("records", &Program::records, object_of(text)), field("device", &Program::device, device),
+           field("built_with_torch", &Program::built_with_torch, text));
 
-OnnxData onnx_data(JsonReader& json) {
-  OnnxData out;
-  fields(json, field("name", out.name, file_name), field("size", out.size, count), field("sha256", out.sha256, sha256));
-  return out;
-}
+constexpr auto onnx_data = object(field("name", &OnnxData::name, file_name), field("size", &OnnxData::size, count),
+                                  field("sha256", &OnnxData::sha256, sha256));
 
-OnnxFunction onnx_function(JsonReader& json) {
-  OnnxFunction out;
-  fields(json, field("operator", out.op, text), field("domain", out.domain, text), field("name", out.name, text),
-         field("overload", out.overload, text));
-  return out;
-}
+constexpr auto onnx_function =
+    object(field("operator", &OnnxFunction::op, text), field("domain", &OnnxFunction::domain, text),
+           field("name", &OnnxFunction::name, text), field("overload", &OnnxFunction::overload, text));
 
-Onnx onnx(JsonReader& json) {
-  Onnx out;
-  fields(json, field("method", out.method, text), field("size", out.size, count), field("sha256", out.sha256, sha256),
-         field("data", out.data, nullable(onnx_data)), field("opset", out.opset, opset),
-         field("functions", out.functions, list(onnx_function)));
-  return out;
-}
+constexpr auto onnx =
+    object(field("method", &Onnx::method, text), field("size", &Onnx::size, count),
+           field("sha256", &Onnx::sha256, sha256), field("data", &Onnx::data, nullable(onnx_data)),
+           field("opset", &Onnx::opset, opset), field("functions", &Onnx::functions, list(onnx_function)));
 
-Operator operator_(JsonReader& json) {
-  Operator out;
-  fields(json, field("name", out.name, text), field("schema", out.schema, text));
-  return out;
-}
+constexpr auto operator_ = object(field("name", &Operator::name, text), field("schema", &Operator::schema, text));
 
-Library library(JsonReader& json) {
-  Library out;
-  fields(json, field("record", out.record, text), field("sha256", out.sha256, sha256),
-         field("platform", out.platform, name), field("device", out.device, device),
-         field("kernels", out.kernels, list(one_of("cpu", "cuda", "any"))),
-         field("defines", out.defines, list(operator_)), field("needs_torch", out.needs_torch, text),
-         field("torch_bound", out.torch_bound, nullable(text)), field("needs", out.needs, list(text)),
-         optional_field("adds_to", out.adds_to, list(text)));
-  return out;
-}
+constexpr auto library =
+    object(field("record", &Library::record, text), field("sha256", &Library::sha256, sha256),
+           field("platform", &Library::platform, name), field("device", &Library::device, device),
+           field("kernels", &Library::kernels, list(one_of("cpu", "cuda", "any"))),
+           field("defines", &Library::defines, list(operator_)), field("needs_torch", &Library::needs_torch, text),
+           field("torch_bound", &Library::torch_bound, nullable(text)), field("needs", &Library::needs, list(text)),
+           optional_field("adds_to", &Library::adds_to, list(text)));
 
 std::vector<std::pair<std::string, int64_t>> sizes(JsonReader& json) {
   std::vector<std::pair<std::string, int64_t>> out;
@@ -293,61 +232,38 @@ std::vector<std::pair<std::string, int64_t>> sizes(JsonReader& json) {
   return out;
 }
 
-Accuracy accuracy(JsonReader& json) {
-  Accuracy out;
-  fields(json, field("rms", out.rms, not_negative), field("greatest", out.greatest, not_negative));
-  return out;
-}
+constexpr auto accuracy =
+    object(field("rms", &Accuracy::rms, not_negative), field("greatest", &Accuracy::greatest, not_negative));
 
-CaseCall case_call(JsonReader& json) {
-  CaseCall out;
-  fields(json, field("method", out.method, text), field("sizes", out.sizes, sizes),
-         field("accuracy", out.accuracy, object_of(nullable(accuracy))));
-  return out;
-}
+constexpr auto case_call = object(field("method", &CaseCall::method, text), field("sizes", &CaseCall::sizes, sizes),
+                                  field("accuracy", &CaseCall::accuracy, object_of(nullable(accuracy))));
 
-Case case_(JsonReader& json) {
-  Case out;
-  fields(json, field("record", out.record, text), field("calls", out.calls, list(case_call)),
-         field("reference_dtype", out.reference_dtype, nullable(one_of("float64", "float32"))),
-         field("state_accuracy", out.state_accuracy, object_of(nullable(accuracy))));
-  return out;
-}
+constexpr auto case_ = object(field("record", &Case::record, text), field("calls", &Case::calls, list(case_call)),
+                              field("reference_dtype", &Case::reference_dtype, nullable(one_of("float64", "float32"))),
+                              field("state_accuracy", &Case::state_accuracy, object_of(nullable(accuracy))));
 
-Source source(JsonReader& json) {
-  Source out;
-  fields(json, field("model", out.model, nullable(text)), field("model_kwargs", out.model_kwargs, object_of(constant)),
-         field("dtype", out.dtype, nullable(text)), field("seed", out.seed, integer),
-         field("state_sha256", out.state_sha256, sha256));
-  return out;
-}
+constexpr auto source = object(field("model", &Source::model, nullable(text)),
+                               field("model_kwargs", &Source::model_kwargs, object_of(constant)),
+                               field("dtype", &Source::dtype, nullable(text)), field("seed", &Source::seed, integer),
+                               field("state_sha256", &Source::state_sha256, sha256));
 
-Provenance provenance(JsonReader& json) {
-  Provenance out;
-  fields(json, field("exportkit", out.exportkit, text), field("torch", out.torch, text),
-         field("commit", out.commit, nullable(text)), field("dirty", out.dirty, nullable(boolean)),
-         field("tf32", out.tf32, boolean));
-  return out;
-}
+constexpr auto provenance =
+    object(field("exportkit", &Provenance::exportkit, text), field("torch", &Provenance::torch, text),
+           field("commit", &Provenance::commit, nullable(text)), field("dirty", &Provenance::dirty, nullable(boolean)),
+           field("tf32", &Provenance::tf32, boolean));
 
-Record record(JsonReader& json) {
-  Record out;
-  fields(json, field("name", out.name, text), field("size", out.size, count), field("sha256", out.sha256, sha256));
-  return out;
-}
+constexpr auto record = object(field("name", &Record::name, text), field("size", &Record::size, count),
+                               field("sha256", &Record::sha256, sha256));
 
-Manifest manifest(JsonReader& json) {
-  Manifest out;
-  fields(json, field("format_version", out.format_version, integer), field("name", out.name, name),
-         field("version", out.version, text), field("methods", out.methods, list(method)),
-         field("state", out.state, list(state_tensor)), field("targets", out.targets, list(target)),
-         field("weights", out.weights, list(weight)), field("program", out.program, nullable(program)),
-         field("onnx", out.onnx, list(onnx)), field("operators", out.operators, list(operator_)),
-         field("libraries", out.libraries, list(library)), field("cases", out.cases, list(case_)),
-         field("source", out.source, source), field("provenance", out.provenance, provenance),
-         field("records", out.records, list(record)));
-  return out;
-}
+constexpr auto manifest =
+    object(field("format_version", &Manifest::format_version, integer), field("name", &Manifest::name, name),
+           field("version", &Manifest::version, text), field("methods", &Manifest::methods, list(method)),
+           field("state", &Manifest::state, list(state_tensor)), field("targets", &Manifest::targets, list(target)),
+           field("weights", &Manifest::weights, list(weight)), field("program", &Manifest::program, nullable(program)),
+           field("onnx", &Manifest::onnx, list(onnx)), field("operators", &Manifest::operators, list(operator_)),
+           field("libraries", &Manifest::libraries, list(library)), field("cases", &Manifest::cases, list(case_)),
+           field("source", &Manifest::source, source), field("provenance", &Manifest::provenance, provenance),
+           field("records", &Manifest::records, list(record)));
 
 // --- the whole manifest --------------------------------------------------------------------------------------------
 

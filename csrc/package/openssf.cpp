@@ -2,11 +2,10 @@
 
 #include <algorithm>
 #include <functional>
-#include <map>
 #include <optional>
 
 #include "package/errors.h"
-#include "package/json.h"
+#include "package/json_fields.h"
 #include "package/text.h"
 
 namespace exportkit::openssf {
@@ -18,17 +17,6 @@ constexpr std::string_view kPayload = "application/vnd.in-toto+json";
 constexpr std::string_view kStatement = "https://in-toto.io/Statement/v1";
 constexpr std::string_view kPredicate = "https://model_signing/signature/v1.0";
 constexpr std::string_view kWholeFile = ".";  // model signing's name for a model that is one file
-
-using Members = std::map<std::string_view, std::function<void()>>;
-
-// Reads an object that must have these keys. Other keys are allowed: they are not signed, or not needed.
-void read_object(JsonReader& json, Members members) {
-  json.object([&](std::string_view key) {
-    const auto member = members.extract(key);
-    member.empty() ? json.skip() : member.mapped()();
-  });
-  if (!members.empty()) json.fail("object lacks `" + std::string(members.begin()->first) + "`");
-}
 
 void read_only_item(JsonReader& json, const std::function<void()>& read) {
   size_t count = 0;
@@ -43,8 +31,7 @@ void expect(JsonReader& json, std::string_view value) {
 template <class Read>
 void decode_strictly(std::string_view content, const std::string& name, const Read& read) {
   try {
-    JsonReader json(content, kMaxDepth);
-    JsonReader whole = json;
+    JsonReader json(content, kMaxDepth), whole = json;
     whole.skip();  // refuses JSON that two parsers could read differently
     whole.end();
     if (whole.has_half_pair()) throw JsonError("it contains a string with half of a surrogate pair");
@@ -71,16 +58,16 @@ std::string pre_authentication(const std::string& payload) {
 Bundle decode(std::string_view content, const std::string& name) {
   Bundle bundle;
   decode_strictly(content, name, [&](JsonReader& json) {
-    const auto read_key = [&] { read_object(json, {{"hint", [&] { bundle.key_id = json.sha256(); }}}); };
-    const auto read_signature = [&] { read_object(json, {{"sig", [&] { bundle.signature = json.string(); }}}); };
+    const auto read_key = [&] { read_members(json, {{"hint", [&] { bundle.key_id = json.sha256(); }}}); };
+    const auto read_signature = [&] { read_members(json, {{"sig", [&] { bundle.signature = json.string(); }}}); };
     const auto read_envelope = [&] {
-      read_object(json, {{"payload", [&] { bundle.payload = json.string(); }},
-                         {"payloadType", [&] { expect(json, kPayload); }},
-                         {"signatures", [&] { read_only_item(json, read_signature); }}});
+      read_members(json, {{"payload", [&] { bundle.payload = json.string(); }},
+                          {"payloadType", [&] { expect(json, kPayload); }},
+                          {"signatures", [&] { read_only_item(json, read_signature); }}});
     };
-    read_object(json, {{"mediaType", [&] { expect(json, kBundle); }},
-                       {"verificationMaterial", [&] { read_object(json, {{"publicKey", read_key}}); }},
-                       {"dsseEnvelope", read_envelope}});
+    read_members(json, {{"mediaType", [&] { expect(json, kBundle); }},
+                        {"verificationMaterial", [&] { read_members(json, {{"publicKey", read_key}}); }},
+                        {"dsseEnvelope", read_envelope}});
   });
   return bundle;
 }
@@ -89,18 +76,18 @@ std::string signed_digest(std::string_view statement, const std::string& name) {
   std::string digest;
   decode_strictly(statement, name, [&](JsonReader& json) {
     const auto read_resource = [&] {
-      read_object(json, {{"name", [&] { expect(json, kWholeFile); }},
-                         {"algorithm", [&] { expect(json, "sha256"); }},
-                         {"digest", [&] { digest = json.sha256(); }}});
+      read_members(json, {{"name", [&] { expect(json, kWholeFile); }},
+                          {"algorithm", [&] { expect(json, "sha256"); }},
+                          {"digest", [&] { digest = json.sha256(); }}});
     };
-    const auto read_serialization = [&] { read_object(json, {{"method", [&] { expect(json, "files"); }}}); };
+    const auto read_serialization = [&] { read_members(json, {{"method", [&] { expect(json, "files"); }}}); };
     const auto read_predicate = [&] {
-      read_object(json,
-                  {{"resources", [&] { read_only_item(json, read_resource); }}, {"serialization", read_serialization}});
+      read_members(
+          json, {{"resources", [&] { read_only_item(json, read_resource); }}, {"serialization", read_serialization}});
     };
-    read_object(json, {{"_type", [&] { expect(json, kStatement); }},
-                       {"predicateType", [&] { expect(json, kPredicate); }},
-                       {"predicate", read_predicate}});
+    read_members(json, {{"_type", [&] { expect(json, kStatement); }},
+                        {"predicateType", [&] { expect(json, kPredicate); }},
+                        {"predicate", read_predicate}});
   });
   return digest;
 }

@@ -15,8 +15,6 @@
 namespace exportkit {
 namespace {
 
-constexpr size_t kBlock = 256 << 10;  // stays in a core's own cache while it is hashed
-
 int64_t nanoseconds(const timespec& time) { return time.tv_sec * 1'000'000'000 + time.tv_nsec; }
 
 void check_has_manifest(const std::vector<Header>& headers) {
@@ -90,10 +88,7 @@ struct stat PackageFile::status() const {
 const std::string& PackageFile::sha256() const {
   std::call_once(whole_digest_, [this] {
     Sha256 digest;
-    const auto buffer = std::make_unique<char[]>(kBlock);
-    for (uint64_t at = 0; at < size(); at += kBlock) {
-      digest.update(buffer.get(), read_at(fd(), at, buffer.get(), std::min<uint64_t>(kBlock, size() - at)));
-    }
+    read_blocks(fd(), 0, size(), [&](std::string_view block) { digest.update(block.data(), block.size()); });
     sha256_ = digest.hex();
   });
   return sha256_;

@@ -17,7 +17,6 @@ namespace exportkit {
 
 namespace {
 
-constexpr size_t kBlock = 256 << 10;  // stays in a core's own cache while it is hashed
 constexpr const char* kDamaged = "The package was changed or damaged after it was written. Get it again.";
 
 }  // namespace
@@ -81,16 +80,13 @@ size_t PackageReader::index(std::string_view name) const {
 void PackageReader::blocks(size_t index, const Sink& sink) const {
   const Entry& entry = entries()[index];
   const Record& record = manifest_.records[index];
-  const auto buffer = std::make_unique<char[]>(std::min<uint64_t>(kBlock, entry.size));
   Sha256 digest;
   uint32_t crc = 0;
-  for (uint64_t at = 0; at < entry.size; at += kBlock) {
-    const size_t count =
-        read_at(fd(), entry.data_offset + at, buffer.get(), std::min<uint64_t>(kBlock, entry.size - at));
-    digest.update(buffer.get(), count);
-    crc = crc32(crc, buffer.get(), count);
-    sink({buffer.get(), count});
-  }
+  read_blocks(fd(), entry.data_offset, entry.size, [&](std::string_view block) {
+    digest.update(block.data(), block.size());
+    crc = crc32(crc, block.data(), block.size());
+    sink(block);
+  });
   if (const std::string sha256 = digest.hex(); sha256 != record.sha256) {
     throw Error(errors::kDigestMismatch,
                 "record " + record.name + " has sha256 " + sha256 + "; the manifest says " + record.sha256, kDamaged);

@@ -15,8 +15,7 @@ constexpr size_t kMaxNameLength = 512;
 
 bool is_part(std::string_view part) {
   const auto allowed = [](char c) {
-    return (c >= '0' && c <= '9') || (c >= '@' && c <= 'Z') || (c >= 'a' && c <= 'z') || c == '_' || c == '.' ||
-           c == '+' || c == '=' || c == '-';
+    return is_alnum(c) || std::string_view("_.+=@-").find(c) != std::string_view::npos;
   };
   return std::all_of(part.begin(), part.end(), allowed) && part.find_first_not_of('.') != std::string_view::npos;
 }

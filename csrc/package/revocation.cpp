@@ -2,10 +2,9 @@
 
 #include <algorithm>
 #include <stdexcept>
-#include <system_error>
 
 #include "package/errors.h"
-#include "package/json.h"
+#include "package/json_fields.h"
 #include "package/small_files.h"
 #include "package/text.h"
 
@@ -16,25 +15,29 @@ constexpr int kMaxDepth = 4;                   // of brackets
 constexpr size_t kMaxBytes = size_t{4} << 20;  // some 20,000 entries
 constexpr size_t kMaxReasonBytes = 200;
 
-// Reads a list of {"<digest>": ..., "reason": ...}. A digest that is there twice is an error of whoever wrote the list.
-void read_entries(JsonReader& json, std::string_view digest_key, std::map<std::string, std::string>& entries) {
-  json.array([&] {
-    std::string digest, reason;
-    size_t seen = 0;
-    json.object([&](std::string_view key) {
-      ++seen;
-      if (key == digest_key) {
-        digest = json.sha256();
-      } else if (key == "reason") {
-        reason = json.string();
-        if (reason.size() > kMaxReasonBytes) json.fail("expected at most 200 bytes");
-      } else {
-        json.fail("unknown key");
-      }
+std::string short_reason(JsonReader& json) {
+  std::string reason = json.string();
+  if (reason.size() > kMaxReasonBytes) json.fail("expected at most 200 bytes");
+  return reason;
+}
+
+int64_t positive(JsonReader& json) {
+  const int64_t value = json.integer();
+  if (value < 1) json.fail("expected at least 1");
+  return value;
+}
+
+// A list of {"<digest>": ..., "reason": ...}. A digest that is there twice is an error of whoever wrote the list.
+auto reasons_by(const char* key) {
+  return [=](JsonReader& json) {
+    std::map<std::string, std::string> reasons;
+    json.array([&] {
+      std::string digest, reason;
+      fields(json, field(key, digest, sha256), field("reason", reason, short_reason));
+      if (!reasons.emplace(digest, reason).second) json.fail("the same digest is there twice");
     });
-    if (seen != 2) json.fail("object lacks a required key");
-    if (!entries.emplace(digest, reason).second) json.fail("the same digest is there twice");
-  });
+    return reasons;
+  };
 }
 
 std::string by(const RevocationList& list, const std::string& reason) {
@@ -44,29 +47,12 @@ std::string by(const RevocationList& list, const std::string& reason) {
 }  // namespace
 
 RevocationList parse_revocations(std::string_view content, const std::filesystem::path& path) {
-  JsonReader json(content, kMaxDepth);
-  JsonReader whole = json;
-  whole.skip();
-  whole.end();
-  if (!whole.oddity().empty()) throw JsonError("it contains " + whole.oddity());
+  JsonReader json = JsonReader::checked(content, kMaxDepth);
   RevocationList list{path, 0, {}, {}};
-  size_t seen = 0;
-  json.object([&](std::string_view key) {
-    ++seen;
-    if (key == "version") {
-      if (json.integer() != 1) json.fail("expected version 1");
-    } else if (key == "sequence") {
-      list.sequence = json.integer();
-      if (list.sequence < 1) json.fail("expected at least 1");
-    } else if (key == "keys") {
-      read_entries(json, "key_id", list.keys);
-    } else if (key == "packages") {
-      read_entries(json, "manifest_sha256", list.packages);
-    } else {
-      json.fail("unknown key");
-    }
-  });
-  if (seen != 4) json.fail("object lacks a required key");
+  int64_t version = 0;
+  fields(json, field("version", version, version_1), field("sequence", list.sequence, positive),
+         field("keys", list.keys, reasons_by("key_id")),
+         field("packages", list.packages, reasons_by("manifest_sha256")));
   return list;
 }
 
@@ -77,17 +63,12 @@ RevocationList read_revocations(const std::filesystem::path& path) {
 }
 
 std::string revocations_text(const std::filesystem::path& path) {
-  const std::string name = "the revocation list " + path.string();
   try {
     const std::string content = read_limited(path, /*guarded=*/false, kMaxBytes).value_or("");
     if (!content.empty()) parse_revocations(content, path);
     return content;
-  } catch (const std::system_error& error) {
-    throw Error(errors::kUsage, name + " cannot be read: " + error.code().message());
-  } catch (const JsonError& error) {
-    throw Error(errors::kUsage, name + " does not follow FORMAT.md: " + error.what());
-  } catch (const std::invalid_argument& error) {
-    throw Error(errors::kUsage, name + " " + error.what());
+  } catch (const std::exception&) {
+    throw Error(errors::kUsage, "the revocation list " + path.string() + " " + file_problem());
   }
 }
 

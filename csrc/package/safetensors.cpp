@@ -5,7 +5,8 @@
 #include <stdexcept>
 #include <tuple>
 
-#include "package/json.h"
+#include "package/json_fields.h"
+#include "package/json_text.h"
 #include "package/text.h"
 
 namespace exportkit::safetensors {
@@ -70,29 +71,21 @@ int64_t natural(JsonReader& json) {
 // does.
 Place place(JsonReader& json, std::string_view name) {
   Place out{std::string(name), {}, {}, 0, 0};
-  bool has_dtype = false, has_shape = false, has_offsets = false;
-  json.object([&](std::string_view key) {
-    if (key == "dtype") {
-      const std::string word = json.string();
-      const auto* found =
-          std::find_if(std::begin(kDtypes), std::end(kDtypes), [&](const Dtype& d) { return d.word == word; });
-      if (found == std::end(kDtypes)) json.fail("unknown dtype " + shown(word));
-      out.dtype = found->torch;
-      has_dtype = true;
-    } else if (key == "shape") {
-      json.array([&] { out.shape.push_back(natural(json)); });
-      has_shape = true;
-    } else if (key == "data_offsets") {
-      std::vector<uint64_t> offsets;
-      json.array([&] { offsets.push_back(static_cast<uint64_t>(natural(json))); });
-      if (offsets.size() != 2) json.fail("expected two offsets");
-      out.begin = offsets[0], out.end = offsets[1];
-      has_offsets = true;
-    } else {
-      json.skip();
-    }
-  });
-  if (!has_dtype || !has_shape || !has_offsets) json.fail("tensor lacks dtype, shape or data_offsets");
+  const auto read_dtype = [&] {
+    const std::string word = json.string();
+    const auto* found =
+        std::find_if(std::begin(kDtypes), std::end(kDtypes), [&](const Dtype& d) { return d.word == word; });
+    if (found == std::end(kDtypes)) json.fail("unknown dtype " + shown(word));
+    out.dtype = found->torch;
+  };
+  const auto read_offsets = [&] {
+    const std::vector<int64_t> offsets = list(natural)(json);
+    if (offsets.size() != 2) json.fail("expected two offsets");
+    out.begin = static_cast<uint64_t>(offsets[0]), out.end = static_cast<uint64_t>(offsets[1]);
+  };
+  read_members(
+      json,
+      {{"dtype", read_dtype}, {"shape", [&] { out.shape = list(natural)(json); }}, {"data_offsets", read_offsets}});
   return out;
 }
 
@@ -107,11 +100,7 @@ Metadata metadata(JsonReader& json) {
 }
 
 std::vector<Place> read_header(std::string_view text) {
-  JsonReader whole(text, kMaxDepth);
-  JsonReader json = whole;
-  whole.skip();  // refuses duplicate keys, which would be two tensors of one name
-  whole.end();
-  if (!whole.oddity().empty()) refuse("the header contains " + whole.oddity());
+  JsonReader json = JsonReader::checked(text, kMaxDepth);
   std::vector<Place> places;
   json.object([&](std::string_view key) {
     if (key == "__metadata__") return void(metadata(json));
@@ -148,26 +137,6 @@ void check_places(std::vector<Place>& places, uint64_t start, uint64_t file_size
   std::sort(places.begin(), places.end(), [](const Place& one, const Place& other) { return one.name < other.name; });
 }
 
-// Writes a string as serde_json does, so that the same tensors give the same bytes as in Python.
-void append_json(std::string& out, std::string_view text) {
-  constexpr std::string_view kMeanings = "\"\\\b\f\n\r\t", kLetters = "\"\\bfnrt";
-  constexpr char kHex[] = "0123456789abcdef";
-  out += '"';
-  for (const char c : text) {
-    if (const size_t index = kMeanings.find(c); index != std::string_view::npos) {
-      out += '\\';
-      out += kLetters[index];
-    } else if (static_cast<uint8_t>(c) < 0x20) {
-      out += "\\u00";
-      out += kHex[c >> 4];
-      out += kHex[c & 15];
-    } else {
-      out += c;
-    }
-  }
-  out += '"';
-}
-
 }  // namespace
 
 size_t item_size(std::string_view dtype) {
@@ -201,15 +170,7 @@ std::vector<Place> parse_header(std::string_view file, uint64_t file_size) {
 
 Metadata parse_metadata(std::string_view file) {
   JsonReader json(file.substr(kLengthBytes, header_size(file) - kLengthBytes), kMaxDepth);
-  Metadata found;
-  json.object([&](std::string_view key) {
-    if (key == "__metadata__") {
-      found = metadata(json);
-    } else {
-      json.skip();
-    }
-  });
-  return found;
+  return json.seek("__metadata__") ? metadata(json) : Metadata();
 }
 
 std::vector<View> parse(std::string_view file) {
@@ -240,27 +201,22 @@ std::pair<std::string, std::vector<const View*>> header(std::span<const View> te
     const Dtype *left = dtype_named(one->dtype), *right = dtype_named(other->dtype);
     return left != right ? left > right : one->name < other->name;
   });
-  std::string text = "{";
+  JsonMembers members;
   if (!metadata.empty()) {
-    text += "\"__metadata__\":{";
-    for (const auto& [key, value] : metadata) {
-      if (text.back() != '{') text += ',';
-      append_json(text, key);
-      text += ':';
-      append_json(text, value);
-    }
-    text += '}';
+    JsonMembers texts;
+    for (const auto& [key, value] : metadata) texts.emplace_back(key, json_text(value));
+    members.emplace_back("__metadata__", json_object(texts));
   }
   uint64_t at = 0;
+  const auto number = [](int64_t size) { return std::to_string(size); };
   for (const View* view : ordered) {
-    if (at > 0 || text.size() > 1) text += ',';
-    append_json(text, view->name);
-    text += ":{\"dtype\":\"" + std::string(dtype_named(view->dtype)->word) + "\",\"shape\":[";
-    for (size_t i = 0; i < view->shape.size(); ++i) text += (i ? "," : "") + std::to_string(view->shape[i]);
-    text += "],\"data_offsets\":[" + std::to_string(at) + ',' + std::to_string(at + view->data.size()) + "]}";
-    at += view->data.size();
+    const uint64_t end = at + view->data.size();
+    members.emplace_back(view->name, json_object({{"dtype", json_text(dtype_named(view->dtype)->word)},
+                                                  {"shape", json_list(view->shape, number)},
+                                                  {"data_offsets", "[" + number(at) + "," + number(end) + "]"}}));
+    at = end;
   }
-  text += '}';
+  std::string text = json_object(members);
   text.append((8 - text.size() % 8) % 8, ' ');
   std::string out;
   for (size_t i = 0; i < kLengthBytes; ++i) out += static_cast<char>(uint64_t{text.size()} >> (8 * i) & 0xFF);

@@ -4,7 +4,7 @@
 #include <set>
 
 #include "package/errors.h"
-#include "package/json.h"
+#include "package/json_fields.h"
 #include "package/small_files.h"
 #include "package/text.h"
 
@@ -13,51 +13,26 @@ namespace {
 
 constexpr int kMaxDepth = 4;  // of brackets
 
-// Checks that an object has all its keys. Counting is enough, because duplicate keys were refused before.
-void require_all(JsonReader& json, size_t seen, size_t all) {
-  if (seen != all) json.fail("object lacks a required key");
+std::string signature_bytes(JsonReader& json) {
+  const std::string text = json.string();
+  const auto bytes = text.size() == 88 ? decode_base64(text) : std::nullopt;
+  if (!bytes || bytes->size() != 64) json.fail("expected 64 bytes in base64");
+  return *bytes;
 }
 
 Signature read_signature(JsonReader& json) {
   Signature out;
-  size_t seen = 0;
-  json.object([&](std::string_view key) {
-    ++seen;
-    if (key == "key_id") {
-      out.key_id = json.sha256();
-    } else if (key == "algorithm") {
-      if (json.string() != "ed25519") json.fail("expected the algorithm ed25519");
-    } else if (key == "signature") {
-      const std::string text = json.string();
-      const auto bytes = text.size() == 88 ? decode_base64(text) : std::nullopt;
-      if (!bytes || bytes->size() != 64) json.fail("expected 64 bytes in base64");
-      out.bytes = *bytes;
-    } else {
-      json.fail("unknown key");
-    }
-  });
-  require_all(json, seen, 3);
+  std::string algorithm;
+  fields(json, field("key_id", out.key_id, sha256), field("algorithm", algorithm, one_of("ed25519")),
+         field("signature", out.bytes, signature_bytes));
   return out;
 }
 
 Signatures read_signatures(JsonReader& json, const std::string& name) {
   Signatures out;
-  size_t seen = 0;
-  json.object([&](std::string_view key) {
-    ++seen;
-    if (key == "format_version") {
-      json.number_text();  // checked before
-    } else if (key == "manifest_sha256") {
-      out.manifest_sha256 = json.sha256();
-    } else if (key == "file_sha256") {
-      out.file_sha256 = json.sha256();
-    } else if (key == "signatures") {
-      json.array([&] { out.signatures.push_back(read_signature(json)); });
-    } else {
-      json.fail("unknown key");
-    }
-  });
-  require_all(json, seen, 4);
+  int64_t version = 0;
+  fields(json, field("format_version", version, integer), field("manifest_sha256", out.manifest_sha256, sha256),
+         field("file_sha256", out.file_sha256, sha256), field("signatures", out.signatures, list(read_signature)));
   if (out.signatures.empty()) json.fail("expected at least one signature");
   std::set<std::string> ids;
   for (const Signature& signature : out.signatures) {
@@ -85,12 +60,8 @@ void check_version(JsonReader json, const std::string& name) {
 
 Signatures decode_signatures(std::string_view content, const std::string& name) {
   try {
-    JsonReader json(content, kMaxDepth);
-    JsonReader whole = json;
-    whole.skip();
-    whole.end();
+    JsonReader json = JsonReader::checked(content, kMaxDepth);
     check_version(json, name);
-    if (!whole.oddity().empty()) throw JsonError("it contains " + whole.oddity());
     return read_signatures(json, name);
   } catch (const JsonError& error) {
     throw Error(errors::kSignature, "the signature file " + name + " does not follow FORMAT.md: " + error.what());

@@ -8,12 +8,6 @@ namespace {
 
 using safetensors::Place;
 
-std::string joined(const std::vector<std::string>& parts, const std::string& separator) {
-  std::string text;
-  for (const std::string& part : parts) text += (text.empty() ? "" : separator) + part;
-  return text;
-}
-
 std::vector<std::string> names_of(const Weight& weight) {
   std::vector<std::string> names{weight.name};
   names.insert(names.end(), weight.aliases.begin(), weight.aliases.end());

@@ -123,17 +123,6 @@ std::optional<std::string> needs_rejection(const std::vector<const Library*>& li
   return std::nullopt;
 }
 
-// Refuses a name that no target has.
-void require(const std::vector<Target>& targets, const std::string& name) {
-  std::string names;
-  for (const Target& target : targets) {
-    if (target.name == name) return;
-    names += (names.empty() ? "" : ", ") + target.name;
-  }
-  throw Error(errors::kUsage, "the package has no target " + shown(name),
-              "It has: " + (names.empty() ? "none" : names) + ".");
-}
-
 // The sort key of targets that run here; the greatest is best.
 auto preference(const Target& target) {
   const auto architecture = parse_architecture(target.cuda_architecture.value_or(""));
@@ -222,8 +211,13 @@ Survey survey(const std::vector<Target>& targets, const std::vector<Library>& li
 Choice pick(const std::vector<Target>& targets, const std::vector<Library>& libraries, const std::string& device,
             const Host& host, const std::optional<std::string>& name) {
   if (!name) return survey(targets, libraries, device, host).fitting.front();
-  require(targets, *name);
   const auto found = std::find_if(targets.begin(), targets.end(), [&](const Target& t) { return t.name == *name; });
+  if (found == targets.end()) {
+    std::vector<std::string> names;
+    for (const Target& target : targets) names.push_back(target.name);
+    throw Error(errors::kUsage, "the package has no target " + shown(*name),
+                "It has: " + (names.empty() ? "none" : joined(names)) + ".");
+  }
   Choice choice = survey({*found}, libraries, device, host).fitting.front();
   choice.target = &*found;
   return choice;

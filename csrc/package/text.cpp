@@ -65,10 +65,7 @@ void append_utf8(std::string& text, char32_t c) {
 }
 
 bool is_name(std::string_view text) {
-  const auto is_digit = [](char c) { return c >= '0' && c <= '9'; };
-  const auto is_allowed = [&](char c) {
-    return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || c == '_' || is_digit(c);
-  };
+  const auto is_allowed = [](char c) { return is_alnum(c) || c == '_'; };
   return !text.empty() && !is_digit(text[0]) && std::all_of(text.begin(), text.end(), is_allowed) && !is_keyword(text);
 }
 
@@ -123,6 +120,12 @@ std::string printable(std::string_view text) {
 std::string shown(std::string_view text) {
   constexpr size_t kShown = 100;
   return "'" + printable(text.substr(0, kShown)) + (text.size() > kShown ? "...'" : "'");
+}
+
+std::string joined(const std::vector<std::string>& parts, std::string_view by) {
+  std::string text;
+  for (const std::string& part : parts) (text += text.empty() ? "" : by) += part;
+  return text;
 }
 
 std::string first_line(std::string_view text) { return std::string(text.substr(0, text.find('\n'))); }

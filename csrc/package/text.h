@@ -5,8 +5,13 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <vector>
 
 namespace exportkit {
+
+// Of ASCII, whatever the locale.
+inline bool is_digit(char c) { return c >= '0' && c <= '9'; }
+inline bool is_alnum(char c) { return is_digit(c) || (c >= 'A' && c <= 'Z') || (c >= 'a' && c <= 'z'); }
 
 // Reads the code point at `at` and moves `at` past it; kNoCodePoint for invalid UTF-8.
 inline constexpr char32_t kNoCodePoint = 0xFFFFFFFF;
@@ -27,6 +32,9 @@ std::optional<std::string> decode_base64(std::string_view text);
 
 // Encodes base64 with padding and without line breaks.
 std::string encode_base64(std::string_view bytes);
+
+// The parts with `by` between them.
+std::string joined(const std::vector<std::string>& parts, std::string_view by = ", ");
 
 // The text before the first line feed.
 std::string first_line(std::string_view text);

@@ -3,11 +3,9 @@
 #include <algorithm>
 #include <cstdint>
 #include <optional>
-#include <stdexcept>
-#include <system_error>
 
 #include "package/errors.h"
-#include "package/json.h"
+#include "package/json_fields.h"
 #include "package/openssf.h"
 #include "package/revocation.h"
 #include "package/signature.h"
@@ -51,46 +49,15 @@ struct Rules {
               hint + "exportkit loads nothing until the policy is corrected.");
 }
 
-NamedList parse_named_list(JsonReader& json) {
-  NamedList list;
-  size_t seen = 0;
-  json.object([&](std::string_view key) {
-    ++seen;
-    if (key == "list") {
-      list.path = json.string();
-    } else if (key == "minimum_sequence") {
-      list.minimum_sequence = json.integer();
-    } else {
-      json.fail("unknown key");
-    }
-  });
-  if (seen != 2) json.fail("object lacks a required key");
-  return list;
-}
-
 Policy parse_policy(std::string_view content) {
-  JsonReader json(content, kMaxDepth);
-  JsonReader whole = json;
-  whole.skip();
-  whole.end();
-  if (!whole.oddity().empty()) throw JsonError("it contains " + whole.oddity());
+  JsonReader json = JsonReader::checked(content, kMaxDepth);
   Policy policy;
-  size_t required = 0;
-  json.object([&](std::string_view key) {
-    required += key != "revocations";
-    if (key == "version") {
-      if (json.integer() != 1) json.fail("expected version 1");
-    } else if (key == "require_signature") {
-      policy.require_signature = json.boolean();
-    } else if (key == "public_keys") {
-      json.array([&] { policy.public_keys.push_back(json.string()); });
-    } else if (key == "revocations") {
-      json.array([&] { policy.revocations.push_back(parse_named_list(json)); });
-    } else {
-      json.fail("unknown key");
-    }
-  });
-  if (required != 3) json.fail("object lacks a required key");
+  int64_t version = 0;
+  const auto named_list =
+      object(field("list", &NamedList::path, text), field("minimum_sequence", &NamedList::minimum_sequence, integer));
+  fields(json, field("version", version, version_1), field("require_signature", policy.require_signature, boolean),
+         field("public_keys", policy.public_keys, list(text)),
+         optional_field("revocations", policy.revocations, list(named_list)));
   return policy;
 }
 
@@ -104,12 +71,8 @@ RevocationList read_list(const fs::path& policy, const NamedList& named) {
     if (found.sequence >= named.minimum_sequence) return found;
     refuse(policy, list + "has sequence " + std::to_string(found.sequence) + "; the policy requires at least " +
                        std::to_string(named.minimum_sequence));
-  } catch (const std::system_error& error) {
-    refuse(policy, list + "cannot be read: " + error.code().message());
-  } catch (const JsonError& error) {
-    refuse(policy, list + "does not follow FORMAT.md: " + error.what());
-  } catch (const std::invalid_argument& error) {
-    refuse(policy, list + error.what());
+  } catch (const std::exception&) {
+    refuse(policy, list + file_problem());
   }
 }
 
@@ -120,12 +83,8 @@ void add_policy(const fs::path& path, bool must_exist, Rules& rules) {
     if (!content && must_exist) refuse(path, "does not exist", "EXPORTKIT_POLICY names it. ");
     if (!content) return;
     policy = parse_policy(*content);
-  } catch (const std::system_error& error) {
-    refuse(path, "cannot be read: " + error.code().message());
-  } catch (const JsonError& error) {
-    refuse(path, std::string("does not follow FORMAT.md: ") + error.what());
-  } catch (const std::invalid_argument& error) {
-    refuse(path, error.what());
+  } catch (const std::exception&) {
+    refuse(path, file_problem());
   }
   for (const NamedList& named : policy.revocations) rules.revoked.lists.push_back(read_list(path, named));
   if (!policy.require_signature) return;

@@ -13,7 +13,7 @@
 
 #include "package/atomic.h"
 #include "package/guarded.h"
-#include "package/json.h"
+#include "package/json_fields.h"
 #include "package/sha256.h"
 #include "package/user_folders.h"
 
@@ -26,8 +26,7 @@ constexpr const char* kPackages = "packages";  // the folder of packages' record
 constexpr int64_t kSecond = 1'000'000'000;
 constexpr int64_t kMargin = 2 * kSecond;  // the coarsest file times, on FAT
 constexpr size_t kMaxRecordBytes = size_t{16} << 20;
-constexpr int kMaxDepth = 8;                  // of brackets
-constexpr size_t kBlock = size_t{256} << 10;  // stays in a core's own cache while it is hashed
+constexpr int kMaxDepth = 8;  // of brackets
 
 int64_t now_ns() {
   timespec now{};
@@ -60,29 +59,11 @@ T whole_number(JsonReader& json) {
   return value;
 }
 
-using Members = std::map<std::string_view, std::function<void()>>;
-
-// Reads an object with exactly these keys. Duplicate keys were refused before.
-void read_object(JsonReader& json, const Members& members) {
-  size_t seen = 0;
-  json.object([&](std::string_view key) {
-    const auto member = members.find(key);
-    if (member == members.end()) json.fail("unknown key");
-    member->second();
-    ++seen;
-  });
-  if (seen != members.size()) json.fail("object lacks a required key");
-}
-
-FileState read_state(JsonReader& json) {
-  FileState state{};
-  read_object(json, {{"device", [&] { state.device = whole_number<uint64_t>(json); }},
-                     {"inode", [&] { state.inode = whole_number<uint64_t>(json); }},
-                     {"size", [&] { state.size = whole_number<int64_t>(json); }},
-                     {"mtime_ns", [&] { state.mtime_ns = whole_number<int64_t>(json); }},
-                     {"ctime_ns", [&] { state.ctime_ns = whole_number<int64_t>(json); }}});
-  return state;
-}
+constexpr auto file_state = object(field("device", &FileState::device, whole_number<uint64_t>),
+                                   field("inode", &FileState::inode, whole_number<uint64_t>),
+                                   field("size", &FileState::size, whole_number<int64_t>),
+                                   field("mtime_ns", &FileState::mtime_ns, whole_number<int64_t>),
+                                   field("ctime_ns", &FileState::ctime_ns, whole_number<int64_t>));
 
 std::string to_json(const FileState& state) {
   return "{\"device\":" + std::to_string(state.device) + ",\"inode\":" + std::to_string(state.inode) +
@@ -97,9 +78,7 @@ bool read_record(const fs::path& path, const std::function<void(JsonReader&)>& r
   if (!file || static_cast<size_t>(status.st_size) > kMaxRecordBytes) return false;
   try {
     const std::string content = read_at(file.get(), 0, static_cast<uint64_t>(status.st_size));
-    JsonReader json(content, kMaxDepth), whole = json;
-    whole.skip();  // refuses duplicate keys
-    whole.end();
+    JsonReader json = JsonReader::checked(content, kMaxDepth);
     read(json);
     return true;
   } catch (const JsonError&) {
@@ -187,9 +166,8 @@ bool is_known(const PackageReader& reader, const struct stat& status, const fs::
   std::string manifest_sha256;
   FileState state{};
   const bool read = read_record(path, [&](JsonReader& json) {
-    read_object(json, {{"checked_ns", [&] { checked_ns = whole_number<int64_t>(json); }},
-                       {"manifest_sha256", [&] { manifest_sha256 = json.string(); }},
-                       {"state", [&] { state = read_state(json); }}});
+    fields(json, field("checked_ns", checked_ns, whole_number<int64_t>),
+           field("manifest_sha256", manifest_sha256, text), field("state", state, file_state));
   });
   return read && checked_ns <= now_ns() && state == FileState::of(status) &&
          manifest_sha256 == reader.manifest_sha256();
@@ -271,27 +249,21 @@ std::optional<FileState> state_if_content(const fs::path& path, const std::strin
   const Descriptor file = open_ours(path, status);
   if (!file) return std::nullopt;
   Sha256 digest;
-  const auto buffer = std::make_unique<char[]>(kBlock);
-  uint64_t at = 0;
-  while (const size_t count = read_at(file.get(), at, buffer.get(), kBlock)) {
-    digest.update(buffer.get(), count);
-    at += count;
-  }
+  read_blocks(file.get(), 0, static_cast<uint64_t>(status.st_size),
+              [&](std::string_view block) { digest.update(block.data(), block.size()); });
   return digest.hex() == sha256 ? std::optional(FileState::of(status)) : std::nullopt;
 }
 
 std::optional<EntryRecord> read_entry_record(const fs::path& path) {
   EntryRecord record{};
   const bool read = read_record(path, [&](JsonReader& json) {
-    const auto read_files = [&] {
-      json.object([&](std::string_view name) {
-        VerifiedFile& file = record.files[std::string(name)];
-        read_object(json, {{"sha256", [&] { file.sha256 = json.string(); }},
-                           {"state", [&] { file.state = read_state(json); }}});
-      });
+    const auto files = [](JsonReader& json) {
+      const auto read = object_of(
+          object(field("sha256", &VerifiedFile::sha256, text), field("state", &VerifiedFile::state, file_state)));
+      const auto found = read(json);
+      return std::map(found.begin(), found.end());
     };
-    read_object(json,
-                {{"checked_ns", [&] { record.checked_ns = whole_number<int64_t>(json); }}, {"files", read_files}});
+    fields(json, field("checked_ns", record.checked_ns, whole_number<int64_t>), field("files", record.files, files));
   });
   return read && record.checked_ns <= now_ns() ? std::optional(std::move(record)) : std::nullopt;
 }

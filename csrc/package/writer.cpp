@@ -2,7 +2,7 @@
 
 #include <fcntl.h>
 
-#include <memory>
+#include <limits>
 
 #include "package/consistency.h"
 #include "package/crc32.h"
@@ -14,7 +14,6 @@
 namespace exportkit {
 namespace {
 
-constexpr size_t kBlock = 256 << 10;
 constexpr std::string_view kDropped = ".data/serialization_id";  // a hash of the other records, which torch only logs
 
 // Copies a content into the file and checks that it is still the content that was measured.
@@ -38,12 +37,7 @@ PackageWriter::Content file_content(const std::filesystem::path& path) {
   return [path](const PackageWriter::Sink& sink) {
     const Descriptor file(open(path.c_str(), O_RDONLY | O_CLOEXEC));
     if (!file) throw FileError(path);
-    const auto buffer = std::make_unique<char[]>(kBlock);
-    uint64_t at = 0;
-    while (const size_t count = read_at(file.get(), at, buffer.get(), kBlock)) {
-      sink({buffer.get(), count});
-      at += count;
-    }
+    read_blocks(file.get(), 0, std::numeric_limits<int64_t>::max(), sink);
   };
 }
 

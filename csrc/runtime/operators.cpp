@@ -23,6 +23,7 @@
 #include "package/errors.h"
 #include "package/sha256.h"
 #include "package/targets.h"
+#include "package/text.h"
 
 namespace exportkit {
 namespace {
@@ -61,12 +62,6 @@ std::set<std::string> namespaces_of(const Library& library) {
   return names;
 }
 
-std::string joined(const std::vector<std::string>& parts, const char* by = ", ") {
-  std::string text;
-  for (const std::string& part : parts) text += (text.empty() ? "" : by) + part;
-  return text;
-}
-
 // A file's content; empty if it cannot be read.
 std::string content_of(const fs::path& path) {
   const Descriptor file(open(path.c_str(), O_RDONLY | O_CLOEXEC));
@@ -81,6 +76,11 @@ bool has_defining_symbol(std::string_view content) {
 }
 
 // --- what is in the process ------------------------------------------------------------------------------------------
+
+c10::OperatorName operator_name(const std::string& name) {
+  const size_t dot = name.find('.', name.find("::"));
+  return {name.substr(0, dot), dot == std::string::npos ? "" : name.substr(dot + 1)};
+}
 
 // Every operator known to the dispatcher; some may have kernels but no schema yet.
 std::set<std::string> registered_names() {
@@ -149,11 +149,10 @@ fs::path file_of(Function* function) {
 
 // What the dispatcher knows of where a namespace was registered, such as "registered at ops.cpp:12".
 std::string registration_of(const std::string& name_space) {
-  for (const c10::OperatorName& name : c10::Dispatcher::singleton().getAllOpNames()) {
-    if (!name.name.starts_with(name_space + "::")) continue;
-    if (const auto found = c10::Dispatcher::singleton().findSchema(name)) return found->debug();
-  }
-  return "registered meanwhile";
+  const Schemas there = registered_in(name_space);
+  if (there.empty()) return "registered meanwhile";
+  const auto found = c10::Dispatcher::singleton().findSchema(operator_name(there.begin()->first));
+  return found ? found->debug() : "registered meanwhile";
 }
 
 // Which library registered a namespace, as far as known.
@@ -295,11 +294,6 @@ void load(const PackageReader& reader, const Library& library, const std::set<st
     }
   }
   loaded[library.sha256] = {path, defines};
-}
-
-c10::OperatorName operator_name(const std::string& name) {
-  const size_t dot = name.find('.', name.find("::"));
-  return {name.substr(0, dot), dot == std::string::npos ? "" : name.substr(dot + 1)};
 }
 
 // Defines the operators that a library adds kernels to and that Python defined where the package was made.

@@ -12,8 +12,10 @@ import msgspec
 from exportkit.cli.app import command as exportkit_command
 from exportkit.cli.output import print_json, printable, progress
 from exportkit.errors import ExportkitError, UsageError
+from exportkit.progress import silent
 
 if TYPE_CHECKING:
+    from exportkit.operators.contract.findings import Finding
     from exportkit.operators.scaffold.build_library import BuiltLibrary
 
 
@@ -77,9 +79,10 @@ def _build(folder: Path, check: bool, with_symbols: bool, as_json: bool) -> int:
     for library in libraries:
         kernels = ", ".join(kind.upper() if kind != "any" else "any device" for kind in library.registrations.kernels)
         click.echo(f"{printable(str(library.path))}  kernels for {kernels or 'no device'}")
+        findings = _findings(library)
         for name, schema in sorted(library.registrations.defines.items()):
             click.echo(f"  {printable(schema)}")
-            for finding in library.findings[name]:
+            for finding in findings.get(name, ()):
                 click.echo(
                     f"    {finding.severity.value}: {printable(finding.message)} {printable(finding.hint or '')}"
                 )
@@ -93,5 +96,16 @@ def _build(folder: Path, check: bool, with_symbols: bool, as_json: bool) -> int:
 
 def _document(library: BuiltLibrary) -> dict[str, object]:
     found = library.registrations
-    findings = {name: msgspec.to_builtins(each) for name, each in library.findings.items() if each}
+    findings = msgspec.to_builtins(_findings(library))
     return {"path": library.path, "operators": found.defines, "kernels": found.kernels, "findings": findings}
+
+
+def _findings(library: BuiltLibrary) -> dict[str, tuple[Finding, ...]]:
+    """Returns what export or the stable ABI cannot take of the schemas, by operator: what `ops list` says of them."""
+    from exportkit.operators.tools.listing import list_operators
+    from exportkit.operators.tools.source import OperatorSource
+
+    if not library.registrations.defines:
+        return {}
+    listing = list_operators(OperatorSource("file", str(library.path)), silent)
+    return {operator.name: operator.objections for operator in listing.operators if operator.objections}

@@ -11,13 +11,15 @@ from safetensors.torch import load as load_tensors
 
 from exportkit import load
 from exportkit.eager_source import EagerSource
-from exportkit.errors import ExportError
+from exportkit.errors import ExportError, RefusedValueError
+from exportkit.export.artifact import export_aoti
 from exportkit.export.export_options import TraceOptions
 from exportkit.export.models.resolved import EagerModel
 from exportkit.export.tracing.trace import trace
 from exportkit.export.tracing.traced import Traced
 from exportkit.libraries import load_library
 from exportkit.packaging import PackOptions, build_package
+from exportkit.spec import ExportSpec
 from exportkit.verify.options import VerifyOptions
 from tests.artifacts import ROOT, artifact
 from tests.fixtures import stable_library
@@ -52,6 +54,26 @@ def test_a_package_answers_for_none_one_two_and_all_rows(name, least, models, tm
                 rows[:, 0] = torch.arange(count).clamp(max=max(kept - 1, 0))
                 answer = model(rows, torch.full((count,), 1.0 if kept else -1.0))
                 torch.testing.assert_close(answer, models.uses(rows[:kept], rows), equal_nan=True, rtol=1e-4, atol=1e-4)
+
+
+class Extremes(torch.nn.Module):
+    """The greatest and the least of the rows that it chooses."""
+
+    def forward(self, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        chosen = rows[rows[:, 0] > 0]
+        return chosen.max(), -chosen.min(), chosen.softmax(0).sum(0)
+
+
+def test_what_has_no_result_for_no_rows_is_refused_as_eager_refuses_it(tmp_path):
+    rows = torch.rand(5, 4)
+    spec = ExportSpec(Extremes(), (rows,), dynamic_shapes={"rows": {0: "n[1:9]"}})
+    export_aoti(EagerModel(spec), tmp_path / "extremes.pt2")
+    with load(tmp_path / "extremes.pt2") as model:
+        torch.testing.assert_close(model(rows), spec.model(rows))
+        with pytest.raises(RuntimeError, match="numel\\(\\) == 0"):
+            spec.model(-rows)
+        with pytest.raises(RefusedValueError, match=r"(max|min)\(\) of no elements"):
+            model(-rows)
 
 
 def test_cases_have_none_one_two_and_all_rows(models):

@@ -77,6 +77,16 @@ def _(x: Tensor) -> Tensor:
     return x * 2 if x.sum().item() > 0 else x * 3
 
 
+@in_python("in_float32(Tensor x, Tensor y) -> Tensor", "CPU")
+def _(x: Tensor, y: Tensor) -> Tensor:
+    assert (x.dtype, y.dtype) == (torch.float32, torch.float32)
+    return x @ y
+
+
+torch.library.register_fake(f"{NAMESPACE}::in_float32", lambda x, y: x.new_empty(x.shape[0], y.shape[1]))
+torch.library.register_autocast(f"{NAMESPACE}::in_float32", "cpu", torch.float32)
+
+
 @in_python("by_address(Tensor x) -> Tensor")
 def _(x: Tensor) -> Tensor:
     return x * (x.data_ptr() != 0)
@@ -124,6 +134,12 @@ def in_a_branch(x: Tensor) -> Tensor:
     return torch.cond(x.sum() > 0, lambda x: ops.sine(x), lambda x: -x, (x,))
 
 
+def under_autocast(x: Tensor) -> Tensor:
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        given = x @ x.mT
+        return ops.in_float32(given, given) @ x
+
+
 def traced(call: Callable[[Tensor], Tensor]) -> tuple[set[str], list[str]]:
     """Traces a model, compares it with eager, and returns what its program calls and what was said."""
     spec = ExportSpec(Calls(call).eval(), (torch.randn(3, 4),), dynamic_shapes={"x": {0: "batch[1:8]"}})
@@ -152,6 +168,12 @@ def test_an_operator_in_python_is_replaced_by_its_body(
     called, said = traced(call)
     assert expected in called
     assert f"replacing operators in Python by their bodies: {replaced}" in said
+
+
+def test_under_autocast_a_body_computes_in_the_dtype_of_the_operators_rule() -> None:
+    model, x = Calls(under_autocast).eval(), torch.randn(3, 4)
+    program = trace(EagerModel(ExportSpec(model, (x,))), TraceOptions(), CPU, lambda said: None).methods[0].program
+    torch.testing.assert_close(program.module()(x), model(x), rtol=0, atol=0)
 
 
 def test_a_body_that_branches_on_a_declared_size_is_refused_with_its_line() -> None:

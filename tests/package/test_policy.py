@@ -238,7 +238,7 @@ def test_a_key_of_one_form_takes_the_place_of_one_of_the_other(
     ("content", "named"),
     [
         ("", "found the end"),
-        ("{}", "object lacks a required key"),
+        ("{}", "object lacks the key"),
         ("[]", "object"),
         ('{"version": 2, "require_signature": false, "public_keys": []}', "version"),
         ('{"version": 1, "require_signature": 0, "public_keys": []}', "require_signature"),

@@ -183,7 +183,7 @@ def in_first(key: str, value: object) -> Change:
         (in_first("surprise", 1), "surprise"),
         (replaced("signatures", []), "at least one signature"),
         (replaced("signatures", None), "signatures"),
-        (lambda d: d.pop("file_sha256"), "object lacks a required key"),
+        (lambda d: d.pop("file_sha256"), "object lacks the key"),
         (lambda d: d["signatures"].append(d["signatures"][0]), "two signatures by key"),
         (replaced("manifest_sha256", "A" * 64), "manifest_sha256"),
         (in_first("key_id", "0" * 63), "key_id"),

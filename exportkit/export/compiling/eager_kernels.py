@@ -5,14 +5,14 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
 from torch.fx import traceback
 
 from exportkit.errors import UsageError
-from exportkit.export.within_torch.torch_internals import replaced
+from exportkit.export.within_torch.torch_internals import all_replaced
 
 EVERY = "aten"
 """Stands for all of torch's operators."""
@@ -51,8 +51,7 @@ def read_eager_kernels(given: Sequence[str]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(found))
 
 
-@contextmanager
-def eager_kernels(operators: Sequence[str]) -> Iterator[None]:
+def eager_kernels(operators: Sequence[str]) -> AbstractContextManager[None]:
     """Lets the compiled code call eager's kernels for these operators while the block runs.
 
     An operator that torch takes apart is called whole, if it has a kernel; if not, its parts are left to eager. Inputs
@@ -65,8 +64,7 @@ def eager_kernels(operators: Sequence[str]) -> Iterator[None]:
         ExportError: This torch lacks a function that is replaced for that.
     """
     if not operators:
-        yield
-        return
+        return nullcontext()
     from torch._inductor import compile_fx, graph  # imported late: they take seconds
 
     left = frozenset(operators)
@@ -82,10 +80,9 @@ def eager_kernels(operators: Sequence[str]) -> Iterator[None]:
 
         return decided
 
-    with ExitStack() as changes:
-        changes.enter_context(replaced(compile_fx, "select_decomp_table", kept))
-        changes.enter_context(replaced(graph, "fallback_node_due_to_unsupported_type", forced))
-        yield
+    return all_replaced(
+        (compile_fx, "select_decomp_table", kept), (graph, "fallback_node_due_to_unsupported_type", forced)
+    )
 
 
 def with_tensors(module: torch.fx.GraphModule, operators: Sequence[str]) -> None:

@@ -6,7 +6,7 @@ On a GPU, such a kernel ends the CUDA context at an index out of range, or at a 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager
 from typing import Any
 
 import sympy
@@ -14,7 +14,7 @@ import torch
 from torch._inductor import ir
 from torch._inductor.virtualized import ops
 
-from exportkit.export.within_torch.torch_internals import replaced
+from exportkit.export.within_torch.torch_internals import all_replaced
 
 _ALONG = frozenset({"gather", "index_select", "index_add", "index_copy", "index_reduce", "scatter", "scatter_add"}) | {
     "scatter_reduce"
@@ -25,18 +25,17 @@ _CLASSES = frozenset({"nll_loss_forward", "nll_loss2d_forward"})
 _POOLS = frozenset({"max_unpool2d", "max_unpool3d"})
 
 
-@contextmanager
-def guarded_indices() -> Iterator[None]:
+def guarded_indices() -> AbstractContextManager[None]:
     """Gives eager's kernels indices in range while the block runs; the code refuses others (`refusing_code`).
 
     Raises:
         ExportError: This torch lacks a function that is replaced for that.
     """
-    with ExitStack() as changes:
-        changes.enter_context(replaced(ir.FallbackKernel, "create", _with_guards))
-        changes.enter_context(replaced(ir.IndexPutFallback, "__init__", _put))
-        changes.enter_context(replaced(ir.ScatterFallback, "__init__", _scattered))
-        yield
+    return all_replaced(
+        (ir.FallbackKernel, "create", _with_guards),
+        (ir.IndexPutFallback, "__init__", _put),
+        (ir.ScatterFallback, "__init__", _scattered),
+    )
 
 
 def _with_guards(create: Any) -> Any:

@@ -15,7 +15,7 @@ import sympy
 import torch
 from sympy.core.function import Application
 from torch._export.serde.serialize import GraphModuleSerializer
-from torch._inductor import config, ir, sizevars
+from torch._inductor import compile_fx, config, ir, sizevars
 from torch._inductor.codegen.common import DeferredLine, pointwise_overrides_data
 from torch._inductor.codegen.cpp import CppKernel, CppVecKernel
 from torch._inductor.codegen.cpp_utils import DTYPE_TO_CPP, cexpr_index
@@ -62,6 +62,11 @@ def changed_inductor() -> Iterator[None]:
         if notes():
             changes.enter_context(replaced(torch.fx.Interpreter, "run_node", _noting))
         yield
+
+
+def taken_apart(operator: object, into: Callable[..., Any]) -> AbstractContextManager[None]:
+    """Lets a function take an operator apart while the block runs; where it returns NotImplemented, it stays whole."""
+    return replaced(compile_fx, "select_decomp_table", lambda select: lambda: {**select(), operator: into})
 
 
 def _noting(run: Callable[..., Any]) -> Callable[..., Any]:
@@ -176,7 +181,6 @@ def _room_for_every_thread() -> AbstractContextManager[None]:
 
     Inductor writes the number of threads of the machine that compiles. With more, a package would write beyond it.
     """
-    importlib.import_module("torch._inductor.compile_fx")  # otherwise the next module would import itself
     from torch._inductor.codegen import cpp_flex_attention_template
 
     return replaced(

@@ -7,7 +7,7 @@ what.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -15,7 +15,7 @@ from torch._inductor import compile_fx, config
 from torch._inductor.graph import GraphLowering, getattr_recursive
 from torch.fx import Graph, GraphModule, Node
 
-from exportkit.export.within_torch.torch_internals import replaced
+from exportkit.export.within_torch.torch_internals import all_replaced
 
 _FOLDING = "aot_inductor.use_runtime_constant_folding"
 
@@ -59,8 +59,6 @@ def computed_at_load(change: Callable[[Graph], set[Node]], applies: Callable[[Gr
 
         return lower
 
-    with ExitStack() as changes:
-        changes.enter_context(config.patch({_FOLDING: False, "post_grad_custom_post_pass": decide}))
-        changes.enter_context(replaced(compile_fx, "split_const_gm", changing))
-        changes.enter_context(replaced(GraphLowering, "get_attr", writing_small_ones))
+    changes = all_replaced((compile_fx, "split_const_gm", changing), (GraphLowering, "get_attr", writing_small_ones))
+    with config.patch({_FOLDING: False, "post_grad_custom_post_pass": decide}), changes:
         yield

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial, wraps
 from typing import Any
 
@@ -32,11 +32,12 @@ from exportkit.export.compiling.refusing_host_code import (
     dividing,
     looking_up_alone,
     need_elements,
+    reducing_something,
     refusing_scalars,
     selecting_in_range,
 )
 from exportkit.export.models.source_lines import where_listed
-from exportkit.export.within_torch.torch_internals import replaced
+from exportkit.export.within_torch.torch_internals import all_replaced
 from exportkit.package.compiled_with import MOST_PLACES, REFUSED_LENGTH, REFUSED_PLACES
 
 INPUT = "exportkit_refused"
@@ -64,36 +65,32 @@ class RefusesValuesError(Exception):
     """Code that refuses a value was to be written for a program that has no memory for it."""
 
 
-@contextmanager
-def writing_refusals(writing: RefusingCode) -> Iterator[None]:
+def writing_refusals(writing: RefusingCode) -> AbstractContextManager[None]:
     """Lets Inductor write code that refuses values while the block runs.
 
     Raises:
         RefusesValuesError: It would be needed, and the program was given no memory for them.
         ExportError: This torch lacks a function that is replaced for that.
     """
-    with ExitStack() as changes:
-        changed: Sequence[tuple[Any, str, Callable[[Any], Any]]] = (
-            (common.CSEProxy, "indirect_indexing", writing._in_range),
-            (common.CSEProxy, "load", writing._known),
-            (common.CSEProxy, "_default", writing._divided),
-            (common.CSEProxy, "device_assert_async", writing._asserted),
-            (index_propagation.IndexPropagation, "indirect_indexing", _as_values),
-            (common.Kernel, "indirect_assert", writing._noted),
-            (cpp.CppVecKernel, "indirect_assert", writing._noted),
-            (cpp_flex_attention_template.CppFlexAttentionTemplate, "modification", writing._modifying),
-            (select_algorithm.TritonTemplateKernel, "modification", writing._modifying),
-            (select_algorithm.ModificationWrapper, "indirect_indexing", writing._modification_in_range),
-            (triton.TritonKernel, "inductor_meta_common", _without_debugging),
-            (cpp_wrapper_cpu.CppWrapperCpu, "generate_end", writing._with_places),
-            (cpp_wrapper_cpu.CppWrapperCpu, "codegen_dynamic_select_index", selecting_in_range),
-            (ir.AssertScalar, "codegen", refusing_scalars),
-            (GraphLowering, "run_node", looking_up_alone),
-            *((printers.CppPrinter, name, dividing) for name in ("_print_FloorDiv", "_print_PythonMod")),
-        )
-        for owner, name, make in changed:
-            changes.enter_context(replaced(owner, name, make))
-        yield
+    return all_replaced(
+        (common.CSEProxy, "indirect_indexing", writing._in_range),
+        (common.CSEProxy, "load", writing._known),
+        (common.CSEProxy, "_default", writing._divided),
+        (common.CSEProxy, "device_assert_async", writing._asserted),
+        (index_propagation.IndexPropagation, "indirect_indexing", _as_values),
+        (common.Kernel, "indirect_assert", writing._noted),
+        (cpp.CppVecKernel, "indirect_assert", writing._noted),
+        (cpp_flex_attention_template.CppFlexAttentionTemplate, "modification", writing._modifying),
+        (select_algorithm.TritonTemplateKernel, "modification", writing._modifying),
+        (select_algorithm.ModificationWrapper, "indirect_indexing", writing._modification_in_range),
+        (triton.TritonKernel, "inductor_meta_common", _without_debugging),
+        (cpp_wrapper_cpu.CppWrapperCpu, "generate_end", writing._with_places),
+        (cpp_wrapper_cpu.CppWrapperCpu, "codegen_dynamic_select_index", selecting_in_range),
+        (ir.AssertScalar, "codegen", refusing_scalars),
+        (GraphLowering, "run_node", looking_up_alone),
+        (GraphLowering, "run_node", reducing_something),
+        *((printers.CppPrinter, name, dividing) for name in ("_print_FloorDiv", "_print_PythonMod")),
+    )
 
 
 class RefusingCode:

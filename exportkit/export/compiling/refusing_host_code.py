@@ -91,10 +91,38 @@ def _may_find_nothing(node: torch.fx.Node) -> bool:
         for name, each in zip(names, node.args)
         if isinstance(each, torch.fx.Node) and "ind" not in name
     ]
-    sizes = [
-        sympy.sympify(size.node.expr if isinstance(size, torch.SymInt) else size)
-        for each in given
-        if isinstance(each, torch.Tensor)
-        for size in each.shape
-    ]
+    sizes = [_expression(size) for each in given if isinstance(each, torch.Tensor) for size in each.shape]
     return not all(V.graph.sizevars.statically_known_true(size > 0) for size in sizes)
+
+
+_EXTREMES: dict[Any, str] = {torch.ops.aten.max.default: "max", torch.ops.aten.min.default: "min"}
+
+
+def reducing_something(run: Callable[..., Any]) -> Callable[..., Any]:
+    """Lets the host refuse the greatest or the least of no elements. torch has such a check where a dimension is named.
+
+    Without it the answer is an infinity.
+    """
+
+    def ran(graph: GraphLowering, node: torch.fx.Node) -> Any:
+        result = run(graph, node)
+        if name := _EXTREMES.get(node.target):
+            given: Any = node.args[0]
+            count = sympy.prod(map(_expression, given.meta["val"].shape))
+            if not graph.sizevars.statically_known_true(count > 0):
+                refusal = _NoElements(sympy.Ne(count, 0), f"{name}() of no elements")
+                graph.register_buffer(refusal, set_name=True)
+                graph.register_operation(refusal)
+        return result
+
+    return ran
+
+
+class _NoElements(ir.AssertScalar):
+    def codegen(self, wrapper: Any) -> None:
+        holds = wrapper.codegen_cpp_sizevar(self.scalar, simplify=False)
+        wrapper.writeline(f'if (!({holds})) {{ throw std::out_of_range("{REFUSED}{self.msg}"); }}')
+
+
+def _expression(size: int | torch.SymInt) -> sympy.Expr:
+    return sympy.sympify(size.node.expr if isinstance(size, torch.SymInt) else size)

@@ -6,30 +6,20 @@ and float16 it leaves the processor's fast instructions unused. So heads that sh
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch._inductor import compile_fx
 
-from exportkit.export.within_torch.torch_internals import replaced
+from exportkit.export.compiling.inductor_changes import taken_apart
 
 _ATTENTION = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
 
-_Table = Mapping[Any, Callable[..., Any]]
 
-
-@contextmanager
-def shared_heads() -> Iterator[None]:
+def shared_heads() -> AbstractContextManager[None]:
     """Takes attention of one query for attention of the heads that share keys while the block runs."""
-
-    def extended(select: Callable[[], _Table]) -> Callable[[], _Table]:
-        return lambda: {**select(), _ATTENTION: heads_as_queries}
-
-    with replaced(compile_fx, "select_decomp_table", extended):
-        yield
+    return taken_apart(_ATTENTION, heads_as_queries)
 
 
 def heads_as_queries(

@@ -9,15 +9,14 @@ from __future__ import annotations
 import itertools
 import math
 import operator
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch._inductor import compile_fx
 
-from exportkit.export.within_torch.torch_internals import replaced
+from exportkit.export.compiling.inductor_changes import taken_apart
 
 MOST_PRODUCTS = 1 << 21  # multiplications of a sample: more of them pay for oneDNN's preparations
 MOST_COPIED = 1 << 16  # elements of a sample's windows: they stay in a core's cache
@@ -25,16 +24,10 @@ MANY_CHANNELS = 8  # side by side, fill a register
 LEAST_RUN = 4  # elements of a window that lie side by side: shorter runs are copied one by one
 MOST_TAPS = 25  # of a depthwise filter: each is an addition in the code
 
-_Table = Mapping[Any, Callable[..., Any]]
-
 
 def small_convolutions() -> AbstractContextManager[None]:
     """Lets Inductor write small convolutions as products while the block runs."""
-
-    def extended(select: Callable[[], _Table]) -> Callable[[], _Table]:
-        return lambda: {**select(), torch.ops.aten.convolution.default: decomposed}
-
-    return replaced(compile_fx, "select_decomp_table", extended)
+    return taken_apart(torch.ops.aten.convolution.default, decomposed)
 
 
 def decomposed(

@@ -9,7 +9,7 @@ time. So those that do not need one another become one.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from typing import Any
 from weakref import WeakSet
 
@@ -26,7 +26,7 @@ from torch._inductor.runtime.runtime_utils import last_power_of_2, next_power_of
 from torch._inductor.scheduler import ForeachKernelSchedulerNode
 from torch._inductor.virtualized import V
 
-from exportkit.export.within_torch.torch_internals import replaced
+from exportkit.export.within_torch.torch_internals import all_replaced
 
 ELEMENTS = 8  # of a row that a thread reads at a time: 16 bytes, or 32 of float32
 THREADS = (64, 512)  # of a block
@@ -49,12 +49,13 @@ def vector_products() -> Iterator[None]:
     What comes after the product is computed with it. The row is computed once, before it: Inductor would compute it
     again for each of the matrix' rows.
     """
-    with ExitStack() as changes:
-        changes.enter_context(replaced(compile_fx, "select_decomp_table", _vectors_as_rows))
-        changes.enter_context(replaced(GraphLowering, "call_function", _with_products))
-        changes.enter_context(replaced(InductorChoices, "triton_kernel_kwargs", _with_blocks))
-        changes.enter_context(replaced(ForeachKernelSchedulerNode, "combinable_nodes", _beside_products))
-        changes.enter_context(config.patch(combo_kernels=True, combo_kernels_pointwise_only=True))
+    changes = all_replaced(
+        (compile_fx, "select_decomp_table", _vectors_as_rows),
+        (GraphLowering, "call_function", _with_products),
+        (InductorChoices, "triton_kernel_kwargs", _with_blocks),
+        (ForeachKernelSchedulerNode, "combinable_nodes", _beside_products),
+    )
+    with changes, config.patch(combo_kernels=True, combo_kernels_pointwise_only=True):
         yield
 
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any
 
 import sympy
@@ -14,7 +14,7 @@ from torch._inductor.codegen.cpp import CppVecKernel, KernelGroup, TilingSelect
 from torch._inductor.codegen.cpp_utils import _get_dtype_from_loopbodies, _get_loop_body
 from torch._inductor.virtualized import V
 
-from exportkit.export.within_torch.torch_internals import replaced
+from exportkit.export.within_torch.torch_internals import all_replaced
 
 VECTORS = 8  # Two are loaded in a cycle, and an addition takes four. Sixteen would not fit the registers of AVX2.
 _HEADER = "#include <torch/csrc/inductor/cpp_prefix.h>"
@@ -48,18 +48,17 @@ struct VecConvert<H, N, float, F, std::enable_if_t<is_reduced_floating_point_v<H
 """
 
 
-@contextmanager
-def wide_columns() -> Iterator[None]:
+def wide_columns() -> AbstractContextManager[None]:
     """Lets a reduction over rows take several vectors of a row at a time.
 
     Inductor takes one, or one element where the columns are apart, and walks down all rows before it takes the next: it
     reads a part of each line of the cache. Over 4,096 rows of 1,024 columns a sum took four times as long as eager's.
     """
-    with ExitStack() as changes:
-        changes.enter_context(replaced(TilingSelect, "select_tiling", _several_vectors))
-        changes.enter_context(replaced(CppVecKernel, "reduction_combine_vec", _whole_vectors))
-        changes.enter_context(replaced(KernelGroup, "codegen_group", _with_conversions))
-        yield
+    return all_replaced(
+        (TilingSelect, "select_tiling", _several_vectors),
+        (CppVecKernel, "reduction_combine_vec", _whole_vectors),
+        (KernelGroup, "codegen_group", _with_conversions),
+    )
 
 
 def _several_vectors(select: Callable[..., Any]) -> Callable[..., Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from typing import Any, TypeVar
 from weakref import WeakSet
 
@@ -12,7 +12,7 @@ import torch.autograd.forward_ad
 from torch._functorch import eager_transforms
 from torch.utils._pytree import tree_map_only
 
-from exportkit.export.within_torch.torch_internals import replaced
+from exportkit.export.within_torch.torch_internals import all_replaced, replaced
 
 T = TypeVar("T")
 
@@ -142,9 +142,7 @@ def _refused_gradients() -> Iterator[list[_AsksForGradientsError]]:
 
         return refuse
 
-    with ExitStack() as stack:
-        for owner, name in _ENTRANCES:
-            stack.enter_context(replaced(owner, name, refusing))
+    with all_replaced(*((owner, name, refusing) for owner, name in _ENTRANCES)):
         yield refusals
 
 

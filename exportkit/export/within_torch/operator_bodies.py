@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from typing import Any
 
 import torch
+from torch._C import _dispatch_has_kernel_for_dispatch_key as has_kernel
 from torch._library.triton import triton_ops_to_kernels
 from torch._ops import OpOverload
+from torch.amp.autocast_mode import _enter_autocast, _exit_autocast
 from torch.fx.experimental import proxy_tensor
 from torch.utils._pytree import tree_leaves
 
@@ -33,7 +35,7 @@ class BodyError(Exception):
 def python_key(operator: OpOverload, device: str) -> str | None:
     """Returns the dispatch key of an operator's kernel for a type of device, if Python registered that kernel."""
     for key in (device.upper(), "CompositeExplicitAutograd", "CompositeImplicitAutograd"):
-        if torch._C._dispatch_has_kernel_for_dispatch_key(operator.name(), key):
+        if has_kernel(operator.name(), key):
             return key if in_python(operator, key) else None
     return None
 
@@ -52,14 +54,15 @@ def body_of(operator: object, args: Sequence[Any], kwargs: Mapping[str, Any]) ->
         return None
     if operator._schema.name in triton_ops_to_kernels:
         return None
-    devices = {_device(leaf) for leaf in tree_leaves((args, kwargs))} - {"cpu"}
-    key = python_key(operator, next(iter(devices), "cpu"))
+    key = python_key(operator, _device(args, kwargs))
     return partial(operator._op_dk, getattr(torch._C.DispatchKey, key)) if key else None
 
 
-def _device(argument: object) -> str:
-    device = argument.device if isinstance(argument, torch.Tensor) else argument
-    return device.type if isinstance(device, torch.device) else "cpu"
+def _device(args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
+    """Returns the type of device that a call computes on."""
+    leaves = tree_leaves((args, kwargs))
+    devices = [leaf.device if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
+    return next((each.type for each in devices if isinstance(each, torch.device) and each.type != "cpu"), "cpu")
 
 
 def traced_bodies() -> AbstractContextManager[None]:
@@ -75,9 +78,15 @@ def _with_bodies(decomposed: Callable[..., Any]) -> Callable[..., Any]:
     def decompose(mode: Any, operator: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if (body := body_of(operator, args, kwargs)) is None:
             return decomposed(mode, operator, args, kwargs)
+        device = _device(args, kwargs)
+        rule = f"Autocast{device.upper()}"
         try:
-            with mode:
-                return body(*args, **kwargs)
+            if not torch.is_autocast_enabled(device) or not has_kernel(operator.name(), rule):
+                with mode:
+                    return body(*args, **kwargs)
+            # register_autocast's: it casts what is given, and calls the operator again.
+            with _without_autocast(mode, device), mode:
+                return operator._op_dk(getattr(torch._C.DispatchKey, rule), *args, **kwargs)
         except BodyError:
             raise
         except Exception as error:
@@ -85,3 +94,13 @@ def _with_bodies(decomposed: Callable[..., Any]) -> Callable[..., Any]:
             raise BodyError(operator.name(), error) from error
 
     return decompose
+
+
+@contextmanager
+def _without_autocast(mode: Any, device: str) -> Iterator[None]:
+    """Disables autocast while the block runs, in what is traced, too: torch notes it where a model calls it alone."""
+    note = partial(mode.tracer.create_node, "call_function") if mode.pre_dispatch else lambda *_: None
+    begin = note(_enter_autocast, (device, torch.get_autocast_dtype(device), False, False), {})
+    with torch.autocast(device, enabled=False):
+        yield
+    note(_exit_autocast, (begin,), {})

@@ -65,7 +65,7 @@ No torch that exports has an option for any of these, so export replaces:
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
@@ -99,3 +99,12 @@ def replaced(owner: Any, name: str, make: Callable[[Any], Any]) -> Iterator[None
         yield
     finally:
         setattr(owner, name, original)
+
+
+@contextmanager
+def all_replaced(*changes: tuple[Any, str, Callable[[Any], Any]]) -> Iterator[None]:
+    """Makes several replacements while the block runs, each of which is what `replaced` takes."""
+    with ExitStack() as stack:
+        for change in changes:
+            stack.enter_context(replaced(*change))
+        yield

@@ -11,7 +11,7 @@ import contextlib
 import os
 import re
 import signal
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,7 +21,6 @@ from exportkit.child.probe import Registrations, registrations
 from exportkit.child.process import ChildProcess, describe_end
 from exportkit.errors import BuildError, UsageError
 from exportkit.installed import declared_module, operator_namespaces
-from exportkit.operators.contract.findings import Finding
 
 _SHOWN_LINES = 60
 # What a compiler says of an error, and lines that are no help: ninja's, and the chain of included files.
@@ -59,12 +58,10 @@ class BuiltLibrary:
     Attributes:
         path: The library.
         registrations: The schemas of its operators, and the kinds of its kernels.
-        findings: What export or the stable ABI cannot take of a schema, by the operator's name.
     """
 
     path: Path
     registrations: Registrations
-    findings: Mapping[str, tuple[Finding, ...]]
 
 
 def build_folder(folder: Path, debug: bool = False) -> tuple[BuiltLibrary, ...]:
@@ -94,19 +91,10 @@ def build_folder(folder: Path, debug: bool = False) -> tuple[BuiltLibrary, ...]:
     libraries = [Path(path) for path in _build(folder, debug) if Path(path).exists()]
     found = registrations(*libraries) if libraries else ()
     return tuple(
-        BuiltLibrary(path, registered, {name: _findings(schema) for name, schema in registered.defines.items()})
+        BuiltLibrary(path, registered)
         for path, registered in zip(libraries, found)
         if registered.defines or registered.kernels
     )
-
-
-def _findings(schema: str) -> tuple[Finding, ...]:
-    from exportkit.operators.contract.schema_rules import schema_findings
-
-    try:
-        return schema_findings(schema)
-    except UsageError:  # torch cannot read all that it prints: `ops list` and `ops check` have the schema itself
-        return ()
 
 
 def check_arguments(folder: Path, libraries: Sequence[BuiltLibrary]) -> list[str]:

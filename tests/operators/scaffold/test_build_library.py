@@ -70,7 +70,7 @@ def test_a_library_without_operators_is_none(toy: Path, capsys: pytest.CaptureFi
 @pytest.mark.process
 def test_a_schema_that_export_cannot_take_is_named(toy: Path, capsys: pytest.CaptureFixture[str]) -> None:
     body = 'define("odd_schemas", "f(Tensor x, Scalar by) -> Tensor"); '
-    body += 'define("odder_schemas", "g(Tensor! x, Device at=\\"cpu\\") -> ()"); '  # torch does not read what it prints
+    body += 'define("odder_schemas", "g(Tensor! x, complex by, Device at=\\"cpu\\") -> ()"); '  # torch cannot read it
     (toy / "toy.c").write_text(PRELUDE + f"__attribute__((constructor)) static void start(void) {{ {body}}}\n")
     (toy / "build" / "compile.sh").write_text(f'exec gcc -shared -fPIC "$1" -o "$2" -L{TORCH_LIB} -ltorch_cpu\n')
     assert main(["ops", "build", str(toy)]) == 0
@@ -79,7 +79,9 @@ def test_a_schema_that_export_cannot_take_is_named(toy: Path, capsys: pytest.Cap
         "  odd_schemas::f(Tensor x, Scalar by) -> Tensor",
         "    broken: Argument by is Scalar, and the stable ABI cannot pass that. Write float; for an operator that "
         "computes with integers, an overload with SymInt.",
-        "  odder_schemas::g(Tensor! x, Device at=cpu) -> ()",
+        "  odder_schemas::g(Tensor! x, complex by, Device at=cpu) -> ()",
+        "    broken: Argument by is complex, and the stable ABI cannot pass that. Write two floats, the real and the "
+        "imaginary part, or a tensor.",
     ]
 
 
