@@ -1,5 +1,4 @@
-// OpenSSL 3, loaded when the first signature is checked. Nothing else in this library needs it, not even the build:
-// where there is none, sha256.cpp computes by itself.
+// OpenSSL 3, loaded when the first signature is checked. Nothing else in this library needs it, not even the build.
 #pragma once
 
 #include <cstddef>
