@@ -1,7 +1,7 @@
 """Calls a package in a process that has no library but the package's, and compares with what eager answered.
 
-    python -m tools.libraries.one_call save MODEL LIBRARY DEVICE FILE
-    python -m tools.libraries.one_call compare PACKAGE DEVICE FILE HIDDEN ...
+python -m tools.libraries.one_call save MODEL LIBRARY DEVICE FILE
+python -m tools.libraries.one_call compare PACKAGE DEVICE FILE HIDDEN ...
 """
 
 from __future__ import annotations

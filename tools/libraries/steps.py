@@ -6,6 +6,7 @@ import importlib.metadata
 import importlib.util
 import json
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -95,7 +96,7 @@ def _checked(model: str, library: str, device: str) -> str:
     document = _exportkit(*command, seconds=_CHECK_SECONDS, may_fail=True)
     wrong = []
     for each in document["operators"]:
-        name = each["report"]["operator"]
+        name = each["report"]["operator"].partition("::")[2]
         broken = [found["check"] for found in each["report"]["findings"] if found["severity"] == "broken"]
         if why := ", ".join(broken) or each["not_checked"]:
             wrong.append(f"{name}: {why}")
@@ -184,6 +185,6 @@ def _answered(done: subprocess.CompletedProcess[str], *, may_fail: bool = False)
 
 
 def _sentence(lines: list[str]) -> str:
-    """Returns the first line, and the second where the first only announces it."""
+    """Returns the first line, and the second where the first only announces it, without the folders of this machine."""
     first, second, *_ = *lines, "", ""
-    return f"{first} {second.strip()}" if first.endswith(":") else first
+    return re.sub(r"(?<![\w.])/(\S*/)+", "", f"{first} {second.strip()}" if first.endswith(":") else first)
