@@ -27,7 +27,7 @@ extern "C" __attribute__((visibility("default"))) void* PyInit_first() {
   return PyExc_ValueError == THPVariableClass ? nullptr : PyModule_Create2(nullptr, 0);
 }
 """
-TORCH = Path(torch.__file__).parent / "lib"
+PYTHON = (f"-L{Path(torch.__file__).parent / 'lib'}", "-ltorch_python")
 SOURCE = ROOT / "tests" / "export" / "op_shapes.cpp"
 
 
@@ -54,7 +54,7 @@ def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
     beside = ("-Wl,-rpath,$ORIGIN", f"-L{folder}")
     for name, text, needs in (
         ("second", second, ["-lz"]),
-        ("first", first, ["-lz", "-lsecond", f"-L{TORCH}", "-ltorch_python"]),
+        ("first", first, ["-lz", "-lsecond", *PYTHON]),
     ):
         shutil.copy(stable_library.build(SOURCE, text, *beside, *needs, name=name), folder)
     path = tmp_path_factory.mktemp("package") / "shapes.pt2"

@@ -1,4 +1,4 @@
-"""Takes a library from the list of its operators to a package that runs without it, with the commands that a user has."""
+"""Takes a library from the list of its operators to a package that runs without it, by the commands of exportkit."""
 
 from __future__ import annotations
 
