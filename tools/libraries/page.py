@@ -27,8 +27,8 @@ def page(results: Sequence[Result], rows: Sequence[Library] = ROWS) -> str:
     for row in rows:
         for device in ("cpu", "cuda"):
             if result := last.get((row.name, device)):
-                cells = [_cell(step, result["steps"].get(step), notes) for step in STEPS]
                 name = row.name + (f" [{_number(row.note, notes)}]" if row.note else "")
+                cells = [_cell(step, result["steps"].get(step), notes) for step in STEPS]
                 files = ", ".join(f"`{name}`" for name in result["libraries"])
                 lines.append(f"|{name}|{device}|{result['torch'].partition('+')[0]}|{'|'.join(cells)}|{files}|")
     return "\n".join([*lines, "", *(f"{number}. {note}" for note, number in notes.items())]) + "\n"
