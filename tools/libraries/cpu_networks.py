@@ -54,7 +54,7 @@ def vllm() -> ExportSpec:
 
 def _draw_tokens(sizes: Mapping[str, int], generator: torch.Generator) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Positions are within the table of angles: the operator reads whatever lies there."""
-    x, residual = torch.randn(2, sizes["tokens"], 64, generator=generator)
+    x, residual = (torch.randn(sizes["tokens"], 64, generator=generator) for _ in range(2))
     return (x, residual, torch.arange(sizes["tokens"])), {}
 
 

@@ -94,15 +94,12 @@ def _listed(document: Any) -> str:
 def _checked(model: str, library: str, device: str) -> str:
     command = ("ops", "check", model, "--op-library", library, "--device", device)
     document = _exportkit(*command, seconds=_CHECK_SECONDS, may_fail=True)
-    wrong = []
-    for each in document["operators"]:
-        name = each["report"]["operator"].partition("::")[2]
-        broken = [found["check"] for found in each["report"]["findings"] if found["severity"] == "broken"]
-        if why := ", ".join(broken) or each["not_checked"]:
-            wrong.append(f"{name}: {why}")
-    if wrong:
-        raise _Failed("; ".join(wrong))
-    return f"{len(document['operators'])} checked"
+    operators = document["operators"]
+    found = [found for each in operators for found in each["report"]["findings"] if found["severity"] == "broken"]
+    reasons = [each["not_checked"] for each in operators if each["not_checked"]]
+    if found or reasons:
+        raise _Failed(", ".join(dict.fromkeys(each["check"] for each in found)) or reasons[0])
+    return f"{len(operators)} checked"
 
 
 def _export(model: str, library: str, device: str, artifact: Path) -> str:
