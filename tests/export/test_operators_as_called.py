@@ -1,4 +1,4 @@
-"""The compiler calls the operators that a model calls, not their overloads with the tag `out`."""
+"""The compiler calls the operators that a model calls, and nothing in their place."""
 
 from __future__ import annotations
 
@@ -20,3 +20,17 @@ def test_an_overload_with_the_tag_out_is_not_called_in_its_place() -> None:
     with changed_inductor():
         assert variants.to_out_variant(operator.default) is None
     assert variants.to_out_variant(operator.default) is operator.out
+
+
+def test_what_a_library_taught_inductor_to_write_in_place_of_an_operator_is_not_written() -> None:
+    from torch._inductor import lowering  # imported late: it takes seconds
+
+    _LIBRARY.define("thrice(Tensor x) -> Tensor")
+    operator = torch.ops.exportkit_test_outs.thrice.default
+    lowering.register_lowering(operator)(lambda x: x)
+    taught = lowering.lowerings[operator]
+    with changed_inductor():
+        assert operator not in lowering.lowerings
+        lowering.make_fallback(operator)  # as Inductor does where there is nothing
+    assert lowering.lowerings.pop(operator) is taught
+    assert operator not in lowering.fallbacks

@@ -6,6 +6,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+import torch
 
 from exportkit.eager_source import EagerSource
 from exportkit.package.archive import PackageReader
@@ -20,8 +21,13 @@ from tests.runtime import exportkit_run
 
 MODULE = """
 extern "C" void* PyModule_Create2(void*, int);
-extern "C" __attribute__((visibility("default"))) void* PyInit_first() { return PyModule_Create2(nullptr, 0); }
+extern "C" void* PyExc_ValueError;
+extern "C" void* THPVariableClass;
+extern "C" __attribute__((visibility("default"))) void* PyInit_first() {
+  return PyExc_ValueError == THPVariableClass ? nullptr : PyModule_Create2(nullptr, 0);
+}
 """
+PYTHON = (f"-L{Path(torch.__file__).parent / 'lib'}", "-ltorch_python")
 SOURCE = ROOT / "tests" / "export" / "op_shapes.cpp"
 
 
@@ -29,7 +35,7 @@ SOURCE = ROOT / "tests" / "export" / "op_shapes.cpp"
 def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """op-shapes with its operators in two libraries, which both call a third. The libraries are then removed.
 
-    The first is a Python module too, as torch's CUDAExtension builds it.
+    The first is a Python module too, as torch's CppExtension and pybind11 build it.
     """
     folder = tmp_path_factory.mktemp("libraries")
     addition = "a.const_data_ptr<float>()[i] + b.const_data_ptr<float>()[i]"
@@ -46,7 +52,10 @@ def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
     )
     c_library.build(folder, "float added(float a, float b) { return a + b; }", "-Wl,-soname,libz.so", name="libz.so")
     beside = ("-Wl,-rpath,$ORIGIN", f"-L{folder}")
-    for name, text, needs in (("second", second, ["-lz"]), ("first", first, ["-lz", "-lsecond"])):
+    for name, text, needs in (
+        ("second", second, ["-lz"]),
+        ("first", first, ["-lz", "-lsecond", *PYTHON]),
+    ):
         shutil.copy(stable_library.build(SOURCE, text, *beside, *needs, name=name), folder)
     path = tmp_path_factory.mktemp("package") / "shapes.pt2"
     eager = EagerSource(op_libraries=[folder / "libfirst.so"])

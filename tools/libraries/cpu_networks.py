@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib
+from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -44,9 +46,16 @@ def vllm() -> ExportSpec:
     torch.ops.load_library(find(_VLLM))
     return ExportSpec(
         model=_Decoder(),
-        example_inputs=(torch.randn(5, 64), torch.randn(5, 64), torch.arange(5)),
+        example_inputs=_draw_tokens({"tokens": 5}, torch.Generator())[0],
         dynamic_shapes={"x": {0: "tokens[1:100]"}, "residual": {0: "tokens"}, "positions": {0: "tokens"}},
+        draw_inputs=_draw_tokens,
     )
+
+
+def _draw_tokens(sizes: Mapping[str, int], generator: torch.Generator) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Positions are within the table of angles: the operator reads whatever lies there."""
+    x, residual = (torch.randn(sizes["tokens"], 64, generator=generator) for _ in range(2))
+    return (x, residual, torch.arange(sizes["tokens"])), {}
 
 
 class _Attention(torch.nn.Module):

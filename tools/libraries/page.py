@@ -10,12 +10,13 @@ from tools.libraries.rows import ROWS
 from tools.libraries.steps import STEPS, Result
 
 DOCUMENT = EVIDENCE / "libraries.md"
+_WORDS = 20  # of a note
 _INTRODUCTION = """\
 # Libraries of others
 
-Written from results of [`python -m tools.libraries`](../../tools/libraries), whose rows have the models. ✓: it went
-well; a number: what was said. `load` answers as eager does where the library cannot be imported; `run` is
-`exportkit-run`.
+Written by [`python -m tools.libraries`](../../tools/libraries). ✓: it went well; a number: what was
+said; a word: what [the check](../operator-check.md) found. `load`: a call
+where the library cannot be imported, compared with eager; `run`: `exportkit-run`.
 """
 
 
@@ -27,9 +28,9 @@ def page(results: Sequence[Result], rows: Sequence[Library] = ROWS) -> str:
     for row in rows:
         for device in ("cpu", "cuda"):
             if result := last.get((row.name, device)):
-                cells = [_cell(step, result["steps"].get(step), notes) for step in STEPS]
                 name = row.name + (f" [{_number(row.note, notes)}]" if row.note else "")
-                files = ", ".join(f"`{name}`" for name in result["libraries"])
+                cells = [_cell(step, result["steps"].get(step), notes) for step in STEPS]
+                files = "<br>".join(f"`{name}`" for name in result["libraries"])
                 lines.append(f"|{name}|{device}|{result['torch'].partition('+')[0]}|{'|'.join(cells)}|{files}|")
     return "\n".join([*lines, "", *(f"{number}. {note}" for note, number in notes.items())]) + "\n"
 
@@ -38,9 +39,13 @@ def _cell(step: str, said: Result | None, notes: dict[str, int]) -> str:
     if said is None:
         return ""
     if not said["ok"]:
-        return str(_number(said["said"], notes))
+        findings = said["said"].split(", ") if step == "check" else ()
+        named = bool(findings) and not any(" " in finding for finding in findings)
+        return "<br>".join(findings) if named else str(_number(said["said"], notes))
     return said["said"].split()[0] if step == "list" else "✓"
 
 
 def _number(note: str, notes: dict[str, int]) -> int:
-    return notes.setdefault(note, len(notes) + 1)
+    words = note.split()
+    short = " ".join(words[:_WORDS]) + (" ..." if len(words) > _WORDS else "")
+    return notes.setdefault(short, len(notes) + 1)

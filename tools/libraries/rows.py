@@ -8,9 +8,6 @@ import pkgutil
 import tools.libraries
 from tools.libraries.library import Library
 
-_MODULES = [
-    each.name for each in pkgutil.iter_modules(tools.libraries.__path__) if each.name.startswith(("cpu", "gpu"))
-]
-ROWS: tuple[Library, ...] = tuple(
-    row for name in _MODULES for row in importlib.import_module(f"tools.libraries.{name}").ROWS
-)
+_NAMES = [each.name for each in pkgutil.iter_modules(tools.libraries.__path__)]
+_MODULES = [importlib.import_module(f"tools.libraries.{name}") for name in _NAMES if name.startswith(("cpu", "gpu"))]
+ROWS: tuple[Library, ...] = tuple(row for module in _MODULES for row in module.ROWS)

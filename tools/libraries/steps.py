@@ -1,4 +1,4 @@
-"""Takes a library from the list of its operators to a package that runs without it, by the commands of a user."""
+"""Takes a library from the list of its operators to a package that runs without it, by the commands of exportkit."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import importlib.metadata
 import importlib.util
 import json
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -93,15 +94,12 @@ def _listed(document: Any) -> str:
 def _checked(model: str, library: str, device: str) -> str:
     command = ("ops", "check", model, "--op-library", library, "--device", device)
     document = _exportkit(*command, seconds=_CHECK_SECONDS, may_fail=True)
-    wrong = []
-    for each in document["operators"]:
-        name = each["report"]["operator"]
-        broken = [found["check"] for found in each["report"]["findings"] if found["severity"] == "broken"]
-        if why := ", ".join(broken) or each["not_checked"]:
-            wrong.append(f"{name}: {why}")
-    if wrong:
-        raise _Failed("; ".join(wrong))
-    return f"{len(document['operators'])} checked"
+    operators = document["operators"]
+    found = [found for each in operators for found in each["report"]["findings"] if found["severity"] == "broken"]
+    reasons = [each["not_checked"] for each in operators if each["not_checked"]]
+    if found or reasons:
+        raise _Failed(", ".join(dict.fromkeys(each["check"] for each in found)) or reasons[0])
+    return f"{len(operators)} checked"
 
 
 def _export(model: str, library: str, device: str, artifact: Path) -> str:
@@ -184,6 +182,6 @@ def _answered(done: subprocess.CompletedProcess[str], *, may_fail: bool = False)
 
 
 def _sentence(lines: list[str]) -> str:
-    """Returns the first line, and the second where the first only announces it."""
+    """Returns the first line, and the second where the first only announces it, without the folders of this machine."""
     first, second, *_ = *lines, "", ""
-    return f"{first} {second.strip()}" if first.endswith(":") else first
+    return re.sub(r"(?<![\w.])/(\S*/)+", "", f"{first} {second.strip()}" if first.endswith(":") else first)

@@ -179,6 +179,9 @@ def _code(
             "aot_inductor.output_path": str(folder),
             "aot_inductor.model_name_for_generated_files": "model",
             "aot_inductor.metadata": {},  # AOTInductor writes into it: not into that of the next model
+            # An operator library may name functions of its own here, which code calls past the dispatcher. A loader
+            # opens libraries so that nothing else finds their functions.
+            "aot_inductor.custom_ops_to_c_shims": {},
         }
         if hasattr(config.aot_inductor, "enable_line_tables"):  # not in torch 2.11, which makes none
             options["aot_inductor.enable_line_tables"] = False

@@ -15,7 +15,7 @@ import sympy
 import torch
 from sympy.core.function import Application
 from torch._export.serde.serialize import GraphModuleSerializer
-from torch._inductor import compile_fx, config, ir, sizevars
+from torch._inductor import compile_fx, config, ir, lowering, sizevars
 from torch._inductor.codegen.common import DeferredLine, pointwise_overrides_data
 from torch._inductor.codegen.cpp import CppKernel, CppVecKernel
 from torch._inductor.codegen.cpp_utils import DTYPE_TO_CPP, cexpr_index
@@ -28,6 +28,7 @@ from exportkit.export.compiling.long_sums import long_sums
 from exportkit.export.compiling.wide_columns import wide_columns
 from exportkit.export.models.source_lines import where_listed
 from exportkit.export.within_torch.torch_internals import replaced
+from exportkit.libraries import TORCH_NAMESPACES
 from exportkit.progress import note, notes
 
 _LOOP_THREADS = 8  # with which Inductor decides how many loops are divided among threads
@@ -54,6 +55,7 @@ def changed_inductor() -> Iterator[None]:
             _sums_at_one_place,
             _slices_with_two_ends,
             _errors_of_operators,
+            _kernels_of_libraries,
         ):
             changes.enter_context(change())
         changes.enter_context(operators_as_called())
@@ -257,6 +259,28 @@ def operators_as_called() -> AbstractContextManager[None]:
         return nullcontext()  # torch 2.11
     variants = importlib.import_module("torch._library._out_variant")
     return replaced(variants, "to_out_variant", lambda _: lambda operator: None)
+
+
+@contextmanager
+def _kernels_of_libraries() -> Iterator[None]:
+    """Lets the code call the operators of libraries that taught Inductor what to write in their place.
+
+    That calls functions of the library, and a loader opens libraries so that nothing else finds their functions.
+    """
+    taught = {
+        operator: write
+        for operator, write in lowering.lowerings.items()
+        if isinstance(operator, torch._ops.OpOverload)
+        and operator.namespace not in TORCH_NAMESPACES
+        and operator not in lowering.fallbacks
+    }
+    for operator in taught:
+        del lowering.lowerings[operator]
+    try:
+        yield
+    finally:
+        lowering.lowerings.update(taught)
+        lowering.fallbacks.difference_update(taught)
 
 
 def numbers_written_down() -> AbstractContextManager[None]:
