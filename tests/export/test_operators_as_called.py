@@ -22,7 +22,7 @@ def test_an_overload_with_the_tag_out_is_not_called_in_its_place() -> None:
     assert variants.to_out_variant(operator.default) is operator.out
 
 
-def test_what_a_library_taught_inductor_to_write_in_place_of_an_operator_is_not_written() -> None:
+def test_what_a_library_taught_inductor_to_write_in_its_place_is_not_written() -> None:
     from torch._inductor import lowering  # imported late: it takes seconds
 
     _LIBRARY.define("thrice(Tensor x) -> Tensor")

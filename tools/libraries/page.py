@@ -10,7 +10,7 @@ from tools.libraries.rows import ROWS
 from tools.libraries.steps import STEPS, Result
 
 DOCUMENT = EVIDENCE / "libraries.md"
-_WORDS = 20  # of a note
+_WORDS = 14  # of a note
 _INTRODUCTION = """\
 # Libraries of others
 
