@@ -154,7 +154,7 @@ class _Paged(nn.Module):
         begins = torch.arange(q.shape[0] + 1, dtype=torch.int32, device=q.device)
         # fmt: off
         return torch.ops._vllm_fa3_C.fwd(
-            q, self.keys, self.values, None, None, None, None, begins, None, None, None, used, 1,
+            q.clone(), self.keys, self.values, None, None, None, None, begins, None, None, None, used, 1,
             self.pages * self.page, table, None, None, None, None, None, None, None, None, self.width**-0.5, True,
             -1, -1, 0.0, True, None, 1, None, 0, None, 1, 0, None,
         )[0]
@@ -281,7 +281,7 @@ def vllm_delta_attention() -> ExportSpec:
     """FlashKDA, in vLLM's wheel."""
     load(VLLM_KDA, "_flashkda_C::fwd")
     return spec_of(
-        _DeltaAttention, _draw_sequences, {"n": 70, "p": 3}, {"x": {0: "n[8:512]"}, "begins": {0: "p+1[1:8]"}}
+        _DeltaAttention, _draw_sequences, {"n": 70, "p": 3}, {"x": {0: "n[8:255]"}, "begins": {0: "p+1[1:8]"}}
     )
 
 

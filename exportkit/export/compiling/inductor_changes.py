@@ -27,7 +27,8 @@ from torch.utils._sympy.functions import FloorDiv, ModularIndexing
 from exportkit.export.compiling.long_sums import long_sums
 from exportkit.export.compiling.wide_columns import wide_columns
 from exportkit.export.models.source_lines import where_listed
-from exportkit.export.within_torch.torch_internals import replaced
+from exportkit.export.within_torch.opaque import without_opaque
+from exportkit.export.within_torch.torch_internals import all_replaced, replaced
 from exportkit.libraries import TORCH_NAMESPACES
 from exportkit.progress import note, notes
 
@@ -259,6 +260,17 @@ def operators_as_called() -> AbstractContextManager[None]:
         return nullcontext()  # torch 2.11
     variants = importlib.import_module("torch._library._out_variant")
     return replaced(variants, "to_out_variant", lambda _: lambda operator: None)
+
+
+def opaque_operators_stay_whole() -> AbstractContextManager[None]:
+    """Lets Inductor take no operator apart that `opaque_operators` keeps whole.
+
+    torch has them in both tables if their library was loaded before Inductor. 2.11 looks into the second, too.
+    """
+    return all_replaced(
+        (compile_fx, "select_decomp_table", lambda select: lambda: without_opaque(select())),
+        (lowering, "decompositions", without_opaque),
+    )
 
 
 @contextmanager

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch._inductor import compile_fx, config, exc
+from torch._inductor import config, exc
 from torch.utils._pytree import tree_structure
 
 from exportkit.errors import CompilerError
@@ -22,7 +22,7 @@ from exportkit.export.compiling.eager_kernels import eager_kernels, with_tensors
 from exportkit.export.compiling.empty_attention import attention_of_any_length
 from exportkit.export.compiling.flat_weights import flat_weights
 from exportkit.export.compiling.guarded_indices import guarded_indices
-from exportkit.export.compiling.inductor_changes import changed_inductor
+from exportkit.export.compiling.inductor_changes import changed_inductor, opaque_operators_stay_whole
 from exportkit.export.compiling.model_sources import compiling_model_sources
 from exportkit.export.compiling.packed_weights import packed_weights
 from exportkit.export.compiling.refusable_values import may_refuse
@@ -41,8 +41,7 @@ from exportkit.export.models.source_lines import where_listed
 from exportkit.export.tracing.branch_graphs import compilable_branches
 from exportkit.export.tracing.explain import raised_text, refused_by_compiler
 from exportkit.export.within_torch.data_sizes import from_zero
-from exportkit.export.within_torch.opaque import opaque_operators, without_opaque
-from exportkit.export.within_torch.torch_internals import replaced
+from exportkit.export.within_torch.opaque import opaque_operators
 from exportkit.export.within_torch.writing_operators import writing_operators
 
 
@@ -95,7 +94,7 @@ def _compiled(
             contexts.enter_context(_rare_collections())
             contexts.enter_context(opaque_operators())
             contexts.enter_context(changed_inductor())
-            contexts.enter_context(replaced(compile_fx, "select_decomp_table", without_opaque))
+            contexts.enter_context(opaque_operators_stay_whole())
             contexts.enter_context(from_zero())
             contexts.enter_context(writing_operators())
             written = contexts.enter_context(noted_lines())

@@ -311,6 +311,7 @@ def _steady(task: _Task, steadiness: Steadiness, calls: Sequence[DrawnCall], nam
     except _EndedError:
         return "that end eager's process"
     except (ExportError, UsageError):
+        _refuse_lost_gpu(task.device, name)
         return "that eager refuses"
     case = record_played(played, task.methods, task.state, tf32=task.options.tf32, trouble=name)
     return steadiness.problem(played, case) or case
@@ -328,3 +329,16 @@ def _digest(calls: Sequence[DrawnCall]) -> str:
         for tensor in call.bound.tensors:
             digest.update(tensor_bytes(tensor).numpy().data if tensor.numel() else b"")
     return digest.hexdigest()
+
+
+def _refuse_lost_gpu(device: torch.device, name: str) -> None:
+    """Refuses values with which a kernel ended the GPU's context: all that this process asks of it fails from then on."""
+    if device.type != "cuda":
+        return
+    try:
+        torch.cuda.synchronize(device)
+    except RuntimeError as error:
+        raise ExportError(
+            f"a kernel ended the GPU's context when it was given {name}: {str(error).partition(chr(10))[0]}",
+            hint="It does not check its arguments. Let the model check them, or record no such values: --no-trouble.",
+        ) from error

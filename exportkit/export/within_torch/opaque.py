@@ -161,9 +161,9 @@ def _unless_kept(decompose: Callable[..., Any]) -> Callable[..., Any]:
     )
 
 
-def without_opaque(select: Callable[[], Mapping[Any, Any]]) -> Callable[[], Mapping[Any, Any]]:
-    """Replaces Inductor's table of what it takes apart by one without the operators that are kept whole."""
-    return lambda: {operator: parts for operator, parts in select().items() if operator not in kept}
+def without_opaque(table: Mapping[Any, Any]) -> dict[Any, Any]:
+    """Returns a table of what Inductor takes apart without the operators that are kept whole."""
+    return {operator: parts for operator, parts in table.items() if operator not in kept}
 
 
 @contextmanager

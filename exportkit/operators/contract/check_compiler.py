@@ -8,13 +8,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch._inductor import compile_fx
 from torch._inductor import config as inductor
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from exportkit.export.compiling.inductor_changes import operators_as_called
-from exportkit.export.within_torch.opaque import opaque_operators, without_opaque
-from exportkit.export.within_torch.torch_internals import replaced
+from exportkit.export.compiling.inductor_changes import opaque_operators_stay_whole, operators_as_called
+from exportkit.export.within_torch.opaque import opaque_operators
 from exportkit.operators.contract.check_out_overloads import tagged_overload
 from exportkit.operators.contract.check_values import tolerance
 from exportkit.operators.contract.definition import ContractCheck, Problem
@@ -111,8 +109,7 @@ def _compiled(module: OperatorCall) -> Any:
     # Inductor's key does not know of a changed Inductor, nor of an operator whose kernel has changed
     torch._dynamo.reset()
     try:
-        whole = replaced(compile_fx, "select_decomp_table", without_opaque)
-        with inductor.patch(force_disable_caches=True), whole:
+        with inductor.patch(force_disable_caches=True), opaque_operators_stay_whole():
             return torch.compile(module, fullgraph=True, dynamic=True)(*module.inputs())
     finally:
         torch._dynamo.reset()
