@@ -332,7 +332,7 @@ def _digest(calls: Sequence[DrawnCall]) -> str:
 
 
 def _refuse_lost_gpu(device: torch.device, name: str) -> None:
-    """Refuses values with which a kernel ended the GPU's context: all that this process asks of it fails from then on."""
+    """Refuses values with which a kernel ended the GPU's context, of which this process can ask nothing more."""
     if device.type != "cuda":
         return
     try:
