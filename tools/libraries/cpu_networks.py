@@ -152,6 +152,6 @@ ROWS = (
         "zentorch==2.13.0.2",
         zentorch,
         "zentorch",
-        note="The package ends the process, for an unknown reason.",
+        note="It ends the process where it reorders weights.",
     ),
 )

@@ -14,9 +14,9 @@ _WORDS = 14  # of a note
 _INTRODUCTION = """\
 # Libraries of others
 
-Written by [`python -m tools.libraries`](../../tools/libraries). ✓: it went well; a number: what was
-said; a word: what [the check](../operator-check.md) found. `load`: a call
-where the library cannot be imported, compared with eager; `run`: `exportkit-run`.
+Written by [`python -m tools.libraries`](../../tools/libraries). ✓: it went well; a number: what was said; a word: what
+[the check](../operator-check.md) found. `load`: a call where the library cannot be imported, compared with eager;
+`run`: `exportkit-run`.
 """
 
 

@@ -279,7 +279,7 @@ def _kernels_of_libraries() -> Iterator[None]:
 
     That calls functions of the library, and a loader opens libraries so that nothing else finds their functions.
     """
-    taught: dict[Any, Any] = {
+    taught: dict[Any, Callable[..., Any]] = {
         operator: write
         for operator, write in lowering.lowerings.items()
         if isinstance(operator, torch._ops.OpOverload)
