@@ -196,7 +196,7 @@ def functional(options: Any) -> Iterator[Step]:
 def session(options: Any) -> Iterator[Step]:
     with (
         exportkit.load(options.package, options.device, **options.load) as loaded,
-        loaded.session() as opened,
+        loaded.session(**options.sizes) as opened,
     ):
         yield opened.decode
 
@@ -206,7 +206,7 @@ def bare_graph(options: Any) -> Iterator[Step]:
     """A replay of a graph of the caller's, without new inputs and outputs."""
     with (
         exportkit.load(options.package, options.device, **options.load) as loaded,
-        loaded.session() as opened,
+        loaded.session(**options.sizes) as opened,
     ):
         own = torch.zeros(1, 1, dtype=torch.int64, device=options.device)
         graph, stream = torch.cuda.CUDAGraph(), torch.cuda.Stream()
@@ -257,7 +257,8 @@ def measure(name: str, folder: Path, small: bool, operators: Sequence[Path]) -> 
     token = torch.zeros(1, 1, dtype=torch.int64, device=device)  # creates the context
     context = _used(device)
     package = folder / f"{row.package}.pt2"
-    options = argparse.Namespace(small=small, device=str(device), package=package, load=row.load)
+    sizes = {"batch": 1} if row.vllm else {}
+    options = argparse.Namespace(small=small, device=str(device), package=package, load=row.load, sizes=sizes)
     start = time.perf_counter()
     with torch.no_grad(), row.make(options) as step:
         tokens, following = [], token

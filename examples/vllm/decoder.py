@@ -257,7 +257,7 @@ def make(config: Config, batch: int = 1, device: str = "cpu") -> Llama:
 
 def _draw(config: Config, sizes: Mapping[str, int], generator: torch.Generator) -> list[Any]:
     """A prompt of each sequence, and three more tokens."""
-    batch, count = sizes.get("batch", 1), sizes["count"]
+    batch, count = sizes["batch"], sizes["count"]
 
     def tokens(*shape: int) -> Tensor:
         return torch.randint(0, config.vocabulary, shape, generator=generator)
@@ -269,36 +269,36 @@ def _draw(config: Config, sizes: Mapping[str, int], generator: torch.Generator) 
     ]
 
 
-def _spec(config: Config, batch: int, most: int) -> ExportSpec:
-    """Sessions of 1 to `most` sequences, an example of `batch`, and prompts that fill half of the cache."""
+def _spec(config: Config) -> ExportSpec:
+    """Sessions of 1 to 8 sequences, and prompts that fill half of the cache."""
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    (_, prompt, _), (_, token, _), *_ = _draw(config, {"batch": batch, "count": 7}, torch.Generator().manual_seed(0))
-    rows = {0: f"batch[1:{most}]"} if most > 1 else {}
+    (_, prompt, _), (_, token, _), *_ = _draw(config, {"batch": 2, "count": 7}, torch.Generator().manual_seed(0))
+    batch = {0: "batch[1:8]"}
     return ExportSpec(
-        model=make(config, batch=batch, device=device),
+        model=make(config, batch=2, device=device),
         name="vllm_llama",
         methods={
             "prefill": Method(
                 example_inputs=prompt,
-                dynamic_shapes={"tokens": {**rows, 1: f"count[2:{config.length // 2}]"}, "lengths": rows},
+                dynamic_shapes={"tokens": {**batch, 1: f"count[2:{config.length // 2}]"}, "lengths": batch},
             ),
-            "decode": Method(example_inputs=token, dynamic_shapes={"token": rows}),
+            "decode": Method(example_inputs=token, dynamic_shapes={"token": batch}),
         },
-        state=dict.fromkeys(("cache.*", "used"), "batch" if rows else None),
+        state={"cache.*": "batch", "used": "batch"},
         draw_sequence=partial(_draw, config),
     )
 
 
 def spec() -> ExportSpec:
-    """A small model, for 1 to 8 sequences."""
-    return _spec(Config(), batch=2, most=8)
+    """A small model."""
+    return _spec(Config())
 
 
 def quantised() -> ExportSpec:
     """The same in float8."""
-    return _spec(Config(float8=True), batch=2, most=8)
+    return _spec(Config(float8=True))
 
 
 def large() -> ExportSpec:
-    """The large one, for one sequence."""
-    return _spec(LARGE, batch=1, most=1)
+    """The large one."""
+    return _spec(LARGE)

@@ -12,11 +12,13 @@ from safetensors.torch import load
 from torch.nn.attention.flex_attention import flex_attention
 
 from exportkit import ExportSpec, Tolerance
+from exportkit.errors import ModelRunError
 from exportkit.export.eager_calls.record import MAX_CASES_BYTES, RecordedCase
 from exportkit.export.eager_calls.rounding import Rounded
 from exportkit.export.eager_calls.trouble_values import SPREADING, kinds_of, planned, troubled
 from exportkit.export.export_options import TraceOptions
 from exportkit.export.models.resolved import EagerModel
+from exportkit.export.tracing import trouble_cases
 from exportkit.export.tracing.trace import trace
 from exportkit.export.tracing.trouble_cases import MAX_TROUBLE_CASES
 from exportkit.package.case_files import trouble_of
@@ -326,3 +328,14 @@ def test_other_rounding_changes_no_weights_whichever_operator_gives_them_back():
     torch.testing.assert_close(given, before, rtol=1e-6, atol=0)
     assert not torch.equal(written, before * 3)
     torch.testing.assert_close(written, before * 3, rtol=1e-6, atol=0)
+
+
+def test_a_kernel_that_ends_the_gpu_s_context_is_not_taken_for_a_value_that_eager_refuses(monkeypatch):
+    def lost(device: torch.device) -> None:
+        raise RuntimeError("CUDA error: an illegal memory access was encountered\nCompile with ...")
+
+    monkeypatch.setattr(torch.cuda, "synchronize", lost)
+    monkeypatch.setattr(trouble_cases._Task, "_answered", lambda *_: None)
+    task = trouble_cases._Task(None, (), (), None, torch.device("cuda"), {}, True)
+    with pytest.raises(ModelRunError, match="ended the GPU's context .* an illegal memory access was encountered$"):
+        task.played([])

@@ -17,7 +17,7 @@ import torch
 from torch.torch_version import TorchVersion
 
 from exportkit.child.forked import in_fork
-from exportkit.errors import ExportError, UsageError
+from exportkit.errors import ExportError, ModelRunError, UsageError
 from exportkit.export.eager_calls.cases import case_sizes
 from exportkit.export.eager_calls.eager_methods import EagerMethods
 from exportkit.export.eager_calls.play import PlayedSession, play_session
@@ -148,7 +148,23 @@ class _Task:
             ended = in_fork(lambda: self._survived(placed), seconds=_SECONDS)
             if isinstance(ended, str):
                 raise _EndedError(f"the eager model's process {ended}")
-        return self._answered(placed)
+        try:
+            return self._answered(placed)
+        finally:
+            self._check_gpu()
+
+    def _check_gpu(self) -> None:
+        """Refuses values with which a kernel ended the GPU's context, of which this process can ask nothing more."""
+        if self.device.type != "cuda":
+            return
+        try:
+            torch.cuda.synchronize(self.device)  # until then, nothing says so
+        except RuntimeError as error:
+            raise ModelRunError(
+                "a kernel ended the GPU's context when it was given NaN, or another value that is tried: "
+                + str(error).partition("\n")[0],
+                hint="Let the model check what the kernel does not, or record no such values: --no-trouble.",
+            ) from error
 
     def _survived(self, calls: Sequence[DrawnCall]) -> bytes:
         torch.set_num_threads(1)
@@ -311,7 +327,6 @@ def _steady(task: _Task, steadiness: Steadiness, calls: Sequence[DrawnCall], nam
     except _EndedError:
         return "that end eager's process"
     except (ExportError, UsageError):
-        _refuse_lost_gpu(task.device, name)
         return "that eager refuses"
     case = record_played(played, task.methods, task.state, tf32=task.options.tf32, trouble=name)
     return steadiness.problem(played, case) or case
@@ -329,16 +344,3 @@ def _digest(calls: Sequence[DrawnCall]) -> str:
         for tensor in call.bound.tensors:
             digest.update(tensor_bytes(tensor).numpy().data if tensor.numel() else b"")
     return digest.hexdigest()
-
-
-def _refuse_lost_gpu(device: torch.device, name: str) -> None:
-    """Refuses values with which a kernel ended the GPU's context, of which this process can ask nothing more."""
-    if device.type != "cuda":
-        return
-    try:
-        torch.cuda.synchronize(device)
-    except RuntimeError as error:
-        raise ExportError(
-            f"a kernel ended the GPU's context when it was given {name}: {str(error).partition(chr(10))[0]}",
-            hint="It does not check its arguments. Let the model check them, or record no such values: --no-trouble.",
-        ) from error
