@@ -133,7 +133,7 @@ def _of_results(schema: FunctionSchema) -> Iterator[Finding]:
             hint = "Return a list without holes." if lists else "Return an empty tensor where there is no result."
             yield _finding(f"it returns {text}, and AOTInductor cannot compile that", hint)
         elif lists and schema.is_mutable and len(schema.returns) > 1:
-            message = "it writes to an argument and returns a list beside other results, which torch.export cannot trace"
+            message = "it writes to an argument and returns a list beside others, and torch.export cannot trace that"
             yield _finding(message, "Return tensors, or one list of all of them.")
 
 

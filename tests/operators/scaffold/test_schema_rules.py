@@ -146,7 +146,7 @@ def test_what_only_the_compiler_refuses_is_refused(kind: str) -> None:
         ("f(Tensor x) -> (Tensor, SymInt)", "returns SymInt", "a tensor without dimensions"),
         ("f(Tensor x) -> Tensor?", "returns Tensor?", "an empty tensor"),
         ("f(Tensor x) -> Tensor?[]", "returns Tensor?[]", "without holes"),
-        ("f(Tensor(a!) x) -> (Tensor, Tensor[])", "writes to an argument and returns a list beside", "one list of all"),
+        ("f(Tensor(a!) x) -> (Tensor, Tensor[])", "returns a list beside others", "one list of all"),
     ],
 )
 def test_results_that_cannot_be_exported_are_refused(text: str, message: str, hint: str) -> None:
