@@ -3,8 +3,8 @@
 torch makes a pure function of such an operator, which returns what was written, too, and Inductor makes the operator of
 it again. Two kinds are left out, though nothing else is missing:
 
-- Operators that return a list of tensors. Their fake kernels say how long it is. If it is empty, Inductor takes what was
-  written for what is in it.
+- Operators that return a list of tensors. Their fake kernels say how long it is. If it is empty, Inductor takes what
+  was written for what is in it.
 - Calls that give no tensor to write into, as of `f(Tensor x, Tensor(a!)? out=None) -> Tensor`. Inductor takes the one
   result for the tuple that has it.
 """
