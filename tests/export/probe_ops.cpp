@@ -21,6 +21,7 @@ STABLE_TORCH_LIBRARY(exportkit_probe, m) {
   m.def("write(Tensor x, Tensor(a!) out) -> ()");
   m.def("twice_(Tensor(a!) x) -> Tensor(a!)");
   m.def("view(Tensor(a) x) -> Tensor(a)");
+  m.def("split_(Tensor(a!) x) -> (Tensor, Tensor[])");
   m.def("rows(Tensor x) -> int");
   m.def("largest(Tensor x) -> (Tensor values, float value)");
   m.def("count(Tensor x) -> SymInt");

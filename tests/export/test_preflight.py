@@ -52,6 +52,7 @@ def ops() -> torch._ops._OpNamespace:
             r"::twice_ .* returns memory of an argument.*\n.*`exportkit_probe::twice_\(Tensor\(a!\) x\) -> \(\)`",
         ),
         ("view", r"exportkit_probe::view .* returns memory of an argument.*\n.*Return a copy"),
+        ("split_", r"exportkit_probe::split_ .* a list beside other results.*\n.*one list of all of them"),
         ("rows", r"exportkit_probe::rows .* returns int, of which.* a constant.*\n.*a tensor without dimensions"),
         ("largest", r"exportkit_probe::largest .* returns float, of which"),
     ],

@@ -12,6 +12,7 @@ for _name in ("foreign_python::twice", "foreign_old::twice"):
     torch.library.register_fake(_name, torch.empty_like)
 torch.library.register_fake("foreign::converted", lambda x, *_, **__: torch.empty_like(x, dtype=torch.float64))
 torch.library.register_fake("foreign::halved", lambda x, out=None: torch.empty_like(x))
+torch.library.register_fake("foreign::increased", lambda x: [])
 torch.library.register_fake(
     "foreign::parts",
     lambda x, y: [torch.empty_like(x), x.new_empty(0, dtype=torch.int64), x.new_empty(()), x.new_empty(2, 2)],
@@ -24,6 +25,7 @@ class Foreign(torch.nn.Module):
     def forward(self, x: Tensor) -> dict[str, Tensor]:
         doubled, first, second, more = x.clone(), x.clone(), x + 1, x * 3
         torch.ops.foreign.double_(doubled)
+        torch.ops.foreign.increased(doubled)
         torch.ops.foreign.double_all_([first, second])
         product, _, total, _ = torch.ops.foreign.parts(more, x)
         return {

@@ -27,6 +27,12 @@ std::vector<at::Tensor> parts(at::Tensor x, const at::Tensor& y) {
   return {x * y, at::Tensor(), x.sum(), at::Tensor()};
 }
 
+// Has a list of what else there is to say: nothing.
+std::vector<at::Tensor> increased(at::Tensor x) {
+  x.add_(1);
+  return {};
+}
+
 // Writes where the caller wants it, if he does.
 at::Tensor halved(const at::Tensor& x, const std::optional<at::Tensor>& out) { return out ? out->copy_(x / 2) : x / 2; }
 
@@ -35,6 +41,7 @@ at::Tensor halved(const at::Tensor& x, const std::optional<at::Tensor>& out) { r
 TORCH_LIBRARY(foreign, m) {
   m.def("double_(Tensor! x) -> ()");
   m.def("parts(Tensor! x, Tensor y) -> Tensor[]");
+  m.def("increased(Tensor! x) -> Tensor[]");
   m.def("halved(Tensor x, Tensor(a!)? out=None) -> Tensor");
   m.def("double_all_(Tensor![] xs) -> ()");
   m.def(
@@ -46,6 +53,7 @@ TORCH_LIBRARY(foreign, m) {
 TORCH_LIBRARY_IMPL(foreign, CPU, m) {
   m.impl("double_", &double_in_place);
   m.impl("parts", &parts);
+  m.impl("increased", &increased);
   m.impl("halved", &halved);
   m.impl("double_all_", &double_all);
   m.impl("converted", &converted);

@@ -23,8 +23,10 @@ MODULE = """
 extern "C" void* PyModule_Create2(void*, int);
 extern "C" void* PyExc_ValueError;
 extern "C" void* THPVariableClass;
+extern "C" void* _PyWeakref_RefType;
 extern "C" __attribute__((visibility("default"))) void* PyInit_first() {
-  return PyExc_ValueError == THPVariableClass ? nullptr : PyModule_Create2(nullptr, 0);
+  const bool none = PyExc_ValueError == THPVariableClass || _PyWeakref_RefType == THPVariableClass;
+  return none ? nullptr : PyModule_Create2(nullptr, 0);
 }
 """
 PYTHON = (f"-L{Path(torch.__file__).parent / 'lib'}", "-ltorch_python")

@@ -33,7 +33,9 @@
   X(THPFunctionClass) X(THPFunctionType) X(THPGeneratorClass) X(THPGradientEdgeClass) X(THPIInfoType)             \
   X(THPLayoutType) X(THPMemoryFormatType) X(THPQSchemeType) X(THPSizeType) X(THPStorageClass) X(THPStorageType)   \
   X(THPStreamClass) X(THPVariableClass) X(_Py_FalseStruct) X(_Py_NoneStruct) X(_Py_NotImplementedStruct)          \
-  X(_Py_TrueStruct)
+  X(_Py_TrueStruct) X(_Py_EllipsisObject) X(_PyByteArray_empty_string) X(_PyWeakref_CallableProxyType)            \
+  X(_PyWeakref_ProxyType) X(_PyWeakref_RefType) X(PyAsyncGen_Type) X(PyContextVar_Type) X(PyDictProxy_Type)       \
+  X(PyODict_Type) X(Py_GenericAliasType)
 
 #define X(name) __attribute__((visibility("default"))) void* name;
 extern "C" {

@@ -272,6 +272,12 @@ def _check_returns(operator: OpOverload, at: str) -> None:
             f"operator {name}{at} may return None, and AOTInductor cannot compile that: {schema}",
             hint="Return a tensor without elements instead.",
         )
+    if "[]" in _results(operator) and schema.is_mutable and len(schema.returns) > 1:
+        raise OperatorNotExportableError(
+            f"operator {name}{at} writes into arguments and returns a list beside other results, and torch.export "
+            f"cannot trace that: {schema}",
+            hint="Return tensors, or one list of all of them.",
+        )
     if number := _NUMBER.search(_results(operator)):
         raise OperatorNotExportableError(
             f"operator {name}{at} returns {number[0]}, of which torch.export makes a constant: {schema}",

@@ -46,8 +46,8 @@ No torch that exports has an option for any of these, so export replaces:
   `flex_attention._FLEX_ATTENTION_DISABLE_COMPILE_DEBUG`, so that its operators can be watched (`rounded_runs`).
 - `FakeTensorMode._cached_dispatch_impl`, so that torch remembers what is asked for again (`fake_answers`).
 - `FakeImplCtx.create_unbacked_symint`, so that sizes that depend on data begin at 0 (`data_sizes`).
-- `can_auto_functionalize` and `post_grad.decompose_auto_functionalized`, so that operators that write may return lists
-  of tensors, or be given nothing to write into (`writing_operators`).
+- `can_auto_functionalize`, `FallbackKernel.codegen` and `post_grad.decompose_auto_functionalized`, so that operators
+  that write may return lists of tensors, or be given nothing to write into (`writing_operators`).
 - Python's `len`, so that the length of a tensor varies (`lengths`), and what `torch.functional` calls, so that
   the rows of `cdist` do (`distances`).
 - `OpOverload.decompose` and, again, `compile_fx.select_decomp_table`, so that operators stay whole that torch takes for

@@ -3,7 +3,8 @@
 torch makes a pure function of such an operator, which returns what was written, too, and Inductor makes the operator of
 it again. Two kinds are left out, though nothing else is missing:
 
-- Operators that return a list of tensors. Their fake kernels say how long it is.
+- Operators that return a list of tensors. Their fake kernels say how long it is. If it is empty, Inductor takes what
+  was written for what is in it.
 - Calls that give no tensor to write into, as of `f(Tensor x, Tensor(a!)? out=None) -> Tensor`. Inductor takes the one
   result for the tuple that has it.
 """
@@ -33,6 +34,7 @@ def writing_operators() -> Iterator[None]:
     with (
         replaced(auto_functionalize, "can_auto_functionalize", _also_lists),
         replaced(ir, "can_auto_functionalize", _also_lists),  # imported by its name
+        replaced(ir.FallbackKernel, "codegen", _with_empty_lists),
         replaced(post_grad, "decompose_auto_functionalized", _with_two_results),
     ):
         yield
@@ -50,6 +52,15 @@ def _returns_new_list(op: Any) -> bool:
         return False
     returns = op._schema.returns
     return len(returns) == 1 and returns[0].alias_info is None and is_tensorlist_like_type(returns[0].type)
+
+
+def _with_empty_lists(write: Callable[[ir.FallbackKernel, Any], None]) -> Callable[[ir.FallbackKernel, Any], None]:
+    def written(kernel: ir.FallbackKernel, wrapper: Any) -> None:
+        if not kernel.outputs and _returns_new_list(kernel.op_overload):
+            kernel.mutation_outputs = []
+        write(kernel, wrapper)
+
+    return written
 
 
 def _with_two_results(decompose: Callable[..., None]) -> Callable[..., None]:

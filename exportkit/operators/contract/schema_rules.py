@@ -132,9 +132,9 @@ def _of_results(schema: FunctionSchema) -> Iterator[Finding]:
         elif text not in ("Tensor", "Tensor[]"):
             hint = "Return a list without holes." if lists else "Return an empty tensor where there is no result."
             yield _finding(f"it returns {text}, and AOTInductor cannot compile that", hint)
-        elif lists and schema.is_mutable:
-            message = "it writes to an argument and returns a list, and torch.export cannot trace both"
-            yield _finding(message, "Return nothing or tensors, or write into a list that is an argument.")
+        elif lists and schema.is_mutable and len(schema.returns) > 1:
+            message = "it writes to an argument and returns a list beside others, and torch.export cannot trace that"
+            yield _finding(message, "Return tensors, or one list of all of them.")
 
 
 def _is_out_form(schema: FunctionSchema) -> bool:
