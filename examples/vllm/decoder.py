@@ -226,7 +226,10 @@ class Llama(nn.Module):
         slots = torch.where(in_call < lengths[:, None], slots, -1)
         begins = torch.arange(batch + 1, device=device, dtype=torch.int32) * count
         queries = lengths.int()
-        return Step(positions.view(-1), slots.view(-1), begins, queries, self.used + queries, pages, longest)
+        # A kernel checks nothing, and may run before the refusal is seen: it gets what is in range.
+        used = (self.used + queries).clamp(0, self.config.length)
+        positions = positions.clamp(0, self.config.length - 1)
+        return Step(positions.view(-1), slots.view(-1), begins, queries, used, pages, longest)
 
     def taken(self, tokens: Tensor, step: Step) -> Tensor:
         """Writes tokens [tokens] into the cache; returns what is known after each, [tokens, width]."""

@@ -58,11 +58,12 @@ std::vector<Tensor> fwd(Tensor query, const Tensor& keys, const Tensor& values, 
                         const OptionalTensor&, const OptionalTensor&, double scale, bool is_causal, int64_t, int64_t,
                         double, bool, const OptionalTensor&, int64_t splits, std::optional<bool>, int64_t,
                         const OptionalTensor&, int64_t, int64_t, const OptionalTensor&) {
-  TORCH_CHECK(is_causal && splits == 1 && !out && begins && queries && used && pages, "fwd: not what the example asks");
+  TORCH_CHECK(is_causal && splits == 1 && !out && begins && used && pages, "fwd: not what the example asks");
+  const Tensor counts = queries ? *queries : begins->diff();
   Tensor answer = at::zeros_like(query, at::MemoryFormat::Contiguous);
   const Tensor sums = at::zeros({query.size(1), query.size(0)}, query.options().dtype(at::kFloat));
   for (int64_t row = 0; row < pages->size(0); ++row) {
-    const int64_t begin = (*begins)[row].item<int64_t>(), count = (*queries)[row].item<int64_t>();
+    const int64_t begin = (*begins)[row].item<int64_t>(), count = counts[row].item<int64_t>();
     const int64_t known = (*used)[row].item<int64_t>(), shared = query.size(1) / keys.size(2);
     const auto context = [&](const Tensor& cache) {  // [heads, known, width]
       const Tensor tokens = cache.index_select(0, (*pages)[row].to(at::kLong)).flatten(0, 1).narrow(0, 0, known);
