@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from exportkit import ExportSpec
-from exportkit.errors import UsageError
 from tools.libraries import data_kernels as data
 from tools.libraries import language_kernels as language
 from tools.libraries.library import Library
@@ -13,13 +11,8 @@ _VLLM = "vllm==0.33.0"
 _SGLANG = "sglang-kernel==0.4.2"
 
 
-def no_model() -> ExportSpec:
-    """What stands for the model of a library that has none."""
-    raise UsageError("none of this library's operators can be put into a package", hint="Its row says why.")
-
-
 def _without(name: str, distribution: str, library: str, note: str) -> Library:
-    return Library(name, distribution, no_model, library, _GPU, note)
+    return Library(name, distribution, None, library, _GPU, note)
 
 
 _TRIED = (

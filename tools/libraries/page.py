@@ -10,7 +10,7 @@ from tools.libraries.rows import ROWS
 from tools.libraries.steps import STEPS, Result
 
 DOCUMENT = EVIDENCE / "libraries.md"
-_WORDS = 14  # of a note
+_WORDS = 18  # of a note
 _INTRODUCTION = """\
 # Libraries of others
 
@@ -21,14 +21,19 @@ Written by [`python -m tools.libraries`](../../tools/libraries). ✓: it went we
 
 
 def page(results: Sequence[Result], rows: Sequence[Library] = ROWS) -> str:
-    """Returns the page: a row for each library and device that was tried. The last result of each stands."""
+    """Returns the page: a row for each library and device that was tried, and for those of which nothing can be had.
+
+    The last result of each stands.
+    """
     last = {(result["name"], result["device"]): result for result in results}
     notes: dict[str, int] = {}
     lines = [_INTRODUCTION, f"|library|device|torch|{'|'.join(STEPS)}|in the package|", f"|---|---|---|{'---|' * 8}"]
     for row in rows:
-        for device in ("cpu", "cuda"):
+        name = row.name + (f" [{_number(row.note, notes)}]" if row.note else "")
+        if row.spec is None:
+            lines.append(f"|{name}|{', '.join(row.devices)}|{'|' * 9}")
+        for device in row.devices:
             if result := last.get((row.name, device)):
-                name = row.name + (f" [{_number(row.note, notes)}]" if row.note else "")
                 cells = [_cell(step, result["steps"].get(step), notes) for step in STEPS]
                 files = "<br>".join(f"`{name}`" for name in result["libraries"])
                 lines.append(f"|{name}|{device}|{result['torch'].partition('+')[0]}|{'|'.join(cells)}|{files}|")

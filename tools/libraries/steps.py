@@ -42,6 +42,8 @@ def find(library: str) -> str | None:
 
 def missing(row: Library) -> str | None:
     """Returns why a row cannot be tried here."""
+    if row.spec is None:
+        return row.note
     name, _, version = row.distribution.partition("==")
     if find(row.op_library) is None:
         return f"it is not installed: pip install --no-deps {row.distribution}"
@@ -61,6 +63,8 @@ def tried(row: Library, device: str, steps: tuple[str, ...] = STEPS) -> Result:
         device: "cpu" or "cuda".
         steps: Those to take.
     """
+    if row.spec is None:
+        raise ValueError(f"{row.name} has no model: {row.note}")
     result: Result = {"name": row.name, "device": device, "torch": torch.__version__, "steps": {}, "libraries": []}
     model, library = f"{row.spec.__module__}:{row.spec.__name__}", find(row.op_library) or row.op_library
     with tempfile.TemporaryDirectory(prefix="exportkit-libraries-") as folder:
