@@ -22,7 +22,7 @@ def _(rows: Tensor, scores: Tensor, distance: float) -> Tensor:
 
 
 @torch.library.register_fake("kept_rows::fragile")
-def _(x: Tensor) -> Tensor:
+def _(x: Tensor, wide: bool) -> Tensor:
     return torch.empty_like(x)
 
 
@@ -63,8 +63,12 @@ class KeepTwo(torch.nn.Module):
 
 
 class Fragile(torch.nn.Module):
+    def __init__(self, wide: bool) -> None:
+        super().__init__()
+        self.wide = wide
+
     def forward(self, rows: Tensor, scores: Tensor) -> Tensor:
-        return torch.ops.kept_rows.fragile(rows) * scores[:, None]
+        return torch.ops.kept_rows.fragile(rows, self.wide) * scores[:, None]
 
 
 def spec(model: torch.nn.Module, least: int) -> ExportSpec:

@@ -37,14 +37,17 @@ Tensor keep(const Tensor rows, const Tensor scores, double distance) {
   return out;
 }
 
-Tensor fragile(const Tensor x) {
-  Tensor out = torch::stable::clone(x);
-  if (x.scalar_type() == ScalarType::Float) {
-    for (int64_t i = 0; i < x.numel(); ++i) {
-      if (std::isnan(x.const_data_ptr<float>()[i])) std::abort();
-    }
+template <typename T>
+void abort_at_nan(const Tensor& x) {
+  for (int64_t i = 0; i < x.numel(); ++i) {
+    if (std::isnan(x.const_data_ptr<T>()[i])) std::abort();
   }
-  return out;
+}
+
+Tensor fragile(const Tensor x, bool wide) {
+  if (!wide && x.scalar_type() == ScalarType::Float) abort_at_nan<float>(x);
+  if (wide && x.scalar_type() == ScalarType::Double) abort_at_nan<double>(x);
+  return torch::stable::clone(x);
 }
 
 }  // namespace
@@ -52,7 +55,7 @@ Tensor fragile(const Tensor x) {
 STABLE_TORCH_LIBRARY(kept_rows, m) {
   m.def("keep(Tensor rows, Tensor scores, float distance) -> Tensor");
   m.def("keep_two(Tensor rows, Tensor scores, float distance) -> Tensor");
-  m.def("fragile(Tensor x) -> Tensor");
+  m.def("fragile(Tensor x, bool wide) -> Tensor");
 }
 
 STABLE_TORCH_LIBRARY_IMPL(kept_rows, CPU, m) {

@@ -95,9 +95,10 @@ def test_a_least_size_that_the_kernel_does_not_keep_to_is_refused_at_export(mode
     assert "new_dynamic_size(min=0)" in str(caught.value.hint)
 
 
-def test_values_that_end_the_process_are_left_out(models):
+@pytest.mark.parametrize("wide", [False, True], ids=["in float32", "in the float64 of the reference"])
+def test_values_that_end_the_process_are_left_out(wide, models):
     said: list[str] = []
-    cases = traced(models.spec(models.Fragile(), 2), said).cases
+    cases = traced(models.spec(models.Fragile(wide), 2), said).cases
     assert any("that end eager's process" in line for line in said)
     assert any(case.trouble for case in cases)
     assert not any("NaN in rows" in case.trouble for case in cases)

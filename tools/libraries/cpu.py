@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from exportkit import ExportSpec
+from tools.libraries import data_kernels as data
 from tools.libraries.library import Library
 
 
@@ -67,24 +68,6 @@ def fbgemm() -> ExportSpec:
         example_inputs=(torch.randn(9, 8), torch.tensor([2, 0, 3])),
         dynamic_shapes={"values": {0: "3*batch[1:64]"}, "lengths": {0: "batch"}},
         draw_inputs=_draw_jagged,
-    )
-
-
-class _Kept(torch.nn.Module):
-    """Boxes that torchvision's non-maximum suppression keeps: one of equal ones, and none of none."""
-
-    def forward(self, boxes: Tensor, scores: Tensor) -> tuple[Tensor, Tensor]:
-        keep = torch.ops.torchvision.nms(boxes, scores, 0.5)
-        return boxes[keep], scores[keep]
-
-
-def torchvision() -> ExportSpec:
-    """Boxes that are kept."""
-    importlib.import_module("torchvision")
-    return ExportSpec(
-        model=_Kept(),
-        example_inputs=(torch.rand(8, 2).repeat(1, 2) * 10 + torch.tensor([0.0, 0.0, 5.0, 5.0]), torch.rand(8)),
-        dynamic_shapes={"boxes": {0: "n[0:100]"}, "scores": {0: "n"}},
     )
 
 
@@ -272,7 +255,15 @@ ROWS = (
         ("cpu", "cuda"),
     ),
     Library("fbgemm-gpu-cpu 1.8.0", "fbgemm-gpu-cpu==1.8.0", fbgemm, "fbgemm_gpu"),
-    Library("torchvision 0.28.0", "torchvision==0.28.0", torchvision, "torchvision", ("cpu", "cuda")),
+    Library(
+        "torchvision 0.28.0, detector",
+        "torchvision==0.28.0",
+        data.torchvision_detector,
+        "torchvision",
+        ("cpu", "cuda"),
+        data.ROI_ALIGN,
+    ),
+    Library("torchvision 0.28.0, boxes", "torchvision==0.28.0", data.torchvision_boxes, "torchvision", ("cpu", "cuda")),
     Library("torch-harmonics 0.9.3", "torch-harmonics==0.9.3", torch_harmonics, "torch_harmonics"),
     Library("torch-quickfps 2.1.0", "torch-quickfps==2.1.0", torch_quickfps, "torch_quickfps"),
     Library("torch-scatter 2.1.2", "torch-scatter==2.1.2", torch_scatter, "torch_scatter"),

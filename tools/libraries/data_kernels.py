@@ -15,6 +15,7 @@ from tools.libraries.support import Arguments, draw_rows, fake, fake_of_old, loa
 
 FBGEMM = "fbgemm_gpu/fbgemm_gpu_py.so"
 XFORMERS = "xformers/_C.so"
+ROI_ALIGN = "Its roi_align reads outside where a box is not finite: the model clips boxes."
 TORCH_CLUSTER = "torch_cluster/_knn_cuda.so"
 TORCH_SPARSE = "torch_sparse/_spmm_cuda.so"
 
@@ -37,6 +38,7 @@ class _Detector(nn.Module):
             self.predictor.cls_score.weight.mul_(20)
 
     def forward(self, features: Tensor, proposals: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        proposals = self.clip(proposals.nan_to_num(), (self.image, self.image))  # as the first half does
         pooled = self.align(features, [proposals], 7, features.shape[-1] / self.image, 2)
         scores, changes = self.predictor(self.head(pooled))
         boxes = self.coder.decode_single(changes, proposals).reshape(-1, self.classes, 4)[:, 1:].reshape(-1, 4)

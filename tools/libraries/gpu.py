@@ -40,7 +40,14 @@ _TRIED = (
     ),
     Library("sglang-kernel 0.4.2, float8 layer", _SGLANG, language.sglang_float8, language.SGLANG, _GPU),
     Library("sglang-kernel 0.4.2, FlashMLA", _SGLANG, language.sglang_latent_decoding, language.SGLANG_MLA, _GPU),
-    Library("torchvision 0.26.0, detector", "torchvision==0.26.0", data.torchvision_detector, "torchvision", _GPU),
+    Library(
+        "torchvision 0.26.0, detector",
+        "torchvision==0.26.0",
+        data.torchvision_detector,
+        "torchvision",
+        _GPU,
+        data.ROI_ALIGN,
+    ),
     Library("torchvision 0.26.0, boxes", "torchvision==0.26.0", data.torchvision_boxes, "torchvision", _GPU),
     Library("torchaudio 2.11.0, transducer", "torchaudio==2.11.0", data.torchaudio_transducer, "torchaudio", _GPU),
     Library(

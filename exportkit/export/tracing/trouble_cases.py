@@ -173,7 +173,9 @@ class _Task:
         return b""
 
     def _answered(self, calls: Sequence[DrawnCall]) -> PlayedSession:
-        return play_session(self.eager, self.methods, self.state, calls, tf32=self.options.tf32)
+        played = play_session(self.eager, self.methods, self.state, calls, tf32=self.options.tf32)
+        _ = played.wide  # in its float64, too, a kernel may end the process
+        return played
 
     @property
     def most(self) -> int:

@@ -12,6 +12,7 @@ from torch._inductor import config as inductor
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from exportkit.export.compiling.inductor_changes import opaque_operators_stay_whole, operators_as_called
+from exportkit.export.within_torch.data_sizes import from_zero
 from exportkit.export.within_torch.opaque import opaque_operators
 from exportkit.operators.contract.check_out_overloads import tagged_overload
 from exportkit.operators.contract.check_values import tolerance
@@ -176,7 +177,8 @@ def exports(trial: Trial) -> Problem | None:
     varying = _varying(trial, module)
     shapes = tuple(varying[name] for name in module.names)
     try:
-        exported = torch.export.export(module, module.inputs(), dynamic_shapes=(shapes,)).run_decompositions({})
+        with from_zero():  # as exports of models do
+            exported = torch.export.export(module, module.inputs(), dynamic_shapes=(shapes,)).run_decompositions({})
     except Exception as error:
         return Problem(f"torch.export with sizes that vary fails: {first_line(error)}.", call=call)
     targets = {node.target for node in exported.graph.nodes}

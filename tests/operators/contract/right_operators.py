@@ -5,6 +5,7 @@ Or the check itself changes what it compares.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -109,6 +110,11 @@ def _some(x: Tensor) -> Tensor:
     return x.new_empty(torch.library.get_ctx().new_dynamic_size())
 
 
+def _some_by_the_older_name(x: Tensor) -> Tensor:
+    with warnings.catch_warnings(action="ignore"):  # it is deprecated, and torchvision uses it
+        return x.new_empty(torch.library.get_ctx().create_unbacked_symint())
+
+
 RIGHT = {
     "writes to a vector": _subject("add_one_(Tensor(a!) x) -> ()", _add_one, _nothing, [(_shape(3),), (_shape(1),)]),
     "writes to a single number": _subject("add_one_0_(Tensor(a!) x) -> ()", _add_one, _nothing, [(_shape(),)]),
@@ -139,6 +145,9 @@ RIGHT = {
     ),
     "has a size that depends on values": _subject(
         "positive(Tensor x) -> Tensor", lambda x: x[x > 0], _some, [(_shape(3, 4),), (_shape(7),)]
+    ),
+    "finds one thing": _subject(
+        "greatest(Tensor x) -> Tensor", lambda x: x[x == x.max()], _some_by_the_older_name, [(_shape(3),), (_shape(7),)]
     ),
     "runs out of memory in a check": _subject(
         "large(Tensor x) -> Tensor", _with_little_memory, lambda x: x.new_empty(x.shape), [(_shape(3, 4),)]

@@ -24,7 +24,9 @@ def test_a_right_operator_is_not_called_broken(name: str):
 
 
 @pytest.mark.process
-@pytest.mark.parametrize("name", ["takes no tensor", "computes a size that is one in its smallest call"])
+@pytest.mark.parametrize(
+    "name", ["takes no tensor", "computes a size that is one in its smallest call", "finds one thing"]
+)
 def test_a_right_operator_is_exported(name: str):
     assert not check_operator(RIGHT[name], ["exports"]).findings
 
