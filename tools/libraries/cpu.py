@@ -239,6 +239,8 @@ def _fake(operator: torch._ops.OpOverload) -> Callable[[Callable[..., Any]], Cal
     return registered
 
 
+_FROM_SOURCES = "The wheel needs CUDA: tried with its sources of nms and roi_align, built for a CPU."
+
 ROWS = (
     Library(
         "extension-cpp 0ec4969",
@@ -261,9 +263,16 @@ ROWS = (
         data.torchvision_detector,
         "torchvision",
         ("cpu", "cuda"),
-        data.ROI_ALIGN,
+        _FROM_SOURCES,
     ),
-    Library("torchvision 0.28.0, boxes", "torchvision==0.28.0", data.torchvision_boxes, "torchvision", ("cpu", "cuda")),
+    Library(
+        "torchvision 0.28.0, boxes",
+        "torchvision==0.28.0",
+        data.torchvision_boxes,
+        "torchvision",
+        ("cpu", "cuda"),
+        _FROM_SOURCES,
+    ),
     Library("torch-harmonics 0.9.3", "torch-harmonics==0.9.3", torch_harmonics, "torch_harmonics"),
     Library("torch-quickfps 2.1.0", "torch-quickfps==2.1.0", torch_quickfps, "torch_quickfps"),
     Library("torch-scatter 2.1.2", "torch-scatter==2.1.2", torch_scatter, "torch_scatter"),
