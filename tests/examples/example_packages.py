@@ -97,7 +97,7 @@ def made(name: str, device: str = "cpu") -> Path:
                 exported,
                 packaged,
                 example.before,
-                example.operators(),
+                example.operators() or "",
                 *example.options,
             )
             run_python(_SCRIPT, *arguments, cwd=ROOT, compiler=True, **environment)
