@@ -26,7 +26,7 @@ PAGE = 16
 def _(q: Tensor, *_args: Any, **_kwargs: Any) -> list[Tensor]:
     """The answer [tokens, heads, head_width], and the logarithms of its sums [heads, tokens].
 
-    With one split there are no partial answers, which come third and fourth.
+    The third and fourth are partial answers. One split has none.
     """
     nothing = q.new_empty(0, dtype=torch.float32)
     return [torch.empty_like(q, memory_format=torch.contiguous_format),
@@ -152,7 +152,7 @@ class Layer(nn.Module):
         return self.down(active)
 
     def attend(self, x: Tensor, step: Step, turns: Tensor, cache: Cache) -> Tensor:
-        """Writes the keys and values of x into the cache, and attends to what is there so far."""
+        """Writes x's keys and values into the cache, then attends to all that it holds."""
         config = self.config
         heads, kv_heads, width = config.heads, config.kv_heads, config.head_width
         q, k, v = self.qkv(x).split([heads * width, kv_heads * width, kv_heads * width], dim=-1)
@@ -222,17 +222,17 @@ class Llama(nn.Module):
         # Padding has the last token's position, so that it needs no page.
         positions = self.used[:, None] + torch.minimum(in_call, lengths[:, None] - 1)  # [batch, count]
         pages = torch.arange(batch * (self.config.length // PAGE), device=device, dtype=torch.int32).view(batch, -1)
-        slots = pages.gather(1, positions // PAGE) * PAGE + positions % PAGE  # refuses a token that has no page
+        slots = pages.gather(1, positions // PAGE) * PAGE + positions % PAGE  # gather refuses a token without a page
         slots = torch.where(in_call < lengths[:, None], slots, -1)
         begins = torch.arange(batch + 1, device=device, dtype=torch.int32) * count
         queries = lengths.int()
-        # A kernel checks nothing, and may run before the refusal is seen: it gets what is in range.
+        # vLLM's kernels check nothing, and run before the call is refused: they get what is in range.
         used = (self.used + queries).clamp(0, self.config.length)
         positions = positions.clamp(0, self.config.length - 1)
         return Step(positions.view(-1), slots.view(-1), begins, queries, used, pages, longest)
 
     def taken(self, tokens: Tensor, step: Step) -> Tensor:
-        """Writes tokens [tokens] into the cache; returns what is known after each, [tokens, width]."""
+        """Runs the layers over tokens [tokens], and writes the cache. Returns the hidden states [tokens, width]."""
         x = self.embedding(tokens)
         residual = torch.zeros_like(x)
         for layer, cache in zip(self.layers, self.cache):

@@ -36,7 +36,7 @@ _TRIED = (
         language.sglang_block,
         language.SGLANG,
         _GPU,
-        "Its former name is sgl-kernel, whose 0.3.21 is for torch 2.9.1 and CUDA 12 and needs symbols that 2.11 lacks.",
+        "sgl-kernel 0.3.21, under its former name, needs torch 2.9.1 and CUDA 12.",
     ),
     Library("sglang-kernel 0.4.2, float8 layer", _SGLANG, language.sglang_float8, language.SGLANG, _GPU),
     Library("sglang-kernel 0.4.2, FlashMLA", _SGLANG, language.sglang_latent_decoding, language.SGLANG_MLA, _GPU),
@@ -78,13 +78,13 @@ _WITHOUT = (
         "vLLM 0.33.0, FlashAttention 2",
         _VLLM,
         "vllm/vllm_flash_attn/_vllm_fa2_C.abi3.so",
-        "It has machine code for compute capability 8 only; on others the driver compiles 65 MB of PTX first.",
+        "It has machine code for compute capability 8 only, and 65 MB of PTX for others.",
     ),
     _without(
         "vLLM 0.33.0, DeepGEMM",
         _VLLM,
         "vllm/third_party/deep_gemm/_C_extension.abi3.so",
-        "It registers operators, but has no kernels: it runs nvcc on headers in its Python package when it is called.",
+        "It has no kernels: a call of it runs nvcc on headers of its Python package.",
     ),
     _without(
         "vLLM 0.33.0, DeepSelect",
@@ -138,8 +138,7 @@ _WITHOUT = (
         "torchmd-net 3.1.0",
         "torchmd-net==3.1.0",
         "torchmdnet",
-        "Its operators are Python's, over Warp's kernels; those of 2.4.10 are C++, but built for an older torch:"
-        " c10::cuda::SetDevice has another signature now.",
+        "Python runs Warp's kernels. Version 2.4.10 has C++ operators, which need an older torch.",
     ),
 )
 

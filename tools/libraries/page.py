@@ -14,9 +14,9 @@ _WORDS = 18  # of a note
 _INTRODUCTION = """\
 # Libraries of others
 
-Written by [`python -m tools.libraries`](../../tools/libraries). ✓: it went well; a number: what was said; a word: what
-[the check](../operator-check.md) found. `load`: a call where the library cannot be imported, compared with eager;
-`run`: `exportkit-run`.
+Written by [`python -m tools.libraries`](../../tools/libraries). ✓ means that a step went well. A number
+stands for a sentence below, and a word for a finding of [the check](../operator-check.md). `load` calls the package
+where the library is missing, and compares with eager; `run` is `exportkit-run`.
 """
 
 

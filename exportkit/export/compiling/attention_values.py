@@ -32,7 +32,7 @@ def refuse_in_attention(module: torch.fx.GraphModule, memory: torch.fx.Node, con
 
     Args:
         module: The module. It is changed.
-        memory: The input for what is refused.
+        memory: The input into which code writes the values that it refuses.
         constants: The names of tensors that never change: their blocks need no check.
     """
     graph, given = module.graph, set()
@@ -78,7 +78,7 @@ def _take_one_more(function: torch.fx.GraphModule, memory: torch.fx.Node) -> Non
 
 
 def _in_range(attention: torch.fx.Node, counts: torch.fx.Node, blocks: torch.fx.Node) -> tuple[torch.fx.Node, ...]:
-    """Looks up each count and each number of a block in a list of all: code of `aten.index` refuses what is not there.
+    """Looks up each count and each number of a block in a list of all numbers. `aten.index` refuses those not in it.
 
     Only as many numbers as the count says are read, so the others may be anything.
     """
