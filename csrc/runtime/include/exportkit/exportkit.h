@@ -50,7 +50,7 @@ extern "C" {
 #endif
 
 /* Increases with each addition to this header. */
-#define EXPORTKIT_ABI_VERSION 4
+#define EXPORTKIT_ABI_VERSION 5
 
 /* --- versions ---------------------------------------------------------------------------------------------------- */
 
@@ -172,6 +172,8 @@ typedef struct exportkit_open_options {
   size_t signature_content_size;
   /* How many bytes of a pipe or a socket are taken, which may never end. 0 is 8 GiB. */
   uint64_t stream_limit;
+  /* The number of CPU threads of a call. 0: as many as torch takes. */
+  int64_t threads;
 } exportkit_open_options;
 
 /* Opens a package. Checks its required signatures and every digest before any of its code runs, and each library before
@@ -199,6 +201,9 @@ EXPORTKIT_API int exportkit_close(exportkit_model model, exportkit_error** error
 typedef struct exportkit_size_range {
   int64_t min, max, step;
   const char* text; /* such as "16*gh", where gh is the same number in all tensors; "?" if unknown */
+  /* The size is scale * size of the dimension + offset. `dimension` is its index among those of the method, or of the
+   * state; -1 if the size is fixed or unknown. */
+  int64_t dimension, scale, offset;
 } exportkit_size_range;
 
 /* An input, an output, or a tensor of the state. */
@@ -227,6 +232,15 @@ typedef struct exportkit_method_info {
   const exportkit_tensor_info* const* outputs;
   size_t dimension_count;
   const exportkit_dimension* const* dimensions;
+  /* The state that it uses: indices of the description's state, and for each whether the method writes it. */
+  size_t state_count;
+  const size_t* state;
+  const int32_t* state_written;
+  /* The index of the dimension that is the first size of every input, every output and all state that the method uses,
+   * and no other size: each of its numbers is a row, which may be another request's. -1: there is none, and row_reason
+   * says why. exportkit_try_rows finds out whether rows influence one another. */
+  int64_t row_dimension;
+  const char* row_reason;
 } exportkit_method_info;
 
 /* A call that was recorded at export. */
@@ -264,6 +278,8 @@ typedef struct exportkit_description {
   const exportkit_tensor_info* const* state;
   size_t state_dimension_count;
   const exportkit_dimension* const* state_dimensions;
+  /* What the weights take of the device's memory. */
+  uint64_t bytes;
 } exportkit_description;
 
 /* What a model is, takes and gives. The description belongs to the model and is valid until it is closed. */
@@ -274,9 +290,11 @@ EXPORTKIT_API int exportkit_describe(exportkit_model model, const exportkit_desc
 
 /* Flags of exportkit_run_options.
  * HOST_TENSORS: inputs on the CPU are copied to the model's device, and outputs to the CPU; the call waits for them.
- * CONTIGUOUS_OUTPUTS: outputs are row-major without gaps. Without this flag, their strides may be any. */
+ * CONTIGUOUS_OUTPUTS: outputs are row-major without gaps. Without this flag, their strides may be any.
+ * OWN_STREAM: a CUDA model runs on a stream that belongs to the calling thread, beside those of other threads. */
 #define EXPORTKIT_HOST_TENSORS UINT64_C(1)
 #define EXPORTKIT_CONTIGUOUS_OUTPUTS UINT64_C(2)
+#define EXPORTKIT_OWN_STREAM UINT64_C(4)
 
 /* How to run a call. `size` is sizeof(exportkit_run_options); all others may be zero. */
 typedef struct exportkit_run_options {
@@ -368,8 +386,69 @@ EXPORTKIT_API int exportkit_session_load_state(exportkit_session session, const 
 EXPORTKIT_API int exportkit_session_state(exportkit_session session, struct DLManagedTensorVersioned** tensors,
                                           size_t count, exportkit_error** error) EXPORTKIT_NOEXCEPT;
 
+/* How many bytes the state takes of the device's memory. */
+EXPORTKIT_API int exportkit_session_bytes(exportkit_session session, uint64_t* bytes,
+                                          exportkit_error** error) EXPORTKIT_NOEXCEPT;
+
 /* Closes a session. A running call finishes first, in its thread. */
 EXPORTKIT_API int exportkit_session_close(exportkit_session session, exportkit_error** error) EXPORTKIT_NOEXCEPT;
+
+/* --- several requests in one call -------------------------------------------------------------------------------- */
+
+/* Finds out by the recorded cases whether the rows of one request influence another's. *rows gets the most rows of a
+ * call, at most `most`; 0 if each request must run by itself, and then *reason says why. The text belongs to the model.
+ */
+EXPORTKIT_API int exportkit_try_rows(exportkit_model model, const char* method, int64_t most, int64_t* rows,
+                                     const char** reason, exportkit_error** error) EXPORTKIT_NOEXCEPT;
+
+/* A part of an input's elements, in memory of the CPU (pinned or not) or of the model's device. */
+typedef struct exportkit_piece {
+  const void* data;
+  uint64_t size; /* in bytes */
+  DLDevice device;
+} exportkit_piece;
+
+/* An input of a request: its elements are row-major, in pieces that follow one another. */
+typedef struct exportkit_request_input {
+  DLDataType dtype;
+  int32_t ndim;
+  const int64_t* shape;
+  size_t piece_count;
+  const exportkit_piece* pieces;
+} exportkit_request_input;
+
+/* One of several requests. `size` is sizeof(exportkit_request). */
+typedef struct exportkit_request {
+  size_t size;
+  size_t input_count;
+  const exportkit_request_input* inputs; /* in the order of the description */
+  exportkit_session session;             /* of a method with state: the request's own; else 0 */
+  /* Written by exportkit_run_requests: why this request was not answered; null if it was. The caller frees it. */
+  exportkit_error* error;
+} exportkit_request;
+
+/* Where answers go. `size` is sizeof(exportkit_answers). */
+typedef struct exportkit_answers {
+  size_t size;
+  /* Gives row-major memory for an output of the request with this index: writes *data and *device, the CPU or the
+   * model's device, and returns a number greater than 0. 0: this output is not wanted. A number less than 0: there is
+   * no memory, and the request is not answered. It is called in the thread of exportkit_run_requests. */
+  int (*place)(size_t request, size_t output, DLDataType dtype, int32_t ndim, const int64_t* shape, uint64_t bytes,
+               void** data, DLDevice* device, void* context);
+  /* Says that a request has ended: its outputs are written, or its error is. May be null. */
+  void (*ended)(size_t request, void* context);
+  void* context;
+} exportkit_answers;
+
+/* Runs a method for several requests, and waits until all have ended. Each is checked by itself: a wrong one fails
+ * alone. Those whose shapes differ in their rows only run as one call of up to `most` rows, and in one call of their
+ * own if that fails; for a method with state, if each session has the request's rows. `most` is what exportkit_try_rows
+ * found; with 0, each request runs by itself. An error that is returned concerns all requests, none of which was run.
+ * Of the flags of `options`, only EXPORTKIT_OWN_STREAM may be set. */
+EXPORTKIT_API int exportkit_run_requests(exportkit_model model, const char* method, exportkit_request* const* requests,
+                                         size_t request_count, int64_t most, const exportkit_answers* answers,
+                                         const exportkit_run_options* options,
+                                         exportkit_error** error) EXPORTKIT_NOEXCEPT;
 
 /* --- recorded cases ---------------------------------------------------------------------------------------------- */
 
