@@ -110,7 +110,7 @@ def test_requests_are_joined_and_a_wrong_one_fails_alone(triton: Triton, arr_coc
                 if number % 3:
                     assert same(infer(client, arr_coc, asked[number]), wanted(asked[number]))
                     continue
-                with pytest.raises(InferenceServerException, match="InputError: .*image") as error:
+                with pytest.raises(InferenceServerException, match=r"InputError: .*image") as error:
                     infer(client, arr_coc, asked[number])
                 refused.append(error.value.status())
 
@@ -238,7 +238,7 @@ def test_a_reload_under_load_leaves_no_request_without_an_answer(
                 count[0] += 1
 
     def reload() -> None:
-        for number in range(3):
+        for _ in range(3):
             triton.put("reloaded", rows_package)
             triton.load(name)
         (triton.repository / name / "1" / "rows.pt2").write_bytes(b"no package")

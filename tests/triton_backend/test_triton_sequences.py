@@ -1,6 +1,6 @@
 """Methods with state in Triton: each sequence has a session, and rows of several run in one call.
 
-A sequence has one outstanding step: with two of them Triton 24.10 itself crashes now and then (tools/triton_stress.py).
+A sequence has one outstanding step: with two of them Triton 24.10 itself crashes now and then (stress.py).
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ def test_wrong_inputs_leave_the_state_as_it_was(triton: Triton, ticks: str, tick
     with exportkit.load(ticker_package) as model, model.session(batch=1) as session:
         wanted = [session(**ticker.inputs(seed)) for seed in range(2)]
     assert torch.equal(step(triton, ticks, 0, "kept", sequence_start=True), wanted[0])
-    with pytest.raises(InferenceServerException, match="batch.size.*1"):  # Triton's own rule
+    with pytest.raises(InferenceServerException, match=r"batch.size.*1"):  # Triton's own rule
         infer(triton.http, ticks, ticker.inputs(1, rows=2), sequence_id="kept")
     assert torch.equal(step(triton, ticks, 1, "kept", sequence_end=True), wanted[1])
 

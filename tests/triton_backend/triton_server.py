@@ -1,6 +1,7 @@
 """The real tritonserver of the wheel nvidia-pytriton, with the backend that is built here, and its clients.
 
-EXPORTKIT_TRITON_ASAN names a folder of another build of the backend, with AddressSanitizer (`make triton-asan`).
+EXPORTKIT_TRITON names another tritonserver, such as a container's /opt/tritonserver/bin/tritonserver, and
+EXPORTKIT_TRITON_ASAN a folder of another build of the backend, with AddressSanitizer (`make triton-asan`).
 """
 
 from __future__ import annotations
@@ -52,14 +53,14 @@ class Triton:
     """
 
     def __init__(self, folder: Path, *options: str, **environment: str) -> None:
-        site = _site_folder()
+        program, libraries = _server()
         self.repository = folder / "repository"
         self.repository.mkdir()
         self._log = folder / "log"
         self.http_port, self.grpc_port, self.metrics_port = _free_ports(3)
         ports = {"http": self.http_port, "grpc": self.grpc_port, "metrics": self.metrics_port}
         command = [
-            str(site / "pytriton" / "tritonserver" / "bin" / "tritonserver"),
+            str(program),
             f"--model-repository={self.repository}",
             f"--backend-directory={BACKENDS}",
             "--model-control-mode=explicit",
@@ -68,7 +69,7 @@ class Triton:
             *(f"--{name}-port={port}" for name, port in ports.items()),
             *options,
         ]
-        variables = {"LD_LIBRARY_PATH": str(site / "nvidia_pytriton.libs"), **_sanitizer(), **environment}
+        variables = {"LD_LIBRARY_PATH": libraries, **_sanitizer(), **environment}
         names = ("EXPORTKIT_CACHE", "HOME", "OMP_WAIT_POLICY", "PATH")
         kept = {name: os.environ[name] for name in names if name in os.environ}
         with self._log.open("w") as log:
@@ -89,11 +90,11 @@ class Triton:
         return self._log.read_text(errors="replace")
 
     def add(self, name: str, package: Path, config: str | None = None) -> str:
-        """Puts a package into the repository and loads it. Returns the model's name, with .exportkit without a config."""
+        """Puts a package into the repository and loads it. Returns the model's name."""
         return self.load(self.put(name, package, config))
 
     def put(self, name: str, package: Path, config: str | None = None) -> str:
-        """Puts a package into the repository, in place of an earlier one."""
+        """Puts a package into the repository, in place of an earlier one. Without a config it is NAME.exportkit."""
         name = name if config is not None else f"{name}.exportkit"
         folder = self.repository / name
         shutil.rmtree(folder, ignore_errors=True)
@@ -166,15 +167,18 @@ def given(module: ModuleType, inputs: Tensors) -> list[Any]:
     return made
 
 
-def _site_folder() -> Path:
-    """Where nvidia-pytriton is, of which only the server is used: its Python needs none of its dependencies."""
+def _server() -> tuple[Path, str]:
+    """The program, and where its libraries are. Of nvidia-pytriton, only this is used, which needs no other wheel."""
     exportkit_run.require_built()
+    if not (BACKENDS / "exportkit" / "libtriton_exportkit.so").exists():
+        pytest.fail(f"there is no {BACKENDS}/exportkit/libtriton_exportkit.so: make build")
+    if named := os.environ.get("EXPORTKIT_TRITON"):
+        return Path(named), os.environ.get("LD_LIBRARY_PATH", "")
     spec = importlib.util.find_spec("pytriton")
     if spec is None or spec.origin is None:
         pytest.skip("there is no tritonserver: make weights")
-    if not (BACKENDS / "exportkit" / "libtriton_exportkit.so").exists():
-        pytest.fail(f"there is no {BACKENDS}/exportkit/libtriton_exportkit.so: make build")
-    return Path(spec.origin).parents[1]
+    site = Path(spec.origin).parents[1]
+    return site / "pytriton" / "tritonserver" / "bin" / "tritonserver", str(site / "nvidia_pytriton.libs")
 
 
 def _sanitizer() -> dict[str, str]:
