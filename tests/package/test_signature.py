@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from cryptography.hazmat.primitives.asymmetric import ec, ed448, rsa, x25519
 from elftools.elf.elffile import ELFFile
+from elftools.elf.sections import SymbolTableSection
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -61,9 +62,10 @@ def beside(path: Path) -> Path:
 def _functions(library: str) -> list[str]:
     """The functions that a library exports."""
     with ELFFile.load_from_path(library) as elf:
-        symbols = elf.get_section_by_name(".dynsym").iter_symbols()
-        kinds = ((each.name, each["st_info"]["type"], each["st_shndx"]) for each in symbols)
-        return sorted({name for name, kind, section in kinds if kind == "STT_FUNC" and section != "SHN_UNDEF"})
+        symbols = elf.get_section_by_name(".dynsym")
+        assert isinstance(symbols, SymbolTableSection)
+        functions = (each for each in symbols.iter_symbols() if each["st_info"]["type"] == "STT_FUNC")
+        return sorted({each.name for each in functions if each["st_shndx"] != "SHN_UNDEF"})
 
 
 def said(path: Path) -> Signatures:
@@ -426,7 +428,7 @@ def test_a_process_with_another_openssl_checks_signatures(signed: Path, release:
     other = source.with_suffix(".so")
     subprocess.run([os.environ.get("CC", "gcc"), "-w", "-shared", "-fPIC", source, "-o", other], check=True)
     words = ["trust", tmp_path / "no-policy", signed, "", release.public]
-    command = [program(), *words]
+    command = list(map(str, [program(), *words]))
     done = subprocess.run(command, env={"LD_PRELOAD": str(other)}, capture_output=True, text=True, check=True)
     assert json.loads(done.stdout) == {"ok": True, "value": [str(release.public)]}
 
