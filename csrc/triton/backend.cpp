@@ -63,6 +63,7 @@ TRITONSERVER_Error* guarded(const F& call) noexcept {
 
 using namespace exportkit::triton;
 
+#pragma GCC visibility push(default)
 extern "C" {
 
 TRITONSERVER_Error* TRITONBACKEND_Initialize(TRITONBACKEND_Backend* backend) {
@@ -119,3 +120,4 @@ TRITONSERVER_Error* TRITONBACKEND_ModelInstanceExecute(TRITONBACKEND_ModelInstan
 }
 
 }  // extern "C"
+#pragma GCC visibility pop
