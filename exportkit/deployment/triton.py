@@ -173,15 +173,12 @@ def triton_command(repository: Path, *, trust: Trust = Trust(), options: Sequenc
 
     Args:
         repository: The repository.
-        trust: The key that must have signed every package.
+        trust: Keys, one of which must have signed every package.
         options: Further options of Triton, which win over those here.
 
     Raises:
-        UsageError: There are several keys: the backend takes one.
         HostError: The installation has no backend for the installed torch.
     """
-    if len(trust.keys) > 1:
-        raise UsageError("Triton's backend takes one public key", hint="Give the key that signs all of its packages.")
     restriction = f"{_RESTRICTED}:{_KEY_HEADER}={secrets.token_hex(16)}"
     arguments = [
         _find_program(),
@@ -195,7 +192,9 @@ def triton_command(repository: Path, *, trust: Trust = Trust(), options: Sequenc
         "--grpc-address=127.0.0.1",
         "--metrics-address=127.0.0.1",
     ]
-    arguments += [f"--backend-config=exportkit,public-key={os.path.abspath(key_file)}" for key_file in trust.keys]
+    if trust.keys:
+        keys = ":".join(os.path.abspath(key) for key in trust.keys)
+        arguments.append(f"--backend-config=exportkit,public-key={keys}")
     return TritonCommand((*arguments, *options), _environment())
 
 
