@@ -32,9 +32,7 @@ from exportkit.package.signing import sign_package
 from tests.artifacts import ROOT, artifact
 from tests.package import samples, stateful_samples
 from tests.package.signers import signer
-
-INSTALLED = os.access(triton._find_program(), os.X_OK)
-BUILT = any(triton.LIBRARY_DIR.glob("torch*/triton/exportkit/libtriton_exportkit.so"))
+from tests.policy.documents import has_triton
 
 
 @pytest.fixture
@@ -259,8 +257,7 @@ def status(port: int, path: str, **post: Any) -> int:
         return 0
 
 
-@pytest.mark.skipif(not INSTALLED, reason="there is no tritonserver")
-@pytest.mark.skipif(not BUILT, reason="Triton's backend was not built")
+@pytest.mark.skipif(not has_triton(), reason="there is no tritonserver, or its backend was not built")
 def test_triton_answers_and_lets_only_the_key_change_models(tmp_path: Path):
     package = artifact("patches")
     with PackageReader(package) as reader:
