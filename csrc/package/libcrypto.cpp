@@ -11,14 +11,20 @@ namespace {
 
 constexpr const char* kName = "libcrypto.so.3";
 
+// Its calls of its own functions must not reach those of another OpenSSL in the process, which some wheels bring under
+// another name: RTLD_DEEPBIND. Sanitizers end a process that opens something so.
+int binding() {
+  const bool sanitized = dlsym(RTLD_DEFAULT, "__asan_init") != nullptr || dlsym(RTLD_DEFAULT, "__tsan_init") != nullptr;
+  return RTLD_NOW | RTLD_LOCAL | (sanitized ? 0 : RTLD_DEEPBIND);
+}
+
 [[noreturn]] void missing(const std::string& why) {
   throw Error(errors::kHost, "OpenSSL 3, which checks signatures, cannot be used: " + why,
               "Install it (Debian and Ubuntu: apt-get install libssl3), or require no signature.");
 }
 
 Libcrypto open() {
-  // RTLD_LOCAL, because the process may have another version of OpenSSL.
-  void* library = dlopen(kName, RTLD_NOW | RTLD_LOCAL);
+  void* library = open_libcrypto();
   if (library == nullptr) {
     const char* said = dlerror();
     missing(said == nullptr ? std::string("there is no ") + kName : said);
@@ -51,6 +57,8 @@ Libcrypto open() {
 }
 
 }  // namespace
+
+void* open_libcrypto() { return dlopen(kName, binding()); }
 
 const Libcrypto& libcrypto() {
   static const Libcrypto found = open();  // retried after a failure

@@ -35,6 +35,9 @@ struct Libcrypto {
   int (*EVP_PKEY_set_utf8_string_param)(evp_pkey_st*, const char*, const char*);
 };
 
+// The library, which stays open; null without one, and dlerror() says why.
+void* open_libcrypto();
+
 // HostError if this machine has no OpenSSL 3.
 const Libcrypto& libcrypto();
 

@@ -6,6 +6,8 @@
 #include <bit>
 #include <cstring>
 
+#include "package/libcrypto.h"
+
 #if defined(__x86_64__)
 #include <immintrin.h>
 #elif defined(__aarch64__)
@@ -172,7 +174,7 @@ using OpenSslUpdate = int (*)(OpenSslState*, const void*, size_t);
 
 OpenSslUpdate openssl_update() {
   static const auto found = [] {
-    void* library = dlopen("libcrypto.so.3", RTLD_NOW | RTLD_LOCAL);
+    void* library = open_libcrypto();
     return library == nullptr ? nullptr : reinterpret_cast<OpenSslUpdate>(dlsym(library, "SHA256_Update"));
   }();
   return found;

@@ -1,0 +1,35 @@
+// Within the backend, what fails throws. Its functions that Triton calls turn that into Triton's errors.
+#pragma once
+
+#include <exportkit/exportkit.h>
+
+#include <stdexcept>
+#include <string>
+
+#include "triton/triton_interface.h"
+
+namespace exportkit::triton {
+
+struct Failure : std::runtime_error {
+  Failure(TRITONSERVER_Error_Code code, const std::string& message) : std::runtime_error(message), code(code) {}
+
+  TRITONSERVER_Error_Code code;
+};
+
+// What Triton or exportkit says, which is freed. The text of exportkit's has its class and its hint.
+Failure failure(TRITONSERVER_Error* error);
+Failure failure(exportkit_error* error);
+
+// Throws the error, if there is one.
+void check(TRITONSERVER_Error* error);
+void check(exportkit_error* error);
+
+// The exception that is being handled, as Triton's error.
+TRITONSERVER_Error* caught() noexcept;
+
+void log(TRITONSERVER_LogLevel level, const std::string& text) noexcept;
+
+// Logs what cannot be told to anybody else.
+void ignore(TRITONSERVER_Error* error) noexcept;
+
+}  // namespace exportkit::triton

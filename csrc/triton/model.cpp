@@ -1,0 +1,309 @@
+#include "triton/model.h"
+
+#include <algorithm>
+#include <charconv>
+#include <filesystem>
+
+#include "package/json.h"
+#include "package/text.h"
+#include "triton/errors.h"
+
+namespace exportkit::triton {
+namespace {
+
+// Rows of a call, if config.pbtxt does not say how many.
+constexpr int64_t kMostRows = 256;
+
+std::string text_of(TRITONSERVER_Message* message) {
+  const char* text = nullptr;
+  size_t size = 0;
+  check(TRITONSERVER_MessageSerializeToJson(message, &text, &size));
+  return std::string(text, size);
+}
+
+std::string config_of(TRITONBACKEND_Model* model) {
+  TRITONSERVER_Message* message = nullptr;
+  check(TRITONBACKEND_ModelConfig(model, 1, &message));
+  const std::string text = text_of(message);
+  ignore(TRITONSERVER_MessageDelete(message));
+  return text;
+}
+
+std::string name_of(TRITONBACKEND_Model* model) {
+  const char* name = nullptr;
+  check(TRITONBACKEND_ModelName(model, &name));
+  return name;
+}
+
+std::string version_of(TRITONBACKEND_Model* model) {
+  uint64_t version = 0;
+  check(TRITONBACKEND_ModelVersion(model, &version));
+  return std::to_string(version);
+}
+
+// The package of a version: the file that config.pbtxt names, or the folder's only .pt2. Without a config.pbtxt, Triton
+// since 26.03 takes `model.pt2` for the PyTorch backend's, so it may have any name.
+std::string package_of(TRITONBACKEND_Model* model, const std::string& named) {
+  namespace fs = std::filesystem;
+  TRITONBACKEND_ArtifactType type = TRITONBACKEND_ARTIFACT_FILESYSTEM;
+  const char* location = nullptr;
+  check(TRITONBACKEND_ModelRepository(model, &type, &location));
+  const fs::path folder = fs::path(location) / version_of(model);
+  if (!named.empty()) return folder / named;
+  std::vector<std::string> found;
+  for (const fs::directory_entry& entry : fs::directory_iterator(folder)) {
+    if (entry.path().extension() == ".pt2") found.push_back(entry.path());
+  }
+  if (found.size() == 1) return found[0];
+  std::ranges::sort(found);
+  throw Failure(TRITONSERVER_ERROR_NOT_FOUND,
+                folder.string() + " must have one .pt2 file, it has " + (found.empty() ? "none" : joined(found)) +
+                    ". Leave one there, or name it in config.pbtxt: default_model_filename.");
+}
+
+void check_parameters(const ModelConfig& config) {
+  for (const auto& [name, value] : config.parameters) {
+    if (name == "method" || name.starts_with("TRITON_")) continue;
+    const bool graphs = name == "cuda_graphs";
+    int64_t number = 0;
+    const bool whole =
+        std::from_chars(value.data(), value.data() + value.size(), number).ptr == value.data() + value.size();
+    if (graphs ? value == "true" || value == "false" : name == "threads" && whole && number >= 0) continue;
+    throw Failure(TRITONSERVER_ERROR_INVALID_ARG,
+                  "config.pbtxt has the parameter `" + name + "` with the value `" + value +
+                      "`. There are `method` (one of the package), `threads` (of a call on the CPU; 0: as many as "
+                      "torch takes) and `cuda_graphs` (true or false).");
+  }
+}
+
+std::string parameter(const ModelConfig& config, const std::string& name) {
+  const auto found = config.parameters.find(name);
+  return found == config.parameters.end() ? "" : found->second;
+}
+
+}  // namespace
+
+// --- the backend -----------------------------------------------------------------------------------------------------
+
+namespace {
+
+// `public-key` is a PEM file, or several with colons between. What Triton gives to every backend is left alone; what is
+// neither is refused, or a slip would leave packages unchecked.
+void read_setting(Backend& backend, std::string_view name, const std::string& value) {
+  static constexpr std::string_view kTritons[] = {"additional-dependency-dirs", "auto-complete-config",
+                                                  "backend-directory", "default-max-batch-size",
+                                                  "min-compute-capability"};
+  if (name != "public-key") {
+    if (std::ranges::find(kTritons, name) != std::end(kTritons)) return;
+    throw Failure(TRITONSERVER_ERROR_INVALID_ARG,
+                  "--backend-config=exportkit," + std::string(name) + " is not known. There is public-key=FILE.pem.");
+  }
+  for (size_t at = 0; at <= value.size();) {
+    const size_t end = std::min(value.find(':', at), value.size());
+    backend.public_keys.push_back(value.substr(at, end - at));
+    at = end + 1;
+  }
+}
+
+}  // namespace
+
+Backend::Backend(TRITONBACKEND_Backend* backend) {
+  TRITONSERVER_Message* message = nullptr;
+  check(TRITONBACKEND_BackendConfig(backend, &message));
+  const std::string text = text_of(message);
+  JsonReader json(text, 32);
+  json.object([&](std::string_view part) {
+    if (part != "cmdline") return json.skip();
+    json.object([&](std::string_view name) { read_setting(*this, name, json.string()); });
+  });
+  ignore(TRITONSERVER_MetricFamilyNew(&sessions, TRITONSERVER_METRIC_KIND_GAUGE, "exportkit_sessions",
+                                      "Number of open sessions of a model, one for each sequence"));
+}
+
+Backend::~Backend() {
+  if (sessions != nullptr) ignore(TRITONSERVER_MetricFamilyDelete(sessions));
+}
+
+// --- the package on a device -----------------------------------------------------------------------------------------
+
+Copy::Copy(const std::string& path, const std::string& device, const ModelConfig& config, const Backend& backend) {
+  try {
+    open(path, device, config, backend);
+    choose_method(config);
+    if (method_->stateful) find_state_sizes();
+    replay();
+  } catch (...) {
+    exportkit_close(handle_, nullptr);
+    throw;
+  }
+}
+
+Copy::~Copy() {
+  sequences.reset();
+  exportkit_close(handle_, nullptr);
+}
+
+void Copy::open(const std::string& path, const std::string& device, const ModelConfig& config, const Backend& backend) {
+  std::vector<const char*> keys;
+  for (const std::string& key : backend.public_keys) keys.push_back(key.c_str());
+  exportkit_open_options options = {};
+  options.size = sizeof options;
+  options.device = device.c_str();
+  options.runners = devices_of(config)[device];
+  options.public_keys = keys.data();
+  options.public_key_count = keys.size();
+  options.threads = std::atoll(parameter(config, "threads").c_str());
+  if (parameter(config, "cuda_graphs") == "true") options.flags |= EXPORTKIT_CUDA_GRAPHS;
+  options.warn = [](const char* message, void*) { log(TRITONSERVER_LOG_WARN, message); };
+  exportkit_error* error = nullptr;
+  exportkit_open(path.c_str(), &options, &handle_, &error);
+  check(error);
+  exportkit_describe(handle_, &about_, &error);
+  check(error);
+}
+
+void Copy::choose_method(const ModelConfig& config) {
+  const std::string asked = parameter(config, "method");
+  std::vector<std::string> names;
+  for (size_t i = 0; i < about_->method_count; ++i) {
+    const exportkit_method_info* each = about_->methods[i];
+    names.push_back(each->name);
+    if (asked.empty() ? about_->method_count == 1 || names[i] == "forward" : names[i] == asked) method_ = each;
+  }
+  if (method_ == nullptr) {
+    throw Failure(
+        TRITONSERVER_ERROR_INVALID_ARG,
+        (asked.empty() ? "the package has several methods: " : "the package has no method `" + asked + "` but ") +
+            joined(names) + ". Name one in config.pbtxt: parameters { key: \"method\" value { string_value: \"" +
+            names[0] + "\" } }");
+  }
+  for (size_t i = 0; i < method_->input_count; ++i) {
+    if (!method_->inputs[i]->written) continue;
+    throw Failure(TRITONSERVER_ERROR_UNSUPPORTED, std::string("the method writes into its input `") +
+                                                      method_->inputs[i]->name + "`, which no client would see");
+  }
+}
+
+// The state's dimensions are the method's of the same name, whose numbers the first step's inputs have.
+void Copy::find_state_sizes() {
+  for (size_t k = 0; k < about_->state_dimension_count; ++k) {
+    const exportkit_dimension& wanted = *about_->state_dimensions[k];
+    StateSize size = {wanted.name, nullptr, 0, 0, wanted.min};
+    for (size_t i = 0; i < method_->input_count; ++i) {
+      for (int32_t axis = 0; axis < method_->inputs[i]->ndim; ++axis) {
+        const exportkit_size_range* range = method_->inputs[i]->shape[axis];
+        if (range->dimension < 0 || method_->dimensions[range->dimension]->name != std::string_view(wanted.name))
+          continue;
+        size = {wanted.name, range, i, axis, 0};
+      }
+    }
+    if (size.axis == nullptr && wanted.min != wanted.max) {
+      throw Failure(TRITONSERVER_ERROR_UNSUPPORTED, std::string("the state has the size `") + wanted.name +
+                                                        "`, which no input of the method `" + method_->name + "` has");
+    }
+    state_sizes_.push_back(size);
+  }
+}
+
+// What does not give the recorded answers is not served; and the code is warm then.
+void Copy::replay() const {
+  for (size_t i = 0; i < about_->case_count; ++i) {
+    exportkit_error* error = nullptr;
+    exportkit_replay(handle_, i, &error);
+    check(error);
+  }
+}
+
+Served Copy::try_rows(int64_t most) const {
+  Served served = {method_, 0, ""};
+  const char* reason = nullptr;
+  exportkit_error* error = nullptr;
+  exportkit_try_rows(handle_, method_->name, most, &served.rows, &reason, &error);
+  check(error);
+  if (served.rows == 0) served.alone = reason;
+  return served;
+}
+
+std::vector<exportkit_size> Copy::state_sizes(const std::vector<exportkit_request_input>& inputs) const {
+  std::vector<exportkit_size> sizes;
+  for (const StateSize& each : state_sizes_) {
+    int64_t size = each.fixed;
+    if (each.axis != nullptr) {
+      const exportkit_request_input& input = inputs[each.input];
+      if (input.ndim <= each.place) {
+        throw Failure(TRITONSERVER_ERROR_INVALID_ARG, std::string("`") + method_->inputs[each.input]->name + "` has " +
+                                                          std::to_string(input.ndim) + " sizes, the package " +
+                                                          std::to_string(method_->inputs[each.input]->ndim));
+      }
+      size = (input.shape[each.place] - each.axis->offset) / each.axis->scale;
+    }
+    sizes.push_back({each.name, size});
+  }
+  return sizes;
+}
+
+std::string Copy::text() const {
+  return std::string(about_->name) + " " + about_->version + ", target " + about_->target + " on " + about_->device +
+         ", method " + method_->name;
+}
+
+// --- the model -------------------------------------------------------------------------------------------------------
+
+Model::Model(TRITONBACKEND_Model* model, const Backend& backend)
+    : backend_(backend),
+      name_(name_of(model)),
+      config_text_(config_of(model)),
+      config_(read_config(config_text_)),
+      sessions_(backend.sessions, name_, version_of(model)) {
+  check_parameters(config_);
+  path_ = package_of(model, config_.file);
+  for (const auto& [device, instances] : devices_of(config_)) {
+    Copy& copy = copy_on(device);
+    if (served_.method == nullptr) serve(model, copy);
+  }
+}
+
+Copy& Model::copy_on(const std::string& device) {
+  const std::lock_guard lock(mutex_);
+  std::unique_ptr<Copy>& copy = copies_[device];
+  if (copy != nullptr) return *copy;
+  auto made = std::make_unique<Copy>(path_, device, config_, backend_);
+  if (served_.rows > 0 && made->try_rows(served_.rows).rows < served_.rows) {
+    throw Failure(TRITONSERVER_ERROR_UNSUPPORTED, "on " + device + " calls cannot have " +
+                                                      std::to_string(served_.rows) + " rows, as on the first device");
+  }
+  if (made->method().stateful) {
+    const int64_t instances = std::max<int64_t>(1, devices_of(config_)[device]);
+    made->sequences = std::make_unique<Sequences>(made->handle(), config_.sequences, instances, sessions_);
+  }
+  copy = std::move(made);
+  return *copy;
+}
+
+// Finds out which requests may be joined, and tells Triton what the package takes and gives.
+void Model::serve(TRITONBACKEND_Model* model, Copy& copy) {
+  bool complete = false;
+  check(TRITONBACKEND_ModelAutoCompleteConfig(model, &complete));
+  const exportkit_method_info& method = copy.method();
+  if (config_.max_batch_size == 0 && (!complete || given_whole(config_, method))) {
+    served_ = {&method, 0, "config.pbtxt has no max_batch_size, but all sizes of the inputs"};
+  } else if (method.stateful && method.row_dimension >= 0 && method.dimensions[method.row_dimension]->min > 1) {
+    served_ = {&method, 0, "each request has several rows, and of a sequence Triton joins requests of one row only"};
+  } else {
+    served_ = copy.try_rows(config_.max_batch_size > 0 ? config_.max_batch_size : kMostRows);
+  }
+  check_config(config_, served_);
+  if (complete) {
+    const std::string text = completed(config_, served_);
+    TRITONSERVER_Message* message = nullptr;
+    check(TRITONSERVER_MessageNewFromSerializedJson(&message, text.data(), text.size()));
+    TRITONSERVER_Error* const error = TRITONBACKEND_ModelSetConfig(model, 1, message);
+    ignore(TRITONSERVER_MessageDelete(message));
+    check(error);
+  }
+  log(TRITONSERVER_LOG_INFO, name_ + ": " + path_ + ": " + copy.text() + "; " +
+                                 (served_.rows > 0 ? "up to " + std::to_string(served_.rows) + " rows in a call"
+                                                   : "each request by itself: " + served_.alone));
+}
+
+}  // namespace exportkit::triton

@@ -1,0 +1,251 @@
+"""Models without state in Triton: each answer is the package's own, called in this process."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import tritonclient.http
+import tritonclient.utils.shared_memory as shared
+from tritonclient.utils import InferenceServerException
+
+import exportkit
+from exportkit.package.structure import flatten
+from tests.runtime import stateful, tiny
+from tests.serve.engine import rows
+from tests.triton_backend.triton_server import Tensors, Triton, given, infer, parameter
+
+
+def direct(package: Path) -> Callable[[Tensors], dict[str, torch.Tensor]]:
+    """Calls the package in this process."""
+    model = exportkit.load(package)
+    names = [output.name for output in model.manifest.call.outputs]
+
+    def answer(inputs: Tensors) -> dict[str, torch.Tensor]:
+        return dict(zip(names, flatten(model(*inputs.values()), torch.is_tensor)[1], strict=True))
+
+    return answer
+
+
+def same(one: Tensors, other: Tensors) -> bool:
+    return one.keys() == other.keys() and all(torch.equal(one[name], other[name].to(one[name].dtype)) for name in one)
+
+
+def test_what_triton_serves_is_completed_from_the_package(triton: Triton, rows_package: Path) -> None:
+    config = triton.config(triton.add("completed", rows_package))
+    assert config["max_batch_size"] == 32
+    assert "dynamic_batching" in config
+    assert [(each["name"], each["data_type"], each["dims"]) for each in config["input"]] == [
+        ("x", "TYPE_FP32", [3]),
+        ("coupling", "TYPE_FP32", [1]),
+        ("label", "TYPE_INT64", [1]),
+        ("flag", "TYPE_BOOL", [2]),
+        ("half", "TYPE_BF16", [2, 2]),
+    ]
+    assert [each["name"] for each in config["output"]] == list(rows.OUTPUTS)
+    assert [each["kind"] for each in config["instance_group"]] == ["KIND_MODEL"]
+
+
+@pytest.mark.parametrize("protocol", ["http", "grpc"])
+def test_each_dtype_is_answered(triton: Triton, rows_package: Path, protocol: str) -> None:
+    name, inputs = triton.add("dtypes", rows_package), rows.example(5)
+    answer = infer(getattr(triton, protocol), name, inputs | {"label": inputs["label"][:, None]})
+    wanted = rows.answer(inputs)
+    assert answer["next"].shape == (5, 1)  # Triton's protocol has no scalar for each row
+    assert same(answer, wanted | {"next": wanted["next"][:, None]})
+
+
+@pytest.fixture(scope="module")
+def arr_coc(triton: Triton, arr_coc_package: Path) -> str:
+    return triton.add("arr_coc", arr_coc_package)
+
+
+def picture(rows: int, high: int, wide: int) -> dict[str, torch.Tensor]:
+    return {"image": torch.rand(rows, 3, 16 * high, 16 * wide), "query": torch.randn(rows, 64)}
+
+
+@pytest.mark.parametrize("protocol", ["http", "grpc"])
+def test_sizes_vary(triton: Triton, arr_coc: str, arr_coc_package: Path, protocol: str) -> None:
+    wanted = direct(arr_coc_package)
+    for sizes in ((1, 14, 14), (3, 15, 17), (2, 4, 60)):
+        inputs = picture(*sizes)
+        assert same(infer(getattr(triton, protocol), arr_coc, inputs), wanted(inputs)), sizes
+
+
+def in_threads(count: int, work: Callable[[int], None]) -> None:
+    """Calls it with each number, in so many threads, and raises what one of them raises."""
+    raised: list[BaseException] = []
+
+    def guarded(number: int) -> None:
+        try:
+            work(number)
+        except BaseException as error:
+            raised.append(error)
+
+    threads = [threading.Thread(target=guarded, args=(number,)) for number in range(count)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if raised:
+        raise raised[0]
+
+
+def test_requests_are_joined_and_a_wrong_one_fails_alone(triton: Triton, arr_coc: str, arr_coc_package: Path) -> None:
+    """Mixed sizes and mixed rows at the same time; each third one has an image that is too low."""
+    asked = [picture(1 + number % 3, 4 + number % 2, 4) for number in range(48)]
+    for number in range(0, 48, 3):
+        asked[number]["image"] = asked[number]["image"][:, :, :40]
+    wanted = direct(arr_coc_package)
+    before = triton.statistics(arr_coc)
+    refused = []
+
+    def work(thread: int) -> None:
+        with tritonclient.http.InferenceServerClient(f"127.0.0.1:{triton.http_port}") as client:
+            for number in range(thread, 48, 8):
+                if number % 3:
+                    assert same(infer(client, arr_coc, asked[number]), wanted(asked[number]))
+                    continue
+                with pytest.raises(InferenceServerException, match=r"InputError: .*image") as error:
+                    infer(client, arr_coc, asked[number])
+                refused.append(error.value.status())
+
+    in_threads(8, work)
+    assert refused == ["400"] * 16
+    after = triton.statistics(arr_coc)
+
+    def more(*path: str) -> int:
+        one, other = before, after
+        for key in path:
+            one, other = one.get(key, {}), other[key]
+        return int(other) - int(one or 0)
+
+    answered = [inputs for number, inputs in enumerate(asked) if number % 3]
+    assert more("inference_count") == sum(len(inputs["image"]) for inputs in answered)
+    assert more("inference_stats", "success", "count") == len(answered)
+    assert more("inference_stats", "fail", "count") == 16
+    assert more("execution_count") < len(answered)
+    for part in ("compute_input", "compute_infer", "compute_output"):
+        assert 0 < more("inference_stats", part, "ns") < 100e9
+    assert more("inference_stats", "compute_infer", "ns") > more("inference_stats", "compute_output", "ns")
+
+
+def test_a_value_that_is_refused_fails_alone(triton: Triton, words_package: Path) -> None:
+    name = triton.add("words", words_package)
+    wanted = direct(words_package)
+
+    def work(thread: int) -> None:
+        with tritonclient.http.InferenceServerClient(f"127.0.0.1:{triton.http_port}") as client:
+            for number in range(10):
+                ids = {"ids": torch.tensor([[thread, number]])}
+                if thread != 3:
+                    assert same(infer(client, name, ids), wanted(ids))
+                    continue
+                with pytest.raises(InferenceServerException, match="RefusedValueError") as error:
+                    infer(client, name, {"ids": torch.tensor([[1, 77]])})
+                assert error.value.status() == "400"
+
+    in_threads(6, work)
+
+
+def test_outputs_that_are_not_asked_for_are_not_sent(triton: Triton, arr_coc: str) -> None:
+    wanted = [tritonclient.http.InferRequestedOutput("scores")]
+    assert list(infer(triton.http, arr_coc, picture(1, 4, 4), outputs=wanted)) == ["scores"]
+
+
+@pytest.fixture
+def region() -> Iterator[object]:
+    handle = shared.create_shared_memory_region("exportkit", "/exportkit-triton-test", 1 << 20)
+    yield handle
+    shared.destroy_shared_memory_region(handle)
+
+
+def test_tensors_in_shared_memory(triton: Triton, arr_coc: str, arr_coc_package: Path, region: object) -> None:
+    inputs = picture(2, 4, 5)
+    wanted = direct(arr_coc_package)(inputs)["scores"].numpy()
+    image = inputs["image"].numpy()
+    shared.set_shared_memory_region(region, [image])
+    triton.http.register_system_shared_memory("exportkit", "/exportkit-triton-test", 1 << 20)
+    try:
+        asked = given(tritonclient.http, inputs)
+        asked[0].set_shared_memory("exportkit", image.nbytes)
+        output = tritonclient.http.InferRequestedOutput("scores")
+        output.set_shared_memory("exportkit", wanted.nbytes, offset=1 << 19)
+        triton.http.infer(arr_coc, asked, outputs=[output])
+        answer = shared.get_contents_as_numpy(region, wanted.dtype, wanted.shape, offset=1 << 19)
+        np.testing.assert_array_equal(answer, wanted)
+        del answer
+    finally:
+        triton.http.unregister_system_shared_memory("exportkit")
+
+
+def test_somebody_elses_operators(triton: Triton, softpool_package: Path) -> None:
+    name = triton.add("softpool", softpool_package)
+    inputs = {"tokens": torch.randn(3, 9, 8), "bias": torch.randn(3, 9)}
+    with exportkit.load(softpool_package) as model:
+        wanted = flatten(model(inputs["tokens"], bias=inputs["bias"]), torch.is_tensor)[1]
+    answer = infer(triton.grpc, name, inputs)
+    assert all(torch.equal(one, other) for one, other in zip(answer.values(), wanted, strict=True))
+
+
+def test_rows_that_influence_one_another_are_not_joined(triton: Triton, coupled_package: Path) -> None:
+    """Clients' shapes are the same as with batches, and a request may have several rows."""
+    name = triton.add("coupled", coupled_package)
+    assert triton.config(name)["max_batch_size"] == 0
+    assert "each request by itself: rows influence one another" in triton.log
+    inputs = rows.example(3, 1.0)
+    assert same(infer(triton.http, name, inputs), rows.answer(inputs))
+
+
+def test_a_model_without_rows_of_its_own(triton: Triton, tiny_package: Path) -> None:
+    """One of its inputs has no rows; another one's name has a point."""
+    name = triton.add("tiny", tiny_package)
+    args, kwargs = tiny.example(2, 3)
+    inputs = {"image": args[0], "query.features": args[1]["features"], "offset": kwargs["offset"]}
+    wanted = tiny.Flat()(*inputs.values())
+    answer = infer(triton.grpc, name, inputs)
+    assert list(answer) == ["regions.mean", "regions.doubled", "rest.0"]
+    assert all(torch.allclose(one, other) for one, other in zip(answer.values(), wanted, strict=True))
+
+
+def test_a_method_is_named_by_a_parameter(triton: Triton, recorder_package: Path) -> None:
+    name = triton.add("embed", recorder_package, parameter("method", "embed"))
+    x = torch.randn(3, stateful.WIDTH)
+    assert torch.allclose(infer(triton.http, name, {"x": x})["0"], torch.tanh(x) * 2)
+
+
+def test_a_reload_under_load_leaves_no_request_without_an_answer(
+    triton: Triton, rows_package: Path, packages: Path
+) -> None:
+    name, ends, count = triton.add("reloaded", rows_package), threading.Event(), [0]
+    inputs = rows.example(2)
+    inputs["label"] = inputs["label"][:, None]
+    wanted = rows.answer(inputs)
+
+    def work(thread: int) -> None:
+        if thread == 0:
+            try:
+                reload()
+            finally:
+                ends.set()
+        with tritonclient.http.InferenceServerClient(f"127.0.0.1:{triton.http_port}") as client:
+            while not ends.is_set():
+                assert same(infer(client, name, inputs), wanted)
+                count[0] += 1
+
+    def reload() -> None:
+        for _ in range(3):
+            triton.put("reloaded", rows_package)
+            triton.load(name)
+        (triton.repository / name / "1" / "rows.pt2").write_bytes(b"no package")
+        with pytest.raises(InferenceServerException, match="NotAnArchiveError"):
+            triton.load(name)
+
+    in_threads(4, work)
+    assert count[0] > 10
+    assert same(infer(triton.http, name, inputs), wanted)  # the bad package left the old one
+    triton.http.unload_model(name)

@@ -1,0 +1,96 @@
+"""Triton serves no package that exportkit would not load."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from zipfile import ZipFile
+
+import pytest
+
+from exportkit.package.signing import sign_package
+from tests.package.signers import Signer, signer, write_policy
+from tests.serve.engine import rows
+from tests.triton_backend.triton_server import Triton
+
+
+@pytest.fixture(scope="module")
+def keys(tmp_path_factory: pytest.TempPathFactory) -> list[Signer]:
+    folder = tmp_path_factory.mktemp("keys")
+    return [signer(folder, name) for name in ("release", "second", "stranger")]
+
+
+@pytest.fixture(scope="module")
+def demanding(tmp_path_factory: pytest.TempPathFactory, keys: list[Signer]) -> Iterator[Triton]:
+    """A server that demands a signature by one of two keys."""
+    named = ":".join(str(key.public) for key in keys[:2])
+    server = Triton(tmp_path_factory.mktemp("demanding"), f"--backend-config=exportkit,public-key={named}")
+    yield server
+    server.close()
+
+
+def signed(server: Triton, name: str, package: Path, key: Signer) -> str:
+    name = server.put(name, package)
+    sign_package(server.repository / name / "1" / package.name, key.key)
+    return name
+
+
+def test_one_of_several_keys_must_have_signed(demanding: Triton, rows_package: Path, keys: list[Signer]) -> None:
+    for number, key in enumerate(keys[:2]):
+        demanding.load(signed(demanding, f"signed{number}", rows_package, key))
+    assert "SignatureMissingError" in demanding.refusal("unsigned", rows_package)
+    name = signed(demanding, "strange", rows_package, keys[2])
+    with pytest.raises(Exception, match="SignatureError"):
+        demanding.load(name)
+
+
+def test_what_was_changed_is_not_loaded(triton: Triton, rows_package: Path, tmp_path: Path) -> None:
+    """Triton's answer and its log have the message and what to do."""
+    changed = bytearray(rows_package.read_bytes())
+    with ZipFile(rows_package) as archive:
+        code = next(each for each in archive.infolist() if each.filename.endswith(".so"))
+    changed[code.header_offset + 30_000] ^= 1
+    package = tmp_path / "changed.pt2"
+    package.write_bytes(changed)
+    said = triton.refusal("changed", package)
+    assert "DigestMismatchError: record " in said
+    assert said.rpartition("DigestMismatchError")[2][:60] in triton.log
+
+
+def test_a_wrong_answer_to_a_recorded_case_is_not_served(triton: Triton, tmp_path: Path) -> None:
+    package = rows.write(tmp_path / "wrong.pt2", rows.example(3), wrong=1.0)
+    assert "WrongResultError" in triton.refusal("wrong", package)
+
+
+def test_a_package_of_another_torch_is_not_loaded(triton: Triton, tmp_path: Path) -> None:
+    from tests.runtime import tiny
+
+    target = tiny.target(needs_torch="9.9", built_with_torch="9.9.0")
+    package = rows.write(tmp_path / "later.pt2", rows.example(3), targets=(target,))
+    assert "TorchVersionError" in triton.refusal("later", package)
+
+
+def test_the_policy_of_the_machine_holds(
+    tmp_path_factory: pytest.TempPathFactory, rows_package: Path, keys: list[Signer]
+) -> None:
+    folder = tmp_path_factory.mktemp("policy")
+    write_policy(folder / "policy.json", keys[0].public)
+    server = Triton(folder, EXPORTKIT_POLICY=str(folder / "policy.json"))
+    try:
+        assert "SignatureMissingError" in server.refusal("unsigned", rows_package)
+        server.load(signed(server, "signed", rows_package, keys[0]))
+    finally:
+        server.close()
+
+
+def test_a_setting_that_is_not_known_stops_each_model(
+    tmp_path_factory: pytest.TempPathFactory, rows_package: Path
+) -> None:
+    """A key that is misspelt would leave packages unchecked."""
+    server = Triton(tmp_path_factory.mktemp("misspelt"), "--backend-config=exportkit,public_key=release.pem")
+    try:
+        assert "exportkit,public_key is not known. There is public-key=FILE.pem." in server.refusal("any", rows_package)
+    finally:
+        server.close()
+    shutil.rmtree(server.repository)
