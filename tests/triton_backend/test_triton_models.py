@@ -202,6 +202,23 @@ def test_a_model_without_rows_of_its_own(triton: Triton, tiny_package: Path) -> 
     assert all(torch.allclose(one, other) for one, other in zip(answer.values(), wanted, strict=True))
 
 
+@pytest.mark.parametrize("count", [3, 0])
+def test_scalars_and_sizes_that_depend_on_values(triton: Triton, lookups_package: Path, count: int) -> None:
+    """Triton's protocol has no scalar: [1] is one. An output may have no elements."""
+    name = triton.add("lookups", lookups_package)
+    inputs = {
+        "ids": torch.randint(0, 10, (6,)),
+        "x": torch.rand(6, 12),
+        "divisor": torch.randint(1, 5, (6,)),
+        "row": torch.tensor(1),
+        "count": torch.tensor(count),
+    }
+    wanted = direct(lookups_package)(inputs)
+    answer = infer(triton.grpc, name, inputs | {"row": inputs["row"][None], "count": inputs["count"][None]})
+    assert answer["new"].shape == (count,)
+    assert same(answer, wanted)
+
+
 def test_a_method_is_named_by_a_parameter(triton: Triton, recorder_package: Path) -> None:
     name = triton.add("embed", recorder_package, parameter("method", "embed"))
     x = torch.randn(3, stateful.WIDTH)

@@ -132,6 +132,8 @@ class Triton:
 
     def close(self) -> None:
         """Ends the server, whatever it does."""
+        self.http.close()
+        self.grpc.close()
         self.process.send_signal(signal.SIGTERM)
         try:
             self.process.wait(10)
