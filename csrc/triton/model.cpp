@@ -42,8 +42,8 @@ std::string version_of(TRITONBACKEND_Model* model) {
 }
 
 // The package of a version: the file that config.pbtxt names, or the folder's only .pt2. Without a config.pbtxt, Triton
-// since 26.03 takes `model.pt2` for the PyTorch backend's, so it may have any name; and it says `model.exportkit`, which
-// nobody gave.
+// since 26.03 takes `model.pt2` for the PyTorch backend's, so it may have any name; and it says `model.exportkit`,
+// which nobody gave.
 std::string package_of(TRITONBACKEND_Model* model, const std::string& named) {
   namespace fs = std::filesystem;
   TRITONBACKEND_ArtifactType type = TRITONBACKEND_ARTIFACT_FILESYSTEM;

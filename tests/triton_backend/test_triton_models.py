@@ -117,6 +117,7 @@ def test_requests_are_joined_and_a_wrong_one_fails_alone(triton: Triton, arr_coc
     assert more("inference_stats", "success", "count") == len(answered)
     assert more("inference_stats", "fail", "count") == 16
     assert more("execution_count") < len(answered)
+    assert triton.metric("nv_inference_request_failure", arr_coc, reason="BACKEND") == 16
     for part in ("compute_input", "compute_infer", "compute_output"):
         assert 0 < more("inference_stats", part, "ns") < 100e9
     assert more("inference_stats", "compute_infer", "ns") > more("inference_stats", "compute_output", "ns")
@@ -200,6 +201,23 @@ def test_a_model_without_rows_of_its_own(triton: Triton, tiny_package: Path) -> 
     answer = infer(triton.grpc, name, inputs)
     assert list(answer) == ["regions.mean", "regions.doubled", "rest.0"]
     assert all(torch.allclose(one, other) for one, other in zip(answer.values(), wanted, strict=True))
+
+
+@pytest.mark.parametrize("count", [3, 0])
+def test_scalars_and_sizes_that_depend_on_values(triton: Triton, lookups_package: Path, count: int) -> None:
+    """Triton's protocol has no scalar: [1] is one. An output may have no elements."""
+    name = triton.add("lookups", lookups_package)
+    inputs = {
+        "ids": torch.randint(0, 10, (6,)),
+        "x": torch.rand(6, 12),
+        "divisor": torch.randint(1, 5, (6,)),
+        "row": torch.tensor(1),
+        "count": torch.tensor(count),
+    }
+    wanted = direct(lookups_package)(inputs)
+    answer = infer(triton.grpc, name, inputs | {"row": inputs["row"][None], "count": inputs["count"][None]})
+    assert answer["new"].shape == (count,)
+    assert same(answer, wanted)
 
 
 def test_a_method_is_named_by_a_parameter(triton: Triton, recorder_package: Path) -> None:
