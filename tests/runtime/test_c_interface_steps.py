@@ -101,7 +101,7 @@ def test_wrong_sessions_and_inputs_leave_the_others_and_their_own_state(c_librar
         foreign = recorder.session(batch=1)
         asks = [
             (given(1), sessions[0].handle, 0, ""),
-            (given(1), 0, USAGE, "forward has state: session must be one of the model's, got 0"),
+            (given(1), 0, USAGE, "forward has state: session must not be 0"),
             (given(1), closed.handle, SESSION_CLOSED, "does not belong to an open session"),
             (given(1), foreign.handle, USAGE, "session belongs to another model"),
             (given(1), sessions[1].handle, INPUT, "has batch = 1 by dimension 0 of shape [1, 8], but the session has"),
