@@ -75,8 +75,9 @@ void write_back(const Places& written, const std::vector<Session::Impl*>& sessio
   try {
     copy_all(written.in_sessions, written.together);
   } catch (const std::exception& error) {
-    for (Session::Impl* session : sessions)
+    for (Session::Impl* session : sessions) {
       session->break_for(std::string("its state was not written: ") + error.what());
+    }
     throw;
   }
 }

@@ -167,7 +167,6 @@ bool RequestRun::ran(std::span<Member> members) {
     fail(members.front().request->index);
     return true;
   }
-  for (Member& member : members) member.turn.reset();  // the caller may use the sessions as soon as requests end
   answer(members, std::move(outputs));
   return true;
 }
@@ -189,8 +188,8 @@ RequestRun::Tensors RequestRun::outputs_of(std::span<const Member> members, Work
   return outputs;
 }
 
-// Nothing is copied to a request's memory after it has ended.
-void RequestRun::answer(std::span<const Member> members, Tensors outputs) {
+// When a request ends, its memory and its session are the caller's. Outputs may be a part of the session's state.
+void RequestRun::answer(std::span<Member> members, Tensors outputs) {
   RequestAnswers answers(info_, std::move(outputs), model_.package.device(), answers_);
   std::vector<std::exception_ptr> problems(members.size());
   int64_t row = 0;
@@ -205,6 +204,7 @@ void RequestRun::answer(std::span<const Member> members, Tensors outputs) {
   }
   model_.wait();
   answers.finish();
+  for (Member& member : members) member.turn.reset();
   for (size_t i = 0; i < members.size(); ++i) {
     try {
       if (problems[i]) std::rethrow_exception(problems[i]);

@@ -46,7 +46,7 @@ class RequestRun {
   bool ran(std::span<Member> members);
   Tensors outputs_of(std::span<const Member> members, Workspace& workspace) const;
 
-  void answer(std::span<const Member> members, Tensors outputs);
+  void answer(std::span<Member> members, Tensors outputs);
   void end(size_t index) noexcept;
   // Ends a request with the exception that is being handled.
   void fail(size_t index) noexcept;
