@@ -13,7 +13,7 @@ import torch
 from tests.artifacts import artifact
 from tests.runtime import c_interface, counting, stateful
 from tests.runtime.c_interface import Refused, view
-from tests.runtime.c_requests import Ask, Gathered, run_requests
+from tests.runtime.c_requests import Ask, Gathered, run_requests, try_rows
 
 MODEL_RUN, BUSY, BROKEN, SESSION_CLOSED, REFUSED_VALUE, USAGE, INPUT = 102, 104, 105, 106, 107, 200, 201
 
@@ -101,7 +101,7 @@ def test_wrong_sessions_and_inputs_leave_the_others_and_their_own_state(c_librar
         foreign = recorder.session(batch=1)
         asks = [
             (given(1), sessions[0].handle, 0, ""),
-            (given(1), 0, USAGE, "forward has state: session must be one of the model's, got 0"),
+            (given(1), 0, USAGE, "forward has state: session must not be 0"),
             (given(1), closed.handle, SESSION_CLOSED, "does not belong to an open session"),
             (given(1), foreign.handle, USAGE, "session belongs to another model"),
             (given(1), sessions[1].handle, INPUT, "has batch = 1 by dimension 0 of shape [1, 8], but the session has"),
@@ -117,20 +117,17 @@ def test_wrong_sessions_and_inputs_leave_the_others_and_their_own_state(c_librar
 
 
 def test_a_session_is_free_when_its_request_ends(model, sessions):
-    ended: list[int] = []
+    reset: list[int] = []
 
     class Resets(Gathered):
-        def __init__(self) -> None:
-            super().__init__(self.reset)
-
-        def reset(self, request: int, output: int) -> None:
-            if output == 0:
-                sessions[request].reset()
-                ended.append(request)
+        def _ended(self, request: int, context: object) -> None:
+            super()._ended(request, context)
+            sessions[request].reset()
+            reset.append(request)
 
     asks = [Ask(given(rows_of(session)), (), session.handle) for session in sessions]
     assert codes(run_requests(model, asks, 16, answers=Resets())) == [0] * 4
-    assert ended == [0, 1, 2, 3]
+    assert reset == [0, 1, 2, 3]
     assert all(not session.state()["seen"].any() for session in sessions)
 
 
@@ -180,6 +177,23 @@ def test_a_refused_value_breaks_its_own_session(c_library):
         assert codes(run_requests(model, asks, 8)) == [REFUSED_VALUE, 0]
         asks = [Ask([token, first], (), session.handle) for session in sessions]
         assert codes(run_requests(model, asks, 8)) == [BROKEN, 0]
+
+
+def test_outputs_that_are_state_are_those_of_the_sessions_own_calls(c_library):
+    with c_library.open(artifact("diary")) as model:
+        assert try_rows(model, 1 << 40) == (32, None)
+        sessions = [model.session(batch=rows) for rows in (1, 3, 2)]
+        alone = [session.fork() for session in sessions]
+        for number in range(5):
+            words = [np.full(rows, number) for rows in (1, 3, 2)]
+            inputs = [[word, np.random.rand(len(word), 8).astype(np.float32)] for word in words]
+            if number == 3:
+                inputs[1][0][2] = 99
+            asks = [Ask(each, (), session.handle) for each, session in zip(inputs, sessions)]
+            results = run_requests(model, asks, 32)
+            assert codes(results) == [0, {3: REFUSED_VALUE, 4: BROKEN}.get(number, 0), 0]
+            for each, session, result in zip(inputs, alone, results):
+                assert isinstance(result, Refused) or equal(result, stepped(session, each))
 
 
 def test_memory_of_the_session_is_no_input(model, sessions):
