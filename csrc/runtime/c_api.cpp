@@ -28,6 +28,7 @@ OpenOptions open_options(const exportkit_open_options* given) {
   if (c.signature_content_size > 0) {
     options.signature_content.assign(not_null(c.signature_content, "signature_content"), c.signature_content_size);
   }
+  options.threads = c.threads;
   if (c.stream_limit != 0) options.stream_limit = c.stream_limit;
   if ((c.flags & EXPORTKIT_VERIFY_ALWAYS) != 0) options.verify = Verify::kAlways;
   if ((c.flags & EXPORTKIT_CUDA_GRAPHS) != 0) options.cuda_graphs = CudaGraphs::kOnFirstUse;

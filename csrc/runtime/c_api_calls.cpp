@@ -1,6 +1,9 @@
 #include "runtime/c_api_calls.h"
 
 #include <ATen/Functions.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
+
+#include <map>
 
 #include "runtime/handles.h"
 #include "runtime/inputs.h"
@@ -8,8 +11,19 @@
 namespace exportkit {
 namespace {
 
+using c10::impl::VirtualGuardImpl;
+
 constexpr size_t kLeastRunOptions = 24;  // the size of the structure when it was first released
 constexpr intptr_t kLegacyStream = 1;    // cudaStreamLegacy, another name of the default stream
+constexpr uint64_t kRunFlags = EXPORTKIT_HOST_TENSORS | EXPORTKIT_CONTIGUOUS_OUTPUTS | EXPORTKIT_OWN_STREAM;
+
+// The calling thread's, of torch's pool.
+c10::Stream own_stream(c10::Device device) {
+  thread_local std::map<c10::DeviceIndex, c10::Stream> streams;
+  const auto known = streams.find(device.index());
+  if (known != streams.end()) return known->second;
+  return streams.emplace(device.index(), VirtualGuardImpl(device.type()).getStreamFromGlobalPool(device)).first->second;
+}
 
 bool share_memory(const at::Tensor& one, const at::Tensor& other) {
   const auto* begin = static_cast<const char*>(one.storage().data());
@@ -35,20 +49,27 @@ std::vector<ManagedTensor> lend_all(const std::vector<at::Tensor>& tensors) {
   return lent;
 }
 
-RequestedRun::RequestedRun(const Model& model, const MethodInfo& method, const exportkit_run_options* options)
-    : model_(model),
-      method_(method),
-      options_(read(options, kLeastRunOptions, EXPORTKIT_HOST_TENSORS | EXPORTKIT_CONTIGUOUS_OUTPUTS,
-                    "exportkit_run_options")) {
-  if (options_.stream == nullptr) return;
-  if (!model_.device().is_cuda()) {
-    throw Error(errors::kUsage, "stream must be null: the model is on " + model_.device().str());
+exportkit_run_options run_options(const exportkit_run_options* given, uint64_t known_flags) {
+  return read(given, kLeastRunOptions, known_flags, "exportkit_run_options");
+}
+
+OnStream::OnStream(const Model& model, const exportkit_run_options& options) {
+  const c10::Device device = model.device();
+  const bool own = (options.flags & EXPORTKIT_OWN_STREAM) != 0;
+  if (options.stream == nullptr) {
+    if (own && device.is_cuda()) guard_.emplace(own_stream(device));
+    return;
   }
-  const auto address = reinterpret_cast<intptr_t>(options_.stream);
+  if (!device.is_cuda()) throw Error(errors::kUsage, "stream must be null: the model is on " + device.str());
+  if (own) throw Error(errors::kUsage, "stream must be null where EXPORTKIT_OWN_STREAM is set");
+  const auto address = reinterpret_cast<intptr_t>(options.stream);
   // torch's number of a stream that it did not make is the stream's address, and 0 is the default stream.
   const c10::StreamId stream = address == kLegacyStream ? 0 : address;
-  stream_.emplace(c10::Stream(c10::Stream::UNSAFE, model_.device(), stream));
+  guard_.emplace(c10::Stream(c10::Stream::UNSAFE, device, stream));
 }
+
+RequestedRun::RequestedRun(const Model& model, const MethodInfo& method, const exportkit_run_options* options)
+    : model_(model), method_(method), options_(run_options(options, kRunFlags)), on_stream_(model, options_) {}
 
 std::vector<at::Tensor> RequestedRun::borrowed(const DLTensor* const* given, size_t count) const {
   check_count(method_.inputs, count);
@@ -63,12 +84,6 @@ std::vector<at::Tensor> RequestedRun::moved(std::vector<at::Tensor> inputs) cons
     if (host_tensors()) input = input.to(model_.device());
   }
   return inputs;
-}
-
-void RequestedRun::check_outputs(const std::vector<at::Tensor>& outputs) const {
-  if (outputs.size() == method_.outputs.size()) return;
-  throw Error(errors::kModelRun, "the compiled code returned " + std::to_string(outputs.size()) +
-                                     " tensors; the manifest lists " + std::to_string(method_.outputs.size()));
 }
 
 std::vector<at::Tensor> RequestedRun::for_caller(std::vector<at::Tensor> outputs, const std::vector<at::Tensor>& inputs,

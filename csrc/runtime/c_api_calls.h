@@ -5,7 +5,9 @@
 
 #include <algorithm>
 #include <cstring>
+#include <mutex>
 #include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -15,13 +17,30 @@
 #include "runtime/c_api_description.h"
 #include "runtime/c_api_errors.h"
 #include "runtime/dlpack_tensors.h"
+#include "runtime/joined_steps.h"
+#include "runtime/workspaces.h"
 
 namespace exportkit {
+
+// Texts that a caller may read until the model is closed. Any thread may use it.
+class Texts {
+ public:
+  const char* keep(const std::string& text) {
+    const std::lock_guard lock(mutex_);
+    return texts_.insert(text).first->c_str();
+  }
+
+ private:
+  std::mutex mutex_;
+  std::set<std::string> texts_;
+};
 
 // Strings of a model stay where they are: the description points to them.
 struct OpenModel {
   Model model;
   Description description{model};
+  std::vector<Workspaces> workspaces{model.methods().size()};  // of each method
+  Texts texts;
 
   explicit OpenModel(Model opened) : model(std::move(opened)) {}
 };
@@ -34,24 +53,30 @@ const MethodInfo& method_named(const Model& model, const char* name);
 
 constexpr size_t kMostBytes = 4096;  // of a structure; a size that was never set is probably greater
 
-// Options of a caller whose header is older or newer. Members that the caller does not have are zero, and those that
-// this library does not have must be.
-template <class Options>
-Options read(const Options* given, size_t least, uint64_t known_flags, const char* name) {
-  Options options{};
-  if (given == nullptr) return options;
+// A structure of a caller whose header is older or newer. Members that the caller does not have are zero, and those
+// that this library does not have must be.
+template <class Structure>
+Structure members(const Structure* given, size_t least, const char* name) {
+  Structure known{};
+  if (given == nullptr) return known;
   if (given->size < least || given->size > kMostBytes) {
     throw Error(errors::kUsage,
                 std::string(name) + ".size must be sizeof(" + name + "), got " + std::to_string(given->size));
   }
   const auto* bytes = reinterpret_cast<const unsigned char*>(given);
-  const size_t common = std::min(given->size, sizeof options);
+  const size_t common = std::min(given->size, sizeof known);
   if (std::any_of(bytes + common, bytes + given->size, [](unsigned char byte) { return byte != 0; })) {
     throw Error(errors::kUsage,
                 std::string(name) + " has members that exportkit " + exportkit_version() + " does not know",
                 "Use the library of the header's version, or leave the new members zero.");
   }
-  std::memcpy(&options, given, common);
+  std::memcpy(&known, given, common);
+  return known;
+}
+
+template <class Options>
+Options read(const Options* given, size_t least, uint64_t known_flags, const char* name) {
+  const Options options = members(given, least, name);
   if ((options.flags & ~known_flags) != 0) {
     throw Error(errors::kUsage, std::string(name) + ".flags has flags that exportkit " + exportkit_version() +
                                     " does not know: " + std::to_string(options.flags & ~known_flags));
@@ -86,10 +111,21 @@ class Results {
 
 std::vector<ManagedTensor> lend_all(const std::vector<at::Tensor>& tensors);
 
+exportkit_run_options run_options(const exportkit_run_options* given, uint64_t known_flags);
+
+// Makes the stream of the options the current one while it lives: UsageError.
+class OnStream {
+ public:
+  OnStream(const Model& model, const exportkit_run_options& options);
+
+ private:
+  std::optional<c10::StreamGuard> guard_;
+};
+
 // A call as its options say.
 class RequestedRun {
  public:
-  // UsageError. The stream of the options is the current one while this object lives.
+  // UsageError. The call runs on the stream of the options while this object lives.
   RequestedRun(const Model& model, const MethodInfo& method, const exportkit_run_options* options);
 
   bool host_tensors() const { return (options_.flags & EXPORTKIT_HOST_TENSORS) != 0; }
@@ -99,21 +135,20 @@ class RequestedRun {
   std::vector<at::Tensor> operator()(const DLTensor* const* given, size_t count, const Call& call) const {
     const std::vector<at::Tensor> inputs = borrowed(given, count), on_device = moved(inputs);
     std::vector<at::Tensor> outputs = call(on_device);
-    check_outputs(outputs);
+    check_outputs(method_, outputs, -1);
     return for_caller(std::move(outputs), inputs, on_device);
   }
 
  private:
   std::vector<at::Tensor> borrowed(const DLTensor* const* given, size_t count) const;
   std::vector<at::Tensor> moved(std::vector<at::Tensor> inputs) const;
-  void check_outputs(const std::vector<at::Tensor>& outputs) const;
   std::vector<at::Tensor> for_caller(std::vector<at::Tensor> outputs, const std::vector<at::Tensor>& inputs,
                                      const std::vector<at::Tensor>& on_device) const;
 
   const Model& model_;
   const MethodInfo& method_;
   const exportkit_run_options options_;
-  std::optional<c10::StreamGuard> stream_;
+  const OnStream on_stream_;
 };
 
 }  // namespace exportkit

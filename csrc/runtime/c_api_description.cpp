@@ -9,7 +9,8 @@ Description::Tensors::Tensors(const std::vector<TensorInfo>& tensors) : shapes(t
   for (size_t i = 0; i < tensors.size(); ++i) {
     const TensorInfo& tensor = tensors[i];
     for (const SizeRange& size : tensor.shape) {
-      shapes[i].items.push_back({size.min, size.max, size.step, size.text.c_str()});
+      const int64_t dimension = size.dimension ? static_cast<int64_t>(*size.dimension) : -1;
+      shapes[i].items.push_back({size.min, size.max, size.step, size.text.c_str(), dimension, size.scale, size.offset});
     }
     shapes[i].point();
     infos.items.push_back({tensor.name.c_str(), tensor.dtype.c_str(), dl_dtype(dtype_of(tensor.dtype)),
@@ -48,10 +49,11 @@ Description::Description(const Model& model)
   for (size_t i = 0; i < methods_.size(); ++i) {
     const MethodInfo& info = model.methods()[i];
     const auto& [inputs, outputs, dimensions] = methods_[i];
-    method_infos_.items.push_back({info.name.c_str(), info.stateful, inputs.infos.items.size(),
-                                   inputs.infos.pointers.data(), outputs.infos.items.size(),
-                                   outputs.infos.pointers.data(), dimensions.infos.items.size(),
-                                   dimensions.infos.pointers.data()});
+    method_infos_.items.push_back(
+        {info.name.c_str(), info.stateful, inputs.infos.items.size(), inputs.infos.pointers.data(),
+         outputs.infos.items.size(), outputs.infos.pointers.data(), dimensions.infos.items.size(),
+         dimensions.infos.pointers.data(), info.state.size(), info.state.data(), info.state_written.data(),
+         info.row_dimension ? static_cast<int64_t>(*info.row_dimension) : -1, info.row_reason.c_str()});
   }
   method_infos_.point();
   for (size_t i = 0; i < model.case_count(); ++i) cases_.emplace_back(model, i);
@@ -75,6 +77,7 @@ Description::Description(const Model& model)
   description_.state_count = state_.infos.items.size(), description_.state = state_.infos.pointers.data();
   description_.state_dimension_count = state_dimensions_.infos.items.size();
   description_.state_dimensions = state_dimensions_.infos.pointers.data();
+  description_.bytes = model.bytes();
 }
 
 }  // namespace exportkit

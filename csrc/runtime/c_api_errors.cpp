@@ -18,7 +18,7 @@ struct exportkit_error {
 namespace exportkit {
 namespace {
 
-constexpr ErrorClass kOs{"OSError", 4}, kMemory{"MemoryError", 4}, kInternal{"InternalError", 5};
+constexpr ErrorClass kOs{"OSError", 4}, kInternal{"InternalError", 5};
 
 constexpr std::pair<ErrorClass, int> kCodes[] = {
     {errors::kExportkit, EXPORTKIT_ERROR},

@@ -8,21 +8,11 @@
 namespace exportkit {
 namespace {
 
-struct OpenSession {
-  exportkit_model model;
-  Model of;
-  Session session;
-};
-
 // SessionClosedError if there is none.
 std::shared_ptr<OpenSession> found(std::shared_ptr<OpenSession> open, exportkit_session handle) {
   if (open != nullptr) return open;
   throw Error(errors::kSessionClosed, "handle " + std::to_string(handle) + " does not belong to an open session",
               "It, or its model, was closed.");
-}
-
-std::shared_ptr<OpenSession> find(exportkit_session handle) {
-  return found(handles<OpenSession>().get(static_cast<int64_t>(handle)), handle);
 }
 
 exportkit_session add(OpenSession opened) {
@@ -49,6 +39,10 @@ std::map<std::string, int64_t> sizes_of(const exportkit_size* given, size_t coun
 
 }  // namespace
 
+std::shared_ptr<OpenSession> find_session(exportkit_session handle) {
+  return found(handles<OpenSession>().get(static_cast<int64_t>(handle)), handle);
+}
+
 void close_sessions(exportkit_model model) {
   handles<OpenSession>().remove_if([&](const OpenSession& session) { return session.model == model; });
 }
@@ -72,7 +66,7 @@ int exportkit_session_run(exportkit_session session, const char* method, const D
                           const exportkit_run_options* options, exportkit_error** error) noexcept {
   Results results(outputs, output_count);
   return attempt(error, [&] {
-    const std::shared_ptr<OpenSession> open = find(session);
+    const std::shared_ptr<OpenSession> open = find_session(session);
     const MethodInfo& named = method_named(open->of, method);
     results.expect(named.outputs.size(), output_count, "outputs");
     const RequestedRun run(open->of, named, options);
@@ -87,7 +81,7 @@ int exportkit_session_run(exportkit_session session, const char* method, const D
 int exportkit_session_synchronize(exportkit_session session, const exportkit_run_options* options,
                                   exportkit_error** error) noexcept {
   return attempt(error, [&] {
-    const std::shared_ptr<OpenSession> open = find(session);
+    const std::shared_ptr<OpenSession> open = find_session(session);
     const RequestedRun on_its_stream(open->of, open->of.methods().front(), options);
     open->session.synchronize();
   });
@@ -97,34 +91,40 @@ int exportkit_session_fork(exportkit_session session, exportkit_session* copy, e
   if (copy != nullptr) *copy = 0;
   return attempt(error, [&] {
     not_null(copy, "copy");
-    const std::shared_ptr<OpenSession> open = find(session);
+    const std::shared_ptr<OpenSession> open = find_session(session);
     *copy = add({open->model, open->of, open->session.fork()});
   });
 }
 
 int exportkit_session_reset(exportkit_session session, exportkit_error** error) noexcept {
-  return attempt(error, [&] { find(session)->session.reset(); });
+  return attempt(error, [&] { find_session(session)->session.reset(); });
 }
 
 int exportkit_session_save(exportkit_session session, const char* path, exportkit_error** error) noexcept {
-  return attempt(error, [&] { find(session)->session.save(not_null(path, "path")); });
+  return attempt(error, [&] { find_session(session)->session.save(not_null(path, "path")); });
 }
 
 int exportkit_session_load_state(exportkit_session session, const char* path, exportkit_error** error) noexcept {
-  return attempt(error, [&] { find(session)->session.load_state(not_null(path, "path")); });
+  return attempt(error, [&] { find_session(session)->session.load_state(not_null(path, "path")); });
 }
 
 int exportkit_session_state(exportkit_session session, DLManagedTensorVersioned** tensors, size_t count,
                             exportkit_error** error) noexcept {
   Results results(tensors, count);
   return attempt(error, [&] {
-    const std::shared_ptr<OpenSession> open = find(session);
+    const std::shared_ptr<OpenSession> open = find_session(session);
     const auto state = open->session.state();
     results.expect(state.size(), count, "tensors");
     std::vector<ManagedTensor> lent;
     for (const auto& [name, tensor] : state) lent.push_back(lend(tensor));
     results.give(std::move(lent));
   });
+}
+
+int exportkit_session_bytes(exportkit_session session, uint64_t* bytes, exportkit_error** error) noexcept {
+  if (bytes != nullptr) *bytes = 0;
+  return attempt(
+      error, [&] { *not_null(bytes, "bytes") = static_cast<uint64_t>(find_session(session)->session.state_bytes()); });
 }
 
 int exportkit_session_close(exportkit_session session, exportkit_error** error) noexcept {

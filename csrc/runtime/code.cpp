@@ -11,6 +11,7 @@
 
 #include <algorithm>
 
+#include "runtime/call_threads.h"
 #include "runtime/cuda_driver.h"
 
 namespace exportkit {
@@ -44,6 +45,7 @@ auto Code::prepared(const Run& run) const {
   // torch uses the current device's stream, even if the model is on another device.
   const c10::DeviceGuard guard(device_);
   if (device_.is_cuda()) ensure_cuda_context(device_.index());
+  const CallThreads threads(threads_);
   return run();
 }
 
@@ -51,6 +53,7 @@ Code::Code(const std::filesystem::path& library, const CodeOptions& options, Con
     : library_(library),
       device_(options.device),
       with_graphs_(options.cuda_graphs != CudaGraphs::kNone),
+      threads_(options.threads),
       runners_(with_graphs_ ? 1 : static_cast<size_t>(options.runners)),
       // Otherwise torch records an event in each call, and a runner's next call waits for it on the host. Code that
       // does cannot be captured, either (pytorch#148601).

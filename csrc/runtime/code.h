@@ -34,6 +34,7 @@ struct CodeOptions {
   int64_t runners = 1;
   CudaGraphs cuda_graphs = CudaGraphs::kNone;
   std::vector<int64_t> written;  // the inputs that the code writes in place, by index
+  int64_t threads = 0;           // of a call on the CPU; 0: as many as torch takes
 };
 
 class Code {
@@ -89,6 +90,7 @@ class Code {
   std::filesystem::path library_;
   c10::Device device_;
   bool with_graphs_;
+  int64_t threads_;
   size_t runners_;
   bool in_turns_;  // one call launches at a time, and need not wait until the last one's kernels have ended
   mutable std::counting_semaphore<> turns_;

@@ -49,27 +49,6 @@ DLDataType element(at::ScalarType dtype, DLDataTypeCode code) {
   throw Error(errors::kInput, "`" + name + "` " + what, hint);
 }
 
-at::ScalarType dtype_of(const DLDataType& given, const std::string& name) {
-  for (const auto& [dtype, code] : kCodes) {
-    const DLDataType known = element(dtype, code);
-    if (known.code == given.code && known.bits == given.bits && known.lanes == given.lanes) return dtype;
-  }
-  refuse(name, "has a dtype that no package takes: DLPack's code " + std::to_string(given.code) + " with " +
-                   std::to_string(given.bits) + " bits and " + std::to_string(given.lanes) + " lanes");
-}
-
-// Where the tensor is: the CPU or `device`.
-c10::Device device_of(const DLDevice& given, const std::string& name, c10::Device device) {
-  if (given.device_type == kDLCPU || given.device_type == kDLCUDAHost) return c10::Device(c10::kCPU);
-  const bool is_cuda = given.device_type == kDLCUDA || given.device_type == kDLCUDAManaged;
-  if (is_cuda && device.is_cuda() && given.device_id == device.index()) return device;
-  const std::string kind = is_cuda ? "cuda" : "DLPack's device type " + std::to_string(given.device_type);
-  refuse(
-      name,
-      "must be on " + device.str() + ", where the model is; got one on " + kind + ":" + std::to_string(given.device_id),
-      "Copy it there, or open the package with another device.");
-}
-
 // Sizes and strides in elements, and the number of elements.
 struct Layout {
   std::vector<int64_t> sizes, strides;
@@ -142,6 +121,34 @@ DLDataType dl_dtype(at::ScalarType dtype) {
 
 DLDevice dl_device(c10::Device device) {
   return {device.is_cuda() ? kDLCUDA : kDLCPU, device.is_cuda() ? device.index() : 0};
+}
+
+at::ScalarType dtype_of(const DLDataType& given, const std::string& name) {
+  for (const auto& [dtype, code] : kCodes) {
+    const DLDataType known = element(dtype, code);
+    if (known.code == given.code && known.bits == given.bits && known.lanes == given.lanes) return dtype;
+  }
+  refuse(name, "has a dtype that no package takes: DLPack's code " + std::to_string(given.code) + " with " +
+                   std::to_string(given.bits) + " bits and " + std::to_string(given.lanes) + " lanes");
+}
+
+c10::Device device_of(const DLDevice& given, const std::string& name, c10::Device device) {
+  if (given.device_type == kDLCPU || given.device_type == kDLCUDAHost) return c10::Device(c10::kCPU);
+  const bool is_cuda = given.device_type == kDLCUDA || given.device_type == kDLCUDAManaged;
+  if (is_cuda && device.is_cuda() && given.device_id == device.index()) return device;
+  const std::string kind = is_cuda ? "cuda" : "DLPack's device type " + std::to_string(given.device_type);
+  refuse(
+      name,
+      "must be on " + device.str() + ", where the model is; got one on " + kind + ":" + std::to_string(given.device_id),
+      "Copy it there, or open the package with another device.");
+}
+
+std::pair<std::vector<int64_t>, uint64_t> row_major(const int64_t* shape, int32_t ndim, at::ScalarType dtype,
+                                                    const std::string& name) {
+  DLTensor given{};
+  given.ndim = ndim, given.shape = const_cast<int64_t*>(shape);
+  Layout layout = layout_of(given, c10::elementSize(dtype), name);
+  return {std::move(layout.sizes), static_cast<uint64_t>(layout.count) * c10::elementSize(dtype)};
 }
 
 at::Tensor borrow(const DLTensor* given, const std::string& name, c10::Device device) {

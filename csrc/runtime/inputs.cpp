@@ -47,14 +47,17 @@ size_t bytes_needed(const at::Tensor& value) {
   return static_cast<size_t>(last + 1) * value.itemsize();
 }
 
+void check_dtype(at::ScalarType given, const std::string& name, at::ScalarType dtype) {
+  if (given == dtype) return;
+  refuse(name, "must be " + dtype_name(dtype) + ", got " + dtype_name(given), "`.to()` converts it.");
+}
+
 void check_kind(const at::Tensor& value, const std::string& name, at::ScalarType dtype, c10::Device device) {
   if (!value.defined()) refuse(name, "must be a tensor, got an undefined one");
   if (value.layout() != at::kStrided || !value.has_storage()) {
     refuse(name, "must be a dense tensor with data of its own, got layout " + c10::str(value.layout()));
   }
-  if (value.scalar_type() != dtype) {
-    refuse(name, "must be " + dtype_name(dtype) + ", got " + dtype_name(value.scalar_type()), "`.to()` converts it.");
-  }
+  check_dtype(value.scalar_type(), name, dtype);
   if (value.device() != device) {
     refuse(name, "must be on " + device.str() + ", where the model is; got one on " + value.device().str(),
            "`.to()` moves it, or open the package with another device.");
@@ -72,9 +75,7 @@ void check_kind(const at::Tensor& value, const std::string& name, at::ScalarType
 
 bool is_flipped(const at::Tensor& value) { return value.is_neg() || value.is_conj(); }
 
-uintptr_t alignment_of(const at::Tensor& value) {
-  return std::max<uintptr_t>(value.is_cuda() ? kCudaAlignment : 1, value.itemsize());
-}
+uintptr_t alignment_of(const at::Tensor& value) { return alignment_on(value.device(), value.itemsize()); }
 
 bool is_unaligned(const at::Tensor& value) {
   return reinterpret_cast<uintptr_t>(value.const_data_ptr()) % alignment_of(value) != 0;
@@ -127,14 +128,11 @@ std::vector<at::Tensor> InputPlan::prepare(const std::vector<at::Tensor>& inputs
   check_count(call_.inputs, inputs.size());
   std::vector<at::Tensor> prepared;
   prepared.reserve(inputs.size());
-  Bound bound;
-  if (state != nullptr) {
-    for (const auto& [dimension, size] : state->sizes) bound.emplace(dimension, std::pair(size, "the session"));
-  }
+  Bound bound = bound_by(state);
   for (size_t i = 0; i < inputs.size(); ++i) {
     const TensorInput& expected = call_.inputs[i];
     check_kind(inputs[i], expected.name, dtypes_[i], device_);
-    check_shape(inputs[i], expected, bound);
+    check_shape(inputs[i].sizes(), expected, bound);
     if (expected.written) check_writable(inputs[i], expected.name);
     prepared.push_back(expected.written ? inputs[i] : plain(inputs[i]));
   }
@@ -142,11 +140,30 @@ std::vector<at::Tensor> InputPlan::prepare(const std::vector<at::Tensor>& inputs
   return prepared;
 }
 
+std::map<std::string, int64_t> InputPlan::check(const std::vector<InputShape>& inputs, const StateInUse* state) const {
+  check_count(call_.inputs, inputs.size());
+  Bound bound = bound_by(state);
+  for (size_t i = 0; i < inputs.size(); ++i) {
+    check_dtype(inputs[i].dtype, call_.inputs[i].name, dtypes_[i]);
+    check_shape(inputs[i].sizes, call_.inputs[i], bound);
+  }
+  std::map<std::string, int64_t> numbers;
+  for (const auto& [dimension, number] : bound) numbers.emplace(dimension, number.first);
+  return numbers;
+}
+
+InputPlan::Bound InputPlan::bound_by(const StateInUse* state) {
+  Bound bound;
+  if (state == nullptr) return bound;
+  for (const auto& [dimension, size] : state->sizes) bound.emplace(dimension, std::pair(size, "the session"));
+  return bound;
+}
+
 // Checks a dynamic size against its range and against earlier inputs with the same dimension.
-void InputPlan::bind_size(const at::Tensor& value, const std::string& name, size_t axis, const Size& size,
+void InputPlan::bind_size(at::IntArrayRef shape, const std::string& name, size_t axis, const Size& size,
                           Bound& bound) const {
   const Dimension& dimension = *dimensions_.at(size.dimension);
-  const __int128 scaled = static_cast<__int128>(value.size(static_cast<int64_t>(axis))) - size.offset;
+  const __int128 scaled = static_cast<__int128>(shape[axis]) - size.offset;
   const auto number =
       static_cast<int64_t>(scaled / size.scale);  // if a huge offset overflows, this is not a multiple or out of range
   if (scaled != static_cast<__int128>(number) * size.scale || number < dimension.min || number > dimension.max) {
@@ -154,29 +171,28 @@ void InputPlan::bind_size(const at::Tensor& value, const std::string& name, size
     refuse(name,
            "must have a size from " + end(dimension.min) + " to " + end(dimension.max) +
                (size.scale > 1 ? ", in steps of " + std::to_string(size.scale) : "") + " in dimension " +
-               std::to_string(axis) + " (" + expression(size) + "), got shape " + shape_text(value.sizes()),
+               std::to_string(axis) + " (" + expression(size) + "), got shape " + shape_text(shape),
            "Export with another range (--dynamic) where the model should take it.");
   }
   const auto& [known, source] = bound.try_emplace(size.dimension, number, "`" + name + "`").first->second;
   if (known != number) {
     refuse(name, "has " + size.dimension + " = " + std::to_string(number) + " by dimension " + std::to_string(axis) +
-                     " of shape " + shape_text(value.sizes()) + ", but " + source + " has " + size.dimension + " = " +
+                     " of shape " + shape_text(shape) + ", but " + source + " has " + size.dimension + " = " +
                      std::to_string(known) + ": they must agree");
   }
 }
 
-void InputPlan::check_shape(const at::Tensor& value, const TensorInput& expected, Bound& bound) const {
-  if (static_cast<size_t>(value.dim()) != expected.shape.size()) {
-    refuse(expected.name, "must have " + std::to_string(expected.shape.size()) + " dimensions, got shape " +
-                              shape_text(value.sizes()));
+void InputPlan::check_shape(at::IntArrayRef shape, const TensorInput& expected, Bound& bound) const {
+  if (shape.size() != expected.shape.size()) {
+    refuse(expected.name,
+           "must have " + std::to_string(expected.shape.size()) + " dimensions, got shape " + shape_text(shape));
   }
   for (size_t axis = 0; axis < expected.shape.size(); ++axis) {
     if (const auto* size = std::get_if<Size>(&expected.shape[axis])) {
-      bind_size(value, expected.name, axis, *size, bound);
-    } else if (const int64_t fixed = std::get<int64_t>(expected.shape[axis]);
-               value.size(static_cast<int64_t>(axis)) != fixed) {
+      bind_size(shape, expected.name, axis, *size, bound);
+    } else if (const int64_t fixed = std::get<int64_t>(expected.shape[axis]); shape[axis] != fixed) {
       refuse(expected.name, "must have size " + std::to_string(fixed) + " in dimension " + std::to_string(axis) +
-                                ", got shape " + shape_text(value.sizes()));
+                                ", got shape " + shape_text(shape));
     }
   }
 }
@@ -212,6 +228,10 @@ void InputPlan::check_memory(const std::vector<at::Tensor>& inputs, const StateI
       furthest_written = memory;
     }
   }
+}
+
+uintptr_t alignment_on(c10::Device device, size_t itemsize) {
+  return std::max<uintptr_t>(device.is_cuda() ? kCudaAlignment : 1, itemsize);
 }
 
 at::ScalarType dtype_of(const std::string& name) {

@@ -32,6 +32,12 @@ struct StateInUse {
   std::optional<at::Tensor> refused;     // what the method's calls on a GPU refused: Code::session_memory
 };
 
+// What is known of an input before its elements are.
+struct InputShape {
+  at::ScalarType dtype;
+  at::IntArrayRef sizes;
+};
+
 class InputPlan {
  public:
   // `call` must outlive this object.
@@ -43,11 +49,15 @@ class InputPlan {
   // what is allowed. `state` is null without a session.
   std::vector<at::Tensor> prepare(const std::vector<at::Tensor>& inputs, const StateInUse* state = nullptr) const;
 
+  // Checks dtypes and sizes alone: InputError. Returns the number of each dimension.
+  std::map<std::string, int64_t> check(const std::vector<InputShape>& inputs, const StateInUse* state = nullptr) const;
+
  private:
   using Bound = std::map<std::string, std::pair<int64_t, std::string>>;  // each dimension's number, and what gave it
 
-  void bind_size(const at::Tensor& value, const std::string& name, size_t axis, const Size& size, Bound& bound) const;
-  void check_shape(const at::Tensor& value, const TensorInput& expected, Bound& bound) const;
+  static Bound bound_by(const StateInUse* state);
+  void bind_size(at::IntArrayRef shape, const std::string& name, size_t axis, const Size& size, Bound& bound) const;
+  void check_shape(at::IntArrayRef shape, const TensorInput& expected, Bound& bound) const;
   void check_memory(const std::vector<at::Tensor>& inputs, const StateInUse* state) const;
 
   const Call& call_;
@@ -72,6 +82,9 @@ at::ScalarType dtype_of(const std::string& name);
 
 // The name of a dtype, such as "float32".
 std::string dtype_name(at::ScalarType dtype);
+
+// Where an input of the device must begin: at a multiple of so many bytes.
+uintptr_t alignment_on(c10::Device device, size_t itemsize);
 
 // Such as "[2, 3, 64, 64]".
 std::string shape_text(at::IntArrayRef shape);

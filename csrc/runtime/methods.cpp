@@ -7,44 +7,59 @@
 
 #include "package/errors.h"
 #include "runtime/inputs.h"
+#include "runtime/rows.h"
 
 namespace exportkit {
 namespace {
 
 using Ranges = std::map<std::string, DimensionRange>;
+using Dimensions = std::vector<DimensionRange>;
+
+Dimensions dimensions_of(const Call& call) {
+  Dimensions dimensions;
+  for (const Dimension& dimension : call.dimensions) {
+    dimensions.push_back({dimension.name, dimension.min, dimension.max});
+  }
+  return dimensions;
+}
 
 Ranges ranges_of(const Call& call) {
   Ranges ranges;
-  for (const Dimension& dimension : call.dimensions) {
-    ranges.emplace(dimension.name, DimensionRange{dimension.name, dimension.min, dimension.max});
-  }
+  for (const DimensionRange& dimension : dimensions_of(call)) ranges.emplace(dimension.name, dimension);
   return ranges;
 }
 
-SizeRange range_of(const Ranges& ranges, const Extent& extent) {
+SizeRange range_of(const Dimensions& dimensions, const Extent& extent) {
   if (const auto* fixed = std::get_if<int64_t>(&extent)) return {*fixed, *fixed, 1, std::to_string(*fixed)};
   const auto& size = std::get<Size>(extent);
-  const auto known = ranges.find(size.dimension);
-  if (known == ranges.end()) return {0, INT64_MAX, 1, "?"};
-  return {size_at(size, known->second.min), size_at(size, known->second.max), size.scale, expression(size)};
+  for (size_t i = 0; i < dimensions.size(); ++i) {
+    const DimensionRange& known = dimensions[i];
+    if (known.name != size.dimension) continue;
+    return {
+        size_at(size, known.min), size_at(size, known.max), size.scale, expression(size), i, size.scale, size.offset};
+  }
+  return {0, INT64_MAX, 1, "?"};
 }
 
-MethodInfo describe(const Method& method) {
-  const Ranges ranges = ranges_of(method.call);
-  MethodInfo info{method.name, {}, {}, {}, !method.state.empty()};
+MethodInfo describe(const Manifest& manifest, const Method& method) {
+  const Dimensions dimensions = dimensions_of(method.call);
+  MethodInfo info{method.name, {}, {}, dimensions, !method.state.empty(), {}, {}, {}, {}};
   for (const TensorInput& input : method.call.inputs) {
     TensorInfo& tensor = info.inputs.emplace_back(TensorInfo{input.name, input.dtype, {}, input.written.has_value()});
-    for (const Extent& extent : input.shape) tensor.shape.push_back(range_of(ranges, extent));
+    for (const Extent& extent : input.shape) tensor.shape.push_back(range_of(dimensions, extent));
   }
   for (const TensorOutput& output : method.call.outputs) {
     TensorInfo& tensor = info.outputs.emplace_back(TensorInfo{output.name, output.dtype, {}});
     for (const auto& extent : output.shape) {
-      tensor.shape.push_back(extent ? range_of(ranges, *extent) : SizeRange{0, INT64_MAX, 1, "?"});
+      tensor.shape.push_back(extent ? range_of(dimensions, *extent) : SizeRange{0, INT64_MAX, 1, "?"});
     }
   }
-  for (const Dimension& dimension : method.call.dimensions) {
-    info.dimensions.push_back({dimension.name, dimension.min, dimension.max});
+  for (const StateUse& use : method.state) {
+    info.state.push_back(static_cast<size_t>(use.index));
+    info.state_written.push_back(use.written);
   }
+  const RowRule rows = row_rule(manifest, method);
+  info.row_dimension = rows.dimension, info.row_reason = rows.reason;
   return info;
 }
 
@@ -76,16 +91,16 @@ std::map<std::string_view, const Method*> by_name(const std::vector<Method>& met
 
 std::vector<MethodInfo> describe_methods(const Manifest& manifest) {
   std::vector<MethodInfo> described;
-  for (const Method& method : manifest.methods) described.push_back(describe(method));
+  for (const Method& method : manifest.methods) described.push_back(describe(manifest, method));
   return described;
 }
 
 std::vector<TensorInfo> describe_state(const Manifest& manifest) {
-  const Ranges ranges = state_ranges(manifest);
+  const Dimensions dimensions = state_dimensions(manifest);
   std::vector<TensorInfo> described;
   for (const StateTensor& state : manifest.state) {
     TensorInfo& tensor = described.emplace_back(TensorInfo{state.name, state.dtype, {}});
-    for (const Extent& extent : state.shape) tensor.shape.push_back(range_of(ranges, extent));
+    for (const Extent& extent : state.shape) tensor.shape.push_back(range_of(dimensions, extent));
   }
   return described;
 }

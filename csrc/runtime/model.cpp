@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <set>
 
 #include "exportkit/runtime.h"
 #include "package/errors.h"
@@ -36,6 +37,22 @@ std::vector<CacheEntry> unpack_all(const OpenedPackage& package) {
   return files;
 }
 
+// The bytes of the weights that a target's code takes from outside, or has inside if it takes none.
+uint64_t bytes_of(const Manifest& manifest, const Target& target) {
+  std::set<std::string_view> taken;
+  for (const auto& [method, constants] : target.constants) {
+    for (const auto& [constant, weight] : constants) taken.insert(weight);
+  }
+  uint64_t bytes = 0;
+  for (const Weight& weight : manifest.weights) {
+    if (!taken.empty() && !taken.contains(weight.name)) continue;
+    uint64_t elements = 1;
+    for (const int64_t size : weight.shape) elements *= static_cast<uint64_t>(size);
+    bytes += elements * c10::elementSize(dtype_of(weight.dtype));
+  }
+  return bytes;
+}
+
 // Makes the CUDA graphs of the code that `code` takes the place of: ModelRunError.
 void capture_as(const Code& code, const Code& old) {
   try {
@@ -57,7 +74,9 @@ Error refusal(const std::vector<MethodInfo>& methods, size_t method, std::string
                    : "Correct the input. The next call runs as usual.");
 }
 
-// The sizes of a session in which a recorded case can run. All its calls agree on them.
+}  // namespace
+
+// All calls of a case agree on them.
 Sizes session_sizes(const Model& model, const RecordedCase& recorded) {
   Sizes sizes;
   for (const DimensionRange& dimension : model.state_dimensions()) {
@@ -70,8 +89,6 @@ Sizes session_sizes(const Model& model, const RecordedCase& recorded) {
   return sizes;
 }
 
-}  // namespace
-
 Model::Impl::Impl(const Opening& open, const OpenOptions& options)
     : package(open, options),
       methods(describe_methods(manifest())),
@@ -81,6 +98,7 @@ Model::Impl::Impl(const Opening& open, const OpenOptions& options)
       plans(plans_of(manifest(), package.device())),
       files(unpack_all(package)),
       weights(package.reader()),
+      bytes(bytes_of(manifest(), package.target())),
       code(load(weights.tensors())),
       initial(package.reader(), package.device()) {}
 
@@ -250,6 +268,7 @@ const MethodInfo& Model::method(const std::string& name) const { return impl_->m
 const MethodInfo& Model::default_method() const { return impl_->methods[impl_->default_index()]; }
 const std::vector<TensorInfo>& Model::state() const { return impl_->state; }
 const std::vector<DimensionRange>& Model::state_dimensions() const { return impl_->state_dimensions; }
+uint64_t Model::bytes() const { return impl_->bytes; }
 size_t Model::case_count() const { return impl_->manifest().cases.size(); }
 
 std::vector<std::pair<std::string, std::map<std::string, int64_t>>> Model::case_calls(size_t index) const {

@@ -24,6 +24,7 @@ struct Model::Impl {
   std::vector<InputPlan> plans;   // of each method
   std::vector<CacheEntry> files;  // of each method's code
   MappedWeights weights;
+  uint64_t bytes;  // of the weights, on the device
   CurrentCode code;
   InitialState initial;
 

@@ -15,6 +15,8 @@
 namespace exportkit {
 namespace {
 
+constexpr int64_t kMostThreads = 4096;
+
 // This library uses torch's C++ API, which is compatible within one minor version only.
 void check_torch() {
   const std::string built = std::to_string(TORCH_VERSION_MAJOR) + "." + std::to_string(TORCH_VERSION_MINOR);
@@ -28,6 +30,10 @@ OpenOptions checked(OpenOptions options) {
   check_torch();
   if (options.runners < 1) {
     throw Error(errors::kUsage, "runners must be a positive integer, got " + std::to_string(options.runners));
+  }
+  if (options.threads < 0 || options.threads > kMostThreads) {
+    throw Error(errors::kUsage, "threads must be from 0 to " + std::to_string(kMostThreads) + ", got " +
+                                    std::to_string(options.threads));
   }
   if (!options.warn) {
     options.warn = [](const std::string& warning) { std::cerr << "warning: " << warning << "\n"; };
@@ -129,7 +135,8 @@ std::shared_ptr<const Code> OpenedPackage::load_code(const Method& method, const
                                                      const Weights& weights) const {
   std::shared_ptr<const Code> code;
   try {
-    const CodeOptions options{device(), options_.runners, options_.cuda_graphs, written_arguments(method)};
+    const CodeOptions options{device(), options_.runners, options_.cuda_graphs, written_arguments(method),
+                              options_.threads};
     code = std::make_shared<const Code>(files.library(), options, constants_of(target(), method.name, weights));
   } catch (const std::exception& error) {
     throw Error(errors::kModelLoad,

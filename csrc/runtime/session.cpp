@@ -1,44 +1,13 @@
-#include <c10/core/Event.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 
 #include <algorithm>
-#include <atomic>
-#include <optional>
-#include <set>
 
-#include "exportkit/runtime.h"
 #include "package/errors.h"
 #include "package/text.h"
-#include "runtime/model_impl.h"
+#include "runtime/session_impl.h"
 
 namespace exportkit {
 namespace {
-
-// Calls on different streams wait for each other, and no memory is used again while one of them needs it.
-class StreamOrder {
- public:
-  explicit StreamOrder(c10::Device device) : device_(device) {
-    if (device_.is_cuda()) last_.emplace(device_.type());
-  }
-
-  void begin(const std::vector<at::Tensor>& state) {
-    if (!last_) return;
-    const c10::Stream stream = current();
-    if (last_->was_marked_for_recording()) last_->block(stream);
-    if (!seen_.insert(stream.id()).second) return;
-    for (const at::Tensor& tensor : state) tensor.record_stream(stream);
-  }
-  void end() {
-    if (last_) last_->record(current());
-  }
-
- private:
-  c10::Stream current() const { return c10::impl::VirtualGuardImpl(device_.type()).getStream(device_); }
-
-  c10::Device device_;
-  std::optional<c10::Event> last_;
-  std::set<c10::StreamId> seen_;
-};
 
 bool writes_state(const Method& method) {
   return std::any_of(method.state.begin(), method.state.end(), [](const StateUse& use) { return use.written; });
@@ -64,101 +33,96 @@ std::vector<StateInUse> in_use(const Manifest& manifest, const CurrentCode& code
 
 }  // namespace
 
-struct Session::Impl {
-  std::shared_ptr<Model::Impl> model;
-  Sizes sizes;
-  std::vector<at::Tensor> state;
-  std::vector<StateInUse> methods;
-  StreamOrder order;
-  std::atomic<bool> busy = false, broken = false;
-  std::string problem;  // why it is broken
+Session::Impl::Impl(std::shared_ptr<Model::Impl> of, Sizes given, std::vector<at::Tensor> tensors)
+    : model(std::move(of)),
+      sizes(std::move(given)),
+      state(std::move(tensors)),
+      methods(in_use(model->manifest(), model->code, state, sizes)),
+      order(model->package.device()) {
+  order.end();  // the tensors are filled on the current stream
+}
 
-  Impl(std::shared_ptr<Model::Impl> of, Sizes given, std::vector<at::Tensor> tensors)
-      : model(std::move(of)),
-        sizes(std::move(given)),
-        state(std::move(tensors)),
-        methods(in_use(model->manifest(), model->code, state, sizes)),
-        order(model->package.device()) {
-    order.end();  // the tensors are filled on the current stream
-  }
-
-  const std::string& name() const { return model->manifest().name; }
-
-  // Also looks for what earlier calls refused.
-  void need_whole() {
-    for (size_t method = 0; !broken && method < methods.size(); ++method) {
-      if (!methods[method].refused) continue;
-      try {
-        model->look(method, methods[method].refused);
-      } catch (const Error& error) {
-        if (writes_state(model->manifest().methods[method])) break_for("an earlier call failed: " + error.message());
-        throw;
-      }
-    }
-    if (!broken) return;
-    throw Error(errors::kSessionBroken, "the session's state may be half written: " + problem,
-                "Reset the session, or load a state: that makes it whole again.");
-  }
-
-  void break_for(const std::string& why) noexcept {
-    broken = true;
+// Also looks for what earlier calls refused.
+void Session::Impl::need_whole() {
+  for (size_t method = 0; !broken && method < methods.size(); ++method) {
+    if (!methods[method].refused) continue;
     try {
-      problem = why;
-    } catch (...) {  // there is no memory to say why
-    }
-  }
-
-  // Replaces the whole state: broken if that fails midway.
-  template <class Write>
-  void replace(const char* what, const Write& write) {
-    break_for(what + std::string(" failed"));
-    write();
-    for (size_t method = 0; method < methods.size(); ++method) {  // what earlier calls refuse counts no longer
-      if (methods[method].refused) methods[method].refused = model->code.get(method)->session_memory();
-    }
-    broken = false;
-  }
-
-  std::vector<at::Tensor> run(size_t method, const std::vector<at::Tensor>& inputs);
-};
-
-namespace {
-
-// The only use of a session while this object lives: SessionBusyError.
-class Turn {
- public:
-  explicit Turn(Session::Impl& session) : session_(session) {
-    if (session_.busy.exchange(true, std::memory_order_acquire)) {
-      throw Error(
-          errors::kSessionBusy, "the session of " + session_.name() + " is running another call",
-          "A session has one caller at a time. A fork, or another session of the model, serves another caller.");
-    }
-    try {
-      session_.order.begin(session_.state);
-    } catch (...) {
-      session_.busy.store(false, std::memory_order_release);
+      model->look(method, methods[method].refused);
+    } catch (const Error& error) {
+      if (writes_state(model->manifest().methods[method])) break_for("an earlier call failed: " + error.message());
       throw;
     }
   }
-  ~Turn() {
-    try {
-      session_.order.end();
-    } catch (...) {  // the stream itself has failed; the next use of it says so
-    }
-    session_.busy.store(false, std::memory_order_release);
+  if (!broken) return;
+  throw Error(errors::kSessionBroken, "the session's state may be half written: " + problem,
+              "Reset the session, or load a state: that makes it whole again.");
+}
+
+void Session::Impl::break_for(const std::string& why) noexcept {
+  broken = true;
+  try {
+    problem = why;
+  } catch (...) {  // there is no memory to say why
   }
-  Turn(const Turn&) = delete;
-  Turn& operator=(const Turn&) = delete;
+}
 
- private:
-  Session::Impl& session_;
-};
+// Replaces the whole state: broken if that fails midway.
+template <class Write>
+void Session::Impl::replace(const char* what, const Write& write) {
+  break_for(what + std::string(" failed"));
+  write();
+  for (size_t method = 0; method < methods.size(); ++method) {  // what earlier calls refuse counts no longer
+    if (methods[method].refused) methods[method].refused = model->code.get(method)->session_memory();
+  }
+  broken = false;
+}
 
-}  // namespace
+StreamOrder::StreamOrder(c10::Device device) : device_(device) {
+  if (device_.is_cuda()) last_.emplace(device_.type());
+}
+
+void StreamOrder::begin(const std::vector<at::Tensor>& state) {
+  if (!last_) return;
+  const c10::Stream stream = current();
+  if (last_->was_marked_for_recording()) last_->block(stream);
+  if (!seen_.insert(stream.id()).second) return;
+  for (const at::Tensor& tensor : state) tensor.record_stream(stream);
+}
+
+void StreamOrder::end() {
+  if (last_) last_->record(current());
+}
+
+c10::Stream StreamOrder::current() const { return c10::impl::VirtualGuardImpl(device_.type()).getStream(device_); }
+
+Turn::Turn(Session::Impl& session) : session_(session) {
+  if (session_.busy.exchange(true, std::memory_order_acquire)) {
+    throw Error(errors::kSessionBusy, "the session of " + session_.name() + " is running another call",
+                "A session has one caller at a time. A fork, or another session of the model, serves another caller.");
+  }
+  try {
+    session_.order.begin(session_.state);
+  } catch (...) {
+    session_.busy.store(false, std::memory_order_release);
+    throw;
+  }
+}
+
+Turn::~Turn() {
+  try {
+    session_.order.end();
+  } catch (...) {  // the stream itself has failed; the next use of it says so
+  }
+  session_.busy.store(false, std::memory_order_release);
+}
 
 std::vector<at::Tensor> Session::Impl::run(size_t method, const std::vector<at::Tensor>& inputs) {
   const Turn turn(*this);
   need_whole();
+  return run_in_turn(method, inputs);
+}
+
+std::vector<at::Tensor> Session::Impl::run_in_turn(size_t method, const std::vector<at::Tensor>& inputs) {
   const std::vector<at::Tensor> prepared = model->plans[method].prepare(inputs, &methods[method]);
   try {
     return model->run(method, prepared, &methods[method]);
@@ -187,13 +151,17 @@ std::vector<at::Tensor> Session::run(const std::string& method, const std::vecto
   return impl_->run(impl_->model->index_of(method), inputs);
 }
 
+void Session::Impl::wait_in_turn() {
+  model->wait();
+  need_whole();
+  for (size_t method = 0; method < methods.size(); ++method) {  // those without state share the stream's memory
+    if (!methods[method].refused) model->look(method, std::nullopt);
+  }
+}
+
 void Session::synchronize() {
   const Turn turn(*impl_);
-  impl_->model->wait();
-  impl_->need_whole();
-  for (size_t method = 0; method < impl_->methods.size(); ++method) {  // those without state share the stream's memory
-    if (!impl_->methods[method].refused) impl_->model->look(method, std::nullopt);
-  }
+  impl_->wait_in_turn();
 }
 
 Session Session::fork() const {

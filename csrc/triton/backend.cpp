@@ -25,12 +25,12 @@ void check_versions() {
   }
 }
 
-// The backend, a model or an instance, which Triton keeps for us.
+// The backend, a model or an instance, which Triton keeps for us; null if it could not be made.
 template <class T, class Owner>
-T& kept(TRITONSERVER_Error* (*get)(Owner*, void**), Owner* owner) {
+T* kept(TRITONSERVER_Error* (*get)(Owner*, void**), Owner* owner) {
   void* state = nullptr;
   check(get(owner, &state));
-  return *static_cast<T*>(state);
+  return static_cast<T*>(state);
 }
 
 template <class T, class Owner>
@@ -63,6 +63,7 @@ TRITONSERVER_Error* guarded(const F& call) noexcept {
 
 using namespace exportkit::triton;
 
+#pragma GCC visibility push(default)
 extern "C" {
 
 TRITONSERVER_Error* TRITONBACKEND_Initialize(TRITONBACKEND_Backend* backend) {
@@ -75,7 +76,7 @@ TRITONSERVER_Error* TRITONBACKEND_Initialize(TRITONBACKEND_Backend* backend) {
 }
 
 TRITONSERVER_Error* TRITONBACKEND_Finalize(TRITONBACKEND_Backend* backend) {
-  return guarded([&] { delete &kept<Backend>(TRITONBACKEND_BackendState, backend); });
+  return guarded([&] { delete kept<Backend>(TRITONBACKEND_BackendState, backend); });
 }
 
 // One instance, on the device that exportkit chooses: not one for each GPU, as Triton would have.
@@ -90,32 +91,33 @@ TRITONSERVER_Error* TRITONBACKEND_ModelInitialize(TRITONBACKEND_Model* model) {
     TRITONBACKEND_Backend* backend = nullptr;
     check(TRITONBACKEND_ModelBackend(model, &backend));
     keep(TRITONBACKEND_ModelSetState, model,
-         std::make_unique<Model>(model, kept<Backend>(TRITONBACKEND_BackendState, backend)));
+         std::make_unique<Model>(model, *kept<Backend>(TRITONBACKEND_BackendState, backend)));
   });
 }
 
 TRITONSERVER_Error* TRITONBACKEND_ModelFinalize(TRITONBACKEND_Model* model) {
-  return guarded([&] { delete &kept<Model>(TRITONBACKEND_ModelState, model); });
+  return guarded([&] { delete kept<Model>(TRITONBACKEND_ModelState, model); });
 }
 
 TRITONSERVER_Error* TRITONBACKEND_ModelInstanceInitialize(TRITONBACKEND_ModelInstance* instance) {
   return guarded([&] {
     TRITONBACKEND_Model* triton = nullptr;
     check(TRITONBACKEND_ModelInstanceModel(instance, &triton));
-    Model& model = kept<Model>(TRITONBACKEND_ModelState, triton);
+    Model& model = *kept<Model>(TRITONBACKEND_ModelState, triton);
     keep(TRITONBACKEND_ModelInstanceSetState, instance,
          std::make_unique<Instance>(instance, model.copy_on(device_of(instance)), model.rows()));
   });
 }
 
 TRITONSERVER_Error* TRITONBACKEND_ModelInstanceFinalize(TRITONBACKEND_ModelInstance* instance) {
-  return guarded([&] { delete &kept<Instance>(TRITONBACKEND_ModelInstanceState, instance); });
+  return guarded([&] { delete kept<Instance>(TRITONBACKEND_ModelInstanceState, instance); });
 }
 
 // Answers every request, so there is nothing to return an error for.
 TRITONSERVER_Error* TRITONBACKEND_ModelInstanceExecute(TRITONBACKEND_ModelInstance* instance,
                                                        TRITONBACKEND_Request** requests, const uint32_t count) {
-  return guarded([&] { kept<Instance>(TRITONBACKEND_ModelInstanceState, instance).execute({requests, count}); });
+  return guarded([&] { kept<Instance>(TRITONBACKEND_ModelInstanceState, instance)->execute({requests, count}); });
 }
 
 }  // extern "C"
+#pragma GCC visibility pop

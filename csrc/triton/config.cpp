@@ -200,6 +200,7 @@ bool given_whole(const ModelConfig& config, const exportkit_method_info& method)
 }
 
 void check_config(const ModelConfig& config, const Served& served) {
+  check_sequences(config, served);
   const bool many = config.max_batch_size > served.rows;
   if (many || (config.dynamic_batching && served.rows == 0)) {
     const std::string given = many ? "max_batch_size: " + std::to_string(config.max_batch_size) : "dynamic_batching";
@@ -208,7 +209,6 @@ void check_config(const ModelConfig& config, const Served& served) {
                       (served.rows > 0 ? "at most " + std::to_string(served.rows) + " rows in a call."
                                        : "no requests in one call: " + served.alone + ". Leave it out."));
   }
-  check_sequences(config, served);
   const exportkit_method_info& method = *served.method;
   if (!config.inputs.empty()) {
     check_given("input", config.inputs, {method.inputs, method.input_count}, served.rows > 0, true);

@@ -42,14 +42,15 @@ std::string version_of(TRITONBACKEND_Model* model) {
 }
 
 // The package of a version: the file that config.pbtxt names, or the folder's only .pt2. Without a config.pbtxt, Triton
-// since 26.03 takes `model.pt2` for the PyTorch backend's, so it may have any name.
+// since 26.03 takes `model.pt2` for the PyTorch backend's, so it may have any name; and it says `model.exportkit`,
+// which nobody gave.
 std::string package_of(TRITONBACKEND_Model* model, const std::string& named) {
   namespace fs = std::filesystem;
   TRITONBACKEND_ArtifactType type = TRITONBACKEND_ARTIFACT_FILESYSTEM;
   const char* location = nullptr;
   check(TRITONBACKEND_ModelRepository(model, &type, &location));
   const fs::path folder = fs::path(location) / version_of(model);
-  if (!named.empty()) return folder / named;
+  if (!named.empty() && named != "model.exportkit") return folder / named;
   std::vector<std::string> found;
   for (const fs::directory_entry& entry : fs::directory_iterator(folder)) {
     if (entry.path().extension() == ".pt2") found.push_back(entry.path());

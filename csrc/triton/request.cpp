@@ -127,7 +127,8 @@ exportkit_session Request::kept_session() {
 
 int Request::place(size_t output, int32_t ndim, const int64_t* shape, uint64_t bytes, void** data,
                    DLDevice* device) noexcept {
-  if (compute_end_ == 0) compute_end_ = now();
+  // A GPU has only queued its work here.
+  if (compute_end_ == 0 && copy_.device().device_type == kDLCPU) compute_end_ = now();
   if (!wanted_[output]) return 0;
   try {
     place_output(output, ndim, shape, bytes, data, device);

@@ -46,8 +46,6 @@ exportkit_session Sequences::begin(const std::vector<exportkit_size>& sizes) {
   exportkit_open_session(model_, sizes.empty() ? nullptr : sizes.data(), sizes.size(), &session, &error);
   check(error);
   gauge_.add(1);
-  const std::lock_guard lock(mutex_);
-  while (resting_.size() >= most_) close_oldest();
   return session;
 }
 
@@ -71,6 +69,7 @@ void Sequences::give_back(exportkit_session session, bool last) {
   }
   const std::lock_guard lock(mutex_);
   places_[session] = resting_.insert(resting_.end(), {session, Clock::now()});
+  if (resting_.size() > most_) close_oldest();
   if (resting_.size() == 1) changed_.notify_one();
 }
 

@@ -9,12 +9,14 @@ from typing import Any
 import numpy as np
 
 from tests.runtime.c_structures import (
+    Answers,
     DataType,
     Description,
     Device,
     Managed,
     MethodInfo,
     OpenOptions,
+    Request,
     RunOptions,
     Size,
     Tensor,
@@ -22,10 +24,10 @@ from tests.runtime.c_structures import (
 
 CPU, CUDA, CUDA_HOST, CUDA_MANAGED = 1, 2, 3, 13  # DLDeviceType
 CODES = {"i": 0, "u": 1, "f": 2, "c": 5, "b": 6}  # DLDataTypeCode by numpy's kind
-ABI_VERSION = 4
+ABI_VERSION = 5
 VERIFY_ALWAYS = 1
 CUDA_GRAPHS = 2
-HOST_TENSORS, CONTIGUOUS_OUTPUTS = 1, 2
+HOST_TENSORS, CONTIGUOUS_OUTPUTS, OWN_STREAM = 1, 2, 4
 
 
 class Refused(Exception):
@@ -79,7 +81,26 @@ class Library:
             "session_save": (c.c_uint64, c.c_char_p, error),
             "session_load_state": (c.c_uint64, c.c_char_p, error),
             "session_state": (c.c_uint64, outputs, c.c_size_t, error),
+            "session_bytes": (c.c_uint64, c.POINTER(c.c_uint64), error),
             "session_close": (c.c_uint64, error),
+            "try_rows": (
+                c.c_uint64,
+                c.c_char_p,
+                c.c_int64,
+                c.POINTER(c.c_int64),
+                c.POINTER(c.c_char_p),
+                error,
+            ),
+            "run_requests": (
+                c.c_uint64,
+                c.c_char_p,
+                c.POINTER(c.POINTER(Request)),
+                c.c_size_t,
+                c.c_int64,
+                c.POINTER(Answers),
+                c.POINTER(RunOptions),
+                error,
+            ),
             "replay": (c.c_uint64, c.c_size_t, error),
             "error_code": (c.c_void_p,),
             "error_free": (c.c_void_p,),
@@ -102,10 +123,16 @@ class Library:
         if code == 0:
             assert error.value is None
             return
+        refused = self.taken(error)
+        assert refused.code == code
+        raise refused
+
+    def taken(self, error: Any) -> Refused:
+        """The parts of an error, which is freed."""
         texts = [self.function(f"error_{part}")(error).decode() for part in ("name", "message", "hint")]
-        assert self.function("error_code")(error) == code
+        refused = Refused(self.function("error_code")(error), *texts)
         self.function("error_free")(error)
-        raise Refused(code, *texts)
+        return refused
 
     def open(self, path: Any, **options: Any) -> Model:
         """Opens a package with these members of exportkit_open_options."""

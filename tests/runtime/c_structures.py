@@ -61,6 +61,7 @@ class OpenOptions(c.Structure):
         ("signature_content", c.c_char_p),
         ("signature_content_size", c.c_size_t),
         ("stream_limit", c.c_uint64),
+        ("threads", c.c_int64),
     )
 
 
@@ -73,7 +74,15 @@ class RunOptions(c.Structure):
 class SizeRange(c.Structure):
     """exportkit_size_range."""
 
-    _fields_ = (("min", c.c_int64), ("max", c.c_int64), ("step", c.c_int64), ("text", c.c_char_p))
+    _fields_ = (
+        ("min", c.c_int64),
+        ("max", c.c_int64),
+        ("step", c.c_int64),
+        ("text", c.c_char_p),
+        ("dimension", c.c_int64),
+        ("scale", c.c_int64),
+        ("offset", c.c_int64),
+    )
 
 
 class TensorInfo(c.Structure):
@@ -107,6 +116,11 @@ class MethodInfo(c.Structure):
         ("outputs", c.POINTER(c.POINTER(TensorInfo))),
         ("dimension_count", c.c_size_t),
         ("dimensions", c.POINTER(c.POINTER(Dimension))),
+        ("state_count", c.c_size_t),
+        ("state", c.POINTER(c.c_size_t)),
+        ("state_written", c.POINTER(c.c_int32)),
+        ("row_dimension", c.c_int64),
+        ("row_reason", c.c_char_p),
     )
 
 
@@ -149,6 +163,7 @@ class Description(c.Structure):
         ("state", c.POINTER(c.POINTER(TensorInfo))),
         ("state_dimension_count", c.c_size_t),
         ("state_dimensions", c.POINTER(c.POINTER(Dimension))),
+        ("bytes", c.c_uint64),
     )
 
 
@@ -156,3 +171,54 @@ class Size(c.Structure):
     """exportkit_size."""
 
     _fields_ = (("dimension", c.c_char_p), ("size", c.c_int64))
+
+
+class Piece(c.Structure):
+    """exportkit_piece."""
+
+    _fields_ = (("data", c.c_void_p), ("size", c.c_uint64), ("device", Device))
+
+
+class RequestInput(c.Structure):
+    """exportkit_request_input."""
+
+    _fields_ = (
+        ("dtype", DataType),
+        ("ndim", c.c_int32),
+        ("shape", c.POINTER(c.c_int64)),
+        ("piece_count", c.c_size_t),
+        ("pieces", c.POINTER(Piece)),
+    )
+
+
+class Request(c.Structure):
+    """exportkit_request."""
+
+    _fields_ = (
+        ("size", c.c_size_t),
+        ("input_count", c.c_size_t),
+        ("inputs", c.POINTER(RequestInput)),
+        ("session", c.c_uint64),
+        ("error", c.c_void_p),
+    )
+
+
+Place = c.CFUNCTYPE(
+    c.c_int,
+    c.c_size_t,
+    c.c_size_t,
+    DataType,
+    c.c_int32,
+    c.POINTER(c.c_int64),
+    c.c_uint64,
+    c.POINTER(c.c_void_p),
+    c.POINTER(Device),
+    c.c_void_p,
+)
+Ended = c.CFUNCTYPE(None, c.c_size_t, c.c_void_p)
+
+
+class Answers(c.Structure):
+    """exportkit_answers."""
+
+    _fields_ = (("size", c.c_size_t), ("place", Place), ("ended", Ended), ("context", c.c_void_p))

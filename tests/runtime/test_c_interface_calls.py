@@ -109,7 +109,7 @@ def test_options_of_newer_and_broken_callers_are_told_apart(c_library, tiny_pack
     with pytest.raises(Refused, match=r"exportkit_open_options\.flags has flags .*: 4$"):
         c_library.open(tiny_package, flags=5)
     views = list(map(view, arrays))
-    assert r"exportkit_run_options.flags has flags" in c_interface.refused(c_model, *views, flags=4).message
+    assert r"exportkit_run_options.flags has flags" in c_interface.refused(c_model, *views, flags=8).message
     assert "stream must be null: the model is on cpu" in c_interface.refused(c_model, *views, stream=1).message
 
 

@@ -88,3 +88,10 @@ def words_package(packages: Path) -> Path:
     """Rows of which some values are refused."""
     assemble([artifact("words")], [], packages / "words.pt2")
     return packages / "words.pt2"
+
+
+@pytest.fixture(scope="session")
+def lookups_package(packages: Path) -> Path:
+    """Scalars, and outputs whose sizes depend on values."""
+    assemble([artifact("lookups")], [], packages / "lookups.pt2")
+    return packages / "lookups.pt2"

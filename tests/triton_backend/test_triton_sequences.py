@@ -125,6 +125,15 @@ def test_idle_sequences_leave_no_session(triton: Triton, ticker_package: Path) -
     assert step(triton, name, 0, 1, sequence_start=True, sequence_end=True).shape == (1, ticker.WIDTH)
 
 
+def test_a_sequence_that_begins_again_and_again_leaves_few_sessions(triton: Triton, ticker_package: Path) -> None:
+    """Twice as many as Triton has sequences: of the end of the earlier ones the backend hears nothing, too."""
+    name = triton.add("again", ticker_package, "max_batch_size: 8\n" + SEQUENCES.format(idle=600_000_000, most=2))
+    for _ in range(10):
+        step(triton, name, 0, 1, sequence_start=True)
+    assert triton.sessions(name) == 4
+    triton.http.unload_model(name)
+
+
 def test_an_unloaded_model_leaves_no_session(triton: Triton, ticker_package: Path) -> None:
     name = triton.add("unloaded", ticker_package)
     for sequence in range(1, 5):

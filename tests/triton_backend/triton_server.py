@@ -22,10 +22,12 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import tritonclient.grpc
 import tritonclient.http
+from ml_dtypes import bfloat16
 
 from exportkit.runtime.native import library_path
 from tests.runtime import exportkit_run
@@ -130,6 +132,8 @@ class Triton:
 
     def close(self) -> None:
         """Ends the server, whatever it does."""
+        self.http.close()
+        self.grpc.close()
         self.process.send_signal(signal.SIGTERM)
         try:
             self.process.wait(10)
@@ -155,16 +159,22 @@ def infer(client: Any, model: str, inputs: Tensors, **options: Any) -> dict[str,
     answer = client.infer(model, given(module, inputs), **options)
     found = answer.get_response()
     outputs = found["outputs"] if isinstance(found, dict) else [{"name": each.name} for each in found.outputs]
-    return {each["name"]: torch.from_numpy(answer.as_numpy(each["name"]).copy()) for each in outputs}
+    return {each["name"]: _tensor(answer.as_numpy(each["name"])) for each in outputs}
 
 
 def given(module: ModuleType, inputs: Tensors) -> list[Any]:
-    """Inputs for a client. Of bfloat16, numpy has nothing: clients take and give float32."""
+    """Inputs for a client."""
     made = []
     for name, tensor in inputs.items():
         made.append(module.InferInput(name, list(tensor.shape), _DATATYPES[tensor.dtype]))
-        made[-1].set_data_from_numpy((tensor.float() if tensor.dtype == torch.bfloat16 else tensor).numpy())
+        low = tensor.dtype == torch.bfloat16  # which numpy does not have
+        made[-1].set_data_from_numpy(tensor.view(torch.int16).numpy().view(bfloat16) if low else tensor.numpy())
     return made
+
+
+def _tensor(array: np.ndarray) -> torch.Tensor:
+    low = array.dtype == bfloat16
+    return torch.from_numpy(array.view(np.int16).copy()).view(torch.bfloat16) if low else torch.from_numpy(array.copy())
 
 
 def _server() -> tuple[Path, str]:

@@ -44,6 +44,8 @@ struct OpenOptions {
   std::optional<std::string> target;
   // The number of calls that can run at the same time. They share the weights.
   int64_t runners = 1;
+  // The number of CPU threads of a call; 0: as many as torch takes in the thread that calls.
+  int64_t threads = 0;
   // With graphs, the model's launches take turns, whatever the number of runners.
   CudaGraphs cuda_graphs = CudaGraphs::kNone;
   // PEM files or PEM text. One of these keys must have signed the package. Ed25519 keys check `.sig` files; keys on the
@@ -65,6 +67,10 @@ struct OpenOptions {
 struct SizeRange {
   int64_t min, max, step;
   std::string text;  // such as "16*gh", where gh is the same number in all tensors; "?" if unknown
+  // scale * size of the dimension + offset, where that is an index of the method's or the state's dimensions; unset if
+  // the size is fixed or unknown.
+  std::optional<size_t> dimension = {};
+  int64_t scale = 0, offset = 0;
 };
 
 // A number that sizes depend on.
@@ -86,7 +92,13 @@ struct MethodInfo {
   std::string name;
   std::vector<TensorInfo> inputs, outputs;
   std::vector<DimensionRange> dimensions;
-  bool stateful;  // it needs a session
+  bool stateful;                       // it needs a session
+  std::vector<size_t> state;           // that it uses: indices of Model::state
+  std::vector<int32_t> state_written;  // for each of them
+  // The dimension that is the first size of every input, output and state, and no other size; unset: row_reason says
+  // why there is none.
+  std::optional<size_t> row_dimension;
+  std::string row_reason;
 };
 
 // A call that was recorded at export, with the eager model's outputs, on the model's device.
@@ -217,6 +229,8 @@ class EXPORTKIT_API Model {
   // What a session has, and the dimensions of its sizes.
   const std::vector<TensorInfo>& state() const;
   const std::vector<DimensionRange>& state_dimensions() const;
+  // What the weights take of the device's memory.
+  uint64_t bytes() const;
 
   size_t case_count() const;
   // The calls of a recorded case: the method, and the number of each of its dimensions.
@@ -229,6 +243,7 @@ class EXPORTKIT_API Model {
   CaseReport replay(size_t index) const;
 
   struct Impl;
+  const std::shared_ptr<Impl>& impl() const { return impl_; }  // for this library
 
  private:
   explicit Model(std::shared_ptr<Impl> impl);
@@ -267,6 +282,7 @@ class EXPORTKIT_API Session {
   bool broken() const;
 
   struct Impl;
+  const std::shared_ptr<Impl>& impl() const { return impl_; }  // for this library
 
  private:
   friend class Model;

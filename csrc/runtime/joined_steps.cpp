@@ -1,0 +1,109 @@
+#include "runtime/joined_steps.h"
+
+#include <ATen/ops/_foreach_copy.h>
+#include <ATen/ops/empty.h>
+
+#include <bit>
+#include <cstring>
+
+#include "package/errors.h"
+#include "runtime/inputs.h"
+
+namespace exportkit {
+namespace {
+
+using Tensors = std::vector<at::Tensor>;
+
+// Copies contiguous tensors of equal sizes. A GPU gets one launch for many.
+void copy_all(const Tensors& to, const Tensors& from) {
+  if (to.empty()) return;
+  if (!to.front().is_cpu()) {
+    at::_foreach_copy_(to, from, /*non_blocking=*/true);
+    return;
+  }
+  for (size_t i = 0; i < to.size(); ++i) {
+    if (from[i].nbytes() > 0) std::memcpy(to[i].mutable_data_ptr(), from[i].const_data_ptr(), from[i].nbytes());
+  }
+}
+
+// Makes room for the state of so many rows. Memory grows to a power of two, so that it rarely grows.
+void make_room(Workspace& workspace, const Model::Impl& model, size_t method, const std::string& dimension,
+               int64_t rows) {
+  if (!workspace.refused) workspace.refused = model.code.get(method)->session_memory();
+  if (rows <= workspace.rows && !workspace.state.empty()) return;
+  workspace.state.clear(), workspace.rows = 0;
+  const auto grown = static_cast<int64_t>(std::bit_ceil(static_cast<uint64_t>(rows)));
+  for (const StateUse& use : model.manifest().methods[method].state) {
+    const StateTensor& state = model.manifest().state[static_cast<size_t>(use.index)];
+    const auto options = at::TensorOptions(dtype_of(state.dtype)).device(model.package.device());
+    workspace.state.push_back(at::empty(shape_at(state.shape, {{dimension, grown}}), options));
+  }
+  workspace.rows = grown;
+}
+
+// The state of sessions, and where it lies among that of all.
+struct Places {
+  Tensors in_sessions, together;
+};
+
+Places places_of(const std::vector<StateUse>& uses, bool written, const std::vector<Session::Impl*>& sessions,
+                 const Tensors& state) {
+  Places places;
+  for (size_t i = 0; i < uses.size(); ++i) {
+    if (written && !uses[i].written) continue;
+    int64_t row = 0;
+    for (const Session::Impl* session : sessions) {
+      const at::Tensor& own = places.in_sessions.emplace_back(session->state[static_cast<size_t>(uses[i].index)]);
+      places.together.push_back(state[i].narrow(0, row, own.size(0)));
+      row += own.size(0);
+    }
+  }
+  return places;
+}
+
+void write_back(const Places& written, const std::vector<Session::Impl*>& sessions) {
+  try {
+    copy_all(written.in_sessions, written.together);
+  } catch (const std::exception& error) {
+    for (Session::Impl* session : sessions)
+      session->break_for(std::string("its state was not written: ") + error.what());
+    throw;
+  }
+}
+
+}  // namespace
+
+std::vector<at::Tensor> run_joined(const Model::Impl& model, size_t method, const std::vector<Session::Impl*>& sessions,
+                                   const std::vector<at::Tensor>& inputs, Workspace& workspace) {
+  const MethodInfo& info = model.methods[method];
+  const std::vector<StateUse>& uses = model.manifest().methods[method].state;
+  const std::string& dimension = info.dimensions[info.row_dimension.value()].name;
+  const int64_t rows = inputs.front().size(0);
+  make_room(workspace, model, method, dimension, rows);
+  StateInUse all{{{dimension, rows}}, {}, {}, workspace.refused};
+  for (const at::Tensor& state : workspace.state) all.tensors.push_back(state.narrow(0, 0, rows));
+  const Places read = places_of(uses, false, sessions, all.tensors);
+  copy_all(read.together, read.in_sessions);
+  Tensors outputs = model.run(method, inputs, &all);
+  model.wait();
+  model.look(method, all.refused);
+  for (Session::Impl* session : sessions) session->need_whole();  // an earlier call has ended only now
+  check_outputs(info, outputs, rows);
+  write_back(places_of(uses, true, sessions, all.tensors), sessions);
+  return outputs;
+}
+
+void check_outputs(const MethodInfo& method, const std::vector<at::Tensor>& outputs, int64_t rows) {
+  if (outputs.size() != method.outputs.size()) {
+    throw Error(errors::kModelRun, "the compiled code returned " + std::to_string(outputs.size()) +
+                                       " tensors; the manifest lists " + std::to_string(method.outputs.size()));
+  }
+  for (size_t i = 0; rows >= 0 && i < outputs.size(); ++i) {
+    if (outputs[i].dim() > 0 && outputs[i].size(0) == rows) continue;
+    throw Error(errors::kModelRun, "the compiled code returned " + describe(outputs[i]) + " for `" +
+                                       method.outputs[i].name + "`, which does not have " + std::to_string(rows) +
+                                       " rows");
+  }
+}
+
+}  // namespace exportkit

@@ -1,0 +1,71 @@
+// What the copies of a Session share.
+#pragma once
+
+#include <c10/core/Event.h>
+
+#include <atomic>
+#include <memory>
+#include <optional>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "exportkit/runtime.h"
+#include "runtime/model_impl.h"
+
+namespace exportkit {
+
+// Calls on different streams wait for each other, and no memory is used again while one of them needs it.
+class StreamOrder {
+ public:
+  explicit StreamOrder(c10::Device device);
+
+  void begin(const std::vector<at::Tensor>& state);
+  void end();
+
+ private:
+  c10::Stream current() const;
+
+  c10::Device device_;
+  std::optional<c10::Event> last_;
+  std::set<c10::StreamId> seen_;
+};
+
+struct Session::Impl {
+  std::shared_ptr<Model::Impl> model;
+  Sizes sizes;
+  std::vector<at::Tensor> state;
+  std::vector<StateInUse> methods;
+  StreamOrder order;
+  std::atomic<bool> busy = false, broken = false;
+  std::string problem;  // why it is broken
+
+  Impl(std::shared_ptr<Model::Impl> of, Sizes given, std::vector<at::Tensor> tensors);
+
+  const std::string& name() const { return model->manifest().name; }
+
+  // Throws if the state may be half written, or an earlier call refused a value.
+  void need_whole();
+  void break_for(const std::string& why) noexcept;
+  template <class Write>
+  void replace(const char* what, const Write& write);
+
+  std::vector<at::Tensor> run(size_t method, const std::vector<at::Tensor>& inputs);
+  // The same, and Session::synchronize, for one who has the turn.
+  std::vector<at::Tensor> run_in_turn(size_t method, const std::vector<at::Tensor>& inputs);
+  void wait_in_turn();
+};
+
+// The only use of a session while this object lives: SessionBusyError.
+class Turn {
+ public:
+  explicit Turn(Session::Impl& session);
+  ~Turn();
+  Turn(const Turn&) = delete;
+  Turn& operator=(const Turn&) = delete;
+
+ private:
+  Session::Impl& session_;
+};
+
+}  // namespace exportkit

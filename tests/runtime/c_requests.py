@@ -1,0 +1,145 @@
+"""Requests of exportkit.h by ctypes. This imports neither torch nor exportkit."""
+
+from __future__ import annotations
+
+import ctypes as c
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from tests.runtime.c_interface import CODES, CPU, Model, Refused
+from tests.runtime.c_structures import (
+    Answers,
+    DataType,
+    Device,
+    Ended,
+    Piece,
+    Place,
+    Request,
+    RequestInput,
+    RunOptions,
+)
+
+BFLOAT = 4
+OF_KIND = {**CODES, "V": BFLOAT}  # numpy has no bfloat16: here its bits are numpy's void
+KINDS = {code: kind for kind, code in OF_KIND.items()}
+
+
+@dataclass
+class Ask:
+    """One request.
+
+    Attributes:
+        inputs: The inputs' values.
+        cuts: By input, the bytes at which it is cut into pieces; a piece of no bytes where two are equal.
+        session: The number of its session.
+    """
+
+    inputs: Sequence[np.ndarray]
+    cuts: Sequence[Sequence[int]] = ()
+    session: int = 0
+    _memory: list[Any] = field(default_factory=list)
+
+    def c(self) -> Request:
+        """The structure, which this object keeps alive."""
+        cuts = [*self.cuts, *[()] * (len(self.inputs) - len(self.cuts))]
+        inputs = (RequestInput * max(len(self.inputs), 1))(*map(self._input, self.inputs, cuts))
+        request = Request(c.sizeof(Request), len(self.inputs), inputs, self.session, 1)
+        self._memory += [inputs, request]
+        return request
+
+    def _input(self, array: np.ndarray, cuts: Sequence[int]) -> RequestInput:
+        content, ends = array.tobytes(), [*cuts, array.nbytes]
+        if not cuts:
+            self._memory.append(array)
+            pieces = (Piece * 1)(Piece(array.ctypes.data, array.nbytes, Device(CPU, 0)))
+        else:
+            parts = [
+                c.create_string_buffer(content[start:end], max(end - start, 1)) for start, end in zip([0, *cuts], ends)
+            ]
+            sizes = [end - start for start, end in zip([0, *cuts], ends)]
+            pieces = (Piece * len(parts))(
+                *(Piece(c.addressof(part), size, Device(CPU, 0)) for part, size in zip(parts, sizes))
+            )
+            self._memory += parts
+        shape = (c.c_int64 * array.ndim)(*array.shape)
+        self._memory += [shape, pieces]
+        return RequestInput(
+            DataType(OF_KIND[array.dtype.kind], array.itemsize * 8, 1), array.ndim, shape, len(pieces), pieces
+        )
+
+
+class Gathered:
+    """Where answers go, in memory of the CPU.
+
+    Attributes:
+        outputs: By request and output.
+        ended: The requests that have ended, in this order.
+        place: Gives a negative number, 0, or None to take the output.
+    """
+
+    def __init__(self, place: Callable[[int, int], int | None] = lambda request, output: None) -> None:
+        self.outputs: dict[tuple[int, int], np.ndarray] = {}
+        self.ended: list[int] = []
+        self.place = place
+        self.c = Answers(c.sizeof(Answers), Place(self._place), Ended(lambda index, context: self.ended.append(index)))
+
+    def _place(
+        self,
+        request: int,
+        output: int,
+        dtype: DataType,
+        ndim: int,
+        shape: Any,
+        size: int,
+        data: Any,
+        device: Any,
+        _: object,
+    ) -> int:
+        assert (request, output) not in self.outputs, "asked twice"
+        assert request not in self.ended
+        if (wanted := self.place(request, output)) is not None:
+            return wanted
+        kind = "?" if KINDS[dtype.code] == "b" else f"{KINDS[dtype.code]}{dtype.bits // 8}"
+        made = self.outputs[request, output] = np.full(shape[:ndim], 99, dtype=kind)
+        assert made.nbytes == size
+        data[0] = made.ctypes.data
+        device[0] = Device(CPU, 0)
+        return 1
+
+
+def run_requests(
+    model: Model,
+    asks: Sequence[Ask],
+    most: int = 0,
+    method: str | None = None,
+    answers: Gathered | None = None,
+    **options: Any,
+) -> list[list[np.ndarray] | Refused]:
+    """Runs requests, and returns for each its outputs or why it has none."""
+    structures = [ask.c() for ask in asks]
+    pointers = (c.POINTER(Request) * max(len(asks), 1))(*map(c.pointer, structures))
+    answers = answers or Gathered()
+    given = RunOptions(size=c.sizeof(RunOptions), **options)
+    name = None if method is None else method.encode()
+    model.library.call(
+        "run_requests", model.handle, name, pointers, len(asks), most, c.byref(answers.c), c.byref(given)
+    )
+    assert sorted(answers.ended) == list(range(len(asks)))
+    results: list[list[np.ndarray] | Refused] = []
+    for index, request in enumerate(structures):
+        if request.error is not None:
+            results.append(model.library.taken(c.c_void_p(request.error)))
+            continue
+        results.append([answers.outputs[key] for key in sorted(answers.outputs) if key[0] == index])
+    return results
+
+
+def try_rows(model: Model, most: int, method: str | None = None) -> tuple[int, str | None]:
+    """The most rows of a call; and why each request runs by itself, if it does."""
+    rows, reason = c.c_int64(-1), c.c_char_p(b"?")
+    name = None if method is None else method.encode()
+    model.library.call("try_rows", model.handle, name, most, c.byref(rows), c.byref(reason))
+    return rows.value, None if reason.value is None else reason.value.decode()
