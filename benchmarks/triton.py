@@ -60,10 +60,17 @@ def servers(package: Path, folder: Path, threads: int) -> Iterator[dict[str, Ser
 
 
 def direct(asked: Workload, sizes: str, threads: int) -> dict[str, float]:
-    """Calls the package in a process of its own."""
+    """Calls the package in a process of its own, which has as many threads as cores."""
+    cores = sorted(os.sched_getaffinity(0))[:threads]
     command = [sys.executable, "-m", "benchmarks.serve.peers.called", str(asked.package), "--sizes", sizes]
-    environment = {**os.environ, "PYTHONPATH": SEARCH_PATH, "OMP_NUM_THREADS": str(threads)}
-    done = subprocess.run(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, check=True)
+    done = subprocess.run(
+        command,
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": SEARCH_PATH},
+        stdout=subprocess.PIPE,
+        check=True,
+        preexec_fn=lambda: os.sched_setaffinity(0, cores),
+    )
     (seconds,) = json.loads(done.stdout).values()
     return {"ms": 1e3 * seconds, "rows/s": 1 / seconds}
 
@@ -101,7 +108,7 @@ def main() -> None:
     parser.add_argument("packages", type=Path, nargs="+", help=f"named {', '.join(SIZES)}")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=2.0)
-    parser.add_argument("--model-threads", type=int, default=os.cpu_count())
+    parser.add_argument("--model-threads", type=int, default=1)
     parser.add_argument("-o", "--output", type=Path)
     options = parser.parse_args()
     results: dict[str, list[Round]] = {}
