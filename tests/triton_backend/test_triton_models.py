@@ -117,6 +117,7 @@ def test_requests_are_joined_and_a_wrong_one_fails_alone(triton: Triton, arr_coc
     assert more("inference_stats", "success", "count") == len(answered)
     assert more("inference_stats", "fail", "count") == 16
     assert more("execution_count") < len(answered)
+    assert triton.metric("nv_inference_request_failure", arr_coc, reason="BACKEND") == 16
     for part in ("compute_input", "compute_infer", "compute_output"):
         assert 0 < more("inference_stats", part, "ns") < 100e9
     assert more("inference_stats", "compute_infer", "ns") > more("inference_stats", "compute_output", "ns")

@@ -10,7 +10,6 @@ import ctypes
 import importlib.util
 import json
 import os
-import re
 import shutil
 import signal
 import socket
@@ -124,11 +123,17 @@ class Triton:
     def statistics(self, name: str) -> dict[str, Any]:
         return self.http.get_inference_statistics(name)["model_stats"][0]
 
+    def metric(self, metric: str, name: str, **labels: str) -> int:
+        """The number of a metric of a model; -1: there is none."""
+        with urllib.request.urlopen(f"http://127.0.0.1:{self.metrics_port}/metrics", timeout=10) as answer:
+            lines = answer.read().decode().splitlines()
+        wanted = [f'{label}="{value}"' for label, value in {"model": name, **labels}.items()]
+        found = [line for line in lines if line.startswith(metric + "{") and all(part in line for part in wanted)]
+        return int(found[0].rpartition(" ")[2]) if found else -1
+
     def sessions(self, name: str) -> int:
         """How many sessions the model has open, by the backend's metric; -1: it has none of this model."""
-        with urllib.request.urlopen(f"http://127.0.0.1:{self.metrics_port}/metrics", timeout=10) as answer:
-            found = re.search(rf'exportkit_sessions{{model="{re.escape(name)}".*}} (\d+)', answer.read().decode())
-        return int(found[1]) if found else -1
+        return self.metric("exportkit_sessions", name)
 
     def close(self) -> None:
         """Ends the server, whatever it does."""
