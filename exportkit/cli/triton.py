@@ -43,7 +43,7 @@ def command(
     `exportkit serve` names them. A model that is there stays, and must be the same. OPTIONs are Triton's own.
 
     The command keeps Triton to this machine, and lets clients change models, map memory and write files only with the
-    header `exportkit-key`, whose value is new each time.
+    header `exportkit-key` (gRPC: `triton-grpc-protocol-exportkit-key`), whose value is new each time.
 
     \b
     exportkit triton model.pt2 -o repository/

@@ -168,8 +168,8 @@ def _is_new(made: Path, repository: Path) -> bool:
 def triton_command(repository: Path, *, trust: Trust = Trust(), options: Sequence[str] = ()) -> TritonCommand:
     """Returns the command that starts Triton with all models of a repository, on loopback addresses.
 
-    Who wants to load models or to map shared memory must send the header `exportkit-key` with the key, which is new for
-    each call of this function.
+    Who wants to load models or to map shared memory must send the header `exportkit-key`, over gRPC
+    `triton-grpc-protocol-exportkit-key`, with the key in the command, which is new for each call of this function.
 
     Args:
         repository: The repository.

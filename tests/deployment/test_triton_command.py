@@ -259,23 +259,24 @@ def status(port: int, path: str, **post: Any) -> int:
 
 @pytest.mark.skipif(not has_triton(), reason="there is no tritonserver, or its backend was not built")
 def test_triton_answers_and_lets_only_the_key_change_models(tmp_path: Path):
-    package = artifact("patches")
-    with PackageReader(package) as reader:
+    whole = tmp_path / "patches.pt2"
+    assert main(["package", str(artifact("patches")), "-o", str(whole), "--no-verify"]) == 0
+    with PackageReader(whole) as reader:
         call, name = reader.manifest.call, reader.manifest.name
         tensors = load(reader.read(reader.manifest.cases[0].record))
-    with running(tmp_path, package, "-o", "models") as (http, rpc, key):
-        inputs = []
-        for i, described in enumerate(call.inputs):
-            given = tensors[f"0.input.{i}"]
-            inputs.append(grpc.InferInput(described.name, given.shape, "FP32"))
-            inputs[-1].set_data_from_numpy(given)
+    with running(tmp_path, whole, "-o", "models") as (http, rpc, key):
+        inputs = [
+            grpc.InferInput(each.name, tensors[f"0.input.{i}"].shape, "FP32") for i, each in enumerate(call.inputs)
+        ]
+        for i, given in enumerate(inputs):
+            given.set_data_from_numpy(tensors[f"0.input.{i}"])
         with grpc.InferenceServerClient(f"127.0.0.1:{rpc}") as client:
             answer = client.infer(name, inputs)
-            for i, described in enumerate(call.outputs):
-                assert answer.as_numpy(described.name).shape == tensors[f"0.output.{i}"].shape
+            for i, output in enumerate(call.outputs):
+                assert answer.as_numpy(output.name).shape == tensors[f"0.output.{i}"].shape
             with pytest.raises(grpc.InferenceServerException):
                 client.load_model(name)
-            client.load_model(name, headers={"exportkit-key": key})
+            client.load_model(name, headers={"triton-grpc-protocol-exportkit-key": key})
         for path in (f"/v2/repository/models/{name}/load", "/v2/systemsharedmemory/region/x/register"):
             assert status(http, path, data=b"{}") == 403
         assert status(http, f"/v2/repository/models/{name}/load", data=b"{}", headers={"exportkit-key": key}) == 200
