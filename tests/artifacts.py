@@ -104,6 +104,7 @@ _RECURRENT = Recipe(
     ["tests/recurrent/recurrent_models.py", "exportkit/recurrent", "csrc/recurrent"],
 )
 _ROTATED = Recipe("tests/verify/layout_models.py:rotated", ["tests/verify/layout_models.py"])
+_DIARY = Recipe("tests/runtime/diary_models.py:diary", ["tests/runtime/diary_models.py"])
 _LOOKUPS = Recipe("tests/runtime/refusing_models.py:lookups", ["tests/runtime/refusing_models.py"])
 PASSES_DTYPES = TorchVersion(torch.__version__) >= (2, 12)
 """Whether compiled code passes the dtypes to operators that it says: torch 2.11 takes int64 for float16."""
@@ -175,6 +176,9 @@ RECIPES: Mapping[str, Recipe] = {
     "attention-cuda": replace(_LOOKUPS, model="tests/runtime/refusing_models.py:attention", trace={"device": "cuda"}),
     "words": replace(_LOOKUPS, model="tests/runtime/refusing_models.py:words"),
     "notebook": replace(_LOOKUPS, model="tests/runtime/refusing_models.py:notebook"),
+    # And with state whose rows a caller joins.
+    "diary": _DIARY,
+    "diary-cuda": replace(_DIARY, trace={"device": "cuda"}),
     "words-cuda": replace(_LOOKUPS, model="tests/runtime/refusing_models.py:words", trace={"device": "cuda"}),
     "notebook-cuda": replace(_LOOKUPS, model="tests/runtime/refusing_models.py:notebook", trace={"device": "cuda"}),
     "lookups-cuda": replace(

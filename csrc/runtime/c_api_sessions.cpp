@@ -123,8 +123,10 @@ int exportkit_session_state(exportkit_session session, DLManagedTensorVersioned*
 
 int exportkit_session_bytes(exportkit_session session, uint64_t* bytes, exportkit_error** error) noexcept {
   if (bytes != nullptr) *bytes = 0;
-  return attempt(
-      error, [&] { *not_null(bytes, "bytes") = static_cast<uint64_t>(find_session(session)->session.state_bytes()); });
+  return attempt(error, [&] {
+    not_null(bytes, "bytes");
+    *bytes = static_cast<uint64_t>(find_session(session)->session.state_bytes());
+  });
 }
 
 int exportkit_session_close(exportkit_session session, exportkit_error** error) noexcept {

@@ -26,10 +26,20 @@ void copy_all(const Tensors& to, const Tensors& from) {
   }
 }
 
+// Runs a call and waits for it. It has memory of its own for what it refuses, so that no other call is told.
+Tensors run_and_wait(const Model::Impl& model, size_t method, const Tensors& inputs, StateInUse state,
+                     Workspace& workspace) {
+  if (!workspace.refused) workspace.refused = model.code.get(method)->session_memory();
+  state.refused = workspace.refused;
+  Tensors outputs = model.run(method, inputs, &state);
+  model.wait();
+  model.look(method, state.refused);
+  return outputs;
+}
+
 // Makes room for the state of so many rows. Memory grows to a power of two, so that it rarely grows.
 void make_room(Workspace& workspace, const Model::Impl& model, size_t method, const std::string& dimension,
                int64_t rows) {
-  if (!workspace.refused) workspace.refused = model.code.get(method)->session_memory();
   if (rows <= workspace.rows && !workspace.state.empty()) return;
   workspace.state.clear(), workspace.rows = 0;
   const auto grown = static_cast<int64_t>(std::bit_ceil(static_cast<uint64_t>(rows)));
@@ -65,8 +75,9 @@ void write_back(const Places& written, const std::vector<Session::Impl*>& sessio
   try {
     copy_all(written.in_sessions, written.together);
   } catch (const std::exception& error) {
-    for (Session::Impl* session : sessions)
+    for (Session::Impl* session : sessions) {
       session->break_for(std::string("its state was not written: ") + error.what());
+    }
     throw;
   }
 }
@@ -80,16 +91,21 @@ std::vector<at::Tensor> run_joined(const Model::Impl& model, size_t method, cons
   const std::string& dimension = info.dimensions[info.row_dimension.value()].name;
   const int64_t rows = inputs.front().size(0);
   make_room(workspace, model, method, dimension, rows);
-  StateInUse all{{{dimension, rows}}, {}, {}, workspace.refused};
+  StateInUse all{{{dimension, rows}}, {}, {}, {}};
   for (const at::Tensor& state : workspace.state) all.tensors.push_back(state.narrow(0, 0, rows));
   const Places read = places_of(uses, false, sessions, all.tensors);
   copy_all(read.together, read.in_sessions);
-  Tensors outputs = model.run(method, inputs, &all);
-  model.wait();
-  model.look(method, all.refused);
+  Tensors outputs = run_and_wait(model, method, inputs, all, workspace);
   for (Session::Impl* session : sessions) session->need_whole();  // an earlier call has ended only now
   check_outputs(info, outputs, rows);
   write_back(places_of(uses, true, sessions, all.tensors), sessions);
+  return outputs;
+}
+
+std::vector<at::Tensor> run_stateless(const Model::Impl& model, size_t method, const std::vector<at::Tensor>& inputs,
+                                      bool several, Workspace& workspace) {
+  Tensors outputs = run_and_wait(model, method, inputs, {}, workspace);
+  check_outputs(model.methods[method], outputs, several ? inputs.front().size(0) : -1);
   return outputs;
 }
 

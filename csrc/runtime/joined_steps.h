@@ -16,6 +16,11 @@ namespace exportkit {
 std::vector<at::Tensor> run_joined(const Model::Impl& model, size_t method, const std::vector<Session::Impl*>& sessions,
                                    const std::vector<at::Tensor>& inputs, Workspace& workspace);
 
+// Runs a method without state, and waits. If `several`, each output has the rows of the inputs: ModelRunError,
+// RefusedValueError.
+std::vector<at::Tensor> run_stateless(const Model::Impl& model, size_t method, const std::vector<at::Tensor>& inputs,
+                                      bool several, Workspace& workspace);
+
 // ModelRunError if the code did not return what the manifest lists, or `rows` rows of each output; -1: any.
 void check_outputs(const MethodInfo& method, const std::vector<at::Tensor>& outputs, int64_t rows);
 

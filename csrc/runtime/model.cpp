@@ -152,7 +152,8 @@ void Model::Impl::wait() const {
 std::vector<at::Tensor> Model::Impl::run(size_t method, const std::vector<at::Tensor>& prepared,
                                          const StateInUse* in_use) const {
   try {
-    if (in_use == nullptr || in_use->tensors.empty()) return code.get(method)->run(prepared);
+    if (in_use == nullptr) return code.get(method)->run(prepared);
+    if (in_use->tensors.empty()) return code.get(method)->run(prepared, in_use->refused);
     std::vector<at::Tensor> arguments = prepared;
     arguments.insert(arguments.end(), in_use->tensors.begin(), in_use->tensors.end());
     return code.get(method)->run(arguments, in_use->refused);

@@ -63,19 +63,17 @@ RequestRun::Request RequestRun::checked(size_t index) const {
   check_count(info_.inputs, given.input_count);
   if (given.input_count > 0) not_null(given.inputs, "inputs");
   if (info_.stateful) {
-    if (given.session == 0)
-      throw Error(errors::kUsage, info_.name + " has state: session must be one of the model's, got 0");
+    if (given.session == 0) throw Error(errors::kUsage, info_.name + " has state: session must not be 0");
     request.open = find_session(given.session);
     if (request.open->model != handle_) throw Error(errors::kUsage, "session belongs to another model");
   } else if (given.session != 0) {
     throw Error(errors::kUsage, info_.name + " has no state: session must be 0, got " + std::to_string(given.session));
   }
-  std::vector<InputShape> shapes;
   for (size_t i = 0; i < given.input_count; ++i) {
-    const RequestInput& input =
-        request.inputs.emplace_back(read_input(given.inputs[i], info_.inputs[i].name, model_.package.device()));
-    shapes.push_back({input.dtype, input.sizes});
+    request.inputs.push_back(read_input(given.inputs[i], info_.inputs[i].name, model_.package.device()));
   }
+  std::vector<InputShape> shapes;
+  for (const RequestInput& input : request.inputs) shapes.push_back({input.dtype, input.sizes});
   const Session::Impl* const session = session_of(request);
   const auto numbers = model_.plans[method_].check(shapes, session == nullptr ? nullptr : &session->methods[method_]);
   if (info_.row_dimension) request.rows = numbers.at(info_.dimensions[*info_.row_dimension].name);
@@ -169,7 +167,6 @@ bool RequestRun::ran(std::span<Member> members) {
     fail(members.front().request->index);
     return true;
   }
-  for (Member& member : members) member.turn.reset();  // the caller may use the sessions as soon as requests end
   answer(members, std::move(outputs));
   return true;
 }
@@ -179,41 +176,20 @@ RequestRun::Tensors RequestRun::outputs_of(std::span<const Member> members, Work
   std::vector<const std::vector<RequestInput>*> given;
   for (const Member& member : members) given.push_back(&member.request->inputs);
   const Tensors inputs = joined(given, model_.package.device(), workspace.inputs);
-  if (members.size() > 1) return run_together(members, inputs, workspace);
-  return run_alone(session_of(*members.front().request), inputs);
-}
-
-RequestRun::Tensors RequestRun::run_alone(Session::Impl* session, const Tensors& inputs) const {
-  Tensors outputs;
-  if (session != nullptr) {
-    session->need_whole();
-    outputs = session->run_in_turn(method_, inputs);
-    session->wait_in_turn();
-  } else {
-    outputs = model_.run(method_, inputs, nullptr);
-    model_.wait();
-    model_.look(method_, std::nullopt);
-  }
+  const bool several = members.size() > 1;
+  if (!info_.stateful) return run_stateless(model_, method_, inputs, several, workspace);
+  std::vector<Session::Impl*> sessions;
+  for (const Member& member : members) sessions.push_back(session_of(*member.request));
+  if (several) return run_joined(model_, method_, sessions, inputs, workspace);
+  sessions.front()->need_whole();
+  Tensors outputs = sessions.front()->run_in_turn(method_, inputs);
+  sessions.front()->wait_in_turn();
   check_outputs(info_, outputs, -1);
   return outputs;
 }
 
-RequestRun::Tensors RequestRun::run_together(std::span<const Member> members, const Tensors& inputs,
-                                             Workspace& workspace) const {
-  if (info_.stateful) {
-    std::vector<Session::Impl*> sessions;
-    for (const Member& member : members) sessions.push_back(session_of(*member.request));
-    return run_joined(model_, method_, sessions, inputs, workspace);
-  }
-  Tensors outputs = model_.run(method_, inputs, nullptr);
-  model_.wait();
-  model_.look(method_, std::nullopt);
-  check_outputs(info_, outputs, inputs.front().size(0));
-  return outputs;
-}
-
-// Nothing is copied to a request's memory after it has ended.
-void RequestRun::answer(std::span<const Member> members, Tensors outputs) {
+// When a request ends, its memory and its session are the caller's. Outputs may be a part of the session's state.
+void RequestRun::answer(std::span<Member> members, Tensors outputs) {
   RequestAnswers answers(info_, std::move(outputs), model_.package.device(), answers_);
   std::vector<std::exception_ptr> problems(members.size());
   int64_t row = 0;
@@ -228,6 +204,7 @@ void RequestRun::answer(std::span<const Member> members, Tensors outputs) {
   }
   model_.wait();
   answers.finish();
+  for (Member& member : members) member.turn.reset();
   for (size_t i = 0; i < members.size(); ++i) {
     try {
       if (problems[i]) std::rethrow_exception(problems[i]);

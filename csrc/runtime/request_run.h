@@ -45,10 +45,8 @@ class RequestRun {
   void run_group(const Group& group) noexcept;
   bool ran(std::span<Member> members);
   Tensors outputs_of(std::span<const Member> members, Workspace& workspace) const;
-  Tensors run_alone(Session::Impl* session, const Tensors& inputs) const;
-  Tensors run_together(std::span<const Member> members, const Tensors& inputs, Workspace& workspace) const;
 
-  void answer(std::span<const Member> members, Tensors outputs);
+  void answer(std::span<Member> members, Tensors outputs);
   void end(size_t index) noexcept;
   // Ends a request with the exception that is being handled.
   void fail(size_t index) noexcept;

@@ -2,67 +2,76 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import click
 
 from exportkit.cli.app import command as exportkit_command
-from exportkit.cli.output import print_json, print_table
+from exportkit.cli.output import print_json
 from exportkit.cli.shared_options import EXISTING_FILE, public_key_options
 from exportkit.package.trust import Trust
 
 _FOLDER = click.Path(file_okay=False, path_type=Path)
 
 
-@exportkit_command("triton", short_help="Write a model repository for Triton.")
+@exportkit_command("triton", short_help="Serve a package with Triton.")
 @click.argument("package", type=EXISTING_FILE)
-@click.option(
-    "-o",
-    "--output",
-    type=_FOLDER,
-    required=True,
-    metavar="REPOSITORY",
-    help="The model repository; the model's folder in it must not exist yet.",
-)
-@click.option("--method", metavar="NAME", help="The method to write: one without state. Default: the default method.")
-@click.option("--target", metavar="NAME", help="The target that Triton shall run. Default: the only one.")
+@click.argument("options", nargs=-1, metavar="[-- OPTION...]")
+@click.option("-o", "--output", type=_FOLDER, required=True, metavar="REPOSITORY", help="Triton's model repository.")
+@click.option("--method", "methods", multiple=True, metavar="NAME", help="Repeatable. Default: the default method.")
+@click.option("--threads", type=click.IntRange(min=1), help="CPU threads of a call. Default: as many as torch takes.")
+@click.option("--cuda-graphs", is_flag=True, help="Make calls on a GPU one launch each.")
+@click.option("--run", is_flag=True, help="Start Triton, if it is installed, in the place of this process.")
 @public_key_options("PACKAGE")
 def command(
     package: Path,
+    options: Sequence[str],
     output: Path,
-    method: str | None,
-    target: str | None,
+    methods: Sequence[str],
+    threads: int | None,
+    cuda_graphs: bool,
+    run: bool,
     trust: Trust,
     as_json: bool,
 ) -> None:
-    """Write PACKAGE as a model of Triton's PyTorch backend (platform torch_aoti), and print how to start Triton.
+    """Write PACKAGE into a model repository of Triton, and print the command that starts Triton with our backend.
 
-    Checks every digest first, and the signatures that --public-key or this machine's policy requires. Runs nothing and
-    does not import torch. The folder REPOSITORY/<name> gets config.pbtxt, the package with one target, the operator
-    libraries to preload, and a README.md. The weights must be inside of the code: export with --embed-weights.
-    Another method than the default one goes to REPOSITORY/<name>.<method>. Methods with state are refused.
+    Checks every digest first, and the signatures that --public-key or this machine's policies require; Triton then
+    requires the key, too. Each method becomes a model: NAME, or NAME.METHOD if it is not the default one, as
+    `exportkit serve` names them. A model that is there stays, and must be the same. OPTIONs are Triton's own.
+
+    The command keeps Triton to this machine, and lets clients change models, map memory and write files only with the
+    header `exportkit-key` (gRPC: `triton-grpc-protocol-exportkit-key`), whose value is new each time.
 
     \b
-    exportkit export arr-coc --embed-weights -o arr_coc_aoti.pt2
-    exportkit package arr_coc_aoti.pt2 -o arr_coc.pt2
-    exportkit triton arr_coc.pt2 -o repository/
+    exportkit triton model.pt2 -o repository/
+    exportkit triton model.pt2 -o repository/ --run -- --http-port=9000
     """  # noqa: D301 (click wants the control character, to keep the lines below it)
-    from exportkit.deployment.triton_repository import write_triton_model
+    from exportkit.deployment.triton import run_triton, triton_command, write_triton_models
 
-    model = write_triton_model(package, output, method=method, target=target, demand=trust.demand())
+    start = triton_command(output, trust=trust, options=options)
+    parameters = {**({"threads": str(threads)} if threads else {}), **({"cuda_graphs": "true"} if cuda_graphs else {})}
+    models = write_triton_models(package, output, methods=methods, parameters=parameters, trust=trust)
     if as_json:
         print_json(
             {
-                "folder": str(model.folder),
-                "target": model.target,
-                "libraries": [str(library) for library in model.libraries],
-                "inputs": model.inputs,
-                "outputs": model.outputs,
-                "command": model.command,
+                "models": [
+                    {"name": m.name, "method": m.method, "folder": m.folder, "written": m.written} for m in models
+                ],
+                "command": start.arguments,
+                "environment": start.environment,
+                "found": start.found,
             }
         )
-        return
-    click.echo(f"{model.folder}  target {model.target}")
-    rows = [("input", *item) for item in model.inputs.items()] + [("output", *item) for item in model.outputs.items()]
-    print_table([*rows, *(("library", str(library)) for library in model.libraries)])
-    click.echo(model.command)
+    else:
+        for model in models:
+            was = "" if model.written else " (there already)"
+            click.echo(f"{model.folder}  {model.method}{was}")
+        click.echo(start.text)
+    if run:
+        sys.stdout.flush()
+        run_triton(start)
+    elif not start.found:
+        click.echo("Triton is not on this machine: `pip install nvidia-pytriton` brings it.", err=True)

@@ -7,7 +7,8 @@ import json
 import os
 import re
 import shlex
-from collections.abc import Iterator
+import subprocess
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +16,11 @@ import click
 import pytest
 
 from exportkit.cli.app import group
+from exportkit.deployment import triton
+from exportkit.package.manifest import FORMAT_VERSION
 
 ROOT = Path(__file__).parents[2]
 DEPLOY = ROOT / "deploy"
-DOCKERFILE = DEPLOY / "docker" / "Dockerfile"
 
 # Where KServe's definitions are: a copy of config/crd/full of its repository.
 CRDS = os.environ.get("EXPORTKIT_KSERVE_CRDS")
@@ -40,7 +42,18 @@ def check_arguments(arguments: list[str]) -> dict[str, Any]:
         return context.params
 
 
-def check_pod(pod: dict[str, Any], container: dict[str, Any]) -> None:
+def check_triton_arguments(arguments: list[str]) -> dict[str, Any]:
+    """What Triton makes of these arguments."""
+    values = dict(argument.removeprefix("--").split("=") for argument in arguments)
+    timeout = float(values.get("exit-timeout-secs", 30))
+    return {"port": int(values.get("http-port", 8000)), "drain_timeout": timeout}
+
+
+def check_pod(
+    pod: dict[str, Any],
+    container: dict[str, Any],
+    check: Callable[[list[str]], dict[str, Any]] = check_arguments,
+) -> None:
     """What holds for every pod of ours: little authority, and time to drain."""
     security = {**pod.get("securityContext", {}), **container["securityContext"]}
     assert security["runAsNonRoot"]
@@ -49,7 +62,7 @@ def check_pod(pod: dict[str, Any], container: dict[str, Any]) -> None:
     assert security["capabilities"] == {"drop": ["ALL"]}
     values = {variable["name"]: variable["value"] for variable in container["env"]}
     given = [re.sub(r"\$\((\w+)\)", lambda match: values[match[1]], argument) for argument in container["args"]]
-    options = check_arguments(["--host=0.0.0.0", *given])
+    options = check(given)
     assert options["port"] in {port["containerPort"] for port in container["ports"]}
     stop = container.get("lifecycle", {}).get("preStop", {}).get("exec", {}).get("command", ["sleep", "0"])
     assert options["drain_timeout"] + float(stop[1]) < pod.get("terminationGracePeriodSeconds", 60)
@@ -61,13 +74,14 @@ def check_pod(pod: dict[str, Any], container: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("file", "kinds"),
     [
-        ("exportkit", ["Deployment", "Service", "PodDisruptionBudget"]),
-        ("sequences", ["Service", "ConfigMap", "Deployment", "Service", "PodDisruptionBudget"]),
+        ("kubernetes/exportkit", ["Deployment", "Service", "PodDisruptionBudget"]),
+        ("triton/kubernetes", ["Deployment", "Service", "PodDisruptionBudget"]),
+        ("kubernetes/sequences", ["Service", "ConfigMap", "Deployment", "Service", "PodDisruptionBudget"]),
     ],
 )
 def test_the_kubernetes_manifests_fit_the_schemas_of_kubernetes(file: str, kinds: list[str]):
     validate = pytest.importorskip("kubernetes_validate", reason="kubernetes-validate is not installed")
-    found = documents(f"kubernetes/{file}.yaml")
+    found = documents(f"{file}.yaml")
     assert [document["kind"] for document in found] == kinds
     for document in found:
         for version in ("1.30", "1.34"):
@@ -77,15 +91,18 @@ def test_the_kubernetes_manifests_fit_the_schemas_of_kubernetes(file: str, kinds
             validate.validate(document, "1.34", strict=True)
 
 
-def test_the_kubernetes_manifest_is_one_of_ours():
-    deployment, service, budget = documents("kubernetes/exportkit.yaml")
+@pytest.mark.parametrize(
+    ("file", "check"), [("kubernetes/exportkit", check_arguments), ("triton/kubernetes", check_triton_arguments)]
+)
+def test_the_kubernetes_manifest_is_one_of_ours(file: str, check: Callable[[list[str]], dict[str, Any]]):
+    deployment, service, budget = documents(f"{file}.yaml")
     pod = deployment["spec"]["template"]["spec"]
     (container,) = pod["containers"]
-    check_pod(pod, container)
+    check_pod(pod, container, check)
     labels = deployment["spec"]["template"]["metadata"]["labels"]
     selectors = [deployment["spec"]["selector"]["matchLabels"], service["spec"]["selector"]]
     assert [*selectors, budget["spec"]["selector"]["matchLabels"]] == [labels] * 3
-    assert {port["targetPort"] for port in service["spec"]["ports"]} == {port["name"] for port in container["ports"]}
+    assert {port["targetPort"] for port in service["spec"]["ports"]} <= {port["name"] for port in container["ports"]}
     mounts = {mount["name"]: mount["mountPath"] for mount in container["volumeMounts"]}
     assert set(mounts) == {volume["name"] for volume in pod["volumes"]}
     assert mounts["cache"] == "/cache"  # EXPORTKIT_CACHE of the image
@@ -112,31 +129,35 @@ def test_envoy_s_manifest_fits_the_one_of_the_pods():
     assert container["securityContext"]["capabilities"] == {"drop": ["ALL"]}
 
 
-def test_the_serving_runtime_is_one_of_ours():
-    (runtime,), (service,) = documents("kserve/servingruntime.yaml"), documents("kserve/inferenceservice.yaml")
+@pytest.mark.parametrize(("folder", "check"), [("kserve", check_arguments), ("triton", check_triton_arguments)])
+def test_the_serving_runtime_is_one_of_ours(folder: str, check: Callable[[list[str]], dict[str, Any]]):
+    (runtime,), (service,) = documents(f"{folder}/servingruntime.yaml"), documents(f"{folder}/inferenceservice.yaml")
     (container,) = runtime["spec"]["containers"]
     predictor = service["spec"]["predictor"]
-    check_pod({"terminationGracePeriodSeconds": predictor["terminationGracePeriodSeconds"]}, container)
+    check_pod({"terminationGracePeriodSeconds": predictor["terminationGracePeriodSeconds"]}, container, check)
     assert container["name"] == "kserve-container"
     model, (offered,) = predictor["model"], runtime["spec"]["supportedModelFormats"]
     assert model["modelFormat"] == {key: offered[key] for key in ("name", "version")}
+    assert offered["version"] == str(FORMAT_VERSION)
     assert model["runtime"] == runtime["metadata"]["name"]
     assert model["protocolVersion"] in runtime["spec"]["protocolVersions"]
 
 
-def test_the_serving_runtime_s_pod_fits_the_schemas_of_kubernetes():
+@pytest.mark.parametrize("folder", ["kserve", "triton"])
+def test_the_serving_runtime_s_pod_fits_the_schemas_of_kubernetes(folder: str):
     validate = pytest.importorskip("kubernetes_validate", reason="kubernetes-validate is not installed")
-    (runtime,) = documents("kserve/servingruntime.yaml")
+    (runtime,) = documents(f"{folder}/servingruntime.yaml")
     pod = {key: runtime["spec"][key] for key in ("containers", "volumes")}
     validate.validate({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "x"}, "spec": pod}, "1.34", strict=True)
 
 
 @pytest.mark.skipif(CRDS is None, reason="EXPORTKIT_KSERVE_CRDS does not say where KServe's definitions are")
+@pytest.mark.parametrize("folder", ["kserve", "triton"])
 @pytest.mark.parametrize("name", ["servingruntime", "inferenceservice"])
-def test_the_files_for_kserve_fit_its_definitions(name: str):
+def test_the_files_for_kserve_fit_its_definitions(folder: str, name: str):
     jsonschema = pytest.importorskip("jsonschema", reason="jsonschema is not installed")
     yaml = pytest.importorskip("yaml", reason="PyYAML is not installed")
-    (document,) = documents(f"kserve/{name}.yaml")
+    (document,) = documents(f"{folder}/{name}.yaml")
     definition = yaml.safe_load(Path(str(CRDS), f"serving.kserve.io_{name}s.yaml").read_text())
     wanted = document["apiVersion"].removeprefix("serving.kserve.io/")
     (schema,) = [v["schema"]["openAPIV3Schema"] for v in definition["spec"]["versions"] if v["name"] == wanted]
@@ -161,28 +182,36 @@ def _closed(schema: Any) -> Any:
     return made
 
 
-# --- the image --------------------------------------------------------------------------------------------------------
+# --- the images -------------------------------------------------------------------------------------------------------
 
 
-def instructions() -> Iterator[tuple[str, str]]:
-    text = re.sub(r"^\s*#.*\n", "", DOCKERFILE.read_text(), flags=re.MULTILINE)
+def instructions(folder: str) -> Iterator[tuple[str, str]]:
+    text = re.sub(r"^\s*#.*\n", "", (DEPLOY / folder / "Dockerfile").read_text(), flags=re.MULTILINE)
     for line in text.replace("\\\n", " ").splitlines():
         if line.strip():
             instruction, _, rest = line.partition(" ")
             yield instruction, rest.strip()
 
 
-def test_the_image_copies_only_what_is_there_and_what_may_be_sent():
-    sent = [line.removeprefix("!") for line in (DEPLOY / "docker/Dockerfile.dockerignore").read_text().splitlines()]
+def final_stage(folder: str) -> dict[str, str]:
+    found = list(instructions(folder))
+    return dict(found[max(i for i, (kind, _) in enumerate(found) if kind == "FROM") :])
+
+
+@pytest.mark.parametrize("folder", ["docker", "triton"])
+def test_the_images_copy_only_what_is_there_and_what_may_be_sent(folder: str):
+    sent = [line.removeprefix("!") for line in (DEPLOY / folder / "Dockerfile.dockerignore").read_text().splitlines()]
     allowed = [pattern for pattern in sent if pattern and not pattern.startswith(("#", "*"))]
-    stages = {rest.split(" AS ")[1] for kind, rest in instructions() if kind == "FROM" and " AS " in rest}
+    stages = {rest.split(" AS ")[1] for kind, rest in instructions(folder) if kind == "FROM" and " AS " in rest}
     copied = []
-    for kind, rest in instructions():
+    for kind, rest in instructions(folder):
         words = shlex.split(rest)
         if kind == "COPY" and words[0].startswith("--from="):
             assert words[0].removeprefix("--from=") in stages
         elif kind == "COPY":
             copied += words[:-1]
+        elif kind == "RUN":
+            assert not re.search(r"build-essential|g\+\+|gcc|cmake|curl|wget", rest)
     assert sorted(copied) == sorted(allowed)
     for source in copied:
         assert source == "dist/exportkit-*.whl" or (ROOT / source).exists()
@@ -190,10 +219,8 @@ def test_the_image_copies_only_what_is_there_and_what_may_be_sent():
     assert fnmatch.fnmatch("dist/exportkit-0.1.0-cp311-abi3-manylinux_2_34_x86_64.whl", "dist/exportkit-*.whl")
 
 
-def test_the_image_runs_our_command_as_a_plain_user_without_a_compiler():
-    found = list(instructions())
-    last = max(i for i, (kind, _) in enumerate(found) if kind == "FROM")
-    final = dict(found[last:])
+def test_the_image_runs_our_command_as_a_plain_user():
+    final = final_stage("docker")
     assert final["USER"] == "10001:10001"
     command = [*json.loads(final["ENTRYPOINT"]), *json.loads(final["CMD"])]
     assert command[:2] == ["exportkit", "serve"]
@@ -202,8 +229,21 @@ def test_the_image_runs_our_command_as_a_plain_user_without_a_compiler():
     check = json.loads(final["HEALTHCHECK"].partition("CMD ")[2])
     compile(check[2], "HEALTHCHECK", "exec")
     assert f":{options['port']}/v2/health/live" in check[2]
-    for kind, rest in found:
-        if kind == "FROM":
-            assert rest.split()[0].endswith("-slim-bookworm")
-        if kind == "RUN":
-            assert not re.search(r"build-essential|g\+\+|gcc|cmake|curl|wget", rest)
+    assert all(rest.split()[0].endswith("-slim-bookworm") for kind, rest in instructions("docker") if kind == "FROM")
+
+
+def test_the_image_of_triton_starts_it_as_exportkit_triton_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    final = final_stage("triton")
+    assert final["USER"] == "10001:10001"
+    (tmp_path / "tritonserver").write_text('#!/bin/sh\nprintf "%s\\n" "$@"\n')
+    (tmp_path / "tritonserver").chmod(0o755)
+    monkeypatch.setattr(triton, "_backends", lambda: Path("/opt/exportkit/backends"))
+    monkeypatch.setattr(triton.secrets, "token_hex", lambda size: "secret")
+    wanted = triton.triton_command(Path("/models")).arguments
+    command = [*json.loads(final["ENTRYPOINT"]), *json.loads(final["CMD"])]
+    environment = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "TRITON_KEY": "secret"}
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=True)
+    assert sorted(done.stdout.splitlines()) == sorted(option for option in wanted[1:] if "address" not in option)
+    del environment["TRITON_KEY"]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    assert len(re.findall(r"exportkit-key=[-0-9a-f]{36}$", done.stdout, re.MULTILINE)) == 2

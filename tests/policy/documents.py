@@ -30,10 +30,20 @@ from textwrap import dedent
 
 import torch
 
+from exportkit.deployment.triton import triton_command
+from exportkit.errors import HostError
 from exportkit.runtime.native import library_path
 
 ROOT = Path(__file__).parents[2]
 INSTALLED = Path(sys.executable).parent
+
+
+def has_triton() -> bool:
+    """Whether `exportkit triton --run` can start Triton."""
+    try:
+        return triton_command(Path("models")).found
+    except HostError:  # the backend was not built
+        return False
 
 
 @dataclass(frozen=True)
@@ -57,6 +67,11 @@ CAPABILITIES: Mapping[str, Capability] = {
         lambda: library_path().exists() and shutil.which("cmake") is not None,
         "EXPORTKIT_REQUIRE_RUNTIME",
         "the C++ runtime was not built, or there is no cmake",
+    ),
+    "triton": Capability(
+        has_triton,
+        "EXPORTKIT_REQUIRE_TRITON",
+        "there is no tritonserver, or its backend was not built",
     ),
 }
 

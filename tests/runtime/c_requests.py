@@ -84,7 +84,10 @@ class Gathered:
         self.outputs: dict[tuple[int, int], np.ndarray] = {}
         self.ended: list[int] = []
         self.place = place
-        self.c = Answers(c.sizeof(Answers), Place(self._place), Ended(lambda index, context: self.ended.append(index)))
+        self.c = Answers(c.sizeof(Answers), Place(self._place), Ended(self._ended))
+
+    def _ended(self, request: int, context: object) -> None:
+        self.ended.append(request)
 
     def _place(
         self,

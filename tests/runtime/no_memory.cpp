@@ -47,6 +47,29 @@ void try_out(const char* function, const Call& call, long step = 1) {
   std::printf("%s %d\n", function, failures);
 }
 
+// Gives memory, and counts those that have ended in `context`.
+int place(size_t, size_t, DLDataType, int32_t, const int64_t*, uint64_t bytes, void** data, DLDevice* device, void*) {
+  static char memory[1 << 20];
+  if (bytes > sizeof memory) return -1;
+  *data = memory, *device = {kDLCPU, 0};
+  return 1;
+}
+void count(size_t, void* context) { ++*static_cast<int*>(context); }
+
+// Runs a request twice in one call. The error is that of all, or of one of them.
+int run_requests(exportkit_model model, const std::vector<exportkit_request_input>& inputs, exportkit_error** error) {
+  int ended = 0;
+  exportkit_request one{sizeof one, inputs.size(), inputs.data(), 0, nullptr}, two = one;
+  exportkit_request* const requests[] = {&one, &two};
+  const exportkit_answers answers{sizeof answers, place, count, &ended};
+  const int code = exportkit_run_requests(model, nullptr, requests, 2, 8, &answers, nullptr, error);
+  if (ended != (code == EXPORTKIT_OK ? 2 : 0)) fail("run_requests", "not all have ended, or one that did not begin");
+  if (code != EXPORTKIT_OK) return code;
+  *error = one.error != nullptr ? one.error : two.error;
+  if (one.error != nullptr) exportkit_error_free(two.error);
+  return exportkit_error_code(*error);
+}
+
 }  // namespace
 
 void* operator new(std::size_t size) { return allocate(size); }
@@ -82,6 +105,16 @@ int main(int, char** arguments) {
     return release(outputs,
                    exportkit_run(model, views.data(), views.size(), outputs.data(), outputs.size(), nullptr, error));
   });
+  std::vector<exportkit_piece> pieces(given.size());
+  std::vector<exportkit_request_input> wanted;
+  for (size_t i = 0; i < given.size(); ++i) {
+    const DLTensor& tensor = *views[i];
+    uint64_t bytes = tensor.dtype.bits / 8;
+    for (int32_t axis = 0; axis < tensor.ndim; ++axis) bytes *= static_cast<uint64_t>(tensor.shape[axis]);
+    pieces[i] = {tensor.data, bytes, tensor.device};
+    wanted.push_back({tensor.dtype, tensor.ndim, tensor.shape, 1, &pieces[i]});
+  }
+  try_out("run_requests", [&](exportkit_error** error) { return run_requests(model, wanted, error); });
   try_out("replay", [&](exportkit_error** error) { return exportkit_replay(model, 0, error); }, 5);
   try_out(
       "open",

@@ -13,6 +13,7 @@ import pytest
 
 from exportkit.runtime.native import library_path
 from tests.runtime import exportkit_run, sequences
+from tests.serve.engine import rows
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 INCLUDE = library_path().parents[2] / "include"
@@ -102,11 +103,12 @@ def test_where_memory_ends_every_function_returns_an_error(tiny_package, tmp_pat
     require("g++")
     source, program = Path(__file__).with_name("no_memory.cpp"), tmp_path / "no_memory"
     build("g++", "-std=c++17", "-Wall", "-Wextra", "-Werror", f"-I{INCLUDE}", source, *LINK, RPATH, "-o", program)
-    done = run(program, tiny_package)
-    assert done.returncode == 0, done.stdout
-    failures = dict(re.findall(r"^(\w+) (\d+)$", done.stdout, re.MULTILINE))
-    assert set(failures) == {"describe", "read_case", "run", "replay", "open"}
-    assert min(int(failures[name]) for name in ("read_case", "run", "replay", "open")) > 20
+    for package in (tiny_package, rows.write(tmp_path / "rows.pt2", rows.example(2))):
+        done = run(program, package)
+        assert done.returncode == 0, done.stdout
+        failures = dict(re.findall(r"^(\w+) (\d+)$", done.stdout, re.MULTILINE))
+        assert set(failures) == {"describe", "read_case", "run", "run_requests", "replay", "open"}
+        assert min(int(failures[name]) for name in ("read_case", "run", "run_requests", "replay", "open")) > 20
 
 
 def test_the_fortran_example_runs_a_package(tiny_package, tmp_path):

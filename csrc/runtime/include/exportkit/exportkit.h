@@ -172,7 +172,7 @@ typedef struct exportkit_open_options {
   size_t signature_content_size;
   /* How many bytes of a pipe or a socket are taken, which may never end. 0 is 8 GiB. */
   uint64_t stream_limit;
-  /* The number of CPU threads of a call. 0: as many as torch takes. */
+  /* The number of CPU threads of a call. 0: as many as torch takes in the thread that calls. */
   int64_t threads;
 } exportkit_open_options;
 
@@ -201,8 +201,8 @@ EXPORTKIT_API int exportkit_close(exportkit_model model, exportkit_error** error
 typedef struct exportkit_size_range {
   int64_t min, max, step;
   const char* text; /* such as "16*gh", where gh is the same number in all tensors; "?" if unknown */
-  /* The size is scale * size of the dimension + offset. `dimension` is its index among those of the method, or of the
-   * state; -1 if the size is fixed or unknown. */
+  /* The size is scale * the number of the dimension + offset. `dimension` is its index among those of the method, or of
+   * the state; -1 if the size is fixed or unknown. */
   int64_t dimension, scale, offset;
 } exportkit_size_range;
 
@@ -278,7 +278,7 @@ typedef struct exportkit_description {
   const exportkit_tensor_info* const* state;
   size_t state_dimension_count;
   const exportkit_dimension* const* state_dimensions;
-  /* What the weights take of the device's memory. */
+  /* What the weights take of the device's memory. On the CPU, it may be mapped from the package. */
   uint64_t bytes;
 } exportkit_description;
 
@@ -291,7 +291,8 @@ EXPORTKIT_API int exportkit_describe(exportkit_model model, const exportkit_desc
 /* Flags of exportkit_run_options.
  * HOST_TENSORS: inputs on the CPU are copied to the model's device, and outputs to the CPU; the call waits for them.
  * CONTIGUOUS_OUTPUTS: outputs are row-major without gaps. Without this flag, their strides may be any.
- * OWN_STREAM: a CUDA model runs on a stream that belongs to the calling thread, beside those of other threads. */
+ * OWN_STREAM: a CUDA model runs on a stream that belongs to the calling thread, beside those of other threads.
+ * exportkit_synchronize waits for it with the same flag. */
 #define EXPORTKIT_HOST_TENSORS UINT64_C(1)
 #define EXPORTKIT_CONTIGUOUS_OUTPUTS UINT64_C(2)
 #define EXPORTKIT_OWN_STREAM UINT64_C(4)
@@ -396,12 +397,13 @@ EXPORTKIT_API int exportkit_session_close(exportkit_session session, exportkit_e
 /* --- several requests in one call -------------------------------------------------------------------------------- */
 
 /* Finds out by the recorded cases whether the rows of one request influence another's. *rows gets the most rows of a
- * call, at most `most`; 0 if each request must run by itself, and then *reason says why. The text belongs to the model.
- */
+ * call, at most `most`; 0 if each request must run by itself, and then *reason says why, in a text that is valid until
+ * the model is closed; else *reason is null. It runs the model many times. */
 EXPORTKIT_API int exportkit_try_rows(exportkit_model model, const char* method, int64_t most, int64_t* rows,
                                      const char** reason, exportkit_error** error) EXPORTKIT_NOEXCEPT;
 
-/* A part of an input's elements, in memory of the CPU (pinned or not) or of the model's device. */
+/* A part of an input's elements, in memory of the CPU (pinned or not) or of the model's device, where they already are.
+ */
 typedef struct exportkit_piece {
   const void* data;
   uint64_t size; /* in bytes */
@@ -422,7 +424,7 @@ typedef struct exportkit_request {
   size_t size;
   size_t input_count;
   const exportkit_request_input* inputs; /* in the order of the description */
-  exportkit_session session;             /* of a method with state: the request's own; else 0 */
+  exportkit_session session;             /* a method with state: the request's own; else 0 */
   /* Written by exportkit_run_requests: why this request was not answered; null if it was. The caller frees it. */
   exportkit_error* error;
 } exportkit_request;
@@ -432,19 +434,26 @@ typedef struct exportkit_answers {
   size_t size;
   /* Gives row-major memory for an output of the request with this index: writes *data and *device, the CPU or the
    * model's device, and returns a number greater than 0. 0: this output is not wanted. A number less than 0: there is
-   * no memory, and the request is not answered. It is called in the thread of exportkit_run_requests. */
+   * no memory, and the request is not answered. It is called in the thread of exportkit_run_requests, once for each
+   * output of a request, after its call has succeeded; a session has its new state then, whatever this returns. */
   int (*place)(size_t request, size_t output, DLDataType dtype, int32_t ndim, const int64_t* shape, uint64_t bytes,
                void** data, DLDevice* device, void* context);
-  /* Says that a request has ended: its outputs are written, or its error is. May be null. */
+  /* Says that a request has ended: its outputs are written, or its error is. Its memory and its session are the
+   * caller's again. Called in the same thread, once for each request. May be null. */
   void (*ended)(size_t request, void* context);
   void* context;
 } exportkit_answers;
 
 /* Runs a method for several requests, and waits until all have ended. Each is checked by itself: a wrong one fails
- * alone. Those whose shapes differ in their rows only run as one call of up to `most` rows, and in one call of their
- * own if that fails; for a method with state, if each session has the request's rows. `most` is what exportkit_try_rows
- * found; with 0, each request runs by itself. An error that is returned concerns all requests, none of which was run.
- * Of the flags of `options`, only EXPORTKIT_OWN_STREAM may be set. */
+ * alone. Those whose shapes differ in their rows only run as one call of up to `most` rows, in their order, and each in
+ * a call of its own if that fails. `most` is what exportkit_try_rows found; with 0, each request runs by itself. So it
+ * does if the method, or its state, has no rows. Requests of one session run one after the other. A call of several
+ * that fails changes no session; what a call of one does to its session, exportkit_session_run says.
+ *
+ * An input in one piece that is aligned to its elements, and on a GPU to 16 bytes, is read where it is if its request
+ * runs by itself. Other pieces are copied once. A method that writes into an input takes no requests. An error that is
+ * returned concerns all requests: none was run, and none has an error. Of the flags of `options`, only
+ * EXPORTKIT_OWN_STREAM may be set. */
 EXPORTKIT_API int exportkit_run_requests(exportkit_model model, const char* method, exportkit_request* const* requests,
                                          size_t request_count, int64_t most, const exportkit_answers* answers,
                                          const exportkit_run_options* options,

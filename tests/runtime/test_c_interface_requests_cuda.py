@@ -1,0 +1,171 @@
+"""exportkit.h on a GPU: requests whose memory lies here and there, refused values, streams of threads, and sessions."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from tests.artifacts import artifact
+from tests.runtime import c_interface
+from tests.runtime.c_interface import CPU, CUDA, CUDA_GRAPHS, CUDA_HOST, HOST_TENSORS, OWN_STREAM, Refused, view
+from tests.runtime.c_requests import Ask, Gathered, run_requests, try_rows
+from tests.runtime.c_structures import Device, Piece, Request
+
+pytestmark = pytest.mark.cuda
+
+REFUSED_VALUE, BROKEN, INPUT = 107, 105, 201
+
+
+@pytest.fixture(scope="module", params=[0, CUDA_GRAPHS], ids=["calls", "graphs"])
+def flags(request: pytest.FixtureRequest) -> int:
+    return request.param
+
+
+@pytest.fixture
+def words(c_library: c_interface.Library, flags: int) -> Iterator[c_interface.Model]:
+    with c_library.open(artifact("words-cuda"), device=b"cuda:0", flags=flags, runners=3) as model:
+        yield model
+
+
+class Anywhere(Ask):
+    """Ids in pieces of 8 bytes, in memory of the CPU, pinned memory and the GPU in turn."""
+
+    kinds: tuple[int, ...] = (CPU, CUDA, CUDA, CUDA_HOST, CPU)
+
+    def c(self) -> Request:
+        request = super().c()
+        numbers = torch.from_numpy(self.inputs[0]).reshape(-1)
+        places = [self.kinds[place % len(self.kinds)] for place in range(len(numbers))]
+        parts = [
+            part.cuda() if kind == CUDA else part.pin_memory() if kind == CUDA_HOST else part.clone()
+            for part, kind in zip(numbers.split(1), places)
+        ]
+        pieces = (Piece * len(parts))(*(Piece(p.data_ptr(), 8, Device(k, 0)) for p, k in zip(parts, places)))
+        torch.cuda.synchronize()
+        self._memory += [parts, pieces]
+        request.inputs[0].piece_count, request.inputs[0].pieces = len(parts), pieces
+        return request
+
+
+def ids(rows: int) -> np.ndarray:
+    return np.random.randint(0, 10, (rows, 2))
+
+
+def alone(model: c_interface.Model, *inputs: np.ndarray) -> np.ndarray:
+    (output,) = model.run(*map(view, inputs), flags=HOST_TENSORS)
+    return np.from_dlpack(output).copy()
+
+
+def codes(results: list) -> list[int]:
+    return [result.code if isinstance(result, Refused) else 0 for result in results]
+
+
+@pytest.mark.parametrize("most", [0, 4, 64])
+def test_memory_of_every_kind_is_read(words, most):
+    given = [ids(rows) for rows in (1, 3, 2, 1, 4)]
+    for kind in (Ask, Anywhere):
+        for (output,), each in zip(run_requests(words, [kind([each]) for each in given], most), given):
+            np.testing.assert_array_equal(output, alone(words, each))
+
+
+def test_an_input_on_the_gpu_is_read_there_and_answers_may_stay_there(words):
+    given, kept = [ids(2), ids(3)], {}
+
+    class Stays(Gathered):
+        def _place(self, request: int, output: int, *about: Any) -> int:
+            shape, data, device = about[2], about[4], about[5]
+            kept[request] = torch.full(shape[: about[1]], 99.0, device="cuda")
+            data[0], device[0] = kept[request].data_ptr(), Device(CUDA, 0)
+            return 1
+
+    class There(Ask):
+        def c(self) -> Request:
+            request = super().c()
+            tensor = torch.from_numpy(self.inputs[0]).cuda()
+            pieces = (Piece * 1)(Piece(tensor.data_ptr(), tensor.nbytes, Device(CUDA, 0)))
+            torch.cuda.synchronize()
+            self._memory += [tensor, pieces]
+            request.inputs[0].pieces = pieces
+            return request
+
+    for most in (0, 64):
+        assert codes(run_requests(words, [There([each]) for each in given], most, answers=Stays())) == [0, 0]
+        for place, each in enumerate(given):
+            np.testing.assert_array_equal(kept[place].cpu().numpy(), alone(words, each))
+
+
+def test_a_refused_value_fails_its_own_request_alone_before_anything_is_answered(words):
+    wrong = np.array([[1, 99]])
+    for asked in ([ids(2), wrong, ids(1)], [wrong, ids(2), ids(1)], [wrong]):
+        results = run_requests(words, [Ask([each]) for each in asked], 64)
+        assert codes(results) == [REFUSED_VALUE if each is wrong else 0 for each in asked]
+        for result, each in zip(results, asked):
+            assert each is wrong or np.array_equal(result[0], alone(words, each))
+
+
+def test_threads_hear_of_their_own_values_alone(words):
+    problems: list[object] = []
+
+    def ask(own: int) -> None:
+        for number in range(50):
+            wrong = (number + own) % 3 == 0
+            given = [ids(2), np.array([[1, 99]]) if wrong else ids(1)]
+            results = run_requests(words, [Ask([each]) for each in given], 64, flags=own % 2 and OWN_STREAM)
+            if codes(results) != [0, REFUSED_VALUE * wrong]:
+                problems.append(codes(results))
+
+    threads = [threading.Thread(target=ask, args=(own,)) for own in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not problems
+
+
+def test_memory_that_is_not_where_it_is_said_to_be_fails_its_request(words):
+    given = ids(2)
+    ask = Ask([given])
+    request = ask.c()
+    request.inputs[0].pieces[0].device = Device(CUDA, 0)
+    ask.c = lambda: request  # type: ignore[method-assign]
+    results = run_requests(words, [ask, Ask([given])], 0)
+    assert codes(results) == [INPUT, 0]
+
+
+def test_a_session_that_was_refused_a_value_is_broken_and_the_others_go_on(c_library, flags):
+    token, first = np.array([3]), np.array([0])
+    with c_library.open(artifact("notebook-cuda"), device=b"cuda:0", flags=flags) as model:
+        sessions = [model.session() for _ in range(3)]
+        tokens = [token, np.array([99]), token]
+        asks = [Ask([each, first], (), session.handle) for each, session in zip(tokens, sessions)]
+        assert codes(run_requests(model, asks, 8, flags=OWN_STREAM)) == [0, REFUSED_VALUE, 0]
+        asks = [Ask([token, first], (), session.handle) for session in sessions]
+        results = run_requests(model, asks, 8)
+        assert codes(results) == [0, BROKEN, 0]
+        np.testing.assert_array_equal(results[0][0], results[2][0])
+
+
+def test_rows_of_sessions_run_together_and_each_has_the_state_of_its_own_calls(c_library, flags):
+    with c_library.open(artifact("diary-cuda"), device=b"cuda:0", flags=flags, runners=2) as model:
+        most, reason = try_rows(model, 32)
+        assert (most, reason) == (32, None)
+        sessions = [model.session(batch=rows) for rows in (1, 3, 2)]
+        alone = [session.fork() for session in sessions]
+        for number in range(6):
+            inputs = [[np.full(rows, number), np.random.rand(rows, 8).astype(np.float32)] for rows in (1, 3, 2)]
+            if number == 4:
+                inputs[1][0][2] = 99
+            asks = [Ask(each, (), session.handle) for each, session in zip(inputs, sessions)]
+            results = run_requests(model, asks, most, flags=number % 2 and OWN_STREAM)  # one stream after the other
+            assert codes(results) == [0, {4: REFUSED_VALUE, 5: BROKEN}.get(number, 0), 0]
+            for each, session, result in zip(inputs, alone, results):
+                if isinstance(result, Refused):
+                    continue
+                wanted = session.run("forward", *map(view, each), flags=HOST_TENSORS)
+                for one, other in zip(result, wanted, strict=True):
+                    np.testing.assert_allclose(one, np.from_dlpack(other), rtol=1e-5, atol=1e-6)

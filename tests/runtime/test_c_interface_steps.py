@@ -1,0 +1,204 @@
+"""exportkit.h, requests of several sessions in one call: each has the answers and the state of its own calls."""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+import torch
+
+from tests.artifacts import artifact
+from tests.runtime import c_interface, counting, stateful
+from tests.runtime.c_interface import Refused, view
+from tests.runtime.c_requests import Ask, Gathered, run_requests, try_rows
+
+MODEL_RUN, BUSY, BROKEN, SESSION_CLOSED, REFUSED_VALUE, USAGE, INPUT = 102, 104, 105, 106, 107, 200, 201
+
+
+@pytest.fixture(scope="module")
+def model(c_library: c_interface.Library, tmp_path_factory: pytest.TempPathFactory) -> Iterator[c_interface.Model]:
+    folder = tmp_path_factory.mktemp("counting")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("EXPORTKIT_CACHE", str(folder / "cache"))
+        opened = c_library.open(counting.write(folder / "counting.pt2"), runners=4)
+    with opened:
+        yield opened
+
+
+@pytest.fixture
+def sessions(model: c_interface.Model) -> Iterator[list[c_interface.Session]]:
+    """Of 1, 2, 3 and 1 rows."""
+    opened = [model.session(batch=rows) for rows in (1, 2, 3, 1)]
+    yield opened
+    for session in opened:
+        session.close()
+
+
+def given(rows: int, label: int = 2) -> list[np.ndarray]:
+    return [np.random.rand(rows, counting.WIDTH).astype(np.float32), np.full(rows, label)]
+
+
+def rows_of(session: c_interface.Session) -> int:
+    return len(session.state()["seen"])
+
+
+def contents(session: c_interface.Session) -> dict[str, bytes]:
+    return {name: array.tobytes() for name, array in session.state().items()}
+
+
+def stepped(session: c_interface.Session, inputs: list[np.ndarray]) -> list[np.ndarray]:
+    return [np.from_dlpack(output).copy() for output in session.run("forward", *map(view, inputs))]
+
+
+def codes(results: list) -> list[int]:
+    return [result.code if isinstance(result, Refused) else 0 for result in results]
+
+
+def equal(answer: object, wanted: list[np.ndarray]) -> bool:
+    assert isinstance(answer, list), answer
+    return [each.tobytes() for each in answer] == [each.tobytes() for each in wanted]
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_sessions_that_run_together_have_the_bits_of_their_own_calls(model, sessions, seed):
+    source, alone = random.Random(seed), [session.fork() for session in sessions]
+    for _ in range(25):
+        chosen = [source.randrange(4) for _ in range(source.randint(1, 7))]  # some twice: one step after the other
+        inputs = [given(rows_of(sessions[which]), source.randint(0, 9)) for which in chosen]
+        asks = [
+            Ask(each, [[4], []] if source.random() < 0.3 else (), sessions[which].handle)
+            for which, each in zip(chosen, inputs)
+        ]
+        results = run_requests(model, asks, source.choice([0, 2, 4, 16]))
+        for which, each, result in zip(chosen, inputs, results):
+            assert equal(result, stepped(alone[which], each))
+    assert [contents(each) for each in sessions] == [contents(each) for each in alone]
+
+
+def test_one_that_fails_breaks_its_own_session_alone(model, sessions):
+    before = [session.fork() for session in sessions]
+    inputs = [given(1), given(2, counting.REFUSED), given(3), given(1)]
+    results = run_requests(model, [Ask(each, (), s.handle) for each, s in zip(inputs, sessions)], 16)
+    assert codes(results) == [0, MODEL_RUN, 0, 0]
+    for which in (0, 2, 3):
+        assert equal(results[which], stepped(before[which], inputs[which]))
+        assert contents(sessions[which]) == contents(before[which])
+    inputs = [given(1), given(2), given(3), given(1)]
+    results = run_requests(model, [Ask(each, (), s.handle) for each, s in zip(inputs, sessions)], 16)
+    assert codes(results) == [0, BROKEN, 0, 0]
+    assert equal(results[3], stepped(before[3], inputs[3]))
+    sessions[1].reset()
+    assert codes(run_requests(model, [Ask(given(2), (), sessions[1].handle)], 16)) == [0]
+
+
+def test_wrong_sessions_and_inputs_leave_the_others_and_their_own_state(c_library, model, sessions, recorder_package):
+    closed = model.session(batch=1)
+    closed.close()
+    with c_library.open(recorder_package) as recorder:
+        foreign = recorder.session(batch=1)
+        asks = [
+            (given(1), sessions[0].handle, 0, ""),
+            (given(1), 0, USAGE, "forward has state: session must not be 0"),
+            (given(1), closed.handle, SESSION_CLOSED, "does not belong to an open session"),
+            (given(1), foreign.handle, USAGE, "session belongs to another model"),
+            (given(1), sessions[1].handle, INPUT, "has batch = 1 by dimension 0 of shape [1, 8], but the session has"),
+            ([given(3)[0], given(2)[1]], sessions[2].handle, INPUT, "they must agree"),
+            (given(1), sessions[3].handle, 0, ""),
+        ]
+        before = [contents(sessions[which]) for which in (1, 2)]
+        results = run_requests(model, [Ask(inputs, (), session) for inputs, session, _, _ in asks], 16)
+        assert codes(results) == [code for _, _, code, _ in asks]
+        for result, (_, _, code, message) in zip(results, asks):
+            assert code == 0 or message in result.message
+        assert [contents(sessions[which]) for which in (1, 2)] == before
+
+
+def test_a_session_is_free_when_its_request_ends(model, sessions):
+    reset: list[int] = []
+
+    class Resets(Gathered):
+        def _ended(self, request: int, context: object) -> None:
+            super()._ended(request, context)
+            sessions[request].reset()
+            reset.append(request)
+
+    asks = [Ask(given(rows_of(session)), (), session.handle) for session in sessions]
+    assert codes(run_requests(model, asks, 16, answers=Resets())) == [0] * 4
+    assert reset == [0, 1, 2, 3]
+    assert all(not session.state()["seen"].any() for session in sessions)
+
+
+def test_who_comes_while_another_has_the_session_is_told_so(model, sessions):
+    """Each step that was answered was counted, and no other."""
+    answered, others = [0] * 3, set()
+
+    def step(which: int) -> None:
+        for _ in range(300):
+            asks = [Ask(given(1), (), session.handle) for session in (sessions[0], sessions[3])]
+            for result in run_requests(model, asks, 16):
+                if isinstance(result, Refused):
+                    others.add(result.code)
+                else:
+                    answered[which] += 1
+
+    threads = [threading.Thread(target=step, args=(which,)) for which in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert others <= {BUSY}
+    assert sum(answered) == sum(int(session.state()["seen"][0]) for session in (sessions[0], sessions[3]))
+
+
+def test_state_without_rows_runs_by_itself(c_library, recorder_package):
+    with c_library.open(recorder_package) as model:
+        sessions = [model.session(batch=2) for _ in range(3)]
+        eager = [stateful.Recorder() for _ in sessions]
+        for _ in range(4):
+            rows = [torch.randn(2, stateful.WIDTH) for _ in sessions]
+            asks = [Ask([row.numpy()], (), session.handle) for row, session in zip(rows, sessions)]
+            for row, own, (output,) in zip(rows, eager, run_requests(model, asks, 8, "push")):
+                torch.testing.assert_close(torch.from_numpy(output), own.push(row), rtol=1e-5, atol=1e-5)
+            scales = [torch.rand(2, 1) for _ in sessions]
+            asks = [Ask([scale.numpy()], (), session.handle) for scale, session in zip(scales, sessions)]
+            for scale, own, (output,) in zip(scales, eager, run_requests(model, asks, 8, "peek")):
+                torch.testing.assert_close(torch.from_numpy(output), own.peek(scale))
+        assert [int(session.state()["position"]) for session in sessions] == [4] * 3
+
+
+def test_a_refused_value_breaks_its_own_session(c_library):
+    token, first = np.array([3]), np.array([0])
+    with c_library.open(artifact("notebook")) as model:
+        sessions = [model.session() for _ in range(2)]
+        asks = [Ask([np.array([99]), first], (), sessions[0].handle), Ask([token, first], (), sessions[1].handle)]
+        assert codes(run_requests(model, asks, 8)) == [REFUSED_VALUE, 0]
+        asks = [Ask([token, first], (), session.handle) for session in sessions]
+        assert codes(run_requests(model, asks, 8)) == [BROKEN, 0]
+
+
+def test_outputs_that_are_state_are_those_of_the_sessions_own_calls(c_library):
+    with c_library.open(artifact("diary")) as model:
+        assert try_rows(model, 1 << 40) == (32, None)
+        sessions = [model.session(batch=rows) for rows in (1, 3, 2)]
+        alone = [session.fork() for session in sessions]
+        for number in range(5):
+            words = [np.full(rows, number) for rows in (1, 3, 2)]
+            inputs = [[word, np.random.rand(len(word), 8).astype(np.float32)] for word in words]
+            if number == 3:
+                inputs[1][0][2] = 99
+            asks = [Ask(each, (), session.handle) for each, session in zip(inputs, sessions)]
+            results = run_requests(model, asks, 32)
+            assert codes(results) == [0, {3: REFUSED_VALUE, 4: BROKEN}.get(number, 0), 0]
+            for each, session, result in zip(inputs, alone, results):
+                assert isinstance(result, Refused) or equal(result, stepped(session, each))
+
+
+def test_memory_of_the_session_is_no_input(model, sessions):
+    memory, label = sessions[0].state()["memory"], np.array([1])
+    before = contents(sessions[0])
+    (result,) = run_requests(model, [Ask([memory, label], (), sessions[0].handle)], 16)
+    assert (result.code, result.message) == (INPUT, "`x` shares memory with the session's memory")
+    assert contents(sessions[0]) == before
