@@ -21,7 +21,7 @@ struct StateSize {
   int64_t fixed;
 };
 
-// Is closed when the last of its instances is: each has a reference to it.
+// What the model keeps for its instances on the device.
 class Copy {
  public:
   // `public_keys`: one of them must have signed the package. Failure.
