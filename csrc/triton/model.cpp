@@ -1,8 +1,11 @@
 #include "triton/model.h"
 
+#include <dirent.h>
+
 #include <algorithm>
+#include <cerrno>
 #include <charconv>
-#include <filesystem>
+#include <cstring>
 
 #include "package/json.h"
 #include "package/text.h"
@@ -41,24 +44,31 @@ std::string version_of(TRITONBACKEND_Model* model) {
   return std::to_string(version);
 }
 
+// Not by std::filesystem: libtorch exports that of another libstdc++.
+std::vector<std::string> packages_in(const std::string& folder) {
+  std::vector<std::string> found;
+  const std::unique_ptr<DIR, int (*)(DIR*)> entries(opendir(folder.c_str()), closedir);
+  if (entries == nullptr) throw Failure(TRITONSERVER_ERROR_NOT_FOUND, folder + ": " + std::strerror(errno));
+  while (const dirent* const entry = readdir(entries.get())) {
+    if (std::string_view(entry->d_name).ends_with(".pt2")) found.push_back(folder + "/" + entry->d_name);
+  }
+  std::ranges::sort(found);
+  return found;
+}
+
 // The package of a version: the file that config.pbtxt names, or the folder's only .pt2. Without a config.pbtxt, Triton
 // since 26.03 takes `model.pt2` for the PyTorch backend's, so it may have any name; and it says `model.exportkit`,
 // which nobody gave.
 std::string package_of(TRITONBACKEND_Model* model, const std::string& named) {
-  namespace fs = std::filesystem;
   TRITONBACKEND_ArtifactType type = TRITONBACKEND_ARTIFACT_FILESYSTEM;
   const char* location = nullptr;
   check(TRITONBACKEND_ModelRepository(model, &type, &location));
-  const fs::path folder = fs::path(location) / version_of(model);
-  if (!named.empty() && named != "model.exportkit") return folder / named;
-  std::vector<std::string> found;
-  for (const fs::directory_entry& entry : fs::directory_iterator(folder)) {
-    if (entry.path().extension() == ".pt2") found.push_back(entry.path());
-  }
+  const std::string folder = std::string(location) + "/" + version_of(model);
+  if (!named.empty() && named != "model.exportkit") return folder + "/" + named;
+  const std::vector<std::string> found = packages_in(folder);
   if (found.size() == 1) return found[0];
-  std::ranges::sort(found);
   throw Failure(TRITONSERVER_ERROR_NOT_FOUND,
-                folder.string() + " must have one .pt2 file, it has " + (found.empty() ? "none" : joined(found)) +
+                folder + " must have one .pt2 file, it has " + (found.empty() ? "none" : joined(found)) +
                     ". Leave one there, or name it in config.pbtxt: default_model_filename.");
 }
 
