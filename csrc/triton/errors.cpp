@@ -59,14 +59,14 @@ TRITONSERVER_Error* caught() noexcept {
   }
 }
 
+// Triton shows a place in the source, for which the backend's name stands.
 void log(TRITONSERVER_LogLevel level, const std::string& text) noexcept {
-  TRITONSERVER_ErrorDelete(TRITONSERVER_LogMessage(level, __FILE__, __LINE__, text.c_str()));
+  TRITONSERVER_ErrorDelete(TRITONSERVER_LogMessage(level, "exportkit", 0, text.c_str()));
 }
 
 void ignore(TRITONSERVER_Error* error) noexcept {
   if (error == nullptr) return;
-  TRITONSERVER_ErrorDelete(
-      TRITONSERVER_LogMessage(TRITONSERVER_LOG_ERROR, __FILE__, __LINE__, TRITONSERVER_ErrorMessage(error)));
+  log(TRITONSERVER_LOG_ERROR, TRITONSERVER_ErrorMessage(error));
   TRITONSERVER_ErrorDelete(error);
 }
 
