@@ -11,8 +11,7 @@ The server has the first cores, the client the last (`--server-cores`). Engines 
 With `--model-cores N`, the model has N threads, direct calls have N cores, and server and client share all cores: the
 rest of them receives and sends. With `--server-cores N+1` as well, model, event loop and clients have cores of their
 own. `--clients` processes send at saturation. `--measure saturation` leaves out the rest.
-The engine `shared-memory` is exportkit whose clients write the inputs to shared memory, once; `receivers` is exportkit
-with `--receivers`.
+The engine `shared-memory` is exportkit whose clients write the inputs to shared memory, once.
 `--peers-python` is an interpreter with litserve, kserve, ray[serve] and what exportkit needs; without it, only
 exportkit and `echo` are measured. Prints Markdown tables; `-o` writes every round as JSON.
 """
@@ -34,7 +33,7 @@ from typing import Any
 
 from benchmarks.children import ROOT, SEARCH_PATH
 from benchmarks.serve.load_client import Connection, Load, closed_loop, closed_loop_of_processes, open_loop
-from benchmarks.serve.load_tables import OURS, RECEIVERS, SHARED, Figures, Round, print_many, print_one
+from benchmarks.serve.load_tables import OURS, SHARED, Figures, Round, print_many, print_one
 from benchmarks.serve.running import Server, free_port, running, serve_command
 from benchmarks.serve.workload import Workload, http_post, workload
 from exportkit.bench.results import in_lines
@@ -60,7 +59,6 @@ class Plan:
     model_cores: set[int]
     clients: int
     cuda_graphs: bool
-    receivers: int
     peers_python: Path | None
     log: Path
 
@@ -95,7 +93,6 @@ def main() -> None:
     parser.add_argument("--model-cores", type=int, help="default: the server's")
     parser.add_argument("--clients", type=int, default=1, help="processes that send at saturation")
     parser.add_argument("--cuda-graphs", action="store_true", help="for exportkit, and for direct calls")
-    parser.add_argument("--receivers", type=int, default=4, help="of the engine `receivers`")
     parser.add_argument("--engines", nargs="+", default=["echo", "exportkit", *PEERS])
     parser.add_argument("--peers-python", type=Path)
     parser.add_argument("-o", "--output", type=Path)
@@ -120,7 +117,6 @@ def main() -> None:
         model_cores=set(cores[: options.model_cores or len(server_cores)]),
         clients=options.clients,
         cuda_graphs=options.cuda_graphs,
-        receivers=options.receivers,
         peers_python=options.peers_python,
         log=log,
     )
@@ -237,7 +233,7 @@ def _served(plan: Plan, engine: str, sizes: str, max_batch: int, load: Callable[
 def _request(engine: str, asked: Workload) -> bytes:
     if engine == "echo":
         return asked.plain_request("/")
-    return asked.infer_request() if engine in ("exportkit", RECEIVERS, "kserve") else asked.plain_request("/predict")
+    return asked.infer_request() if engine in ("exportkit", "kserve") else asked.plain_request("/predict")
 
 
 def _command(plan: Plan, engine: str, sizes: str, max_batch: int, port: int) -> list[str]:
@@ -246,7 +242,6 @@ def _command(plan: Plan, engine: str, sizes: str, max_batch: int, port: int) -> 
         return [sys.executable, str(script), "--serve", "uvicorn", "--port", str(port)]
     if engine in OURS:
         options = ["--shared-memory"] if engine == SHARED else []
-        options += ["--receivers", str(plan.receivers)] if engine == RECEIVERS else []
         options += ["--cuda-graphs"] if plan.cuda_graphs else []
         return serve_command(plan.package, port, "--max-batch", str(max_batch), "--device", plan.device, *options)
     command = [str(plan.peers_python), "-m", f"benchmarks.serve.peers.{PEERS[engine]}", str(plan.package)]

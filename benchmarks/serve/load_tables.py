@@ -9,8 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 SHARED = "shared-memory"
-RECEIVERS = "receivers"
-OURS = ("exportkit", SHARED, RECEIVERS)
+OURS = ("exportkit", SHARED)
 Figures = dict[str, float]
 Round = dict[
     str, dict[str, Figures]

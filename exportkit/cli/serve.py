@@ -149,14 +149,6 @@ _FOLDER = click.Path(exists=True, file_okay=False, path_type=Path)
     help="The most open connections of HTTP, and as many of gRPC.",
 )
 @click.option(
-    "--receivers",
-    type=click.IntRange(min=0, max=256),
-    default=0,
-    show_default=True,
-    metavar="N",
-    help="Receive HTTP requests in N further processes, where one cannot keep up with the models. 0: in the server's.",
-)
-@click.option(
     "--drain-timeout",
     type=click.FloatRange(min=0, max=86_400),
     default=30.0,
@@ -195,7 +187,7 @@ def command(registry: Callable[[], RegistryOptions], as_json: bool, **options: A
 
     \b
     exportkit serve model.pt2
-    exportkit serve model.pt2 --device cuda --cuda-graphs --receivers 4
+    exportkit serve model.pt2 --device cuda --cuda-graphs
     exportkit serve --model-repository models/ --device cuda:0 --device cuda:1
     exportkit serve model.pt2 --host 0.0.0.0 --tls-certificate cert.pem --tls-key key.pem --api-keys keys.txt
     """  # noqa: D301 (click wants the control character, to keep the lines below it)
@@ -268,11 +260,6 @@ def _options(**given: Any) -> ServeOptions:
         raise click.UsageError(f"HTTP and gRPC cannot share port {grpc_port}; give another --port or --grpc-port.")
     if given["max_queue_bytes"] == 0:
         raise click.UsageError("--max-queue-bytes 0 would refuse every request.")
-    if given["receivers"] and given["shared_memory"]:
-        raise click.UsageError(
-            "--receivers and --shared-memory exclude each other: receivers cannot read the memory of clients. "
-            "Leave one of them out."
-        )
     load = LoadOptions(
         devices=given["devices"] or LoadOptions.devices,
         runners=given["runners"],
@@ -303,7 +290,6 @@ def _options(**given: Any) -> ServeOptions:
         client_authorities=given["client_ca"],
         api_keys=given["api_keys"],
         max_connections=given["max_connections"],
-        receivers=given["receivers"],
     )
     return ServeOptions(
         packages=given["packages"],

@@ -5,17 +5,15 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import exportkit
+from exportkit.serve.engine.repository import Models, Repository
+from exportkit.serve.engine.served import ServedModel
+from exportkit.serve.engine.served_package import Named
 from exportkit.serve.protocol.seen_methods import without_hidden_methods
 from exportkit.serve.protocol.shared_memory import SharedMemory, offered
 from exportkit.serve.tenants.tenants import Tenant
-
-if TYPE_CHECKING:  # these import torch, which a receiver must not load
-    from exportkit.serve.engine.repository import Models, Repository
-    from exportkit.serve.engine.served import ServedModel
-    from exportkit.serve.engine.served_package import Named
 
 _EXTENSIONS = ("model_repository", "model_configuration", "statistics", "schedule_policy", "sequence")
 

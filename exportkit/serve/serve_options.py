@@ -44,8 +44,6 @@ class ListenOptions:
         client_authorities: Clients must show a certificate that one of these authorities (PEM) signed.
         api_keys: A file with one API key a line. None: no key is asked for.
         max_connections: The most connections of HTTP that are open at the same time, and as many of gRPC.
-        receivers: The processes that receive requests over HTTP for the process that has the models. 0: it receives
-            them itself.
     """
 
     host: str = "127.0.0.1"
@@ -56,7 +54,6 @@ class ListenOptions:
     client_authorities: Path | None = None
     api_keys: Path | None = None
     max_connections: int = 1024
-    receivers: int = 0
 
 
 @dataclass(frozen=True)

@@ -39,7 +39,7 @@ from exportkit.serve.listeners import allow_files, is_loopback, open_port, reser
 from exportkit.serve.operations.access_log import observers_of
 from exportkit.serve.operations.api_keys import ApiKeys
 from exportkit.serve.operations.connection_limits import ConnectionLimits
-from exportkit.serve.operations.front_end import FrontEnd, LocalFrontEnd
+from exportkit.serve.operations.front_end import FrontEnd
 from exportkit.serve.operations.metrics import Metrics
 from exportkit.serve.operations.observation import Finished, Observation, Outcome
 from exportkit.serve.operations.short_inference import ShortInference
@@ -48,7 +48,6 @@ from exportkit.serve.page.page_routes import open_paths as page_paths
 from exportkit.serve.page.page_routes import page_routes
 from exportkit.serve.process_settings import collect_requests, give_up_the_lock_soon, keep_freed_memory, log_failures
 from exportkit.serve.protocol.shared_memory import SharedMemory
-from exportkit.serve.receiving.receivers import FrontEndServices, Receivers
 from exportkit.serve.request_record import RequestRecord
 from exportkit.serve.rpc.grpc_server import GrpcServer, RpcOptions
 from exportkit.serve.rpc.rpc_calls import RpcCall
@@ -196,7 +195,7 @@ class _Server:
         sockets = open_port(listen.host, listen.port, "--port")
         front = self._front
         try:
-            await front.start(sockets, self._application)
+            front.start(sockets, self._application)
             reserved = None if listen.grpc_port is None else reserve_port(listen.host, listen.grpc_port, "--grpc-port")
             scheme = "http" if self._tls is None else "https"
             url = f"{scheme}://{url_host(listen.host)}:{sockets[0].getsockname()[1]}"
@@ -223,19 +222,17 @@ class _Server:
 
     def _front_end(self, listen: ListenOptions) -> FrontEnd:
         open_paths = {"/v2/health/live", "/v2/health/ready", *page_paths()}
-        if listen.receivers:
-            services = FrontEndServices(
-                self._repository, self._metrics, self._tenants, self._keys, open_paths, self._report
-            )
-            return Receivers(self._options, services)
         limits = ConnectionLimits(connections=listen.max_connections)
         http = HttpOptions(shared_memory=self._memory)
         make_short = partial(ShortInference, self._repository, self._observation, options=http)
         short = None if self._keys is not None else make_short
-        return LocalFrontEnd(limits, self._tls, self._keys, open_paths, self._observation, short)
+        return FrontEnd(limits, self._tls, self._keys, open_paths, self._observation, short)
 
     def _application(self, middleware: Sequence[Middleware]) -> ASGIApp:
-        routes = [self._metrics.route(self._front.count), *page_routes(self._repository, self._options)]
+        routes = [
+            self._metrics.route(lambda: self._observation.in_flight),
+            *page_routes(self._repository, self._options),
+        ]
         options = HttpOptions(shared_memory=self._memory)
         return make_app(self._repository, options, routes=routes, middleware=middleware, tenants=self._tenants)
 
@@ -327,10 +324,11 @@ class _Server:
         self._stop.set()
 
     def _reload(self) -> None:
+        if self._keys is None or self._tenants is None:
+            return
         try:
-            self._front.reload_keys()
-            if self._tenants is not None and self._keys is not None:
-                self._tenants.change(self._keys.rules)
+            self._keys.reload()
+            self._tenants.change(self._keys.rules)
             self._report(f"read the API keys of {self._options.listen.api_keys} again")
         except UsageError as error:
             self._report(f"error: the API keys stay as they were: {error.message}")

@@ -66,7 +66,6 @@ def test_help_imports_no_torch_and_names_every_option():
         (["none.pt2"], "none.pt2"),
         (["--model-repository", "{folder}/none"], "none"),
         (["{package}", "--grpc-port", "9000", "--no-grpc"], "--grpc-port and --no-grpc exclude each other"),
-        (["{package}", "--receivers", "2", "--shared-memory"], "--receivers and --shared-memory exclude each other"),
         (["{package}", "--port", "8001"], "HTTP and gRPC cannot share port 8001"),
         (["{package}", "--port", "65536"], "65536"),
         (["{package}", "--device", "cuda:x"], "unknown device 'cuda:x'"),
@@ -224,7 +223,6 @@ def test_every_option_reaches_the_server(tiny_package: Path, folder: Path, monke
     flags = ["--isolate", "--cuda-graphs", "--no-warm-up", "--shared-memory", "--no-access-log"]
     assert main(["serve", str(tiny_package), *flags, *(str(word) for pair in words.items() for word in pair)]) == 0
     assert main(["serve", str(tiny_package), "--no-grpc"]) == 0
-    assert main(["serve", str(tiny_package), "--receivers", "3"]) == 0
     reached: list[RegistryOptions] = []
 
     def pull(_: object, *, options: RegistryOptions, **__: object) -> SimpleNamespace:
@@ -236,9 +234,8 @@ def test_every_option_reaches_the_server(tiny_package: Path, folder: Path, monke
     package = f"oci://localhost/net@sha256:{'0' * 64}"
     assert main(["serve", package, *registry, str(folder / "authority.pem")]) == 0
     assert reached == [RegistryOptions(plain_http=True, authorities=folder / "authority.pem")]
-    given, plain, received, from_registry = asked
+    given, plain, from_registry = asked
     assert from_registry == ServeOptions(packages=(tiny_package,))
-    assert received.listen.receivers == 3
     assert (given.packages, given.repository) == ((tiny_package,), folder)
     assert (given.load.devices, given.load.runners) == (("cpu",), 3)
     assert (given.load.isolate, given.load.warm_up, given.load.cuda_graphs) == (True, False, True)
@@ -259,7 +256,6 @@ def test_every_option_reaches_the_server(tiny_package: Path, folder: Path, monke
         *words,
         *flags,
         *registry,
-        "--receivers",
         "--no-grpc",
         "--access-log",
         "--ray",

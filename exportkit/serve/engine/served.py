@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import itertools
 import sys
 import time
 from collections.abc import Callable, Collection, Sequence
@@ -44,13 +43,6 @@ from exportkit.serve.statuses import (
 )
 from exportkit.sizes import sizes_of
 
-_SERIALS = itertools.count()
-
-
-def new_serial() -> int:
-    """Returns a number that no load has."""
-    return next(_SERIALS)
-
 
 class ServedModel:
     """A method of a loaded package with its queue and its runners. All methods are for the event loop's thread.
@@ -64,7 +56,6 @@ class ServedModel:
         devices: The device of each copy.
         max_body: The most bytes that a request's tensors can have, by the manifest's ranges and by what may wait.
         body_rules: What the body of a request over HTTP may hold.
-        serial: No other load of this process has the same number.
         counted: What was counted since the server began to serve this version.
         package: The methods of the same load; None: it is closed.
     """
@@ -77,7 +68,6 @@ class ServedModel:
     devices: tuple[str, ...]
     max_body: int
     body_rules: BodyRules
-    serial: int
     counted: Statistics
 
     def __init__(
@@ -107,7 +97,6 @@ class ServedModel:
         self._limits = described.limits
         self._metadata = described.metadata()
         self.body_rules = BodyRules.of(self._metadata, self.max_body)
-        self.serial = new_serial()
         self._copies = loaded.copies
         stateful = described.stateful
         self._plan = RequestPlan(self.call, batched=described.batching.enabled, stateful=stateful)

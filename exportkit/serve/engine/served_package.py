@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from exportkit.serve.engine.servable import Servable
-from exportkit.serve.engine.served import ServedModel, new_serial
+from exportkit.serve.engine.served import ServedModel
 from exportkit.serve.protocol.datatypes import shown
 from exportkit.serve.protocol.http_request import BodyRules
 from exportkit.serve.protocol.inference import InferAnswer, InferRequest, SequenceStart, SequenceStep
@@ -26,14 +26,12 @@ class ServedPackage:
         version: Its version.
         models: What is served, by method.
         body_rules: What the body of a request to the package may hold.
-        serial: No other load of this process has the same number.
     """
 
     def __init__(self, name: str, offered: Servable, models: Sequence[ServedModel]) -> None:
         """Tells the methods of one another."""
         self.name, self.version = name, models[0].version
         self.models = {model.method: model for model in models}
-        self.serial = new_serial()
         self._offered = offered
         rules = {method: model.body_rules for method, model in self.models.items()}
         largest = max(each.max_bytes for each in rules.values())

@@ -5,12 +5,12 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
-from typing import TYPE_CHECKING
 
 from starlette.exceptions import HTTPException
 from starlette.routing import BaseRoute, Route, Router
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from exportkit.serve.engine.repository import Repository
 from exportkit.serve.http.exchange import Exchange, HttpOptions
 from exportkit.serve.http.infer_endpoint import InferEndpoint
 from exportkit.serve.http.json_routes import JsonRoutes
@@ -24,9 +24,6 @@ from exportkit.serve.statuses import (
     ServeError,
 )
 from exportkit.serve.tenants.tenants import Tenants
-
-if TYPE_CHECKING:  # these import torch, which a receiver must not load
-    from exportkit.serve.engine.repository import Repository
 
 Middleware = Callable[[ASGIApp], ASGIApp]
 

@@ -12,7 +12,7 @@ from starlette.types import Message, Receive, Scope
 from exportkit.serve.http.content_coding import Coding, Inflater, coding_of_body
 from exportkit.serve.http.exchange import FILL, HttpOptions, headers_of
 from exportkit.serve.protocol.http_request import header_length_of, number_of_bytes
-from exportkit.serve.protocol.tensors import body_buffer
+from exportkit.serve.protocol.tensors import aligned_bytes, body_buffer
 from exportkit.serve.statuses import BadRequestError, CancelledError, SlowClientError, TooLargeError
 
 _LARGEST_SMALL = 1 << 20  # bytes of the body of a small request, at most
@@ -103,7 +103,7 @@ async def read_body(
     if (head.sent or 0) > limit:
         raise too_large(limit)
     if fill is not None and head.size is not None:
-        memory, start = body_buffer(head.size, head.json_length, options.allocate), 0
+        memory, start = body_buffer(head.size, head.json_length), 0
         with _slow_bodies_refused(options) as clock:
             if check is not None and head.is_large:
                 start = await _read_json(receive, head, memory, clock)
@@ -136,7 +136,7 @@ async def _read_chunks(
     check: Callable[[memoryview], Awaitable[None]] | None,
 ) -> memoryview:
     """Receives a body whose size is not known before, or from a server that has no `fill`."""
-    buffer = _Buffer(head, limit, reserve, options.allocate)
+    buffer = _Buffer(head, limit, reserve)
     inflater = None if head.coding is None else Inflater(head.coding)
     received, more = 0, True
     with _slow_bodies_refused(options) as clock:
@@ -191,22 +191,15 @@ def client_left() -> CancelledError:
 class _Buffer:
     """The body's memory, which grows where its size is not known before."""
 
-    def __init__(
-        self,
-        head: BodyHead,
-        limit: int,
-        reserve: Callable[[int], Awaitable[None]],
-        allocate: Callable[[int, int], memoryview],
-    ) -> None:
+    def __init__(self, head: BodyHead, limit: int, reserve: Callable[[int], Awaitable[None]]) -> None:
         self._start = head.json_length or 0
         self._limit = limit
         self._reserve = reserve
-        self._allocate = allocate
         self._fixed = head.size is not None
         if head.size is not None:
-            self._memory = body_buffer(head.size, head.json_length, allocate)
+            self._memory = body_buffer(head.size, head.json_length)
         else:
-            self._memory = allocate(min(_FIRST_SIZE, limit), self._start)
+            self._memory = aligned_bytes(min(_FIRST_SIZE, limit), self._start)
         self._used = 0
 
     async def write(self, data: bytes) -> None:
@@ -223,7 +216,7 @@ class _Buffer:
             raise too_large(self._limit)
         size = min(max(2 * len(self._memory), needed), self._limit)
         await self._reserve(size - len(self._memory))
-        grown = self._allocate(size, self._start)
+        grown = aligned_bytes(size, self._start)
         grown[: self._used] = self._memory[: self._used]
         self._memory = grown
 

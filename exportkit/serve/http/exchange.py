@@ -12,7 +12,6 @@ import msgspec
 from starlette.types import Message, Receive, Scope, Send
 
 from exportkit.serve.protocol.shared_memory import SharedMemory
-from exportkit.serve.protocol.tensors import aligned_bytes
 from exportkit.serve.request_record import RequestRecord, request_id
 from exportkit.serve.statuses import CancelledError, ServeError, SlowClientError, UnknownEncodingError
 
@@ -50,14 +49,12 @@ class HttpOptions:
         idle_seconds: A body may pause for so long.
         least_rate: Bytes a second that a body must have on average after the first `idle_seconds`.
         linger_seconds: How long a client may go on sending after it was refused, before the connection is closed.
-        allocate: Makes the memory of bodies, as `aligned_bytes` does.
     """
 
     shared_memory: SharedMemory | None = None
     idle_seconds: float = 20.0
     least_rate: float = 16384.0
     linger_seconds: float = 2.0
-    allocate: Callable[[int, int], memoryview] = aligned_bytes
 
 
 def headers_of(scope: Scope) -> dict[str, str]:

@@ -4,21 +4,19 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from exportkit.serve.engine.repository import Repository
 from exportkit.serve.http.body_reader import read_small_body
 from exportkit.serve.http.exchange import HttpOptions
 from exportkit.serve.queries import Queries
 from exportkit.serve.request_record import tenant_of
 from exportkit.serve.statuses import BadRequestError, NotOfferedError, NotReadyError
-
-if TYPE_CHECKING:  # these import torch, which a receiver must not load
-    from exportkit.serve.engine.repository import Repository
 
 Answer = Callable[[Request], Any]
 """Returns what the JSON of an answer is made of, or what to await for it. Raises a ServeError."""

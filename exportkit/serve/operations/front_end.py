@@ -1,11 +1,10 @@
-"""What speaks HTTP for the models: the process that has them, or receivers."""
+"""What speaks HTTP for the models."""
 
 from __future__ import annotations
 
 import socket
 from collections.abc import Callable, Collection, Sequence
 from functools import partial
-from typing import Protocol
 
 from starlette.types import ASGIApp
 
@@ -27,30 +26,8 @@ MakeShort = Callable[[Callable[[ASGIApp], ASGIApp], Callable[[], bool]], Short]
 """Makes a `Short`. It gets what observes an application that answers in its place, and whether the server drains."""
 
 
-class FrontEnd(Protocol):
+class FrontEnd:
     """Answers the connections of listening sockets."""
-
-    async def start(self, sockets: Sequence[socket.socket], make: MakeApplication) -> None:
-        """Answers connections from now on. Raises HostError if it cannot."""
-
-    async def count(self) -> int:
-        """Brings the metrics up to date. Returns the requests that are not over."""
-
-    def drain(self) -> None:
-        """Every answer closes its connection from now on, so that clients go to another server."""
-
-    def reload_keys(self) -> None:
-        """Reads the file of API keys again. Raises UsageError if it is refused: the keys stay as they were."""
-
-    async def finish(self) -> None:
-        """Closes the ports and waits until every answer is sent."""
-
-    async def close(self) -> None:
-        """Ends soon, whatever is not sent yet."""
-
-
-class LocalFrontEnd:
-    """This process speaks HTTP itself: the one that has the models, or a receiver, which is given its connections."""
 
     def __init__(
         self,
@@ -79,7 +56,7 @@ class LocalFrontEnd:
         self._make_short = make_short
         self._draining = False
 
-    async def start(self, sockets: Sequence[socket.socket], make: MakeApplication) -> None:
+    def start(self, sockets: Sequence[socket.socket], make: MakeApplication) -> None:
         """Answers connections from now on."""
         keys, paths = self._keys, self._open_paths
         application = make([] if keys is None else [partial(RequireKey, keys=keys, open_paths=paths)])
@@ -94,27 +71,9 @@ class LocalFrontEnd:
         self._http = HttpServer(observe(application), self._limits, self._observation.refused, self._tls, short)
         self._http.listen(sockets)
 
-    def take(self, connection: socket.socket) -> None:
-        """Answers a connection that somebody else accepted."""
-        self._http.take(connection)
-
-    @property
-    def connections(self) -> int:
-        """The connections that are open."""
-        return self._http.connections
-
-    async def count(self) -> int:
-        """Returns the requests that are not over. The metrics hear of the others when they end."""
-        return self._observation.in_flight
-
     def drain(self) -> None:
         """Every answer closes its connection from now on, so that clients go to another server."""
         self._draining = True
-
-    def reload_keys(self) -> None:
-        """Reads the file of API keys again. Raises UsageError if it is refused: the keys stay as they were."""
-        if self._keys is not None:
-            self._keys.reload()
 
     async def finish(self) -> None:
         """Closes the ports and waits until every answer is sent."""

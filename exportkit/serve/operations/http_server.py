@@ -36,7 +36,7 @@ class HttpServer:
         tls: Tls | None,
         short: Callable[[AsgiRequest], bool] | None = None,
     ) -> None:
-        """Answers what `take` gets, and after `listen` what it accepts.
+        """Answers what `listen` accepts.
 
         Args:
             app: The application. It needs no lifespan events.
@@ -50,13 +50,13 @@ class HttpServer:
         self._arriving: set[asyncio.Task[None]] = set()
         self._stopping = False
         self._says_again = 0.0
-        self._acceptor = Acceptor((), self.take)
+        self._acceptor = Acceptor((), self._take)
 
     def listen(self, sockets: Sequence[socket.socket]) -> None:
         """Answers the connections of listening sockets, which it closes in the end."""
-        self._acceptor = Acceptor(sockets, self.take)
+        self._acceptor = Acceptor(sockets, self._take)
 
-    def take(self, connection: socket.socket) -> None:
+    def _take(self, connection: socket.socket) -> None:
         """Answers a connection that was accepted. It counts from now on, whatever its client sends."""
         most, refusal = self._setup.limits.connections, None
         if len(self._setup.connections) >= most:
@@ -96,11 +96,6 @@ class HttpServer:
             connection.close()
         elif self._stopping:
             protocol.shutdown()
-
-    @property
-    def connections(self) -> int:
-        """The connections that are open."""
-        return len(self._setup.connections)
 
     async def finish(self) -> None:
         """Closes the ports and waits until every answer is sent.

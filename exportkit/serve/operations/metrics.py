@@ -6,7 +6,7 @@ The five stages are Triton's: request, queue, compute_input, compute_infer and c
 from __future__ import annotations
 
 import functools
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import accumulate
 from typing import Protocol
 
@@ -87,18 +87,18 @@ class Metrics:
             registry=self.registry,
         )
 
-    def route(self, count: Callable[[], Awaitable[int]]) -> Route:
+    def route(self, in_flight: Callable[[], int]) -> Route:
         """Returns the route of `/metrics`, in the text form or in that of OpenMetrics.
 
         Args:
-            count: Is awaited before the metrics are read: `FrontEnd.count`.
+            in_flight: Returns the requests over HTTP that are not over.
         """
 
         async def metrics(request: Request) -> Response:
             tenant = tenant_of(request.scope)
             if tenant is not None and tenant.rules.models is not None:
                 raise ForbiddenError("this API key may not read the metrics", hint="It is for some models only.")
-            self._in_flight.set(await count())
+            self._in_flight.set(in_flight())
             encode, content_type = choose_encoder(request.headers.get("accept", ""))
             return Response(encode(self.registry), headers={"content-type": content_type})
 

@@ -17,7 +17,7 @@ from exportkit.serve.protocol.seen_methods import check_method
 from exportkit.serve.statuses import ServeError
 from exportkit.serve.tenants.tenants import Tenant
 
-if TYPE_CHECKING:  # it imports torch, which a receiver must not load
+if TYPE_CHECKING:
     from exportkit.serve.engine.repository import Repository
     from exportkit.serve.engine.served_package import Named
 

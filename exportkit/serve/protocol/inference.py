@@ -1,29 +1,23 @@
 """A request and its answer, as HTTP and gRPC hand them to a model.
 
-Tensors are bytes in row-major order, little-endian, as the protocol's binary form has them. Receivers send these types,
-which as msgspec's own takes a tenth of the time.
+Tensors are bytes in row-major order, little-endian, as the protocol's binary form has them.
 """
 
 from __future__ import annotations
 
-from typing import Annotated
-
 import msgspec
 
-Natural = Annotated[int, msgspec.Meta(ge=0)]
-"""A size, which no message may make negative."""
 
-
-class InputTensor(msgspec.Struct, frozen=True, array_like=True):
+class InputTensor(msgspec.Struct, frozen=True):
     """An input. `data` starts at a multiple of 64 bytes unless it lies in shared memory, and may be read-only."""
 
     name: str
     datatype: str
-    shape: tuple[Natural, ...]
+    shape: tuple[int, ...]
     data: memoryview
 
 
-class SequenceStep(msgspec.Struct, frozen=True, array_like=True):
+class SequenceStep(msgspec.Struct, frozen=True):
     """Which step of which sequence a request is.
 
     Attributes:
@@ -39,7 +33,7 @@ class SequenceStep(msgspec.Struct, frozen=True, array_like=True):
     owner: str = ""
 
 
-class SequenceStart(msgspec.Struct, frozen=True, array_like=True):
+class SequenceStart(msgspec.Struct, frozen=True):
     """What is known of a request that begins a sequence before its tensors are read.
 
     Attributes:
@@ -52,10 +46,10 @@ class SequenceStart(msgspec.Struct, frozen=True, array_like=True):
     ids: tuple[int | str, ...]
     owner: str = ""
     method: str | None = None
-    shapes: tuple[tuple[str, tuple[Natural, ...]], ...] = ()
+    shapes: tuple[tuple[str, tuple[int, ...]], ...] = ()
 
 
-class InferRequest(msgspec.Struct, frozen=True, array_like=True):
+class InferRequest(msgspec.Struct, frozen=True):
     """A request, whose inputs fit their datatypes and shapes. Whether the model takes them is not checked yet.
 
     Attributes:
@@ -85,7 +79,7 @@ class InferRequest(msgspec.Struct, frozen=True, array_like=True):
         return msgspec.structs.replace(self, sequence=msgspec.structs.replace(self.sequence, owner=owner))
 
 
-class OutputTensor(msgspec.Struct, frozen=True, array_like=True):
+class OutputTensor(msgspec.Struct, frozen=True):
     """An output."""
 
     name: str
@@ -94,7 +88,7 @@ class OutputTensor(msgspec.Struct, frozen=True, array_like=True):
     data: memoryview
 
 
-class InferTiming(msgspec.Struct, frozen=True, array_like=True):
+class InferTiming(msgspec.Struct, frozen=True):
     """Where a request's time went, in seconds, and how many rows ran together."""
 
     queue: float
@@ -104,7 +98,7 @@ class InferTiming(msgspec.Struct, frozen=True, array_like=True):
     batch_rows: int
 
 
-class InferAnswer(msgspec.Struct, frozen=True, array_like=True):
+class InferAnswer(msgspec.Struct, frozen=True):
     """The answer to a request."""
 
     model: str

@@ -10,7 +10,7 @@ from exportkit.serve.protocol.datatypes import shown
 from exportkit.serve.statuses import NotServedError
 from exportkit.serve.tenants.key_rules import KeyRules
 
-if TYPE_CHECKING:  # it imports torch, which a receiver must not load
+if TYPE_CHECKING:
     from exportkit.serve.engine.served_package import Named
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -126,21 +126,18 @@ def aligned_bytes(size: int, start: int = 0) -> memoryview:
     return memory.data[skipped : skipped + size]
 
 
-def body_buffer(
-    content_length: int, header_length: int | None, allocate: Callable[[int, int], memoryview] = aligned_bytes
-) -> memoryview:
+def body_buffer(content_length: int, header_length: int | None) -> memoryview:
     """Returns the memory into which a body is to be written, so that its binary section needs no copy.
 
     Args:
         content_length: The bytes of the body, decompressed.
         header_length: What `header_length_of` returned.
-        allocate: Makes the memory as `aligned_bytes` does.
 
     Raises:
         BadRequestError: The header is longer than the body.
     """
     check_header_length(content_length, header_length)
-    return allocate(content_length, header_length or 0)
+    return aligned_bytes(content_length, header_length or 0)
 
 
 def check_header_length(content_length: int, header_length: int | None) -> None:

@@ -1,7 +1,4 @@
-"""The clients of a server by their API keys, each with its limits and what it has used of them.
-
-They are those of the whole server. The process that has the models keeps them, and its receivers ask it.
-"""
+"""The clients of a server by their API keys, each with its limits and what it has used of them."""
 
 from __future__ import annotations
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -26,8 +25,6 @@ from exportkit.serve.statuses import (
     NotServedError,
     QueueFullError,
 )
-
-_SERIALS = itertools.count()
 
 Compute = Callable[[InferRequest], Sequence[OutputTensor]]
 
@@ -65,7 +62,6 @@ class FakeModel:
         self.held = 0
         self.room = 1 << 40
         self._tensors = tensors
-        self.serial = next(_SERIALS)
         self.body_rules = BodyRules.of(self.metadata(), max_body)
 
     def hold(self) -> None:

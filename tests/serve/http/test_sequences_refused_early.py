@@ -12,12 +12,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+from exportkit.serve.http.asgi import make_app
 from exportkit.serve.http.exchange import HttpOptions
 from exportkit.serve.protocol.inference import SequenceStart, SequenceStep
 from exportkit.serve.protocol.shared_memory import SharedMemory
 from tests.serve.http.asking import ask, infer_body
 from tests.serve.http.doubles import FakeRepository, Remembers
-from tests.serve.http.ways import ALONE, make_app
 from tests.serve.page.in_thread import Site, served
 
 LARGE = 8 << 20
@@ -166,7 +166,6 @@ def test_an_answer_that_cannot_be_written_ends_its_sequence(model: Remembers) ->
     assert len(model.given_up) == 1
 
 
-@ALONE
 def test_a_region_that_is_too_small_ends_the_sequence(model: Remembers, tmp_path: Any) -> None:
     memory = SharedMemory()
     name = f"/exportkit-test-{tmp_path.name}"

@@ -17,7 +17,6 @@ from tritonclient.utils import InferenceServerException
 from tritonclient.utils import shared_memory as regions
 
 from tests.serve.http.off_the_loop import off_the_loop
-from tests.serve.http.ways import ALONE
 from tests.serve.page.in_thread import Site
 
 X = np.array([1.5, -2.0, 3.25], np.float32)
@@ -164,7 +163,6 @@ def public(client: type) -> set[str]:
     return {name for name in dir(client) if not name.startswith("_")}
 
 
-@ALONE
 def test_the_tables_have_every_public_method() -> None:
     """A new tritonclient that can more makes this fail."""
     assert public(tritonclient.http.InferenceServerClient) == OF_HTTP.keys() | BODIES
@@ -215,7 +213,6 @@ def test_bodies_that_other_http_clients_send(site: Site, client: Any) -> None:
     connection.close()
 
 
-@ALONE
 @pytest.mark.parametrize(("size", "elsewhere"), [(1 << 20, False), (12 << 20, True)])
 def test_tensors_in_shared_memory_and_large_ones_keep_no_other_request_waiting(
     sharing_site: Site, size: int, elsewhere: bool, monkeypatch: pytest.MonkeyPatch

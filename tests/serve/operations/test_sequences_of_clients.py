@@ -1,4 +1,4 @@
-"""Sequences as tritonclient sends them, over HTTP, gRPC and its streams, also to a server with receivers."""
+"""Sequences as tritonclient sends them, over HTTP, gRPC and its streams."""
 
 from __future__ import annotations
 

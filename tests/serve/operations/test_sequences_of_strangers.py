@@ -155,8 +155,6 @@ def test_a_client_that_vanishes_with_its_body_begins_nothing(server: ServerProce
 
 @pytest.fixture
 def sharing(launcher: Launcher, recorder: Path, request: pytest.FixtureRequest) -> Iterator[ServerProcess]:
-    if launcher._options:
-        pytest.skip("receivers and shared memory exclude each other")
     process = launcher.start(recorder, "--shared-memory", *request.param).wait_until_ready()
     yield process
     process.stop()

@@ -141,7 +141,6 @@ def test_every_request_is_a_line_of_json_in_the_access_log(server: ServerProcess
     server.ask("/v2/nothing%0A%7B%22forged%22:1%7D?q=%1b", headers={"X-Request-Id": 'a", "b": "'})
     with triton_grpc.InferenceServerClient(server.started["grpc"]) as client:
         client.infer("tiny", triton_inputs(triton_grpc, arrays()), headers={"x-request-id": "theirs"})
-    # Receivers write their lines by themselves.
     server.until(lambda: len({line["id"] for line in server.access_log} & {"mine", "theirs"}) == 2)
     server.until(lambda: any("nothing" in line["path"] for line in server.access_log))
     by_id = {line["id"]: line for line in server.access_log}

@@ -28,7 +28,7 @@ from exportkit.serve.listeners import open_port
 from exportkit.serve.operations import short_inference
 from exportkit.serve.operations.asgi_request import AsgiRequest
 from exportkit.serve.operations.connection_limits import ConnectionLimits
-from exportkit.serve.operations.front_end import LocalFrontEnd
+from exportkit.serve.operations.front_end import FrontEnd
 from exportkit.serve.operations.observation import Finished, Observation
 from exportkit.serve.operations.short_inference import ShortInference
 from exportkit.serve.protocol.shared_memory import SharedMemory
@@ -50,7 +50,7 @@ class Way:
         self.options = HttpOptions(idle_seconds=0.3, shared_memory=memory)
         self.observation = Observation([self.finished.append])
         make = partial(self._make, repository) if short else None
-        self.front = LocalFrontEnd(ConnectionLimits(), None, None, frozenset(), self.observation, make)
+        self.front = FrontEnd(ConnectionLimits(), None, None, frozenset(), self.observation, make)
 
     def _make(self, repository: Repository, *given: Any) -> Callable[..., bool]:
         short = ShortInference(repository, self.observation, *given, options=self.options)
@@ -64,7 +64,7 @@ class Way:
     async def open(self, repository: Repository) -> None:
         sockets = open_port("127.0.0.1", 0, "--port")
         self.port = sockets[0].getsockname()[1]
-        await self.front.start(sockets, lambda middleware: make_app(repository, self.options, middleware=middleware))
+        self.front.start(sockets, lambda middleware: make_app(repository, self.options, middleware=middleware))
 
     async def send(self, data: bytes) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
