@@ -86,14 +86,6 @@ _FOLDER = click.Path(exists=True, file_okay=False, path_type=Path)
     "--max-sequence-bytes", callback=byte_size, metavar="SIZE", help="The most bytes of their state. Default: 1 GiB."
 )
 @click.option(
-    "--max-sequence-share",
-    type=click.FloatRange(min=0, max=1, min_open=True),
-    default=1.0,
-    show_default=True,
-    metavar="PART",
-    help="The part of these sequences and bytes that one API key may have, such as 0.25.",
-)
-@click.option(
     "--sequence-idle",
     type=click.FloatRange(min=0, max=86_400, min_open=True),
     default=60.0,
@@ -138,8 +130,7 @@ _FOLDER = click.Path(exists=True, file_okay=False, path_type=Path)
     "--api-keys",
     type=EXISTING_FILE,
     metavar="FILE",
-    help="Require `Authorization: Bearer KEY`, with a key of this file: one on each line, and its limits behind it. "
-    "SIGHUP reads it again.",
+    help="Require `Authorization: Bearer KEY`, with a key of this file: one on each line. SIGHUP reads it again.",
 )
 @click.option(
     "--max-connections",
@@ -277,7 +268,6 @@ def _options(**given: Any) -> ServeOptions:
     sequences = SequenceLimits(
         most=given["max_sequences"],
         most_bytes=SequenceLimits.most_bytes if given["max_sequence_bytes"] is None else given["max_sequence_bytes"],
-        share=given["max_sequence_share"],
         idle_seconds=given["sequence_idle"],
         finish_seconds=given["sequence_finish"],
     )

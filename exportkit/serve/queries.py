@@ -8,34 +8,23 @@ from dataclasses import asdict
 from typing import Any
 
 import exportkit
-from exportkit.serve.engine.repository import Models, Repository
+from exportkit.serve.engine.repository import Repository
 from exportkit.serve.engine.served import ServedModel
-from exportkit.serve.engine.served_package import Named
-from exportkit.serve.protocol.seen_methods import without_hidden_methods
 from exportkit.serve.protocol.shared_memory import SharedMemory, offered
-from exportkit.serve.tenants.tenants import Tenant
 
 _EXTENSIONS = ("model_repository", "model_configuration", "statistics", "schedule_policy", "sequence")
 
 
 class Queries:
-    """Answers from a repository, or from what a client sees of it.
+    """Answers from a repository.
 
     Whatever names a model that is not served raises NotServedError.
     """
 
-    def __init__(self, repository: Models, shared_memory: SharedMemory | None, tenant: Tenant | None = None) -> None:
-        """`tenant`: who asks. None: no key is asked for."""
+    def __init__(self, repository: Repository, shared_memory: SharedMemory | None, client: str = "") -> None:
+        """`client`: who asks. Empty: no key is asked for."""
         self.repository = repository
-        self._shared_memory = shared_memory
-        self._tenant = tenant
-
-    @classmethod
-    def of(cls, repository: Repository, shared_memory: SharedMemory | None, tenant: Tenant | None) -> Queries:
-        """Returns what answers a client."""
-        models = repository if tenant is None else repository.seen_by(tenant.rules)
-        memory = shared_memory if tenant is None or shared_memory is None else shared_memory.of(tenant.rules.client)
-        return cls(models, memory, tenant)
+        self._shared_memory = None if shared_memory is None else shared_memory.of(client)
 
     @property
     def memory(self) -> SharedMemory:
@@ -57,18 +46,11 @@ class Queries:
 
     def metadata(self, name: str, version: str) -> dict[str, Any]:
         """Returns the metadata of a model."""
-        model = self.repository.named(name, version)
-        return self._seen(model, model.metadata())
+        return self.repository.named(name, version).metadata()
 
     def config(self, name: str, version: str) -> dict[str, Any]:
         """Returns the configuration of a model."""
-        model = self.repository.named(name, version)
-        return self._seen(model, model.config())
-
-    def _seen(self, model: Named, described: dict[str, Any]) -> dict[str, Any]:
-        if self._tenant is None:
-            return described
-        return without_hidden_methods(self._tenant.rules, model, described)
+        return self.repository.named(name, version).config()
 
     def index(self, only_ready: bool) -> list[dict[str, str]]:
         """Returns the models that there are, or those that answer."""

@@ -52,7 +52,6 @@ from exportkit.serve.request_record import RequestRecord
 from exportkit.serve.rpc.grpc_server import GrpcServer, RpcOptions
 from exportkit.serve.rpc.rpc_calls import RpcCall
 from exportkit.serve.serve_options import ListenOptions, ServeOptions
-from exportkit.serve.tenants.tenants import Tenant, Tenants
 
 
 class NotAnsweredError(ExportkitError):
@@ -159,10 +158,7 @@ class _Server:
         self._report = report
         self._memory = SharedMemory() if options.shared_memory else None
         self._repository = Repository(options)
-        self._tenants = None if keys is None else Tenants()
-        if self._tenants is not None and keys is not None:
-            self._tenants.change(keys.rules)
-        self._metrics = Metrics(self._repository, self._tenants)
+        self._metrics = Metrics(self._repository)
         observers, self._closing = observers_of(options, self._metrics.log_lines_lost.inc)
         self._each_wanted = bool(observers)  # by the access log or the traces
         self._observation = Observation([self._metrics, *observers])
@@ -234,7 +230,7 @@ class _Server:
             *page_routes(self._repository, self._options),
         ]
         options = HttpOptions(shared_memory=self._memory)
-        return make_app(self._repository, options, routes=routes, middleware=middleware, tenants=self._tenants)
+        return make_app(self._repository, options, routes=routes, middleware=middleware)
 
     async def _start_grpc(self, reserved: socket.socket | None) -> GrpcServer | None:
         if reserved is None:
@@ -243,7 +239,7 @@ class _Server:
             host=self._options.listen.host,
             port=reserved.getsockname()[1],
             tls=None if self._tls is None else self._tls.rpc_context,
-            who=None if self._keys is None else self._who,
+            allow=None if self._keys is None else self._keys.allow,
             shared_memory=self._memory,
             observe=self._observe_call,
             count=None if self._each_wanted else self._count_answers,
@@ -254,10 +250,6 @@ class _Server:
             server = GrpcServer(self._repository, options)
         await server.start()
         return server
-
-    def _who(self, authorization: bytes | None) -> Tenant | None:
-        rules = None if self._keys is None else self._keys.find(authorization)
-        return None if rules is None or self._tenants is None else self._tenants.get(rules.client)
 
     def _count_answers(self, model: str, version: str, times: int) -> None:
         self._metrics.count(Outcome("grpc", 200, model, version, ""), times)
@@ -324,11 +316,10 @@ class _Server:
         self._stop.set()
 
     def _reload(self) -> None:
-        if self._keys is None or self._tenants is None:
+        if self._keys is None:
             return
         try:
             self._keys.reload()
-            self._tenants.change(self._keys.rules)
             self._report(f"read the API keys of {self._options.listen.api_keys} again")
         except UsageError as error:
             self._report(f"error: the API keys stay as they were: {error.message}")

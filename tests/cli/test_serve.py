@@ -215,7 +215,6 @@ def test_every_option_reaches_the_server(tiny_package: Path, folder: Path, monke
         "--drain-timeout": 9,
         "--max-sequences": 10,
         "--max-sequence-bytes": "11kB",
-        "--max-sequence-share": 0.5,
         "--sequence-idle": 12,
         "--sequence-finish": 13,
         "--traces": "http://localhost:4318/v1/traces",
@@ -243,7 +242,7 @@ def test_every_option_reaches_the_server(tiny_package: Path, folder: Path, monke
     limits = given.batch
     assert (limits.max_rows, limits.max_delay) == (4, 0.005)
     assert (limits.max_queued_rows, limits.max_queued_bytes) == (6, 7000)
-    assert given.sequences == SequenceLimits(10, 11000, 12.0, 13.0, 0.5)
+    assert given.sequences == SequenceLimits(10, 11000, 12.0, 13.0)
     listen = given.listen
     assert (listen.host, listen.port, listen.grpc_port, listen.max_connections) == ("::1", 1, 2, 8)
     assert (listen.certificate, listen.private_key) == (folder / "server.pem", folder / "server.key")

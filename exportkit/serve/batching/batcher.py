@@ -7,13 +7,12 @@ docs/adr/0028-batching.md has the reasons for its rules.
 from __future__ import annotations
 
 import math
-from collections import Counter, OrderedDict
+from collections import OrderedDict
 from collections.abc import Hashable, Iterator
 from typing import Generic, TypeVar
 
 from exportkit.serve.batching.batch_benefit import BatchBenefit
 from exportkit.serve.batching.estimates import Estimates
-from exportkit.serve.batching.fair_order import FairOrder, beyond_share
 from exportkit.serve.batching.lanes import Lane, Schedule, Waiter
 from exportkit.serve.batching.tickets import Batch, BatchLimits, Ticket
 
@@ -55,9 +54,6 @@ class Batcher(Generic[T]):
         self._latest_starts: Schedule[T] = Schedule()  # of the requests with a deadline
         self._delays: Schedule[T] = Schedule()  # by when they end; empty without `max_delay`
         self._late: dict[Ticket[T], None] = {}  # found by `take`, not returned by `late` yet
-        self._fairest: Schedule[T] = Schedule()  # all, by tag
-        self._order = FairOrder()
-        self._clients: Counter[str] = Counter()  # the rows that wait of each
         self._number = 0
         self._passed_over = 0
         self._rows = 0
@@ -72,10 +68,6 @@ class Batcher(Generic[T]):
     def queued_rows(self) -> int:
         """The rows that wait."""
         return self._rows
-
-    def rows_of(self, client: str) -> int:
-        """Returns the rows of a client that wait; 0 where none is named."""
-        return self._clients[client] if client else 0
 
     @property
     def queued_bytes(self) -> int:
@@ -109,12 +101,9 @@ class Batcher(Generic[T]):
         if lane is None:
             lane = self._lanes[ticket.bucket] = Lane(ticket.bucket)
         self._number += 1
-        waiter = self._waiters[ticket] = Waiter(ticket, lane, self._number, self._order.tag(ticket.client, ticket.rows))
-        self._fairest.push(waiter.tag, waiter)
+        waiter = self._waiters[ticket] = Waiter(ticket, lane, self._number)
         first = lane.add(waiter)
         self._rows += ticket.rows
-        if ticket.client:
-            self._clients[ticket.client] += ticket.rows
         self._bytes += ticket.size
         latest = self._latest_start(ticket, ticket.arrived)
         if latest < math.inf:
@@ -206,13 +195,6 @@ class Batcher(Generic[T]):
             raise BatcherFullError(
                 f"{self._rows} rows wait, and at most {limits.max_queued_rows} may: no room for {ticket.rows} more"
             )
-        if ticket.client and beyond_share(
-            self._clients[ticket.client], ticket.rows, limits.max_queued_rows - self._rows
-        ):
-            raise BatcherFullError(
-                f"{self._clients[ticket.client]} rows of this API key wait, and the rest is for others: "
-                f"no room for {ticket.rows} more"
-            )
         if self._waiters and self._bytes + ticket.size > limits.max_queued_bytes:
             raise BatcherFullError(
                 f"{self._bytes} bytes wait, and at most {limits.max_queued_bytes} may: no room for {ticket.size} more"
@@ -262,12 +244,12 @@ class Batcher(Generic[T]):
             head = next(iter(lane), None)
             if head is not None and not head.listed:
                 head.listed = True
-                self._heads.push((head.ticket.priority, head.tag), head)
+                self._heads.push(head.ticket.priority, head)
 
     def _choose(self) -> Waiter[T] | None:
-        """Returns the request with which the next batch begins: the first in order of the highest priority.
+        """Returns the request with which the next batch begins: the oldest of the highest priority, in any lane.
 
-        One of `MOST_PASSED_OVER` + 1 batches begins with the first of all, so that no priority waits for ever.
+        One of `MOST_PASSED_OVER` + 1 batches begins with the oldest request of all, so that no priority waits for ever.
         """
         while (first := self._heads.first()) is not None:
             head = first[1]
@@ -277,7 +259,7 @@ class Batcher(Generic[T]):
             head.listed = False
         else:
             return None
-        oldest = self._first_of_all()
+        oldest = next(iter(self._waiters.values()))
         if oldest is head or not self._may_run(oldest.lane):
             return head
         self._passed_over += 1
@@ -285,11 +267,6 @@ class Batcher(Generic[T]):
             return head
         self._passed_over = 0
         return oldest
-
-    def _first_of_all(self) -> Waiter[T]:
-        first = self._fairest.first()
-        assert first is not None  # the caller has one
-        return first[1]
 
     def _fill(self, first: Waiter[T], now: float) -> tuple[Ticket[T], ...]:
         """Removes the requests of the next batch from the queue, and those of its lane that are too late to start.
@@ -317,8 +294,6 @@ class Batcher(Generic[T]):
                 misfits += 1
             if rows == self._max_rows or misfits > self._max_rows:  # a long look for a small gap does not pay
                 break
-        if chosen:
-            self._order.ran(min(waiter.tag for waiter in chosen))
         removed = self._remove(first.lane, late + chosen)
         self._late.update(dict.fromkeys(removed[: len(late)]))
         return tuple(removed[len(late) :])
@@ -340,17 +315,11 @@ class Batcher(Generic[T]):
             waiter.leave()
             self._rows -= ticket.rows
             self._bytes -= ticket.size
-            if ticket.client:
-                self._clients[ticket.client] -= ticket.rows
-                if not self._clients[ticket.client]:
-                    del self._clients[ticket.client]
             tickets.append(ticket)
         if lane.rows == 0:
             del self._lanes[lane.bucket]
         else:
             self._list_head(lane)
-        if not self._waiters:
-            self._order.empty()
         return tickets
 
 

@@ -67,8 +67,8 @@ class Asks:
             self.known[text] = known
 
     def has_room(self, size: int) -> bool:
-        """Whether a body of so many bytes may come, of a client that shares the room with nobody."""
-        return self.accepted.why_no_room(size, "", self._limits, self.counted.queued_rows, 0) is None
+        """Whether a body of so many bytes may come."""
+        return self.accepted.why_no_room(size, self._limits, self.counted.queued_rows) is None
 
 
 class AskedRequest:
@@ -98,7 +98,6 @@ class AskedRequest:
                 self._ran,
                 priority=request.priority or DEFAULT_PRIORITY,
                 timeout=request.timeout,
-                client=request.client,
             )
         asks.accepted.enter(size)
 

@@ -96,13 +96,7 @@ class Dispatcher:
             background = self._copies[0].model.background(len(self._threads))
             self._short = None if background is None else ShortRuns(self._own, background, self._short_ended)
 
-    def queued_rows(self, client: str) -> int:
-        """Returns the rows of a client that wait; 0 where none is named."""
-        return self._batcher.rows_of(client)
-
-    async def run(
-        self, request: CheckedRequest, *, priority: int, timeout: float | None, client: str = ""
-    ) -> BatchResult:
+    async def run(self, request: CheckedRequest, *, priority: int, timeout: float | None) -> BatchResult:
         """Runs a request when a runner takes it. Cancelling the task takes it out of the queue.
 
         Raises:
@@ -123,7 +117,7 @@ class Dispatcher:
             else:
                 answer.set_result(outcome)
 
-        ticket = self.submit(request, answered, priority=priority, timeout=timeout, client=client)
+        ticket = self.submit(request, answered, priority=priority, timeout=timeout)
         try:
             return await answer
         finally:
@@ -152,15 +146,7 @@ class Dispatcher:
             self._batcher.ran(request.bucket, 1, request.rows, ended - began - runner.waited, ended)
         return answer
 
-    def submit(
-        self,
-        request: CheckedRequest,
-        answered: Answered,
-        *,
-        priority: int,
-        timeout: float | None,
-        client: str = "",
-    ) -> _Ticket:
+    def submit(self, request: CheckedRequest, answered: Answered, *, priority: int, timeout: float | None) -> _Ticket:
         """Runs a request when a runner takes it. `answered` is called once, and never before this returns.
 
         Raises:
@@ -170,7 +156,7 @@ class Dispatcher:
         now = time.monotonic()
         payload = QueuedRequest(request, answered)
         deadline = None if timeout is None else now + timeout
-        ticket: _Ticket = Ticket(payload, request.bucket, request.rows, request.size, priority, deadline, now, client)
+        ticket: _Ticket = Ticket(payload, request.bucket, request.rows, request.size, priority, deadline, now)
         with self._lock:
             if ticket.size > LARGE_BYTES and self._batcher.max_rows > 1:
                 self._small = now + CALM_SECONDS

@@ -172,11 +172,11 @@ class ServedModel:
         """Why this process can never answer again; None if it can, or will."""
         return None if any(copy.lost is None for copy in self._copies) else self._copies[0].lost
 
-    def admit(self, size: int, client: str = "", *, waits: bool = False) -> AbstractContextManager[None]:
+    def admit(self, size: int, *, waits: bool = False) -> AbstractContextManager[None]:
         """Reserves room for a body of `size` bytes before it is read; leaving the context gives it back.
 
-        `client` is one of several that share the room. Empty: there are none. `waits`: it is a step of a sequence in
-        a stream. It waits however many rows do: those behind it, which need its state, are on their way.
+        `waits`: it is a step of a sequence in a stream. It waits however many rows do: those behind it, which need its
+        state, are on their way.
 
         Raises:
             TooLargeError: No body can be that large, however few wait.
@@ -184,15 +184,9 @@ class ServedModel:
             NotReadyError: The model is not ready, or the server drains.
         """
         if self._closed and self._successor is not None:
-            return self._successor.admit(size, client, waits=waits)
-        self._check_room(size, client, waits=waits)
-        return Admission(self._accepted, size, client)
-
-    def rows_of(self, request: InferRequest) -> int:
-        """Returns the rows of a request, which need not be one that the model takes."""
-        named = self.of_method(request.method)
-        batched = named._described.batching.enabled and request.inputs and request.inputs[0].shape
-        return max(1, request.inputs[0].shape[0]) if batched else 1
+            return self._successor.admit(size, waits=waits)
+        self._check_room(size, waits=waits)
+        return Admission(self._accepted, size)
 
     def of_method(self, method: str | None) -> ServedModel:
         """Returns the model that a request means that asks this one for a method.
@@ -235,8 +229,7 @@ class ServedModel:
             raise DeadlineError("the request's timeout passed before it arrived")
         if request.sequence is None or self._sequences is None or self._home is None:
             priority = request.priority or DEFAULT_PRIORITY
-            run = self._dispatchers[0].run
-            return await run(checked, priority=priority, timeout=request.timeout, client=request.client)
+            return await self._dispatchers[0].run(checked, priority=priority, timeout=request.timeout)
         if request.sequence.start:
             self._check_begins()
         if checked.rows > self._described.batching.max_rows:
@@ -397,14 +390,13 @@ class ServedModel:
         """Whether it leaves, and sequences that run on it may end before."""
         return self._leaving is not None and not self._closed and self._home is not None and self._home.count > 0
 
-    def _check_room(self, size: int, client: str = "", *, waits: bool = False) -> None:
+    def _check_room(self, size: int, *, waits: bool = False) -> None:
         error: ServeError | None
         if self.failure is not None and not self._goes_on:
             error = NotReadyError(f"the model {self.name} is not ready: {self.failure}")
         else:
-            own = 0 if self._sequences is not None else self._dispatchers[0].queued_rows(client)
             rows = 0 if waits else self.counted.queued_rows
-            error = self._accepted.why_no_room(size, client, self._limits, rows, own)
+            error = self._accepted.why_no_room(size, self._limits, rows)
         if error is not None:
             self.counted.failed(error.reason)
             raise error

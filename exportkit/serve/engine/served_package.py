@@ -91,13 +91,9 @@ class ServedPackage:
         """Whether all methods are ready."""
         return all(model.ready for model in self.models.values())
 
-    def admit(self, size: int, client: str = "", *, waits: bool = False) -> AbstractContextManager[None]:
+    def admit(self, size: int, *, waits: bool = False) -> AbstractContextManager[None]:
         """Reserves room for a body: see `ServedModel.admit`. All methods leave and lose their process together."""
-        return next(iter(self.models.values())).admit(size, client, waits=waits)
-
-    def rows_of(self, request: InferRequest) -> int:
-        """See `ServedModel.rows_of`."""
-        return self.chosen(self.name, request.method).rows_of(request)
+        return next(iter(self.models.values())).admit(size, waits=waits)
 
     def check_start(self, start: SequenceStart) -> None:
         """See `ServedModel.check_start`."""

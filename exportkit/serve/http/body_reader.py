@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -75,8 +75,8 @@ async def read_body(
     head: BodyHead,
     limit: int,
     options: HttpOptions,
-    reserve: Callable[[int], Awaitable[None]],
-    check: Callable[[memoryview], Awaitable[None]] | None = None,
+    reserve: Callable[[int], None],
+    check: Callable[[memoryview], None] | None = None,
 ) -> memoryview:
     """Receives a body.
 
@@ -86,9 +86,9 @@ async def read_body(
         head: What the headers say.
         limit: The most bytes that the body may have, as they are sent and decompressed.
         options: How slow it may come.
-        reserve: Awaited with a number of bytes before that much more memory is used. It may refuse. Where the size is
+        reserve: Called with a number of bytes before that much more memory is used. It may refuse. Where the size is
             known, it was reserved before.
-        check: Awaited with the JSON before the rest of a large body is read. It may refuse.
+        check: Called with the JSON before the rest of a large body is read. It may refuse.
 
     Returns:
         The body, decompressed, in memory that `body_buffer` chose.
@@ -107,7 +107,7 @@ async def read_body(
         with _slow_bodies_refused(options) as clock:
             if check is not None and head.is_large:
                 start = await _read_json(receive, head, memory, clock)
-                await check(memory[: head.json_length])
+                check(memory[: head.json_length])
             if not await fill(memory[start:], clock.received):
                 raise client_left()
         return memory
@@ -132,8 +132,8 @@ async def _read_chunks(
     head: BodyHead,
     limit: int,
     options: HttpOptions,
-    reserve: Callable[[int], Awaitable[None]],
-    check: Callable[[memoryview], Awaitable[None]] | None,
+    reserve: Callable[[int], None],
+    check: Callable[[memoryview], None] | None,
 ) -> memoryview:
     """Receives a body whose size is not known before, or from a server that has no `fill`."""
     buffer = _Buffer(head, limit, reserve)
@@ -148,13 +148,13 @@ async def _read_chunks(
             if received > limit:
                 raise too_large(limit)
             if inflater is None:
-                await buffer.write(chunk)
+                buffer.write(chunk)
             else:
                 for piece in inflater.pieces(chunk):
-                    await buffer.write(piece)
+                    buffer.write(piece)
                     await asyncio.sleep(0)  # a small chunk can inflate to much: others get their turn
             if check is not None and head.is_large and len(buffer.filled) >= (head.json_length or 0):
-                await check(buffer.filled[: head.json_length])
+                check(buffer.filled[: head.json_length])
                 check = None
     if inflater is not None:
         inflater.end()
@@ -166,7 +166,7 @@ async def _read_chunks(
 async def read_small_body(scope: Scope, receive: Receive, options: HttpOptions) -> memoryview:
     """Receives the body of a request that is no inference. Returns and raises what `read_body` does."""
 
-    async def reserve(size: int) -> None:
+    def reserve(size: int) -> None:
         """Reserves nothing, because the body is small."""
 
     return await read_body(scope, receive, BodyHead.of(scope), _LARGEST_SMALL, options, reserve)
@@ -191,7 +191,7 @@ def client_left() -> CancelledError:
 class _Buffer:
     """The body's memory, which grows where its size is not known before."""
 
-    def __init__(self, head: BodyHead, limit: int, reserve: Callable[[int], Awaitable[None]]) -> None:
+    def __init__(self, head: BodyHead, limit: int, reserve: Callable[[int], None]) -> None:
         self._start = head.json_length or 0
         self._limit = limit
         self._reserve = reserve
@@ -202,20 +202,20 @@ class _Buffer:
             self._memory = aligned_bytes(min(_FIRST_SIZE, limit), self._start)
         self._used = 0
 
-    async def write(self, data: bytes) -> None:
+    def write(self, data: bytes) -> None:
         end = self._used + len(data)
         if end > len(self._memory):
-            await self._grow(end)
+            self._grow(end)
         self._memory[self._used : end] = data
         self._used = end
 
-    async def _grow(self, needed: int) -> None:
+    def _grow(self, needed: int) -> None:
         if self._fixed:
             raise BadRequestError(f"the body has more bytes than its header Content-Length says: {len(self._memory)}")
         if needed > self._limit:
             raise too_large(self._limit)
         size = min(max(2 * len(self._memory), needed), self._limit)
-        await self._reserve(size - len(self._memory))
+        self._reserve(size - len(self._memory))
         grown = aligned_bytes(size, self._start)
         grown[: self._used] = self._memory[: self._used]
         self._memory = grown

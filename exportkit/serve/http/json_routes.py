@@ -15,7 +15,6 @@ from exportkit.serve.engine.repository import Repository
 from exportkit.serve.http.body_reader import read_small_body
 from exportkit.serve.http.exchange import HttpOptions
 from exportkit.serve.queries import Queries
-from exportkit.serve.request_record import tenant_of
 from exportkit.serve.statuses import BadRequestError, NotOfferedError, NotReadyError
 
 Answer = Callable[[Request], Any]
@@ -31,7 +30,7 @@ class JsonRoutes:
 
     def _queries(self, request: Request) -> Queries:
         """Returns what answers a client."""
-        return Queries.of(self._repository, self._options.shared_memory, tenant_of(request.scope))
+        return Queries(self._repository, self._options.shared_memory, request.scope["exportkit"].client)
 
     def routes(self) -> list[Route]:
         """Returns the routes. The first that fits is taken."""

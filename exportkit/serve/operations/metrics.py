@@ -23,10 +23,7 @@ from exportkit.serve.engine.served import ServedModel
 from exportkit.serve.engine.served_sequences import ServedSequences
 from exportkit.serve.engine.statistics import REQUEST_SECONDS, Spent, Statistics
 from exportkit.serve.operations.observation import Finished, Outcome
-from exportkit.serve.operations.tenant_metrics import TenantCollector
-from exportkit.serve.request_record import tenant_of
-from exportkit.serve.statuses import ForbiddenError, ServeError
-from exportkit.serve.tenants.tenants import Tenants
+from exportkit.serve.statuses import ServeError
 
 _MODEL = ("model", "version")
 _STAGES = ("queue", "compute_input", "compute_infer", "compute_output")
@@ -53,12 +50,10 @@ class Metrics:
         registry: Where they are registered.
     """
 
-    def __init__(self, models: Models, tenants: Tenants | None = None) -> None:
-        """Registers everything. `tenants` are the clients by their API keys; None: no key is asked for."""
+    def __init__(self, models: Models) -> None:
+        """Registers everything."""
         self.registry = CollectorRegistry()
         self.registry.register(_ModelCollector(models))
-        if tenants is not None:
-            self.registry.register(TenantCollector(tenants))
         self.registry.register(_GpuCollector())
         ProcessCollector(registry=self.registry)
         PlatformCollector(registry=self.registry)
@@ -95,9 +90,6 @@ class Metrics:
         """
 
         async def metrics(request: Request) -> Response:
-            tenant = tenant_of(request.scope)
-            if tenant is not None and tenant.rules.models is not None:
-                raise ForbiddenError("this API key may not read the metrics", hint="It is for some models only.")
             self._in_flight.set(in_flight())
             encode, content_type = choose_encoder(request.headers.get("accept", ""))
             return Response(encode(self.registry), headers={"content-type": content_type})

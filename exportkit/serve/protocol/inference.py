@@ -60,7 +60,6 @@ class InferRequest(msgspec.Struct, frozen=True):
         timeout: Seconds within which the answer must be there. None: as long as it takes.
         sequence: Which step of a sequence it is. None: it belongs to none.
         method: The method that the package's name stands for. None: the default one, or the one that is named.
-        client: By which name it shares a queue with other clients' requests. Empty: there are none.
     """
 
     inputs: tuple[InputTensor, ...]
@@ -70,7 +69,6 @@ class InferRequest(msgspec.Struct, frozen=True):
     timeout: float | None = None
     sequence: SequenceStep | None = None
     method: str | None = None
-    client: str = ""
 
     def owned_by(self, owner: str) -> InferRequest:
         """Returns the request of a client."""

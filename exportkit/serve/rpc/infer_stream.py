@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections import deque
 from collections.abc import Callable, Coroutine
 from typing import Any, Protocol
 
 from exportkit.serve.engine.counted_steps import CountedStep
 from exportkit.serve.engine.execution import BatchResult
-from exportkit.serve.protocol.seen_methods import sees_model
 from exportkit.serve.request_record import RequestRecord
 from exportkit.serve.rpc.known_heads import Found
 from exportkit.serve.rpc.rpc_calls import Observe, RpcCall
 from exportkit.serve.rpc.rpc_stream import Message
 from exportkit.serve.statuses import ServeError
-from exportkit.serve.tenants.tenants import Tenant
 
 MOST_REQUESTS = 256  # of a stream that wait or run, as many as a client without streams may well send
 _MOST_UNSENT = 1 << 20  # bytes of answers that wait for a client before its next request runs
@@ -161,9 +158,7 @@ class _Request:
 
     __slots__ = (
         "_answers",
-        "_began",
         "_call",
-        "_counted",
         "_found",
         "_of",
         "_record",
@@ -181,16 +176,8 @@ class _Request:
         self._step: CountedStep | None = None
         self._task: asyncio.Task[None] | None = None
         self._record: RequestRecord | None = None
-        self._counted: Tenant | None = None  # the client whose request this is, until it is over
-        self._began = 0.0
 
     def begin(self, message: Message) -> None:
-        if self._call.tenant is not None:
-            try:
-                self._counted = self._call.tenant.begin()
-            except ServeError as error:
-                self._refuse(error, len(message))
-                return
         if self._of.in_order and self._call.seconds_left is None:
             found = self._answers.known(message)
             if found is not None and self._continue(found, len(message)):
@@ -199,37 +186,20 @@ class _Request:
         record.received_bytes = len(message)
         self._task = self._of.begin_task(self._run(message, record))
 
-    def _refuse(self, error: ServeError, size: int) -> None:
-        """Answers with an error before the request is read."""
-        record = self._call.new_record()
-        record.received_bytes = size
-        record.failed(error)
-        if self._answers.observe is not None:
-            self._answers.observe(self._call, record)
-        self.answer = self._answers.in_stream(error)
-        asyncio.get_running_loop().call_soon(self._of.answered, self)
-
     def _continue(self, found: Found, size: int) -> bool:
         """Begins a step of a sequence without a task. Returns whether it is one that can be."""
-        known, tenant = found.known, self._call.tenant
+        known = found.known
         if found.step.start and not self._answers.begins(found):
-            return False
-        if tenant is not None and not sees_model(tenant.rules, found.model):
             return False
         self._found = found
         if self._answers.count is None:
             self._record = self._new_record(found, size)
         try:
-            if tenant is not None:
-                tenant.check_rows()
             step = found.head.owned_by(self._call.client)
             self._step = found.model.short_step(step, known.form, found.data, self._answered, priority=known.priority)
         except ServeError as error:
             self._finish(error)
             return True
-        if tenant is not None and self._step is not None:
-            tenant.take_rows(known.form.rows)
-            self._began = time.perf_counter()
         return self._step is not None
 
     def _new_record(self, found: Found, size: int) -> RequestRecord:
@@ -247,8 +217,6 @@ class _Request:
         data = self._answers.encoded(self._found, outcome)
         if self._record is not None:
             self._record.timing = outcome.timing
-        if self._call.tenant is not None:
-            self._call.tenant.give_answer(time.perf_counter() - self._began)
         self._finish(data)
         self._of.answered(self)
 
@@ -258,7 +226,6 @@ class _Request:
         else:
             self._observe(outcome)
         self._step = None
-        self._leave()
         self.answer = self._answers.in_stream(outcome)
         if isinstance(outcome, ServeError):
             asyncio.get_running_loop().call_soon(self._of.answered, self)
@@ -286,18 +253,10 @@ class _Request:
         except Exception as error:
             self._of.failed(error)
             return
-        finally:
-            self._leave()
         self._of.answered(self)
-
-    def _leave(self) -> None:
-        if self._counted is not None:
-            self._counted.end()
-            self._counted = None
 
     def give_up(self) -> asyncio.Task[None] | None:
         """Nobody waits for the answer any more. Returns what ends soon."""
-        self._leave()
         if self._task is not None:
             self._task.cancel()
             return self._task

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import functools
 import inspect
-import time
 import weakref
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -15,7 +14,6 @@ from msgspec.structs import replace
 
 from exportkit.serve.engine.execution import BatchResult
 from exportkit.serve.engine.repository import Repository
-from exportkit.serve.engine.visible_models import VisibleModels
 from exportkit.serve.protocol.inference import InferRequest
 from exportkit.serve.protocol.parameters import start_in_headers
 from exportkit.serve.protocol.shared_memory import SharedMemory
@@ -34,7 +32,6 @@ from exportkit.serve.rpc.rpc_calls import Observe, RpcCall
 from exportkit.serve.rpc.rpc_stream import Message
 from exportkit.serve.rpc.wire import field_head
 from exportkit.serve.statuses import NotOfferedError, NotReadyError, NotServedError, ServeError
-from exportkit.serve.tenants.tenants import Tenant
 
 _STREAMED = message_class("inference.ModelStreamInferResponse")
 
@@ -61,16 +58,13 @@ class InferenceService:
 
     async def infer_once(self, call: RpcCall) -> bytes:
         """Answers ModelInfer."""
-        with call.counted():
-            start = start_in_headers(call.metadata)
-            if start is not None:
-                self._models(call.tenant).check_start(replace(start, owner=call.record.client))
-            return await self._infer(await call.message(), call.seconds_left, call.record)
+        start = start_in_headers(call.metadata)
+        if start is not None:
+            self._repository.check_start(replace(start, owner=call.record.client))
+        return await self._infer(await call.message(), call.seconds_left, call.record)
 
     async def infer_stream(self, call: RpcCall) -> None:
         """Answers ModelStreamInfer, whose requests run together. The answers have the order of the requests."""
-        if call.tenant is not None:
-            call.tenant.ask()  # each of its requests counts as well
         stream = InferStream(self, call)
         self._streams.add(stream)
         try:
@@ -115,22 +109,17 @@ class InferenceService:
         answer = self._answers()[name]
 
         async def from_bytes(call: RpcCall) -> bytes:
-            with call.counted():
-                request = read_message(takes, await call.message())
-                if repository := getattr(request, "repository_name", ""):
-                    raise NotOfferedError(f"this server has one model repository, without a name; got {repository!r}")
-                fields = answer(Queries.of(self._repository, self._shared_memory, call.tenant), request)
-                if inspect.isawaitable(fields):
-                    fields = await fields
+            request = read_message(takes, await call.message())
+            if repository := getattr(request, "repository_name", ""):
+                raise NotOfferedError(f"this server has one model repository, without a name; got {repository!r}")
+            fields = answer(Queries(self._repository, self._shared_memory, call.client), request)
+            if inspect.isawaitable(fields):
+                fields = await fields
             # The protocol's JSON may say more than its messages have fields for.
             message = json_format.ParseDict(fields or {}, returns(), ignore_unknown_fields=True)
             return bytes(message.SerializeToString())
 
         return from_bytes
-
-    def _models(self, tenant: Tenant | None) -> Repository | VisibleModels:
-        """Returns what a client sees."""
-        return self._repository if tenant is None else self._repository.seen_by(tenant.rules)
 
     def _answers(self) -> dict[str, Callable[[Queries, Any], Any]]:
         """Returns what each method answers to its message: the protocol's JSON, or what to await for it."""
@@ -160,27 +149,19 @@ class InferenceService:
         self, data: Message, seconds_left: float | None, record: RequestRecord, *, learn: bool = False
     ) -> bytes:
         received = ReceivedRequest(data)
-        tenant = record.tenant
-        model = self._models(tenant).model(received.model, received.version, received.method)
+        model = self._repository.model(received.model, received.version, received.method)
         record.model, record.version = model.name, model.version
         regions = received.regions
-        client = "" if tenant is None else tenant.queue
         memory = None if self._shared_memory is None else self._shared_memory.of(record.client)
-        with model.admit(received.size, client, waits=learn and received.is_step):
+        with model.admit(received.size, waits=learn and received.is_step):
             read = functools.partial(received.request, seconds_left, memory)
             request = await asyncio.to_thread(read) if received.long else read()
             head = self._learn(data, received, request, model) if learn else None
             del data, received, read  # While the request waits, its inputs are in memory once.
             record.sequence = None if request.sequence is None else request.sequence.id
             request = request.owned_by(record.client)
-            began = time.perf_counter()
-            if tenant is not None:
-                tenant.take_rows(model.rows_of(request))
-                request = replace(request, client=client)
             answer = await model.infer(request)
         record.timing = answer.timing
-        if tenant is not None:
-            tenant.give_answer(time.perf_counter() - began)
         if head is not None and request.sequence is not None:
             self._heads.add(*head)
         try:

@@ -118,28 +118,6 @@ def test_beginning_and_ending_in_one_step_or_twice_leaves_nothing(recorder):
 
 
 @pytest.mark.parametrize("limit", ["most", "bytes"])
-def test_one_api_key_does_not_take_what_others_may_have(recorder, limit):
-    with exportkit.load(recorder) as loaded:
-        size = loaded.session(batch=2).state_bytes
-    limits = SequenceLimits(share=0.5, **({"most": 6} if limit == "most" else {"most_bytes": 6 * size}))
-
-    async def ask():
-        async with serving(recorder, limits=limits) as repository:
-            model = repository.model("recorder.push")
-
-            async def begins(number: int, owner: str) -> bool:
-                pushed = push(model, rows(0), number, start=True, owner=owner)
-                (found,) = await asyncio.gather(pushed, return_exceptions=True)
-                return not (isinstance(found, QueueFullError) and "this API key has 3 sequences" in found.message)
-
-            assert [await begins(number, "greedy") for number in range(5)] == [True] * 3 + [False] * 2
-            assert await begins(2, "greedy")  # again, in its own place
-            assert [await begins(number, "other") for number in range(3)] == [True] * 3
-
-    run(ask())
-
-
-@pytest.mark.parametrize("limit", ["most", "bytes"])
 def test_of_many_that_begin_at_the_same_time_as_many_do_as_may(recorder, limit):
     with exportkit.load(recorder) as loaded:
         size = loaded.session(batch=2).state_bytes

@@ -75,7 +75,7 @@ class FakeModel:
             self.loop.call_soon_threadsafe(gate.set)
 
     @contextmanager
-    def admit(self, size: int, client: str = "") -> Iterator[None]:
+    def admit(self, size: int) -> Iterator[None]:
         if not self.ready:
             raise NotReadyError(f"the model {self.name} drains")
         if self.held + size > self.room:
