@@ -109,7 +109,7 @@ def figures() -> str:
     table = (DOCS / "performance.md").read_text()
     loaders = r"^\| (?:`exportkit.load`|torch's `load_package`).*\| ([\d.]+ m?s) \|$"
     load, torch_load = re.findall(loaders, table, re.MULTILINE)
-    images, part = saturation(EIGHT, "exportkit").split(", ")
+    images, part = saturation(EIGHT).split(", ")
     cards = {
         load: f"to load a package of a vision model. torch's own loader takes {torch_load}.",
         f"{number(ours.median)} ms": (

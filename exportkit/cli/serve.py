@@ -116,11 +116,6 @@ _FOLDER = click.Path(exists=True, file_okay=False, path_type=Path)
     metavar="KEY.pem",
     help="Require that this key signed each package. Repeatable: one of the keys is enough.",
 )
-@click.option(
-    "--shared-memory",
-    is_flag=True,
-    help="Let clients of this machine register shared memory under /dev/shm for tensors.",
-)
 @click.option("--tls-certificate", type=EXISTING_FILE, metavar="CERT.pem", help="Serve TLS with this chain.")
 @click.option("--tls-key", type=EXISTING_FILE, metavar="KEY.pem", help="The key of --tls-certificate.")
 @click.option(
@@ -288,7 +283,6 @@ def _options(**given: Any) -> ServeOptions:
         batch=batch,
         sequences=sequences,
         listen=listen,
-        shared_memory=given["shared_memory"],
         drain_seconds=given["drain_timeout"],
         access_log=given["access_log"],
         traces=given["traces"],

@@ -17,7 +17,7 @@ from exportkit.errors import HostError
 _ACCEPTED_AT_ONCE = 64
 _PAUSE_SECONDS = 0.2
 _BACKLOG = 2048
-_OTHER_FILES = 1024  # packages, libraries, worker processes, shared memory, gRPC
+_OTHER_FILES = 1024  # packages, libraries, worker processes
 
 _log = logging.getLogger(__name__)
 

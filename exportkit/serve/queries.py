@@ -10,7 +10,6 @@ from typing import Any
 import exportkit
 from exportkit.serve.engine.repository import Repository
 from exportkit.serve.engine.served import ServedModel
-from exportkit.serve.protocol.shared_memory import SharedMemory, offered
 
 _EXTENSIONS = ("model_repository", "model_configuration", "statistics", "schedule_policy", "sequence")
 
@@ -21,21 +20,12 @@ class Queries:
     Whatever names a model that is not served raises NotServedError.
     """
 
-    def __init__(self, repository: Repository, shared_memory: SharedMemory | None, client: str = "") -> None:
-        """`client`: who asks. Empty: no key is asked for."""
+    def __init__(self, repository: Repository) -> None:
         self.repository = repository
-        self._shared_memory = None if shared_memory is None else shared_memory.of(client)
-
-    @property
-    def memory(self) -> SharedMemory:
-        """The regions that clients registered. Raises NotOfferedError if this server does not offer them."""
-        return offered(self._shared_memory)
 
     def server_metadata(self, *extensions: str) -> dict[str, Any]:
         """Returns the server's name, version and extensions, with those of the way in which it is asked."""
-        memory = [] if self._shared_memory is None else ["system_shared_memory"]
-        known = [*extensions, *_EXTENSIONS, *memory]
-        return {"name": "exportkit", "version": exportkit.__version__, "extensions": known}
+        return {"name": "exportkit", "version": exportkit.__version__, "extensions": [*extensions, *_EXTENSIONS]}
 
     def statistics(self, name: str, version: str) -> dict[str, Any]:
         """Returns what was counted of a version, of all versions of a model, or (no name) of all models.

@@ -67,7 +67,6 @@ class ServeOptions:
         batch: What may wait and what may run together, for each model.
         sequences: How many sequences each package may have, and for how long.
         listen: Where and to whom.
-        shared_memory: Whether clients may register shared memory of this machine.
         drain_seconds: Seconds that accepted requests may take after SIGTERM.
         access_log: Whether each request is logged as a line of JSON.
         traces: The OTLP endpoint that gets OpenTelemetry traces. None: no traces.
@@ -79,7 +78,6 @@ class ServeOptions:
     batch: BatchLimits = field(default_factory=BatchLimits)
     sequences: SequenceLimits = field(default_factory=SequenceLimits)
     listen: ListenOptions = field(default_factory=ListenOptions)
-    shared_memory: bool = False
     drain_seconds: float = 30.0
     access_log: bool = True
     traces: str | None = None

@@ -47,7 +47,6 @@ from exportkit.serve.operations.tls import Tls, read_tls
 from exportkit.serve.page.page_routes import open_paths as page_paths
 from exportkit.serve.page.page_routes import page_routes
 from exportkit.serve.process_settings import collect_requests, give_up_the_lock_soon, keep_freed_memory, log_failures
-from exportkit.serve.protocol.shared_memory import SharedMemory
 from exportkit.serve.request_record import RequestRecord
 from exportkit.serve.rpc.grpc_server import GrpcServer, RpcOptions
 from exportkit.serve.rpc.rpc_calls import RpcCall
@@ -156,7 +155,6 @@ class _Server:
         self._keys = keys
         self._started = started
         self._report = report
-        self._memory = SharedMemory() if options.shared_memory else None
         self._repository = Repository(options)
         self._metrics = Metrics(self._repository)
         observers, self._closing = observers_of(options, self._metrics.log_lines_lost.inc)
@@ -219,8 +217,7 @@ class _Server:
     def _front_end(self, listen: ListenOptions) -> FrontEnd:
         open_paths = {"/v2/health/live", "/v2/health/ready", *page_paths()}
         limits = ConnectionLimits(connections=listen.max_connections)
-        http = HttpOptions(shared_memory=self._memory)
-        make_short = partial(ShortInference, self._repository, self._observation, options=http)
+        make_short = partial(ShortInference, self._repository, self._observation)
         short = None if self._keys is not None else make_short
         return FrontEnd(limits, self._tls, self._keys, open_paths, self._observation, short)
 
@@ -229,8 +226,7 @@ class _Server:
             self._metrics.route(lambda: self._observation.in_flight),
             *page_routes(self._repository, self._options),
         ]
-        options = HttpOptions(shared_memory=self._memory)
-        return make_app(self._repository, options, routes=routes, middleware=middleware)
+        return make_app(self._repository, HttpOptions(), routes=routes, middleware=middleware)
 
     async def _start_grpc(self, reserved: socket.socket | None) -> GrpcServer | None:
         if reserved is None:
@@ -240,7 +236,6 @@ class _Server:
             port=reserved.getsockname()[1],
             tls=None if self._tls is None else self._tls.rpc_context,
             allow=None if self._keys is None else self._keys.allow,
-            shared_memory=self._memory,
             observe=self._observe_call,
             count=None if self._each_wanted else self._count_answers,
             max_held=self._options.batch.max_queued_bytes,

@@ -219,7 +219,7 @@ def test_every_option_reaches_the_server(tiny_package: Path, folder: Path, monke
         "--sequence-finish": 13,
         "--traces": "http://localhost:4318/v1/traces",
     }
-    flags = ["--isolate", "--cuda-graphs", "--no-warm-up", "--shared-memory", "--no-access-log"]
+    flags = ["--isolate", "--cuda-graphs", "--no-warm-up", "--no-access-log"]
     assert main(["serve", str(tiny_package), *flags, *(str(word) for pair in words.items() for word in pair)]) == 0
     assert main(["serve", str(tiny_package), "--no-grpc"]) == 0
     reached: list[RegistryOptions] = []
@@ -247,7 +247,7 @@ def test_every_option_reaches_the_server(tiny_package: Path, folder: Path, monke
     assert (listen.host, listen.port, listen.grpc_port, listen.max_connections) == ("::1", 1, 2, 8)
     assert (listen.certificate, listen.private_key) == (folder / "server.pem", folder / "server.key")
     assert (listen.client_authorities, listen.api_keys) == (folder / "authority.pem", folder / "keys.txt")
-    assert (given.shared_memory, given.drain_seconds, given.access_log) == (True, 9, False)
+    assert (given.drain_seconds, given.access_log) == (9, False)
     assert given.traces == "http://localhost:4318/v1/traces"
     assert plain == ServeOptions(packages=(tiny_package,), listen=type(listen)(grpc_port=None))
     options = {name for parameter in command.params for name in parameter.opts if name.startswith("--")}

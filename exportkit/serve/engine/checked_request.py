@@ -235,8 +235,6 @@ def tensor_of(given: InputTensor, dtype: torch.dtype) -> torch.Tensor:
     tensor = _tensor_over(given.data, 0, given.shape, dtype)
     if dtype is torch.bool:  # torch takes a byte of 2 for neither true nor false
         return tensor.ne(0)
-    if tensor.data_ptr() % dtype.itemsize:  # in shared memory, where the client chose the place
-        tensor = tensor.clone()
     return tensor
 
 

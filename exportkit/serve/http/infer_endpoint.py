@@ -18,8 +18,6 @@ from exportkit.serve.http.exchange import WATCH, HttpOptions, headers_of
 from exportkit.serve.protocol.http_request import BodyRules, parse_body, start_in
 from exportkit.serve.protocol.inference import InferAnswer, InferRequest, SequenceStep
 from exportkit.serve.protocol.parameters import OutputForms, start_in_headers
-from exportkit.serve.protocol.shared_memory import SharedMemory
-from exportkit.serve.protocol.tensors import LONG, work_of_copying
 from exportkit.serve.request_record import RequestRecord
 from exportkit.serve.statuses import CancelledError, NotReadyError
 
@@ -56,7 +54,7 @@ class InferEndpoint:
             forms, step, answer = await self._infer(head, await receiving, scope, receive, model, record)
         record.timing = answer.timing
         try:
-            encoded = await encoded_answer(answer, forms, self._memory(record))
+            encoded = await encoded_answer(answer, forms)
         except BaseException:
             if step is not None:  # it changed the state, and its client does not have the answer
                 model.give_up(step)
@@ -95,28 +93,15 @@ class InferEndpoint:
         self, head: BodyHead, body: memoryview, scope: Scope, receive: Receive, model: Named, record: RequestRecord
     ) -> tuple[OutputForms, SequenceStep | None, InferAnswer]:
         """Reads the request and lets the model answer. The request's memory is free again when this returns."""
-        memory = self._memory(record)
-        text = body if head.json_length is None else body[: head.json_length]
-        parse = partial(parse_body, body, head.json_length, model.body_rules, memory)
-        parsed = await maybe_in_thread(len(text) + work_of_copying(most_copied(memory, text)), parse)
-        del body, text, parse
+        length = body.nbytes if head.json_length is None else head.json_length
+        parse = partial(parse_body, body, head.json_length, model.body_rules)
+        parsed = await maybe_in_thread(length, parse)
+        del body, parse
         request = parsed.request.owned_by(record.client)
         record.sequence = None if request.sequence is None else request.sequence.id
         record.model = parsed.model or record.model
         answer = await _while_connected(scope, receive, model, request)
         return parsed.forms, request.sequence, answer
-
-    def _memory(self, record: RequestRecord) -> SharedMemory | None:
-        """Returns the regions that the client registered."""
-        memory = self._options.shared_memory
-        return None if memory is None else memory.of(record.client)
-
-
-def most_copied(memory: SharedMemory | None, text: memoryview) -> int:
-    """Returns the bytes that a request may read of shared memory. Its JSON is not read yet."""
-    if memory is None or len(text) >= LONG or b"shared_memory_region" not in bytes(text):
-        return 0
-    return memory.largest
 
 
 def limit_of(head: BodyHead, rules: BodyRules) -> int:

@@ -23,14 +23,14 @@ from exportkit.serve.http.asgi import check_headers, check_origin, make_applicat
 from exportkit.serve.http.body_reader import BodyClock, BodyHead, client_left
 from exportkit.serve.http.content_coding import coding_of_answer
 from exportkit.serve.http.exchange import HttpOptions
-from exportkit.serve.http.infer_endpoint import limit_of, most_copied, unanswered
+from exportkit.serve.http.infer_endpoint import limit_of, unanswered
 from exportkit.serve.operations.asgi_request import AsgiRequest
 from exportkit.serve.operations.observation import Observation
 from exportkit.serve.protocol.answer_body import encode_answer
 from exportkit.serve.protocol.http_request import parse_body
 from exportkit.serve.protocol.inference import InferAnswer, InferRequest
 from exportkit.serve.protocol.parameters import OutputForms
-from exportkit.serve.protocol.tensors import LONG, body_buffer, work_of_copying
+from exportkit.serve.protocol.tensors import body_buffer
 from exportkit.serve.request_record import RequestRecord, request_id
 from exportkit.serve.statuses import BadRequestError, ServeError
 
@@ -72,7 +72,7 @@ class ShortInference:
             observation: Sees every request.
             observe: Wraps an application that answers what cannot be answered at once, so that it is seen.
             draining: Whether every answer closes its connection.
-            options: How slow bodies may come, and the shared memory. Default: as everywhere, and none.
+            options: How slow bodies may come. Default: as everywhere.
         """
         self._repository = repository
         self._heads: dict[object, _Head | None] = {}
@@ -80,7 +80,6 @@ class ShortInference:
         self.observe = observe
         self.draining = draining
         self.options = options or HttpOptions()
-        self.memory = None if self.options.shared_memory is None else self.options.shared_memory.of("")
 
     def __call__(self, request: AsgiRequest) -> bool:
         """Answers a request whose head came. Returns False, and did nothing, if it has to go the long way."""
@@ -164,18 +163,15 @@ class _Asking:
 
     def _read(self, body: memoryview) -> tuple[InferRequest, OutputForms, str, CheckedRequest]:
         """Reads a request, and remembers what others like it share."""
-        model, memory, length = self.model, self.short.memory, self.head.body.json_length
+        model, length = self.model, self.head.body.json_length
         text = body[:length]
-        copied = most_copied(memory, text)
-        if work_of_copying(copied) >= LONG:
-            raise BadRequestError("the request belongs into another thread")
-        parsed = parse_body(body, length, model.body_rules, memory)
+        parsed = parse_body(body, length, model.body_rules)
         asked = parsed.request
         if asked.sequence is not None or asked.method not in (None, model.method):
             raise BadRequestError("the request is not plain")
         checked = self.asks.plan.check(asked)
         request, name = replace(asked, inputs=()), parsed.model or model.name
-        if length is not None and not copied:
+        if length is not None:
             inputs = self.asks.plan.known_inputs(asked, checked, length, body.nbytes)
             if inputs is not None:
                 self.asks.remember(bytes(text), KnownRequest(request, parsed.forms, name, inputs))
@@ -203,7 +199,7 @@ class _Asking:
         """Lets an application send a large answer."""
 
         async def send_it(scope: Scope, _: Receive, send: Send) -> None:
-            await send_answer(send, await encoded_answer(answer, forms, self.short.memory), scope)
+            await send_answer(send, await encoded_answer(answer, forms), scope)
 
         self._let_answer(send_it)
 
@@ -291,7 +287,7 @@ class _Answering:
             asking.send_slowly(answer, self._forms)
             return
         try:
-            self._send(EncodedAnswer(*encode_answer(answer, self._forms, asking.short.memory)))
+            self._send(EncodedAnswer(*encode_answer(answer, self._forms)))
         except Exception as error:  # other requests of its batch wait for their answers
             asking.refuse(error)
 

@@ -22,17 +22,15 @@ from exportkit.serve.protocol.inference import InferRequest, InputTensor, Sequen
 from exportkit.serve.protocol.parameters import (
     OutputForm,
     OutputForms,
-    RegionSlice,
     Scheduling,
     check_form,
     check_names,
+    check_not_shared,
     output_form,
-    region_slice,
     scheduling,
     truth,
     whole_number,
 )
-from exportkit.serve.protocol.shared_memory import SharedMemory, input_of_region, offered
 from exportkit.serve.protocol.tensors import TensorSpec, check_header_length
 from exportkit.serve.statuses import BadRequestError, TooLargeError
 
@@ -123,16 +121,13 @@ def number_of_bytes(header: str, value: str, hint: str | None = None) -> int:
     return int(value)
 
 
-def parse_body(
-    body: memoryview, header_length: int | None, rules: BodyRules, shared_memory: SharedMemory | None = None
-) -> ParsedBody:
+def parse_body(body: memoryview, header_length: int | None, rules: BodyRules) -> ParsedBody:
     """Reads a body. The inputs are views of it, so it must not be written to again.
 
     Args:
         body: The whole body, decompressed; best in a `body_buffer`.
         header_length: The length of the JSON. None: all is JSON. 0: all is the one input's data.
         rules: What the model allows.
-        shared_memory: The registered regions. None: this server does not offer shared memory.
 
     Raises:
         BadRequestError: The body breaks the protocol. The message names the key or the input.
@@ -146,8 +141,8 @@ def parse_body(
     head = _head_of(text)
     when = head.scheduling
     rules = rules.of_method(when.method)
-    _check_forms(head.forms, rules.outputs, shared_memory)
-    inputs = _take_inputs(head.inputs, body[text.nbytes :], header_length, rules.max_bytes, shared_memory)
+    _check_forms(head.forms, rules.outputs)
+    inputs = _take_inputs(head.inputs, body[text.nbytes :], header_length, rules.max_bytes)
     wanted = tuple(head.forms.named) or None
     request = InferRequest(inputs, wanted, head.id, when.priority, when.timeout, when.sequence, when.method)
     return ParsedBody(request, head.forms, rules.name)
@@ -196,12 +191,10 @@ def _without_json(body: memoryview, rules: BodyRules) -> ParsedBody:
     return ParsedBody(request, OutputForms(OutputForm(binary=True), {}), rules.name)
 
 
-def _check_forms(forms: OutputForms, outputs: Sequence[Mapping[str, Any]], shared_memory: SharedMemory | None) -> None:
+def _check_forms(forms: OutputForms, outputs: Sequence[Mapping[str, Any]]) -> None:
     """Refuses before the model runs what could not be written after it."""
     if not forms.named and forms.default.binary:
         return
-    if any(form.region is not None for form in forms.named.values()):
-        offered(shared_memory)
     for output in outputs:
         name = output["name"]
         if not forms.named or name in forms.named:
@@ -213,19 +206,14 @@ def _check_forms(forms: OutputForms, outputs: Sequence[Mapping[str, Any]], share
 
 @dataclass(frozen=True)
 class _InputHead:
-    """An input without its data, which is in a region, in the JSON (`values`), or else in the binary section."""
+    """An input without its data, which is in the JSON (`values`), or else in the binary section."""
 
     spec: TensorSpec
-    region: RegionSlice | None
     values: memoryview | None
 
 
 def _take_inputs(
-    heads: Sequence[_InputHead],
-    section: memoryview,
-    header_length: int | None,
-    max_bytes: int,
-    shared_memory: SharedMemory | None,
+    heads: Sequence[_InputHead], section: memoryview, header_length: int | None, max_bytes: int
 ) -> tuple[InputTensor, ...]:
     """Returns the inputs with their data, of which the binary section has nothing else."""
     inputs, room, start = [], max_bytes, 0
@@ -234,9 +222,7 @@ def _take_inputs(
         room -= spec.size
         if room < 0:
             raise TooLargeError(f"the inputs have more than {max_bytes} bytes, which no request of this model needs")
-        if head.region is not None:
-            inputs.append(input_of_region(shared_memory, spec, head.region))
-        elif head.values is not None:
+        if head.values is not None:
             inputs.append(spec.of_json(head.values))
         elif spec.size > section.nbytes - start:
             raise BadRequestError(
@@ -303,19 +289,18 @@ def _remembered_head(text: bytes) -> _Head:
 def _input_head(tensor: _Input) -> _InputHead:
     whose = f"the input {shown(tensor.name)}"
     parameters = _parameters(tensor.parameters, whose)
-    region = region_slice(tensor.name, parameters)
+    check_not_shared(tensor.name, parameters)
     binary_size = whole_number(whose, parameters, "binary_data_size") if "binary_data_size" in parameters else None
     values = None if _is_missing(tensor.data) else memoryview(tensor.data)
-    given = [each is not None for each in (region, binary_size, values)]
-    if sum(given) != 1:
+    if (binary_size is None) == (values is None):
         raise BadRequestError(
-            f"{whose} has " + ("no data" if not any(given) else "its data in two places"),
-            hint="Give one of `data` and the parameters `binary_data_size` and `shared_memory_region`.",
+            f"{whose} has " + ("no data" if values is None else "its data in two places"),
+            hint="Give one of `data` and the parameter `binary_data_size`.",
         )
     spec = TensorSpec.of(tensor.name, tensor.datatype, tensor.shape)
     if binary_size is not None:
         spec.check_size(binary_size)
-    return _InputHead(spec, region, values)
+    return _InputHead(spec, values)
 
 
 # --- the JSON ---------------------------------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ import msgspec
 
 
 class InputTensor(msgspec.Struct, frozen=True):
-    """An input. `data` starts at a multiple of 64 bytes unless it lies in shared memory, and may be read-only."""
+    """An input. `data` starts at a multiple of 64 bytes, and may be read-only."""
 
     name: str
     datatype: str

@@ -23,14 +23,8 @@ LONG = 1 << 20
 In the event loop's thread, other requests wait meanwhile.
 """
 
-_COPIED = 8  # bytes that are copied while one is read as a number, at least
 _MOST_SIZES = 32  # more than any model has, and few enough that shapes stay cheap to check
 _MOST_BYTES = (1 << 63) - 1
-
-
-def work_of_copying(size: int) -> int:
-    """Returns the work of copying bytes into or out of shared memory, in the unit of LONG."""
-    return size // _COPIED
 
 
 @dataclass(frozen=True)

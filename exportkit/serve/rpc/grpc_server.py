@@ -11,7 +11,6 @@ from functools import partial
 
 from exportkit.serve.engine.repository import Repository
 from exportkit.serve.listeners import Acceptor, open_port
-from exportkit.serve.protocol.shared_memory import SharedMemory
 from exportkit.serve.rpc.health_service import HealthService
 from exportkit.serve.rpc.http2_connection import PREFACE_SECONDS, Connections, Http2Connection
 from exportkit.serve.rpc.infer_stream import Count
@@ -38,7 +37,6 @@ class RpcOptions:
         port: The port. 0: the system chooses one.
         tls: TLS, which offers HTTP/2. None: no TLS.
         allow: Says whether a value of `authorization` is allowed. None: everybody may call.
-        shared_memory: The regions that clients may register. None: they may not.
         observe: Gets each request when it is over.
         count: Counts answered steps of streams in place of `observe`.
         max_held: The most bytes of messages that wait or are not complete; of the largest model's at least.
@@ -49,7 +47,6 @@ class RpcOptions:
     port: int = 0
     tls: ssl.SSLContext | None = None
     allow: Allow | None = None
-    shared_memory: SharedMemory | None = None
     observe: Observe | None = None
     count: Count | None = None
     max_held: int = 1 << 30
@@ -71,7 +68,7 @@ class GrpcServer:
         """
         self._health = HealthService(repository, options.allow)
         largest = max([_SMALLEST_LIMIT, *(model.max_body for model in repository.models())]) + _HEADROOM
-        self._inference = InferenceService(repository, options.shared_memory, options.observe, options.count)
+        self._inference = InferenceService(repository, options.observe, options.count)
         self._handlers = _Handlers(self._inference, self._health, options)
         most = min(largest, _LARGEST_LIMIT)
         self._setup = Connections(self._begin, most, max(options.max_held, 2 * most))

@@ -16,12 +16,10 @@ from exportkit.serve.engine.execution import BatchResult
 from exportkit.serve.engine.repository import Repository
 from exportkit.serve.protocol.inference import InferRequest
 from exportkit.serve.protocol.parameters import start_in_headers
-from exportkit.serve.protocol.shared_memory import SharedMemory
 from exportkit.serve.queries import Queries
 from exportkit.serve.request_record import RequestRecord
 from exportkit.serve.rpc.infer_messages import (
     ReceivedRequest,
-    encode_infer_answer,
     encode_outputs,
     plain_parameters,
 )
@@ -42,7 +40,6 @@ class InferenceService:
     def __init__(
         self,
         repository: Repository,
-        shared_memory: SharedMemory | None,
         observe: Observe | None = None,
         count: Count | None = None,
     ) -> None:
@@ -51,7 +48,7 @@ class InferenceService:
         `count` counts answered steps, if nobody wants their records.
         """
         self._repository = repository
-        self._shared_memory = shared_memory
+        self._queries = Queries(repository)
         self.observe, self.count = observe, count
         self._heads = KnownHeads()
         self._streams: set[InferStream] = set()
@@ -112,7 +109,7 @@ class InferenceService:
             request = read_message(takes, await call.message())
             if repository := getattr(request, "repository_name", ""):
                 raise NotOfferedError(f"this server has one model repository, without a name; got {repository!r}")
-            fields = answer(Queries(self._repository, self._shared_memory, call.client), request)
+            fields = answer(self._queries, request)
             if inspect.isawaitable(fields):
                 fields = await fields
             # The protocol's JSON may say more than its messages have fields for.
@@ -136,13 +133,6 @@ class InferenceService:
                 asked.model_name, plain_parameters(asked.parameters)
             ),
             "RepositoryModelUnload": lambda queries, asked: queries.unload(asked.model_name),
-            "SystemSharedMemoryStatus": lambda queries, asked: {
-                "regions": {region["name"]: region for region in queries.memory.status(asked.name)}
-            },
-            "SystemSharedMemoryRegister": lambda queries, asked: queries.memory.register(
-                asked.name, asked.key, asked.offset, asked.byte_size
-            ),
-            "SystemSharedMemoryUnregister": lambda queries, asked: queries.memory.unregister(asked.name),
         }
 
     async def _infer(
@@ -151,10 +141,8 @@ class InferenceService:
         received = ReceivedRequest(data)
         model = self._repository.model(received.model, received.version, received.method)
         record.model, record.version = model.name, model.version
-        regions = received.regions
-        memory = None if self._shared_memory is None else self._shared_memory.of(record.client)
         with model.admit(received.size, waits=learn and received.is_step):
-            read = functools.partial(received.request, seconds_left, memory)
+            read = functools.partial(received.request, seconds_left)
             request = await asyncio.to_thread(read) if received.long else read()
             head = self._learn(data, received, request, model) if learn else None
             del data, received, read  # While the request waits, its inputs are in memory once.
@@ -165,7 +153,7 @@ class InferenceService:
         if head is not None and request.sequence is not None:
             self._heads.add(*head)
         try:
-            return encode_infer_answer(answer, regions, memory)
+            return encode_outputs(answer.model, answer.version, answer.id, answer.outputs)
         except BaseException:
             if request.sequence is not None:  # it changed the state, and its client does not have the answer
                 model.give_up(request.sequence)
@@ -176,7 +164,7 @@ class InferenceService:
     ) -> tuple[bytes, KnownForm] | None:
         """Returns what to remember of a step, once it is answered, to answer those like it without reading them."""
         step = request.sequence
-        if step is None or received.regions or any(tensor.datatype == "BOOL" for tensor in request.inputs):
+        if step is None or any(tensor.datatype == "BOOL" for tensor in request.inputs):
             return None
         sizes = [tensor.data.nbytes for tensor in request.inputs]
         learnt = self._heads.learn(data, sizes, request.id, step)

@@ -175,11 +175,10 @@ def test_a_boolean_is_true_for_every_byte_but_0():
     assert found.view(torch.uint8).tolist() == [0, 1, 1, 1]
 
 
-def test_read_only_and_misaligned_bytes_are_taken(recwarn):
-    content = bytes(1) + np.arange(6, dtype=np.float32).tobytes()
-    tensor = tensor_of(InputTensor("x", "FP32", (2, 3), memoryview(content)[1:]), torch.float32)
+def test_read_only_bytes_are_taken(recwarn):
+    content = np.arange(6, dtype=np.float32).tobytes()
+    tensor = tensor_of(InputTensor("x", "FP32", (2, 3), memoryview(content)), torch.float32)
     assert tensor.tolist() == [[0, 1, 2], [3, 4, 5]]
-    assert tensor.data_ptr() % 4 == 0
     tensor_of(InputTensor("x", "FP32", (1,), memoryview(bytes(4))), torch.float32)
     assert not [each for each in recwarn if each.category is UserWarning]  # others are of what other tests left
 

@@ -9,7 +9,6 @@ import pytest
 
 from exportkit.serve.http.asgi import make_app
 from exportkit.serve.http.exchange import HttpOptions
-from exportkit.serve.protocol.shared_memory import SharedMemory
 from tests.serve.http.doubles import FakeModel, FakeRepository, break_down
 from tests.serve.page.in_thread import Site, served
 
@@ -36,13 +35,6 @@ def app(models: FakeRepository) -> Any:
 
 @pytest.fixture(scope="session")
 def site() -> Iterator[Site]:
-    """A server without shared memory."""
+    """A server."""
     with served(make_app(repository(), HttpOptions())) as site:
-        yield site
-
-
-@pytest.fixture(scope="session")
-def sharing_site() -> Iterator[Site]:
-    """A server with shared memory."""
-    with served(make_app(repository(), HttpOptions(shared_memory=SharedMemory()))) as site:
         yield site

@@ -6,7 +6,6 @@ import gzip
 import json
 import logging
 import zlib
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -15,7 +14,6 @@ from hypothesis import strategies as st
 
 from exportkit.serve.http.asgi import make_app
 from exportkit.serve.http.exchange import HttpOptions
-from exportkit.serve.protocol.shared_memory import SharedMemory
 from tests.serve.http.asking import Reply, ask, infer_body
 from tests.serve.http.doubles import FakeModel, FakeRepository
 
@@ -101,8 +99,6 @@ def _quiet(caplog: pytest.LogCaptureFixture) -> None:
 
 
 def test_anything() -> None:
-    options = replace(OPTIONS, shared_memory=SharedMemory())
-
     @given(methods, paths, bodies, headers, st.integers(1, 80), packed, st.booleans(), st.booleans())
     @example("POST", "/v2/models/x/infer", VALID, VALID_HEADERS, 80, None, False, False)
     @settings(max_examples=250)
@@ -110,7 +106,7 @@ def test_anything() -> None:
         method: str, path: str, body: bytes, headers: dict[str, str], step: int, pack: Any, chunked: bool, leaves: bool
     ) -> None:
         model = FakeModel("x", {"x": ("FP32", [-1])}, 100)
-        app = make_app(FakeRepository(model), options)
+        app = make_app(FakeRepository(model), OPTIONS)
         if pack is not None:
             body = pack(body)
         headers = {name: value for name, value in headers.items() if not (chunked and name == "content-length")}

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import os
 import socket
 import time
 from collections.abc import Iterator
@@ -15,7 +13,6 @@ import pytest
 from exportkit.serve.http.asgi import make_app
 from exportkit.serve.http.exchange import HttpOptions
 from exportkit.serve.protocol.inference import SequenceStart, SequenceStep
-from exportkit.serve.protocol.shared_memory import SharedMemory
 from tests.serve.http.asking import ask, infer_body
 from tests.serve.http.doubles import FakeRepository, Remembers
 from tests.serve.page.in_thread import Site, served
@@ -164,23 +161,3 @@ def test_an_answer_that_cannot_be_written_ends_its_sequence(model: Remembers) ->
     body, headers = infer_body(("x", "FP32", [1], nan), parameters={"binary_data_output": False})
     assert ask(app_of(model), "POST", PATH, body, headers).status == 400
     assert len(model.given_up) == 1
-
-
-def test_a_region_that_is_too_small_ends_the_sequence(model: Remembers, tmp_path: Any) -> None:
-    memory = SharedMemory()
-    name = f"/exportkit-test-{tmp_path.name}"
-    with open(f"/dev/shm{name}", "wb") as file:
-        file.write(bytes(8))
-    try:
-        memory.register("small", name, 0, 8)
-        region = {"shared_memory_region": "small", "shared_memory_byte_size": 8}
-        wanted = [{"name": "x", "parameters": region}]
-        for count, status in ((2, 200), (3, 400)):
-            data = np.arange(count, dtype=np.float32).tobytes()
-            body, headers = infer_body(("x", "FP32", [count], data), parameters={"sequence_id": 7}, outputs=wanted)
-            reply = ask(app_of(model, shared_memory=memory), "POST", PATH, body, headers)
-            assert reply.status == status, json.loads(reply.body)
-        assert model.given_up == [SequenceStep(7)]
-    finally:
-        memory.close()
-        os.unlink(f"/dev/shm{name}")

@@ -59,8 +59,8 @@ def test_success(app: Any) -> None:
         ("POST", "/v2/models/echo/versions/2/infer", 404, "no model echo 2"),
         ("POST", "/v2/models/echo/generate", 404, "there is nothing at"),
         ("POST", "/v2/models/echo/versions/infer", 405, ""),
-        ("POST", "/v2/cudasharedmemory/region/r/register", 501, "CUDA"),
-        ("POST", "/v2/systemsharedmemory/unregister", 501, "--shared-memory"),
+        ("POST", "/v2/cudasharedmemory/region/r/register", 501, "shared memory"),
+        ("POST", "/v2/systemsharedmemory/unregister", 501, "shared memory"),
         ("POST", "/v2/logging", 501, "log settings"),
     ],
 )

@@ -8,19 +8,17 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
-from pathlib import Path
 
 import grpc
 import numpy as np
 import pytest
 import tritonclient.grpc
 import tritonclient.http
-import tritonclient.utils.shared_memory as regions
 from tritonclient.utils import InferenceServerException
 
 from tests.serve.operations import sequence_server
-from tests.serve.operations.sequence_server import ONE, OTHER, bearer, clients, given, rows, which
-from tests.serve.operations.server_processes import Launcher, ServerProcess
+from tests.serve.operations.sequence_server import ONE, OTHER, bearer, clients, given, which
+from tests.serve.operations.server_processes import ServerProcess
 
 recorder, server, expected = sequence_server.recorder, sequence_server.server, sequence_server.expected  # fixtures
 both = pytest.mark.parametrize("protocol", [tritonclient.http, tritonclient.grpc])
@@ -151,41 +149,3 @@ def test_a_client_that_vanishes_with_its_body_begins_nothing(server: ServerProce
             client.sendall(head.encode() + body[:cut])
     server.until(lambda: len([line for line in server.access_log if line["status"] == 499]) >= 3)
     assert counted(server) == before
-
-
-@pytest.fixture
-def sharing(launcher: Launcher, recorder: Path, request: pytest.FixtureRequest) -> Iterator[ServerProcess]:
-    process = launcher.start(recorder, "--shared-memory", *request.param).wait_until_ready()
-    yield process
-    process.stop()
-
-
-@pytest.mark.parametrize("sharing", [(), ("--isolate",)], indirect=True, ids=["here", "isolated"])
-@pytest.mark.process
-def test_the_steps_of_sequences_lie_in_shared_memory(sharing: ServerProcess, expected, tmp_path: Path):
-    size = rows(0, 0).nbytes
-    key = f"/exportkit-{tmp_path.name}-{sharing.pid}"
-    memory = regions.create_shared_memory_region("steps", key, 4 * size)
-    try:
-        for protocol in (tritonclient.http, tritonclient.grpc):
-            with protocol.InferenceServerClient(clients(sharing)[protocol]) as client:
-                client.register_system_shared_memory("steps", key, 4 * size)
-                for step in range(4):
-                    for seed in (0, 1):  # in turns, each with a place for its input and one for its output
-                        regions.set_shared_memory_region(memory, [rows(seed, step)], offset=seed * size)
-                        x = protocol.InferInput("x", [2, 4], "FP32")
-                        x.set_shared_memory("steps", size, seed * size)
-                        wanted = protocol.InferRequestedOutput("0")
-                        wanted.set_shared_memory("steps", size, (2 + seed) * size)
-                        client.infer("recorder.push", [x], outputs=[wanted], **which(1 + seed, step, 3))
-                        found = regions.get_contents_as_numpy(memory, np.float32, [2, 4], offset=(2 + seed) * size)
-                        np.testing.assert_array_equal(found, expected[seed][step])
-                client.infer("recorder.push", given(protocol, 0, 0), **which(9, 0))
-                wanted.set_shared_memory("steps", size - 1, 2 * size)  # the step runs, and its answer has no place
-                with pytest.raises(InferenceServerException, match="are offered in the region"):
-                    client.infer("recorder.push", [x], outputs=[wanted], sequence_id=9)
-                with pytest.raises(InferenceServerException, match="was given up"):
-                    client.infer("recorder.push", given(protocol, 0, 0), sequence_id=9)
-                client.unregister_system_shared_memory("steps")
-    finally:
-        regions.destroy_shared_memory_region(memory)

@@ -11,9 +11,7 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from functools import partial
-from itertools import accumulate
 from pathlib import Path
-from tempfile import NamedTemporaryFile
 from typing import Any
 
 import numpy as np
@@ -31,7 +29,6 @@ from exportkit.serve.operations.connection_limits import ConnectionLimits
 from exportkit.serve.operations.front_end import FrontEnd
 from exportkit.serve.operations.observation import Finished, Observation
 from exportkit.serve.operations.short_inference import ShortInference
-from exportkit.serve.protocol.shared_memory import SharedMemory
 from exportkit.serve.protocol.tensors import body_buffer
 from exportkit.serve.serve_options import ServeOptions
 from tests.serve.operations import asking_tiny
@@ -44,10 +41,10 @@ _GIVEN_ONLY = ("date", "x-request-id")
 class Way:
     """A front end, by itself or with the short way, and what it saw."""
 
-    def __init__(self, repository: Repository, *, short: bool, memory: SharedMemory | None = None) -> None:
+    def __init__(self, repository: Repository, *, short: bool) -> None:
         self.finished: list[Finished] = []
         self.taken: list[bool] = []  # for each request, whether it went the short way
-        self.options = HttpOptions(idle_seconds=0.3, shared_memory=memory)
+        self.options = HttpOptions(idle_seconds=0.3)
         self.observation = Observation([self.finished.append])
         make = partial(self._make, repository) if short else None
         self.front = FrontEnd(ConnectionLimits(), None, None, frozenset(), self.observation, make)
@@ -98,10 +95,10 @@ async def _head(reader: asyncio.StreamReader) -> tuple[int, dict[str, str]]:
 
 
 @asynccontextmanager
-async def ways(package: Path, memory: SharedMemory | None = None) -> AsyncIterator[tuple[Repository, Way, Way]]:
+async def ways(package: Path) -> AsyncIterator[tuple[Repository, Way, Way]]:
     repository = Repository(ServeOptions((package,)))
     await repository.open()
-    found = [Way(repository, short=short, memory=memory) for short in (False, True)]
+    found = [Way(repository, short=short) for short in (False, True)]
     for each in found:
         await each.open(repository)
     yield repository, found[0], found[1]
@@ -250,44 +247,6 @@ def test_a_plain_request_leaves_nothing_to_the_garbage_collector(tiny_package: P
     finally:
         gc.set_debug(0)
         gc.garbage.clear()
-
-
-def test_shared_memory_is_read_and_written_without_the_application(tiny_package: Path, monkeypatch: pytest.MonkeyPatch):
-    arrays, memory = asking_tiny.arrays(seed=6), SharedMemory()
-    expected = asking_tiny.expected(arrays)
-    starts = [0, *accumulate(array.nbytes for array in arrays)]
-
-    def part(start: int, size: int) -> dict[str, Any]:
-        keys = {"region": "r", "offset": start, "byte_size": size}
-        return {"parameters": {f"shared_memory_{key}": value for key, value in keys.items()}}
-
-    inputs = [
-        {"name": name, "datatype": "FP32", "shape": array.shape, **part(start, array.nbytes)}
-        for name, array, start in zip(asking_tiny.NAMES, arrays, starts)
-    ]
-    outputs = [{"name": "regions.mean", **part(starts[-1], expected.nbytes)}]
-    data = request(json.dumps({"inputs": inputs, "outputs": outputs}).encode())
-
-    async def scenario(file: Any) -> None:
-        file.truncate(starts[-1] + expected.nbytes)
-        memory.register("r", Path(file.name).name, 0, starts[-1] + expected.nbytes)
-        async with ways(tiny_package, memory) as (_, long, short):
-            bodies = []
-            for way in (long, short, short):
-                file.seek(0)
-                file.write(b"".join(array.tobytes() for array in arrays) + bytes(expected.nbytes))
-                status, _, body = await way.ask(data)
-                assert status == 200
-                bodies.append(body)
-                file.seek(starts[-1])
-                written = np.frombuffer(file.read(), np.float32).reshape(expected.shape)
-                np.testing.assert_allclose(written, expected, atol=1e-5)
-                monkeypatch.setattr(short_inference, "LONG", 1 if way is short else short_inference.LONG)
-            assert len(set(bodies)) == 1
-            assert short.taken == [True, False]  # then it belonged into another thread
-
-    with NamedTemporaryFile(dir="/dev/shm", buffering=0) as file:
-        run(lambda: scenario(file))
 
 
 def test_requests_that_follow_without_waiting_are_answered_in_order(tiny_package: Path):

@@ -36,7 +36,7 @@ def message(request_id: str = "", sequence: int = 7, value: int = 1, size: int =
 def learnt(heads: KnownHeads, data: bytes, model: Any = MODEL) -> bool:
     """Learns a request as the service does. Returns whether it can be known."""
     received = ReceivedRequest(data)
-    request = received.request(None, None)
+    request = received.request(None)
     assert request.sequence is not None
     found = heads.learn(data, [tensor.data.nbytes for tensor in request.inputs], request.id, request.sequence)
     if found is None:
