@@ -22,7 +22,6 @@ import socket
 import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, NoReturn
 
 import uvloop
@@ -41,8 +40,7 @@ from exportkit.serve.operations.api_keys import ApiKeys
 from exportkit.serve.operations.connection_limits import ConnectionLimits
 from exportkit.serve.operations.front_end import FrontEnd
 from exportkit.serve.operations.metrics import Metrics
-from exportkit.serve.operations.observation import Finished, Observation, Outcome
-from exportkit.serve.operations.short_inference import ShortInference
+from exportkit.serve.operations.observation import Finished, Observation
 from exportkit.serve.operations.tls import Tls, read_tls
 from exportkit.serve.page.page_routes import open_paths as page_paths
 from exportkit.serve.page.page_routes import page_routes
@@ -158,7 +156,6 @@ class _Server:
         self._repository = Repository(options)
         self._metrics = Metrics(self._repository)
         observers, self._closing = observers_of(options, self._metrics.log_lines_lost.inc)
-        self._each_wanted = bool(observers)  # by the access log or the traces
         self._observation = Observation([self._metrics, *observers])
         self._front = self._front_end(options.listen)
         self._stop = asyncio.Event()
@@ -217,9 +214,7 @@ class _Server:
     def _front_end(self, listen: ListenOptions) -> FrontEnd:
         open_paths = {"/v2/health/live", "/v2/health/ready", *page_paths()}
         limits = ConnectionLimits(connections=listen.max_connections)
-        make_short = partial(ShortInference, self._repository, self._observation)
-        short = None if self._keys is not None else make_short
-        return FrontEnd(limits, self._tls, self._keys, open_paths, self._observation, short)
+        return FrontEnd(limits, self._tls, self._keys, open_paths, self._observation)
 
     def _application(self, middleware: Sequence[Middleware]) -> ASGIApp:
         routes = [
@@ -237,7 +232,6 @@ class _Server:
             tls=None if self._tls is None else self._tls.rpc_context,
             allow=None if self._keys is None else self._keys.allow,
             observe=self._observe_call,
-            count=None if self._each_wanted else self._count_answers,
             max_held=self._options.batch.max_queued_bytes,
             max_connections=self._options.listen.max_connections,
         )
@@ -245,9 +239,6 @@ class _Server:
             server = GrpcServer(self._repository, options)
         await server.start()
         return server
-
-    def _count_answers(self, model: str, version: str, times: int) -> None:
-        self._metrics.count(Outcome("grpc", 200, model, version, ""), times)
 
     def _observe_call(self, call: RpcCall, record: RequestRecord) -> None:
         metadata = {name: value for name, value in call.metadata.items() if isinstance(value, str)}

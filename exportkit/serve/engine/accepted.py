@@ -6,7 +6,7 @@ import asyncio
 from contextlib import AbstractContextManager
 
 from exportkit.serve.batching.tickets import BatchLimits
-from exportkit.serve.engine.checked_request import CheckedRequest, RequestForm
+from exportkit.serve.engine.checked_request import CheckedRequest
 from exportkit.serve.engine.statistics import Statistics
 from exportkit.serve.statuses import QueueFullError, ServeError, TooLargeError
 
@@ -79,7 +79,7 @@ class Admission(AbstractContextManager[None]):
 class WaitingStep:
     """A step that waits for those before it, which counts as what waits for a runner does."""
 
-    def __init__(self, counted: Statistics, request: CheckedRequest | RequestForm) -> None:
+    def __init__(self, counted: Statistics, request: CheckedRequest) -> None:
         """Waits from now on."""
         self._counted: Statistics | None = counted
         self._rows, self._size = request.rows, request.size

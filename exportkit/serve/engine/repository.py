@@ -23,9 +23,8 @@ from exportkit.serve.engine.served import ServedModel
 from exportkit.serve.engine.served_package import Named, ServedPackage
 from exportkit.serve.engine.served_sequences import ServedSequences
 from exportkit.serve.engine.statistics import Statistics
-from exportkit.serve.protocol.inference import SequenceStart
 from exportkit.serve.serve_options import ServeOptions
-from exportkit.serve.statuses import BackendError, BadRequestError, NotReadyError, NotServedError, ServeError
+from exportkit.serve.statuses import BackendError, BadRequestError, NotReadyError, NotServedError
 
 State = Literal["UNKNOWN", "READY", "UNAVAILABLE", "LOADING", "UNLOADING"]
 
@@ -170,23 +169,6 @@ class Repository:
             entry = found[0]
             raise NotReadyError(f"the model {name} is not ready: {entry.reason or entry.state.lower()}")
         return served[0] if len(served) == 1 else max(served, key=_newest_ready)
-
-    def check_start(self, start: SequenceStart) -> None:
-        """Refuses a sequence of whichever package if none has room for it.
-
-        Raises:
-            QueueFullError, NotReadyError: What every package says.
-        """
-        stateful = [model for model in self.models() if model.sequences is not None]
-        packages = {model.package.name: model for model in stateful if model.package is not None}
-        refused: ServeError | None = None
-        for model in packages.values():
-            try:
-                return model.check_start(start)
-            except ServeError as error:
-                refused = error
-        if refused is not None:
-            raise refused
 
     def models(self) -> Sequence[ServedModel]:
         """Returns every version that is loaded, by name and version."""

@@ -15,9 +15,7 @@ from typing import Any
 from exportkit.package.manifest import Call, Manifest
 from exportkit.serve.batching.batcher import Batcher
 from exportkit.serve.engine.accepted import AcceptedRequests, Admission, WaitingStep
-from exportkit.serve.engine.asks import Asks
-from exportkit.serve.engine.checked_request import CheckedRequest, RequestForm, RequestPlan
-from exportkit.serve.engine.counted_steps import CountedStep, QueuedSteps
+from exportkit.serve.engine.checked_request import CheckedRequest, RequestPlan
 from exportkit.serve.engine.dispatcher import Dispatcher, batches_ahead
 from exportkit.serve.engine.execution import BatchResult, BatchRunner
 from exportkit.serve.engine.home import Answering, Home, PackageMethods
@@ -26,13 +24,12 @@ from exportkit.serve.engine.model_description import DEFAULT_PRIORITY
 from exportkit.serve.engine.own_thread import in_own_thread
 from exportkit.serve.engine.queued_request import Answered
 from exportkit.serve.engine.served_sequences import ServedSequences
-from exportkit.serve.engine.short_way import ShortWay
 from exportkit.serve.engine.state_rows import in_blocks
 from exportkit.serve.engine.statistics import Statistics
-from exportkit.serve.engine.steps import StepRunner
+from exportkit.serve.engine.steps import StepRequest, StepRunner
 from exportkit.serve.process_settings import give_freed_memory_back
 from exportkit.serve.protocol.http_request import BodyRules
-from exportkit.serve.protocol.inference import InferAnswer, InferRequest, SequenceStart, SequenceStep
+from exportkit.serve.protocol.inference import InferAnswer, InferRequest, SequenceStep
 from exportkit.serve.statuses import (
     BackendError,
     BadRequestError,
@@ -120,10 +117,6 @@ class ServedModel:
                 make_runner = partial(kind, copy, self.call.outputs, counted, warm_up=loaded.warm_up)
                 dispatcher.start(copy, make_runner, described.runners, ahead=0 if stateful else batches_ahead(copies))
         self._accepted = AcceptedRequests()
-        self._short = None
-        if self._sequences is not None and self._home is not None:
-            self._short = ShortWay(self._sequences, self._home, self._dispatchers, self._accepted, counted)
-        self._asks = None if stateful else Asks(self._plan, self._dispatchers[0], self._accepted, counted, limits)
         self._leaving: str | None = None  # why no new request is accepted
         self._closed = False
         self._next: Callable[[], ServedModel | None] | None = None
@@ -150,11 +143,6 @@ class ServedModel:
     def ready(self) -> bool:
         """Whether it is warmed up, and neither unloads nor lost its worker process."""
         return self._leaving is None and any(copy.alive for copy in self._copies)
-
-    @property
-    def asks(self) -> Asks | None:
-        """Takes requests now whose answers go to functions; None: `infer` has to answer them."""
-        return self._asks if self.ready else None
 
     @property
     def failure(self) -> str | None:
@@ -249,7 +237,12 @@ class ServedModel:
 
         assert request.sequence is not None
         waiting = WaitingStep(self.counted, checked)
-        run = QueuedSteps(self._dispatchers, request.priority or DEFAULT_PRIORITY, waiting)
+
+        def run(ready: StepRequest, copy: int, timeout: float | None, answered: Answered) -> Callable[[], None]:
+            waiting.close()
+            dispatcher, priority = self._dispatchers[copy], request.priority or DEFAULT_PRIORITY
+            return partial(dispatcher.give_up, dispatcher.submit(ready, answered, priority=priority, timeout=timeout))
+
         sizes = sizes_of(self.call.inputs, [tensor.shape for tensor in checked.inputs])
         with contextlib.closing(waiting):
             step = sequences.begin_step(request.sequence, home, checked, sizes, run, request.timeout, answered)
@@ -261,58 +254,6 @@ class ServedModel:
         if isinstance(outcome, ServeError):
             raise outcome
         return outcome
-
-    def form(self, request: InferRequest) -> RequestForm | None:
-        """Returns what holds for each step that differs from this request, which was answered, in its inputs alone."""
-        step, batching = request.sequence, self._described.batching
-        if step is None or request.timeout is not None or not batching.enabled:
-            return None
-        form = self._plan.form(request)
-        return form if isinstance(form.bucket, tuple) else None
-
-    def short_step(
-        self, step: SequenceStep, form: RequestForm, data: Sequence[memoryview], answered: Answered, *, priority: int
-    ) -> CountedStep | None:
-        """Answers a step of a sequence which runs here, or begins.
-
-        `form` is that of a step like it; `data` has the bytes of the request's inputs; `answered` gets the answer or
-        the error, once and later. Returns None if `infer` has to answer the step. Raises what `admit` raises.
-        """
-        if self._short is None or self._leaving is not None or form.plan is not self._plan:
-            return None
-        sequence = None if step.start else self._short.going_on(step, form)
-        if sequence is None and not step.start:
-            return None
-        if step.start or self._accepted.bytes + form.size > self._limits.max_queued_bytes:
-            self._check_room(form.size, waits=True)
-        if sequence is None:
-            return self._short.begin(step, form, data, answered, priority=priority)
-        return self._short.go_on(sequence, form, data, answered, priority=priority, last=step.end)
-
-    def check_start(self, start: SequenceStart) -> None:
-        """Refuses a request that would begin a sequence, before its body is read, if it can be refused by then.
-
-        Raises:
-            QueueFullError: There are as many sequences as there may be.
-            NotReadyError: No sequence begins any more.
-            NotServedError: There is no such method.
-            BadRequestError: The model does not take inputs of these shapes.
-            TooLargeError: The state would be larger than all states together may be.
-        """
-        named = self.of_method(start.method)
-        if named is not self:
-            named.check_start(start)
-        elif self._successor is not None:
-            self._successor.check_start(start)
-        elif self._sequences is not None:
-            try:
-                self._check_begins()
-                shapes = self._plan.check_shapes(dict(start.shapes)) if start.shapes else []
-                sizes = sizes_of(self.call.inputs, shapes)
-                self._sequences.check_start(start, self.manifest, sizes)
-            except ServeError as error:
-                self.counted.failed(error.reason)
-                raise
 
     def give_up(self, step: SequenceStep) -> None:
         """Ends a sequence whose step ran, and whose answer cannot be told to the client."""

@@ -11,7 +11,7 @@ from exportkit.serve.engine.servable import Servable
 from exportkit.serve.engine.served import ServedModel
 from exportkit.serve.protocol.datatypes import shown
 from exportkit.serve.protocol.http_request import BodyRules
-from exportkit.serve.protocol.inference import InferAnswer, InferRequest, SequenceStart, SequenceStep
+from exportkit.serve.protocol.inference import InferAnswer, InferRequest, SequenceStep
 from exportkit.serve.statuses import BadRequestError, NotServedError
 
 
@@ -94,11 +94,6 @@ class ServedPackage:
     def admit(self, size: int, *, waits: bool = False) -> AbstractContextManager[None]:
         """Reserves room for a body: see `ServedModel.admit`. All methods leave and lose their process together."""
         return next(iter(self.models.values())).admit(size, waits=waits)
-
-    def check_start(self, start: SequenceStart) -> None:
-        """See `ServedModel.check_start`."""
-        if start.method is not None:
-            self.chosen(self.name, start.method).check_start(start)
 
     async def infer(self, request: InferRequest) -> InferAnswer:
         """Answers a request by the method that it names. Raises a ServeError."""

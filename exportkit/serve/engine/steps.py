@@ -10,10 +10,10 @@ from collections.abc import Mapping, Sequence
 import torch
 
 from exportkit.errors import ExportkitError, ModelClosedError
-from exportkit.package.manifest import TensorInput, TensorOutput
+from exportkit.package.manifest import TensorOutput
 from exportkit.runtime.model import Model
 from exportkit.runtime.requests import joined
-from exportkit.serve.engine.checked_request import CheckedRequest, RequestForm, arguments_of, bytes_of, datatypes
+from exportkit.serve.engine.checked_request import CheckedRequest, arguments_of, bytes_of, datatypes
 from exportkit.serve.engine.execution import BatchResult, failure_of, parts_of
 from exportkit.serve.engine.model_copy import ModelCopy, tensors_in
 from exportkit.serve.engine.state_rows import StateRows
@@ -21,7 +21,6 @@ from exportkit.serve.engine.statistics import Statistics
 from exportkit.serve.engine.step_batches import JoinedSteps, OpenState
 from exportkit.serve.engine.warm_up import recorded_sequence
 from exportkit.serve.protocol.inference import InferTiming, OutputTensor
-from exportkit.serve.protocol.tensors import aligned_bytes
 from exportkit.serve.statuses import SequenceError, ServeError
 
 _log = logging.getLogger(__name__)
@@ -87,53 +86,13 @@ class StepRequest(CheckedRequest):
 
     Attributes:
         held: The sequence's session.
-        data: The bytes of the inputs, if no tensors were made of them yet.
     """
 
-    __slots__ = ("data", "held")
+    __slots__ = ("held",)
 
-    def __init__(
-        self,
-        form: CheckedRequest | RequestForm,
-        held: HeldSession,
-        inputs: list[torch.Tensor],
-        data: Sequence[memoryview] | None = None,
-    ) -> None:
-        """Has the inputs, or their bytes."""
-        self.inputs = inputs
-        self.rows, self.bucket, self.size, self.outputs = form.rows, form.bucket, form.size, form.outputs
+    def __init__(self, request: CheckedRequest, held: HeldSession) -> None:
+        super().__init__(request.inputs, request.rows, request.bucket, request.size, request.outputs)
         self.held = held
-        self.data = data
-
-
-class StepInputs:
-    """Makes tensors of the inputs of steps."""
-
-    def __init__(self, inputs: Sequence[TensorInput]) -> None:
-        """`inputs` are those of the method."""
-        self._dtypes: list[torch.dtype] = [getattr(torch, each.dtype) for each in inputs]
-
-    def joined(self, steps: Sequence[StepRequest]) -> list[torch.Tensor]:
-        """Returns the inputs on the CPU, with the rows of all steps, whose other sizes are the same."""
-        parts = [step.data for step in steps if step.data is not None]
-        if len(parts) < len(steps):
-            each = [step.inputs if step.data is None else self.joined([step]) for step in steps]
-            return joined(each) if len(each) > 1 else each[0]
-        rows, bucket = sum(step.rows for step in steps), steps[0].bucket
-        assert isinstance(bucket, tuple)
-        return [
-            _of_bytes([part[place] for part in parts], dtype, (rows, *bucket[place]))
-            for place, dtype in enumerate(self._dtypes)
-        ]
-
-
-def _of_bytes(parts: Sequence[memoryview], dtype: torch.dtype, shape: Sequence[int]) -> torch.Tensor:
-    memory = aligned_bytes(sum(part.nbytes for part in parts))
-    at = 0
-    for part in parts:
-        memory[at : at + part.nbytes] = part
-        at += part.nbytes
-    return torch.frombuffer(memory, dtype=dtype).view(shape) if at else torch.empty(shape, dtype=dtype)
 
 
 class StepRunner:
@@ -159,7 +118,6 @@ class StepRunner:
         self._copy = copy
         self._outputs = list(zip([output.name for output in outputs], datatypes(outputs)))
         self._arguments = arguments_of(copy.method.call)
-        self._inputs = StepInputs(copy.method.call.inputs)
         self._counted = counted
         self.waited = 0.0
         self._joined = None if dimension is None else JoinedSteps(copy.method, dimension)
@@ -194,7 +152,7 @@ class StepRunner:
         model, device = self._copy.model, self._copy.device
         opened = [step.held.open(model, self._rows) for step in steps]
         started = time.perf_counter()
-        inputs = [tensor.to(device) for tensor in self._inputs.joined(steps)]
+        inputs = [tensor.to(device) for tensor in joined([step.inputs for step in steps])]
         moved = time.perf_counter()
         found, state = together.run(model, opened, inputs)
         state.write_back()
@@ -232,7 +190,7 @@ class StepRunner:
         """Runs a step. Raises what the model raises."""
         opened, device = request.held.open(self._copy.model, self._rows), self._copy.device
         started = time.perf_counter()
-        args, kwargs = self._arguments([tensor.to(device) for tensor in self._inputs.joined([request])])
+        args, kwargs = self._arguments([tensor.to(device) for tensor in request.inputs])
         moved = time.perf_counter()
         found = tensors_in(opened.session.methods[self._copy.method.name](*args, **kwargs))
         opened.session.synchronize()

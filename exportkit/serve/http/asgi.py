@@ -50,14 +50,7 @@ def make_app(
     infer = InferEndpoint(repository, options)
     inferences = [Route(path, infer, methods=["POST"]) for path in _INFER]
     router = Router([*inferences, *JsonRoutes(repository, options).routes(), *routes], redirect_slashes=False)
-    return make_application(router, options, middleware)
-
-
-def make_application(app: ASGIApp, options: HttpOptions, middleware: Sequence[Middleware] = ()) -> ASGIApp:
-    """Wraps an application in middleware, and turns every error of the two into the protocol's JSON.
-
-    The arguments are those of `make_app`.
-    """
+    app: ASGIApp = router
     for wrap in reversed(middleware):
         app = wrap(app)
     return _Application(app, options)
@@ -84,8 +77,8 @@ class _Application:
         scope["path"] = scope["path"].rstrip("/") or "/"
         headers: Mapping[str, str] | None = None
         try:
-            check_headers(scope, exchange.headers)
-            check_origin(scope["method"], exchange.headers)
+            _check_headers(scope, exchange.headers)
+            _check_origin(scope["method"], exchange.headers)
             await self._app(scope, exchange.receive, exchange.send)
             return
         except ServeError as error:
@@ -107,7 +100,7 @@ def _without_frames(error: ServeError) -> ServeError:
     return error.with_traceback(None)
 
 
-def check_headers(scope: Scope, headers: Mapping[str, str]) -> None:
+def _check_headers(scope: Scope, headers: Mapping[str, str]) -> None:
     """Refuses what two readers, such as a proxy and this server, could understand in two ways."""
     if scope["http_version"] == "0.9":
         raise BadRequestError("the request is not HTTP/1.1")
@@ -120,7 +113,7 @@ def check_headers(scope: Scope, headers: Mapping[str, str]) -> None:
                 raise BadRequestError(f"the request has the header {name} {names.count(name)} times", hint="Send one.")
 
 
-def check_origin(method: str, headers: Mapping[str, str]) -> None:
+def _check_origin(method: str, headers: Mapping[str, str]) -> None:
     """Refuses changes that a web page of another origin asks for. Its browser reaches even what listens on loopback.
 
     Browsers send Sec-Fetch-Site to loopback and over TLS only. Origin they send with each request but GET and HEAD. A

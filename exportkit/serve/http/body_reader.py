@@ -17,8 +17,6 @@ from exportkit.serve.statuses import BadRequestError, CancelledError, SlowClient
 
 _LARGEST_SMALL = 1 << 20  # bytes of the body of a small request, at most
 _FIRST_SIZE = 64 << 10  # bytes of the buffer of a body whose size is not known
-_MOST_JSON = 64 << 10  # bytes of JSON that are read before the binary data behind them
-_SMALL_REST = 64 << 10  # bytes of binary data that come with their JSON anyway
 
 
 @dataclass(frozen=True)
@@ -51,13 +49,6 @@ class BodyHead:
         )
 
     @property
-    def is_large(self) -> bool:
-        """Whether the JSON comes before so much binary data that it pays to read it first."""
-        if not self.json_length or self.json_length > _MOST_JSON:
-            return False
-        return self.size is None or self.size - self.json_length > _SMALL_REST
-
-    @property
     def size(self) -> int | None:
         """The bytes of the body, decompressed, if they are known before it is read."""
         return self.sent if self.coding is None else None
@@ -76,7 +67,6 @@ async def read_body(
     limit: int,
     options: HttpOptions,
     reserve: Callable[[int], None],
-    check: Callable[[memoryview], None] | None = None,
 ) -> memoryview:
     """Receives a body.
 
@@ -88,7 +78,6 @@ async def read_body(
         options: How slow it may come.
         reserve: Called with a number of bytes before that much more memory is used. It may refuse. Where the size is
             known, it was reserved before.
-        check: Called with the JSON before the rest of a large body is read. It may refuse.
 
     Returns:
         The body, decompressed, in memory that `body_buffer` chose.
@@ -103,37 +92,16 @@ async def read_body(
     if (head.sent or 0) > limit:
         raise too_large(limit)
     if fill is not None and head.size is not None:
-        memory, start = body_buffer(head.size, head.json_length), 0
+        memory = body_buffer(head.size, head.json_length)
         with _slow_bodies_refused(options) as clock:
-            if check is not None and head.is_large:
-                start = await _read_json(receive, head, memory, clock)
-                check(memory[: head.json_length])
-            if not await fill(memory[start:], clock.received):
-                raise client_left()
+            if not await fill(memory, clock.received):
+                raise _client_left()
         return memory
-    return await _read_chunks(receive, head, limit, options, reserve, check)
-
-
-async def _read_json(receive: Receive, head: BodyHead, memory: memoryview, clock: BodyClock) -> int:
-    """Receives the JSON of a body that is larger, into its memory. Returns the bytes that came."""
-    received = 0
-    while received < (head.json_length or 0):
-        clock.start_waiting()
-        chunk, _ = _chunk(await receive())
-        clock.stop_waiting(len(chunk))
-        memory[received : received + len(chunk)] = chunk
-        received += len(chunk)
-    clock.start_waiting()
-    return received
+    return await _read_chunks(receive, head, limit, options, reserve)
 
 
 async def _read_chunks(
-    receive: Receive,
-    head: BodyHead,
-    limit: int,
-    options: HttpOptions,
-    reserve: Callable[[int], None],
-    check: Callable[[memoryview], None] | None,
+    receive: Receive, head: BodyHead, limit: int, options: HttpOptions, reserve: Callable[[int], None]
 ) -> memoryview:
     """Receives a body whose size is not known before, or from a server that has no `fill`."""
     buffer = _Buffer(head, limit, reserve)
@@ -153,9 +121,6 @@ async def _read_chunks(
                 for piece in inflater.pieces(chunk):
                     buffer.write(piece)
                     await asyncio.sleep(0)  # a small chunk can inflate to much: others get their turn
-            if check is not None and head.is_large and len(buffer.filled) >= (head.json_length or 0):
-                check(buffer.filled[: head.json_length])
-                check = None
     if inflater is not None:
         inflater.end()
     if head.sent is not None and received != head.sent:
@@ -179,11 +144,11 @@ def too_large(limit: int) -> TooLargeError:
 
 def _chunk(message: Message) -> tuple[bytes, bool]:
     if message["type"] == "http.disconnect":
-        raise client_left()
+        raise _client_left()
     return message.get("body", b""), message.get("more_body", False)
 
 
-def client_left() -> CancelledError:
+def _client_left() -> CancelledError:
     """Returns the error for a client that went away before its request was complete."""
     return CancelledError("the client went away before its request was complete")
 

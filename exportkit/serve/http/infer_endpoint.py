@@ -7,17 +7,16 @@ from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from functools import partial
 
-from msgspec.structs import replace
 from starlette.types import Receive, Scope, Send
 
 from exportkit.serve.engine.repository import Repository
 from exportkit.serve.engine.served_package import Named
 from exportkit.serve.http.answer_sending import encoded_answer, maybe_in_thread, send_answer
 from exportkit.serve.http.body_reader import BodyHead, read_body, too_large
-from exportkit.serve.http.exchange import WATCH, HttpOptions, headers_of
-from exportkit.serve.protocol.http_request import BodyRules, parse_body, start_in
+from exportkit.serve.http.exchange import WATCH, HttpOptions
+from exportkit.serve.protocol.http_request import BodyRules, parse_body
 from exportkit.serve.protocol.inference import InferAnswer, InferRequest, SequenceStep
-from exportkit.serve.protocol.parameters import OutputForms, start_in_headers
+from exportkit.serve.protocol.parameters import OutputForms
 from exportkit.serve.request_record import RequestRecord
 from exportkit.serve.statuses import CancelledError, NotReadyError
 
@@ -47,10 +46,10 @@ class InferEndpoint:
         head = BodyHead.of(scope)
         model = self._repository.named(wanted["model"], wanted.get("version", ""))
         record.model, record.version = model.name, model.version
-        limit = limit_of(head, model.body_rules)
+        limit = _limit_of(head, model.body_rules)
         with ExitStack() as room:
             room.enter_context(model.admit(head.size or 0))
-            receiving = self._body(head, scope, receive, model, limit, room, record)  # nothing here keeps the body
+            receiving = self._body(head, scope, receive, model, limit, room)  # nothing here keeps the body
             forms, step, answer = await self._infer(head, await receiving, scope, receive, model, record)
         record.timing = answer.timing
         try:
@@ -63,31 +62,15 @@ class InferEndpoint:
         await send_answer(send, encoded, scope)
 
     async def _body(
-        self,
-        head: BodyHead,
-        scope: Scope,
-        receive: Receive,
-        model: Named,
-        limit: int,
-        room: ExitStack,
-        record: RequestRecord,
+        self, head: BodyHead, scope: Scope, receive: Receive, model: Named, limit: int, room: ExitStack
     ) -> memoryview:
         """Receives the body, and makes room for what its headers do not say."""
-        begins = any(rules.sequences for rules in model.body_rules.meant)
-        if begins and (start := start_in_headers(headers_of(scope))) is not None:
-            model.check_start(replace(start, owner=record.client))
-
-        def check(text: memoryview) -> None:
-            """Refuses a sequence that cannot begin before its tensors come."""
-            if (start := start_in(text)) is not None:
-                record.sequence = start.ids[0]
-                model.check_start(replace(start, owner=record.client))
 
         def reserve(size: int) -> None:
             with suppress(NotReadyError):  # what was accepted is answered, even if the server drains since
                 room.enter_context(model.admit(size))
 
-        return await read_body(scope, receive, head, limit, self._options, reserve, check if begins else None)
+        return await read_body(scope, receive, head, limit, self._options, reserve)
 
     async def _infer(
         self, head: BodyHead, body: memoryview, scope: Scope, receive: Receive, model: Named, record: RequestRecord
@@ -104,7 +87,7 @@ class InferEndpoint:
         return parsed.forms, request.sequence, answer
 
 
-def limit_of(head: BodyHead, rules: BodyRules) -> int:
+def _limit_of(head: BodyHead, rules: BodyRules) -> int:
     """Returns the most bytes that a body of the model can need. Raises TooLargeError for one that will be larger."""
     largest, elements = rules.largest
     text = _JSON_BYTES + _ELEMENT_TEXT * elements
@@ -132,7 +115,7 @@ async def _while_connected(scope: Scope, receive: Receive, model: Named, request
         if not gone:
             raise
         answering.uncancel()
-        raise unanswered() from None
+        raise _unanswered() from None
     finally:
         stop()
 
@@ -142,7 +125,7 @@ def _watching(scope: Scope, receive: Receive, leave: Callable[[], None]) -> Call
     if (watch := scope.get("extensions", {}).get(WATCH)) is not None:
         if not watch(leave):
             watch(None)
-            raise unanswered()
+            raise _unanswered()
         return partial(watch, None)
 
     async def wait() -> None:
@@ -153,6 +136,6 @@ def _watching(scope: Scope, receive: Receive, leave: Callable[[], None]) -> Call
     return asyncio.ensure_future(wait()).cancel
 
 
-def unanswered() -> CancelledError:
+def _unanswered() -> CancelledError:
     """Returns the error for a client that went away."""
     return CancelledError("the client went away before its request was answered")

@@ -7,13 +7,12 @@ import contextlib
 import logging
 import socket
 import ssl
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 
 from starlette.types import ASGIApp
 
 from exportkit.serve.listeners import Acceptor
-from exportkit.serve.operations.asgi_request import AsgiRequest
 from exportkit.serve.operations.connection_limits import ConnectionLimits, Refused, TooManyConnectionsError
 from exportkit.serve.operations.http_connection import ConnectionSetup, HttpConnection
 from exportkit.serve.operations.tls import Tls
@@ -28,14 +27,7 @@ _log = logging.getLogger(__name__)
 class HttpServer:
     """Answers connections with an ASGI application. Made in the event loop that runs it."""
 
-    def __init__(
-        self,
-        app: ASGIApp,
-        limits: ConnectionLimits,
-        refused: Refused,
-        tls: Tls | None,
-        short: Callable[[AsgiRequest], bool] | None = None,
-    ) -> None:
+    def __init__(self, app: ASGIApp, limits: ConnectionLimits, refused: Refused, tls: Tls | None) -> None:
         """Answers what `listen` accepts.
 
         Args:
@@ -43,9 +35,8 @@ class HttpServer:
             limits: What a connection may do.
             refused: Is told of refusals that the application does not see.
             tls: None: no TLS.
-            short: As in ConnectionSetup.
         """
-        self._setup = ConnectionSetup(app, limits, refused, short)
+        self._setup = ConnectionSetup(app, limits, refused)
         self._tls = None if tls is None else tls.context
         self._arriving: set[asyncio.Task[None]] = set()
         self._stopping = False

@@ -18,7 +18,7 @@ import msgspec
 from msgspec import Raw, Struct
 
 from exportkit.serve.protocol.datatypes import item_size, shortened, shown
-from exportkit.serve.protocol.inference import InferRequest, InputTensor, SequenceStart
+from exportkit.serve.protocol.inference import InferRequest, InputTensor
 from exportkit.serve.protocol.parameters import (
     OutputForm,
     OutputForms,
@@ -39,8 +39,6 @@ HEADER_LENGTH = "Inference-Header-Content-Length"
 _MOST_DIGITS = 18  # what fits 64 bits; int() would be slow for very many
 _MOST_TENSORS = 1024  # in a request
 _MOST_TEXT = 1 << 20  # bytes of the JSON of parameters, and of requested outputs
-_REMEMBERED = 256  # texts
-_REMEMBERED_BYTES = 4096  # of a text, at most: requests whose data is binary have a few hundred
 
 T = TypeVar("T")
 
@@ -56,7 +54,6 @@ class BodyRules:
             unless no other size varies.
         max_bytes: The most bytes that the inputs may have together.
         name: The name of the model that answers.
-        sequences: Whether a request may begin a sequence.
         methods: The rules of each method that the parameter `method` may name.
     """
 
@@ -65,14 +62,13 @@ class BodyRules:
     batched: bool
     max_bytes: int
     name: str = ""
-    sequences: bool = False
     methods: Mapping[str, BodyRules] = field(default_factory=dict)
 
     @classmethod
     def of(cls, metadata: Mapping[str, Any], max_bytes: int) -> BodyRules:
         """Returns the rules of a model with this metadata."""
         inputs, outputs, batched = metadata["inputs"], metadata["outputs"], metadata["batching"]["enabled"]
-        return cls(inputs, outputs, batched, max_bytes, metadata["name"], "sequences" in metadata)
+        return cls(inputs, outputs, batched, max_bytes, metadata["name"])
 
     def of_method(self, method: str | None) -> BodyRules:
         """Returns the rules of the method that a request names. The model refuses one that it does not have."""
@@ -138,7 +134,7 @@ def parse_body(body: memoryview, header_length: int | None, rules: BodyRules) ->
     if header_length == 0:
         return _without_json(body, rules)
     text = body if header_length is None else body[:header_length]
-    head = _head_of(text)
+    head = _read_head(text)
     when = head.scheduling
     rules = rules.of_method(when.method)
     _check_forms(head.forms, rules.outputs)
@@ -146,21 +142,6 @@ def parse_body(body: memoryview, header_length: int | None, rules: BodyRules) ->
     wanted = tuple(head.forms.named) or None
     request = InferRequest(inputs, wanted, head.id, when.priority, when.timeout, when.sequence, when.method)
     return ParsedBody(request, head.forms, rules.name)
-
-
-def start_in(text: memoryview) -> SequenceStart | None:
-    """Returns the sequence that a request begins, from the JSON before its binary data; None: it begins none.
-
-    Raises:
-        BadRequestError: The JSON breaks the protocol.
-        NotOfferedError: It asks for a part of the protocol that is not offered.
-    """
-    head = _head_of(text)
-    step = head.scheduling.sequence
-    if step is None or not step.start:
-        return None
-    shapes = tuple((each.spec.name, each.spec.shape) for each in head.inputs)
-    return SequenceStart((step.id,), method=head.scheduling.method, shapes=shapes)
 
 
 def _without_json(body: memoryview, rules: BodyRules) -> ParsedBody:
@@ -256,14 +237,10 @@ class _Head:
     scheduling: Scheduling
 
 
-def _head_of(text: memoryview) -> _Head:
-    return _read_head(text) if text.nbytes > _REMEMBERED_BYTES else _remembered_head(bytes(text))
-
-
 def _read_head(text: memoryview) -> _Head:
     message = _decoded(_REQUEST, text, "the request")
     # Another reader, such as a proxy, could have seen another of two values than this one. A decoder of structures
-    # takes the last of them, so each object is read once more for its keys. (_remembered_head spares most requests it.)
+    # takes the last of them, so each object is read once more for its keys.
     _decoded(_OBJECT, text, "the request")
     parameters = _parameters(message.parameters, "the request")
     default = OutputForm(truth("the request", parameters, "binary_data_output", False))
@@ -278,12 +255,6 @@ def _read_head(text: memoryview) -> _Head:
     inputs = tuple(map(_input_head, _tensors(_INPUTS, message.inputs, "inputs")))
     check_names("input", (head.spec.name for head in inputs))
     return _Head(inputs, OutputForms(default, forms), message.id or "", scheduling(parameters))
-
-
-@functools.lru_cache(maxsize=_REMEMBERED)
-def _remembered_head(text: bytes) -> _Head:
-    """Reads a text once. Clients send the same text again and again, with other data."""
-    return _read_head(memoryview(text))
 
 
 def _input_head(tensor: _Input) -> _InputHead:

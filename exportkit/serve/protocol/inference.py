@@ -33,22 +33,6 @@ class SequenceStep(msgspec.Struct, frozen=True):
     owner: str = ""
 
 
-class SequenceStart(msgspec.Struct, frozen=True):
-    """What is known of a request that begins a sequence before its tensors are read.
-
-    Attributes:
-        ids: The sequence's id, or what it may be where only its text is known.
-        owner: As in SequenceStep.
-        method: As in InferRequest.
-        shapes: The shape of each input by name, as far as they are known.
-    """
-
-    ids: tuple[int | str, ...]
-    owner: str = ""
-    method: str | None = None
-    shapes: tuple[tuple[str, tuple[int, ...]], ...] = ()
-
-
 class InferRequest(msgspec.Struct, frozen=True):
     """A request, whose inputs fit their datatypes and shapes. Whether the model takes them is not checked yet.
 

@@ -5,18 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
-from urllib.parse import unquote
 
 from exportkit.serve.protocol.datatypes import BINARY_ONLY, shown
-from exportkit.serve.protocol.inference import SequenceStart, SequenceStep
+from exportkit.serve.protocol.inference import SequenceStep
 from exportkit.serve.statuses import BadRequestError, NotOfferedError
 
 _MOST = (1 << 64) - 1  # the protocol's numbers are uint64
 _MICROSECOND = 1e-6
 _MOST_ID = 128  # characters, as Triton has it
 
-SEQUENCE_ID, SEQUENCE_START = "x-session-id", "x-session-start"
-"""HTTP headers that repeat two parameters of a step, for who decides before the body is read, or cannot read it."""
+SEQUENCE_ID = "x-session-id"
+"""The HTTP header that repeats the sequence's id, for proxies, which cannot read it."""
 
 
 @dataclass(frozen=True)
@@ -149,19 +148,6 @@ def _sequence(parameters: Mapping[str, Any]) -> SequenceStep | None:
             hint="It is a number from 1 on, or a text.",
         )
     return None
-
-
-def start_in_headers(headers: Mapping[str, Any]) -> SequenceStart | None:
-    """Returns the sequence that a client says to begin, in HTTP headers or gRPC's metadata; None: it does not say so.
-
-    `x-session-start: true` says it, and `x-session-id` which, percent-encoded: whether 7 is a number or a text is not
-    known. What counts are the request's parameters. These headers are for those who decide before they can read them.
-    """
-    if headers.get(SEQUENCE_START) != "true":
-        return None
-    given = unquote(str(headers.get(SEQUENCE_ID, "")))
-    number = given.isascii() and given.isdigit() and len(given) <= len(str(_MOST))
-    return SequenceStart((given, int(given)) if number else (given,)[: bool(given)])
 
 
 def check_names(kind: str, names: Iterable[str]) -> None:

@@ -13,7 +13,6 @@ from exportkit.serve.engine.repository import Repository
 from exportkit.serve.listeners import Acceptor, open_port
 from exportkit.serve.rpc.health_service import HealthService
 from exportkit.serve.rpc.http2_connection import PREFACE_SECONDS, Connections, Http2Connection
-from exportkit.serve.rpc.infer_stream import Count
 from exportkit.serve.rpc.inference_service import InferenceService
 from exportkit.serve.rpc.message_classes import HEALTH, INFERENCE, methods
 from exportkit.serve.rpc.rpc_calls import Allow, Answer, Observe, RpcCall, answer_call
@@ -38,7 +37,6 @@ class RpcOptions:
         tls: TLS, which offers HTTP/2. None: no TLS.
         allow: Says whether a value of `authorization` is allowed. None: everybody may call.
         observe: Gets each request when it is over.
-        count: Counts answered steps of streams in place of `observe`.
         max_held: The most bytes of messages that wait or are not complete; of the largest model's at least.
         max_connections: The most connections that are open at the same time. More are closed at once.
     """
@@ -48,7 +46,6 @@ class RpcOptions:
     tls: ssl.SSLContext | None = None
     allow: Allow | None = None
     observe: Observe | None = None
-    count: Count | None = None
     max_held: int = 1 << 30
     max_connections: int = 1024
 
@@ -68,7 +65,7 @@ class GrpcServer:
         """
         self._health = HealthService(repository, options.allow)
         largest = max([_SMALLEST_LIMIT, *(model.max_body for model in repository.models())]) + _HEADROOM
-        self._inference = InferenceService(repository, options.observe, options.count)
+        self._inference = InferenceService(repository, options.observe)
         self._handlers = _Handlers(self._inference, self._health, options)
         most = min(largest, _LARGEST_LIMIT)
         self._setup = Connections(self._begin, most, max(options.max_held, 2 * most))

@@ -37,7 +37,6 @@ _MOST_FIELDS = 4096
 _MOST_INPUTS = 1024
 _MOST_FIELDS_OF_AN_INPUT = 256
 _MOST_BYTES = 256 << 10  # of names, datatypes, shapes and parameters
-_REMEMBERED, _REMEMBERED_BYTES = 256, 4096  # messages without their elements, and bytes of each at most
 
 # The field of InferTensorContents of each datatype. There is none for 16-bit floats.
 _TYPED: Mapping[str, str] = {
@@ -75,7 +74,7 @@ class ReceivedRequest:
             NotOfferedError: It asks for a part of the protocol that is not offered.
         """
         described, self._raw = split(data, _RAW_INPUTS, _MOST_FIELDS)
-        self._head = head = _head_of(described, len(self._raw))
+        self._head = head = _read_head(described, len(self._raw))
         self.model, self.version = head.model, head.version
         self.size, self.method = head.size, head.scheduling.method
         # In another thread, a step of a sequence could be read later than the one behind it in its stream.
@@ -152,20 +151,8 @@ class _Head:
     work: int
 
 
-def _head_of(described: Data, raw: int) -> _Head:
-    """Reads a message without its `raw_input_contents`, of which there are so many."""
-    if len(described) > _REMEMBERED_BYTES:
-        return _read_head(described, raw)
-    return _remembered_head(bytes(described), raw)
-
-
-@lru_cache(_REMEMBERED)
-def _remembered_head(described: bytes, raw: int) -> _Head:
-    """Reads it once. Clients send the same again and again, with other elements."""
-    return _read_head(described, raw)
-
-
 def _read_head(described: Data, raw: int) -> _Head:
+    """Reads a message without its `raw_input_contents`, of which there are so many."""
     head, inputs = split(described, _INPUTS, _MOST_FIELDS)
     message = read_message(_REQUEST, _plain(head))
     sources = tuple(_sources(inputs, raw, _MOST_BYTES - len(head)))

@@ -122,12 +122,7 @@ class SequenceTable(Generic[P, S]):
         """Yields the sequences that have not ended, the oldest first."""
         return iter(list(self._live))
 
-    def check(self, key: Hashable, size: int) -> None:
-        """Checks whether a sequence could begin now.
-
-        Raises:
-            SequencesFullError: There are as many sequences or bytes as there may be.
-        """
+    def _check_room(self, key: Hashable, size: int) -> None:
         old = self._open.get(key)
         leaves = old is not None and not old.busy
         count, held = self.count - leaves, self.size - (old.size if old is not None and leaves else 0)
@@ -146,7 +141,7 @@ class SequenceTable(Generic[P, S]):
         Raises:
             SequencesFullError: There are as many sequences or bytes as there may be. Nothing was changed.
         """
-        self.check(key, size)
+        self._check_room(key, size)
         old = self._open.get(key)
         if old is not None:
             self._close(old, "restarted")
@@ -171,10 +166,6 @@ class SequenceTable(Generic[P, S]):
         if found is None:
             raise NoSequenceError(self._known.get(key))
         return found
-
-    def get(self, key: Hashable) -> OpenSequence[P, S] | None:
-        """Returns the sequence that takes the next step of this key; None: there is none."""
-        return self._open.get(key)
 
     def submit(self, sequence: OpenSequence[P, S], step: S, *, last: bool) -> bool:
         """Adds a step to a sequence that takes steps. Returns whether it may run now.

@@ -14,7 +14,6 @@ from exportkit.serve.protocol.inference import (
     InferRequest,
     InferTiming,
     OutputTensor,
-    SequenceStart,
     SequenceStep,
 )
 from exportkit.serve.statuses import (
@@ -121,21 +120,13 @@ class FakeModel:
 
 
 class Remembers(FakeModel):
-    """A model with state. While it is `full`, no sequence but `known` begins."""
+    """A model with state."""
 
     stateful = True
-    full = False
-    known: int | str = "known"
 
     def __init__(self, *given: Any) -> None:
         super().__init__(*given)
-        self.starts: list[SequenceStart] = []  # that were asked for before their tensors came
         self.given_up: list[SequenceStep] = []
-
-    def check_start(self, start: SequenceStart) -> None:
-        self.starts.append(start)
-        if self.full and self.known not in start.ids:
-            raise QueueFullError("there are as many sequences as there may be")
 
     def give_up(self, step: SequenceStep) -> None:
         self.given_up.append(step)

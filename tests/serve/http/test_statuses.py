@@ -7,6 +7,7 @@ import gc
 import logging
 from typing import Any
 
+import numpy as np
 import pytest
 from starlette.exceptions import HTTPException
 from starlette.responses import PlainTextResponse
@@ -15,10 +16,11 @@ from starlette.routing import Route
 from exportkit.serve.http.asgi import make_app
 from exportkit.serve.http.body_reader import BodyHead
 from exportkit.serve.http.exchange import HttpOptions
+from exportkit.serve.protocol.inference import SequenceStep
 from exportkit.serve.request_record import RequestRecord
 from exportkit.serve.statuses import UnauthorizedError
 from tests.serve.http.asking import Reply, ask, asked, infer_body
-from tests.serve.http.doubles import FakeRepository
+from tests.serve.http.doubles import FakeRepository, Remembers
 
 INFER = "/v2/models/echo/infer"
 FLOATS = infer_body(("x", "FP32", [2], bytes(8)))
@@ -425,3 +427,15 @@ def test_a_refusal_that_cannot_be_sent(app: Any) -> None:
 
     record = ask(breaking, "GET", "/nowhere").scope["exportkit"]
     assert record.error.reason == "invalid"
+
+
+def test_an_answer_that_cannot_be_written_ends_its_sequence() -> None:
+    model = Remembers("echo", {"x": ("FP32", [-1])}, 1000)
+    app, nan = make_app(FakeRepository(model), HttpOptions()), np.array([np.nan], np.float32).tobytes()
+    body, headers = infer_body(("x", "FP32", [1], nan), parameters={"sequence_id": 7, "binary_data_output": False})
+    reply = ask(app, "POST", INFER, body, headers)
+    assert (reply.status, "NaN" in reply.error) == (400, True)
+    assert model.given_up == [SequenceStep(7)]
+    body, headers = infer_body(("x", "FP32", [1], nan), parameters={"binary_data_output": False})
+    assert ask(app, "POST", INFER, body, headers).status == 400
+    assert len(model.given_up) == 1

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import json
 import socket
-import time
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing, contextmanager
+from contextlib import closing
 
-import grpc
 import numpy as np
 import pytest
 import tritonclient.grpc
@@ -67,50 +64,6 @@ def test_clients_cannot_send_such_ids(server: ServerProcess, protocol, sequence)
     with client, pytest.raises(InferenceServerException, match="`sequence_id`"):
         client.infer("recorder.push", given(protocol, 0, 0), headers=bearer(), **which(sequence, 0))
     assert there(server) == 0
-
-
-@contextmanager
-def full(server: ServerProcess) -> Iterator[None]:
-    """While it has as many sequences as it may."""
-    with tritonclient.http.InferenceServerClient(clients(server)[tritonclient.http]) as client:
-
-        def ask(step: int) -> None:
-            for sequence in range(1, 41):
-                tensors = given(tritonclient.http, 0, step)
-                client.infer("recorder.push", tensors, headers=bearer(), **which(sequence, step, 1))
-
-        ask(0)
-        yield
-        ask(1)
-
-
-def test_who_says_in_a_header_that_a_sequence_begins_is_refused_without_a_body(server: ServerProcess):
-    key = f"authorization: Bearer {ONE}\r\n"
-    head = f"POST {PUSH} HTTP/1.1\r\nhost: h\r\n{key}content-length: 100\r\nx-session-start: true\r\n"
-    with full(server):
-        for named in ("", "x-session-id: 41\r\n", "x-session-id: text\r\n", "expect: 100-continue\r\n"):
-            with socket.create_connection(server.address, timeout=60) as client:
-                client.sendall((head + named + "\r\n").encode())
-                assert client.recv(65536).startswith(b"HTTP/1.1 429 ")
-        with socket.create_connection(server.address, timeout=60) as client:  # this one would begin in its own place
-            client.sendall((head + "x-session-id: 40\r\nexpect: 100-continue\r\n\r\n").encode())
-            assert client.recv(65536).startswith(b"HTTP/1.1 100 ")
-
-
-def test_who_says_it_in_metadata_is_refused_without_a_message(server: ServerProcess):
-    def never() -> Iterator[bytes]:
-        time.sleep(30)
-        yield b""
-
-    with full(server), grpc.insecure_channel(server.started["grpc"]) as channel:
-        infer = channel.stream_unary("/inference.GRPCInferenceService/ModelInfer")
-        metadata = [*bearer().items(), ("x-session-start", "true"), ("x-session-id", "41")]
-        began = time.monotonic()
-        with pytest.raises(grpc.RpcError) as refused:
-            infer(never(), metadata=metadata, timeout=20)
-        assert refused.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
-        assert "at most 40 may be" in refused.value.details()
-        assert time.monotonic() - began < 15
 
 
 def test_of_clients_that_begin_together_as_many_do_as_may(server: ServerProcess):
