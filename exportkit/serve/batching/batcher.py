@@ -115,42 +115,23 @@ class Batcher(Generic[T]):
         if first or lane.rows >= self._max_rows:
             self._list_head(lane)
 
-    def take(self, now: float, *, ahead: bool = False, most: float = math.inf) -> Batch[T] | None:
-        """Returns what a free runner should run now, or None. Late requests are never in it: see `late`.
-
-        With `ahead`, all runners are busy and the caller prepares the next batch. It gets one only if the batch could
-        not grow by waiting: as many rows wait for it as it may have, or its requests run one by one. And only if it is
-        known to take at most `most` seconds.
-        """
+    def take(self, now: float) -> Batch[T] | None:
+        """Returns what a free runner should run now, or None. Late requests are never in it: see `late`."""
         self._end_delays(now)
         while True:
-            passed_over = self._passed_over
             first = self._choose()
             if first is None:
                 return None
             lane = first.lane
-            if ahead and not (self._is_full(lane) and self._is_known(first, now, most)):
-                self._passed_over = passed_over
-                return None
             tickets = self._fill(first, now)
             if tickets:
                 return Batch(lane.bucket, tickets, now)
 
     def finished(self, batch: Batch[T], seconds: float) -> None:
         """Records how long a batch took, for expecting which requests will be late, and which gain by a batch."""
-        self.ran(batch.bucket, len(batch.tickets), batch.rows, seconds, batch.taken + seconds)
-
-    def ran(self, bucket: Hashable, requests: int, rows: int, seconds: float, now: float) -> None:
-        """Records likewise how long requests took which ended now, and need not have been in the queue."""
-        self._estimates.record(bucket, rows, seconds, now)
+        self._estimates.record(batch.bucket, batch.rows, seconds, batch.taken + seconds)
         if self._max_rows > 1:
-            self._benefit.record(bucket, requests, rows, seconds)
-
-    def is_quick(self, bucket: Hashable, rows: int, now: float, most: float) -> bool:
-        """Whether a request that did not wait could run alone now, and would probably take at most so many seconds."""
-        if self._waiters or self._limits.max_delay > 0 or not 1 <= rows <= self._max_rows:
-            return False
-        return 0 < self._estimates.seconds(bucket, rows, now) <= most
+            self._benefit.record(batch.bucket, len(batch.tickets), batch.rows, seconds)
 
     def cancel(self, ticket: Ticket[T]) -> bool:
         """Removes a request that waits. Returns False if it runs or ran."""
@@ -205,21 +186,6 @@ class Batcher(Generic[T]):
         if ticket.deadline is None:
             return math.inf
         return ticket.deadline - self._estimates.seconds(ticket.bucket, ticket.rows, now)
-
-    def can_run_ahead(self, bucket: Hashable) -> bool:
-        """Whether `take` may return a batch of this bucket ahead."""
-        lane = self._lanes.get(bucket)
-        return lane is not None and self._is_full(lane)
-
-    def _is_full(self, lane: Lane[T]) -> bool:
-        """Whether the next batch of a lane would not grow by waiting."""
-        return lane.rows >= self._max_rows or (self._measured and self._benefit.runs_alone(lane.bucket))
-
-    def _is_known(self, first: Waiter[T], now: float, most: float) -> bool:
-        """Whether the batch that begins with a request is known to take at most so many seconds."""
-        lane = first.lane
-        rows = first.ticket.rows if self._benefit.runs_alone(lane.bucket) else min(lane.rows, self._max_rows)
-        return most == math.inf or 0 < self._estimates.seconds(lane.bucket, rows, now) <= most
 
     def _may_run(self, lane: Lane[T]) -> bool:
         return not self._limits.max_delay > 0 or lane.overdue > 0 or lane.rows >= self._max_rows

@@ -199,11 +199,6 @@ class ModelCopy:
         """Whether it can be called: its worker process, if it has one, runs."""
         return self.shared.alive and not self._left
 
-    @property
-    def is_here(self) -> bool:
-        """Whether it runs in the thread that calls it, and not in a worker process or on a device of its own."""
-        return self.device.type == "cpu" and not isinstance(self.model, IsolatedModel)
-
     def recorded(self) -> Iterator[LoadedCall]:
         """Yields the recorded calls of the method. Those with troublesome values are for `verify`."""
         for place, case in enumerate(self.model.manifest.cases):

@@ -16,7 +16,7 @@ from exportkit.package.manifest import Call, Manifest
 from exportkit.serve.batching.batcher import Batcher
 from exportkit.serve.engine.accepted import AcceptedRequests, Admission, WaitingStep
 from exportkit.serve.engine.checked_request import CheckedRequest, RequestPlan
-from exportkit.serve.engine.dispatcher import Dispatcher, batches_ahead
+from exportkit.serve.engine.dispatcher import Dispatcher
 from exportkit.serve.engine.execution import BatchResult, BatchRunner
 from exportkit.serve.engine.home import Answering, Home, PackageMethods
 from exportkit.serve.engine.loaded_package import LoadedCopies
@@ -115,7 +115,7 @@ class ServedModel:
             for copy in copies:
                 kind = partial(StepRunner, dimension=batched.name if batched else None) if stateful else BatchRunner
                 make_runner = partial(kind, copy, self.call.outputs, counted, warm_up=loaded.warm_up)
-                dispatcher.start(copy, make_runner, described.runners, ahead=0 if stateful else batches_ahead(copies))
+                dispatcher.start(copy, make_runner, described.runners)
         self._accepted = AcceptedRequests()
         self._leaving: str | None = None  # why no new request is accepted
         self._closed = False
