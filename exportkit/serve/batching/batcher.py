@@ -35,16 +35,14 @@ class Batcher(Generic[T]):
     No request waits while a runner is free, unless `max_delay` says so. A batch is closed when a runner takes it.
     """
 
-    def __init__(self, limits: BatchLimits, max_rows: int, *, measured: bool = True) -> None:
+    def __init__(self, limits: BatchLimits, max_rows: int) -> None:
         """Nothing waits.
 
         Args:
             limits: The limits.
             max_rows: The most rows of a batch; 1 where the model is not batched. The limits may lower it.
-            measured: Whether requests run one by one where that is faster. If not, or with `max_delay`, never.
         """
         self._limits = limits
-        self._measured = measured and limits.max_delay <= 0
         self._max_rows = max_rows if limits.max_rows is None else min(max_rows, limits.max_rows)
         self._estimates = Estimates()
         self._benefit = BatchBenefit()
@@ -266,7 +264,7 @@ class Batcher(Generic[T]):
 
     def _decide_together(self, bucket: Hashable) -> bool:
         """Decides whether a request runs with others. With `max_delay`, it was asked for."""
-        return not self._measured or self._benefit.decide_together(bucket)
+        return self._limits.max_delay > 0 or self._benefit.decide_together(bucket)
 
     def _ready_by(self, deadline: float, bucket: Hashable, rows: int, now: float, *, alone: bool) -> bool:
         return alone or deadline == math.inf or now + self._estimates.seconds(bucket, rows, now) < deadline

@@ -24,7 +24,6 @@ from exportkit.serve.engine.model_description import DEFAULT_PRIORITY
 from exportkit.serve.engine.own_thread import in_own_thread
 from exportkit.serve.engine.queued_request import Answered
 from exportkit.serve.engine.served_sequences import ServedSequences
-from exportkit.serve.engine.state_rows import in_blocks
 from exportkit.serve.engine.statistics import Statistics
 from exportkit.serve.engine.steps import StepRequest, StepRunner
 from exportkit.serve.process_settings import give_freed_memory_back
@@ -106,11 +105,7 @@ class ServedModel:
             home.models[self.method] = self
             limits = replace(limits, max_queued_rows=sys.maxsize, max_queued_bytes=sys.maxsize)
         batched = described.batching.dimension
-        # Steps whose state lies in blocks are joined at next to no cost, which the first, slow ones would not show.
-        measured = not (stateful and in_blocks(self.manifest, batched.name if batched else None))
-        self._dispatchers = [
-            Dispatcher(Batcher(limits, described.batching.max_rows, measured=measured), counted) for _ in queues
-        ]
+        self._dispatchers = [Dispatcher(Batcher(limits, described.batching.max_rows), counted) for _ in queues]
         for dispatcher, copies in zip(self._dispatchers, queues):
             for copy in copies:
                 kind = partial(StepRunner, dimension=batched.name if batched else None) if stateful else BatchRunner

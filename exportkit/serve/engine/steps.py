@@ -13,12 +13,12 @@ from exportkit.errors import ExportkitError, ModelClosedError
 from exportkit.package.manifest import TensorOutput
 from exportkit.runtime.model import Model
 from exportkit.runtime.requests import joined
+from exportkit.runtime.session import Session
 from exportkit.serve.engine.checked_request import CheckedRequest, arguments_of, bytes_of, datatypes
 from exportkit.serve.engine.execution import BatchResult, failure_of, parts_of
 from exportkit.serve.engine.model_copy import ModelCopy, tensors_in
-from exportkit.serve.engine.state_rows import StateRows
 from exportkit.serve.engine.statistics import Statistics
-from exportkit.serve.engine.step_batches import JoinedSteps, OpenState
+from exportkit.serve.engine.step_batches import JoinedSteps
 from exportkit.serve.engine.warm_up import recorded_sequence
 from exportkit.serve.protocol.inference import InferTiming, OutputTensor
 from exportkit.serve.statuses import SequenceError, ServeError
@@ -37,7 +37,7 @@ class HeldSession:
         """Has no session yet. `sizes` are those of the state's dimensions."""
         self.sizes = sizes
         self._lock = threading.Lock()
-        self._opened: OpenState | None = None
+        self._session: Session | None = None
         self._model: Model | None = None
         self._closed = False
 
@@ -47,38 +47,26 @@ class HeldSession:
         return self._model is not None and not self._model.alive
 
     @property
-    def block(self) -> int:
-        """The number of the block of memory that has its rows; 0: none has. Those of one block run side by side."""
-        opened = self._opened
-        return 0 if opened is None or opened.rows is None else id(opened.rows.block)
-
-    @property
     def closed(self) -> bool:
         """Whether the sequence ended."""
         return self._closed
 
-    def open(self, model: Model, rows: StateRows | None = None) -> OpenState:
-        """Returns the session, which it makes if there is none. Raises the errors of `Model.session`.
-
-        `rows` has memory for those whose steps run together. Who runs a step keeps what this returns until it is over.
-        """
+    def open(self, model: Model) -> Session:
+        """Returns the session, which it makes if there is none. Raises the errors of `Model.session`."""
         with self._lock:
             if self._closed:
                 raise SequenceError(_ENDED, hint=AGAIN)
-            if self._opened is None:
-                self._model = model
-                self._opened = (
-                    OpenState(model.session(**self.sizes)) if rows is None else OpenState(*rows.open(self.sizes))
-                )
-            return self._opened
+            if self._session is None:
+                self._model, self._session = model, model.session(**self.sizes)
+            return self._session
 
     def close(self) -> None:
         """Frees the state, after a step that runs. May block for a moment."""
         with self._lock:
             self._closed = True
-            if self._opened is not None:
-                self._opened.session.close()
-                self._opened = None
+            if self._session is not None:
+                self._session.close()
+                self._session = None
 
 
 class StepRequest(CheckedRequest):
@@ -121,7 +109,6 @@ class StepRunner:
         self._counted = counted
         self.waited = 0.0
         self._joined = None if dimension is None else JoinedSteps(copy.method, dimension)
-        self._rows = None if dimension is None else copy.shared.state_rows(dimension)
         copy.model.use_own_stream()
         case = recorded_sequence(copy.model, copy.method.name) if warm_up else None
         if case is not None:
@@ -136,7 +123,6 @@ class StepRunner:
             going = [place for place, step in enumerate(steps) if not step.held.closed]  # others would fail together
             if len(going) > 1:
                 try:
-                    going.sort(key=lambda place: steps[place].held.block)
                     chosen = [(steps[place], waited[place]) for place in going]
                     with self._copy.slot():
                         ran = dict(zip(going, self._together(self._joined, *zip(*chosen))))
@@ -150,11 +136,11 @@ class StepRunner:
     ) -> list[BatchResult]:
         """Runs steps in one call. What it raises was raised before any state was changed, or the device is broken."""
         model, device = self._copy.model, self._copy.device
-        opened = [step.held.open(model, self._rows) for step in steps]
+        sessions = [step.held.open(model) for step in steps]
         started = time.perf_counter()
         inputs = [tensor.to(device) for tensor in joined([step.inputs for step in steps])]
         moved = time.perf_counter()
-        found, state = together.run(model, opened, inputs)
+        found, state = together.run(model, sessions, inputs)
         state.write_back()
         self._wait_for_device()
         ran = time.perf_counter()
@@ -188,12 +174,12 @@ class StepRunner:
 
     def _ran(self, request: StepRequest, waited: float) -> BatchResult:
         """Runs a step. Raises what the model raises."""
-        opened, device = request.held.open(self._copy.model, self._rows), self._copy.device
+        session, device = request.held.open(self._copy.model), self._copy.device
         started = time.perf_counter()
         args, kwargs = self._arguments([tensor.to(device) for tensor in request.inputs])
         moved = time.perf_counter()
-        found = tensors_in(opened.session.methods[self._copy.method.name](*args, **kwargs))
-        opened.session.synchronize()
+        found = tensors_in(session.methods[self._copy.method.name](*args, **kwargs))
+        session.synchronize()
         ran = time.perf_counter()
         outputs = tuple(self._output(place, found[place]) for place in request.outputs)
         spent = (moved - started, ran - moved, time.perf_counter() - ran)
