@@ -22,25 +22,25 @@ import socket
 import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NoReturn
 
 import uvloop
 from prometheus_client import disable_created_metrics
-from starlette.types import ASGIApp
 
 from exportkit.errors import ExportkitError, UsageError
 from exportkit.runtime.targets import parse_device
 from exportkit.serve.engine.repository import Repository
 from exportkit.serve.engine.servable import check_packages
-from exportkit.serve.http.asgi import Middleware, make_app
+from exportkit.serve.http.asgi import make_app
 from exportkit.serve.http.exchange import HttpOptions
 from exportkit.serve.listeners import allow_files, is_loopback, open_port, reserve_port, url_host
 from exportkit.serve.operations.access_log import observers_of
-from exportkit.serve.operations.api_keys import ApiKeys
+from exportkit.serve.operations.api_keys import ApiKeys, RequireKey
 from exportkit.serve.operations.connection_limits import ConnectionLimits
-from exportkit.serve.operations.front_end import FrontEnd
+from exportkit.serve.operations.http_server import HttpServer
 from exportkit.serve.operations.metrics import Metrics
-from exportkit.serve.operations.observation import Finished, Observation
+from exportkit.serve.operations.observation import Finished, Observation, ObservedApp
 from exportkit.serve.operations.tls import Tls, read_tls
 from exportkit.serve.page.page_routes import open_paths as page_paths
 from exportkit.serve.page.page_routes import page_routes
@@ -157,7 +157,7 @@ class _Server:
         self._metrics = Metrics(self._repository)
         observers, self._closing = observers_of(options, self._metrics.log_lines_lost.inc)
         self._observation = Observation([self._metrics, *observers])
-        self._front = self._front_end(options.listen)
+        self._draining = False
         self._stop = asyncio.Event()
         self._interrupted = asyncio.Event()
 
@@ -184,9 +184,8 @@ class _Server:
     async def _serve(self) -> bool:
         listen = self._options.listen
         sockets = open_port(listen.host, listen.port, "--port")
-        front = self._front
+        http = self._start_http(sockets)
         try:
-            front.start(sockets, self._application)
             reserved = None if listen.grpc_port is None else reserve_port(listen.host, listen.grpc_port, "--grpc-port")
             scheme = "http" if self._tls is None else "https"
             url = f"{scheme}://{url_host(listen.host)}:{sockets[0].getsockname()[1]}"
@@ -205,23 +204,26 @@ class _Server:
             self._say_ready(url, grpc)
             await _first(self._stop.wait(), self._loss())
             if (lost := self._repository.lost) is not None:
-                await self._give_up(grpc, lost)
-            await self._drain(grpc)
+                await self._give_up(http, grpc, lost)
+            await self._drain(http, grpc)
         finally:
-            await front.close()
+            await http.close()
         return True
 
-    def _front_end(self, listen: ListenOptions) -> FrontEnd:
+    def _start_http(self, sockets: Sequence[socket.socket]) -> HttpServer:
+        metrics = self._metrics.route(lambda: self._observation.in_flight)
         open_paths = {"/v2/health/live", "/v2/health/ready", *page_paths()}
-        limits = ConnectionLimits(connections=listen.max_connections)
-        return FrontEnd(limits, self._tls, self._keys, open_paths, self._observation)
-
-    def _application(self, middleware: Sequence[Middleware]) -> ASGIApp:
-        routes = [
-            self._metrics.route(lambda: self._observation.in_flight),
-            *page_routes(self._repository, self._options),
-        ]
-        return make_app(self._repository, HttpOptions(), routes=routes, middleware=middleware)
+        app = make_app(
+            self._repository,
+            HttpOptions(),
+            routes=[metrics, *page_routes(self._repository, self._options)],
+            middleware=[] if self._keys is None else [partial(RequireKey, keys=self._keys, open_paths=open_paths)],
+        )
+        observed = ObservedApp(app, self._observation, lambda: self._draining)
+        limits = ConnectionLimits(connections=self._options.listen.max_connections)
+        server = HttpServer(observed, limits, self._observation.refused, self._tls)
+        server.listen(sockets)
+        return server
 
     async def _start_grpc(self, reserved: socket.socket | None) -> GrpcServer | None:
         if reserved is None:
@@ -263,21 +265,21 @@ class _Server:
         while self._repository.lost is None:
             await asyncio.sleep(_SECONDS_BETWEEN_LOOKS)
 
-    async def _give_up(self, grpc: GrpcServer | None, reason: str) -> NoReturn:
+    async def _give_up(self, http: HttpServer, grpc: GrpcServer | None, reason: str) -> NoReturn:
         self._report(f"error: {reason}; what waits is answered with 503")
         self._repository.abandon(reason)
         with contextlib.suppress(NotAnsweredError):
-            await self._drain(grpc, most=_SECONDS_TO_GIVE_UP)
+            await self._drain(http, grpc, most=_SECONDS_TO_GIVE_UP)
         raise DeviceLostError(reason, hint="A new process can use it; `--isolate` starts one by itself")
 
-    async def _drain(self, grpc: GrpcServer | None, most: float = math.inf) -> None:
+    async def _drain(self, http: HttpServer, grpc: GrpcServer | None, most: float = math.inf) -> None:
         seconds = min(self._options.drain_seconds, most)
         self._report("draining: what was accepted is answered, what is new is refused")
 
         async def answered() -> None:
-            self._front.drain()
+            self._draining = True  # every answer closes its connection, so that clients go to another server
             await self._repository.drain()
-            await asyncio.gather(self._front.finish(), *([] if grpc is None else [grpc.stop(seconds)]))
+            await asyncio.gather(http.finish(), *([] if grpc is None else [grpc.stop(seconds)]))
 
         try:
             await asyncio.wait_for(answered(), seconds)

@@ -22,7 +22,7 @@ from starlette.routing import Route
 from exportkit.serve.engine.served import ServedModel
 from exportkit.serve.engine.served_sequences import ServedSequences
 from exportkit.serve.engine.statistics import REQUEST_SECONDS, Spent, Statistics
-from exportkit.serve.operations.observation import Finished, Outcome
+from exportkit.serve.operations.observation import Finished
 from exportkit.serve.statuses import ServeError
 
 _MODEL = ("model", "version")
@@ -97,16 +97,15 @@ class Metrics:
         return Route("/metrics", metrics)
 
     def __call__(self, finished: Finished) -> None:
-        """Counts a request."""
-        self.count(Outcome.of(finished))
-
-    def count(self, outcome: Outcome, times: int = 1) -> None:
-        """Counts requests with the same outcome."""
-        self._requests(outcome.protocol, outcome.status).inc(times)
-        if outcome.reason == ServeError.reason:
-            self._failed.labels(outcome.model, outcome.version).inc(times)
-        elif outcome.reason:
-            self._refused.labels(outcome.model, outcome.version, outcome.reason).inc(times)
+        """Counts a request. A probe that hears "not ready" got its answer, and is not refused."""
+        record = finished.record
+        self._requests(record.protocol, record.status).inc()
+        if record.error is None or finished.path.startswith("/v2/health/"):
+            return
+        if record.error.reason == ServeError.reason:
+            self._failed.labels(record.model, record.version).inc()
+        else:
+            self._refused.labels(record.model, record.version, record.error.reason).inc()
 
 
 class _ModelCollector(Collector):
