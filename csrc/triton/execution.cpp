@@ -10,19 +10,19 @@ void Instance::execute(std::span<TRITONBACKEND_Request* const> given) {
   std::deque<Request> requests;
   std::vector<Request*> good;
   for (TRITONBACKEND_Request* each : given) {
-    Request& request = requests.emplace_back(each, copy_, rows_ > 0);
+    Request& request = requests.emplace_back(triton_, each, copy_, rows_ > 0, begin);
     request.read();
-    request.failed() ? request.respond() : good.push_back(&request);
+    request.failed() ? request.finish() : good.push_back(&request);
   }
+  if (good.empty()) return;
   const uint64_t compute_begin = now();
-  if (!good.empty()) run(good);
+  run(good, compute_begin);
   report(good, begin, compute_begin);
-  for (Request& request : requests) request.release(triton_, begin, compute_begin);
 }
 
-void Instance::run(std::vector<Request*>& requests) {
+void Instance::run(std::vector<Request*>& requests, uint64_t compute_begin) {
   std::vector<exportkit_request*> calls;
-  for (Request* request : requests) calls.push_back(request->call());
+  for (Request* request : requests) calls.push_back(request->call(compute_begin));
   exportkit_answers answers = {};
   answers.size = sizeof answers;
   answers.context = &requests;
@@ -31,7 +31,7 @@ void Instance::run(std::vector<Request*>& requests) {
     return (*static_cast<std::vector<Request*>*>(context))[request]->place(output, ndim, shape, bytes, data, device);
   };
   answers.ended = [](size_t request, void* context) {
-    (*static_cast<std::vector<Request*>*>(context))[request]->respond();
+    (*static_cast<std::vector<Request*>*>(context))[request]->finish();
   };
   exportkit_run_options options = {};
   options.size = sizeof options;
@@ -41,10 +41,7 @@ void Instance::run(std::vector<Request*>& requests) {
                          &error);
   if (error == nullptr) return;
   const Failure all = failure(error);
-  for (Request* request : requests) {
-    request->fail(all);
-    request->respond();
-  }
+  for (Request* request : requests) request->finish(all);
 }
 
 // Triton joins requests of equal shapes only, so that they are one call, unless it fails.

@@ -18,7 +18,7 @@ class Instance {
   void execute(std::span<TRITONBACKEND_Request* const> given);
 
  private:
-  void run(std::vector<Request*>& requests);
+  void run(std::vector<Request*>& requests, uint64_t compute_begin);
   void report(const std::vector<Request*>& requests, uint64_t begin, uint64_t compute_begin);
 
   TRITONBACKEND_ModelInstance* const triton_;

@@ -1,6 +1,5 @@
 #include "triton/request.h"
 
-#include <algorithm>
 #include <chrono>
 #include <cstring>
 #include <utility>
@@ -14,8 +13,9 @@ uint64_t now() {
   return static_cast<uint64_t>(std::chrono::duration_cast<std::chrono::nanoseconds>(since).count());
 }
 
-Request::Request(TRITONBACKEND_Request* triton, Copy& copy, bool batched)
-    : triton_(triton), copy_(copy), batched_(batched) {}
+Request::Request(TRITONBACKEND_ModelInstance* instance, TRITONBACKEND_Request* triton, Copy& copy, bool batched,
+                 uint64_t begin)
+    : instance_(instance), triton_(triton), copy_(copy), batched_(batched), begin_(begin), compute_begin_(begin) {}
 
 // --- reading ---------------------------------------------------------------------------------------------------------
 
@@ -28,10 +28,16 @@ void Request::read() noexcept {
     read_inputs();
     read_outputs();
     if (copy_.method().stateful) find_session();
-    call_ = {sizeof call_, inputs_.size(), inputs_.data(), session_, nullptr};
+    if (batched_ && !inputs_.empty()) rows_ = inputs_[0].shape[0];
   } catch (...) {
     failure_ = failure(caught());
   }
+}
+
+exportkit_request* Request::call(uint64_t compute_begin) {
+  compute_begin_ = compute_begin;
+  call_ = {sizeof call_, inputs_.size(), inputs_.data(), session_, nullptr};
+  return &call_;
 }
 
 void Request::read_inputs() {
@@ -159,30 +165,32 @@ void Request::place_output(size_t output, int32_t ndim, const int64_t* shape, ui
   }
 }
 
-void Request::respond() noexcept {
-  end_ = now();
-  try {
-    if (call_.error != nullptr) {
-      Failure found = failure(std::exchange(call_.error, nullptr));
-      if (!failure_) failure_ = std::move(found);
-    }
-    if (response_ == nullptr) check(TRITONBACKEND_ResponseNew(&response_, triton_));
-  } catch (...) {
-    ignore(caught());
-    return;
+void Request::finish(const Failure& failure) noexcept {
+  failure_ = failure;
+  finish();
+}
+
+// Triton has the request back before the client has the answer. A client that is quick would else send the next step of
+// a sequence meanwhile, and Triton 24.10 crashes now and then where it has two of them.
+void Request::finish() noexcept {
+  if (call_.error != nullptr) {
+    Failure found = failure(std::exchange(call_.error, nullptr));
+    if (!failure_) failure_ = std::move(found);
   }
+  if (session_ != 0) copy_.sequences->give_back(session_, (flags_ & TRITONSERVER_REQUEST_FLAG_SEQUENCE_END) != 0);
+  if (response_ == nullptr) ignore(TRITONBACKEND_ResponseNew(&response_, triton_));
+  report();
+  ignore(TRITONBACKEND_RequestRelease(triton_, TRITONSERVER_REQUEST_RELEASE_ALL));
+  if (response_ == nullptr) return;
   TRITONSERVER_Error* const error = failure_ ? TRITONSERVER_ErrorNew(failure_->code, failure_->what()) : nullptr;
-  ignore(TRITONBACKEND_ResponseSend(std::exchange(response_, nullptr), TRITONSERVER_RESPONSE_COMPLETE_FINAL, error));
+  ignore(TRITONBACKEND_ResponseSend(response_, TRITONSERVER_RESPONSE_COMPLETE_FINAL, error));
   TRITONSERVER_ErrorDelete(error);
 }
 
-void Request::release(TRITONBACKEND_ModelInstance* instance, uint64_t begin, uint64_t compute_begin) noexcept {
-  if (session_ != 0) copy_.sequences->give_back(session_, (flags_ & TRITONSERVER_REQUEST_FLAG_SEQUENCE_END) != 0);
-  const uint64_t end = std::max(end_, compute_begin);
-  const uint64_t compute_end = compute_end_ == 0 ? end : compute_end_;
-  ignore(TRITONBACKEND_ModelInstanceReportStatistics(instance, triton_, !failed(), begin, compute_begin, compute_end,
-                                                     end));
-  ignore(TRITONBACKEND_RequestRelease(triton_, TRITONSERVER_REQUEST_RELEASE_ALL));
+void Request::report() const noexcept {
+  const uint64_t end = now();
+  ignore(TRITONBACKEND_ModelInstanceReportStatistics(instance_, triton_, !failed(), begin_, compute_begin_,
+                                                     compute_end_ == 0 ? end : compute_end_, end));
 }
 
 }  // namespace exportkit::triton

@@ -18,24 +18,24 @@ uint64_t now();
 
 class Request {
  public:
-  Request(TRITONBACKEND_Request* triton, Copy& copy, bool batched);
+  // `begin`: when Triton gave it.
+  Request(TRITONBACKEND_ModelInstance* instance, TRITONBACKEND_Request* triton, Copy& copy, bool batched,
+          uint64_t begin);
 
   // Reads the inputs, and finds or begins the session of a sequence. What fails is the request's failure.
   void read() noexcept;
   bool failed() const { return failure_.has_value(); }
-  exportkit_request* call() { return &call_; }
+  // What exportkit_run_requests is given, at this time.
+  exportkit_request* call(uint64_t compute_begin);
   // The rows, of which a batch has some; without batches 1.
-  int64_t rows() const { return batched_ && !inputs_.empty() ? inputs_[0].shape[0] : 1; }
+  int64_t rows() const { return rows_; }
 
   // For exportkit_answers. The first output ends the model's computation.
   int place(size_t output, int32_t ndim, const int64_t* shape, uint64_t bytes, void** data, DLDevice* device) noexcept;
-  // Sends the outputs, or why there are none.
-  void respond() noexcept;
-  // A failure of all requests.
-  void fail(const Failure& failure) { failure_ = failure; }
-
-  // Reports statistics, ends the step of a sequence, and gives the request back to Triton.
-  void release(TRITONBACKEND_ModelInstance* instance, uint64_t begin, uint64_t compute_begin) noexcept;
+  // Ends the step of a sequence, gives the request back to Triton, and sends the outputs, or why there are none.
+  void finish() noexcept;
+  // The same, for a failure of all requests.
+  void finish(const Failure& failure) noexcept;
   uint64_t compute_end() const { return compute_end_; }
 
  private:
@@ -47,7 +47,9 @@ class Request {
   void keep_session();
   exportkit_session kept_session();
   void place_output(size_t output, int32_t ndim, const int64_t* shape, uint64_t bytes, void** data, DLDevice* device);
+  void report() const noexcept;
 
+  TRITONBACKEND_ModelInstance* const instance_;
   TRITONBACKEND_Request* const triton_;
   Copy& copy_;
   const bool batched_;
@@ -59,7 +61,8 @@ class Request {
   exportkit_session session_ = 0;
   TRITONBACKEND_Response* response_ = nullptr;
   std::optional<Failure> failure_;
-  uint64_t compute_end_ = 0, end_ = 0;
+  int64_t rows_ = 1;
+  uint64_t begin_, compute_begin_ = 0, compute_end_ = 0;
 };
 
 }  // namespace exportkit::triton

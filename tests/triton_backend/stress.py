@@ -10,6 +10,7 @@ names a later server to try. Without a package it takes that of the tests, whose
 from __future__ import annotations
 
 import argparse
+import contextlib
 import tempfile
 import threading
 import time
@@ -18,6 +19,7 @@ from typing import Any
 
 import torch
 import tritonclient.grpc
+from tritonclient.utils import InferenceServerException
 
 from tests.serve.engine import ticker
 from tests.triton_backend.triton_server import Triton, given
@@ -36,6 +38,10 @@ class Load:
         self.answers, self.errors = 0, list[str]()
 
     def run(self, seconds: float) -> None:
+        with contextlib.suppress(InferenceServerException):  # the server died
+            self._run(seconds)
+
+    def _run(self, seconds: float) -> None:
         end, turn = time.monotonic() + seconds, 0
         client = tritonclient.grpc.InferenceServerClient(f"127.0.0.1:{self._server.grpc_port}")
         client.start_stream(self._answered)
@@ -73,6 +79,8 @@ def crashes(folder: Path, package: Path | None, seconds: float, outstanding: int
         for thread in threads:
             thread.join(seconds + 15)
         died = server.process.poll() is not None
+        if died:
+            print(server.log[server.log.rfind("Signal (") :])
         errors = [error for load in loads for error in load.errors]
         print(
             f"answers {sum(load.answers for load in loads)}, errors {len(errors)} {errors[:1]}, died {died}", flush=True
