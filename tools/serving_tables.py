@@ -6,13 +6,12 @@ import json
 import math
 from typing import NamedTuple
 
-from benchmarks.serve.load_tables import RECEIVERS, SHARED, Round, beside, figure, median, ms, same_rows
+from benchmarks.serve.load_tables import Round, beside, figure, median, ms, same_rows
 from tools.generated import ROOT
 
 RESULTS = ROOT / "benchmarks" / "serve" / "results"
 _EPYC, _EPYC_TWO, _XEON = "AMD EPYC, one core", "AMD EPYC, two cores", "Intel Xeon, two cores"
 _HOST, _H200 = "host of a GPU, 16 cores", "H200, 16 cores"
-_WAYS = ("exportkit", RECEIVERS, SHARED)
 
 
 class Run(NamedTuple):
@@ -29,7 +28,7 @@ class Run(NamedTuple):
     machine: str
 
 
-SMALL = Run("load-vit-small-h200-1-of-8", "ARR-COC with ViT-small, bfloat16, 1 image, batches of at most 8", _H200)
+EIGHT = Run("load-vit-small-h200-8", "the same, requests of 8 images", _H200)
 RUNS = (
     Run("load-vit-tiny-cpu", "ARR-COC with ViT-tiny, 224x224 (0.6 MB), batches of at most 8", _EPYC),
     Run(
@@ -41,8 +40,8 @@ RUNS = (
     Run("load-arr-coc-16-cores-14-alone", "224x224, batches of 1", _HOST),
     Run("load-arr-coc-16-cores-14", "the same, batches of at most 4", _HOST),
     Run("load-vit-small-h200-1", "ARR-COC with ViT-small, bfloat16, 448x448 (1.2 MB), batches of 1", _H200),
-    SMALL,
-    Run("load-vit-small-h200-8", "the same, requests of 8 images", _H200),
+    Run("load-vit-small-h200-1-of-8", "ARR-COC with ViT-small, bfloat16, 1 image, batches of at most 8", _H200),
+    EIGHT,
     Run("load-vit-small-h200-64", "the same, requests of 64 images", _H200),
 )
 """Requests at saturation, as docs/performance.md shows them."""
@@ -75,20 +74,18 @@ def serving_section() -> str:
         lines.append(f"| {title} | {machine} | {' | '.join(cells)} |")
     lines += [
         "",
-        "| at saturation: rows/s, and of direct calls | on | over HTTP | with receivers | through shared memory |",
-        "| --- | --- | ---: | ---: | ---: |",
+        "| at saturation: rows/s, and of direct calls | on | over HTTP |",
+        "| --- | --- | ---: |",
     ]
-    for run in RUNS:
-        cells = [saturation(run, way) for way in _WAYS]
-        lines.append(f"| {run.model} | {run.machine} | {' | '.join(cells)} |")
+    lines += [f"| {run.model} | {run.machine} | {saturation(run)} |" for run in RUNS]
     return "\n".join(lines) + "\n"
 
 
-def saturation(run: Run, way: str) -> str:
-    """Returns the rows a second of one way to send, and their part of direct calls; nothing if it was not run."""
+def saturation(run: Run) -> str:
+    """Returns the rows a second, and their part of direct calls."""
     rounds = load(run.file)
-    rate = median(rounds, figure(way, "saturation", "rows_per_second"))
-    return "" if math.isnan(rate) else f"{rate:.0f}, {median(rounds, lambda one: same_rows(one, way)):.2f}"
+    rate = median(rounds, figure("exportkit", "saturation", "rows_per_second"))
+    return f"{rate:.0f}, {median(rounds, lambda one: same_rows(one, 'exportkit')):.2f}"
 
 
 def load(file: str) -> list[Round]:

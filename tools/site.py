@@ -21,7 +21,7 @@ from exportkit.bench.tables import number
 from tools.command_reference import reference
 from tools.generated import DOCS, ROOT
 from tools.results_tables import load_half_results
-from tools.serving_tables import RECEIVERS, SMALL, saturation
+from tools.serving_tables import EIGHT, saturation
 
 MAN_PAGE = DOCS / "exportkit.1"
 _HOST = "https://github.com/exportkit/exportkit/blob/main/"
@@ -109,14 +109,14 @@ def figures() -> str:
     table = (DOCS / "performance.md").read_text()
     loaders = r"^\| (?:`exportkit.load`|torch's `load_package`).*\| ([\d.]+ m?s) \|$"
     load, torch_load = re.findall(loaders, table, re.MULTILINE)
-    images, part = saturation(SMALL, RECEIVERS).split(", ")
+    images, part = saturation(EIGHT).split(", ")
     cards = {
         load: f"to load a package of a vision model. torch's own loader takes {torch_load}.",
         f"{number(ours.median)} ms": (
             "for an image through ViT-small on an H200. torch.compile, with CUDA graphs too, takes "
             f"{number(other.median)} ms."
         ),
-        f"{images} images/s": f"over HTTP, one a request, on one H200: {part} of direct calls.",
+        f"{images} images/s": f"over HTTP, eight a request, on one H200: {part} of direct calls.",
     }
     texts = [f":::{{container}} card\n{figure}\n\n{text}\n:::\n" for figure, text in cards.items()]
     return "\n".join(["::::{container} figures\n", *texts, "::::"])

@@ -9,10 +9,7 @@ import argparse
 import random
 import resource
 import time
-import uuid
-from pathlib import Path
 
-from exportkit.serve.protocol.shared_memory import SharedMemory
 from tests.serve.protocol.hostile_bodies import make, survives
 
 
@@ -21,23 +18,15 @@ def main() -> None:
     parser.add_argument("--bodies", type=int, default=1_000_000)
     parser.add_argument("--seed", type=int, default=1)
     arguments = parser.parse_args()
-    file = Path("/dev/shm") / f"exportkit-{uuid.uuid4().hex}"
-    file.write_bytes(bytes(4096))
-    memory = SharedMemory()
-    try:
-        memory.register("r", file.name, 2048, 2048)
-        _try(arguments.bodies, arguments.seed, memory)
-    finally:
-        memory.close()
-        file.unlink()
+    _try(arguments.bodies, arguments.seed)
 
 
-def _try(bodies: int, seed: int, memory: SharedMemory) -> None:
+def _try(bodies: int, seed: int) -> None:
     chance, requests, start, before = random.Random(seed), 0, time.monotonic(), _peak_mib()
     for number in range(bodies):
         body, length = make(chance)
         try:
-            requests += survives(body, length, memory)
+            requests += survives(body, length)
         except BaseException:
             print(f"body {number} of seed {seed}, Inference-Header-Content-Length {length!r}: {body!r}")
             raise

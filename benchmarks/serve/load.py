@@ -11,8 +11,6 @@ The server has the first cores, the client the last (`--server-cores`). Engines 
 With `--model-cores N`, the model has N threads, direct calls have N cores, and server and client share all cores: the
 rest of them receives and sends. With `--server-cores N+1` as well, model, event loop and clients have cores of their
 own. `--clients` processes send at saturation. `--measure saturation` leaves out the rest.
-The engine `shared-memory` is exportkit whose clients write the inputs to shared memory, once; `receivers` is exportkit
-with `--receivers`.
 `--peers-python` is an interpreter with litserve, kserve, ray[serve] and what exportkit needs; without it, only
 exportkit and `echo` are measured. Prints Markdown tables; `-o` writes every round as JSON.
 """
@@ -20,21 +18,20 @@ exportkit and `echo` are measured. Prints Markdown tables; `-o` writes every rou
 from __future__ import annotations
 
 import argparse
-import contextlib
 import json
 import os
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from benchmarks.children import ROOT, SEARCH_PATH
 from benchmarks.serve.load_client import Connection, Load, closed_loop, closed_loop_of_processes, open_loop
-from benchmarks.serve.load_tables import OURS, RECEIVERS, SHARED, Figures, Round, print_many, print_one
+from benchmarks.serve.load_tables import Figures, Round, print_many, print_one
 from benchmarks.serve.running import Server, free_port, running, serve_command
 from benchmarks.serve.workload import Workload, http_post, workload
 from exportkit.bench.results import in_lines
@@ -60,7 +57,6 @@ class Plan:
     model_cores: set[int]
     clients: int
     cuda_graphs: bool
-    receivers: int
     peers_python: Path | None
     log: Path
 
@@ -95,7 +91,6 @@ def main() -> None:
     parser.add_argument("--model-cores", type=int, help="default: the server's")
     parser.add_argument("--clients", type=int, default=1, help="processes that send at saturation")
     parser.add_argument("--cuda-graphs", action="store_true", help="for exportkit, and for direct calls")
-    parser.add_argument("--receivers", type=int, default=4, help="of the engine `receivers`")
     parser.add_argument("--engines", nargs="+", default=["echo", "exportkit", *PEERS])
     parser.add_argument("--peers-python", type=Path)
     parser.add_argument("-o", "--output", type=Path)
@@ -120,7 +115,6 @@ def main() -> None:
         model_cores=set(cores[: options.model_cores or len(server_cores)]),
         clients=options.clients,
         cuda_graphs=options.cuda_graphs,
-        receivers=options.receivers,
         peers_python=options.peers_python,
         log=log,
     )
@@ -200,19 +194,14 @@ def _engine(plan: Plan, engine: str, direct: Mapping[int, float]) -> dict[str, F
 def _served(plan: Plan, engine: str, sizes: str, max_batch: int, load: Callable[[int, bytes], Load]) -> Figures:
     """Starts an engine, loads it for a fifth of the time to warm it up, then measures."""
     asked, port = workload(plan.package, sizes), free_port()
-    request = asked.shared_request("load") if engine == SHARED else _request(engine, asked)
+    request = _request(engine, asked)
     log = plan.log / f"{engine}.log"
     command = _command(plan, engine, sizes, max_batch, port)
     threads = {"OMP_NUM_THREADS": str(len(plan.model_cores))}
-    with (
-        running(command, port, cores=plan.server_cores, log=log, environment=threads) as server,
-        _region(asked) if engine == SHARED else contextlib.nullcontext() as region,
-    ):
-        if region is not None:
-            _register(port, region, asked.size)
+    with running(command, port, cores=plan.server_cores, log=log, environment=threads) as server:
         _wait_until_it_answers(server, request)
         closed_loop(port, request, 4, plan.seconds / 5)
-        before = _counted(port, asked) if engine in OURS else None
+        before = _counted(port, asked) if engine == "exportkit" else None
         cpu = server.cpu_seconds()
         seen = load(port, request)
         cpu = server.cpu_seconds() - cpu
@@ -237,40 +226,19 @@ def _served(plan: Plan, engine: str, sizes: str, max_batch: int, load: Callable[
 def _request(engine: str, asked: Workload) -> bytes:
     if engine == "echo":
         return asked.plain_request("/")
-    return asked.infer_request() if engine in ("exportkit", RECEIVERS, "kserve") else asked.plain_request("/predict")
+    return asked.infer_request() if engine in ("exportkit", "kserve") else asked.plain_request("/predict")
 
 
 def _command(plan: Plan, engine: str, sizes: str, max_batch: int, port: int) -> list[str]:
     if engine == "echo":
         script = ROOT / "benchmarks" / "serve" / "server_choice.py"
         return [sys.executable, str(script), "--serve", "uvicorn", "--port", str(port)]
-    if engine in OURS:
-        options = ["--shared-memory"] if engine == SHARED else []
-        options += ["--receivers", str(plan.receivers)] if engine == RECEIVERS else []
-        options += ["--cuda-graphs"] if plan.cuda_graphs else []
+    if engine == "exportkit":
+        options = ["--cuda-graphs"] if plan.cuda_graphs else []
         return serve_command(plan.package, port, "--max-batch", str(max_batch), "--device", plan.device, *options)
     command = [str(plan.peers_python), "-m", f"benchmarks.serve.peers.{PEERS[engine]}", str(plan.package)]
     command += ["--sizes", sizes, "--port", str(port), "--device", plan.device]
     return [*command, "--max-batch", str(max_batch)]
-
-
-@contextlib.contextmanager
-def _region(asked: Workload) -> Iterator[str]:
-    """Writes the inputs to shared memory, and yields its name."""
-    path = Path(f"/dev/shm/exportkit-load-{os.getpid()}")
-    path.write_bytes(b"".join(asked.arrays))
-    try:
-        yield path.name
-    finally:
-        path.unlink()
-
-
-def _register(port: int, region: str, size: int) -> None:
-    """Tells the server of a region, which requests then call `load`."""
-    body = json.dumps({"key": f"/{region}", "offset": 0, "byte_size": size}).encode()
-    status, said = Connection(port).request(http_post("/v2/systemsharedmemory/region/load/register", body, {}))
-    if status != 200:
-        raise RuntimeError(f"the region is refused with {status}: {said[:300]!r}")
 
 
 def _wait_until_it_answers(server: Server, request: bytes) -> None:

@@ -7,13 +7,9 @@ alternative in the same run.
 from __future__ import annotations
 
 import json
-import mmap
 import time
-import uuid
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -22,8 +18,7 @@ import torch
 from exportkit.serve.protocol.answer_body import encode_answer
 from exportkit.serve.protocol.http_request import BodyRules, parse_body
 from exportkit.serve.protocol.inference import InferAnswer, InferTiming, OutputTensor
-from exportkit.serve.protocol.parameters import OutputForm, OutputForms, RegionSlice
-from exportkit.serve.protocol.shared_memory import SharedMemory
+from exportkit.serve.protocol.parameters import OutputForm, OutputForms
 from exportkit.serve.protocol.tensors import aligned_bytes, body_buffer
 
 SHAPE = [1, 3, 512, 512]
@@ -37,9 +32,6 @@ def main() -> None:
     print("| 3 MB of float32 | ms |\n| --- | --: |")
     for what, call in (*_binary(), *_passes(), *_json(), *_answers()):
         _print(what, call)
-    with _region() as (memory, file):
-        for what, call in _shared(memory, file):
-            _print(what, call)
 
 
 def _print(what: str, call: Callable[[], object]) -> None:
@@ -56,8 +48,8 @@ def _header(**more: Any) -> bytes:
     return json.dumps({"inputs": [{"name": "image", "shape": SHAPE, "datatype": "FP32", **more}]}).encode()
 
 
-def _parse(body: memoryview, length: int | None, memory: SharedMemory | None = None) -> object:
-    return parse_body(body, length, RULES, memory)
+def _parse(body: memoryview, length: int | None) -> object:
+    return parse_body(body, length, RULES)
 
 
 def _binary() -> Iterator[tuple[str, Callable[[], object]]]:
@@ -107,28 +99,6 @@ def _answers() -> Iterator[tuple[str, Callable[[], object]]]:
     for form, what in ((OutputForm(True), "binary data"), (OutputForm(False), "JSON")):
         forms = OutputForms(form, {})
         yield f"write an answer as {what}", partial(encode_answer, answer, forms)
-
-
-@contextmanager
-def _region() -> Iterator[tuple[SharedMemory, Path]]:
-    file = Path("/dev/shm") / f"exportkit-{uuid.uuid4().hex}"
-    memory = SharedMemory()
-    file.write_bytes(bytes(SIZE))
-    try:
-        memory.register("r", file.name, 0, SIZE)
-        yield memory, file
-    finally:
-        memory.close()
-        file.unlink()
-
-
-def _shared(memory: SharedMemory, file: Path) -> Iterator[tuple[str, Callable[[], object]]]:
-    body = memoryview(_header(parameters={"shared_memory_region": "r", "shared_memory_byte_size": SIZE}))
-    data = memoryview(bytes(SIZE))
-    yield "read an input in shared memory", lambda: _parse(body, None, memory)
-    with file.open("r+b") as opened, mmap.mmap(opened.fileno(), SIZE) as mapped:
-        yield "copy it out of a mapping (not safe)", lambda: bytearray(mapped)
-    yield "write an output into shared memory", lambda: memory.write(RegionSlice("r", 0, SIZE), data)
 
 
 if __name__ == "__main__":

@@ -16,7 +16,10 @@ from collections import Counter
 from pathlib import Path
 
 import psutil
+import urllib3
 from safetensors.numpy import load
+from tritonclient.http import InferenceServerClient, InferInput
+from tritonclient.utils import np_to_triton_dtype
 
 from exportkit.package.archive import PackageReader
 
@@ -51,9 +54,13 @@ def _is_ray(command: list[str] | None) -> bool:
 
 def send(model: str, inputs: dict, requests: int) -> tuple[float, Counter[str]]:
     """Sends the requests and returns the seconds that passed and the CPU seconds of each part."""
-    from exportkit.serve.client import Client
-
-    client = Client(URL, connections=THREADS)
+    given = []
+    for name, array in inputs.items():
+        given.append(InferInput(name, list(array.shape), np_to_triton_dtype(array.dtype)))
+        given[-1].set_data_from_numpy(array)
+    body, length = InferenceServerClient.generate_request_body(given)
+    headers = {"Inference-Header-Content-Length": str(length)}
+    pool = urllib3.PoolManager(maxsize=THREADS)
     left = iter(range(requests))
     lock = threading.Lock()
 
@@ -62,7 +69,8 @@ def send(model: str, inputs: dict, requests: int) -> tuple[float, Counter[str]]:
             with lock:
                 if next(left, None) is None:
                     return
-            client.infer(model, inputs)
+            answer = pool.request("POST", f"{URL}/v2/models/{model}/infer", body=body, headers=headers)
+            assert answer.status == 200, answer.data
 
     threads = [threading.Thread(target=work) for _ in range(THREADS)]
     before, began = parts(), time.perf_counter()

@@ -14,6 +14,7 @@ import argparse
 import contextlib
 import json
 import os
+import secrets
 import signal
 import sys
 import tempfile
@@ -25,14 +26,15 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import urllib3
 import yaml
 from safetensors.numpy import load
+from tritonclient.http import InferenceServerClient, InferInput
+from tritonclient.utils import np_to_triton_dtype
 
 from benchmarks.children import ROOT
 from benchmarks.serve.running import Server, free_port, running, serve_command
 from exportkit.package.archive import PackageReader
-from exportkit.serve.client import Client
-from exportkit.serve.statuses import SequenceError
 
 MANIFEST = ROOT / "deploy" / "kubernetes" / "sequences.yaml"
 RESTING = 4000
@@ -81,20 +83,43 @@ def _answers(port: int) -> bool:
     return False
 
 
-def send(client: Client, model: str, inputs: dict[str, np.ndarray], threads: int, steps: int) -> list[Any]:
-    """Sends the steps from threads, and returns the sequences."""
-    sequences = [[client.sequence(model) for _ in range(8)] for _ in range(threads)]
+class Sequence:
+    """A sequence, whose steps follow the replica that the last answer named."""
 
-    def work(mine: list[Any]) -> None:
+    def __init__(self, url: str, pool: urllib3.PoolManager, inputs: dict[str, np.ndarray]) -> None:
+        self._url, self._pool = url, pool
+        self._id = secrets.token_hex(16)
+        self._headers = {"x-session-id": self._id}
+        self._given = []
+        self._begins = True
+        for name, array in inputs.items():
+            self._given.append(InferInput(name, list(array.shape), np_to_triton_dtype(array.dtype)))
+            self._given[-1].set_data_from_numpy(array)
+
+    def step(self) -> bool:
+        """Sends the next step. Returns whether it was answered."""
+        which = {"sequence_id": self._id, "sequence_start": self._begins}
+        body, length = InferenceServerClient.generate_request_body(self._given, **which)
+        headers = {"Inference-Header-Content-Length": str(length), **self._headers}
+        answer = self._pool.request("POST", self._url, body=body, headers=headers, retries=False)
+        self._begins = False
+        if (replica := answer.headers.get("x-session-replica")) is not None:
+            self._headers["x-session-replica"] = replica
+        return answer.status == 200
+
+
+def send(sequences: list[Sequence], threads: int, steps: int) -> None:
+    """Sends the steps from threads, each to sequences of its own."""
+
+    def work(mine: list[Sequence]) -> None:
         for step in range(steps // threads):
-            mine[step % len(mine)].infer(inputs)
+            assert mine[step % len(mine)].step()
 
-    workers = [threading.Thread(target=work, args=(mine,)) for mine in sequences]
+    workers = [threading.Thread(target=work, args=(sequences[number::threads],)) for number in range(threads)]
     for worker in workers:
         worker.start()
     for worker in workers:
         worker.join()
-    return [sequence for mine in sequences for sequence in mine]
 
 
 def main() -> None:
@@ -108,38 +133,30 @@ def main() -> None:
         call, recorded = reader.manifest.methods[0].call, load(reader.read(reader.manifest.cases[0].record))
     inputs = {tensor.name: recorded[f"0.input.{place}"][:1] for place, tensor in enumerate(call.inputs)}
     model = options.package.name.removesuffix(".pt2")
-    with (
-        started(options.package, options.replicas) as (replicas, proxy),
-        Client(f"http://127.0.0.1:{proxy.port}", connections=64) as client,
-    ):
-        send(client, model, inputs, 4, 200)
+    with started(options.package, options.replicas) as (replicas, proxy):
+        url, pool = f"http://127.0.0.1:{proxy.port}/v2/models/{model}/infer", urllib3.PoolManager(maxsize=64)
+
+        def begun(count: int) -> list[Sequence]:
+            return [Sequence(url, pool, inputs) for _ in range(count)]
+
+        send(begun(32), 4, 200)
         print("| steps at the same time | steps/s | replica, ms of a CPU | Envoy, ms of a CPU |")
         print("| ---: | ---: | ---: | ---: |")
         for threads in (1, 8, 32, 1, 8, 32):
             before, began = [sum(r.cpu_seconds() for r in replicas), proxy.cpu_seconds()], time.perf_counter()
-            send(client, model, inputs, threads, options.steps)
+            send(begun(8 * threads), threads, options.steps)
             seconds = time.perf_counter() - began
             used = [sum(r.cpu_seconds() for r in replicas) - before[0], proxy.cpu_seconds() - before[1]]
             shown = " | ".join(f"{each / options.steps * 1e3:.3f}" for each in used)
             print(f"| {threads} | {options.steps / seconds:.0f} | {shown} |", flush=True)
         before_rest = sum(replica.memory() for replica in replicas)
-        resting = [client.sequence(model) for _ in range(RESTING)]
-        for sequence in resting:
-            sequence.infer(inputs)
+        resting = begun(RESTING)
+        send(resting, 1, RESTING)
         held = sum(replica.memory() for replica in replicas) - before_rest
         print(f"\n{held / RESTING / 1e3:.1f} kB of memory for each sequence that rests")
         os.kill(replicas[0].process.pid, signal.SIGKILL)
-        print(f"{_lost(resting, inputs)} of {RESTING} sequences were lost with one of {options.replicas} replicas")
-
-
-def _lost(sequences: list[Any], inputs: dict[str, np.ndarray]) -> int:
-    lost = 0
-    for sequence in sequences:
-        try:
-            sequence.infer(inputs)
-        except SequenceError:
-            lost += 1
-    return lost
+        lost = sum(not sequence.step() for sequence in resting)
+        print(f"{lost} of {RESTING} sequences were lost with one of {options.replicas} replicas")
 
 
 if __name__ == "__main__":

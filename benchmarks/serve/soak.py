@@ -44,7 +44,6 @@ def main() -> None:
     parser.add_argument("--sizes", nargs="+", required=True)
     parser.add_argument("--minutes", type=float, default=30.0)
     parser.add_argument("--clients", type=int, default=6, help="that behave")
-    parser.add_argument("--receivers", type=int, default=0, help="of the server")
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
     port = free_port()
@@ -53,7 +52,6 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         package = Path(shutil.copy(options.package, folder))  # which is replaced again and again
         command = serve_command(package, port, "--isolate", "--max-batch", str(MAX_BATCH))
-        command += ["--receivers", str(options.receivers)]
         with running(command, port, cores=os.sched_getaffinity(0), log=log) as server:
             soak = Soak(
                 server, [workload(package, sizes, seed) for seed, sizes in enumerate(options.sizes)], options.seed

@@ -13,7 +13,6 @@ has the medians of the rounds and, beside them, the fastest.
 from __future__ import annotations
 
 import argparse
-import atexit
 import json
 import os
 import statistics
@@ -29,13 +28,11 @@ import numpy as np
 import torch
 import tritonclient.grpc
 import tritonclient.http
-import tritonclient.utils.shared_memory as regions
 
 import exportkit
 from benchmarks.serve.running import ROOT, free_port, running
 from benchmarks.small_calls.model import spec
 from exportkit.bench.machine import describe
-from exportkit.serve.client import Client
 
 ROUNDS, CALLS, REQUESTS = 40, 1000, 200
 Times = dict[str, list[float]]
@@ -107,7 +104,7 @@ def from_clients(folder: Path, package: Path) -> Times:
     port, rpc_port = free_port(), free_port()
     cores = sorted(os.sched_getaffinity(0))
     command = [sys.executable, "-m", "exportkit", "serve", str(package), "--port", str(port)]
-    command += ["--grpc-port", str(rpc_port), "--no-access-log", "--shared-memory"]
+    command += ["--grpc-port", str(rpc_port), "--no-access-log"]
     os.sched_setaffinity(0, {cores[-1]})
     with running(command, port, cores={cores[0]}, log=folder / "serve.log"):
         return in_turns(_requests(port, rpc_port), REQUESTS)
@@ -115,37 +112,16 @@ def from_clients(folder: Path, package: Path) -> Times:
 
 def _requests(port: int, rpc_port: int) -> dict[str, Callable[[], object]]:
     x = np.ones((2, 8), np.float32)
-    own = Client(f"http://127.0.0.1:{port}")
     http = tritonclient.http.InferenceServerClient(f"127.0.0.1:{port}")
     rpc = tritonclient.grpc.InferenceServerClient(f"127.0.0.1:{rpc_port}")
     given = tritonclient.http.InferInput("input", x.shape, "FP32")
     given.set_data_from_numpy(x)
     sent = tritonclient.grpc.InferInput("input", x.shape, "FP32")
     sent.set_data_from_numpy(x)
-    shared, wanted = _shared(http, x)
     return {
-        "HTTP, exportkit's client": lambda: own.infer("small", {"input": x}),
         "HTTP, tritonclient": lambda: http.infer("small", [given]),
-        "HTTP and shared memory, tritonclient": lambda: http.infer("small", [shared], outputs=[wanted]),
         "gRPC, tritonclient": lambda: rpc.infer("small", [sent]),
     }
-
-
-def _shared(
-    client: tritonclient.http.InferenceServerClient, x: np.ndarray
-) -> tuple[tritonclient.http.InferInput, tritonclient.http.InferRequestedOutput]:
-    """Registers a region that has `x`, and then room for the answer. It lives as long as this process."""
-    key = f"/exportkit_small_calls_{os.getpid()}"
-    region = regions.create_shared_memory_region("region", key, 2 * x.nbytes)
-    regions.set_shared_memory_region(region, [x])
-    client.register_system_shared_memory("region", key, 2 * x.nbytes)
-    atexit.register(regions.destroy_shared_memory_region, region)
-    shared = tritonclient.http.InferInput("input", x.shape, "FP32")
-    shared.set_shared_memory("region", x.nbytes)
-    (output,) = client.get_model_metadata("small")["outputs"]
-    wanted = tritonclient.http.InferRequestedOutput(output["name"])
-    wanted.set_shared_memory("region", x.nbytes, offset=x.nbytes)
-    return shared, wanted
 
 
 def table(times: Times) -> str:

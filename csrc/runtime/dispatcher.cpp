@@ -4,7 +4,6 @@
 #include <tuple>
 
 #include "package/fork_gate.h"
-#include "runtime/background.h"
 #include "runtime/code.h"
 #include "runtime/device_weights.h"
 #include "runtime/handles.h"
@@ -82,44 +81,6 @@ std::tuple<std::vector<at::Tensor>, double, double, double, double> run_all(int6
           answers.output_seconds};
 }
 
-std::shared_ptr<Background> background(int64_t handle) {
-  auto found = handles<Background>().get(handle);
-  TORCH_CHECK(found, "handle ", handle, " does not belong to threads that run");
-  return found;
-}
-
-int64_t open_background(int64_t threads) { return handles<Background>().add(std::make_shared<Background>(threads)); }
-
-int64_t background_descriptor(int64_t handle) { return background(handle)->descriptor(); }
-
-void begin_requests(int64_t handle, int64_t number, int64_t code_handle, const std::vector<at::Tensor>& tensors,
-                    int64_t requests, const std::vector<int64_t>& outputs) {
-  background(handle)->begin(number, code(code_handle), tensors, requests, outputs);
-}
-
-// Returns for each run its number, how many outputs it has, its four times and its error, and the outputs of all.
-std::tuple<std::vector<int64_t>, std::vector<int64_t>, std::vector<double>, std::vector<std::string>,
-           std::vector<at::Tensor>>
-ended_requests(int64_t handle) {
-  std::vector<int64_t> numbers, counts;
-  std::vector<double> seconds;
-  std::vector<std::string> errors;
-  std::vector<at::Tensor> outputs;
-  for (Background::Ended& run : background(handle)->ended()) {
-    const Answers& all = run.answers;
-    numbers.push_back(run.number);
-    counts.push_back(int64_t(all.outputs.size()));
-    errors.push_back(std::move(run.error));
-    seconds.insert(seconds.end(), {all.input_seconds, all.wait_seconds, all.run_seconds, all.output_seconds});
-    outputs.insert(outputs.end(), all.outputs.begin(), all.outputs.end());
-  }
-  return {std::move(numbers), std::move(counts), std::move(seconds), std::move(errors), std::move(outputs)};
-}
-
-void finish_background(int64_t handle) { background(handle)->finish(); }
-
-void close_background(int64_t handle) { handles<Background>().remove(handle); }
-
 }  // namespace
 
 // Registered for all dispatch keys, so that autograd adds nothing to a call.
@@ -142,13 +103,6 @@ TORCH_LIBRARY(exportkit, m) {
       "run_requests(int handle, Tensor[] tensors, int requests, int[] outputs) -> (Tensor[], float, float, float, "
       "float)",
       run_all);
-  m.def("open_background(int threads) -> int", open_background);
-  m.def("background_descriptor(int background) -> int", background_descriptor);
-  m.def("begin_requests(int background, int number, int handle, Tensor[] tensors, int requests, int[] outputs) -> ()",
-        begin_requests);
-  m.def("ended_requests(int background) -> (int[], int[], float[], str[], Tensor[])", ended_requests);
-  m.def("finish_background(int background) -> ()", finish_background);
-  m.def("close_background(int background) -> ()", close_background);
 }
 
 }  // namespace exportkit

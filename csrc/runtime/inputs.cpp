@@ -140,16 +140,13 @@ std::vector<at::Tensor> InputPlan::prepare(const std::vector<at::Tensor>& inputs
   return prepared;
 }
 
-std::map<std::string, int64_t> InputPlan::check(const std::vector<InputShape>& inputs, const StateInUse* state) const {
+void InputPlan::check(const std::vector<InputShape>& inputs, const StateInUse* state) const {
   check_count(call_.inputs, inputs.size());
   Bound bound = bound_by(state);
   for (size_t i = 0; i < inputs.size(); ++i) {
     check_dtype(inputs[i].dtype, call_.inputs[i].name, dtypes_[i]);
     check_shape(inputs[i].sizes, call_.inputs[i], bound);
   }
-  std::map<std::string, int64_t> numbers;
-  for (const auto& [dimension, number] : bound) numbers.emplace(dimension, number.first);
-  return numbers;
 }
 
 InputPlan::Bound InputPlan::bound_by(const StateInUse* state) {

@@ -49,8 +49,8 @@ class InputPlan {
   // what is allowed. `state` is null without a session.
   std::vector<at::Tensor> prepare(const std::vector<at::Tensor>& inputs, const StateInUse* state = nullptr) const;
 
-  // Checks dtypes and sizes alone: InputError. Returns the number of each dimension.
-  std::map<std::string, int64_t> check(const std::vector<InputShape>& inputs, const StateInUse* state = nullptr) const;
+  // Checks dtypes and sizes alone: InputError.
+  void check(const std::vector<InputShape>& inputs, const StateInUse* state) const;
 
  private:
   using Bound = std::map<std::string, std::pair<int64_t, std::string>>;  // each dimension's number, and what gave it

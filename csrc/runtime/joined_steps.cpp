@@ -14,18 +14,6 @@ namespace {
 
 using Tensors = std::vector<at::Tensor>;
 
-// Copies contiguous tensors of equal sizes. A GPU gets one launch for many.
-void copy_all(const Tensors& to, const Tensors& from) {
-  if (to.empty()) return;
-  if (!to.front().is_cpu()) {
-    at::_foreach_copy_(to, from, /*non_blocking=*/true);
-    return;
-  }
-  for (size_t i = 0; i < to.size(); ++i) {
-    if (from[i].nbytes() > 0) std::memcpy(to[i].mutable_data_ptr(), from[i].const_data_ptr(), from[i].nbytes());
-  }
-}
-
 // Runs a call and waits for it. It has memory of its own for what it refuses, so that no other call is told.
 Tensors run_and_wait(const Model::Impl& model, size_t method, const Tensors& inputs, StateInUse state,
                      Workspace& workspace) {
@@ -51,29 +39,34 @@ void make_room(Workspace& workspace, const Model::Impl& model, size_t method, co
   workspace.rows = grown;
 }
 
-// The state of sessions, and where it lies among that of all.
-struct Places {
-  Tensors in_sessions, together;
-};
-
-Places places_of(const std::vector<StateUse>& uses, bool written, const std::vector<Session::Impl*>& sessions,
-                 const Tensors& state) {
-  Places places;
+// Copies the state of sessions to their places among that of all; or what the call has written, back. A GPU gets one
+// launch for many tensors.
+void copy_state(const std::vector<StateUse>& uses, const std::vector<Session::Impl*>& sessions, const Tensors& all,
+                bool back) {
+  Tensors to, from;
   for (size_t i = 0; i < uses.size(); ++i) {
-    if (written && !uses[i].written) continue;
+    if (back && !uses[i].written) continue;
+    char* place = static_cast<char*>(all[i].mutable_data_ptr());
     int64_t row = 0;
     for (const Session::Impl* session : sessions) {
-      const at::Tensor& own = places.in_sessions.emplace_back(session->state[static_cast<size_t>(uses[i].index)]);
-      places.together.push_back(state[i].narrow(0, row, own.size(0)));
+      const at::Tensor& own = session->state[static_cast<size_t>(uses[i].index)];
+      if (own.nbytes() == 0) continue;
+      if (own.is_cpu()) {
+        std::memcpy(back ? own.mutable_data_ptr() : place, back ? place : own.const_data_ptr(), own.nbytes());
+        place += own.nbytes();
+        continue;
+      }
+      (back ? to : from).push_back(own);
+      (back ? from : to).push_back(all[i].narrow(0, row, own.size(0)));
       row += own.size(0);
     }
   }
-  return places;
+  if (!to.empty()) at::_foreach_copy_(to, from, /*non_blocking=*/true);
 }
 
-void write_back(const Places& written, const std::vector<Session::Impl*>& sessions) {
+void write_back(const std::vector<StateUse>& uses, const std::vector<Session::Impl*>& sessions, const Tensors& all) {
   try {
-    copy_all(written.in_sessions, written.together);
+    copy_state(uses, sessions, all, /*back=*/true);
   } catch (const std::exception& error) {
     for (Session::Impl* session : sessions) {
       session->break_for(std::string("its state was not written: ") + error.what());
@@ -93,12 +86,11 @@ std::vector<at::Tensor> run_joined(const Model::Impl& model, size_t method, cons
   make_room(workspace, model, method, dimension, rows);
   StateInUse all{{{dimension, rows}}, {}, {}, {}};
   for (const at::Tensor& state : workspace.state) all.tensors.push_back(state.narrow(0, 0, rows));
-  const Places read = places_of(uses, false, sessions, all.tensors);
-  copy_all(read.together, read.in_sessions);
+  copy_state(uses, sessions, all.tensors, /*back=*/false);
   Tensors outputs = run_and_wait(model, method, inputs, all, workspace);
   for (Session::Impl* session : sessions) session->need_whole();  // an earlier call has ended only now
   check_outputs(info, outputs, rows);
-  write_back(places_of(uses, true, sessions, all.tensors), sessions);
+  write_back(uses, sessions, all.tensors);
   return outputs;
 }
 

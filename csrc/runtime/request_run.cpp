@@ -75,8 +75,8 @@ RequestRun::Request RequestRun::checked(size_t index) const {
   std::vector<InputShape> shapes;
   for (const RequestInput& input : request.inputs) shapes.push_back({input.dtype, input.sizes});
   const Session::Impl* const session = session_of(request);
-  const auto numbers = model_.plans[method_].check(shapes, session == nullptr ? nullptr : &session->methods[method_]);
-  if (info_.row_dimension) request.rows = numbers.at(info_.dimensions[*info_.row_dimension].name);
+  model_.plans[method_].check(shapes, session == nullptr ? nullptr : &session->methods[method_]);
+  if (info_.row_dimension) request.rows = request.inputs.front().sizes.front();
   return request;
 }
 

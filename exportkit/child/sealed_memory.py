@@ -9,14 +9,14 @@ import os
 _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 
 
-def new_memory(name: str, size: int, *, allocated: bool) -> int:
+def new_memory(name: str, size: int) -> int:
     """Opens an anonymous file, whose size stays as it is.
+
+    The memory is taken now, so that missing memory is an error here instead of a SIGBUS in a later write.
 
     Args:
         name: What /proc shows.
         size: In bytes.
-        allocated: Whether the memory is taken now, so that missing memory is an error here instead of a SIGBUS in a
-            later write. Otherwise each page is taken when it is written.
 
     Returns:
         The descriptor, which the caller closes.
@@ -26,10 +26,7 @@ def new_memory(name: str, size: int, *, allocated: bool) -> int:
     """
     descriptor = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     try:
-        if allocated:
-            os.posix_fallocate(descriptor, 0, size)
-        else:
-            os.truncate(descriptor, size)
+        os.posix_fallocate(descriptor, 0, size)
         fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, _SEALS)
         return descriptor
     except BaseException:

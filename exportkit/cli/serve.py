@@ -86,14 +86,6 @@ _FOLDER = click.Path(exists=True, file_okay=False, path_type=Path)
     "--max-sequence-bytes", callback=byte_size, metavar="SIZE", help="The most bytes of their state. Default: 1 GiB."
 )
 @click.option(
-    "--max-sequence-share",
-    type=click.FloatRange(min=0, max=1, min_open=True),
-    default=1.0,
-    show_default=True,
-    metavar="PART",
-    help="The part of these sequences and bytes that one API key may have, such as 0.25.",
-)
-@click.option(
     "--sequence-idle",
     type=click.FloatRange(min=0, max=86_400, min_open=True),
     default=60.0,
@@ -124,11 +116,6 @@ _FOLDER = click.Path(exists=True, file_okay=False, path_type=Path)
     metavar="KEY.pem",
     help="Require that this key signed each package. Repeatable: one of the keys is enough.",
 )
-@click.option(
-    "--shared-memory",
-    is_flag=True,
-    help="Let clients of this machine register shared memory under /dev/shm for tensors.",
-)
 @click.option("--tls-certificate", type=EXISTING_FILE, metavar="CERT.pem", help="Serve TLS with this chain.")
 @click.option("--tls-key", type=EXISTING_FILE, metavar="KEY.pem", help="The key of --tls-certificate.")
 @click.option(
@@ -138,8 +125,7 @@ _FOLDER = click.Path(exists=True, file_okay=False, path_type=Path)
     "--api-keys",
     type=EXISTING_FILE,
     metavar="FILE",
-    help="Require `Authorization: Bearer KEY`, with a key of this file: one on each line, and its limits behind it. "
-    "SIGHUP reads it again.",
+    help="Require `Authorization: Bearer KEY`, with a key of this file: one on each line. SIGHUP reads it again.",
 )
 @click.option(
     "--max-connections",
@@ -147,14 +133,6 @@ _FOLDER = click.Path(exists=True, file_okay=False, path_type=Path)
     default=1024,
     show_default=True,
     help="The most open connections of HTTP, and as many of gRPC.",
-)
-@click.option(
-    "--receivers",
-    type=click.IntRange(min=0, max=256),
-    default=0,
-    show_default=True,
-    metavar="N",
-    help="Receive HTTP requests in N further processes, where one cannot keep up with the models. 0: in the server's.",
 )
 @click.option(
     "--drain-timeout",
@@ -195,7 +173,7 @@ def command(registry: Callable[[], RegistryOptions], as_json: bool, **options: A
 
     \b
     exportkit serve model.pt2
-    exportkit serve model.pt2 --device cuda --cuda-graphs --receivers 4
+    exportkit serve model.pt2 --device cuda --cuda-graphs
     exportkit serve --model-repository models/ --device cuda:0 --device cuda:1
     exportkit serve model.pt2 --host 0.0.0.0 --tls-certificate cert.pem --tls-key key.pem --api-keys keys.txt
     """  # noqa: D301 (click wants the control character, to keep the lines below it)
@@ -268,11 +246,6 @@ def _options(**given: Any) -> ServeOptions:
         raise click.UsageError(f"HTTP and gRPC cannot share port {grpc_port}; give another --port or --grpc-port.")
     if given["max_queue_bytes"] == 0:
         raise click.UsageError("--max-queue-bytes 0 would refuse every request.")
-    if given["receivers"] and given["shared_memory"]:
-        raise click.UsageError(
-            "--receivers and --shared-memory exclude each other: receivers cannot read the memory of clients. "
-            "Leave one of them out."
-        )
     load = LoadOptions(
         devices=given["devices"] or LoadOptions.devices,
         runners=given["runners"],
@@ -290,7 +263,6 @@ def _options(**given: Any) -> ServeOptions:
     sequences = SequenceLimits(
         most=given["max_sequences"],
         most_bytes=SequenceLimits.most_bytes if given["max_sequence_bytes"] is None else given["max_sequence_bytes"],
-        share=given["max_sequence_share"],
         idle_seconds=given["sequence_idle"],
         finish_seconds=given["sequence_finish"],
     )
@@ -303,7 +275,6 @@ def _options(**given: Any) -> ServeOptions:
         client_authorities=given["client_ca"],
         api_keys=given["api_keys"],
         max_connections=given["max_connections"],
-        receivers=given["receivers"],
     )
     return ServeOptions(
         packages=given["packages"],
@@ -312,7 +283,6 @@ def _options(**given: Any) -> ServeOptions:
         batch=batch,
         sequences=sequences,
         listen=listen,
-        shared_memory=given["shared_memory"],
         drain_seconds=given["drain_timeout"],
         access_log=given["access_log"],
         traces=given["traces"],

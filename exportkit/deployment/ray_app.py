@@ -34,7 +34,6 @@ NAME = "exportkit"  # of the deployment, and of the application that `exportkit 
 
 _REFUSED = {
     "listen": "Ray listens: http_options in its configuration, and TLS and keys in what stands in front of it",
-    "shared_memory": "a client does not know on which machine its request will run",
     "access_log": "Ray writes an access log: logging_config in its configuration",
     "traces": "Ray exports traces: tracing_config in its configuration",
 }

@@ -13,14 +13,12 @@ import torch
 from exportkit.errors import ModelClosedError, ModelRunError, UsageError, WeightsError
 from exportkit.package import manifest as package
 from exportkit.package.archive import PackageReader
-from exportkit.runtime.background import Background
 from exportkit.runtime.graphs import GraphReport, empty_inputs, graph_report
 from exportkit.runtime.inputs import InputPlan
 from exportkit.runtime.loaded_cases import Cases
 from exportkit.runtime.methods import LoadedMethod, MethodPlan, ModelCode, describe_call
-from exportkit.runtime.native import NativeRunner
 from exportkit.runtime.requests import Answers, use_own_stream
-from exportkit.runtime.runner import Construction, Runner
+from exportkit.runtime.runner import Construction
 from exportkit.runtime.session import Session
 from exportkit.runtime.state import LocalState, State, StatePlan, empty_state
 from exportkit.runtime.weights import WeightsSource, replaced_weights
@@ -155,27 +153,6 @@ class Model:
             ModelRunError: The compiled code failed.
             ModelClosedError: The model was closed.
         """
-        plan, runner, prepared = self._prepared_requests(requests, outputs, method)
-        try:
-            return runner.run_requests(prepared, outputs)
-        except RuntimeError as error:
-            raise self._code.run_error(plan, error, [each for request in prepared for each in request]) from error
-
-    def background(self, threads: int) -> Background | None:
-        """Starts threads without Python that do what `run_requests` does.
-
-        Returns:
-            The threads; None where torch's Python binding runs the code.
-
-        Raises:
-            ModelClosedError: The model was closed.
-        """
-        native = all(isinstance(runner, NativeRunner) for runner in self._code.open_runners().values())
-        return Background(self._prepared_requests, self._code.run_error, threads) if native else None
-
-    def _prepared_requests(
-        self, requests: Sequence[Sequence[torch.Tensor]], outputs: Sequence[int], method: str | None
-    ) -> tuple[MethodPlan, Runner, list[list[torch.Tensor]]]:
         plan = self._code.plan(method)
         runner = self._code.runner(plan.name)
         if plan.state or plan.written:
@@ -187,7 +164,11 @@ class Model:
                 f"there is no output {unknown[0]}: the package has {count}",
                 hint="`call.outputs` of the method lists them. The first has number 0.",
             )
-        return plan, runner, self._host_plan(plan).prepare_requests(requests)
+        prepared = self._host_plan(plan).prepare_requests(requests)
+        try:
+            return runner.run_requests(prepared, outputs)
+        except RuntimeError as error:
+            raise self._code.run_error(plan, error, [each for request in prepared for each in request]) from error
 
     def _host_plan(self, plan: MethodPlan) -> InputPlan:
         if (known := self._host_inputs.get(plan.name)) is None:

@@ -94,13 +94,6 @@ class NativeRunner:
         tensors = [tensor for request in requests for tensor in request]
         return Answers(*self._run_requests(self._handle, tensors, len(requests), list(outputs)))
 
-    def begin_requests(
-        self, background: int, number: int, tensors: list[torch.Tensor], requests: int, outputs: Sequence[int]
-    ) -> None:
-        """Runs requests in a thread without Python: see `exportkit.runtime.background`."""
-        begin = torch.ops.exportkit.begin_requests.default
-        begin(background, number, self._handle, tensors, requests, list(outputs))
-
     def capture(self, arguments: list[torch.Tensor], own: int, /) -> list[torch.Tensor] | None:
         """Makes a graph for the arguments' sizes, and returns its own inputs. See `Runner.capture`."""
         if not self._has_graphs:

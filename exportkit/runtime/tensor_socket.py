@@ -77,9 +77,7 @@ class TensorSocket(Generic[Message]):
             places, size = _lay_out(tensors)
             ours = self._ours
             if size and (ours is None or size > ours.size):
-                fds.append(
-                    fd := new_memory("exportkit-tensors", -(-size // _GRANULARITY) * _GRANULARITY, allocated=True)
-                )
+                fds.append(fd := new_memory("exportkit-tensors", -(-size // _GRANULARITY) * _GRANULARITY))
                 stack.callback(os.close, fd)
                 ours = _Memory(fd)
             with torch.no_grad():

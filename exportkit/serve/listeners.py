@@ -17,7 +17,7 @@ from exportkit.errors import HostError
 _ACCEPTED_AT_ONCE = 64
 _PAUSE_SECONDS = 0.2
 _BACKLOG = 2048
-_OTHER_FILES = 1024  # packages, libraries, worker processes, shared memory, gRPC
+_OTHER_FILES = 1024  # packages, libraries, worker processes
 
 _log = logging.getLogger(__name__)
 
@@ -25,21 +25,14 @@ _log = logging.getLogger(__name__)
 class Acceptor:
     """Accepts the connections of listening sockets. All methods are for the event loop's thread."""
 
-    def __init__(
-        self,
-        sockets: Sequence[socket.socket],
-        take: Callable[[socket.socket], None],
-        may_accept: Callable[[], bool] = lambda: True,
-    ) -> None:
+    def __init__(self, sockets: Sequence[socket.socket], take: Callable[[socket.socket], None]) -> None:
         """Begins at once.
 
         Args:
             sockets: They listen, and are closed in the end.
             take: Gets each connection.
-            may_accept: Connections stay in the system's queue while it is false.
         """
         self._take = take
-        self._may_accept = may_accept
         self._loop = asyncio.get_running_loop()
         self._sockets = list(sockets)
         for listener in sockets:
@@ -50,11 +43,10 @@ class Acceptor:
         """Closes the ports. Connections that wait in the system's queue are taken first: it would reset them."""
         for listener in self._sockets:
             self._loop.remove_reader(listener)
-            if self._may_accept():
-                listener.listen(0)  # no more of them wait from now on
-                with contextlib.suppress(OSError):  # none is left
-                    for _ in range(_BACKLOG):
-                        self._take(listener.accept()[0])
+            listener.listen(0)  # no more of them wait from now on
+            with contextlib.suppress(OSError):  # none is left
+                for _ in range(_BACKLOG):
+                    self._take(listener.accept()[0])
             listener.close()
         self._sockets = []
 
@@ -64,17 +56,14 @@ class Acceptor:
 
     def _accept(self, listener: socket.socket) -> None:
         for _ in range(_ACCEPTED_AT_ONCE):
-            if not self._may_accept():
-                return self._pause(listener)
             try:
                 connection, _ = listener.accept()
             except (BlockingIOError, ConnectionAbortedError):
-                return None
+                return
             except OSError as error:  # as many files are open as may be
                 _log.error("connections are not accepted for a moment: %s", error)
                 return self._pause(listener)
             self._take(connection)
-        return None
 
     def _pause(self, listener: socket.socket) -> None:
         """Leaves connections to the system's queue for a moment."""

@@ -2,36 +2,23 @@
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import gc
 import logging
-import os
 import sys
 from importlib.util import find_spec
-from pathlib import Path
 
 from exportkit.errors import HostError
 
 # Numbers of glibc's mallopt(3).
 _TRIM_THRESHOLD, _MMAP_THRESHOLD, _ARENAS = -1, -3, -8
 
-QUOTA = Path("/sys/fs/cgroup/cpu.max")  # of a container
 _MMAP_BYTES = 32 << 20  # the most that glibc allows
 _KEPT_BYTES = 256 << 20
 _SWITCH_SECONDS = 1e-4
 
 _SERVE = ("httptools", "uvloop", "starlette", "prometheus_client", "hpack", "google.protobuf")
 _TRACES = ("opentelemetry.sdk", "opentelemetry.exporter.otlp.proto.http")
-
-
-def cores() -> float:
-    """Returns the cores that this process may use, by its affinity and by the quota of its container."""
-    allowed = float(len(os.sched_getaffinity(0)))
-    with contextlib.suppress(OSError, ValueError):  # without cgroups of version 2, or without a quota: "max"
-        quota, period = QUOTA.read_text().split()
-        allowed = min(allowed, int(quota) / int(period))
-    return allowed
 
 
 def keep_freed_memory() -> bool:

@@ -5,50 +5,27 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import exportkit
-from exportkit.serve.protocol.seen_methods import without_hidden_methods
-from exportkit.serve.protocol.shared_memory import SharedMemory, offered
-from exportkit.serve.tenants.tenants import Tenant
-
-if TYPE_CHECKING:  # these import torch, which a receiver must not load
-    from exportkit.serve.engine.repository import Models, Repository
-    from exportkit.serve.engine.served import ServedModel
-    from exportkit.serve.engine.served_package import Named
+from exportkit.serve.engine.repository import Repository
+from exportkit.serve.engine.served import ServedModel
 
 _EXTENSIONS = ("model_repository", "model_configuration", "statistics", "schedule_policy", "sequence")
 
 
 class Queries:
-    """Answers from a repository, or from what a client sees of it.
+    """Answers from a repository.
 
     Whatever names a model that is not served raises NotServedError.
     """
 
-    def __init__(self, repository: Models, shared_memory: SharedMemory | None, tenant: Tenant | None = None) -> None:
-        """`tenant`: who asks. None: no key is asked for."""
+    def __init__(self, repository: Repository) -> None:
         self.repository = repository
-        self._shared_memory = shared_memory
-        self._tenant = tenant
-
-    @classmethod
-    def of(cls, repository: Repository, shared_memory: SharedMemory | None, tenant: Tenant | None) -> Queries:
-        """Returns what answers a client."""
-        models = repository if tenant is None else repository.seen_by(tenant.rules)
-        memory = shared_memory if tenant is None or shared_memory is None else shared_memory.of(tenant.rules.client)
-        return cls(models, memory, tenant)
-
-    @property
-    def memory(self) -> SharedMemory:
-        """The regions that clients registered. Raises NotOfferedError if this server does not offer them."""
-        return offered(self._shared_memory)
 
     def server_metadata(self, *extensions: str) -> dict[str, Any]:
         """Returns the server's name, version and extensions, with those of the way in which it is asked."""
-        memory = [] if self._shared_memory is None else ["system_shared_memory"]
-        known = [*extensions, *_EXTENSIONS, *memory]
-        return {"name": "exportkit", "version": exportkit.__version__, "extensions": known}
+        return {"name": "exportkit", "version": exportkit.__version__, "extensions": [*extensions, *_EXTENSIONS]}
 
     def statistics(self, name: str, version: str) -> dict[str, Any]:
         """Returns what was counted of a version, of all versions of a model, or (no name) of all models.
@@ -59,18 +36,11 @@ class Queries:
 
     def metadata(self, name: str, version: str) -> dict[str, Any]:
         """Returns the metadata of a model."""
-        model = self.repository.named(name, version)
-        return self._seen(model, model.metadata())
+        return self.repository.named(name, version).metadata()
 
     def config(self, name: str, version: str) -> dict[str, Any]:
         """Returns the configuration of a model."""
-        model = self.repository.named(name, version)
-        return self._seen(model, model.config())
-
-    def _seen(self, model: Named, described: dict[str, Any]) -> dict[str, Any]:
-        if self._tenant is None:
-            return described
-        return without_hidden_methods(self._tenant.rules, model, described)
+        return self.repository.named(name, version).config()
 
     def index(self, only_ready: bool) -> list[dict[str, str]]:
         """Returns the models that there are, or those that answer."""

@@ -5,13 +5,12 @@ from __future__ import annotations
 import random
 import re
 import time
-from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from hashlib import sha256
+from typing import Literal
 
 from exportkit.serve.protocol.inference import InferTiming
 from exportkit.serve.statuses import ServeError
-from exportkit.serve.tenants.tenants import Tenant
 
 _USABLE_ID = re.compile(r"[!-~]{1,128}")
 
@@ -31,10 +30,9 @@ def key_of(authorization: bytes) -> bytes:
     return value.strip() if scheme.lower() == b"bearer" else b""
 
 
-def tenant_of(scope: Mapping[str, Any]) -> Tenant | None:
-    """Returns whose request over HTTP it is. None: no key is asked for, or nobody keeps a record."""
-    record: RequestRecord | None = scope.get("exportkit")
-    return None if record is None else record.tenant
+def identity_of(authorization: bytes) -> str:
+    """Returns a name for who has the key in a header `Authorization`, without telling it."""
+    return sha256(b"exportkit client " + key_of(authorization)).hexdigest()[:32]
 
 
 @dataclass(frozen=True)
@@ -70,9 +68,7 @@ class RequestRecord:
         received_bytes: The bytes of the body that were read, as they were sent.
         sent_bytes: The bytes of the answer's body, as they are sent.
         timing: Where an inference's time went.
-        client: Who asks: `KeyRules.client` of the API key. Empty: no key is asked for.
-        label: The label of the API key. Empty: it has none.
-        tenant: What the client has used of its limits, in the process that has the models. None: no key is asked for.
+        client: Who asks: `identity_of` the API key. Empty: no key is asked for.
         sequence: The id of the sequence that an inference is a step of.
     """
 
@@ -87,8 +83,6 @@ class RequestRecord:
     sent_bytes: int = 0
     timing: InferTiming | None = None
     client: str = ""
-    label: str = ""
-    tenant: Tenant | None = None
     sequence: int | str | None = None
 
     def failed(self, error: ServeError) -> None:

@@ -44,8 +44,6 @@ class ListenOptions:
         client_authorities: Clients must show a certificate that one of these authorities (PEM) signed.
         api_keys: A file with one API key a line. None: no key is asked for.
         max_connections: The most connections of HTTP that are open at the same time, and as many of gRPC.
-        receivers: The processes that receive requests over HTTP for the process that has the models. 0: it receives
-            them itself.
     """
 
     host: str = "127.0.0.1"
@@ -56,7 +54,6 @@ class ListenOptions:
     client_authorities: Path | None = None
     api_keys: Path | None = None
     max_connections: int = 1024
-    receivers: int = 0
 
 
 @dataclass(frozen=True)
@@ -70,7 +67,6 @@ class ServeOptions:
         batch: What may wait and what may run together, for each model.
         sequences: How many sequences each package may have, and for how long.
         listen: Where and to whom.
-        shared_memory: Whether clients may register shared memory of this machine.
         drain_seconds: Seconds that accepted requests may take after SIGTERM.
         access_log: Whether each request is logged as a line of JSON.
         traces: The OTLP endpoint that gets OpenTelemetry traces. None: no traces.
@@ -82,7 +78,6 @@ class ServeOptions:
     batch: BatchLimits = field(default_factory=BatchLimits)
     sequences: SequenceLimits = field(default_factory=SequenceLimits)
     listen: ListenOptions = field(default_factory=ListenOptions)
-    shared_memory: bool = False
     drain_seconds: float = 30.0
     access_log: bool = True
     traces: str | None = None

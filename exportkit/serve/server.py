@@ -27,33 +27,28 @@ from typing import Any, NoReturn
 
 import uvloop
 from prometheus_client import disable_created_metrics
-from starlette.types import ASGIApp
 
 from exportkit.errors import ExportkitError, UsageError
 from exportkit.runtime.targets import parse_device
 from exportkit.serve.engine.repository import Repository
 from exportkit.serve.engine.servable import check_packages
-from exportkit.serve.http.asgi import Middleware, make_app
+from exportkit.serve.http.asgi import make_app
 from exportkit.serve.http.exchange import HttpOptions
 from exportkit.serve.listeners import allow_files, is_loopback, open_port, reserve_port, url_host
 from exportkit.serve.operations.access_log import observers_of
-from exportkit.serve.operations.api_keys import ApiKeys
+from exportkit.serve.operations.api_keys import ApiKeys, RequireKey
 from exportkit.serve.operations.connection_limits import ConnectionLimits
-from exportkit.serve.operations.front_end import FrontEnd, LocalFrontEnd
+from exportkit.serve.operations.http_server import HttpServer
 from exportkit.serve.operations.metrics import Metrics
-from exportkit.serve.operations.observation import Finished, Observation, Outcome
-from exportkit.serve.operations.short_inference import ShortInference
+from exportkit.serve.operations.observation import Finished, Observation, ObservedApp
 from exportkit.serve.operations.tls import Tls, read_tls
 from exportkit.serve.page.page_routes import open_paths as page_paths
 from exportkit.serve.page.page_routes import page_routes
 from exportkit.serve.process_settings import collect_requests, give_up_the_lock_soon, keep_freed_memory, log_failures
-from exportkit.serve.protocol.shared_memory import SharedMemory
-from exportkit.serve.receiving.receivers import FrontEndServices, Receivers
 from exportkit.serve.request_record import RequestRecord
 from exportkit.serve.rpc.grpc_server import GrpcServer, RpcOptions
 from exportkit.serve.rpc.rpc_calls import RpcCall
 from exportkit.serve.serve_options import ListenOptions, ServeOptions
-from exportkit.serve.tenants.tenants import Tenant, Tenants
 
 
 class NotAnsweredError(ExportkitError):
@@ -158,16 +153,11 @@ class _Server:
         self._keys = keys
         self._started = started
         self._report = report
-        self._memory = SharedMemory() if options.shared_memory else None
         self._repository = Repository(options)
-        self._tenants = None if keys is None else Tenants()
-        if self._tenants is not None and keys is not None:
-            self._tenants.change(keys.rules)
-        self._metrics = Metrics(self._repository, self._tenants)
+        self._metrics = Metrics(self._repository)
         observers, self._closing = observers_of(options, self._metrics.log_lines_lost.inc)
-        self._each_wanted = bool(observers)  # by the access log or the traces
         self._observation = Observation([self._metrics, *observers])
-        self._front = self._front_end(options.listen)
+        self._draining = False
         self._stop = asyncio.Event()
         self._interrupted = asyncio.Event()
 
@@ -194,9 +184,8 @@ class _Server:
     async def _serve(self) -> bool:
         listen = self._options.listen
         sockets = open_port(listen.host, listen.port, "--port")
-        front = self._front
+        http = self._start_http(sockets)
         try:
-            await front.start(sockets, self._application)
             reserved = None if listen.grpc_port is None else reserve_port(listen.host, listen.grpc_port, "--grpc-port")
             scheme = "http" if self._tls is None else "https"
             url = f"{scheme}://{url_host(listen.host)}:{sockets[0].getsockname()[1]}"
@@ -215,29 +204,26 @@ class _Server:
             self._say_ready(url, grpc)
             await _first(self._stop.wait(), self._loss())
             if (lost := self._repository.lost) is not None:
-                await self._give_up(grpc, lost)
-            await self._drain(grpc)
+                await self._give_up(http, grpc, lost)
+            await self._drain(http, grpc)
         finally:
-            await front.close()
+            await http.close()
         return True
 
-    def _front_end(self, listen: ListenOptions) -> FrontEnd:
+    def _start_http(self, sockets: Sequence[socket.socket]) -> HttpServer:
+        metrics = self._metrics.route(lambda: self._observation.in_flight)
         open_paths = {"/v2/health/live", "/v2/health/ready", *page_paths()}
-        if listen.receivers:
-            services = FrontEndServices(
-                self._repository, self._metrics, self._tenants, self._keys, open_paths, self._report
-            )
-            return Receivers(self._options, services)
-        limits = ConnectionLimits(connections=listen.max_connections)
-        http = HttpOptions(shared_memory=self._memory)
-        make_short = partial(ShortInference, self._repository, self._observation, options=http)
-        short = None if self._keys is not None else make_short
-        return LocalFrontEnd(limits, self._tls, self._keys, open_paths, self._observation, short)
-
-    def _application(self, middleware: Sequence[Middleware]) -> ASGIApp:
-        routes = [self._metrics.route(self._front.count), *page_routes(self._repository, self._options)]
-        options = HttpOptions(shared_memory=self._memory)
-        return make_app(self._repository, options, routes=routes, middleware=middleware, tenants=self._tenants)
+        app = make_app(
+            self._repository,
+            HttpOptions(),
+            routes=[metrics, *page_routes(self._repository, self._options)],
+            middleware=[] if self._keys is None else [partial(RequireKey, keys=self._keys, open_paths=open_paths)],
+        )
+        observed = ObservedApp(app, self._observation, lambda: self._draining)
+        limits = ConnectionLimits(connections=self._options.listen.max_connections)
+        server = HttpServer(observed, limits, self._observation.refused, self._tls)
+        server.listen(sockets)
+        return server
 
     async def _start_grpc(self, reserved: socket.socket | None) -> GrpcServer | None:
         if reserved is None:
@@ -246,10 +232,8 @@ class _Server:
             host=self._options.listen.host,
             port=reserved.getsockname()[1],
             tls=None if self._tls is None else self._tls.rpc_context,
-            who=None if self._keys is None else self._who,
-            shared_memory=self._memory,
+            allow=None if self._keys is None else self._keys.allow,
             observe=self._observe_call,
-            count=None if self._each_wanted else self._count_answers,
             max_held=self._options.batch.max_queued_bytes,
             max_connections=self._options.listen.max_connections,
         )
@@ -257,13 +241,6 @@ class _Server:
             server = GrpcServer(self._repository, options)
         await server.start()
         return server
-
-    def _who(self, authorization: bytes | None) -> Tenant | None:
-        rules = None if self._keys is None else self._keys.find(authorization)
-        return None if rules is None or self._tenants is None else self._tenants.get(rules.client)
-
-    def _count_answers(self, model: str, version: str, times: int) -> None:
-        self._metrics.count(Outcome("grpc", 200, model, version, ""), times)
 
     def _observe_call(self, call: RpcCall, record: RequestRecord) -> None:
         metadata = {name: value for name, value in call.metadata.items() if isinstance(value, str)}
@@ -288,21 +265,21 @@ class _Server:
         while self._repository.lost is None:
             await asyncio.sleep(_SECONDS_BETWEEN_LOOKS)
 
-    async def _give_up(self, grpc: GrpcServer | None, reason: str) -> NoReturn:
+    async def _give_up(self, http: HttpServer, grpc: GrpcServer | None, reason: str) -> NoReturn:
         self._report(f"error: {reason}; what waits is answered with 503")
         self._repository.abandon(reason)
         with contextlib.suppress(NotAnsweredError):
-            await self._drain(grpc, most=_SECONDS_TO_GIVE_UP)
+            await self._drain(http, grpc, most=_SECONDS_TO_GIVE_UP)
         raise DeviceLostError(reason, hint="A new process can use it; `--isolate` starts one by itself")
 
-    async def _drain(self, grpc: GrpcServer | None, most: float = math.inf) -> None:
+    async def _drain(self, http: HttpServer, grpc: GrpcServer | None, most: float = math.inf) -> None:
         seconds = min(self._options.drain_seconds, most)
         self._report("draining: what was accepted is answered, what is new is refused")
 
         async def answered() -> None:
-            self._front.drain()
+            self._draining = True  # every answer closes its connection, so that clients go to another server
             await self._repository.drain()
-            await asyncio.gather(self._front.finish(), *([] if grpc is None else [grpc.stop(seconds)]))
+            await asyncio.gather(http.finish(), *([] if grpc is None else [grpc.stop(seconds)]))
 
         try:
             await asyncio.wait_for(answered(), seconds)
@@ -327,10 +304,10 @@ class _Server:
         self._stop.set()
 
     def _reload(self) -> None:
+        if self._keys is None:
+            return
         try:
-            self._front.reload_keys()
-            if self._tenants is not None and self._keys is not None:
-                self._tenants.change(self._keys.rules)
+            self._keys.reload()
             self._report(f"read the API keys of {self._options.listen.api_keys} again")
         except UsageError as error:
             self._report(f"error: the API keys stay as they were: {error.message}")

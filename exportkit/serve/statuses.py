@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any, ClassVar
 
 from exportkit.errors import ExportkitError
@@ -21,7 +20,7 @@ class ServeError(ExportkitError):
     status: ClassVar[int] = 500
     code: ClassVar[str] = "INTERNAL"
     reason: ClassVar[str] = "backend"
-    retry_after: int | None = None
+    retry_after: ClassVar[int | None] = None
 
     def __init_subclass__(cls, **attributes: Any) -> None:
         """Takes the attributes as keywords of the class. Those that are not given are inherited."""
@@ -82,15 +81,6 @@ class UnknownEncodingError(ServeError, status=415, code="INVALID_ARGUMENT", reas
 
 class QueueFullError(ServeError, status=429, code="RESOURCE_EXHAUSTED", reason="full", retry_after=1):
     """As many rows or bytes wait as may."""
-
-
-class LimitError(ServeError, status=429, code="RESOURCE_EXHAUSTED", reason="limit", retry_after=1):
-    """The client's API key has as much as it may have."""
-
-    def __init__(self, message: str, *, hint: str | None = None, wait: float = 0.0) -> None:
-        """`wait`: seconds after which there may be some again."""
-        super().__init__(message, hint=hint)
-        self.retry_after = max(1, math.ceil(wait))
 
 
 class CancelledError(ServeError, status=499, code="CANCELLED", reason="cancelled"):

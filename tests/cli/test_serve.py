@@ -66,7 +66,6 @@ def test_help_imports_no_torch_and_names_every_option():
         (["none.pt2"], "none.pt2"),
         (["--model-repository", "{folder}/none"], "none"),
         (["{package}", "--grpc-port", "9000", "--no-grpc"], "--grpc-port and --no-grpc exclude each other"),
-        (["{package}", "--receivers", "2", "--shared-memory"], "--receivers and --shared-memory exclude each other"),
         (["{package}", "--port", "8001"], "HTTP and gRPC cannot share port 8001"),
         (["{package}", "--port", "65536"], "65536"),
         (["{package}", "--device", "cuda:x"], "unknown device 'cuda:x'"),
@@ -216,15 +215,13 @@ def test_every_option_reaches_the_server(tiny_package: Path, folder: Path, monke
         "--drain-timeout": 9,
         "--max-sequences": 10,
         "--max-sequence-bytes": "11kB",
-        "--max-sequence-share": 0.5,
         "--sequence-idle": 12,
         "--sequence-finish": 13,
         "--traces": "http://localhost:4318/v1/traces",
     }
-    flags = ["--isolate", "--cuda-graphs", "--no-warm-up", "--shared-memory", "--no-access-log"]
+    flags = ["--isolate", "--cuda-graphs", "--no-warm-up", "--no-access-log"]
     assert main(["serve", str(tiny_package), *flags, *(str(word) for pair in words.items() for word in pair)]) == 0
     assert main(["serve", str(tiny_package), "--no-grpc"]) == 0
-    assert main(["serve", str(tiny_package), "--receivers", "3"]) == 0
     reached: list[RegistryOptions] = []
 
     def pull(_: object, *, options: RegistryOptions, **__: object) -> SimpleNamespace:
@@ -236,9 +233,8 @@ def test_every_option_reaches_the_server(tiny_package: Path, folder: Path, monke
     package = f"oci://localhost/net@sha256:{'0' * 64}"
     assert main(["serve", package, *registry, str(folder / "authority.pem")]) == 0
     assert reached == [RegistryOptions(plain_http=True, authorities=folder / "authority.pem")]
-    given, plain, received, from_registry = asked
+    given, plain, from_registry = asked
     assert from_registry == ServeOptions(packages=(tiny_package,))
-    assert received.listen.receivers == 3
     assert (given.packages, given.repository) == ((tiny_package,), folder)
     assert (given.load.devices, given.load.runners) == (("cpu",), 3)
     assert (given.load.isolate, given.load.warm_up, given.load.cuda_graphs) == (True, False, True)
@@ -246,12 +242,12 @@ def test_every_option_reaches_the_server(tiny_package: Path, folder: Path, monke
     limits = given.batch
     assert (limits.max_rows, limits.max_delay) == (4, 0.005)
     assert (limits.max_queued_rows, limits.max_queued_bytes) == (6, 7000)
-    assert given.sequences == SequenceLimits(10, 11000, 12.0, 13.0, 0.5)
+    assert given.sequences == SequenceLimits(10, 11000, 12.0, 13.0)
     listen = given.listen
     assert (listen.host, listen.port, listen.grpc_port, listen.max_connections) == ("::1", 1, 2, 8)
     assert (listen.certificate, listen.private_key) == (folder / "server.pem", folder / "server.key")
     assert (listen.client_authorities, listen.api_keys) == (folder / "authority.pem", folder / "keys.txt")
-    assert (given.shared_memory, given.drain_seconds, given.access_log) == (True, 9, False)
+    assert (given.drain_seconds, given.access_log) == (9, False)
     assert given.traces == "http://localhost:4318/v1/traces"
     assert plain == ServeOptions(packages=(tiny_package,), listen=type(listen)(grpc_port=None))
     options = {name for parameter in command.params for name in parameter.opts if name.startswith("--")}
@@ -259,7 +255,6 @@ def test_every_option_reaches_the_server(tiny_package: Path, folder: Path, monke
         *words,
         *flags,
         *registry,
-        "--receivers",
         "--no-grpc",
         "--access-log",
         "--ray",

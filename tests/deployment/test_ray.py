@@ -19,6 +19,7 @@ import numpy as np
 import pytest
 import torch
 import urllib3
+from urllib3.util import Retry
 
 ray = pytest.importorskip("ray", reason="Ray is not installed")
 pytest.importorskip("ray.serve", reason="Ray Serve is not installed")
@@ -34,11 +35,10 @@ from exportkit.deployment import ray_app  # noqa: E402
 from exportkit.deployment.ray_app import NAME, check_options, options_of  # noqa: E402
 from exportkit.errors import UsageError  # noqa: E402
 from exportkit.package.archive import PackageReader, StoredRecord, write_package  # noqa: E402
-from exportkit.serve.client import Client, ClientSequence  # noqa: E402
 from exportkit.serve.sequences.table import SequenceLimits  # noqa: E402 (likewise)
 from exportkit.serve.serve_options import ServeOptions  # noqa: E402 (after importorskip)
-from exportkit.serve.statuses import SequenceError  # noqa: E402 (likewise)
 from tests.deployment.observed_replica import JOURNAL, Journal  # noqa: E402
+from tests.deployment.stepping import LostError, Steps  # noqa: E402
 from tests.package import samples, stateful_samples  # noqa: E402 (likewise)
 from tests.runtime import stateful, tiny  # noqa: E402
 
@@ -179,9 +179,22 @@ def triton_inputs(http: Any) -> list[Any]:
 
 
 def repeating() -> Callable[[str], np.ndarray]:
-    """Sends a request with the client that repeats what was lost."""
-    client = Client(URL, deadline=60, connections=THREADS)
-    return lambda request: client.infer("tiny", INPUTS)["regions.mean"]
+    """Sends a request as docs/scale.md does, which repeats what was lost."""
+    http = pytest.importorskip("tritonclient.http", reason="tritonclient is not installed")
+    again = Retry(60, status_forcelist=(429, 500, 502, 503), allowed_methods=None, backoff_factor=0.1, backoff_max=2)
+    pool = urllib3.PoolManager(maxsize=THREADS, retries=again)
+    body, length = http.InferenceServerClient.generate_request_body(triton_inputs(http))
+    headers = {"Inference-Header-Content-Length": str(length)}
+
+    def send(request: str) -> np.ndarray:
+        answer = pool.request("POST", f"{URL}/v2/models/tiny/infer", body=body, headers=headers)
+        assert answer.status == 200, answer.data
+        length = int(answer.headers["Inference-Header-Content-Length"])
+        return http.InferenceServerClient.parse_response_body(answer.data, header_length=length).as_numpy(
+            "regions.mean"
+        )
+
+    return send
 
 
 def two_replicas(load: Load, journal: Journal) -> set[int]:
@@ -216,7 +229,6 @@ def assert_lost_there(load: Load, journal: Journal, dead: int) -> None:
         ({"packages": "a"}, "cannot be read"),
         ({"packages": ["a"], "load": {"runners": "many"}}, "cannot be read"),
         ({"packages": ["a"], "listen": {"port": 8000, "api_keys": "keys"}}, "on Ray, listen cannot be set"),
-        ({"packages": ["a"], "shared_memory": True}, "on Ray, shared_memory cannot be set"),
         ({"packages": ["a"], "traces": "http://localhost"}, "on Ray, traces cannot be set"),
     ],
 )
@@ -286,17 +298,12 @@ def test_sequences_stay_with_their_replica_and_are_lost_with_it(cluster: Any, fo
         right = [session.push(torch.from_numpy(row(step))).numpy() for step in range(stateful.ROWS)]
     deploy(folder, {"sequences": {"idle_seconds": 600}})
     journal = Journal(folder / "journal")
-    with Client(URL, deadline=60) as client:
-        wait_for_routers(client)
-        told_to = [client.sequence("recorder.push", restart=True) for _ in range(30)]
-        plain = [client.sequence("recorder.push") for _ in range(30)]
-        assert lost_in([*told_to, *plain], range(2), right) == set()
-        os.kill(journal.living().pop(), signal.SIGKILL)
-        lost = lost_in(plain, range(2, 3), right)
-        assert 0 < len(lost) < len(plain)
-        for sequence in told_to:
-            sequence.infer({"x": row(0)})
-        assert 0 < sum(sequence.restarts > 0 for sequence in told_to) < len(told_to)
+    pool = urllib3.PoolManager()
+    wait_for_routers(pool)
+    begun = [Steps(URL, "recorder.push", pool) for _ in range(30)]
+    assert lost_in(begun, range(2), right) == set()
+    os.kill(journal.living().pop(), signal.SIGKILL)
+    assert 0 < len(lost_in(begun, range(2, 3), right)) < len(begun)
     end = time.monotonic() + 120
     while len(replica_processes()) != 2:  # those of the deployment before drain, and the killed one is replaced
         assert time.monotonic() < end
@@ -320,31 +327,31 @@ def row(step: int) -> np.ndarray[Any, Any]:
     return np.full((1, stateful.WIDTH), 0.1 * (step + 1), np.float32)
 
 
-def lost_in(sequences: list[ClientSequence], steps: range, right: list[np.ndarray[Any, Any]]) -> set[ClientSequence]:
+def lost_in(sequences: list[Steps], steps: range, right: list[np.ndarray[Any, Any]]) -> set[Steps]:
     """Sends steps of sequences in turns, and returns those that were lost."""
     lost = set()
     for step in steps:
         for sequence in sequences:
             try:
-                answer = sequence.infer({"x": row(step)})["0"]
-            except SequenceError:
+                answer = sequence.infer(row(step))
+            except LostError:
                 lost.add(sequence)
             else:
                 np.testing.assert_array_equal(answer, right[step])
     return lost
 
 
-def wait_for_routers(client: Client) -> None:
+def wait_for_routers(pool: urllib3.PoolManager) -> None:
     """Waits until HAProxy asks where requests should go. Until it knows whom to ask, it sends them anywhere."""
     good, end = 0, time.monotonic() + 90
     while good < 20:
         assert time.monotonic() < end
-        sequence = client.sequence("recorder.push")
+        sequence = Steps(URL, "recorder.push", pool)
         try:
             for step in range(3):
-                sequence.infer({"x": row(step)}, end=step == 2)
+                sequence.infer(row(step), end=step == 2)
             good += 1
-        except SequenceError:
+        except LostError:
             good = 0
             time.sleep(0.5)
 

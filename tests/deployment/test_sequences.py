@@ -19,10 +19,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import urllib3
 
 import exportkit
-from exportkit.serve.client import Client, ClientSequence
-from exportkit.serve.statuses import SequenceError
+from tests.deployment.stepping import LostError, Steps
 from tests.deployment.test_deploy import documents
 from tests.runtime import stateful
 from tests.serve.operations.server_processes import Launcher, ServerProcess
@@ -122,10 +122,15 @@ def listens(port: int) -> bool:
 def wait_for_health(port: int, servers: list[ServerProcess]) -> None:
     """Waits until the proxy sends first steps to every server."""
     end = time.monotonic() + 30
-    with Client(f"http://127.0.0.1:{port}") as client:
-        while not all(began(server) for server in servers):
-            assert time.monotonic() < end
-            client.sequence("recorder.push").infer({"x": row(0, 0)}, end=True)
+    while not all(began(server) for server in servers):
+        assert time.monotonic() < end
+        (steps,) = sequences_at(port, range(1)).values()
+        steps.infer(row(0, 0), end=True)
+
+
+def sequences_at(port: int, seeds: range) -> dict[int, Steps]:
+    pool = urllib3.PoolManager()
+    return {seed: Steps(f"http://127.0.0.1:{port}", "recorder.push", pool) for seed in seeds}
 
 
 def began(server: ServerProcess) -> int:
@@ -146,15 +151,15 @@ def row(seed: int, step: int) -> np.ndarray[Any, Any]:
     return np.random.default_rng([seed, step]).random((1, stateful.WIDTH), np.float32)
 
 
-def ask(sequences: dict[int, ClientSequence], steps: range, expected: Answers) -> set[int]:
+def ask(sequences: dict[int, Steps], steps: range, expected: Answers) -> set[int]:
     """Sends steps of sequences in turns. Returns the seeds of those that were lost, and says why."""
     lost: dict[int, str] = {}
     for step in steps:
         for seed, sequence in sequences.items():
             try:
-                answer = sequence.infer({"x": row(seed, step)}, end=step == STEPS - 1)["0"]
-            except SequenceError as error:
-                lost[seed] = error.message
+                answer = sequence.infer(row(seed, step), end=step == STEPS - 1)
+            except LostError as error:
+                lost[seed] = str(error)
             else:
                 np.testing.assert_array_equal(answer, expected[seed][step])
     for message in lost.values():  # another server says it, or Envoy lost the step with the connection
@@ -172,14 +177,13 @@ def test_envoy_reads_the_file_as_it_is(proxy: dict[str, int], tmp_path: Path):
     assert (done.returncode, "deprecated" in done.stderr.lower()) == (0, False), done.stderr
 
 
-def test_sequences_of_our_client_stay_with_their_server(proxy: dict[str, int], servers, expected: Answers):
-    with Client(f"http://127.0.0.1:{proxy['http']}") as client:
-        sequences = {seed: client.sequence("recorder.push") for seed in range(COUNT)}
-        assert ask(sequences, range(STEPS - 1), expected) == set()
-        living = [lives(server) for server in servers]
-        assert sum(living) == COUNT
-        assert min(living) > 0
-        assert ask(sequences, range(STEPS - 1, STEPS), expected) == set()
+def test_sequences_that_name_their_replica_stay_with_it(proxy: dict[str, int], servers, expected: Answers):
+    sequences = sequences_at(proxy["http"], range(COUNT))
+    assert ask(sequences, range(STEPS - 1), expected) == set()
+    living = [lives(server) for server in servers]
+    assert sum(living) == COUNT
+    assert min(living) > 0
+    assert ask(sequences, range(STEPS - 1, STEPS), expected) == set()
 
 
 @pytest.mark.parametrize("protocol", ["http", "grpc"])
@@ -231,33 +235,26 @@ def begins_or_ends(sequence: int | str, step: int, last: int) -> dict[str, Any]:
 
 
 def test_a_killed_server_loses_its_sequences_and_no_others(proxy: dict[str, int], servers, expected: Answers):
-    counts = [lives(servers[0])]
-    with Client(f"http://127.0.0.1:{proxy['http']}") as client:
-        told_to = {seed: client.sequence("recorder.push", restart=True) for seed in range(COUNT)}
-        sequences = {seed: client.sequence("recorder.push") for seed in range(COUNT)}
-        for begun in (told_to, sequences):
-            ask(begun, range(2), expected)
-            counts.append(lives(servers[0]))
-        servers[0].signal(signal.SIGKILL)
-        lost = ask(sequences, range(2, 3), expected)
-        assert len(lost) == counts[2] - counts[1] > 0
-        for seed in lost:
-            del sequences[seed]
-        assert ask(sequences, range(3, STEPS), expected) == set()
-        for sequence in told_to.values():
-            sequence.infer({"x": row(0, 0)})
-        assert sum(sequence.restarts for sequence in told_to.values()) == counts[1] - counts[0] > 0
+    before = lives(servers[0])
+    sequences = sequences_at(proxy["http"], range(COUNT))
+    ask(sequences, range(2), expected)
+    there = lives(servers[0]) - before
+    servers[0].signal(signal.SIGKILL)
+    lost = ask(sequences, range(2, 3), expected)
+    assert len(lost) == there > 0
+    for seed in lost:
+        del sequences[seed]
+    assert ask(sequences, range(3, STEPS), expected) == set()
 
 
 def test_sequences_end_at_a_server_that_drains(proxy: dict[str, int], servers, expected: Answers):
-    with Client(f"http://127.0.0.1:{proxy['http']}") as client:
-        sequences = {seed: client.sequence("recorder.push") for seed in range(COUNT // 2)}
-        ask(sequences, range(2), expected)
-        assert lives(servers[1]) > 0
-        servers[1].signal(signal.SIGTERM)
-        servers[1].until(lambda: "draining" in servers[1].errors)
-        more = {seed: client.sequence("recorder.push") for seed in range(COUNT // 2, COUNT)}
-        ask(more, range(1), expected)
-        assert ask(sequences, range(2, STEPS), expected) == set()
-        assert servers[1].wait() == 0
-        assert ask(more, range(1, STEPS), expected) == set()
+    sequences = sequences_at(proxy["http"], range(COUNT // 2))
+    ask(sequences, range(2), expected)
+    assert lives(servers[1]) > 0
+    servers[1].signal(signal.SIGTERM)
+    servers[1].until(lambda: "draining" in servers[1].errors)
+    more = sequences_at(proxy["http"], range(COUNT // 2, COUNT))
+    ask(more, range(1), expected)
+    assert ask(sequences, range(2, STEPS), expected) == set()
+    assert servers[1].wait() == 0
+    assert ask(more, range(1, STEPS), expected) == set()

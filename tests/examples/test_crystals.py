@@ -9,10 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import tritonclient.http as triton
 from safetensors.torch import load_file, save_file
 from torch import Tensor
+from tritonclient.utils import np_to_triton_dtype
 
-from exportkit.serve.client import Client
 from tests.examples import example_packages
 from tests.examples.crystal_structures import structures
 from tests.fresh import run_python
@@ -72,9 +73,14 @@ def test_a_package_has_the_published_answers_wherever_it_runs(
     for name in graphs:
         held(load_file(tmp_path / f"{name}.answers"), name, rounding=5)
 
-    with served_packages(package) as site, Client(f"http://127.0.0.1:{site.port}") as client:
-        answer = client.infer("crystal", {key: value.numpy() for key, value in graphs["NaCl"].items()})
-    held({key: torch.from_numpy(np.array(value)) for key, value in answer.items()}, "NaCl", rounding=5)
+    given = []
+    for key, value in graphs["NaCl"].items():
+        given.append(triton.InferInput(key, list(value.shape), np_to_triton_dtype(value.numpy().dtype)))
+        given[-1].set_data_from_numpy(value.numpy())
+    with served_packages(package) as site, triton.InferenceServerClient(f"127.0.0.1:{site.port}") as client:
+        answer = client.infer("crystal", given)
+    names = [output["name"] for output in answer.get_response()["outputs"]]
+    held({name: torch.from_numpy(np.array(answer.as_numpy(name))) for name in names}, "NaCl", rounding=5)
 
     ran = exportkit_run.run(package, "--input", tmp_path / "TiO2", "--output", tmp_path / "out")
     assert ran.code == 0, ran.document

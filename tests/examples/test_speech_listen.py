@@ -120,7 +120,7 @@ def test_what_cannot_be_heard_is_said_in_a_sentence(
     assert re.search("other", other)
     monkeypatch.setattr(listen, "DEADLINE", 0.3)
     gone = heard("listen", good, "--url", "http://127.0.0.1:9", capsys=capsys, status=1)
-    assert re.search(r"did not answer within 0\.3 s.*refused", gone)
+    assert re.search("did not answer: .*refused", gone)
 
 
 def test_the_picture_has_the_answers_and_when_somebody_spoke(package: Path, tmp_path: Path, capsys) -> None:

@@ -13,10 +13,10 @@ import msgspec
 import numpy as np
 import pytest
 import torch
+import tritonclient.http as triton
 
 import exportkit
 from exportkit.package import manifest as m
-from exportkit.serve.client import Client
 from exportkit.serve.page import page_parts as module
 from exportkit.serve.page.page_parts import page_parts
 from tests.examples import example_packages
@@ -196,8 +196,10 @@ def test_a_lost_sequence_is_said_and_the_next_start_is_another(
 
 def take_over(site: Site, sequence_id: str) -> None:
     """Somebody begins another sequence of the same id, and ends it."""
-    with Client(site.url) as client:
-        client.sequence("speech", sequence_id).infer({"chunk": np.zeros((1, 512), np.float32)}, end=True)
+    given = triton.InferInput("chunk", [1, 512], "FP32")
+    given.set_data_from_numpy(np.zeros((1, 512), np.float32))
+    with triton.InferenceServerClient(site.url.removeprefix("http://")) as client:
+        client.infer("speech", [given], sequence_id=sequence_id, sequence_start=True, sequence_end=True)
 
 
 def test_a_server_that_is_gone_is_said(hearing: Browser, site: Site, recorder: Recorder) -> None:

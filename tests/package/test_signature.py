@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import base64
-import ctypes
 import json
 import os
-import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from cryptography.hazmat.primitives.asymmetric import ec, ed448, rsa, x25519
-from elftools.elf.elffile import ELFFile
-from elftools.elf.sections import SymbolTableSection
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -24,7 +20,6 @@ from exportkit.package.keys import read_private_key, read_public_key
 from exportkit.package.signature import Signatures, encode_signatures, read_signatures
 from exportkit.package.signing import sign_package
 from exportkit.package.trust import check_trust, demand, signature_info
-from tests.cpp_reader import program
 from tests.fresh import run_interpreter
 from tests.package.signers import Signer, no_password, package, signer, written
 
@@ -57,15 +52,6 @@ def signed_by(path: Path, *keys: Path, **options: Any) -> list[str]:
 
 def beside(path: Path) -> Path:
     return path.with_name(f"{path.name}.sig")
-
-
-def _functions(library: str) -> list[str]:
-    """The functions that a library exports."""
-    with ELFFile.load_from_path(library) as elf:
-        symbols = elf.get_section_by_name(".dynsym")
-        assert isinstance(symbols, SymbolTableSection)
-        functions = (each for each in symbols.iter_symbols() if each["st_info"]["type"] == "STT_FUNC")
-        return sorted({each.name for each in functions if each["st_shndx"] != "SHN_UNDEF"})
 
 
 def said(path: Path) -> Signatures:
@@ -415,22 +401,6 @@ def test_a_host_without_libcrypto_opens_packages_and_checks_no_signature(
     said = run_interpreter(CHECK, signed, *reversed(release), cwd=tmp_path, LD_LIBRARY_PATH=str(tmp_path))
     assert said.splitlines()[0].startswith("OpenSSL 3")
     assert "libcrypto" in said.splitlines()[0]
-
-
-def test_a_process_with_another_openssl_checks_signatures(signed: Path, release: Signer, tmp_path: Path) -> None:
-    """Calls of libcrypto's own functions would end the process if they reached those of the other one."""
-    ctypes.CDLL("libcrypto.so.3")
-    maps = Path("/proc/self/maps").read_text().split()
-    functions = _functions(next(word for word in maps if word.endswith("/libcrypto.so.3")))
-    assert "EVP_DigestVerifyInit" in functions
-    source = tmp_path / "other.c"
-    source.write_text("void abort(void);\n" + "".join(f"void {name}(void) {{ abort(); }}\n" for name in functions))
-    other = source.with_suffix(".so")
-    subprocess.run([os.environ.get("CC", "gcc"), "-w", "-shared", "-fPIC", source, "-o", other], check=True)
-    words = ["trust", tmp_path / "no-policy", signed, "", release.public]
-    command = list(map(str, [program(), *words]))
-    done = subprocess.run(command, env={"LD_PRELOAD": str(other)}, capture_output=True, text=True, check=True)
-    assert json.loads(done.stdout) == {"ok": True, "value": [str(release.public)]}
 
 
 # --- what people are shown --------------------------------------------------------------------------------------------

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
-
-from exportkit.serve import process_settings
 
 REQUESTS = """
 import resource, sys, threading
@@ -95,17 +91,3 @@ def comes_back(how: str, seconds: int) -> str:
 def test_a_thread_that_works_gives_up_the_lock():
     assert comes_back("never", 1) == "False"
     assert comes_back("soon", 100) == "True"
-
-
-@pytest.mark.parametrize(
-    ("quota", "expected"), [("200000 100000", 2.0), ("50000 100000", 0.5), ("max 100000", 8.0), ("", 8.0), (None, 8.0)]
-)
-def test_cores_are_those_of_the_affinity_and_of_the_containers_quota(
-    quota: str | None, expected: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    file = tmp_path / "cpu.max"
-    if quota is not None:
-        file.write_text(quota)
-    monkeypatch.setattr(process_settings, "QUOTA", file)
-    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)))
-    assert process_settings.cores() == expected

@@ -53,8 +53,7 @@ def test_saturation_shows_rows_and_their_part_of_direct_calls(tmp_path, monkeypa
     (tmp_path / "load.json").write_text(json.dumps(rounds))
     monkeypatch.setattr(serving_tables, "RESULTS", tmp_path)
     run = serving_tables.Run("load", "a model", "a machine")
-    assert serving_tables.saturation(run, "exportkit") == "500, 0.45"  # (600 * 0.001 + 200 * 0.0015) / 2
-    assert serving_tables.saturation(run, "receivers") == ""
+    assert serving_tables.saturation(run) == "500, 0.45"  # (600 * 0.001 + 200 * 0.0015) / 2
 
 
 def test_the_readme_shows_its_rows_and_names_both_machines():

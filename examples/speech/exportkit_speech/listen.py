@@ -1,5 +1,6 @@
 """Listens to recordings, with a package in this process or with a server that has it."""
 
+import secrets
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -9,6 +10,7 @@ from typing import NamedTuple
 from torch import Tensor
 
 import exportkit
+from exportkit.errors import ModelRunError
 from exportkit_speech import recording
 from exportkit_speech.detector import SAMPLES
 from exportkit_speech.speech_times import CHUNK, Change, SpeechTimes
@@ -38,14 +40,26 @@ def here(package: Path) -> Iterator[Hear]:
 @contextmanager
 def there(url: str, model: str, api_key: str | None = None) -> Iterator[Hear]:
     """A sequence of requests to a server."""
-    from exportkit.serve.client import Client
+    import tritonclient.http as triton
+    from tritonclient.utils import InferenceServerException
 
-    with Client(url, deadline=DEADLINE, api_key=api_key) as client:
-        sequence = client.sequence(model)
+    scheme, _, address = url.rstrip("/").partition("://")
+    sequence, begins = secrets.token_hex(16), True
+    headers = {"x-session-id": sequence, **({} if api_key is None else {"Authorization": f"Bearer {api_key}"})}
+    with triton.InferenceServerClient(address, ssl=scheme == "https", network_timeout=DEADLINE) as client:
 
         def hear(chunk: Tensor, last: bool) -> float:
-            (answer,) = sequence.infer({"chunk": chunk[None].numpy()}, end=last).values()
-            return float(answer[0])
+            nonlocal begins
+            given = triton.InferInput("chunk", [1, len(chunk)], "FP32")
+            given.set_data_from_numpy(chunk[None].numpy())
+            which = {"sequence_id": sequence, "sequence_start": begins, "sequence_end": last}
+            try:
+                answer = client.infer(model, [given], headers=headers, **which)
+            except (InferenceServerException, OSError) as error:
+                raise ModelRunError(f"{url} did not answer: {error}") from error
+            begins = False
+            (output,) = answer.get_response()["outputs"]
+            return float(answer.as_numpy(output["name"])[0])
 
         yield hear
 

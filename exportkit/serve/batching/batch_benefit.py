@@ -75,12 +75,6 @@ class _Bucket:
         return self._begin_trial(together=not faster_together)
 
     @property
-    def runs_alone(self) -> bool:
-        if self.in_trial:
-            return not self.trying_together
-        return self.together.known and self.alone.known and not self._faster_together
-
-    @property
     def _faster_together(self) -> bool:
         return self.alone.row_time > (1 - LEAST_GAIN) * self.together.row_time
 
@@ -120,11 +114,6 @@ class BatchBenefit:
         (known.alone if requests == 1 else known.together).add(rows, seconds)
         known.requests = requests
         known.since_trial += seconds
-
-    def runs_alone(self, bucket: Hashable) -> bool:
-        """Whether requests run one by one now, whatever waits."""
-        known = self._buckets.get(bucket)
-        return known is not None and known.runs_alone
 
     def decide_together(self, bucket: Hashable) -> bool:
         """Decides whether the next of several requests run together, which may be a run of a trial or begin one."""

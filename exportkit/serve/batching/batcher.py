@@ -7,13 +7,12 @@ docs/adr/0028-batching.md has the reasons for its rules.
 from __future__ import annotations
 
 import math
-from collections import Counter, OrderedDict
+from collections import OrderedDict
 from collections.abc import Hashable, Iterator
 from typing import Generic, TypeVar
 
 from exportkit.serve.batching.batch_benefit import BatchBenefit
 from exportkit.serve.batching.estimates import Estimates
-from exportkit.serve.batching.fair_order import FairOrder, beyond_share
 from exportkit.serve.batching.lanes import Lane, Schedule, Waiter
 from exportkit.serve.batching.tickets import Batch, BatchLimits, Ticket
 
@@ -36,16 +35,14 @@ class Batcher(Generic[T]):
     No request waits while a runner is free, unless `max_delay` says so. A batch is closed when a runner takes it.
     """
 
-    def __init__(self, limits: BatchLimits, max_rows: int, *, measured: bool = True) -> None:
+    def __init__(self, limits: BatchLimits, max_rows: int) -> None:
         """Nothing waits.
 
         Args:
             limits: The limits.
             max_rows: The most rows of a batch; 1 where the model is not batched. The limits may lower it.
-            measured: Whether requests run one by one where that is faster. If not, or with `max_delay`, never.
         """
         self._limits = limits
-        self._measured = measured and limits.max_delay <= 0
         self._max_rows = max_rows if limits.max_rows is None else min(max_rows, limits.max_rows)
         self._estimates = Estimates()
         self._benefit = BatchBenefit()
@@ -55,9 +52,6 @@ class Batcher(Generic[T]):
         self._latest_starts: Schedule[T] = Schedule()  # of the requests with a deadline
         self._delays: Schedule[T] = Schedule()  # by when they end; empty without `max_delay`
         self._late: dict[Ticket[T], None] = {}  # found by `take`, not returned by `late` yet
-        self._fairest: Schedule[T] = Schedule()  # all, by tag
-        self._order = FairOrder()
-        self._clients: Counter[str] = Counter()  # the rows that wait of each
         self._number = 0
         self._passed_over = 0
         self._rows = 0
@@ -72,10 +66,6 @@ class Batcher(Generic[T]):
     def queued_rows(self) -> int:
         """The rows that wait."""
         return self._rows
-
-    def rows_of(self, client: str) -> int:
-        """Returns the rows of a client that wait; 0 where none is named."""
-        return self._clients[client] if client else 0
 
     @property
     def queued_bytes(self) -> int:
@@ -109,12 +99,9 @@ class Batcher(Generic[T]):
         if lane is None:
             lane = self._lanes[ticket.bucket] = Lane(ticket.bucket)
         self._number += 1
-        waiter = self._waiters[ticket] = Waiter(ticket, lane, self._number, self._order.tag(ticket.client, ticket.rows))
-        self._fairest.push(waiter.tag, waiter)
+        waiter = self._waiters[ticket] = Waiter(ticket, lane, self._number)
         first = lane.add(waiter)
         self._rows += ticket.rows
-        if ticket.client:
-            self._clients[ticket.client] += ticket.rows
         self._bytes += ticket.size
         latest = self._latest_start(ticket, ticket.arrived)
         if latest < math.inf:
@@ -126,42 +113,23 @@ class Batcher(Generic[T]):
         if first or lane.rows >= self._max_rows:
             self._list_head(lane)
 
-    def take(self, now: float, *, ahead: bool = False, most: float = math.inf) -> Batch[T] | None:
-        """Returns what a free runner should run now, or None. Late requests are never in it: see `late`.
-
-        With `ahead`, all runners are busy and the caller prepares the next batch. It gets one only if the batch could
-        not grow by waiting: as many rows wait for it as it may have, or its requests run one by one. And only if it is
-        known to take at most `most` seconds.
-        """
+    def take(self, now: float) -> Batch[T] | None:
+        """Returns what a free runner should run now, or None. Late requests are never in it: see `late`."""
         self._end_delays(now)
         while True:
-            passed_over = self._passed_over
             first = self._choose()
             if first is None:
                 return None
             lane = first.lane
-            if ahead and not (self._is_full(lane) and self._is_known(first, now, most)):
-                self._passed_over = passed_over
-                return None
             tickets = self._fill(first, now)
             if tickets:
                 return Batch(lane.bucket, tickets, now)
 
     def finished(self, batch: Batch[T], seconds: float) -> None:
         """Records how long a batch took, for expecting which requests will be late, and which gain by a batch."""
-        self.ran(batch.bucket, len(batch.tickets), batch.rows, seconds, batch.taken + seconds)
-
-    def ran(self, bucket: Hashable, requests: int, rows: int, seconds: float, now: float) -> None:
-        """Records likewise how long requests took which ended now, and need not have been in the queue."""
-        self._estimates.record(bucket, rows, seconds, now)
+        self._estimates.record(batch.bucket, batch.rows, seconds, batch.taken + seconds)
         if self._max_rows > 1:
-            self._benefit.record(bucket, requests, rows, seconds)
-
-    def is_quick(self, bucket: Hashable, rows: int, now: float, most: float) -> bool:
-        """Whether a request that did not wait could run alone now, and would probably take at most so many seconds."""
-        if self._waiters or self._limits.max_delay > 0 or not 1 <= rows <= self._max_rows:
-            return False
-        return 0 < self._estimates.seconds(bucket, rows, now) <= most
+            self._benefit.record(batch.bucket, len(batch.tickets), batch.rows, seconds)
 
     def cancel(self, ticket: Ticket[T]) -> bool:
         """Removes a request that waits. Returns False if it runs or ran."""
@@ -206,13 +174,6 @@ class Batcher(Generic[T]):
             raise BatcherFullError(
                 f"{self._rows} rows wait, and at most {limits.max_queued_rows} may: no room for {ticket.rows} more"
             )
-        if ticket.client and beyond_share(
-            self._clients[ticket.client], ticket.rows, limits.max_queued_rows - self._rows
-        ):
-            raise BatcherFullError(
-                f"{self._clients[ticket.client]} rows of this API key wait, and the rest is for others: "
-                f"no room for {ticket.rows} more"
-            )
         if self._waiters and self._bytes + ticket.size > limits.max_queued_bytes:
             raise BatcherFullError(
                 f"{self._bytes} bytes wait, and at most {limits.max_queued_bytes} may: no room for {ticket.size} more"
@@ -223,21 +184,6 @@ class Batcher(Generic[T]):
         if ticket.deadline is None:
             return math.inf
         return ticket.deadline - self._estimates.seconds(ticket.bucket, ticket.rows, now)
-
-    def can_run_ahead(self, bucket: Hashable) -> bool:
-        """Whether `take` may return a batch of this bucket ahead."""
-        lane = self._lanes.get(bucket)
-        return lane is not None and self._is_full(lane)
-
-    def _is_full(self, lane: Lane[T]) -> bool:
-        """Whether the next batch of a lane would not grow by waiting."""
-        return lane.rows >= self._max_rows or (self._measured and self._benefit.runs_alone(lane.bucket))
-
-    def _is_known(self, first: Waiter[T], now: float, most: float) -> bool:
-        """Whether the batch that begins with a request is known to take at most so many seconds."""
-        lane = first.lane
-        rows = first.ticket.rows if self._benefit.runs_alone(lane.bucket) else min(lane.rows, self._max_rows)
-        return most == math.inf or 0 < self._estimates.seconds(lane.bucket, rows, now) <= most
 
     def _may_run(self, lane: Lane[T]) -> bool:
         return not self._limits.max_delay > 0 or lane.overdue > 0 or lane.rows >= self._max_rows
@@ -262,12 +208,12 @@ class Batcher(Generic[T]):
             head = next(iter(lane), None)
             if head is not None and not head.listed:
                 head.listed = True
-                self._heads.push((head.ticket.priority, head.tag), head)
+                self._heads.push(head.ticket.priority, head)
 
     def _choose(self) -> Waiter[T] | None:
-        """Returns the request with which the next batch begins: the first in order of the highest priority.
+        """Returns the request with which the next batch begins: the oldest of the highest priority, in any lane.
 
-        One of `MOST_PASSED_OVER` + 1 batches begins with the first of all, so that no priority waits for ever.
+        One of `MOST_PASSED_OVER` + 1 batches begins with the oldest request of all, so that no priority waits for ever.
         """
         while (first := self._heads.first()) is not None:
             head = first[1]
@@ -277,7 +223,7 @@ class Batcher(Generic[T]):
             head.listed = False
         else:
             return None
-        oldest = self._first_of_all()
+        oldest = next(iter(self._waiters.values()))
         if oldest is head or not self._may_run(oldest.lane):
             return head
         self._passed_over += 1
@@ -285,11 +231,6 @@ class Batcher(Generic[T]):
             return head
         self._passed_over = 0
         return oldest
-
-    def _first_of_all(self) -> Waiter[T]:
-        first = self._fairest.first()
-        assert first is not None  # the caller has one
-        return first[1]
 
     def _fill(self, first: Waiter[T], now: float) -> tuple[Ticket[T], ...]:
         """Removes the requests of the next batch from the queue, and those of its lane that are too late to start.
@@ -317,15 +258,13 @@ class Batcher(Generic[T]):
                 misfits += 1
             if rows == self._max_rows or misfits > self._max_rows:  # a long look for a small gap does not pay
                 break
-        if chosen:
-            self._order.ran(min(waiter.tag for waiter in chosen))
         removed = self._remove(first.lane, late + chosen)
         self._late.update(dict.fromkeys(removed[: len(late)]))
         return tuple(removed[len(late) :])
 
     def _decide_together(self, bucket: Hashable) -> bool:
         """Decides whether a request runs with others. With `max_delay`, it was asked for."""
-        return not self._measured or self._benefit.decide_together(bucket)
+        return self._limits.max_delay > 0 or self._benefit.decide_together(bucket)
 
     def _ready_by(self, deadline: float, bucket: Hashable, rows: int, now: float, *, alone: bool) -> bool:
         return alone or deadline == math.inf or now + self._estimates.seconds(bucket, rows, now) < deadline
@@ -340,17 +279,11 @@ class Batcher(Generic[T]):
             waiter.leave()
             self._rows -= ticket.rows
             self._bytes -= ticket.size
-            if ticket.client:
-                self._clients[ticket.client] -= ticket.rows
-                if not self._clients[ticket.client]:
-                    del self._clients[ticket.client]
             tickets.append(ticket)
         if lane.rows == 0:
             del self._lanes[lane.bucket]
         else:
             self._list_head(lane)
-        if not self._waiters:
-            self._order.empty()
         return tickets
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 from collections import OrderedDict
 from collections.abc import Hashable, Iterator
-from heapq import heapify, heappop, heappush, merge
-from typing import Any, Generic, TypeVar
+from heapq import heapify, heappop, heappush
+from typing import Generic, TypeVar
 
 from exportkit.serve.batching.tickets import Ticket
 
@@ -20,19 +20,17 @@ class Waiter(Generic[T]):
         ticket: The request.
         lane: The others of its bucket.
         number: Counts the requests in the order in which they were submitted.
-        tag: Its place among those of other clients: the smallest runs first, and the oldest of equal ones.
         waiting: Turns False when the request leaves the queue.
         listed: Whether it is among those from which the next batch is chosen.
         overdue: Whether it has waited for others as long as it may.
     """
 
-    __slots__ = ("lane", "listed", "number", "overdue", "tag", "ticket", "waiting")
+    __slots__ = ("lane", "listed", "number", "overdue", "ticket", "waiting")
 
-    def __init__(self, ticket: Ticket[T], lane: Lane[T], number: int, tag: int) -> None:
+    def __init__(self, ticket: Ticket[T], lane: Lane[T], number: int) -> None:
         self.ticket = ticket
         self.lane = lane
         self.number = number
-        self.tag = tag
         self.waiting = True
         self.listed = False
         self.overdue = False
@@ -44,7 +42,7 @@ class Waiter(Generic[T]):
 
 
 class Lane(Generic[T]):
-    """The waiting requests of one bucket, by priority and then by tag. Adding and removing take constant time.
+    """The waiting requests of one bucket, by priority and then by number. Adding and removing take constant time.
 
     Attributes:
         bucket: The bucket.
@@ -58,44 +56,34 @@ class Lane(Generic[T]):
         self.bucket = bucket
         self.rows = 0
         self.overdue = 0
-        # By priority and client. The tags of one client's requests grow with their numbers.
-        self._queues: dict[int, dict[str, OrderedDict[int, Waiter[T]]]] = {}
+        self._queues: dict[int, OrderedDict[int, Waiter[T]]] = {}
         self._priorities: list[int] = []  # of the queues, sorted
 
     def __iter__(self) -> Iterator[Waiter[T]]:
         for priority in self._priorities:
-            clients = [queue.values() for queue in self._queues[priority].values()]
-            yield from clients[0] if len(clients) == 1 else merge(*clients, key=_place)
+            yield from self._queues[priority].values()
 
     def add(self, waiter: Waiter[T]) -> bool:
         """Adds the newest request. Returns whether it is the first in the order."""
         priority = waiter.ticket.priority
-        clients = self._queues.get(priority)
-        if clients is None:
-            clients = self._queues[priority] = {}
+        queue = self._queues.get(priority)
+        if queue is None:
+            queue = self._queues[priority] = OrderedDict()
             insort(self._priorities, priority)
-        queue = clients.setdefault(waiter.ticket.client, OrderedDict())
         queue[waiter.number] = waiter
         self.rows += waiter.ticket.rows
-        return len(queue) == 1 and next(iter(self)) is waiter
+        return len(queue) == 1 and self._priorities[0] == priority
 
     def remove(self, waiter: Waiter[T]) -> None:
         """Removes a request that is there."""
         priority = waiter.ticket.priority
-        clients = self._queues[priority]
-        queue = clients[waiter.ticket.client]
+        queue = self._queues[priority]
         del queue[waiter.number]
         if not queue:
-            del clients[waiter.ticket.client]
-        if not clients:
             del self._queues[priority]
             del self._priorities[bisect_left(self._priorities, priority)]
         self.rows -= waiter.ticket.rows
         self.overdue -= waiter.overdue
-
-
-def _place(waiter: Waiter[Any]) -> tuple[int, int]:
-    return waiter.tag, waiter.number
 
 
 class Schedule(Generic[T]):
@@ -105,13 +93,13 @@ class Schedule(Generic[T]):
     """
 
     def __init__(self) -> None:
-        self._heap: list[tuple[Any, int, Waiter[T]]] = []
+        self._heap: list[tuple[float, int, Waiter[T]]] = []
         self._limit = 64
 
     def __len__(self) -> int:
         return len(self._heap)
 
-    def push(self, key: Any, waiter: Waiter[T]) -> None:
+    def push(self, key: float, waiter: Waiter[T]) -> None:
         """Adds a request."""
         if len(self._heap) >= self._limit:
             self._heap = [item for item in self._heap if item[2].waiting]
@@ -119,7 +107,7 @@ class Schedule(Generic[T]):
             self._limit = 2 * len(self._heap) + 64
         heappush(self._heap, (key, waiter.number, waiter))
 
-    def first(self) -> tuple[Any, Waiter[T]] | None:
+    def first(self) -> tuple[float, Waiter[T]] | None:
         """Returns the smallest number and its request; None: no request is there."""
         heap = self._heap
         while heap:

@@ -38,7 +38,6 @@ class Ticket(Generic[T]):
         priority: 1 is served first. Equal priorities are served in order.
         deadline: The time by which the answer must be there; None: it may take as long as it takes.
         arrived: The time at which it was submitted.
-        client: Whose it is, of several who share the queue. Empty: nobody's.
     """
 
     payload: T
@@ -48,7 +47,6 @@ class Ticket(Generic[T]):
     priority: int
     deadline: float | None
     arrived: float
-    client: str = ""
 
 
 @dataclass(frozen=True, eq=False)

@@ -6,7 +6,6 @@ import functools
 import warnings
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -18,9 +17,7 @@ from exportkit.package.structure import builder
 from exportkit.runtime.inputs import InputPlan, describe_tensor
 from exportkit.serve.protocol.datatypes import datatype_of
 from exportkit.serve.protocol.inference import InferRequest, InputTensor
-from exportkit.serve.protocol.tensors import ALIGNMENT
 from exportkit.serve.statuses import BackendError, BadRequestError, NotOfferedError
-from exportkit.sizes import sizes_of
 
 # torch warns once in a process of memory that is read-only. Nobody writes inputs, so the warning is used up here.
 with warnings.catch_warnings():
@@ -47,46 +44,6 @@ class CheckedRequest:
     bucket: Hashable
     size: int
     outputs: Sequence[int]
-
-
-@dataclass(frozen=True, eq=False, slots=True)
-class RequestForm:
-    """What a plan found out of a request by everything but the elements of its inputs.
-
-    Attributes:
-        plan: The plan.
-        rows, bucket, size, outputs: As of a CheckedRequest.
-        places: For each of the model's inputs, its place among the request's.
-        sizes: The sizes of the dimensions.
-    """
-
-    plan: RequestPlan
-    rows: int
-    bucket: Hashable
-    size: int
-    outputs: Sequence[int]
-    places: tuple[int, ...]
-    sizes: Mapping[str, int]
-
-
-class KnownInputs:
-    """Says where the inputs of a checked request lie in its body. Requests that differ in elements share the rest."""
-
-    def __init__(self, size: int, starts: Sequence[int], checked: CheckedRequest) -> None:
-        """`size` is the body's, and `starts` says where in it each of the model's inputs begins."""
-        self._size, first = size, min(starts, default=0)
-        self._copied = [place for place, start in enumerate(starts) if (start - first) % ALIGNMENT]
-        self._parts = [(start, tensor.shape, tensor.dtype) for start, tensor in zip(starts, checked.inputs)]
-        self._rest = checked.rows, checked.bucket, checked.size, checked.outputs
-
-    def of(self, body: memoryview) -> CheckedRequest | None:
-        """Returns the request of another `body_buffer` with the same beginning; None: it has another size."""
-        if body.nbytes != self._size:
-            return None
-        inputs = [_tensor_over(body, *part) for part in self._parts]
-        for place in self._copied:
-            inputs[place] = inputs[place].clone()
-        return CheckedRequest(inputs, *self._rest)
 
 
 def arguments_of(call: Call) -> Callable[[Sequence[torch.Tensor]], Arguments]:
@@ -120,7 +77,6 @@ class RequestPlan:
                 datatype_of(tensor.dtype)
             except NotOfferedError as error:
                 raise BackendError(f"`{tensor.name}` cannot be served: {error.message}", hint=error.hint) from error
-        self._call = call
         self._batched = batched
         self._stateful = stateful
         self._names = [tensor.name for tensor in call.inputs]
@@ -151,7 +107,10 @@ class RequestPlan:
         given = {tensor.name: tensor for tensor in request.inputs}
         self._check_names(given)
         inputs = [self._tensor(given[name], place) for place, name in enumerate(self._names)]
-        self._check_shapes([tensor.shape for tensor in inputs])
+        try:
+            self._plan.check_shapes([tensor.shape for tensor in inputs])
+        except InputError as error:
+            raise BadRequestError(error.message, hint=error.hint) from error
         size = sum(tensor.nbytes for tensor in inputs)
         if not self._batched:
             return CheckedRequest(inputs, 1, None, size, outputs)
@@ -159,45 +118,6 @@ class RequestPlan:
         # A request without rows runs alone: nothing is known about a batch with such a part.
         bucket: Hashable = tuple(tensor.shape[1:] for tensor in inputs) if rows else object()
         return CheckedRequest(inputs, max(rows, 1), bucket, size, outputs)
-
-    def check_shapes(self, given: Mapping[str, Sequence[int]]) -> list[Sequence[int]]:
-        """Checks the shapes of a request whose tensors are not there yet, and returns them in the order of the inputs.
-
-        Raises:
-            BadRequestError: The model does not take them.
-        """
-        self._check_names(given)
-        shapes = [tuple(given[name]) for name in self._names]
-        self._check_shapes(shapes)
-        return list(shapes)
-
-    def _check_shapes(self, shapes: Sequence[Sequence[int]]) -> None:
-        try:
-            self._plan.check_shapes(shapes)
-        except InputError as error:
-            raise BadRequestError(error.message, hint=error.hint) from error
-
-    def form(self, request: InferRequest) -> RequestForm:
-        """Returns what is true of every request that differs from this one in its inputs' elements alone.
-
-        Raises what `check` raises.
-        """
-        checked = self.check(request)
-        names = [tensor.name for tensor in request.inputs]
-        sizes = sizes_of(self._call.inputs, [tensor.shape for tensor in checked.inputs])
-        places = tuple(names.index(name) for name in self._names)
-        return RequestForm(self, checked.rows, checked.bucket, checked.size, checked.outputs, places, sizes)
-
-    def known_inputs(self, request: InferRequest, checked: CheckedRequest, start: int, size: int) -> KnownInputs | None:
-        """Returns what to remember of a checked request, whose body has binary data from `start`, and `size` bytes.
-
-        None: not all inputs are there, or their elements have to be looked at.
-        """
-        sizes = [tensor.data.nbytes for tensor in request.inputs]
-        if torch.bool in self._dtypes or not all(sizes) or sum(sizes) != size - start:
-            return None
-        starts = dict(zip([tensor.name for tensor in request.inputs], accumulate(sizes, initial=start)))
-        return KnownInputs(size, [starts[name] for name in self._names], checked)
 
     def _wanted(self, names: Sequence[str] | None) -> Sequence[int]:
         if names is None:
@@ -232,18 +152,12 @@ def tensor_of(given: InputTensor, dtype: torch.dtype) -> torch.Tensor:
     """Returns a tensor over the bytes of an input, which it keeps alive. `dtype` is that of the input's datatype."""
     if not given.data.nbytes:
         return torch.empty(given.shape, dtype=dtype)
-    tensor = _tensor_over(given.data, 0, given.shape, dtype)
+    tensor = torch.from_numpy(np.ndarray(given.shape, _as_numpy(dtype), given.data))  # see `bytes_of`
+    if dtype is torch.bfloat16:
+        return tensor.view(dtype)
     if dtype is torch.bool:  # torch takes a byte of 2 for neither true nor false
         return tensor.ne(0)
-    if tensor.data_ptr() % dtype.itemsize:  # in shared memory, where the client chose the place
-        tensor = tensor.clone()
     return tensor
-
-
-def _tensor_over(memory: memoryview, start: int, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
-    """Returns a tensor over bytes from `start`, which it keeps alive. One of booleans is of bytes."""
-    tensor = torch.from_numpy(np.ndarray(shape, _as_numpy(dtype), memory, start))  # see `bytes_of`
-    return tensor.view(dtype) if dtype is torch.bfloat16 else tensor
 
 
 @functools.cache

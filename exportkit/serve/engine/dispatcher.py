@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import math
 import threading
 import time
@@ -11,13 +12,12 @@ from collections.abc import Callable, Iterable, Sequence
 
 from exportkit.serve.batching.batcher import Batch, Batcher, BatcherFullError, Ticket
 from exportkit.serve.engine.checked_request import CheckedRequest
-from exportkit.serve.engine.execution import BatchResult, BatchRunner, RequestRunner, runner_failed
+from exportkit.serve.engine.execution import BatchResult, RequestRunner
 from exportkit.serve.engine.model_copy import ModelCopy
 from exportkit.serve.engine.queued_request import Answered, QueuedRequest
-from exportkit.serve.engine.short_runs import ShortRuns
 from exportkit.serve.engine.statistics import Statistics
-from exportkit.serve.process_settings import cores
 from exportkit.serve.statuses import (
+    BackendError,
     BadRequestError,
     DeadlineError,
     NotReadyError,
@@ -26,15 +26,9 @@ from exportkit.serve.statuses import (
 )
 
 _SHORTEST_TIMER = 0.001  # seconds
-_CORES_TO_PREPARE = 4
-QUICK_SECONDS = 3e-4  # of a run, at most: to wake another thread costs about as much
-SLOW_SECONDS, CALM_SECONDS = 0.02, 10.0  # After a run that took longer than the first, none is quick for the second.
-# So many batches, if they are quicker, may wait for a thread without Python: the event loop learns late that one ended.
-WAITING_BATCHES, WAITING_SECONDS = 2, 0.005
-# After a request with more bytes, runners take batches that can grow for CALM_SECONDS: while the event loop reads such
-# a body, it would not begin the next one.
-LARGE_BYTES = 1 << 20
 _LIFE_SIGN_SECONDS = 1.0  # how often an idle runner looks whether its worker process lives
+
+_log = logging.getLogger(__name__)
 
 _Ticket = Ticket[QueuedRequest]
 _Outcome = tuple[_Ticket, "BatchResult | ServeError"]
@@ -49,38 +43,26 @@ class Dispatcher:
         self._counted = counted
         self._loop = asyncio.get_running_loop()
         self._lock = threading.Lock()  # guards the batcher and what follows
-        self._changed = threading.Condition(self._lock)  # for threads that could run a batch at once
-        self._full = threading.Condition(self._lock)  # for threads that could only prepare one
+        self._changed = threading.Condition(self._lock)  # for threads that could run a batch
         self._lost = threading.Condition(self._lock)  # for threads whose copy never answers again
-        self._busy: dict[ModelCopy, int] = {}  # the batches that each copy has, running or prepared
         self._waiting: set[_Ticket] = set()
-        self._prepares = False  # whether any batch is prepared while others run
         self._stopping = False
         self._threads: list[threading.Thread] = []
         self._copies: list[ModelCopy] = []
         self._timer: asyncio.TimerHandle | None = None
         self._wakes = math.inf  # when it does
         self._preparing: list[asyncio.Future[None]] = []
-        self._own: RequestRunner | None = None  # one that this thread may use while none of the threads runs a batch
-        self._short: ShortRuns | None = None  # which takes the batches while none is slow, and no request large
-        self._calm = math.inf  # when runs count as short again: the first shows it
-        self._small = -math.inf  # when requests do
 
-    def start(self, copy: ModelCopy, make_runner: Callable[[], RequestRunner], runners: int, *, ahead: int = 0) -> None:
+    def start(self, copy: ModelCopy, make_runner: Callable[[], RequestRunner], runners: int) -> None:
         """Starts the runners of a copy.
 
         Args:
             copy: The copy.
             make_runner: Makes a runner, in its thread.
             runners: How many batches the copy runs at the same time.
-            ahead: How many further batches are prepared meanwhile. Only a single copy may have any: another copy may be
-                free before.
         """
         self._copies.append(copy)
-        self._busy[copy] = 0
-        self._runners = runners
-        self._prepares |= ahead > 0
-        for _ in range(runners + ahead):
+        for _ in range(runners):
             prepared = self._loop.create_future()
             self._preparing.append(prepared)
             thread = threading.Thread(
@@ -92,27 +74,13 @@ class Dispatcher:
     async def prepared(self) -> None:
         """Waits until every runner could take a batch. Raises what one of them raised."""
         await asyncio.gather(*self._preparing)
-        if isinstance(self._own, BatchRunner):
-            background = self._copies[0].model.background(len(self._threads))
-            self._short = None if background is None else ShortRuns(self._own, background, self._short_ended)
 
-    def queued_rows(self, client: str) -> int:
-        """Returns the rows of a client that wait; 0 where none is named."""
-        return self._batcher.rows_of(client)
-
-    async def run(
-        self, request: CheckedRequest, *, priority: int, timeout: float | None, client: str = ""
-    ) -> BatchResult:
+    async def run(self, request: CheckedRequest, *, priority: int, timeout: float | None) -> BatchResult:
         """Runs a request when a runner takes it. Cancelling the task takes it out of the queue.
 
         Raises:
             ServeError: The class says why.
         """
-        ran = self.run_quick(request)
-        if isinstance(ran, ServeError):
-            raise ran
-        if ran is not None:
-            return ran
         answer: asyncio.Future[BatchResult] = self._loop.create_future()
 
         def answered(outcome: BatchResult | ServeError) -> None:
@@ -123,44 +91,13 @@ class Dispatcher:
             else:
                 answer.set_result(outcome)
 
-        ticket = self.submit(request, answered, priority=priority, timeout=timeout, client=client)
+        ticket = self.submit(request, answered, priority=priority, timeout=timeout)
         try:
             return await answer
         finally:
             self.give_up(ticket)
 
-    def run_quick(self, request: CheckedRequest) -> BatchResult | ServeError | None:
-        """Runs a request in this thread, if it probably takes less than to wake another one.
-
-        Returns None if the request has to wait for a runner: the others need the loop meanwhile.
-        """
-        runner, began = self._own, time.monotonic()
-        if runner is None or began < self._calm:
-            return None
-        copy = self._copies[0]
-        with self._lock:
-            if self._stopping or self._busy[copy] or not copy.alive:
-                return None
-            if not self._batcher.is_quick(request.bucket, request.rows, began, QUICK_SECONDS):
-                return None
-            self._count_batch(copy, 1)
-        (answer,) = _answers(runner, [request], [0.0])
-        ended = time.monotonic()
-        with self._lock:
-            self._note_slow(ended - began, ended)
-            self._count_batch(copy, -1)
-            self._batcher.ran(request.bucket, 1, request.rows, ended - began - runner.waited, ended)
-        return answer
-
-    def submit(
-        self,
-        request: CheckedRequest,
-        answered: Answered,
-        *,
-        priority: int,
-        timeout: float | None,
-        client: str = "",
-    ) -> _Ticket:
+    def submit(self, request: CheckedRequest, answered: Answered, *, priority: int, timeout: float | None) -> _Ticket:
         """Runs a request when a runner takes it. `answered` is called once, and never before this returns.
 
         Raises:
@@ -170,10 +107,8 @@ class Dispatcher:
         now = time.monotonic()
         payload = QueuedRequest(request, answered)
         deadline = None if timeout is None else now + timeout
-        ticket: _Ticket = Ticket(payload, request.bucket, request.rows, request.size, priority, deadline, now, client)
+        ticket: _Ticket = Ticket(payload, request.bucket, request.rows, request.size, priority, deadline, now)
         with self._lock:
-            if ticket.size > LARGE_BYTES and self._batcher.max_rows > 1:
-                self._small = now + CALM_SECONDS
             try:
                 self._batcher.submit(ticket)
             except BatcherFullError as error:
@@ -182,10 +117,8 @@ class Dispatcher:
                 raise BadRequestError(str(error), hint="Send its rows in several requests.") from error
             self._waiting.add(ticket)
             self._counted.entered(ticket.rows, ticket.size)
-            if self._batcher.may_take and not self._begin_short():
+            if self._batcher.may_take:
                 self._changed.notify()
-            if self._prepares and self._batcher.can_run_ahead(ticket.bucket):
-                self._full.notify()
         if timeout is not None:
             # The batcher expects lateness; this timer is for a request that already runs, too.
             payload.expiry = self._loop.call_later(timeout, self._expire, ticket)
@@ -209,16 +142,15 @@ class Dispatcher:
         self._withdraw(waiting)
         self._deliver([(ticket, error()) for ticket in waiting])
 
-    def stop(self) -> list[threading.Thread | ShortRuns]:
+    def stop(self) -> list[threading.Thread]:
         """Lets the runners end after their batch. Returns the threads; join them in another thread."""
         if self._timer is not None:
             self._timer.cancel()
         with self._lock:
             self._stopping = True
             self._changed.notify_all()
-            self._full.notify_all()
             self._lost.notify_all()
-        return [*self._threads, *([] if self._short is None else [self._short])]
+        return self._threads
 
     def _withdraw(self, tickets: Iterable[_Ticket]) -> None:
         """Takes requests out of the queue. Those that run or ran are not in it."""
@@ -253,8 +185,7 @@ class Dispatcher:
         self._timer, self._wakes = None, math.inf
         with self._lock:
             late = self._drop_late(time.monotonic())
-            if not self._begin_short():
-                self._changed.notify_all()  # several batches may have waited long enough
+            self._changed.notify_all()  # several batches may have waited long enough
         self._deliver(late)
 
     def _drop_late(self, now: float) -> list[_Outcome]:
@@ -265,44 +196,7 @@ class Dispatcher:
             (ticket, DeadlineError("the request's timeout would pass before the model could answer")) for ticket in late
         ]
 
-    def _begin_short(self) -> bool:
-        """Begins batches in threads without Python, and returns whether those take them now."""
-        now = time.monotonic()
-        if self._short is None or self._stopping or not self._are_short(now):
-            return False
-        copy = self._copies[0]
-        while (busy := self._busy[copy]) < len(self._threads) + WAITING_BATCHES:
-            most = math.inf if busy < len(self._threads) else WAITING_SECONDS
-            if (batch := self._take(now, ahead=busy >= self._runners, most=most)) is None:
-                break
-            self._count_batch(copy, 1)
-            self._short.begin(batch)
-        return True
-
-    def _are_short(self, now: float) -> bool:
-        return now >= self._calm and now >= self._small
-
-    def _short_ended(self) -> None:
-        assert self._short is not None
-        outcomes: list[_Outcome] = []
-        with self._lock:
-            for batch, answers, seconds in self._short.ended():
-                self._count_batch(self._copies[0], -1)
-                self._note_slow(seconds, time.monotonic())
-                self._batcher.finished(batch, seconds)
-                outcomes += zip(batch.tickets, answers)
-        self._deliver(outcomes)
-
-    def _note_slow(self, seconds: float, now: float) -> None:
-        if seconds > SLOW_SECONDS:
-            self._calm = now + CALM_SECONDS
-        elif self._calm == math.inf:
-            self._calm = now
-
     def _deliver(self, outcomes: Sequence[_Outcome]) -> None:
-        with self._lock:
-            if not self._begin_short() and self._short is not None and self._batcher.may_take:
-                self._changed.notify()  # those took none while runs were short
         for ticket, outcome in outcomes:
             ticket.payload.answer(outcome)
         self._set_timer()
@@ -319,8 +213,6 @@ class Dispatcher:
         except Exception as error:
             self._call_in_loop(prepared.set_exception, error)
             return
-        if copy.is_here and len(self._copies) == 1:
-            self._own = runner
         self._call_in_loop(prepared.set_result, None)
         while (batch := self._next(copy)) is not None:
             began = time.monotonic()
@@ -328,8 +220,7 @@ class Dispatcher:
             answers = _answers(runner, requests, [batch.taken - ticket.arrived for ticket in batch.tickets])
             seconds = time.monotonic() - began - runner.waited
             with self._lock:
-                self._count_batch(copy, -1)
-                self._note_slow(seconds, time.monotonic())
+                self._counted.busy(-1)
                 self._batcher.finished(batch, seconds)
             self._call_in_loop(self._deliver, list(zip(batch.tickets, answers)))
             del batch, requests, answers  # the tensors of the last batch are not needed while this thread waits
@@ -346,30 +237,20 @@ class Dispatcher:
                     if copy.lost is not None:
                         self._lost.wait(_LIFE_SIGN_SECONDS)
                     continue
-                now = time.monotonic()
-                ahead = self._busy[copy] >= self._runners
-                short = self._short is not None and self._are_short(now)
-                batch = None if short else self._take(now, ahead=ahead)
-                if batch is not None:
-                    self._count_batch(copy, 1)
+                if (batch := self._take(time.monotonic())) is not None:
+                    self._counted.busy(1)
                     return batch
-                (self._full if ahead else self._changed).wait(_LIFE_SIGN_SECONDS)
+                self._changed.wait(_LIFE_SIGN_SECONDS)
 
-    def _take(self, now: float, *, ahead: bool, most: float = math.inf) -> Batch[QueuedRequest] | None:
+    def _take(self, now: float) -> Batch[QueuedRequest] | None:
         """Takes a batch out of the queue, and those that are late."""
-        batch = self._batcher.take(now, ahead=ahead, most=most)
+        batch = self._batcher.take(now)
         if batch is not None:
             self._waiting.difference_update(batch.tickets)
             self._counted.left(batch.rows, sum(ticket.size for ticket in batch.tickets), len(batch.tickets))
         if late := self._drop_late(now):
             self._call_in_loop(self._deliver, late)
         return batch
-
-    def _count_batch(self, copy: ModelCopy, more: int) -> None:
-        """Counts a batch that the copy took (1) or finished (-1)."""
-        before = min(self._busy[copy], self._runners)
-        self._busy[copy] += more
-        self._counted.busy(min(self._busy[copy], self._runners) - before)
 
     def _restore(self, copy: ModelCopy) -> None:
         """Loads a copy again. Nothing may wait for a model that cannot be loaded."""
@@ -384,14 +265,6 @@ def _answers(
 ) -> Sequence[BatchResult | ServeError]:
     try:
         return runner.run(requests, waited)
-    except Exception as error:
-        return runner_failed(error, len(requests))
-
-
-def batches_ahead(copies: Sequence[ModelCopy]) -> int:
-    """Returns how many batches are prepared while others run.
-
-    Another thread joins the inputs of the next batch and hands out the answers of the last. With two cores, the event
-    loop and the clients need what that takes. A GPU has two runners anyway.
-    """
-    return 1 if len(copies) == 1 and copies[0].device.type == "cpu" and cores() >= _CORES_TO_PREPARE else 0
+    except Exception as error:  # a fault of the server's own
+        _log.error("a runner failed", exc_info=error)
+        return [BackendError(f"the runner failed: {error}") for _ in requests]

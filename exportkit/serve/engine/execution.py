@@ -12,7 +12,6 @@ import torch
 
 from exportkit.errors import ExportkitError, RefusedValueError
 from exportkit.package.manifest import TensorOutput
-from exportkit.runtime.requests import Answers
 from exportkit.serve.engine.checked_request import CheckedRequest, bytes_of, datatypes
 from exportkit.serve.engine.model_copy import ModelCopy, WorkerLostError
 from exportkit.serve.engine.statistics import Statistics
@@ -31,11 +30,6 @@ class BatchResult:
     timing: InferTiming
 
 
-def outputs_of(requests: Sequence[CheckedRequest]) -> list[int]:
-    """Returns the places of the outputs that any of them wants, sorted."""
-    return sorted(set().union(*[request.outputs for request in requests]))
-
-
 def failure_of(copy: ModelCopy, error: Exception) -> ServeError:
     """Returns the answer to a request on which a copy failed when it ran alone."""
     if isinstance(error, RefusedValueError):
@@ -47,12 +41,6 @@ def failure_of(copy: ModelCopy, error: Exception) -> ServeError:
         return BackendError(error.message, hint=error.hint)
     _log.error("the model failed", exc_info=error)
     return BackendError(f"the model failed: {type(error).__name__}: {str(error).partition(chr(10))[0]}")
-
-
-def runner_failed(error: Exception, requests: int) -> Sequence[ServeError]:
-    """Returns the answers of as many requests, to which a fault of the server's own left none."""
-    _log.error("a runner failed", exc_info=error)
-    return [BackendError(f"the runner failed: {error}") for _ in range(requests)]
 
 
 def parts_of(name: str, datatype: str, output: torch.Tensor, sizes: list[int] | None) -> list[OutputTensor]:
@@ -88,7 +76,6 @@ class BatchRunner:
     """Runs batches on one copy. Only one thread uses it.
 
     Attributes:
-        copy: The copy.
         waited: The seconds that the last batch waited for other runners, with its inputs ready.
     """
 
@@ -103,7 +90,7 @@ class BatchRunner:
             counted: Counts the batches.
             warm_up: Runs the first recorded case: libraries of CUDA and OpenMP prepare themselves in each thread anew.
         """
-        self.copy = copy
+        self._copy = copy
         self._outputs = list(zip([output.name for output in outputs], datatypes(outputs)))
         self._counted = counted
         self.waited = 0.0
@@ -125,37 +112,31 @@ class BatchRunner:
         """
         lost, self.waited = False, 0.0
         try:
-            with self.copy.slot():
+            with self._copy.slot():
                 return list(self._together(requests, waited))
         except Exception as error:
             # If the worker process died, another runner's batch may have killed it, so even one request runs again.
             lost = isinstance(error, WorkerLostError)
             if len(requests) == 1 and not lost:
-                return [failure_of(self.copy, error)]
+                return [failure_of(self._copy, error)]
         return [self._retry_alone(request, seconds, lost=lost) for request, seconds in zip(requests, waited)]
 
     def _retry_alone(self, request: CheckedRequest, waited: float, *, lost: bool) -> BatchResult | ServeError:
         """Runs a request by itself, and while no other runner runs if the worker process was lost."""
-        with self.copy.slot(exclusive=lost):
-            if not self.copy.alive and not self.copy.restore():
-                return NotReadyError(self.copy.failure or "the model was closed")
+        with self._copy.slot(exclusive=lost):
+            if not self._copy.alive and not self._copy.restore():
+                return NotReadyError(self._copy.failure or "the model was closed")
             try:
                 (answer,) = self._together([request], [waited])
             except Exception as error:
-                return failure_of(self.copy, error)
+                return failure_of(self._copy, error)
             return answer
 
     def _together(self, requests: Sequence[CheckedRequest], waited: Sequence[float]) -> Sequence[BatchResult]:
         """Runs requests in one call. Raises what the model raises."""
-        ran = self.copy.run_requests([request.inputs for request in requests], outputs_of(requests))
+        wanted = sorted({place for request in requests for place in request.outputs})
+        ran = self._copy.run_requests([request.inputs for request in requests], wanted)
         self.waited = ran.wait_seconds
-        return self.results(requests, waited, ran)
-
-    def results(
-        self, requests: Sequence[CheckedRequest], waited: Sequence[float], ran: Answers
-    ) -> Sequence[BatchResult]:
-        """Returns what each request is answered, which waited for so many seconds, and counts the run."""
-        wanted = outputs_of(requests)
         sizes = [request.inputs[0].shape[0] for request in requests] if len(requests) > 1 else None
         parts = {place: parts_of(*self._outputs[place], answer, sizes) for place, answer in zip(wanted, ran.outputs)}
         tensors = [tuple([parts[place][index] for place in r.outputs]) for index, r in enumerate(requests)]

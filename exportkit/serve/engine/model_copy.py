@@ -17,7 +17,6 @@ from exportkit.runtime.loaded_cases import LoadedCall
 from exportkit.runtime.model import Model
 from exportkit.runtime.requests import Answers
 from exportkit.serve.engine.checked_request import arguments_of
-from exportkit.serve.engine.state_rows import StateRows
 
 # Seconds before a worker process is started again, where the one before died without an answer: doubled each time.
 FIRST_DELAY, _LONGEST_DELAY = 0.25, 10.0
@@ -58,7 +57,6 @@ class SharedModel:
         self._running = 0
         self._exclusive = False
         self._users = 0
-        self._rows: StateRows | None = None
         self.failure: str | None = None
         self.lost: str | None = None
 
@@ -71,13 +69,6 @@ class SharedModel:
         """Counts one more copy that calls it."""
         with self._slots:
             self._users += 1
-
-    def state_rows(self, dimension: str) -> StateRows:
-        """Returns the memory of sequences whose steps run together, which the methods share."""
-        with self._slots:
-            if self._rows is None:
-                self._rows = StateRows(self.model, dimension)
-            return self._rows
 
     def answered(self, ask: Callable[[Model], T]) -> T:
         """Asks the model. Raises WorkerLostError if its worker process died."""
@@ -149,7 +140,6 @@ class SharedModel:
             self._users -= 1
             if self._users > 0:
                 return
-            self._rows = None
         self.closed.set()
         self.model.close()
 
@@ -198,11 +188,6 @@ class ModelCopy:
     def alive(self) -> bool:
         """Whether it can be called: its worker process, if it has one, runs."""
         return self.shared.alive and not self._left
-
-    @property
-    def is_here(self) -> bool:
-        """Whether it runs in the thread that calls it, and not in a worker process or on a device of its own."""
-        return self.device.type == "cpu" and not isinstance(self.model, IsolatedModel)
 
     def recorded(self) -> Iterator[LoadedCall]:
         """Yields the recorded calls of the method. Those with troublesome values are for `verify`."""

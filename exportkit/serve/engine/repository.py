@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from exportkit.errors import ExportkitError, RevokedError, UsageError
 from exportkit.serve.engine.folder import PackageFile, check_names, newest_last, packages_in, single_package
@@ -23,11 +23,20 @@ from exportkit.serve.engine.served import ServedModel
 from exportkit.serve.engine.served_package import Named, ServedPackage
 from exportkit.serve.engine.served_sequences import ServedSequences
 from exportkit.serve.engine.statistics import Statistics
-from exportkit.serve.engine.visible_models import IndexEntry, State, VisibleModels
-from exportkit.serve.protocol.inference import SequenceStart
 from exportkit.serve.serve_options import ServeOptions
-from exportkit.serve.statuses import BackendError, BadRequestError, NotReadyError, NotServedError, ServeError
-from exportkit.serve.tenants.key_rules import KeyRules, Sees, sees_all
+from exportkit.serve.statuses import BackendError, BadRequestError, NotReadyError, NotServedError
+
+State = Literal["UNKNOWN", "READY", "UNAVAILABLE", "LOADING", "UNLOADING"]
+
+
+@dataclass(frozen=True)
+class IndexEntry:
+    """A version of a model in the repository. `reason` says why it is not ready."""
+
+    name: str
+    version: str
+    state: State
+    reason: str
 
 
 @dataclass
@@ -130,7 +139,7 @@ class Repository:
         """Whether `drain` was called."""
         return self._draining
 
-    def model(self, name: str, version: str = "", method: str | None = None, sees: Sees = sees_all) -> ServedModel:
+    def model(self, name: str, version: str = "", method: str | None = None) -> ServedModel:
         """Returns a model, or the method of a package. Without a version, the newest that is ready.
 
         Raises:
@@ -138,21 +147,17 @@ class Repository:
             NotReadyError: It is not loaded.
             BadRequestError: The name is that of another method.
         """
-        found = self.named(name, version, sees)
+        found = self.named(name, version)
         return found.chosen(name, method) if isinstance(found, ServedPackage) else found.of_method(method)
 
-    def named(self, name: str, version: str = "", sees: Sees = sees_all) -> Named:
-        """Returns a model, or a package that has no default method. Raises what `model` raises.
-
-        What the client may not see does not exist for it.
-        """
-        named = [entry for entry in self._entries if entry.has(name) and sees(entry.package.name, name)]
+    def named(self, name: str, version: str = "") -> Named:
+        """Returns a model, or a package that has no default method. Raises what `model` raises."""
+        named = [entry for entry in self._entries if entry.has(name)]
         found = [entry for entry in named if not version or entry.version in ("", version)]
         if not found:
-            if not named and (reason := self._why_left_out(name, sees)) is not None:
+            if not named and (reason := self._why_left_out(name)) is not None:
                 raise NotServedError(reason[0], hint=reason[1])
-            names = {each for entry in self._entries for each in _names(entry) if sees(entry.package.name, each)}
-            known = ", ".join(sorted(names)) or "none"
+            known = ", ".join(sorted({each for entry in self._entries for each in _names(entry)})) or "none"
             raise NotServedError(
                 f"the model {name} has no version {version}" if named else f"no model is named {name}",
                 hint=f"Its versions are {', '.join(entry.version for entry in named)}."
@@ -164,29 +169,6 @@ class Repository:
             entry = found[0]
             raise NotReadyError(f"the model {name} is not ready: {entry.reason or entry.state.lower()}")
         return served[0] if len(served) == 1 else max(served, key=_newest_ready)
-
-    def seen_by(self, rules: KeyRules) -> Models:
-        """Returns what a client sees of it."""
-        return self if rules.models is None else VisibleModels(self, rules)
-
-    def check_start(self, start: SequenceStart, models: Sequence[ServedModel] | None = None) -> None:
-        """Refuses a sequence of whichever package if none has room for it.
-
-        `models` are those that the client may mean; None: all.
-
-        Raises:
-            QueueFullError, NotReadyError: What every package says.
-        """
-        stateful = [model for model in (self.models() if models is None else models) if model.sequences is not None]
-        packages = {model.package.name: model for model in stateful if model.package is not None}
-        refused: ServeError | None = None
-        for model in packages.values():
-            try:
-                return model.check_start(start)
-            except ServeError as error:
-                refused = error
-        if refused is not None:
-            raise refused
 
     def models(self) -> Sequence[ServedModel]:
         """Returns every version that is loaded, by name and version."""
@@ -210,26 +192,24 @@ class Repository:
             for method, reason in entry.offered.left_out.items()
         }
 
-    def _why_left_out(self, name: str, sees: Sees) -> tuple[str, str] | None:
+    def _why_left_out(self, name: str) -> tuple[str, str] | None:
         """Returns why a method is not served, and what is; None if the name is no method's."""
         for entry in self._entries:
-            if not sees(entry.package.name, entry.package.name):
-                continue
             served = f"{entry.package.name} is served as {', '.join(entry.served)}."
             if (reason := self.left_out().get(name)) and name.startswith(f"{entry.package.name}."):
                 method = name.removeprefix(f"{entry.package.name}.")
                 return f"the method {method} of {entry.package.name} is not served: it {reason}", served
         return None
 
-    def index(self, sees: Sees = sees_all) -> Sequence[IndexEntry]:
+    def index(self) -> Sequence[IndexEntry]:
         """Returns what there is, loaded or not. It looks into the model repository again."""
-        found = [each for entry in self._entries for each in _indexed(entry) if sees(entry.package.name, each.name)]
+        found = [each for entry in self._entries for each in _indexed(entry)]
         known = {entry.package.path for entry in self._entries}
         with contextlib.suppress(UsageError):  # the folder cannot be read now
             found += [
                 IndexEntry(package.name, package.version or "", "UNAVAILABLE", "not loaded")
                 for package in self._packages()
-                if package.path not in known and sees(package.name, package.name)
+                if package.path not in known
             ]
         return sorted(found, key=lambda entry: (entry.name, newest_last(entry.version)))
 
@@ -426,10 +406,6 @@ def _weights_file(package: PackageFile, name: str) -> Path:
         there = ", ".join(package.weights) or "none"
         raise BadRequestError(f"there are no weights {name!r} beside the package {package.name}: {there}")
     return package.weights[name]
-
-
-Models = Repository | VisibleModels
-"""What a client may see."""
 
 
 def _newest_ready(model: Named) -> tuple[object, ...]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import itertools
 import sys
 import time
 from collections.abc import Callable, Collection, Sequence
@@ -16,10 +15,8 @@ from typing import Any
 from exportkit.package.manifest import Call, Manifest
 from exportkit.serve.batching.batcher import Batcher
 from exportkit.serve.engine.accepted import AcceptedRequests, Admission, WaitingStep
-from exportkit.serve.engine.asks import Asks
-from exportkit.serve.engine.checked_request import CheckedRequest, RequestForm, RequestPlan
-from exportkit.serve.engine.counted_steps import CountedStep, QueuedSteps
-from exportkit.serve.engine.dispatcher import Dispatcher, batches_ahead
+from exportkit.serve.engine.checked_request import CheckedRequest, RequestPlan
+from exportkit.serve.engine.dispatcher import Dispatcher
 from exportkit.serve.engine.execution import BatchResult, BatchRunner
 from exportkit.serve.engine.home import Answering, Home, PackageMethods
 from exportkit.serve.engine.loaded_package import LoadedCopies
@@ -27,13 +24,11 @@ from exportkit.serve.engine.model_description import DEFAULT_PRIORITY
 from exportkit.serve.engine.own_thread import in_own_thread
 from exportkit.serve.engine.queued_request import Answered
 from exportkit.serve.engine.served_sequences import ServedSequences
-from exportkit.serve.engine.short_way import ShortWay
-from exportkit.serve.engine.state_rows import in_blocks
 from exportkit.serve.engine.statistics import Statistics
-from exportkit.serve.engine.steps import StepRunner
+from exportkit.serve.engine.steps import StepRequest, StepRunner
 from exportkit.serve.process_settings import give_freed_memory_back
 from exportkit.serve.protocol.http_request import BodyRules
-from exportkit.serve.protocol.inference import InferAnswer, InferRequest, SequenceStart, SequenceStep
+from exportkit.serve.protocol.inference import InferAnswer, InferRequest, SequenceStep
 from exportkit.serve.statuses import (
     BackendError,
     BadRequestError,
@@ -43,13 +38,6 @@ from exportkit.serve.statuses import (
     ServeError,
 )
 from exportkit.sizes import sizes_of
-
-_SERIALS = itertools.count()
-
-
-def new_serial() -> int:
-    """Returns a number that no load has."""
-    return next(_SERIALS)
 
 
 class ServedModel:
@@ -64,7 +52,6 @@ class ServedModel:
         devices: The device of each copy.
         max_body: The most bytes that a request's tensors can have, by the manifest's ranges and by what may wait.
         body_rules: What the body of a request over HTTP may hold.
-        serial: No other load of this process has the same number.
         counted: What was counted since the server began to serve this version.
         package: The methods of the same load; None: it is closed.
     """
@@ -77,7 +64,6 @@ class ServedModel:
     devices: tuple[str, ...]
     max_body: int
     body_rules: BodyRules
-    serial: int
     counted: Statistics
 
     def __init__(
@@ -107,7 +93,6 @@ class ServedModel:
         self._limits = described.limits
         self._metadata = described.metadata()
         self.body_rules = BodyRules.of(self._metadata, self.max_body)
-        self.serial = new_serial()
         self._copies = loaded.copies
         stateful = described.stateful
         self._plan = RequestPlan(self.call, batched=described.batching.enabled, stateful=stateful)
@@ -120,21 +105,13 @@ class ServedModel:
             home.models[self.method] = self
             limits = replace(limits, max_queued_rows=sys.maxsize, max_queued_bytes=sys.maxsize)
         batched = described.batching.dimension
-        # Steps whose state lies in blocks are joined at next to no cost, which the first, slow ones would not show.
-        measured = not (stateful and in_blocks(self.manifest, batched.name if batched else None))
-        self._dispatchers = [
-            Dispatcher(Batcher(limits, described.batching.max_rows, measured=measured), counted) for _ in queues
-        ]
+        self._dispatchers = [Dispatcher(Batcher(limits, described.batching.max_rows), counted) for _ in queues]
         for dispatcher, copies in zip(self._dispatchers, queues):
             for copy in copies:
                 kind = partial(StepRunner, dimension=batched.name if batched else None) if stateful else BatchRunner
                 make_runner = partial(kind, copy, self.call.outputs, counted, warm_up=loaded.warm_up)
-                dispatcher.start(copy, make_runner, described.runners, ahead=0 if stateful else batches_ahead(copies))
+                dispatcher.start(copy, make_runner, described.runners)
         self._accepted = AcceptedRequests()
-        self._short = None
-        if self._sequences is not None and self._home is not None:
-            self._short = ShortWay(self._sequences, self._home, self._dispatchers, self._accepted, counted)
-        self._asks = None if stateful else Asks(self._plan, self._dispatchers[0], self._accepted, counted, limits)
         self._leaving: str | None = None  # why no new request is accepted
         self._closed = False
         self._next: Callable[[], ServedModel | None] | None = None
@@ -163,11 +140,6 @@ class ServedModel:
         return self._leaving is None and any(copy.alive for copy in self._copies)
 
     @property
-    def asks(self) -> Asks | None:
-        """Takes requests now whose answers go to functions; None: `infer` has to answer them."""
-        return self._asks if self.ready else None
-
-    @property
     def failure(self) -> str | None:
         """Why it is not ready; None if it is."""
         if self.ready:
@@ -183,11 +155,11 @@ class ServedModel:
         """Why this process can never answer again; None if it can, or will."""
         return None if any(copy.lost is None for copy in self._copies) else self._copies[0].lost
 
-    def admit(self, size: int, client: str = "", *, waits: bool = False) -> AbstractContextManager[None]:
+    def admit(self, size: int, *, waits: bool = False) -> AbstractContextManager[None]:
         """Reserves room for a body of `size` bytes before it is read; leaving the context gives it back.
 
-        `client` is one of several that share the room. Empty: there are none. `waits`: it is a step of a sequence in
-        a stream. It waits however many rows do: those behind it, which need its state, are on their way.
+        `waits`: it is a step of a sequence in a stream. It waits however many rows do: those behind it, which need its
+        state, are on their way.
 
         Raises:
             TooLargeError: No body can be that large, however few wait.
@@ -195,15 +167,9 @@ class ServedModel:
             NotReadyError: The model is not ready, or the server drains.
         """
         if self._closed and self._successor is not None:
-            return self._successor.admit(size, client, waits=waits)
-        self._check_room(size, client, waits=waits)
-        return Admission(self._accepted, size, client)
-
-    def rows_of(self, request: InferRequest) -> int:
-        """Returns the rows of a request, which need not be one that the model takes."""
-        named = self.of_method(request.method)
-        batched = named._described.batching.enabled and request.inputs and request.inputs[0].shape
-        return max(1, request.inputs[0].shape[0]) if batched else 1
+            return self._successor.admit(size, waits=waits)
+        self._check_room(size, waits=waits)
+        return Admission(self._accepted, size)
 
     def of_method(self, method: str | None) -> ServedModel:
         """Returns the model that a request means that asks this one for a method.
@@ -246,8 +212,7 @@ class ServedModel:
             raise DeadlineError("the request's timeout passed before it arrived")
         if request.sequence is None or self._sequences is None or self._home is None:
             priority = request.priority or DEFAULT_PRIORITY
-            run = self._dispatchers[0].run
-            return await run(checked, priority=priority, timeout=request.timeout, client=request.client)
+            return await self._dispatchers[0].run(checked, priority=priority, timeout=request.timeout)
         if request.sequence.start:
             self._check_begins()
         if checked.rows > self._described.batching.max_rows:
@@ -267,7 +232,12 @@ class ServedModel:
 
         assert request.sequence is not None
         waiting = WaitingStep(self.counted, checked)
-        run = QueuedSteps(self._dispatchers, request.priority or DEFAULT_PRIORITY, waiting)
+
+        def run(ready: StepRequest, copy: int, timeout: float | None, answered: Answered) -> Callable[[], None]:
+            waiting.close()
+            dispatcher, priority = self._dispatchers[copy], request.priority or DEFAULT_PRIORITY
+            return partial(dispatcher.give_up, dispatcher.submit(ready, answered, priority=priority, timeout=timeout))
+
         sizes = sizes_of(self.call.inputs, [tensor.shape for tensor in checked.inputs])
         with contextlib.closing(waiting):
             step = sequences.begin_step(request.sequence, home, checked, sizes, run, request.timeout, answered)
@@ -279,58 +249,6 @@ class ServedModel:
         if isinstance(outcome, ServeError):
             raise outcome
         return outcome
-
-    def form(self, request: InferRequest) -> RequestForm | None:
-        """Returns what holds for each step that differs from this request, which was answered, in its inputs alone."""
-        step, batching = request.sequence, self._described.batching
-        if step is None or request.timeout is not None or not batching.enabled:
-            return None
-        form = self._plan.form(request)
-        return form if isinstance(form.bucket, tuple) else None
-
-    def short_step(
-        self, step: SequenceStep, form: RequestForm, data: Sequence[memoryview], answered: Answered, *, priority: int
-    ) -> CountedStep | None:
-        """Answers a step of a sequence which runs here, or begins.
-
-        `form` is that of a step like it; `data` has the bytes of the request's inputs; `answered` gets the answer or
-        the error, once and later. Returns None if `infer` has to answer the step. Raises what `admit` raises.
-        """
-        if self._short is None or self._leaving is not None or form.plan is not self._plan:
-            return None
-        sequence = None if step.start else self._short.going_on(step, form)
-        if sequence is None and not step.start:
-            return None
-        if step.start or self._accepted.bytes + form.size > self._limits.max_queued_bytes:
-            self._check_room(form.size, waits=True)
-        if sequence is None:
-            return self._short.begin(step, form, data, answered, priority=priority)
-        return self._short.go_on(sequence, form, data, answered, priority=priority, last=step.end)
-
-    def check_start(self, start: SequenceStart) -> None:
-        """Refuses a request that would begin a sequence, before its body is read, if it can be refused by then.
-
-        Raises:
-            QueueFullError: There are as many sequences as there may be.
-            NotReadyError: No sequence begins any more.
-            NotServedError: There is no such method.
-            BadRequestError: The model does not take inputs of these shapes.
-            TooLargeError: The state would be larger than all states together may be.
-        """
-        named = self.of_method(start.method)
-        if named is not self:
-            named.check_start(start)
-        elif self._successor is not None:
-            self._successor.check_start(start)
-        elif self._sequences is not None:
-            try:
-                self._check_begins()
-                shapes = self._plan.check_shapes(dict(start.shapes)) if start.shapes else []
-                sizes = sizes_of(self.call.inputs, shapes)
-                self._sequences.check_start(start, self.manifest, sizes)
-            except ServeError as error:
-                self.counted.failed(error.reason)
-                raise
 
     def give_up(self, step: SequenceStep) -> None:
         """Ends a sequence whose step ran, and whose answer cannot be told to the client."""
@@ -408,14 +326,13 @@ class ServedModel:
         """Whether it leaves, and sequences that run on it may end before."""
         return self._leaving is not None and not self._closed and self._home is not None and self._home.count > 0
 
-    def _check_room(self, size: int, client: str = "", *, waits: bool = False) -> None:
+    def _check_room(self, size: int, *, waits: bool = False) -> None:
         error: ServeError | None
         if self.failure is not None and not self._goes_on:
             error = NotReadyError(f"the model {self.name} is not ready: {self.failure}")
         else:
-            own = 0 if self._sequences is not None else self._dispatchers[0].queued_rows(client)
             rows = 0 if waits else self.counted.queued_rows
-            error = self._accepted.why_no_room(size, client, self._limits, rows, own)
+            error = self._accepted.why_no_room(size, self._limits, rows)
         if error is not None:
             self.counted.failed(error.reason)
             raise error

@@ -8,10 +8,10 @@ from dataclasses import replace
 from typing import Any
 
 from exportkit.serve.engine.servable import Servable
-from exportkit.serve.engine.served import ServedModel, new_serial
+from exportkit.serve.engine.served import ServedModel
 from exportkit.serve.protocol.datatypes import shown
 from exportkit.serve.protocol.http_request import BodyRules
-from exportkit.serve.protocol.inference import InferAnswer, InferRequest, SequenceStart, SequenceStep
+from exportkit.serve.protocol.inference import InferAnswer, InferRequest, SequenceStep
 from exportkit.serve.statuses import BadRequestError, NotServedError
 
 
@@ -26,14 +26,12 @@ class ServedPackage:
         version: Its version.
         models: What is served, by method.
         body_rules: What the body of a request to the package may hold.
-        serial: No other load of this process has the same number.
     """
 
     def __init__(self, name: str, offered: Servable, models: Sequence[ServedModel]) -> None:
         """Tells the methods of one another."""
         self.name, self.version = name, models[0].version
         self.models = {model.method: model for model in models}
-        self.serial = new_serial()
         self._offered = offered
         rules = {method: model.body_rules for method, model in self.models.items()}
         largest = max(each.max_bytes for each in rules.values())
@@ -93,18 +91,9 @@ class ServedPackage:
         """Whether all methods are ready."""
         return all(model.ready for model in self.models.values())
 
-    def admit(self, size: int, client: str = "", *, waits: bool = False) -> AbstractContextManager[None]:
+    def admit(self, size: int, *, waits: bool = False) -> AbstractContextManager[None]:
         """Reserves room for a body: see `ServedModel.admit`. All methods leave and lose their process together."""
-        return next(iter(self.models.values())).admit(size, client, waits=waits)
-
-    def rows_of(self, request: InferRequest) -> int:
-        """See `ServedModel.rows_of`."""
-        return self.chosen(self.name, request.method).rows_of(request)
-
-    def check_start(self, start: SequenceStart) -> None:
-        """See `ServedModel.check_start`."""
-        if start.method is not None:
-            self.chosen(self.name, start.method).check_start(start)
+        return next(iter(self.models.values())).admit(size, waits=waits)
 
     async def infer(self, request: InferRequest) -> InferAnswer:
         """Answers a request by the method that it names. Raises a ServeError."""

@@ -5,19 +5,17 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping
 
-from exportkit.package.manifest import Manifest
-from exportkit.runtime.state import state_bytes, state_dimensions
-from exportkit.serve.engine.checked_request import CheckedRequest, RequestForm
+from exportkit.runtime.state import state_bytes
+from exportkit.serve.engine.checked_request import CheckedRequest
 from exportkit.serve.engine.execution import BatchResult
 from exportkit.serve.engine.home import Answering, Home
 from exportkit.serve.engine.pending_steps import OneSequence, PendingStep, Run, SequencePlace
 from exportkit.serve.engine.queued_request import Answered
-from exportkit.serve.engine.sequence_rules import SequenceKey, ended, gone, key_of, reason_of, state_sizes
+from exportkit.serve.engine.sequence_rules import ended, gone, key_of, reason_of, state_sizes
 from exportkit.serve.engine.steps import HeldSession, StepRequest
-from exportkit.serve.protocol.inference import SequenceStart, SequenceStep
+from exportkit.serve.protocol.inference import SequenceStep
 from exportkit.serve.sequences.table import (
     NoSequenceError,
     Reason,
@@ -96,25 +94,23 @@ class ServedSequences:
         self,
         step: SequenceStep,
         home: Home,
-        request: CheckedRequest | RequestForm,
+        request: CheckedRequest,
         sizes: Mapping[str, int],
         run: Run,
         timeout: float | None,
         answered: Answered,
-        data: Sequence[memoryview] | None = None,
     ) -> PendingStep:
         """Answers a step when it is its turn.
 
         Args:
             step: The step.
             home: The load that begins a new sequence.
-            request: The request, which the method takes; or what is known of those like it.
+            request: The request, which the method takes.
             sizes: The sizes of the request's dimensions.
             run: Runs it.
             timeout: Seconds within which the answer must be there. None: as long as it takes.
             answered: Gets the answer or the error, once, and never before this returns. Each error of `run` ends the
                 sequence; and one that ends before it is the step's turn answers with a SequenceError.
-            data: The bytes of the inputs, for a request of which only the form is there.
 
         Raises:
             SequenceError: There is no such sequence.
@@ -124,8 +120,6 @@ class ServedSequences:
         """
         now = time.monotonic()
         sequence = self._begun(step, home, sizes, now) if step.start else self._found(step, sizes)
-        if isinstance(request, RequestForm):
-            request = StepRequest(request, sequence.payload.held, [], data)
         pending = PendingStep(self, sequence, request, run, answered)
         if timeout is not None:
             pending.deadline = now + timeout
@@ -135,42 +129,14 @@ class ServedSequences:
             pending.timer = asyncio.get_running_loop().call_later(timeout, self._expire, pending)
         return pending
 
-    def going_on(self, key: SequenceKey, home: Home, sizes: Mapping[str, int]) -> OneSequence | None:
-        """Returns a sequence of a load and of these sizes; None: there is no such one."""
-        found = self._table.get(key)
-        if found is None:
-            return None
-        place = found.payload
-        return found if place.home is home and place.held.sizes == sizes and not place.held.lost else None
-
-    def continue_step(
-        self,
-        sequence: OneSequence,
-        form: RequestForm,
-        data: Sequence[memoryview],
-        run: Run,
-        *,
-        last: bool,
-        answered: Answered,
-    ) -> PendingStep:
-        """Answers a step of a sequence of `going_on`. See `begin_step`."""
-        request = StepRequest(form, sequence.payload.held, [], data)
-        pending = PendingStep(self, sequence, request, run, answered)
-        if self._table.submit(sequence, pending, last=last):
-            self._run(pending)
-        return pending
-
     def _run(self, pending: PendingStep) -> None:
         """It is a step's turn."""
         if pending.timer is not None:
             pending.timer.cancel()
         left = None if pending.deadline is None else pending.deadline - time.monotonic()
         place = pending.sequence.payload
-        request = pending.request
-        if not isinstance(request, StepRequest):
-            request = StepRequest(request, place.held, request.inputs)
         try:
-            pending.give_up_run = pending.run(request, place.copy, left, pending)
+            pending.give_up_run = pending.run(StepRequest(pending.request, place.held), place.copy, left, pending)
         except ServeError as error:
             asyncio.get_running_loop().call_soon(pending, error)
 
@@ -210,27 +176,6 @@ class ServedSequences:
             pending.give_up_run()
         self._end(pending.sequence, "lost" if pending.sequence.payload.held.lost else reason)
 
-    def check_start(self, start: SequenceStart, manifest: Manifest, sizes: dict[str, int]) -> None:
-        """Checks whether a sequence can begin now, before its first request is there.
-
-        Args:
-            start: What is known of it.
-            manifest: The package's manifest.
-            sizes: Sizes of dimensions, as far as they are known. Others are taken to be the least.
-
-        Raises:
-            QueueFullError: There is no room for one more.
-            TooLargeError: There never is for one of this size.
-        """
-        self._table.end_idle(time.monotonic())
-        self._take_ended()
-        least = {name: sizes.get(name, low) for name, (low, _) in state_dimensions(manifest).items()}
-        keys = [(start.owner, each) for each in start.ids]
-        key = next(filter(self._table.has, keys), keys[0] if keys else None)
-        size = state_bytes(manifest, least)
-        with self._room(size):
-            self._table.check(key, size)
-
     def give_up(self, step: SequenceStep) -> None:
         """Ends a sequence whose step ran, and whose answer cannot be told to the client."""
         if self._table.has(key_of(step)):
@@ -259,16 +204,6 @@ class ServedSequences:
         self._table.end_idle(now)
         copy = home.emptiest()
         place = SequencePlace(home, copy, HeldSession(sizes))
-        with self._room(size):
-            sequence = self._table.begin(key_of(step), place, size, now)
-        home.counts[copy] += 1
-        self._take_ended()
-        self._set_timer()
-        return sequence
-
-    @contextmanager
-    def _room(self, size: int) -> Iterator[None]:
-        """Says to the client that there is no room for a sequence whose state has so many bytes, now or ever."""
         if size > self.limits.most_bytes:
             raise TooLargeError(
                 f"the state of this sequence of {self.name} would have {size} bytes, "
@@ -276,9 +211,13 @@ class ServedSequences:
                 hint="`exportkit serve --max-sequence-bytes` allows more.",
             )
         try:
-            yield
+            sequence = self._table.begin(key_of(step), place, size, now)
         except SequencesFullError as error:
             raise QueueFullError(f"no sequence of {self.name} can begin: {error}", hint="Try again later.") from error
+        home.counts[copy] += 1
+        self._take_ended()
+        self._set_timer()
+        return sequence
 
     def _found(self, step: SequenceStep, sizes: Mapping[str, int]) -> OneSequence:
         try:

@@ -19,7 +19,6 @@ from exportkit.runtime.state import state_dimensions
 from exportkit.serve.engine.batchable import Batching, batch_dimension
 from exportkit.serve.engine.checked_request import arguments_of
 from exportkit.serve.engine.model_copy import ModelCopy, tensors_in
-from exportkit.serve.engine.state_rows import Rows, StateRows
 from exportkit.serve.engine.warm_up import flat_inputs, recorded_sequence, rolled_rows, same_bits
 from exportkit.verify.compare import Match, compare_outputs
 
@@ -52,14 +51,6 @@ def _why_not(state: StateTensor, batch: str) -> str | None:
     return None
 
 
-@dataclass(frozen=True, eq=False)
-class OpenState:
-    """A session, and where its state lies among others'. None: by itself."""
-
-    session: Session
-    rows: Rows | None = None
-
-
 class JoinedSteps:
     """Runs one method for several sessions of this process at once. Only one thread uses it."""
 
@@ -72,10 +63,10 @@ class JoinedSteps:
         self._written = [use.index for use in method.state if use.written]
         self._memory: tuple[Model, list[torch.Tensor], int] | None = None
 
-    def run(self, model: Model, opened: Sequence[OpenState], inputs: _Flat) -> tuple[_Flat, NewState]:
+    def run(self, model: Model, sessions: Sequence[Session], inputs: _Flat) -> tuple[_Flat, NewState]:
         """Runs a step of each session, with the inputs of all on the model's device.
 
-        No session is changed before `NewState.write_back`. Those that have rows in one block should follow one another.
+        No session is changed before `NewState.write_back`.
 
         Returns:
             The flat outputs with the rows of all sessions, and their new state.
@@ -83,67 +74,33 @@ class JoinedSteps:
         Raises:
             ModelRunError: The model failed.
         """
-        sizes = [each.session.sizes[self._dimension] for each in opened]
-        target = self._target(model, sum(sizes))
-        parts = _parts(opened, sizes)
+        sizes = [session.sizes[self._dimension] for session in sessions]
+        states = [list(session.state.values()) for session in sessions]
+        rows = self._rows(model, sum(sizes))
         with torch.no_grad():
-            for part in parts:
-                part.gather(target, self._read)
-        together = model.session_over(target, {self._dimension: sum(sizes)}, initialise=False)
+            for place in self._read:
+                torch.cat([state[place] for state in states], out=rows[place])
+        together = model.session_over(rows, {self._dimension: sum(sizes)}, initialise=False)
         args, kwargs = self._arguments(inputs)
         outputs = tensors_in(together.methods[self._method](*args, **kwargs))
         together.synchronize()  # says what the call refused, before any session has its state
-        return outputs, NewState(self._written, target, parts, sizes)
+        written = [(rows[place], [state[place] for state in states]) for place in self._written]
+        return outputs, NewState(written, sizes)
 
-    def _target(self, model: Model, rows: int) -> list[torch.Tensor]:
+    def _rows(self, model: Model, count: int) -> list[torch.Tensor]:
         """Returns the state of all together, in memory that the next batch uses again."""
-        if self._memory is None or self._memory[0] is not model or self._memory[2] < rows:
-            grown = 1 << (rows - 1).bit_length()
-            self._memory = (model, StateRows(model, self._dimension).new(grown), grown)
-        return [tensor[:rows] for tensor in self._memory[1]]
+        if self._memory is None or self._memory[0] is not model or self._memory[2] < count:
+            grown = 1 << (count - 1).bit_length()
+            with torch.inference_mode(False):
+                state = [_new_rows(each, grown, model.device) for each in model.manifest.state]
+            self._memory = (model, state, grown)
+        return [tensor[:count] for tensor in self._memory[1]]
 
 
-class _Part:
-    """The rows of a block that take part, or one session: rows `start` to `end` of all."""
-
-    def __init__(self, start: int, end: int, tensors: Sequence[torch.Tensor], index: torch.Tensor | None) -> None:
-        self._start, self._end = start, end
-        self._tensors = tensors
-        self._index = index
-
-    def gather(self, target: Sequence[torch.Tensor], places: Sequence[int]) -> None:
-        for place in places:
-            into = target[place][self._start : self._end]
-            if self._index is None:
-                into.copy_(self._tensors[place])
-            else:
-                torch.index_select(self._tensors[place], 0, self._index, out=into)
-
-    def scatter(self, source: Sequence[torch.Tensor], places: Sequence[int]) -> None:
-        for place in places:
-            part = source[place][self._start : self._end]
-            if self._index is None:
-                self._tensors[place].copy_(part)
-            else:
-                self._tensors[place].index_copy_(0, self._index, part)
-
-
-def _parts(opened: Sequence[OpenState], sizes: Sequence[int]) -> list[_Part]:
-    parts, at = [], 0
-    for block, group in itertools.groupby(zip(opened, sizes), lambda each: each[0].rows and each[0].rows.block):
-        members = list(group)
-        if block is None:
-            for state, size in members:
-                parts.append(_Part(at, at + size, list(state.session.state.values()), None))
-                at += size
-            continue
-        index: list[int] = []
-        for state, _ in members:
-            if state.rows is not None:
-                index += range(state.rows.start, state.rows.start + state.rows.count)
-        parts.append(_Part(at, at + len(index), block.tensors, torch.tensor(index, device=block.tensors[0].device)))
-        at += len(index)
-    return parts
+def _new_rows(state: StateTensor, count: int, device: torch.device) -> torch.Tensor:
+    shape = [size for size in state.shape[1:] if not isinstance(size, Size)]
+    dtype: torch.dtype = getattr(torch, state.dtype)
+    return torch.empty((count, *shape), dtype=dtype, device=device)
 
 
 @dataclass(frozen=True, eq=False)
@@ -153,22 +110,19 @@ class NewState:
     It has the tensors of the sessions themselves. So one that is closed meanwhile keeps none of the others from theirs.
 
     Attributes:
-        places: What was written, by its place in the manifest.
-        source: The rows of all sessions.
-        parts: Where they belong.
+        written: For each tensor that was written, the rows of all sessions, and each session's own tensor.
         sizes: The rows of each session.
     """
 
-    places: Sequence[int]
-    source: Sequence[torch.Tensor]
-    parts: Sequence[_Part]
+    written: Sequence[tuple[torch.Tensor, Sequence[torch.Tensor]]]
     sizes: list[int]
 
     def write_back(self) -> None:
         """Writes it into the sessions."""
         with torch.no_grad():
-            for part in self.parts:
-                part.scatter(self.source, self.places)
+            for rows, own in self.written:
+                for tensor, part in zip(own, rows.split(self.sizes)):
+                    tensor.copy_(part)
 
 
 def try_steps(copy: ModelCopy, dimension: Dimension, max_rows: int) -> Batching:
@@ -230,7 +184,7 @@ def _play(copy: ModelCopy, case: LoadedCase, sequences: Sequence[Sequence[_Flat]
     for place, call in enumerate(case.calls):
         inputs = [sequence[place] for sequence in sequences]
         if len(sessions) > 1 and call.method == copy.method.name:
-            outputs, state = step.run(model, [OpenState(session) for session in sessions], joined(inputs))
+            outputs, state = step.run(model, sessions, joined(inputs))
             state.write_back()
             ends = list(itertools.accumulate(state.sizes))
             for answer, start, end in zip(found, [0, *ends], ends):

@@ -10,18 +10,17 @@ from collections.abc import Mapping, Sequence
 import torch
 
 from exportkit.errors import ExportkitError, ModelClosedError
-from exportkit.package.manifest import TensorInput, TensorOutput
+from exportkit.package.manifest import TensorOutput
 from exportkit.runtime.model import Model
 from exportkit.runtime.requests import joined
-from exportkit.serve.engine.checked_request import CheckedRequest, RequestForm, arguments_of, bytes_of, datatypes
+from exportkit.runtime.session import Session
+from exportkit.serve.engine.checked_request import CheckedRequest, arguments_of, bytes_of, datatypes
 from exportkit.serve.engine.execution import BatchResult, failure_of, parts_of
 from exportkit.serve.engine.model_copy import ModelCopy, tensors_in
-from exportkit.serve.engine.state_rows import StateRows
 from exportkit.serve.engine.statistics import Statistics
-from exportkit.serve.engine.step_batches import JoinedSteps, OpenState
+from exportkit.serve.engine.step_batches import JoinedSteps
 from exportkit.serve.engine.warm_up import recorded_sequence
 from exportkit.serve.protocol.inference import InferTiming, OutputTensor
-from exportkit.serve.protocol.tensors import aligned_bytes
 from exportkit.serve.statuses import SequenceError, ServeError
 
 _log = logging.getLogger(__name__)
@@ -38,7 +37,7 @@ class HeldSession:
         """Has no session yet. `sizes` are those of the state's dimensions."""
         self.sizes = sizes
         self._lock = threading.Lock()
-        self._opened: OpenState | None = None
+        self._session: Session | None = None
         self._model: Model | None = None
         self._closed = False
 
@@ -48,38 +47,26 @@ class HeldSession:
         return self._model is not None and not self._model.alive
 
     @property
-    def block(self) -> int:
-        """The number of the block of memory that has its rows; 0: none has. Those of one block run side by side."""
-        opened = self._opened
-        return 0 if opened is None or opened.rows is None else id(opened.rows.block)
-
-    @property
     def closed(self) -> bool:
         """Whether the sequence ended."""
         return self._closed
 
-    def open(self, model: Model, rows: StateRows | None = None) -> OpenState:
-        """Returns the session, which it makes if there is none. Raises the errors of `Model.session`.
-
-        `rows` has memory for those whose steps run together. Who runs a step keeps what this returns until it is over.
-        """
+    def open(self, model: Model) -> Session:
+        """Returns the session, which it makes if there is none. Raises the errors of `Model.session`."""
         with self._lock:
             if self._closed:
                 raise SequenceError(_ENDED, hint=AGAIN)
-            if self._opened is None:
-                self._model = model
-                self._opened = (
-                    OpenState(model.session(**self.sizes)) if rows is None else OpenState(*rows.open(self.sizes))
-                )
-            return self._opened
+            if self._session is None:
+                self._model, self._session = model, model.session(**self.sizes)
+            return self._session
 
     def close(self) -> None:
         """Frees the state, after a step that runs. May block for a moment."""
         with self._lock:
             self._closed = True
-            if self._opened is not None:
-                self._opened.session.close()
-                self._opened = None
+            if self._session is not None:
+                self._session.close()
+                self._session = None
 
 
 class StepRequest(CheckedRequest):
@@ -87,53 +74,13 @@ class StepRequest(CheckedRequest):
 
     Attributes:
         held: The sequence's session.
-        data: The bytes of the inputs, if no tensors were made of them yet.
     """
 
-    __slots__ = ("data", "held")
+    __slots__ = ("held",)
 
-    def __init__(
-        self,
-        form: CheckedRequest | RequestForm,
-        held: HeldSession,
-        inputs: list[torch.Tensor],
-        data: Sequence[memoryview] | None = None,
-    ) -> None:
-        """Has the inputs, or their bytes."""
-        self.inputs = inputs
-        self.rows, self.bucket, self.size, self.outputs = form.rows, form.bucket, form.size, form.outputs
+    def __init__(self, request: CheckedRequest, held: HeldSession) -> None:
+        super().__init__(request.inputs, request.rows, request.bucket, request.size, request.outputs)
         self.held = held
-        self.data = data
-
-
-class StepInputs:
-    """Makes tensors of the inputs of steps."""
-
-    def __init__(self, inputs: Sequence[TensorInput]) -> None:
-        """`inputs` are those of the method."""
-        self._dtypes: list[torch.dtype] = [getattr(torch, each.dtype) for each in inputs]
-
-    def joined(self, steps: Sequence[StepRequest]) -> list[torch.Tensor]:
-        """Returns the inputs on the CPU, with the rows of all steps, whose other sizes are the same."""
-        parts = [step.data for step in steps if step.data is not None]
-        if len(parts) < len(steps):
-            each = [step.inputs if step.data is None else self.joined([step]) for step in steps]
-            return joined(each) if len(each) > 1 else each[0]
-        rows, bucket = sum(step.rows for step in steps), steps[0].bucket
-        assert isinstance(bucket, tuple)
-        return [
-            _of_bytes([part[place] for part in parts], dtype, (rows, *bucket[place]))
-            for place, dtype in enumerate(self._dtypes)
-        ]
-
-
-def _of_bytes(parts: Sequence[memoryview], dtype: torch.dtype, shape: Sequence[int]) -> torch.Tensor:
-    memory = aligned_bytes(sum(part.nbytes for part in parts))
-    at = 0
-    for part in parts:
-        memory[at : at + part.nbytes] = part
-        at += part.nbytes
-    return torch.frombuffer(memory, dtype=dtype).view(shape) if at else torch.empty(shape, dtype=dtype)
 
 
 class StepRunner:
@@ -159,11 +106,9 @@ class StepRunner:
         self._copy = copy
         self._outputs = list(zip([output.name for output in outputs], datatypes(outputs)))
         self._arguments = arguments_of(copy.method.call)
-        self._inputs = StepInputs(copy.method.call.inputs)
         self._counted = counted
         self.waited = 0.0
         self._joined = None if dimension is None else JoinedSteps(copy.method, dimension)
-        self._rows = None if dimension is None else copy.shared.state_rows(dimension)
         copy.model.use_own_stream()
         case = recorded_sequence(copy.model, copy.method.name) if warm_up else None
         if case is not None:
@@ -178,7 +123,6 @@ class StepRunner:
             going = [place for place, step in enumerate(steps) if not step.held.closed]  # others would fail together
             if len(going) > 1:
                 try:
-                    going.sort(key=lambda place: steps[place].held.block)
                     chosen = [(steps[place], waited[place]) for place in going]
                     with self._copy.slot():
                         ran = dict(zip(going, self._together(self._joined, *zip(*chosen))))
@@ -192,11 +136,11 @@ class StepRunner:
     ) -> list[BatchResult]:
         """Runs steps in one call. What it raises was raised before any state was changed, or the device is broken."""
         model, device = self._copy.model, self._copy.device
-        opened = [step.held.open(model, self._rows) for step in steps]
+        sessions = [step.held.open(model) for step in steps]
         started = time.perf_counter()
-        inputs = [tensor.to(device) for tensor in self._inputs.joined(steps)]
+        inputs = [tensor.to(device) for tensor in joined([step.inputs for step in steps])]
         moved = time.perf_counter()
-        found, state = together.run(model, opened, inputs)
+        found, state = together.run(model, sessions, inputs)
         state.write_back()
         self._wait_for_device()
         ran = time.perf_counter()
@@ -230,12 +174,12 @@ class StepRunner:
 
     def _ran(self, request: StepRequest, waited: float) -> BatchResult:
         """Runs a step. Raises what the model raises."""
-        opened, device = request.held.open(self._copy.model, self._rows), self._copy.device
+        session, device = request.held.open(self._copy.model), self._copy.device
         started = time.perf_counter()
-        args, kwargs = self._arguments([tensor.to(device) for tensor in self._inputs.joined([request])])
+        args, kwargs = self._arguments([tensor.to(device) for tensor in request.inputs])
         moved = time.perf_counter()
-        found = tensors_in(opened.session.methods[self._copy.method.name](*args, **kwargs))
-        opened.session.synchronize()
+        found = tensors_in(session.methods[self._copy.method.name](*args, **kwargs))
+        session.synchronize()
         ran = time.perf_counter()
         outputs = tuple(self._output(place, found[place]) for place in request.outputs)
         spent = (moved - started, ran - moved, time.perf_counter() - ran)

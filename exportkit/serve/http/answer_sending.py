@@ -13,10 +13,9 @@ from starlette.types import Scope, Send
 from exportkit.serve.http.content_coding import coding_of_answer, deflated
 from exportkit.serve.http.exchange import JSON, headers_of
 from exportkit.serve.protocol.answer_body import encode_answer
-from exportkit.serve.protocol.inference import InferAnswer, OutputTensor
-from exportkit.serve.protocol.parameters import OutputForm, OutputForms
-from exportkit.serve.protocol.shared_memory import SharedMemory
-from exportkit.serve.protocol.tensors import LONG, work_of_copying
+from exportkit.serve.protocol.inference import InferAnswer
+from exportkit.serve.protocol.parameters import OutputForms
+from exportkit.serve.protocol.tensors import LONG
 
 T = TypeVar("T")
 
@@ -46,12 +45,12 @@ class EncodedAnswer(NamedTuple):
 
 def work_of(answer: InferAnswer, forms: OutputForms) -> int:
     """Returns the work of writing an answer, in the unit of LONG."""
-    return sum(_work_of(output, forms.of(output.name)) for output in answer.outputs)
+    return sum(0 if forms.of(output.name).binary else output.data.nbytes for output in answer.outputs)
 
 
-async def encoded_answer(answer: InferAnswer, forms: OutputForms, memory: SharedMemory | None) -> EncodedAnswer:
+async def encoded_answer(answer: InferAnswer, forms: OutputForms) -> EncodedAnswer:
     """Writes an answer. Raises what `encode_answer` raises."""
-    write = partial(encode_answer, answer, forms, memory)
+    write = partial(encode_answer, answer, forms)
     return EncodedAnswer(*await maybe_in_thread(work_of(answer, forms), write))
 
 
@@ -74,12 +73,6 @@ async def maybe_in_thread(work: int, do: Callable[[], T]) -> T:
     if work < LONG:
         return do()
     return await asyncio.get_running_loop().run_in_executor(None, do)
-
-
-def _work_of(output: OutputTensor, form: OutputForm) -> int:
-    if form.region is not None:
-        return work_of_copying(output.data.nbytes)
-    return 0 if form.binary else output.data.nbytes
 
 
 async def _send(

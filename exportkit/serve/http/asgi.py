@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
-from typing import TYPE_CHECKING
 
 from starlette.exceptions import HTTPException
 from starlette.routing import BaseRoute, Route, Router
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from exportkit.serve.engine.repository import Repository
 from exportkit.serve.http.exchange import Exchange, HttpOptions
 from exportkit.serve.http.infer_endpoint import InferEndpoint
 from exportkit.serve.http.json_routes import JsonRoutes
-from exportkit.serve.protocol.admission import LocalAdmission, Open, admission_to
-from exportkit.serve.request_record import RequestRecord
 from exportkit.serve.statuses import (
     BadRequestError,
     ForbiddenError,
@@ -23,10 +20,6 @@ from exportkit.serve.statuses import (
     NotServedError,
     ServeError,
 )
-from exportkit.serve.tenants.tenants import Tenants
-
-if TYPE_CHECKING:  # these import torch, which a receiver must not load
-    from exportkit.serve.engine.repository import Repository
 
 Middleware = Callable[[ASGIApp], ASGIApp]
 
@@ -43,7 +36,6 @@ def make_app(
     *,
     routes: Sequence[BaseRoute] = (),
     middleware: Sequence[Middleware] = (),
-    tenants: Tenants | None = None,
 ) -> ASGIApp:
     """Returns the application that serves a repository. It needs no server in particular, and no lifespan events.
 
@@ -54,45 +46,11 @@ def make_app(
         middleware: ASGI applications around the routes, the outermost first. They find the request's RequestRecord in
             `scope["exportkit"]`, and may refuse the request by raising a ServeError before they begin an answer. What
             is to see refusals as they are sent wraps the application that is returned here.
-        tenants: The clients that `RequestRecord.client` may name. None: no key is asked for.
     """
-
-    def admit(name: str, version: str, size: int, client: str) -> LocalAdmission:
-        return admission_to(repository, name, version, size, None if tenants is None else tenants.get(client))
-
-    others: ASGIApp = Router([*JsonRoutes(repository, options).routes(), *routes], redirect_slashes=False)
-    if tenants is not None:
-        others = CountedRequests(others, tenants)
-    router = Router(infer_routes(admit, options), redirect_slashes=False, default=others)
-    return make_application(router, options, middleware)
-
-
-class CountedRequests:
-    """Counts what is no inference as its client's, and says whose it is."""
-
-    def __init__(self, app: ASGIApp, tenants: Tenants) -> None:
-        self._app = app
-        self._tenants = tenants
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answers a request. Raises LimitError if there were too many."""
-        record: RequestRecord = scope["exportkit"]
-        record.tenant = self._tenants.get(record.client)
-        with record.tenant or nullcontext():
-            await self._app(scope, receive, send)
-
-
-def infer_routes(admit: Open, options: HttpOptions) -> list[BaseRoute]:
-    """Returns the routes for inferences. `admit` asks for their models."""
-    infer = InferEndpoint(admit, options)
-    return [Route(path, infer, methods=["POST"]) for path in _INFER]
-
-
-def make_application(app: ASGIApp, options: HttpOptions, middleware: Sequence[Middleware] = ()) -> ASGIApp:
-    """Wraps an application in middleware, and turns every error of the two into the protocol's JSON.
-
-    The arguments are those of `make_app`.
-    """
+    infer = InferEndpoint(repository, options)
+    inferences = [Route(path, infer, methods=["POST"]) for path in _INFER]
+    router = Router([*inferences, *JsonRoutes(repository, options).routes(), *routes], redirect_slashes=False)
+    app: ASGIApp = router
     for wrap in reversed(middleware):
         app = wrap(app)
     return _Application(app, options)
@@ -119,8 +77,8 @@ class _Application:
         scope["path"] = scope["path"].rstrip("/") or "/"
         headers: Mapping[str, str] | None = None
         try:
-            check_headers(scope, exchange.headers)
-            check_origin(scope["method"], exchange.headers)
+            _check_headers(scope, exchange.headers)
+            _check_origin(scope["method"], exchange.headers)
             await self._app(scope, exchange.receive, exchange.send)
             return
         except ServeError as error:
@@ -142,7 +100,7 @@ def _without_frames(error: ServeError) -> ServeError:
     return error.with_traceback(None)
 
 
-def check_headers(scope: Scope, headers: Mapping[str, str]) -> None:
+def _check_headers(scope: Scope, headers: Mapping[str, str]) -> None:
     """Refuses what two readers, such as a proxy and this server, could understand in two ways."""
     if scope["http_version"] == "0.9":
         raise BadRequestError("the request is not HTTP/1.1")
@@ -155,7 +113,7 @@ def check_headers(scope: Scope, headers: Mapping[str, str]) -> None:
                 raise BadRequestError(f"the request has the header {name} {names.count(name)} times", hint="Send one.")
 
 
-def check_origin(method: str, headers: Mapping[str, str]) -> None:
+def _check_origin(method: str, headers: Mapping[str, str]) -> None:
     """Refuses changes that a web page of another origin asks for. Its browser reaches even what listens on loopback.
 
     Browsers send Sec-Fetch-Site to loopback and over TLS only. Origin they send with each request but GET and HEAD. A

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -12,13 +12,11 @@ from starlette.types import Message, Receive, Scope
 from exportkit.serve.http.content_coding import Coding, Inflater, coding_of_body
 from exportkit.serve.http.exchange import FILL, HttpOptions, headers_of
 from exportkit.serve.protocol.http_request import header_length_of, number_of_bytes
-from exportkit.serve.protocol.tensors import body_buffer
+from exportkit.serve.protocol.tensors import aligned_bytes, body_buffer
 from exportkit.serve.statuses import BadRequestError, CancelledError, SlowClientError, TooLargeError
 
 _LARGEST_SMALL = 1 << 20  # bytes of the body of a small request, at most
 _FIRST_SIZE = 64 << 10  # bytes of the buffer of a body whose size is not known
-_MOST_JSON = 64 << 10  # bytes of JSON that are read before the binary data behind them
-_SMALL_REST = 64 << 10  # bytes of binary data that come with their JSON anyway
 
 
 @dataclass(frozen=True)
@@ -51,13 +49,6 @@ class BodyHead:
         )
 
     @property
-    def is_large(self) -> bool:
-        """Whether the JSON comes before so much binary data that it pays to read it first."""
-        if not self.json_length or self.json_length > _MOST_JSON:
-            return False
-        return self.size is None or self.size - self.json_length > _SMALL_REST
-
-    @property
     def size(self) -> int | None:
         """The bytes of the body, decompressed, if they are known before it is read."""
         return self.sent if self.coding is None else None
@@ -75,8 +66,7 @@ async def read_body(
     head: BodyHead,
     limit: int,
     options: HttpOptions,
-    reserve: Callable[[int], Awaitable[None]],
-    check: Callable[[memoryview], Awaitable[None]] | None = None,
+    reserve: Callable[[int], None],
 ) -> memoryview:
     """Receives a body.
 
@@ -86,9 +76,8 @@ async def read_body(
         head: What the headers say.
         limit: The most bytes that the body may have, as they are sent and decompressed.
         options: How slow it may come.
-        reserve: Awaited with a number of bytes before that much more memory is used. It may refuse. Where the size is
+        reserve: Called with a number of bytes before that much more memory is used. It may refuse. Where the size is
             known, it was reserved before.
-        check: Awaited with the JSON before the rest of a large body is read. It may refuse.
 
     Returns:
         The body, decompressed, in memory that `body_buffer` chose.
@@ -103,40 +92,19 @@ async def read_body(
     if (head.sent or 0) > limit:
         raise too_large(limit)
     if fill is not None and head.size is not None:
-        memory, start = body_buffer(head.size, head.json_length, options.allocate), 0
+        memory = body_buffer(head.size, head.json_length)
         with _slow_bodies_refused(options) as clock:
-            if check is not None and head.is_large:
-                start = await _read_json(receive, head, memory, clock)
-                await check(memory[: head.json_length])
-            if not await fill(memory[start:], clock.received):
-                raise client_left()
+            if not await fill(memory, clock.received):
+                raise _client_left()
         return memory
-    return await _read_chunks(receive, head, limit, options, reserve, check)
-
-
-async def _read_json(receive: Receive, head: BodyHead, memory: memoryview, clock: BodyClock) -> int:
-    """Receives the JSON of a body that is larger, into its memory. Returns the bytes that came."""
-    received = 0
-    while received < (head.json_length or 0):
-        clock.start_waiting()
-        chunk, _ = _chunk(await receive())
-        clock.stop_waiting(len(chunk))
-        memory[received : received + len(chunk)] = chunk
-        received += len(chunk)
-    clock.start_waiting()
-    return received
+    return await _read_chunks(receive, head, limit, options, reserve)
 
 
 async def _read_chunks(
-    receive: Receive,
-    head: BodyHead,
-    limit: int,
-    options: HttpOptions,
-    reserve: Callable[[int], Awaitable[None]],
-    check: Callable[[memoryview], Awaitable[None]] | None,
+    receive: Receive, head: BodyHead, limit: int, options: HttpOptions, reserve: Callable[[int], None]
 ) -> memoryview:
     """Receives a body whose size is not known before, or from a server that has no `fill`."""
-    buffer = _Buffer(head, limit, reserve, options.allocate)
+    buffer = _Buffer(head, limit, reserve)
     inflater = None if head.coding is None else Inflater(head.coding)
     received, more = 0, True
     with _slow_bodies_refused(options) as clock:
@@ -148,14 +116,11 @@ async def _read_chunks(
             if received > limit:
                 raise too_large(limit)
             if inflater is None:
-                await buffer.write(chunk)
+                buffer.write(chunk)
             else:
                 for piece in inflater.pieces(chunk):
-                    await buffer.write(piece)
+                    buffer.write(piece)
                     await asyncio.sleep(0)  # a small chunk can inflate to much: others get their turn
-            if check is not None and head.is_large and len(buffer.filled) >= (head.json_length or 0):
-                await check(buffer.filled[: head.json_length])
-                check = None
     if inflater is not None:
         inflater.end()
     if head.sent is not None and received != head.sent:
@@ -166,7 +131,7 @@ async def _read_chunks(
 async def read_small_body(scope: Scope, receive: Receive, options: HttpOptions) -> memoryview:
     """Receives the body of a request that is no inference. Returns and raises what `read_body` does."""
 
-    async def reserve(size: int) -> None:
+    def reserve(size: int) -> None:
         """Reserves nothing, because the body is small."""
 
     return await read_body(scope, receive, BodyHead.of(scope), _LARGEST_SMALL, options, reserve)
@@ -179,11 +144,11 @@ def too_large(limit: int) -> TooLargeError:
 
 def _chunk(message: Message) -> tuple[bytes, bool]:
     if message["type"] == "http.disconnect":
-        raise client_left()
+        raise _client_left()
     return message.get("body", b""), message.get("more_body", False)
 
 
-def client_left() -> CancelledError:
+def _client_left() -> CancelledError:
     """Returns the error for a client that went away before its request was complete."""
     return CancelledError("the client went away before its request was complete")
 
@@ -191,39 +156,32 @@ def client_left() -> CancelledError:
 class _Buffer:
     """The body's memory, which grows where its size is not known before."""
 
-    def __init__(
-        self,
-        head: BodyHead,
-        limit: int,
-        reserve: Callable[[int], Awaitable[None]],
-        allocate: Callable[[int, int], memoryview],
-    ) -> None:
+    def __init__(self, head: BodyHead, limit: int, reserve: Callable[[int], None]) -> None:
         self._start = head.json_length or 0
         self._limit = limit
         self._reserve = reserve
-        self._allocate = allocate
         self._fixed = head.size is not None
         if head.size is not None:
-            self._memory = body_buffer(head.size, head.json_length, allocate)
+            self._memory = body_buffer(head.size, head.json_length)
         else:
-            self._memory = allocate(min(_FIRST_SIZE, limit), self._start)
+            self._memory = aligned_bytes(min(_FIRST_SIZE, limit), self._start)
         self._used = 0
 
-    async def write(self, data: bytes) -> None:
+    def write(self, data: bytes) -> None:
         end = self._used + len(data)
         if end > len(self._memory):
-            await self._grow(end)
+            self._grow(end)
         self._memory[self._used : end] = data
         self._used = end
 
-    async def _grow(self, needed: int) -> None:
+    def _grow(self, needed: int) -> None:
         if self._fixed:
             raise BadRequestError(f"the body has more bytes than its header Content-Length says: {len(self._memory)}")
         if needed > self._limit:
             raise too_large(self._limit)
         size = min(max(2 * len(self._memory), needed), self._limit)
-        await self._reserve(size - len(self._memory))
-        grown = self._allocate(size, self._start)
+        self._reserve(size - len(self._memory))
+        grown = aligned_bytes(size, self._start)
         grown[: self._used] = self._memory[: self._used]
         self._memory = grown
 

@@ -4,21 +4,19 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from functools import partial
 
-from msgspec.structs import replace
 from starlette.types import Receive, Scope, Send
 
+from exportkit.serve.engine.repository import Repository
+from exportkit.serve.engine.served_package import Named
 from exportkit.serve.http.answer_sending import encoded_answer, maybe_in_thread, send_answer
 from exportkit.serve.http.body_reader import BodyHead, read_body, too_large
-from exportkit.serve.http.exchange import WATCH, HttpOptions, headers_of
-from exportkit.serve.protocol.admission import Admitted, Open
-from exportkit.serve.protocol.http_request import BodyRules, ParsedBody, parse_body, start_in
+from exportkit.serve.http.exchange import WATCH, HttpOptions
+from exportkit.serve.protocol.http_request import BodyRules, parse_body
 from exportkit.serve.protocol.inference import InferAnswer, InferRequest, SequenceStep
-from exportkit.serve.protocol.parameters import OutputForms, start_in_headers
-from exportkit.serve.protocol.shared_memory import SharedMemory
-from exportkit.serve.protocol.tensors import LONG, work_of_copying
+from exportkit.serve.protocol.parameters import OutputForms
 from exportkit.serve.request_record import RequestRecord
 from exportkit.serve.statuses import CancelledError, NotReadyError
 
@@ -33,8 +31,8 @@ class InferEndpoint:
     and sends the outputs from where the model wrote them.
     """
 
-    def __init__(self, admit: Open, options: HttpOptions) -> None:
-        self._admit = admit
+    def __init__(self, repository: Repository, options: HttpOptions) -> None:
+        self._repository = repository
         self._options = options
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -46,71 +44,50 @@ class InferEndpoint:
         record: RequestRecord = scope["exportkit"]
         wanted = scope["path_params"]
         head = BodyHead.of(scope)
-        asked = wanted["model"], wanted.get("version", ""), head.size or 0, record.client
-        async with self._admit(*asked) as admitted:
-            record.model, record.version = admitted.name, admitted.version
-            forms, step, answer = await self._infer(head, scope, receive, admitted, record)
+        model = self._repository.named(wanted["model"], wanted.get("version", ""))
+        record.model, record.version = model.name, model.version
+        limit = _limit_of(head, model.body_rules)
+        with ExitStack() as room:
+            room.enter_context(model.admit(head.size or 0))
+            receiving = self._body(head, scope, receive, model, limit, room)  # nothing here keeps the body
+            forms, step, answer = await self._infer(head, await receiving, scope, receive, model, record)
         record.timing = answer.timing
         try:
-            encoded = await encoded_answer(answer, forms, self._memory(record))
+            encoded = await encoded_answer(answer, forms)
         except BaseException:
             if step is not None:  # it changed the state, and its client does not have the answer
-                admitted.give_up(step)
+                model.give_up(step)
             raise
         del answer
         await send_answer(send, encoded, scope)
 
+    async def _body(
+        self, head: BodyHead, scope: Scope, receive: Receive, model: Named, limit: int, room: ExitStack
+    ) -> memoryview:
+        """Receives the body, and makes room for what its headers do not say."""
+
+        def reserve(size: int) -> None:
+            with suppress(NotReadyError):  # what was accepted is answered, even if the server drains since
+                room.enter_context(model.admit(size))
+
+        return await read_body(scope, receive, head, limit, self._options, reserve)
+
     async def _infer(
-        self, head: BodyHead, scope: Scope, receive: Receive, admitted: Admitted, record: RequestRecord
+        self, head: BodyHead, body: memoryview, scope: Scope, receive: Receive, model: Named, record: RequestRecord
     ) -> tuple[OutputForms, SequenceStep | None, InferAnswer]:
-        """Receives the request and lets the model answer. The request's memory is free again when this returns."""
-        parsed = await self._parsed(head, scope, receive, admitted, record)
+        """Reads the request and lets the model answer. The request's memory is free again when this returns."""
+        length = body.nbytes if head.json_length is None else head.json_length
+        parse = partial(parse_body, body, head.json_length, model.body_rules)
+        parsed = await maybe_in_thread(length, parse)
+        del body, parse
         request = parsed.request.owned_by(record.client)
         record.sequence = None if request.sequence is None else request.sequence.id
         record.model = parsed.model or record.model
-        answer = await _while_connected(scope, receive, admitted, request)
+        answer = await _while_connected(scope, receive, model, request)
         return parsed.forms, request.sequence, answer
 
-    async def _parsed(
-        self, head: BodyHead, scope: Scope, receive: Receive, admitted: Admitted, record: RequestRecord
-    ) -> ParsedBody:
-        limit = limit_of(head, admitted.body_rules)
-        if admitted.refused is not None:
-            raise admitted.refused
-        begins = any(rules.sequences for rules in admitted.body_rules.meant)
-        if begins and (start := start_in_headers(headers_of(scope))) is not None:
-            await admitted.check_start(replace(start, owner=record.client))
 
-        async def check(text: memoryview) -> None:
-            """Refuses a sequence that cannot begin before its tensors come."""
-            if (start := start_in(text)) is not None:
-                record.sequence = start.ids[0]
-                await admitted.check_start(replace(start, owner=record.client))
-
-        async def reserve(size: int) -> None:
-            with suppress(NotReadyError):  # what was accepted is answered, even if the server drains since
-                await admitted.grow(size)
-
-        body = await read_body(scope, receive, head, limit, self._options, reserve, check if begins else None)
-        memory = self._memory(record)
-        parse = partial(parse_body, body, head.json_length, admitted.body_rules, memory)
-        text = body if head.json_length is None else body[: head.json_length]
-        return await maybe_in_thread(len(text) + work_of_copying(most_copied(memory, text)), parse)
-
-    def _memory(self, record: RequestRecord) -> SharedMemory | None:
-        """Returns the regions that the client registered."""
-        memory = self._options.shared_memory
-        return None if memory is None else memory.of(record.client)
-
-
-def most_copied(memory: SharedMemory | None, text: memoryview) -> int:
-    """Returns the bytes that a request may read of shared memory. Its JSON is not read yet."""
-    if memory is None or len(text) >= LONG or b"shared_memory_region" not in bytes(text):
-        return 0
-    return memory.largest
-
-
-def limit_of(head: BodyHead, rules: BodyRules) -> int:
+def _limit_of(head: BodyHead, rules: BodyRules) -> int:
     """Returns the most bytes that a body of the model can need. Raises TooLargeError for one that will be larger."""
     largest, elements = rules.largest
     text = _JSON_BYTES + _ELEMENT_TEXT * elements
@@ -120,7 +97,7 @@ def limit_of(head: BodyHead, rules: BodyRules) -> int:
     return limit
 
 
-async def _while_connected(scope: Scope, receive: Receive, admitted: Admitted, request: InferRequest) -> InferAnswer:
+async def _while_connected(scope: Scope, receive: Receive, model: Named, request: InferRequest) -> InferAnswer:
     """Lets the model answer. If the client goes away, the request leaves the queue before this returns."""
     answering: asyncio.Task[None] | None = asyncio.current_task()
     assert answering is not None
@@ -133,12 +110,12 @@ async def _while_connected(scope: Scope, receive: Receive, admitted: Admitted, r
 
     stop = _watching(scope, receive, leave)
     try:
-        return await admitted.infer(request)
+        return await model.infer(request)
     except asyncio.CancelledError:
         if not gone:
             raise
         answering.uncancel()
-        raise unanswered() from None
+        raise _unanswered() from None
     finally:
         stop()
 
@@ -148,7 +125,7 @@ def _watching(scope: Scope, receive: Receive, leave: Callable[[], None]) -> Call
     if (watch := scope.get("extensions", {}).get(WATCH)) is not None:
         if not watch(leave):
             watch(None)
-            raise unanswered()
+            raise _unanswered()
         return partial(watch, None)
 
     async def wait() -> None:
@@ -159,6 +136,6 @@ def _watching(scope: Scope, receive: Receive, leave: Callable[[], None]) -> Call
     return asyncio.ensure_future(wait()).cancel
 
 
-def unanswered() -> CancelledError:
+def _unanswered() -> CancelledError:
     """Returns the error for a client that went away."""
     return CancelledError("the client went away before its request was answered")

@@ -1,24 +1,21 @@
-"""The URLs whose requests and answers are small JSON: health, metadata, statistics, the repository, shared memory."""
+"""The URLs whose requests and answers are small JSON: health, metadata, statistics, the repository."""
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from exportkit.serve.engine.repository import Repository
 from exportkit.serve.http.body_reader import read_small_body
 from exportkit.serve.http.exchange import HttpOptions
 from exportkit.serve.queries import Queries
-from exportkit.serve.request_record import tenant_of
 from exportkit.serve.statuses import BadRequestError, NotOfferedError, NotReadyError
-
-if TYPE_CHECKING:  # these import torch, which a receiver must not load
-    from exportkit.serve.engine.repository import Repository
 
 Answer = Callable[[Request], Any]
 """Returns what the JSON of an answer is made of, or what to await for it. Raises a ServeError."""
@@ -30,20 +27,16 @@ class JsonRoutes:
     def __init__(self, repository: Repository, options: HttpOptions) -> None:
         self._repository = repository
         self._options = options
-
-    def _queries(self, request: Request) -> Queries:
-        """Returns what answers a client."""
-        return Queries.of(self._repository, self._options.shared_memory, tenant_of(request.scope))
+        self._queries = Queries(repository)
 
     def routes(self) -> list[Route]:
         """Returns the routes. The first that fits is taken."""
         queries, model, versions = self._queries, "/v2/models/{model}", "/v2/models/{model}/versions/{version}"
-        memory, region = "/v2/systemsharedmemory", "/v2/systemsharedmemory/region/{region}"
         found = [
             # That stays so while models are loaded, and while the server drains.
             _route("/v2/health/live", self._live),
             _route("/v2/health/ready", self._ready),
-            _route("/v2", lambda request: queries(request).server_metadata("binary_tensor_data")),
+            _route("/v2", lambda request: queries.server_metadata("binary_tensor_data")),
             _route("/v2/models/stats", self._statistics),
             _route("/v2/repository/index", self._index, "POST"),
             _route("/v2/repository/models/{model}/load", self._load, "POST"),
@@ -51,20 +44,15 @@ class JsonRoutes:
             _route("/v2/logging", _no_settings("log"), "GET", "POST"),
             _route("/v2/trace/setting", _no_settings("trace"), "GET", "POST"),
             _route(f"{model}/trace/setting", _no_settings("trace"), "GET", "POST"),
-            _route(f"{region}/register", self._register_memory, "POST"),
-            _route("/v2/cudasharedmemory/{rest:path}", _no_cuda_memory, "GET", "POST"),
+            _route("/v2/systemsharedmemory/{rest:path}", _no_shared_memory, "GET", "POST"),
+            _route("/v2/cudasharedmemory/{rest:path}", _no_shared_memory, "GET", "POST"),
         ]
         for path in (model, versions):
             found += [
-                _route(path, lambda request: queries(request).metadata(*_named(request))),
+                _route(path, lambda request: queries.metadata(*_named(request))),
                 _route(f"{path}/ready", self._model_ready),
-                _route(f"{path}/config", lambda request: queries(request).config(*_named(request))),
+                _route(f"{path}/config", lambda request: queries.config(*_named(request))),
                 _route(f"{path}/stats", self._statistics),
-            ]
-        for path in (memory, region):
-            found += [
-                _route(f"{path}/status", lambda request: queries(request).memory.status(_asked(request, "region"))),
-                _route(f"{path}/unregister", self._unregister_memory, "POST"),
             ]
         return found
 
@@ -79,45 +67,33 @@ class JsonRoutes:
         raise NotReadyError("the server drains" if self._repository.draining else "not every model is ready")
 
     def _model_ready(self, request: Request) -> Any:
-        model = self._queries(request).repository.named(*_named(request))
+        model = self._repository.named(*_named(request))
         if not model.ready:
             raise NotReadyError(f"the model {model.name} is not ready")
         return {"name": model.name, "ready": True}
 
     def _statistics(self, request: Request) -> Any:
-        return self._queries(request).statistics(*_named(request))
+        return self._queries.statistics(*_named(request))
 
     async def _index(self, request: Request) -> Any:
         only_ready = (await self._json(request)).get("ready", False)
         if not isinstance(only_ready, bool):
             raise BadRequestError("`ready` is neither true nor false")
-        return self._queries(request).index(only_ready)
+        return self._queries.index(only_ready)
 
     async def _load(self, request: Request) -> Any:
         parameters = (await self._json(request)).get("parameters", {})
         if not isinstance(parameters, dict):
             raise BadRequestError("`parameters` is not a JSON object")
-        return await self._queries(request).load(_asked(request, "model"), parameters)
+        return await self._queries.load(_asked(request, "model"), parameters)
 
     async def _unload(self, request: Request) -> Any:
         await self._json(request)  # no model depends on another, so `unload_dependents` changes nothing
-        return await self._queries(request).unload(_asked(request, "model"))
-
-    async def _register_memory(self, request: Request) -> Any:
-        memory = self._queries(request).memory  # without it, the body is not read
-        memory.register_body(_asked(request, "region"), await self._body(request))
-        return {}
-
-    def _unregister_memory(self, request: Request) -> Any:
-        self._queries(request).memory.unregister(_asked(request, "region"))
-        return {}
-
-    async def _body(self, request: Request) -> memoryview:
-        return await read_small_body(request.scope, request.receive, self._options)
+        return await self._queries.unload(_asked(request, "model"))
 
     async def _json(self, request: Request) -> dict[str, Any]:
         """Returns the body's JSON object; without a body, an empty one."""
-        body = await self._body(request)
+        body = await read_small_body(request.scope, request.receive, self._options)
         try:
             value = msgspec.json.decode(body) if body else {}
         except (ValueError, RecursionError) as error:
@@ -150,10 +126,9 @@ def _no_settings(kind: str) -> Answer:
     return refuse
 
 
-def _no_cuda_memory(_: Request) -> Any:
+def _no_shared_memory(_: Request) -> Any:
     raise NotOfferedError(
-        "this server does not offer CUDA shared memory",
-        hint="Send the tensors, or use system shared memory: `exportkit serve --shared-memory`.",
+        "this server does not offer shared memory", hint="Send the tensors. Triton's server has shared memory."
     )
 
 

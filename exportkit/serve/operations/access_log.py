@@ -64,8 +64,6 @@ def entry(finished: Finished) -> dict[str, Any]:
         "sent": record.sent_bytes,
         "ms": round(finished.seconds * 1e3, 3),
     }
-    if record.label:
-        found["client"] = record.label
     if record.sequence is not None:
         found["sequence"] = record.sequence
     if error is not None:

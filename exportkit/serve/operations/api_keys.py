@@ -1,4 +1,4 @@
-"""API keys: a file with one key a line, and behind it what a client with the key may do.
+"""API keys: a file with one key a line.
 
 A client sends `Authorization: Bearer KEY`, over gRPC as metadata. Probes need no key, and neither do the files of the
 page, which asks for one.
@@ -16,9 +16,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from exportkit.errors import UsageError
-from exportkit.serve.request_record import RequestRecord, key_of
+from exportkit.serve.request_record import identity_of, key_of
 from exportkit.serve.statuses import UnauthorizedError
-from exportkit.serve.tenants.key_rules import KeyRules, check_together, rules_of
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Receive, Scope, Send
@@ -31,26 +30,16 @@ _MAKE = "Make a key with `openssl rand -hex 32`."
 
 
 class ApiKeys:
-    """The keys of a file. Only their hashes are kept.
-
-    Attributes:
-        path: The file.
-    """
+    """The keys of a file. Only their hashes are kept."""
 
     def __init__(self, path: Path) -> None:
         """Reads the file.
 
         Raises:
-            UsageError: The file cannot be read, other users may read it, it has no key, a key is too short, or what
-                stands behind one is not understood.
+            UsageError: The file cannot be read, other users may read it, it has no key, or a key is too short.
         """
         self.path = path
-        self._keys = _read(path)
-
-    @property
-    def rules(self) -> list[KeyRules]:
-        """What each key may do."""
-        return [rules for _, rules in self._keys]
+        self._hashes = _read(path)
 
     def reload(self) -> None:
         """Reads the file again. If it is refused, the keys stay as they were.
@@ -58,14 +47,13 @@ class ApiKeys:
         Raises:
             UsageError: As at first.
         """
-        self._keys = _read(self.path)
+        self._hashes = _read(self.path)
 
-    def find(self, authorization: bytes | None) -> KeyRules | None:
-        """Returns what the key in the value of a header `Authorization` may do; None: it is none of the keys."""
+    def allow(self, authorization: bytes | None) -> bool:
+        """Whether the value of a header `Authorization` has one of the keys."""
         given = sha256(key_of(authorization or b"")).digest()
         # Every key is compared, and each in constant time: the time tells nothing about any of them.
-        found = [rules for known, rules in self._keys if hmac.compare_digest(given, known)]
-        return found[0] if found else None
+        return sum([hmac.compare_digest(given, known) for known in self._hashes]) > 0
 
 
 class RequireKey:
@@ -82,41 +70,37 @@ class RequireKey:
         Raises:
             UnauthorizedError: It has no key and needs one.
         """
-        if scope["path"] not in self._open_paths:
-            rules = self._keys.find(next((value for name, value in scope["headers"] if name == b"authorization"), None))
-            if rules is None:
-                raise UnauthorizedError(
-                    "the request has no valid API key",
-                    hint="Send the header `Authorization: Bearer KEY` with one of the server's keys.",
-                )
-            record: RequestRecord = scope["exportkit"]
-            record.client, record.label = rules.client, rules.label
+        given = next((value for name, value in scope["headers"] if name == b"authorization"), None)
+        if scope["path"] not in self._open_paths and not self._keys.allow(given):
+            raise UnauthorizedError(
+                "the request has no valid API key",
+                hint="Send the header `Authorization: Bearer KEY` with one of the server's keys.",
+            )
+        if given is not None:
+            scope["exportkit"].client = identity_of(given)
         await self._app(scope, receive, send)
 
 
-def _read(path: Path) -> tuple[tuple[bytes, KeyRules], ...]:
+def _read(path: Path) -> tuple[bytes, ...]:
     kind = "the file of API keys"
-    keys, lines = [], []
+    keys = []
     for number, line in enumerate(read_secret(path, kind).splitlines(), 1):
-        key, *words = line.split() or [b""]
+        key = line.strip()
         if not key or key.startswith(b"#"):
             continue
         if not _KEY.fullmatch(key):
             raise UsageError(
                 f"line {number} of {kind} {path} has a character that a key cannot have",
-                hint=f"A key consists of visible ASCII characters. {_MAKE}",
+                hint=f"A key consists of visible ASCII characters, without spaces. {_MAKE}",
             )
         if len(key) < MIN_LENGTH:
             raise UsageError(
                 f"the key in line {number} of {path} has {len(key)} characters, and needs at least {MIN_LENGTH}",
                 hint=_MAKE,
             )
-        rules = rules_of(key, words, f"line {number} of {path}")
-        keys.append((sha256(key).digest(), rules))
-        lines.append((number, rules))
+        keys.append(sha256(key).digest())
     if not keys:
         raise UsageError(f"{kind} {path} has no key", hint=f"Put one key on each line. {_MAKE}")
-    check_together(lines, path)
     return tuple(keys)
 
 

@@ -6,7 +6,7 @@ import asyncio
 import logging
 import re
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from email.utils import formatdate
 from functools import lru_cache
 from http import HTTPStatus
@@ -39,9 +39,6 @@ class AnsweredConnection(Protocol):
 
     async def drain(self) -> None:
         """Waits until the client took most of what was written."""
-
-    def run(self, request: AsgiRequest, application: ASGIApp | None, /) -> None:
-        """Lets an application answer a request."""
 
     def answered(self) -> None:
         """The request that is answered is over."""
@@ -123,30 +120,6 @@ class AsgiRequest:
             self._connection.resume_reading()  # otherwise the end is not seen
         return not self.disconnected
 
-    def fill(self, memory: memoryview, came: Callable[[int], None], over: Callable[[bool], None]) -> Callable[[], None]:
-        """Receives a body of which more comes, without the parser: HttpConnection.fill says how it ends."""
-        rest = self._taken(memory, came)
-        self._connection.resume_reading()
-        return self._connection.fill(rest, came, over)
-
-    def go_on(self, application: ASGIApp | None) -> None:
-        """Lets an application answer a request of which nothing was answered; None: the server's."""
-        self._connection.run(self, application)
-
-    @property
-    def can_reply(self) -> bool:
-        """Whether an answer can be sent at once."""
-        return not (self.disconnected or self._connection.transport.get_write_buffer_size())
-
-    def reply(self, headers: bytes, body: Sequence[bytes | memoryview]) -> None:
-        """Sends a whole answer with the status 200 at once. The lines of `headers` say how long it is."""
-        self.started = self.answered = True
-        end = b"\r\n" if self.keep_alive else b"connection: close\r\n\r\n"
-        self._connection.transport.write(b"".join((_status_line(200), _date(int(time.time())), headers, end, *body)))
-        if not self.keep_alive:
-            self._connection.transport.close()
-        self._connection.answered()
-
     def _go_on(self) -> None:
         """Tells a client that asks before it sends to send."""
         if self._expects and not self._connection.transport.is_closing():
@@ -175,7 +148,9 @@ class AsgiRequest:
             if not done.done():  # else the task was cancelled
                 done.set_result(whole)
 
-        stop = self.fill(memory, came, over)
+        rest = self._taken(memory, came)
+        self._connection.resume_reading()
+        stop = self._connection.fill(rest, came, over)
         try:
             return await done
         except asyncio.CancelledError:

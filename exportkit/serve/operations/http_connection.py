@@ -40,14 +40,12 @@ class ConnectionSetup:
         app: The application. It needs no lifespan events.
         limits: What a connection may do.
         refused: Is told of refusals that the application does not see.
-        short: Answers requests without the application. Returns False for one that it does not take.
         connections, tasks: Those that are open, since they were accepted, and the requests that are being answered.
     """
 
     app: ASGIApp
     limits: ConnectionLimits
     refused: Refused
-    short: Callable[[AsgiRequest], bool] | None = None
     connections: set[HttpConnection] = field(default_factory=set)
     tasks: set[asyncio.Task[None]] = field(default_factory=set)
 
@@ -301,16 +299,11 @@ class HttpConnection(asyncio.BufferedProtocol):
             self._wait_for_client()
         self.transport.resume_reading()
 
-    def run(self, request: AsgiRequest, application: ASGIApp | None) -> None:
-        """Lets an application answer a request; None: the server's."""
-        task = self._loop.create_task(request.run(application or self._setup.app))
+    def _start(self, request: AsgiRequest) -> None:
+        """Lets the application answer a request."""
+        task = self._loop.create_task(request.run(self._setup.app))
         self._setup.tasks.add(task)
         task.add_done_callback(self._setup.tasks.discard)
-
-    def _start(self, request: AsgiRequest) -> None:
-        short = self._setup.short
-        if short is None or self.transport.is_closing() or not short(request):
-            self.run(request, None)
 
     # --- bodies that go into memory -----------------------------------------------------------------------------------
 

@@ -7,13 +7,12 @@ import contextlib
 import logging
 import socket
 import ssl
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 
 from starlette.types import ASGIApp
 
 from exportkit.serve.listeners import Acceptor
-from exportkit.serve.operations.asgi_request import AsgiRequest
 from exportkit.serve.operations.connection_limits import ConnectionLimits, Refused, TooManyConnectionsError
 from exportkit.serve.operations.http_connection import ConnectionSetup, HttpConnection
 from exportkit.serve.operations.tls import Tls
@@ -28,35 +27,27 @@ _log = logging.getLogger(__name__)
 class HttpServer:
     """Answers connections with an ASGI application. Made in the event loop that runs it."""
 
-    def __init__(
-        self,
-        app: ASGIApp,
-        limits: ConnectionLimits,
-        refused: Refused,
-        tls: Tls | None,
-        short: Callable[[AsgiRequest], bool] | None = None,
-    ) -> None:
-        """Answers what `take` gets, and after `listen` what it accepts.
+    def __init__(self, app: ASGIApp, limits: ConnectionLimits, refused: Refused, tls: Tls | None) -> None:
+        """Answers what `listen` accepts.
 
         Args:
             app: The application. It needs no lifespan events.
             limits: What a connection may do.
             refused: Is told of refusals that the application does not see.
             tls: None: no TLS.
-            short: As in ConnectionSetup.
         """
-        self._setup = ConnectionSetup(app, limits, refused, short)
+        self._setup = ConnectionSetup(app, limits, refused)
         self._tls = None if tls is None else tls.context
         self._arriving: set[asyncio.Task[None]] = set()
         self._stopping = False
         self._says_again = 0.0
-        self._acceptor = Acceptor((), self.take)
+        self._acceptor = Acceptor((), self._take)
 
     def listen(self, sockets: Sequence[socket.socket]) -> None:
         """Answers the connections of listening sockets, which it closes in the end."""
-        self._acceptor = Acceptor(sockets, self.take)
+        self._acceptor = Acceptor(sockets, self._take)
 
-    def take(self, connection: socket.socket) -> None:
+    def _take(self, connection: socket.socket) -> None:
         """Answers a connection that was accepted. It counts from now on, whatever its client sends."""
         most, refusal = self._setup.limits.connections, None
         if len(self._setup.connections) >= most:
@@ -96,11 +87,6 @@ class HttpServer:
             connection.close()
         elif self._stopping:
             protocol.shutdown()
-
-    @property
-    def connections(self) -> int:
-        """The connections that are open."""
-        return len(self._setup.connections)
 
     async def finish(self) -> None:
         """Closes the ports and waits until every answer is sent.

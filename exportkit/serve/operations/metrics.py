@@ -6,7 +6,7 @@ The five stages are Triton's: request, queue, compute_input, compute_infer and c
 from __future__ import annotations
 
 import functools
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import accumulate
 from typing import Protocol
 
@@ -22,11 +22,8 @@ from starlette.routing import Route
 from exportkit.serve.engine.served import ServedModel
 from exportkit.serve.engine.served_sequences import ServedSequences
 from exportkit.serve.engine.statistics import REQUEST_SECONDS, Spent, Statistics
-from exportkit.serve.operations.observation import Finished, Outcome
-from exportkit.serve.operations.tenant_metrics import TenantCollector
-from exportkit.serve.request_record import tenant_of
-from exportkit.serve.statuses import ForbiddenError, ServeError
-from exportkit.serve.tenants.tenants import Tenants
+from exportkit.serve.operations.observation import Finished
+from exportkit.serve.statuses import ServeError
 
 _MODEL = ("model", "version")
 _STAGES = ("queue", "compute_input", "compute_infer", "compute_output")
@@ -53,12 +50,10 @@ class Metrics:
         registry: Where they are registered.
     """
 
-    def __init__(self, models: Models, tenants: Tenants | None = None) -> None:
-        """Registers everything. `tenants` are the clients by their API keys; None: no key is asked for."""
+    def __init__(self, models: Models) -> None:
+        """Registers everything."""
         self.registry = CollectorRegistry()
         self.registry.register(_ModelCollector(models))
-        if tenants is not None:
-            self.registry.register(TenantCollector(tenants))
         self.registry.register(_GpuCollector())
         ProcessCollector(registry=self.registry)
         PlatformCollector(registry=self.registry)
@@ -87,34 +82,30 @@ class Metrics:
             registry=self.registry,
         )
 
-    def route(self, count: Callable[[], Awaitable[int]]) -> Route:
+    def route(self, in_flight: Callable[[], int]) -> Route:
         """Returns the route of `/metrics`, in the text form or in that of OpenMetrics.
 
         Args:
-            count: Is awaited before the metrics are read: `FrontEnd.count`.
+            in_flight: Returns the requests over HTTP that are not over.
         """
 
         async def metrics(request: Request) -> Response:
-            tenant = tenant_of(request.scope)
-            if tenant is not None and tenant.rules.models is not None:
-                raise ForbiddenError("this API key may not read the metrics", hint="It is for some models only.")
-            self._in_flight.set(await count())
+            self._in_flight.set(in_flight())
             encode, content_type = choose_encoder(request.headers.get("accept", ""))
             return Response(encode(self.registry), headers={"content-type": content_type})
 
         return Route("/metrics", metrics)
 
     def __call__(self, finished: Finished) -> None:
-        """Counts a request."""
-        self.count(Outcome.of(finished))
-
-    def count(self, outcome: Outcome, times: int = 1) -> None:
-        """Counts requests with the same outcome."""
-        self._requests(outcome.protocol, outcome.status).inc(times)
-        if outcome.reason == ServeError.reason:
-            self._failed.labels(outcome.model, outcome.version).inc(times)
-        elif outcome.reason:
-            self._refused.labels(outcome.model, outcome.version, outcome.reason).inc(times)
+        """Counts a request. A probe that hears "not ready" got its answer, and is not refused."""
+        record = finished.record
+        self._requests(record.protocol, record.status).inc()
+        if record.error is None or finished.path.startswith("/v2/health/"):
+            return
+        if record.error.reason == ServeError.reason:
+            self._failed.labels(record.model, record.version).inc()
+        else:
+            self._refused.labels(record.model, record.version, record.error.reason).inc()
 
 
 class _ModelCollector(Collector):

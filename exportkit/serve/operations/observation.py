@@ -6,7 +6,7 @@ import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from exportkit.serve.http.exchange import headers_of
 from exportkit.serve.request_record import RequestRecord
@@ -44,31 +44,6 @@ class Finished:
     seconds: float
     scheme: str = ""
     ended: float = field(default_factory=time.time)
-
-
-class Outcome(NamedTuple):
-    """What became of a request.
-
-    Attributes:
-        protocol: The way in.
-        status: The HTTP status; gRPC's have the status that HTTP would give.
-        model, version: Those of an inference. Empty: none was known.
-        reason: The `reason` of its error. Empty: it was answered, or it only asked for the health.
-    """
-
-    protocol: str
-    status: int
-    model: str
-    version: str
-    reason: str
-
-    @classmethod
-    def of(cls, finished: Finished) -> Outcome:
-        """Returns the outcome of a request. A probe that hears "not ready" got its answer: it has no reason."""
-        record = finished.record
-        refused = record.error is not None and not finished.path.startswith("/v2/health/")
-        reason = record.error.reason if refused and record.error is not None else ""
-        return cls(record.protocol, record.status, record.model, record.version, reason)
 
 
 Observer = Callable[[Finished], None]

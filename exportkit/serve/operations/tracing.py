@@ -101,8 +101,6 @@ def _of_request(finished: Finished) -> dict[str, Any]:
     attributes: dict[str, Any] = {"exportkit.request_id": record.id}
     if finished.remote:
         attributes["client.address"] = finished.remote
-    if record.label:
-        attributes["exportkit.client"] = record.label
     if record.model:
         attributes |= {"exportkit.model": record.model, "exportkit.version": record.version}
     if record.sequence is not None:

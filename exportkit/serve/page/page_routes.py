@@ -16,7 +16,6 @@ from exportkit import web
 from exportkit.serve.engine.repository import Repository
 from exportkit.serve.page.page_parts import page_parts
 from exportkit.serve.page.page_status import page_status
-from exportkit.serve.request_record import tenant_of
 from exportkit.serve.serve_options import ServeOptions
 
 # The page loads nothing from elsewhere, runs nothing that is written inline, and is shown in no other page.
@@ -44,11 +43,9 @@ _FOLDER = Path(__file__).with_name("static")
 def page_routes(repository: Repository, options: ServeOptions) -> list[Route]:
     """Returns the routes of the page: `/`, `/page/<file>`, `/page/parts/<part>/<file>` and `/page/status`."""
 
-    async def status(request: Request) -> Response:
+    async def status(_: Request) -> Response:
         headers = {**SECURITY_HEADERS, "Cache-Control": "no-store"}
-        tenant = tenant_of(request.scope)
-        models = repository if tenant is None else repository.seen_by(tenant.rules)
-        return JSONResponse(page_status(models, options), headers=headers)
+        return JSONResponse(page_status(repository, options), headers=headers)
 
     files = [Route(path, _answer(file)) for path, file in _files().items()]
     return [*files, Route("/page/status", status)]

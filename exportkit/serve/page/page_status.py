@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import exportkit
 from exportkit.package.manifest import Size
+from exportkit.serve.engine.repository import Repository
 from exportkit.serve.engine.served import ServedModel
 from exportkit.serve.engine.served_sequences import ServedSequences
 from exportkit.serve.engine.statistics import REQUEST_SECONDS, Statistics
 from exportkit.serve.page.page_parts import part_of
 from exportkit.serve.serve_options import ServeOptions
 
-if TYPE_CHECKING:
-    from exportkit.serve.engine.repository import Models
 
-
-def page_status(repository: Models, options: ServeOptions) -> dict[str, Any]:
+def page_status(repository: Repository, options: ServeOptions) -> dict[str, Any]:
     """Returns the state of the server and of every model. Durations are in seconds, sizes in bytes.
 
     A size of a shape is a number, a multiple of a dimension (`dimension`, `scale`, `offset`), or null where the

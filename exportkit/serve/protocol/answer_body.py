@@ -11,24 +11,20 @@ import numpy as np
 
 from exportkit.serve.protocol.datatypes import shown
 from exportkit.serve.protocol.inference import InferAnswer, OutputTensor
-from exportkit.serve.protocol.parameters import OutputForms, RegionSlice, check_form
-from exportkit.serve.protocol.shared_memory import SharedMemory, offered
+from exportkit.serve.protocol.parameters import OutputForms, check_form
 from exportkit.serve.protocol.values import numpy_dtype
 from exportkit.serve.statuses import BadRequestError
 
 _ENCODER = msgspec.json.Encoder()
 
 
-def encode_answer(
-    answer: InferAnswer, forms: OutputForms, shared_memory: SharedMemory | None = None
-) -> tuple[int | None, list[bytes | memoryview]]:
+def encode_answer(answer: InferAnswer, forms: OutputForms) -> tuple[int | None, list[bytes | memoryview]]:
     """Returns the length of the JSON and the parts of the body: the JSON, then each output's own memory.
 
     The length is for the header Inference-Header-Content-Length; None: all is JSON, and that header is not sent.
-    Outputs that the request wants in shared memory are written there.
 
     Raises:
-        BadRequestError: An output cannot be written as JSON (FP16, BF16, NaN, infinity), or does not fit its region.
+        BadRequestError: An output cannot be written as JSON (FP16, BF16, NaN, infinity).
     """
     if answer.outputs and forms.default.binary and not forms.named:
         parts = [output.data for output in answer.outputs]
@@ -43,10 +39,7 @@ def encode_answer(
         if not form.binary:
             check_form(output.name, output.datatype, form)
         written: dict[str, Any] = {"name": output.name, "datatype": output.datatype, "shape": output.shape}
-        if form.region is not None:
-            offered(shared_memory).write(form.region, output.data)
-            written["parameters"] = _region_parameters(form.region, output.data.nbytes)
-        elif form.binary:
+        if form.binary:
             any_binary = True
             written["parameters"] = {"binary_data_size": output.data.nbytes}
             if output.data.nbytes:
@@ -74,14 +67,6 @@ def _described(outputs: tuple[tuple[str, str, Sequence[int], int], ...]) -> msgs
             ]
         )
     )
-
-
-def _region_parameters(where: RegionSlice, size: int) -> dict[str, Any]:
-    return {
-        "shared_memory_region": where.region,
-        "shared_memory_offset": where.offset,
-        "shared_memory_byte_size": size,
-    }
 
 
 def _values(output: OutputTensor) -> list[Any]:

@@ -18,21 +18,19 @@ import msgspec
 from msgspec import Raw, Struct
 
 from exportkit.serve.protocol.datatypes import item_size, shortened, shown
-from exportkit.serve.protocol.inference import InferRequest, InputTensor, SequenceStart
+from exportkit.serve.protocol.inference import InferRequest, InputTensor
 from exportkit.serve.protocol.parameters import (
     OutputForm,
     OutputForms,
-    RegionSlice,
     Scheduling,
     check_form,
     check_names,
+    check_not_shared,
     output_form,
-    region_slice,
     scheduling,
     truth,
     whole_number,
 )
-from exportkit.serve.protocol.shared_memory import SharedMemory, input_of_region, offered
 from exportkit.serve.protocol.tensors import TensorSpec, check_header_length
 from exportkit.serve.statuses import BadRequestError, TooLargeError
 
@@ -41,8 +39,6 @@ HEADER_LENGTH = "Inference-Header-Content-Length"
 _MOST_DIGITS = 18  # what fits 64 bits; int() would be slow for very many
 _MOST_TENSORS = 1024  # in a request
 _MOST_TEXT = 1 << 20  # bytes of the JSON of parameters, and of requested outputs
-_REMEMBERED = 256  # texts
-_REMEMBERED_BYTES = 4096  # of a text, at most: requests whose data is binary have a few hundred
 
 T = TypeVar("T")
 
@@ -58,7 +54,6 @@ class BodyRules:
             unless no other size varies.
         max_bytes: The most bytes that the inputs may have together.
         name: The name of the model that answers.
-        sequences: Whether a request may begin a sequence.
         methods: The rules of each method that the parameter `method` may name.
     """
 
@@ -67,14 +62,13 @@ class BodyRules:
     batched: bool
     max_bytes: int
     name: str = ""
-    sequences: bool = False
     methods: Mapping[str, BodyRules] = field(default_factory=dict)
 
     @classmethod
     def of(cls, metadata: Mapping[str, Any], max_bytes: int) -> BodyRules:
         """Returns the rules of a model with this metadata."""
         inputs, outputs, batched = metadata["inputs"], metadata["outputs"], metadata["batching"]["enabled"]
-        return cls(inputs, outputs, batched, max_bytes, metadata["name"], "sequences" in metadata)
+        return cls(inputs, outputs, batched, max_bytes, metadata["name"])
 
     def of_method(self, method: str | None) -> BodyRules:
         """Returns the rules of the method that a request names. The model refuses one that it does not have."""
@@ -123,16 +117,13 @@ def number_of_bytes(header: str, value: str, hint: str | None = None) -> int:
     return int(value)
 
 
-def parse_body(
-    body: memoryview, header_length: int | None, rules: BodyRules, shared_memory: SharedMemory | None = None
-) -> ParsedBody:
+def parse_body(body: memoryview, header_length: int | None, rules: BodyRules) -> ParsedBody:
     """Reads a body. The inputs are views of it, so it must not be written to again.
 
     Args:
         body: The whole body, decompressed; best in a `body_buffer`.
         header_length: The length of the JSON. None: all is JSON. 0: all is the one input's data.
         rules: What the model allows.
-        shared_memory: The registered regions. None: this server does not offer shared memory.
 
     Raises:
         BadRequestError: The body breaks the protocol. The message names the key or the input.
@@ -143,29 +134,14 @@ def parse_body(
     if header_length == 0:
         return _without_json(body, rules)
     text = body if header_length is None else body[:header_length]
-    head = _head_of(text)
+    head = _read_head(text)
     when = head.scheduling
     rules = rules.of_method(when.method)
-    _check_forms(head.forms, rules.outputs, shared_memory)
-    inputs = _take_inputs(head.inputs, body[text.nbytes :], header_length, rules.max_bytes, shared_memory)
+    _check_forms(head.forms, rules.outputs)
+    inputs = _take_inputs(head.inputs, body[text.nbytes :], header_length, rules.max_bytes)
     wanted = tuple(head.forms.named) or None
     request = InferRequest(inputs, wanted, head.id, when.priority, when.timeout, when.sequence, when.method)
     return ParsedBody(request, head.forms, rules.name)
-
-
-def start_in(text: memoryview) -> SequenceStart | None:
-    """Returns the sequence that a request begins, from the JSON before its binary data; None: it begins none.
-
-    Raises:
-        BadRequestError: The JSON breaks the protocol.
-        NotOfferedError: It asks for a part of the protocol that is not offered.
-    """
-    head = _head_of(text)
-    step = head.scheduling.sequence
-    if step is None or not step.start:
-        return None
-    shapes = tuple((each.spec.name, each.spec.shape) for each in head.inputs)
-    return SequenceStart((step.id,), method=head.scheduling.method, shapes=shapes)
 
 
 def _without_json(body: memoryview, rules: BodyRules) -> ParsedBody:
@@ -196,12 +172,10 @@ def _without_json(body: memoryview, rules: BodyRules) -> ParsedBody:
     return ParsedBody(request, OutputForms(OutputForm(binary=True), {}), rules.name)
 
 
-def _check_forms(forms: OutputForms, outputs: Sequence[Mapping[str, Any]], shared_memory: SharedMemory | None) -> None:
+def _check_forms(forms: OutputForms, outputs: Sequence[Mapping[str, Any]]) -> None:
     """Refuses before the model runs what could not be written after it."""
     if not forms.named and forms.default.binary:
         return
-    if any(form.region is not None for form in forms.named.values()):
-        offered(shared_memory)
     for output in outputs:
         name = output["name"]
         if not forms.named or name in forms.named:
@@ -213,19 +187,14 @@ def _check_forms(forms: OutputForms, outputs: Sequence[Mapping[str, Any]], share
 
 @dataclass(frozen=True)
 class _InputHead:
-    """An input without its data, which is in a region, in the JSON (`values`), or else in the binary section."""
+    """An input without its data, which is in the JSON (`values`), or else in the binary section."""
 
     spec: TensorSpec
-    region: RegionSlice | None
     values: memoryview | None
 
 
 def _take_inputs(
-    heads: Sequence[_InputHead],
-    section: memoryview,
-    header_length: int | None,
-    max_bytes: int,
-    shared_memory: SharedMemory | None,
+    heads: Sequence[_InputHead], section: memoryview, header_length: int | None, max_bytes: int
 ) -> tuple[InputTensor, ...]:
     """Returns the inputs with their data, of which the binary section has nothing else."""
     inputs, room, start = [], max_bytes, 0
@@ -234,9 +203,7 @@ def _take_inputs(
         room -= spec.size
         if room < 0:
             raise TooLargeError(f"the inputs have more than {max_bytes} bytes, which no request of this model needs")
-        if head.region is not None:
-            inputs.append(input_of_region(shared_memory, spec, head.region))
-        elif head.values is not None:
+        if head.values is not None:
             inputs.append(spec.of_json(head.values))
         elif spec.size > section.nbytes - start:
             raise BadRequestError(
@@ -270,14 +237,10 @@ class _Head:
     scheduling: Scheduling
 
 
-def _head_of(text: memoryview) -> _Head:
-    return _read_head(text) if text.nbytes > _REMEMBERED_BYTES else _remembered_head(bytes(text))
-
-
 def _read_head(text: memoryview) -> _Head:
     message = _decoded(_REQUEST, text, "the request")
     # Another reader, such as a proxy, could have seen another of two values than this one. A decoder of structures
-    # takes the last of them, so each object is read once more for its keys. (_remembered_head spares most requests it.)
+    # takes the last of them, so each object is read once more for its keys.
     _decoded(_OBJECT, text, "the request")
     parameters = _parameters(message.parameters, "the request")
     default = OutputForm(truth("the request", parameters, "binary_data_output", False))
@@ -294,28 +257,21 @@ def _read_head(text: memoryview) -> _Head:
     return _Head(inputs, OutputForms(default, forms), message.id or "", scheduling(parameters))
 
 
-@functools.lru_cache(maxsize=_REMEMBERED)
-def _remembered_head(text: bytes) -> _Head:
-    """Reads a text once. Clients send the same text again and again, with other data."""
-    return _read_head(memoryview(text))
-
-
 def _input_head(tensor: _Input) -> _InputHead:
     whose = f"the input {shown(tensor.name)}"
     parameters = _parameters(tensor.parameters, whose)
-    region = region_slice(tensor.name, parameters)
+    check_not_shared(tensor.name, parameters)
     binary_size = whole_number(whose, parameters, "binary_data_size") if "binary_data_size" in parameters else None
     values = None if _is_missing(tensor.data) else memoryview(tensor.data)
-    given = [each is not None for each in (region, binary_size, values)]
-    if sum(given) != 1:
+    if (binary_size is None) == (values is None):
         raise BadRequestError(
-            f"{whose} has " + ("no data" if not any(given) else "its data in two places"),
-            hint="Give one of `data` and the parameters `binary_data_size` and `shared_memory_region`.",
+            f"{whose} has " + ("no data" if values is None else "its data in two places"),
+            hint="Give one of `data` and the parameter `binary_data_size`.",
         )
     spec = TensorSpec.of(tensor.name, tensor.datatype, tensor.shape)
     if binary_size is not None:
         spec.check_size(binary_size)
-    return _InputHead(spec, region, values)
+    return _InputHead(spec, values)
 
 
 # --- the JSON ---------------------------------------------------------------------------------------------------------

@@ -1,29 +1,23 @@
 """A request and its answer, as HTTP and gRPC hand them to a model.
 
-Tensors are bytes in row-major order, little-endian, as the protocol's binary form has them. Receivers send these types,
-which as msgspec's own takes a tenth of the time.
+Tensors are bytes in row-major order, little-endian, as the protocol's binary form has them.
 """
 
 from __future__ import annotations
 
-from typing import Annotated
-
 import msgspec
 
-Natural = Annotated[int, msgspec.Meta(ge=0)]
-"""A size, which no message may make negative."""
 
-
-class InputTensor(msgspec.Struct, frozen=True, array_like=True):
-    """An input. `data` starts at a multiple of 64 bytes unless it lies in shared memory, and may be read-only."""
+class InputTensor(msgspec.Struct, frozen=True):
+    """An input. `data` starts at a multiple of 64 bytes, and may be read-only."""
 
     name: str
     datatype: str
-    shape: tuple[Natural, ...]
+    shape: tuple[int, ...]
     data: memoryview
 
 
-class SequenceStep(msgspec.Struct, frozen=True, array_like=True):
+class SequenceStep(msgspec.Struct, frozen=True):
     """Which step of which sequence a request is.
 
     Attributes:
@@ -39,23 +33,7 @@ class SequenceStep(msgspec.Struct, frozen=True, array_like=True):
     owner: str = ""
 
 
-class SequenceStart(msgspec.Struct, frozen=True, array_like=True):
-    """What is known of a request that begins a sequence before its tensors are read.
-
-    Attributes:
-        ids: The sequence's id, or what it may be where only its text is known.
-        owner: As in SequenceStep.
-        method: As in InferRequest.
-        shapes: The shape of each input by name, as far as they are known.
-    """
-
-    ids: tuple[int | str, ...]
-    owner: str = ""
-    method: str | None = None
-    shapes: tuple[tuple[str, tuple[Natural, ...]], ...] = ()
-
-
-class InferRequest(msgspec.Struct, frozen=True, array_like=True):
+class InferRequest(msgspec.Struct, frozen=True):
     """A request, whose inputs fit their datatypes and shapes. Whether the model takes them is not checked yet.
 
     Attributes:
@@ -66,7 +44,6 @@ class InferRequest(msgspec.Struct, frozen=True, array_like=True):
         timeout: Seconds within which the answer must be there. None: as long as it takes.
         sequence: Which step of a sequence it is. None: it belongs to none.
         method: The method that the package's name stands for. None: the default one, or the one that is named.
-        client: By which name it shares a queue with other clients' requests. Empty: there are none.
     """
 
     inputs: tuple[InputTensor, ...]
@@ -76,7 +53,6 @@ class InferRequest(msgspec.Struct, frozen=True, array_like=True):
     timeout: float | None = None
     sequence: SequenceStep | None = None
     method: str | None = None
-    client: str = ""
 
     def owned_by(self, owner: str) -> InferRequest:
         """Returns the request of a client."""
@@ -85,7 +61,7 @@ class InferRequest(msgspec.Struct, frozen=True, array_like=True):
         return msgspec.structs.replace(self, sequence=msgspec.structs.replace(self.sequence, owner=owner))
 
 
-class OutputTensor(msgspec.Struct, frozen=True, array_like=True):
+class OutputTensor(msgspec.Struct, frozen=True):
     """An output."""
 
     name: str
@@ -94,7 +70,7 @@ class OutputTensor(msgspec.Struct, frozen=True, array_like=True):
     data: memoryview
 
 
-class InferTiming(msgspec.Struct, frozen=True, array_like=True):
+class InferTiming(msgspec.Struct, frozen=True):
     """Where a request's time went, in seconds, and how many rows ran together."""
 
     queue: float
@@ -104,7 +80,7 @@ class InferTiming(msgspec.Struct, frozen=True, array_like=True):
     batch_rows: int
 
 
-class InferAnswer(msgspec.Struct, frozen=True, array_like=True):
+class InferAnswer(msgspec.Struct, frozen=True):
     """The answer to a request."""
 
     model: str

@@ -5,35 +5,24 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
-from urllib.parse import unquote
 
 from exportkit.serve.protocol.datatypes import BINARY_ONLY, shown
-from exportkit.serve.protocol.inference import SequenceStart, SequenceStep
+from exportkit.serve.protocol.inference import SequenceStep
 from exportkit.serve.statuses import BadRequestError, NotOfferedError
 
 _MOST = (1 << 64) - 1  # the protocol's numbers are uint64
 _MICROSECOND = 1e-6
 _MOST_ID = 128  # characters, as Triton has it
 
-SEQUENCE_ID, SEQUENCE_START = "x-session-id", "x-session-start"
-"""HTTP headers that repeat two parameters of a step, for who decides before the body is read, or cannot read it."""
-
-
-@dataclass(frozen=True)
-class RegionSlice:
-    """Where a tensor lies in a registered region of shared memory: `size` bytes from `offset`, in bytes."""
-
-    region: str
-    offset: int
-    size: int
+SEQUENCE_ID = "x-session-id"
+"""The HTTP header that repeats the sequence's id, for proxies, which cannot read it."""
 
 
 @dataclass(frozen=True)
 class OutputForm:
-    """The form in which an output is returned: in `region`, else as binary data, else as JSON."""
+    """The form in which an output is returned: as binary data, or as JSON."""
 
     binary: bool
-    region: RegionSlice | None = None
 
 
 @dataclass(frozen=True)
@@ -72,23 +61,13 @@ def truth(where: str, parameters: Mapping[str, Any], key: str, default: bool) ->
     return value
 
 
-def region_slice(name: str, parameters: Mapping[str, Any]) -> RegionSlice | None:
-    """Returns where in shared memory the parameters of the tensor `name` say that it lies; None: they do not.
-
-    Raises:
-        BadRequestError: The region or its size is missing, or a value is wrong.
-    """
-    prefix = "shared_memory_"
-    if not any(key.startswith(prefix) for key in parameters):
-        return None
-    where = f"the tensor {shown(name)}"
-    region = parameters.get(prefix + "region")
-    if not isinstance(region, str) or not region:
-        raise BadRequestError(f"the parameter `{prefix}region` of {where} is not the name of a region")
-    if prefix + "byte_size" not in parameters:
-        raise BadRequestError(f"the parameter `{prefix}byte_size` of {where} is missing")
-    offset = whole_number(where, parameters, prefix + "offset")
-    return RegionSlice(region, offset, whole_number(where, parameters, prefix + "byte_size"))
+def check_not_shared(name: str, parameters: Mapping[str, Any]) -> None:
+    """Raises NotOfferedError if the parameters of the tensor `name` say that it lies in shared memory."""
+    if any(key.startswith("shared_memory_") for key in parameters):
+        raise NotOfferedError(
+            f"the tensor {shown(name)} is to lie in shared memory, which this server does not offer",
+            hint="Send its data. Triton's server has shared memory.",
+        )
 
 
 def output_form(name: str, parameters: Mapping[str, Any], default: OutputForm) -> OutputForm:
@@ -96,7 +75,7 @@ def output_form(name: str, parameters: Mapping[str, Any], default: OutputForm) -
 
     Raises:
         BadRequestError: A value is wrong.
-        NotOfferedError: `classification` is asked for.
+        NotOfferedError: `classification` or shared memory is asked for.
     """
     where = f"the output {shown(name)}"
     if whole_number(where, parameters, "classification"):
@@ -104,12 +83,13 @@ def output_form(name: str, parameters: Mapping[str, Any], default: OutputForm) -
             f"the output {shown(name)} is asked for with `classification`, which this server does not offer",
             hint="Leave the parameter out, and sort the output at the client.",
         )
-    return OutputForm(truth(where, parameters, "binary_data", default.binary), region_slice(name, parameters))
+    check_not_shared(name, parameters)
+    return OutputForm(truth(where, parameters, "binary_data", default.binary))
 
 
 def check_form(name: str, datatype: str, form: OutputForm) -> None:
     """Raises BadRequestError if an output of this datatype cannot be returned in this form."""
-    if datatype in BINARY_ONLY and not form.binary and form.region is None:
+    if datatype in BINARY_ONLY and not form.binary:
         raise BadRequestError(
             f"the output {shown(name)} is {datatype}, which cannot be returned as JSON",
             hint="Ask for it with the parameter `binary_data`: true, or for all with `binary_data_output`: true.",
@@ -168,19 +148,6 @@ def _sequence(parameters: Mapping[str, Any]) -> SequenceStep | None:
             hint="It is a number from 1 on, or a text.",
         )
     return None
-
-
-def start_in_headers(headers: Mapping[str, Any]) -> SequenceStart | None:
-    """Returns the sequence that a client says to begin, in HTTP headers or gRPC's metadata; None: it does not say so.
-
-    `x-session-start: true` says it, and `x-session-id` which, percent-encoded: whether 7 is a number or a text is not
-    known. What counts are the request's parameters. These headers are for those who decide before they can read them.
-    """
-    if headers.get(SEQUENCE_START) != "true":
-        return None
-    given = unquote(str(headers.get(SEQUENCE_ID, "")))
-    number = given.isascii() and given.isdigit() and len(given) <= len(str(_MOST))
-    return SequenceStart((given, int(given)) if number else (given,)[: bool(given)])
 
 
 def check_names(kind: str, names: Iterable[str]) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,14 +23,8 @@ LONG = 1 << 20
 In the event loop's thread, other requests wait meanwhile.
 """
 
-_COPIED = 8  # bytes that are copied while one is read as a number, at least
 _MOST_SIZES = 32  # more than any model has, and few enough that shapes stay cheap to check
 _MOST_BYTES = (1 << 63) - 1
-
-
-def work_of_copying(size: int) -> int:
-    """Returns the work of copying bytes into or out of shared memory, in the unit of LONG."""
-    return size // _COPIED
 
 
 @dataclass(frozen=True)
@@ -126,21 +120,18 @@ def aligned_bytes(size: int, start: int = 0) -> memoryview:
     return memory.data[skipped : skipped + size]
 
 
-def body_buffer(
-    content_length: int, header_length: int | None, allocate: Callable[[int, int], memoryview] = aligned_bytes
-) -> memoryview:
+def body_buffer(content_length: int, header_length: int | None) -> memoryview:
     """Returns the memory into which a body is to be written, so that its binary section needs no copy.
 
     Args:
         content_length: The bytes of the body, decompressed.
         header_length: What `header_length_of` returned.
-        allocate: Makes the memory as `aligned_bytes` does.
 
     Raises:
         BadRequestError: The header is longer than the body.
     """
     check_header_length(content_length, header_length)
-    return allocate(content_length, header_length or 0)
+    return aligned_bytes(content_length, header_length or 0)
 
 
 def check_header_length(content_length: int, header_length: int | None) -> None:

@@ -11,13 +11,11 @@ from functools import partial
 
 from exportkit.serve.engine.repository import Repository
 from exportkit.serve.listeners import Acceptor, open_port
-from exportkit.serve.protocol.shared_memory import SharedMemory
 from exportkit.serve.rpc.health_service import HealthService
 from exportkit.serve.rpc.http2_connection import PREFACE_SECONDS, Connections, Http2Connection
-from exportkit.serve.rpc.infer_stream import Count
 from exportkit.serve.rpc.inference_service import InferenceService
 from exportkit.serve.rpc.message_classes import HEALTH, INFERENCE, methods
-from exportkit.serve.rpc.rpc_calls import Answer, Observe, RpcCall, Who, answer_call
+from exportkit.serve.rpc.rpc_calls import Allow, Answer, Observe, RpcCall, answer_call
 from exportkit.serve.rpc.rpc_stream import RpcStream
 from exportkit.serve.statuses import NotOfferedError
 
@@ -37,10 +35,8 @@ class RpcOptions:
         host: The address.
         port: The port. 0: the system chooses one.
         tls: TLS, which offers HTTP/2. None: no TLS.
-        who: Finds out whose a value of `authorization` is. None: everybody may call.
-        shared_memory: The regions that clients may register. None: they may not.
+        allow: Says whether a value of `authorization` is allowed. None: everybody may call.
         observe: Gets each request when it is over.
-        count: Counts answered steps of streams in place of `observe`.
         max_held: The most bytes of messages that wait or are not complete; of the largest model's at least.
         max_connections: The most connections that are open at the same time. More are closed at once.
     """
@@ -48,10 +44,8 @@ class RpcOptions:
     host: str = "127.0.0.1"
     port: int = 0
     tls: ssl.SSLContext | None = None
-    who: Who | None = None
-    shared_memory: SharedMemory | None = None
+    allow: Allow | None = None
     observe: Observe | None = None
-    count: Count | None = None
     max_held: int = 1 << 30
     max_connections: int = 1024
 
@@ -69,9 +63,9 @@ class GrpcServer:
         Raises:
             HostError: The address cannot be bound.
         """
-        self._health = HealthService(repository, options.who)
+        self._health = HealthService(repository, options.allow)
         largest = max([_SMALLEST_LIMIT, *(model.max_body for model in repository.models())]) + _HEADROOM
-        self._inference = InferenceService(repository, options.shared_memory, options.observe, options.count)
+        self._inference = InferenceService(repository, options.observe)
         self._handlers = _Handlers(self._inference, self._health, options)
         most = min(largest, _LARGEST_LIMIT)
         self._setup = Connections(self._begin, most, max(options.max_held, 2 * most))
@@ -141,31 +135,31 @@ class GrpcServer:
         self._timer = loop.call_later(LOOK_SECONDS, self._look)
 
     def _begin(self, stream: RpcStream) -> None:
-        answer, who = self._handlers.find(stream.method)
-        stream.run(_quietly(stream, answer, who, self._options.observe), self._setup.tasks)
+        answer, allow = self._handlers.find(stream.method)
+        stream.run(_quietly(stream, answer, allow, self._options.observe), self._setup.tasks)
 
 
-async def _quietly(stream: RpcStream, answer: Answer, who: Who | None, observe: Observe | None) -> None:
+async def _quietly(stream: RpcStream, answer: Answer, allow: Allow | None, observe: Observe | None) -> None:
     """Answers a call. Its client was told what this raises, and so was the log."""
     with contextlib.suppress(Exception):
-        await answer_call(stream, answer, who, observe)
+        await answer_call(stream, answer, allow, observe)
 
 
 class _Handlers:
     """Finds what answers a method."""
 
     def __init__(self, inference: InferenceService, health: HealthService, options: RpcOptions) -> None:
-        who = options.who
+        allow = options.allow
         unary = {f"/{INFERENCE}/{name}": inference.method(name) for name in methods(INFERENCE).keys() - _INFER}
-        self._found: dict[str, tuple[Answer, Who | None]] = {
-            **{method: (answer, who) for method, answer in unary.items()},
-            f"/{INFERENCE}/ModelInfer": (inference.infer_once, who),
-            f"/{INFERENCE}/ModelStreamInfer": (inference.infer_stream, who),
+        self._found: dict[str, tuple[Answer, Allow | None]] = {
+            **{method: (answer, allow) for method, answer in unary.items()},
+            f"/{INFERENCE}/ModelInfer": (inference.infer_once, allow),
+            f"/{INFERENCE}/ModelStreamInfer": (inference.infer_stream, allow),
             f"/{HEALTH}/Check": (health.check, None),  # who probes a server has no key
             f"/{HEALTH}/Watch": (health.watch, None),
         }
 
-    def find(self, method: str) -> tuple[Answer, Who | None]:
+    def find(self, method: str) -> tuple[Answer, Allow | None]:
         """Returns what answers a method, and who may call it."""
         return self._found.get(method) or (_refuse, None)
 

@@ -10,7 +10,7 @@ from collections.abc import AsyncGenerator
 
 from exportkit.serve.engine.repository import Repository
 from exportkit.serve.rpc.message_classes import HEALTH, INFERENCE, methods, read_message
-from exportkit.serve.rpc.rpc_calls import RpcCall, Who
+from exportkit.serve.rpc.rpc_calls import Allow, RpcCall
 from exportkit.serve.statuses import NotReadyError, NotServedError, UnauthorizedError
 
 _SECONDS_BETWEEN_LOOKS = 0.5
@@ -19,10 +19,10 @@ _SECONDS_BETWEEN_LOOKS = 0.5
 class HealthService:
     """Answers from a repository."""
 
-    def __init__(self, repository: Repository, who: Who | None = None) -> None:
-        """`who` finds out who calls. None: everybody may."""
+    def __init__(self, repository: Repository, allow: Allow | None = None) -> None:
+        """`allow` says who may hear of models. None: everybody."""
         self._repository = repository
-        self._who = who
+        self._allow = allow
         self._stopping = asyncio.Event()
 
     def stop(self) -> None:
@@ -60,10 +60,9 @@ class HealthService:
         if service in {"", INFERENCE}:
             return "SERVING" if self._repository.ready else "NOT_SERVING"
         try:
-            if self._who is not None and call.tenant is None:
-                call.check_key(self._who)
-            models = self._repository if call.tenant is None else self._repository.seen_by(call.tenant.rules)
-            return "SERVING" if models.named(service).ready else "NOT_SERVING"
+            if self._allow is not None:
+                call.check_key(self._allow)
+            return "SERVING" if self._repository.named(service).ready else "NOT_SERVING"
         except NotReadyError:
             return "NOT_SERVING"
         except (NotServedError, UnauthorizedError):

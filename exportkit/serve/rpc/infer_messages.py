@@ -8,20 +8,18 @@ from functools import lru_cache
 from typing import Any
 
 from exportkit.serve.protocol.datatypes import shown
-from exportkit.serve.protocol.inference import InferAnswer, InferRequest, InputTensor, OutputTensor
+from exportkit.serve.protocol.inference import InferRequest, InputTensor, OutputTensor
 from exportkit.serve.protocol.parameters import (
     OutputForm,
-    RegionSlice,
     Scheduling,
     check_names,
+    check_not_shared,
     output_form,
-    region_slice,
     scheduling,
 )
-from exportkit.serve.protocol.shared_memory import SharedMemory, input_of_region, offered
-from exportkit.serve.protocol.tensors import LONG, TensorSpec, work_of_copying
+from exportkit.serve.protocol.tensors import LONG, TensorSpec
 from exportkit.serve.rpc.message_classes import message_class, read_message
-from exportkit.serve.rpc.wire import Data, field_head, join, split
+from exportkit.serve.rpc.wire import Data, field_head, split
 from exportkit.serve.statuses import BadRequestError
 
 _REQUEST = message_class("inference.ModelInferRequest")
@@ -39,7 +37,6 @@ _MOST_FIELDS = 4096
 _MOST_INPUTS = 1024
 _MOST_FIELDS_OF_AN_INPUT = 256
 _MOST_BYTES = 256 << 10  # of names, datatypes, shapes and parameters
-_REMEMBERED, _REMEMBERED_BYTES = 256, 4096  # messages without their elements, and bytes of each at most
 
 # The field of InferTensorContents of each datatype. There is none for 16-bit floats.
 _TYPED: Mapping[str, str] = {
@@ -65,7 +62,6 @@ class ReceivedRequest:
         version: Its version; empty: the newest.
         size: The bytes of the inputs, as their shapes say.
         method: The method of the package that is asked; None: the one that the model's name says.
-        regions: Where in shared memory outputs are wanted, by their names.
         is_step: Whether it is a step of a sequence.
         long: Whether `request` needs so long that it should be called in another thread.
     """
@@ -78,31 +74,28 @@ class ReceivedRequest:
             NotOfferedError: It asks for a part of the protocol that is not offered.
         """
         described, self._raw = split(data, _RAW_INPUTS, _MOST_FIELDS)
-        self._head = head = _head_of(described, len(self._raw))
+        self._head = head = _read_head(described, len(self._raw))
         self.model, self.version = head.model, head.version
-        self.size, self.regions, self.method = head.size, head.regions, head.scheduling.method
+        self.size, self.method = head.size, head.scheduling.method
         # In another thread, a step of a sequence could be read later than the one behind it in its stream.
         self.is_step = head.scheduling.sequence is not None
         self.long = head.work > LONG and not self.is_step
 
-    def request(self, seconds_left: float | None, shared_memory: SharedMemory | None) -> InferRequest:
+    def request(self, seconds_left: float | None) -> InferRequest:
         """Returns the request, whose inputs do not need the message any more.
 
         Args:
             seconds_left: Seconds until the deadline of the call. None: it has none.
-            shared_memory: The registered regions. None: this server does not offer shared memory.
 
         Raises:
             BadRequestError: The request breaks the protocol.
             NotOfferedError: It asks for a part of the protocol that is not offered.
         """
-        if self.regions:
-            offered(shared_memory)
         head = self._head
         when = head.scheduling
         limits = [seconds for seconds in (when.timeout, seconds_left) if seconds is not None]
         return InferRequest(
-            tuple([source.tensor(self._raw, shared_memory) for source in head.sources]),
+            tuple([source.tensor(self._raw) for source in head.sources]),
             head.outputs,
             head.id,
             when.priority,
@@ -110,32 +103,6 @@ class ReceivedRequest:
             when.sequence,
             when.method,
         )
-
-
-def encode_infer_answer(
-    answer: InferAnswer, regions: Mapping[str, RegionSlice], shared_memory: SharedMemory | None
-) -> bytes:
-    """Returns the ModelInferResponse, into which the outputs are copied once, or writes them into shared memory.
-
-    Raises:
-        BadRequestError: An output does not fit its region.
-    """
-    if not regions or shared_memory is None:
-        return encode_outputs(answer.model, answer.version, answer.id, answer.outputs)
-    message = _RESPONSE(model_name=answer.model, model_version=answer.version, id=answer.id)
-    contents = []
-    for output in answer.outputs:
-        described = message.outputs.add(name=output.name, datatype=output.datatype, shape=output.shape)
-        region = regions.get(output.name)
-        if region is None:
-            contents.append(output.data)
-            continue
-        shared_memory.write(region, output.data)
-        described.parameters["shared_memory_region"].string_param = region.region
-        described.parameters["shared_memory_offset"].int64_param = region.offset
-        described.parameters["shared_memory_byte_size"].int64_param = output.data.nbytes
-        contents.append(memoryview(b""))  # Clients find an output's bytes by its place among the outputs.
-    return join(message.SerializeToString(), _RAW_OUTPUTS, contents)
 
 
 def encode_outputs(model: str, version: str, request_id: str, outputs: Sequence[OutputTensor]) -> bytes:
@@ -179,62 +146,42 @@ class _Head:
     id: str
     sources: tuple[_Source, ...]
     outputs: tuple[str, ...] | None
-    regions: dict[str, RegionSlice]
     scheduling: Scheduling
     size: int
     work: int
 
 
-def _head_of(described: Data, raw: int) -> _Head:
-    """Reads a message without its `raw_input_contents`, of which there are so many."""
-    if len(described) > _REMEMBERED_BYTES:
-        return _read_head(described, raw)
-    return _remembered_head(bytes(described), raw)
-
-
-@lru_cache(_REMEMBERED)
-def _remembered_head(described: bytes, raw: int) -> _Head:
-    """Reads it once. Clients send the same again and again, with other elements."""
-    return _read_head(described, raw)
-
-
 def _read_head(described: Data, raw: int) -> _Head:
+    """Reads a message without its `raw_input_contents`, of which there are so many."""
     head, inputs = split(described, _INPUTS, _MOST_FIELDS)
     message = read_message(_REQUEST, _plain(head))
     sources = tuple(_sources(inputs, raw, _MOST_BYTES - len(head)))
     check_names("input", (source.spec.name for source in sources))
     check_names("output", (output.name for output in message.outputs))
+    for output in message.outputs:
+        output_form(output.name, plain_parameters(output.parameters), OutputForm(binary=True))
     return _Head(
         message.model_name,
         message.model_version,
         message.id,
         sources,
         tuple(output.name for output in message.outputs) or None,
-        _regions(message.outputs),
         scheduling(plain_parameters(message.parameters)),
         sum(source.spec.size for source in sources),
-        sum(source.work for source in sources),
+        sum(len(source.typed) for source in sources),
     )
 
 
 @dataclass(frozen=True)
 class _Source:
-    """An input, and where its elements are: in `contents` (`typed`), `raw_input_contents` (`place`) or a region."""
+    """An input, and where its elements are: in `contents` (`typed`) or `raw_input_contents` (`place`)."""
 
     spec: TensorSpec
     typed: bytes
     place: int | None
-    region: RegionSlice | None
 
-    @property
-    def work(self) -> int:
-        """The work of reading the elements, in the unit of LONG."""
-        return len(self.typed) if self.region is None else work_of_copying(self.region.size)
-
-    def tensor(self, raw: Sequence[memoryview], shared_memory: SharedMemory | None) -> InputTensor:
+    def tensor(self, raw: Sequence[memoryview]) -> InputTensor:
         """Returns the input with its data."""
-        if self.region is not None:
-            return input_of_region(shared_memory, self.spec, self.region)
         return self.spec.of_values(self._values()) if self.place is None else self.spec.of_bytes(raw[self.place])
 
     def _values(self) -> Sequence[Any]:
@@ -265,33 +212,23 @@ def _plain(data: Data, allowed: int = _MOST_BYTES) -> bytes:
 def _sources(messages: Sequence[memoryview], raw: int, allowed: int) -> list[_Source]:
     """Reads the inputs, whose messages have at most `allowed` bytes beside `contents`, and finds their elements.
 
-    There are `raw` elsewhere, of the inputs that are not in shared memory, in their order.
+    There are `raw` elsewhere, in the order of the inputs.
     """
     if len(messages) > _MOST_INPUTS:
         raise BadRequestError(f"the request has {len(messages)} inputs; {_MOST_INPUTS} are allowed")
-    sources, taken = [], 0
-    for message in messages:
+    sources = []
+    for place, message in enumerate(messages):
         head, contents = split(message, _TYPED_INPUT, _MOST_FIELDS_OF_AN_INPUT)
         described = read_message(_INPUT, _plain(head, allowed))
         allowed -= len(head)
         spec = TensorSpec.of(described.name, described.datatype, described.shape)
-        region = region_slice(spec.name, plain_parameters(described.parameters))
+        check_not_shared(spec.name, plain_parameters(described.parameters))
         if raw and contents:
             raise BadRequestError(
                 f"the input {shown(spec.name)} has `contents`, and the request has `raw_input_contents`",
                 hint="Send the elements of all inputs in the same of the two.",
             )
-        outside = raw > 0 and region is None
-        sources.append(_Source(spec, b"".join(contents), taken if outside and taken < raw else None, region))
-        taken += outside
-    if taken != raw:
-        raise BadRequestError(f"the request has {raw} `raw_input_contents` for {taken} inputs outside of shared memory")
+        sources.append(_Source(spec, b"".join(contents), place if raw else None))
+    if raw not in (0, len(sources)):
+        raise BadRequestError(f"the request has {raw} `raw_input_contents` for {len(sources)} inputs")
     return sources
-
-
-def _regions(outputs: Sequence[Any]) -> dict[str, RegionSlice]:
-    forms = {
-        output.name: output_form(output.name, plain_parameters(output.parameters), OutputForm(binary=True))
-        for output in outputs
-    }
-    return {name: form.region for name, form in forms.items() if form.region is not None}

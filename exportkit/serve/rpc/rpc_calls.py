@@ -5,20 +5,19 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, aclosing, contextmanager, nullcontext
+from contextlib import aclosing, contextmanager
 
-from exportkit.serve.request_record import RequestRecord, request_id
+from exportkit.serve.request_record import RequestRecord, identity_of, request_id
 from exportkit.serve.rpc.rpc_stream import Message, RpcStream
 from exportkit.serve.statuses import BadRequestError, CancelledError, DeadlineError, ServeError, UnauthorizedError
-from exportkit.serve.tenants.tenants import Tenant
 
 _log = logging.getLogger(__name__)
 
 # A client that cancels so shortly before its deadline has met it: its clock began when it sent, ours when that arrived.
 _TRANSIT_SECONDS = 0.1
 
-Who = Callable[[bytes | None], Tenant | None]
-"""Returns the client that a value of `authorization` has the key of; None: it is nobody's."""
+Allow = Callable[[bytes | None], bool]
+"""Says whether the value of a client's `authorization` is allowed."""
 
 
 class RpcCall:
@@ -30,7 +29,6 @@ class RpcCall:
         remote: The client's address, without its port. Empty: not known.
         record: What is known about the request.
         stream: Its messages.
-        tenant: The client. None: no key is asked for.
     """
 
     def __init__(self, stream: RpcStream) -> None:
@@ -39,20 +37,15 @@ class RpcCall:
         self.metadata: Mapping[str, str | bytes] = dict(stream.metadata)
         self.remote = stream.peer
         self.stream = stream
-        self.tenant: Tenant | None = None
+        self._client = ""
         self.record = self.new_record()
 
     def new_record(self) -> RequestRecord:
         """Returns a record of a request of this call, which is the only one unless it is a stream."""
         given = self.metadata.get("x-request-id")
         record = RequestRecord("grpc", request_id(given if isinstance(given, str) else None))
-        self._sign(record)
+        record.client = self._client
         return record
-
-    def _sign(self, record: RequestRecord) -> None:
-        """Writes into a record whose it is."""
-        if self.tenant is not None:
-            record.tenant, record.client, record.label = self.tenant, self.client, self.tenant.rules.label
 
     @contextmanager
     def recorded(self, record: RequestRecord, observe: Observe | None) -> Iterator[None]:
@@ -78,8 +71,8 @@ class RpcCall:
 
     @property
     def client(self) -> str:
-        """Who asks: `KeyRules.client` of the API key. Empty: no key is asked for."""
-        return "" if self.tenant is None else self.tenant.rules.client
+        """Who asks: `identity_of` the API key. Empty: no key is asked for."""
+        return self._client
 
     @property
     def seconds_left(self) -> float | None:
@@ -104,12 +97,8 @@ class RpcCall:
             self.record.received_bytes += len(message)
         return message
 
-    def counted(self) -> AbstractContextManager[object]:
-        """Returns the context of a request of the client. Entering raises LimitError if there were too many."""
-        return nullcontext() if self.tenant is None else self.tenant
-
-    def check_key(self, who: Who) -> None:
-        """Finds out who calls.
+    def check_key(self, allow: Allow) -> None:
+        """Refuses a client that is not allowed.
 
         Raises:
             BadRequestError: It sent two keys, of which a proxy could have checked the other one.
@@ -119,13 +108,13 @@ class RpcCall:
         if len(keys) > 1:
             raise BadRequestError(f"the call has the metadata authorization {len(keys)} times", hint="Send one.")
         given = keys[0] if keys else None
-        self.tenant = who(given.encode() if isinstance(given, str) else given)
-        if self.tenant is None:
+        if not allow(given.encode() if isinstance(given, str) else given):
             raise UnauthorizedError(
                 "the call has no valid API key",
                 hint="Send the metadata `authorization: Bearer KEY`",
             )
-        self._sign(self.record)
+        if given is not None:
+            self.record.client = self._client = identity_of(given.encode() if isinstance(given, str) else given)
 
     def end(self) -> None:
         """Ends the call, which was answered."""
@@ -156,7 +145,7 @@ Answer = Callable[[RpcCall], Awaitable[bytes | None]] | Callable[[RpcCall], Asyn
 async def answer_call(
     stream: RpcStream,
     answer: Answer,
-    who: Who | None,
+    allow: Allow | None,
     observe: Observe | None,
 ) -> None:
     """Answers a call. It begins before a message has come, so that a client without a key need not send it.
@@ -164,14 +153,14 @@ async def answer_call(
     Args:
         stream: The call.
         answer: Answers. What it raises becomes the status.
-        who: Finds out who calls. None: everybody may.
+        allow: Who may call. None: everybody.
         observe: Gets the call when it is over.
     """
     call = RpcCall(stream)
     with call.recorded(call.record, observe):
         try:
-            if who is not None:
-                call.check_key(who)
+            if allow is not None:
+                call.check_key(allow)
             answers = answer(call)
             if isinstance(answers, AsyncGenerator):
                 async with aclosing(answers) as opened:

@@ -1,4 +1,4 @@
-"""Finds tensors in the bytes of a message without copying them, and puts tensors behind a message with one copy.
+"""Finds tensors in the bytes of a message without copying them.
 
 protobuf would copy every `bytes` field of a message that it parses or builds. The wire format:
 https://protobuf.dev/programming-guides/encoding
@@ -6,7 +6,7 @@ https://protobuf.dev/programming-guides/encoding
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from functools import lru_cache
 
 from exportkit.serve.statuses import BadRequestError
@@ -44,14 +44,6 @@ def split(data: Data, number: int, most_fields: int) -> tuple[Data, list[memoryv
         return data, values
     rest.append(view[mark:])
     return b"".join(rest), values
-
-
-def join(message: bytes, number: int, values: Sequence[memoryview]) -> bytes:
-    """Returns the message with length-delimited fields `number` behind the others. Copies each value once."""
-    parts: list[bytes | memoryview] = [message]
-    for value in values:
-        parts += [field_head(number, value.nbytes), value]
-    return b"".join(parts)
 
 
 @lru_cache(1024)

@@ -41,18 +41,16 @@ class SequenceLimits:
         idle_seconds: Seconds without a step after which a sequence ends.
         finish_seconds: Seconds for which sequences go on after their version was replaced or unloaded, or the server
             was told to end.
-        share: The part of the sequences, and of the bytes, that one API key may have.
     """
 
     most: int = 1024
     most_bytes: int = 1 << 30
     idle_seconds: float = 60.0
     finish_seconds: float = 10.0
-    share: float = 1.0
 
 
 class SequencesFullError(Exception):
-    """There are as many sequences, or bytes of state, as there may be, or as one client may have."""
+    """There are as many sequences, or bytes of state, as there may be."""
 
 
 class NoSequenceError(Exception):
@@ -96,7 +94,7 @@ class OpenSequence(Generic[P, S]):
 
 
 class SequenceTable(Generic[P, S]):
-    """The sequences of one package. A key that is a pair has its client first; an empty one is anybody.
+    """The sequences of one package.
 
     Attributes:
         count: The number of sequences that have not ended.
@@ -112,8 +110,6 @@ class SequenceTable(Generic[P, S]):
         self._resting: OrderedDict[OpenSequence[P, S], None] = OrderedDict()
         self._known: OrderedDict[Hashable, Reason] = OrderedDict()  # why those that ended last did
         self._new: list[OpenSequence[P, S]] = []  # that ended, and were not returned by `take_ended` yet
-        self._clients: Counter[Hashable] = Counter()  # the sequences that each has, and the bytes of their state
-        self._client_bytes: Counter[Hashable] = Counter()
         self.size = 0
         self.ended: Counter[Reason] = Counter()
 
@@ -126,12 +122,7 @@ class SequenceTable(Generic[P, S]):
         """Yields the sequences that have not ended, the oldest first."""
         return iter(list(self._live))
 
-    def check(self, key: Hashable, size: int) -> None:
-        """Checks whether a sequence could begin now.
-
-        Raises:
-            SequencesFullError: There are as many sequences or bytes as there may be.
-        """
+    def _check_room(self, key: Hashable, size: int) -> None:
         old = self._open.get(key)
         leaves = old is not None and not old.busy
         count, held = self.count - leaves, self.size - (old.size if old is not None and leaves else 0)
@@ -143,14 +134,6 @@ class SequenceTable(Generic[P, S]):
                 f"the state of sequences has {held} bytes, and at most {limits.most_bytes} may be: "
                 f"no room for {size} more"
             )
-        if (client := _client(key)) and limits.share < 1:
-            count, held = self._clients[client] - leaves, self._client_bytes[client]
-            held -= old.size if old is not None and leaves else 0
-            if count >= limits.share * limits.most or held + size > limits.share * limits.most_bytes:
-                raise SequencesFullError(
-                    f"this API key has {count} sequences with {held} bytes of state, and at most "
-                    f"{limits.share:.0%} of all there may be are for one key"
-                )
 
     def begin(self, key: Hashable, payload: P, size: int, now: float) -> OpenSequence[P, S]:
         """Begins a sequence, in the place of one of the same key. It is idle until its first step.
@@ -158,7 +141,7 @@ class SequenceTable(Generic[P, S]):
         Raises:
             SequencesFullError: There are as many sequences or bytes as there may be. Nothing was changed.
         """
-        self.check(key, size)
+        self._check_room(key, size)
         old = self._open.get(key)
         if old is not None:
             self._close(old, "restarted")
@@ -167,16 +150,7 @@ class SequenceTable(Generic[P, S]):
         self._open[key] = sequence
         self._live[sequence] = self._resting[sequence] = None
         self.size += size
-        self._count(sequence, 1)
         return sequence
-
-    def _count(self, sequence: OpenSequence[P, S], more: int) -> None:
-        """Counts a sequence of its client (1), or no longer (-1)."""
-        client = _client(sequence.key)
-        self._clients[client] += more
-        self._client_bytes[client] += more * sequence.size
-        if not self._clients[client]:
-            del self._clients[client], self._client_bytes[client]
 
     def has(self, key: Hashable) -> bool:
         """Whether a sequence takes the next step of this key."""
@@ -192,10 +166,6 @@ class SequenceTable(Generic[P, S]):
         if found is None:
             raise NoSequenceError(self._known.get(key))
         return found
-
-    def get(self, key: Hashable) -> OpenSequence[P, S] | None:
-        """Returns the sequence that takes the next step of this key; None: there is none."""
-        return self._open.get(key)
 
     def submit(self, sequence: OpenSequence[P, S], step: S, *, last: bool) -> bool:
         """Adds a step to a sequence that takes steps. Returns whether it may run now.
@@ -267,7 +237,6 @@ class SequenceTable(Generic[P, S]):
         self._resting.pop(sequence, None)
         del self._live[sequence]
         self.size -= sequence.size
-        self._count(sequence, -1)
         self.ended[reason] += 1
         self._new.append(sequence)
         current = self._open.get(sequence.key)
@@ -281,7 +250,3 @@ class SequenceTable(Generic[P, S]):
         self._known.move_to_end(key)
         if len(self._known) > REMEMBERED:
             self._known.popitem(last=False)
-
-
-def _client(key: Hashable) -> Hashable:
-    return key[0] if isinstance(key, tuple) else ""

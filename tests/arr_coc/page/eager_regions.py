@@ -53,7 +53,7 @@ class EagerModel(Model):
     module: ARRCOC | None = None
 
     @contextmanager
-    def admit(self, size: int, client: str = "") -> Iterator[None]:
+    def admit(self, size: int) -> Iterator[None]:
         yield
 
     async def infer(self, request: InferRequest) -> InferAnswer:

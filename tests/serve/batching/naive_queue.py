@@ -21,46 +21,29 @@ class NaiveQueue:
     # Of the last trial: whether requests run together in it, the runs that are left, and the runs of the bucket before.
     trials: dict[object, tuple[bool, int, int]] = field(default_factory=dict)
     passed_over: int = 0
-    # The rows that each client had before a request, counted from the first of the last batch.
-    before: dict[Ticket[int], int] = field(default_factory=dict)
-    ran: int = 0
-    sent: dict[str, int] = field(default_factory=dict)
 
     def has_room(self, ticket: Ticket[int]) -> bool:
         rows = sum(other.rows for other in self.waiting) + ticket.rows
         size = sum(other.size for other in self.waiting) + ticket.size
-        own = sum(other.rows for other in self.waiting if other.client == ticket.client)
-        if ticket.client and own and own + ticket.rows > self.limits.max_queued_rows - rows:
-            return False
         return not self.waiting or (rows <= self.limits.max_queued_rows and size <= self.limits.max_queued_bytes)
 
     def submit(self, ticket: Ticket[int]) -> None:
         self.waiting.append(ticket)
-        self.before[ticket] = max(self.ran, self.sent.get(ticket.client, 0))
-        self.sent[ticket.client] = self.before[ticket] + ticket.rows
         left = self.latest_start(ticket, ticket.arrived) - ticket.arrived
         self.delayed_until[ticket] = ticket.arrived + min(self.limits.max_delay, max(0.0, left / 2))
 
     def remove(self, tickets: list[Ticket[int]]) -> None:
         self.waiting = [ticket for ticket in self.waiting if ticket not in tickets]
         self.found_late = [ticket for ticket in self.found_late if ticket not in tickets]
-        if not self.waiting:
-            self.ran, self.sent = 0, {}
-
-    def place(self, ticket: Ticket[int]) -> tuple[int, int]:
-        return self.before[ticket], self.waiting.index(ticket)
 
     def take(self, now: float) -> list[Ticket[int]]:
         while may_run := [ticket for ticket in self.waiting if self.may_run(ticket, now)]:
-            first = min(may_run, key=lambda ticket: (ticket.priority, self.place(ticket)))
-            fairest = min(self.waiting, key=self.place)
-            if first is not fairest and fairest in may_run:
+            first = min(may_run, key=lambda ticket: (ticket.priority, self.waiting.index(ticket)))
+            if first is not self.waiting[0] and self.waiting[0] in may_run:
                 self.passed_over += 1
                 if self.passed_over > MOST_PASSED_OVER:
-                    first, self.passed_over = fairest, 0
+                    first, self.passed_over = self.waiting[0], 0
             batch, late = self.batch(first, now)
-            if batch:
-                self.ran = max(self.ran, min(self.before[ticket] for ticket in batch))
             self.remove(batch + late)
             self.found_late += late
             if batch:
@@ -74,7 +57,7 @@ class NaiveQueue:
 
     def batch(self, first: Ticket[int], now: float) -> tuple[list[Ticket[int]], list[Ticket[int]]]:
         others = [ticket for ticket in self.waiting if ticket.bucket == first.bucket and ticket is not first]
-        others.sort(key=lambda ticket: (ticket.priority, self.place(ticket)))
+        others.sort(key=lambda ticket: ticket.priority)  # keeps the order of equal ones
         batch: list[Ticket[int]] = []
         late = []
         misfits = 0

@@ -122,18 +122,3 @@ def test_buckets_are_apart_and_only_the_last_ones_are_remembered():
         gains.record(index, 1, 1, 0.001)
     assert gains.decide_together("a")
     assert len(gains._buckets) == MOST_BUCKETS
-
-
-def test_asking_changes_no_decision() -> None:
-    """To ask whether requests run alone is no run of a trial. To decide is."""
-    asked, quiet = BatchBenefit(), BatchBenefit()
-    decided: list[list[bool]] = [[], []]
-    for benefit, decisions in zip((asked, quiet), decided):
-        for _ in range(200):
-            if benefit is asked:
-                for _ in range(5):
-                    benefit.runs_alone("a")
-            decisions.append(benefit.decide_together("a"))
-            benefit.record("a", 2 if decisions[-1] else 1, 2 if decisions[-1] else 1, 0.001)
-    assert decided[0] == decided[1]
-    assert len(set(decided[0])) == 2

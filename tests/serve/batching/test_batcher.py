@@ -93,53 +93,6 @@ def test_no_runner_is_free_while_a_request_waits(trace: list[Arrival], runners: 
     assert simulate(batcher(), trace, runners, service).idle_while_waiting == 0
 
 
-SUBMITTED = st.tuples(st.integers(0, 2), st.integers(1, 4), PRIORITIES)
-
-
-@MANY
-@given(st.lists(SUBMITTED | st.sampled_from(["take", "ahead"]), max_size=80))
-def test_who_asks_ahead_gets_the_next_batch_if_it_waits_and_changes_nothing_else(
-    steps: list[tuple[int, int, int] | str],
-):
-    queue, twin = batcher(4), batcher(4)
-    waiting: dict[int, Ticket[int]] = {}
-    for index, step in enumerate(steps):
-        if isinstance(step, tuple):
-            bucket, rows, priority = step
-            waiting[index] = ticket(index, bucket, rows, priority=priority)
-            queue.submit(waiting[index])
-            twin.submit(ticket(index, bucket, rows, priority=priority))
-            continue
-        batch = queue.take(0.0, ahead=step == "ahead")
-        if batch is None and step == "ahead":
-            continue
-        expected = twin.take(0.0)
-        assert (batch is None) == (expected is None)
-        if batch is None or expected is None:
-            continue
-        taken = [each.payload for each in batch.tickets]
-        assert taken == [each.payload for each in expected.tickets]
-        rows_before = sum(each.rows for each in waiting.values() if each.bucket == batch.bucket)
-        assert step == "take" or rows_before >= 4
-        for payload in taken:
-            del waiting[payload]
-    assert queue.queued_rows == twin.queued_rows
-
-
-def test_requests_that_run_one_by_one_are_given_ahead():
-    """A batch of two takes three times as long as one."""
-    queue = batcher(4)
-    for _ in range(60):
-        for index in range(2):
-            queue.submit(ticket(index))
-        while (batch := queue.take(0.0)) is not None:
-            queue.finished(batch, 0.001 if len(batch.tickets) == 1 else 0.003)
-    queue.submit(ticket())
-    assert queue.can_run_ahead("a")
-    assert queue.take(0.0, ahead=True) is not None
-    assert not queue.can_run_ahead("a")
-
-
 @MANY
 @given(arrivals(), st.integers(1, 3), st.sampled_from([0.0, 3 * TICK]))
 def test_no_request_runs_past_its_deadline_and_a_late_one_is_told_by_then(

@@ -24,7 +24,6 @@ class Request(NamedTuple):
     size: int
     priority: int
     timeout: float | None
-    client: str
 
 
 REQUESTS = st.builds(
@@ -34,7 +33,6 @@ REQUESTS = st.builds(
     size=st.integers(0, 100),
     priority=st.sampled_from([1, 2, 2, 7]),
     timeout=st.none() | st.integers(0, 200).map(lambda count: count * TICK),
-    client=st.sampled_from(["", "one", "one", "two", "three"]),
 )
 
 
@@ -58,9 +56,8 @@ class SameAsTheNaiveQueue(RuleBasedStateMachine):
     def submit(self, requests: list[Request]) -> None:
         for request in requests:
             deadline = None if request.timeout is None else self.now + request.timeout
-            priority, rows, size, client = request.priority, request.rows, request.size, request.client
-            number, bucket = len(self.submitted), request.bucket
-            ticket = Ticket(number, bucket, rows, size, priority, deadline, self.now, client)
+            priority, rows = request.priority, request.rows
+            ticket = Ticket(len(self.submitted), request.bucket, rows, request.size, priority, deadline, self.now)
             if rows > self.naive.max_rows:
                 with pytest.raises(ValueError, match=f"{rows} rows"):
                     self.batcher.submit(ticket)

@@ -11,7 +11,6 @@ import torch
 from exportkit.arr_coc import LIBRARIES
 from exportkit.package.assemble import assemble
 from exportkit.package.describe_library import describe_library
-from exportkit.serve.engine import dispatcher
 from tests.artifacts import artifact
 from tests.fixtures import softpool_library
 from tests.runtime import meeting
@@ -24,12 +23,6 @@ def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("EXPORTKIT_CACHE", str(tmp_path_factory.mktemp("cache")))
         yield
-
-
-@pytest.fixture(autouse=True)
-def _two_cores(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No batch is prepared while another runs, whatever machine this is. test_prepared_batches.py has more cores."""
-    monkeypatch.setattr(dispatcher, "cores", lambda: 2.0)
 
 
 @pytest.fixture(scope="session")

@@ -13,12 +13,11 @@ import torch
 
 import exportkit
 from exportkit.serve.engine.repository import Repository
-from exportkit.serve.protocol.inference import SequenceStart, SequenceStep
+from exportkit.serve.protocol.inference import SequenceStep
 from exportkit.serve.sequences.table import SequenceLimits
 from exportkit.serve.statuses import (
     BadRequestError,
     DeadlineError,
-    NotReadyError,
     NotServedError,
     QueueFullError,
     SequenceError,
@@ -118,28 +117,6 @@ def test_beginning_and_ending_in_one_step_or_twice_leaves_nothing(recorder):
 
 
 @pytest.mark.parametrize("limit", ["most", "bytes"])
-def test_one_api_key_does_not_take_what_others_may_have(recorder, limit):
-    with exportkit.load(recorder) as loaded:
-        size = loaded.session(batch=2).state_bytes
-    limits = SequenceLimits(share=0.5, **({"most": 6} if limit == "most" else {"most_bytes": 6 * size}))
-
-    async def ask():
-        async with serving(recorder, limits=limits) as repository:
-            model = repository.model("recorder.push")
-
-            async def begins(number: int, owner: str) -> bool:
-                pushed = push(model, rows(0), number, start=True, owner=owner)
-                (found,) = await asyncio.gather(pushed, return_exceptions=True)
-                return not (isinstance(found, QueueFullError) and "this API key has 3 sequences" in found.message)
-
-            assert [await begins(number, "greedy") for number in range(5)] == [True] * 3 + [False] * 2
-            assert await begins(2, "greedy")  # again, in its own place
-            assert [await begins(number, "other") for number in range(3)] == [True] * 3
-
-    run(ask())
-
-
-@pytest.mark.parametrize("limit", ["most", "bytes"])
 def test_of_many_that_begin_at_the_same_time_as_many_do_as_may(recorder, limit):
     with exportkit.load(recorder) as loaded:
         size = loaded.session(batch=2).state_bytes
@@ -161,54 +138,6 @@ def test_of_many_that_begin_at_the_same_time_as_many_do_as_may(recorder, limit):
     run(ask())
 
 
-def test_a_sequence_that_cannot_begin_is_known_before_its_tensors(recorder):
-    with exportkit.load(recorder) as loaded:
-        size, more, too_many = (loaded.session(batch=count).state_bytes for count in (2, 3, 4))
-
-    async def ask():
-        limits = SequenceLimits(most=2, most_bytes=size + more, idle_seconds=0.3)
-        async with serving(recorder, limits=limits) as repository:
-            model, whole = repository.model("recorder.push"), repository.named("recorder")
-            model.check_start(SequenceStart((1,)))
-            await push(model, rows(0), 1, start=True)
-            for asked in (model, whole):
-                asked.check_start(SequenceStart((2,), method="push", shapes=(("x", (3, 4)),)))
-                with pytest.raises(QueueFullError, match=f"no room for {too_many} more"):
-                    asked.check_start(SequenceStart((2,), method="push", shapes=(("x", (4, 4)),)))
-                for shapes in [(("x", (4,)),), (("x", (1 << 60, 4)),), (("x", (4, 4)), ("y", (1, 2))), (("y", ()),)]:
-                    with pytest.raises(BadRequestError):  # it would not get room later, either
-                        asked.check_start(SequenceStart((2,), method="push", shapes=shapes))
-            with pytest.raises(NotServedError):
-                whole.check_start(SequenceStart((2,), method="none"))
-            whole.check_start(SequenceStart((2,)))  # it is refused when it is read
-            repository.model("recorder.embed").check_start(SequenceStart((2,)))  # likewise
-            await push(model, rows(0), "2", start=True, owner="somebody")
-            refused = model.counted.failures["full"].count
-            with pytest.raises(QueueFullError, match="there are 2 sequences, and at most 2 may be"):
-                model.check_start(SequenceStart((2,)))
-            assert model.counted.failures["full"].count == refused + 1
-            with pytest.raises(QueueFullError):
-                repository.check_start(SequenceStart(()))
-            with pytest.raises(QueueFullError):
-                model.check_start(SequenceStart(("1",)))  # this is another one
-            model.check_start(SequenceStart(("1", 1)))  # a header does not say which
-            model.check_start(SequenceStart((1,)))  # in its own place
-            with pytest.raises(QueueFullError):
-                model.check_start(SequenceStart(("2", 2)))  # it is somebody's
-            model.check_start(SequenceStart(("2", 2), owner="somebody"))
-            assert table(repository).count == 2  # nothing was changed
-            await asyncio.sleep(0.4)
-            model.check_start(SequenceStart((3,)))  # the others idle for too long
-            draining = asyncio.ensure_future(repository.drain())
-            await asyncio.sleep(0)
-            for asked in (model, repository):
-                with pytest.raises(NotReadyError, match="begins any more"):
-                    asked.check_start(SequenceStart((3,)))
-            await draining
-
-    run(ask())
-
-
 def test_a_state_for_which_there_is_never_room_is_not_worth_another_try(recorder):
     async def ask():
         async with serving(recorder, limits=SequenceLimits(most_bytes=500)) as repository:
@@ -216,8 +145,6 @@ def test_a_state_for_which_there_is_never_room_is_not_worth_another_try(recorder
             with pytest.raises(TooLargeError, match="would have 904 bytes, and all sequences may have 500") as refused:
                 await push(model, rows(0, 8), 1, start=True)
             assert "--max-sequence-bytes" in refused.value.hint
-            with pytest.raises(TooLargeError):
-                model.check_start(SequenceStart((1,), shapes=(("x", (8, 4)),)))
             assert empty(repository)
             await push(model, rows(0), 1, start=True)
 
@@ -258,7 +185,6 @@ def test_what_begins_while_a_load_is_exchanged_begins_on_the_new_one(recorder, t
                 new = repository.model("recorder.push")
                 assert new is not old
                 await asyncio.sleep(0.05)
-                old.check_start(SequenceStart((1,)))
                 found = [await push(old, rows(0), 1, start=True)]
                 assert old._home.count == 0
             while not old._closed:

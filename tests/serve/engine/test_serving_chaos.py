@@ -11,7 +11,6 @@ import pytest
 import torch
 
 from exportkit.serve.batching.tickets import BatchLimits
-from exportkit.serve.engine import dispatcher
 from exportkit.serve.statuses import BackendError, BadRequestError, DeadlineError, QueueFullError, ServeError
 from tests.runtime import meeting
 from tests.serve.engine.asking import equal, request, serving, tensors
@@ -56,8 +55,7 @@ async def one(repository, draw: random.Random) -> str:
 
 
 @pytest.mark.parametrize("runners", [1, 3])
-def test_nothing_is_lost_and_nothing_is_answered_twice(meeting_package, runners, tmp_path, monkeypatch):
-    monkeypatch.setattr(dispatcher, "QUICK_SECONDS", 0)  # every request is in the queue for a while
+def test_nothing_is_lost_and_nothing_is_answered_twice(meeting_package, runners, tmp_path):
     draw = random.Random(runners)
     package = tmp_path / "meeting.pt2"
     package.write_bytes(meeting_package.read_bytes())

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -15,7 +14,6 @@ from exportkit.serve.protocol.inference import (
     InferRequest,
     InferTiming,
     OutputTensor,
-    SequenceStart,
     SequenceStep,
 )
 from exportkit.serve.statuses import (
@@ -26,8 +24,6 @@ from exportkit.serve.statuses import (
     NotServedError,
     QueueFullError,
 )
-
-_SERIALS = itertools.count()
 
 Compute = Callable[[InferRequest], Sequence[OutputTensor]]
 
@@ -65,7 +61,6 @@ class FakeModel:
         self.held = 0
         self.room = 1 << 40
         self._tensors = tensors
-        self.serial = next(_SERIALS)
         self.body_rules = BodyRules.of(self.metadata(), max_body)
 
     def hold(self) -> None:
@@ -79,7 +74,7 @@ class FakeModel:
             self.loop.call_soon_threadsafe(gate.set)
 
     @contextmanager
-    def admit(self, size: int, client: str = "") -> Iterator[None]:
+    def admit(self, size: int) -> Iterator[None]:
         if not self.ready:
             raise NotReadyError(f"the model {self.name} drains")
         if self.held + size > self.room:
@@ -125,21 +120,13 @@ class FakeModel:
 
 
 class Remembers(FakeModel):
-    """A model with state. While it is `full`, no sequence but `known` begins."""
+    """A model with state."""
 
     stateful = True
-    full = False
-    known: int | str = "known"
 
     def __init__(self, *given: Any) -> None:
         super().__init__(*given)
-        self.starts: list[SequenceStart] = []  # that were asked for before their tensors came
         self.given_up: list[SequenceStep] = []
-
-    def check_start(self, start: SequenceStart) -> None:
-        self.starts.append(start)
-        if self.full and self.known not in start.ids:
-            raise QueueFullError("there are as many sequences as there may be")
 
     def give_up(self, step: SequenceStep) -> None:
         self.given_up.append(step)

@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from exportkit.serve.http.asgi import make_app
 from exportkit.serve.http.content_coding import PIECE, Inflater, coding_of_answer, deflated
 from exportkit.serve.http.exchange import HttpOptions
 from exportkit.serve.protocol.datatypes import item_size
@@ -21,7 +22,6 @@ from exportkit.serve.protocol.inference import InferRequest, OutputTensor
 from exportkit.serve.statuses import BadRequestError
 from tests.serve.http.asking import ask, asked, infer_body
 from tests.serve.http.doubles import FakeModel, FakeRepository
-from tests.serve.http.ways import ALONE, make_app
 
 SMALL = "/v2/models/small/infer"  # its tensors have at most 1000 bytes
 PATIENCE = HttpOptions(idle_seconds=0.2, least_rate=1e6, linger_seconds=0.1)
@@ -148,7 +148,7 @@ def resident() -> int:
     ("model", "size", "status"),
     [("forgets", 8 << 20, 200), ("forgets", 8 << 20 | 4, 413), ("absent-minded", 8 << 20, 400)],
 )
-def test_a_body_is_forgotten_before_its_answer_is_sent(model: str, size: int, status: int, way: str) -> None:
+def test_a_body_is_forgotten_before_its_answer_is_sent(model: str, size: int, status: int) -> None:
     """A client that takes its answer slowly does not hold the memory of its request as well."""
 
     def forget(request: InferRequest) -> list[OutputTensor]:
@@ -174,7 +174,7 @@ def test_a_body_is_forgotten_before_its_answer_is_sent(model: str, size: int, st
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert reply.status == status
-    assert peak > 8 << 20 or way == "receiver"  # whose bodies lie in shared memory: see test_remote_models.py
+    assert peak > 8 << 20
     assert held[0] < 1 << 20
 
 
@@ -234,7 +234,6 @@ def test_data_that_inflates_to_nothing_has_an_end(models: FakeRepository) -> Non
     assert reply.status == 413
 
 
-@ALONE
 @given(st.lists(st.binary(max_size=2000), max_size=5), st.integers(1, 700), st.sampled_from(["gzip", "deflate"]))
 def test_inflating_gives_back_what_was_deflated(parts: list[bytes], step: int, coding: Any) -> None:
     inflater = Inflater(coding)
@@ -244,7 +243,6 @@ def test_inflating_gives_back_what_was_deflated(parts: list[bytes], step: int, c
     assert b"".join(found) == b"".join(parts)
 
 
-@ALONE
 def test_pieces_are_bounded_and_complete() -> None:
     """zlib keeps bytes inside when a piece is full and the input is used up."""
     for size in (PIECE - 1, PIECE, PIECE + 1, 3 * PIECE, 10 * PIECE + 7):
@@ -253,7 +251,6 @@ def test_pieces_are_bounded_and_complete() -> None:
         assert max(map(len, pieces)) <= PIECE
 
 
-@ALONE
 def test_inflating_never_raises_another_error() -> None:
     for seed in range(200):
         data = bytearray(zlib.compress(bytes(range(256)) * 4))
@@ -266,7 +263,6 @@ def test_inflating_never_raises_another_error() -> None:
             continue
 
 
-@ALONE
 @pytest.mark.parametrize(
     ("value", "coding"),
     [

@@ -13,11 +13,11 @@ from contextlib import contextmanager
 import numpy as np
 import pytest
 
+from exportkit.serve.http.asgi import make_app
 from exportkit.serve.http.exchange import HttpOptions
 from tests.serve.http.asking import infer_body
 from tests.serve.http.conftest import repository
 from tests.serve.http.doubles import FakeRepository
-from tests.serve.http.ways import make_app
 from tests.serve.page.in_thread import Site, served
 
 INFER = "POST /v2/models/echo/infer HTTP/1.1\r\nHost: localhost\r\n"
@@ -59,7 +59,7 @@ def eventually(holds: Callable[[], bool]) -> None:
 
 
 @pytest.fixture(scope="module")
-def ours(way: str) -> Iterator[tuple[Site, FakeRepository]]:
+def ours() -> Iterator[tuple[Site, FakeRepository]]:
     """A server whose models the test may change."""
     models = repository()
     with served(make_app(models, HttpOptions(linger_seconds=5.0))) as site:

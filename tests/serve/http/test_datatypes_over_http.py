@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 import tritonclient.http as client
 
+from exportkit.serve.http.asgi import make_app
 from exportkit.serve.http.exchange import HttpOptions
 from tests.serve.http.asking import ask
 from tests.serve.http.doubles import FakeModel, FakeRepository
-from tests.serve.http.ways import make_app
 from tests.serve.page.in_thread import Site, served
 from tests.serve.protocol.messages import NUMPY
 
@@ -25,7 +25,7 @@ def repository() -> FakeRepository:
 
 
 @pytest.fixture(scope="module")
-def datatypes(way: str) -> Any:
+def datatypes() -> Any:
     with served(make_app(repository(), HttpOptions())) as site:
         yield site
 

@@ -19,10 +19,10 @@ import tritonclient.http as client
 
 import exportkit
 from exportkit.serve.engine.repository import Repository
+from exportkit.serve.http.asgi import make_app
 from exportkit.serve.http.exchange import HttpOptions
 from exportkit.serve.serve_options import ServeOptions
 from tests.runtime import tiny
-from tests.serve.http.ways import make_app
 from tests.serve.page.in_thread import listening_server
 
 

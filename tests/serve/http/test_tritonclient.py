@@ -14,10 +14,7 @@ import tritonclient.http
 import tritonclient.http.aio
 from tritonclient.http.auth import BasicAuth
 from tritonclient.utils import InferenceServerException
-from tritonclient.utils import shared_memory as regions
 
-from tests.serve.http.off_the_loop import off_the_loop
-from tests.serve.http.ways import ALONE
 from tests.serve.page.in_thread import Site
 
 X = np.array([1.5, -2.0, 3.25], np.float32)
@@ -47,7 +44,6 @@ def is_x(result: Any) -> bool:
 NOT_SERVED = Refused("404", "no model absent")
 NO_TRACES = Refused("501", "trace settings cannot be read or changed")
 NO_LOGGING = Refused("501", "log settings cannot be read or changed")
-NO_CUDA = Refused("501", "this server does not offer CUDA shared memory")
 NO_MEMORY = Refused("501", "this server does not offer shared memory")
 
 CALLS: dict[str, list[Case]] = {
@@ -120,13 +116,13 @@ CALLS: dict[str, list[Case]] = {
         Case(lambda c: c.unregister_system_shared_memory("r"), NO_MEMORY),
     ],
     "get_cuda_shared_memory_status": [
-        Case(lambda c: c.get_cuda_shared_memory_status(), NO_CUDA),
-        Case(lambda c: c.get_cuda_shared_memory_status("region"), NO_CUDA),
+        Case(lambda c: c.get_cuda_shared_memory_status(), NO_MEMORY),
+        Case(lambda c: c.get_cuda_shared_memory_status("region"), NO_MEMORY),
     ],
-    "register_cuda_shared_memory": [Case(lambda c: c.register_cuda_shared_memory("r", b"handle", 0, 4), NO_CUDA)],
+    "register_cuda_shared_memory": [Case(lambda c: c.register_cuda_shared_memory("r", b"handle", 0, 4), NO_MEMORY)],
     "unregister_cuda_shared_memory": [
-        Case(lambda c: c.unregister_cuda_shared_memory(), NO_CUDA),
-        Case(lambda c: c.unregister_cuda_shared_memory("r"), NO_CUDA),
+        Case(lambda c: c.unregister_cuda_shared_memory(), NO_MEMORY),
+        Case(lambda c: c.unregister_cuda_shared_memory("r"), NO_MEMORY),
     ],
     "infer": [
         Case(lambda c: c.infer("echo", x()), is_x),
@@ -164,7 +160,6 @@ def public(client: type) -> set[str]:
     return {name for name in dir(client) if not name.startswith("_")}
 
 
-@ALONE
 def test_the_tables_have_every_public_method() -> None:
     """A new tritonclient that can more makes this fail."""
     assert public(tritonclient.http.InferenceServerClient) == OF_HTTP.keys() | BODIES
@@ -213,32 +208,3 @@ def test_bodies_that_other_http_clients_send(site: Site, client: Any) -> None:
     length = int(answer.headers["Inference-Header-Content-Length"])
     assert is_x(client.parse_response_body(answer.read(), header_length=length))
     connection.close()
-
-
-@ALONE
-@pytest.mark.parametrize(("size", "elsewhere"), [(1 << 20, False), (12 << 20, True)])
-def test_tensors_in_shared_memory_and_large_ones_keep_no_other_request_waiting(
-    sharing_site: Site, size: int, elsewhere: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """What the tables can only see refused works where it is offered; large ones are read and written in a thread."""
-    seen = off_the_loop(monkeypatch, "read", "write")
-    key = f"/exportkit-{sharing_site.port}"
-    sent = np.arange(size // 4, dtype=np.float32)
-    handle = regions.create_shared_memory_region("ours", key, 2 * size)
-    try:
-        regions.set_shared_memory_region(handle, [sent])
-        with tritonclient.http.InferenceServerClient(f"127.0.0.1:{sharing_site.port}") as client:
-            assert "system_shared_memory" in client.get_server_metadata()["extensions"]
-            client.register_system_shared_memory("ours", key, 2 * size)
-            assert client.get_system_shared_memory_status("ours")[0]["key"] == key
-            given = tritonclient.http.InferInput("x", [size // 4], "FP32")
-            given.set_shared_memory("ours", size)
-            wanted = tritonclient.http.InferRequestedOutput("x")
-            wanted.set_shared_memory("ours", size, size)
-            client.infer("echo", [given], outputs=[wanted])
-            assert (regions.get_contents_as_numpy(handle, np.float32, [size // 4], offset=size) == sent).all()
-            client.unregister_system_shared_memory("ours")
-            assert client.get_system_shared_memory_status() == []
-    finally:
-        regions.destroy_shared_memory_region(handle)
-    assert seen == {"read": elsewhere, "write": elsewhere}

@@ -12,11 +12,9 @@ import tritonclient.grpc
 import tritonclient.http
 from tritonclient.utils import InferenceServerException
 
-from exportkit.serve.client import Client
-from exportkit.serve.statuses import BadRequestError, NotServedError
 from tests.runtime import stateful
 from tests.serve.operations import sequence_server
-from tests.serve.operations.sequence_server import ONE, bearer, clients, given, inputs, rows, which
+from tests.serve.operations.sequence_server import bearer, clients, given, inputs, rows, which
 from tests.serve.operations.server_processes import ServerProcess
 
 recorder, server, expected = sequence_server.recorder, sequence_server.server, sequence_server.expected  # fixtures
@@ -101,20 +99,22 @@ def test_a_stream_names_a_method_with_each_request(server: ServerProcess, expect
     assert "the method `none`" in answers[3][1].message()
 
 
-def test_the_clients_helper_names_methods_and_the_log_has_their_models(server: ServerProcess, expected):
-    with Client(server.started["http"], api_key=ONE) as client:
-        assert client.infer("recorder", {"x": rows(0, 0)}, method="embed")["0"].shape == (2, stateful.WIDTH)
-        sequence = client.sequence("recorder")
+def test_the_log_has_the_methods_that_were_meant(server: ServerProcess, expected):
+    with tritonclient.http.InferenceServerClient(clients(server)[tritonclient.http]) as client:
         for step in (0, 1):
-            np.testing.assert_array_equal(sequence.infer({"x": rows(4, step)}, method="push")["0"], expected[4][step])
-        sequence.infer({"scale": SCALE}, model="recorder.peek", end=True)
-        with pytest.raises(NotServedError):
-            client.infer("recorder", {"x": rows(0, 0)}, method="none")
-        with pytest.raises(BadRequestError):
-            client.infer("recorder.push", {"x": rows(0, 0)}, method="embed")
+            more = {"headers": bearer(), "parameters": {"method": "push"}, **which("logged", step, 2)}
+            answer = client.infer("recorder", given(tritonclient.http, 4, step), **more)
+            np.testing.assert_array_equal(answer.as_numpy("0"), expected[4][step])
+        scale = inputs(tritonclient.http, scale=SCALE)
+        client.infer("recorder.peek", scale, headers=bearer(), sequence_id="logged", sequence_end=True)
+        with pytest.raises(InferenceServerException) as error:
+            client.infer(
+                "recorder.push", given(tritonclient.http, 4, 0), headers=bearer(), parameters={"method": "embed"}
+            )
+        assert error.value.status() == "400"
     wanted = {("recorder.push", 200), ("recorder.peek", 200)}
     server.until(
-        lambda: wanted == {(e["model"], e["status"]) for e in server.access_log if e.get("sequence") == sequence.id}
+        lambda: wanted == {(e["model"], e["status"]) for e in server.access_log if e.get("sequence") == "logged"}
     )
 
 

@@ -1,4 +1,4 @@
-"""Sequences as tritonclient sends them, over HTTP, gRPC and its streams, also to a server with receivers."""
+"""Sequences as tritonclient sends them, over HTTP, gRPC and its streams."""
 
 from __future__ import annotations
 
@@ -15,11 +15,8 @@ import tritonclient.grpc
 import tritonclient.http
 from tritonclient.utils import InferenceServerException
 
-from exportkit.serve.client import Client
-from exportkit.serve.statuses import SequenceError
-from tests.runtime import stateful
 from tests.serve.operations import sequence_server
-from tests.serve.operations.sequence_server import ONE, OTHER, STEPS, bearer, clients, given, rows, which
+from tests.serve.operations.sequence_server import ONE, OTHER, STEPS, bearer, clients, given, which
 from tests.serve.operations.server_processes import Launcher, ServerProcess
 from tests.serve.operations.test_server_process import SEQUENCES
 
@@ -66,27 +63,6 @@ def test_streams_keep_the_order_of_many_sequences(server: ServerProcess, expecte
         thread.join()
     assert len(equal) == 32 * STEPS
     assert all(equal.values())
-
-
-def test_the_clients_helper_begins_again_only_if_told_to(server: ServerProcess, expected):
-    address = "{}:{}".format(*server.address)
-    with Client(server.started["http"], api_key=ONE) as client, tritonclient.http.InferenceServerClient(address) as raw:
-        for restart in (False, True):
-            sequence = client.sequence("recorder.push", restart=restart)
-            for step in range(3):
-                answer = sequence.infer({"x": rows(3, step)})
-                np.testing.assert_array_equal(answer["0"], expected[3][step])
-            peeked = sequence.infer({"scale": np.ones((2, 1), np.float32)}, model="recorder.peek")
-            assert peeked["0"].shape == (2, stateful.WIDTH)
-            inputs = given(tritonclient.http, 3, 3)
-            raw.infer("recorder.push", inputs, sequence_id=sequence.id, sequence_end=True, headers=bearer())
-            if restart:
-                np.testing.assert_array_equal(sequence.infer({"x": rows(3, 0)}, end=True)["0"], expected[3][0])
-                assert sequence.restarts == 1
-            else:
-                for message in ("its last step was answered", "the sequence is lost"):
-                    with pytest.raises(SequenceError, match=message):
-                        sequence.infer({"x": rows(3, 0)})
 
 
 def test_limits_metrics_and_the_log_name_sequences(server: ServerProcess):

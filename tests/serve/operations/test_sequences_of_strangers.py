@@ -4,23 +4,18 @@ from __future__ import annotations
 
 import json
 import socket
-import time
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing, contextmanager
-from pathlib import Path
+from contextlib import closing
 
-import grpc
 import numpy as np
 import pytest
 import tritonclient.grpc
 import tritonclient.http
-import tritonclient.utils.shared_memory as regions
 from tritonclient.utils import InferenceServerException
 
 from tests.serve.operations import sequence_server
-from tests.serve.operations.sequence_server import ONE, OTHER, bearer, clients, given, rows, which
-from tests.serve.operations.server_processes import Launcher, ServerProcess
+from tests.serve.operations.sequence_server import ONE, OTHER, bearer, clients, given, which
+from tests.serve.operations.server_processes import ServerProcess
 
 recorder, server, expected = sequence_server.recorder, sequence_server.server, sequence_server.expected  # fixtures
 both = pytest.mark.parametrize("protocol", [tritonclient.http, tritonclient.grpc])
@@ -71,50 +66,6 @@ def test_clients_cannot_send_such_ids(server: ServerProcess, protocol, sequence)
     assert there(server) == 0
 
 
-@contextmanager
-def full(server: ServerProcess) -> Iterator[None]:
-    """While it has as many sequences as it may."""
-    with tritonclient.http.InferenceServerClient(clients(server)[tritonclient.http]) as client:
-
-        def ask(step: int) -> None:
-            for sequence in range(1, 41):
-                tensors = given(tritonclient.http, 0, step)
-                client.infer("recorder.push", tensors, headers=bearer(), **which(sequence, step, 1))
-
-        ask(0)
-        yield
-        ask(1)
-
-
-def test_who_says_in_a_header_that_a_sequence_begins_is_refused_without_a_body(server: ServerProcess):
-    key = f"authorization: Bearer {ONE}\r\n"
-    head = f"POST {PUSH} HTTP/1.1\r\nhost: h\r\n{key}content-length: 100\r\nx-session-start: true\r\n"
-    with full(server):
-        for named in ("", "x-session-id: 41\r\n", "x-session-id: text\r\n", "expect: 100-continue\r\n"):
-            with socket.create_connection(server.address, timeout=60) as client:
-                client.sendall((head + named + "\r\n").encode())
-                assert client.recv(65536).startswith(b"HTTP/1.1 429 ")
-        with socket.create_connection(server.address, timeout=60) as client:  # this one would begin in its own place
-            client.sendall((head + "x-session-id: 40\r\nexpect: 100-continue\r\n\r\n").encode())
-            assert client.recv(65536).startswith(b"HTTP/1.1 100 ")
-
-
-def test_who_says_it_in_metadata_is_refused_without_a_message(server: ServerProcess):
-    def never() -> Iterator[bytes]:
-        time.sleep(30)
-        yield b""
-
-    with full(server), grpc.insecure_channel(server.started["grpc"]) as channel:
-        infer = channel.stream_unary("/inference.GRPCInferenceService/ModelInfer")
-        metadata = [*bearer().items(), ("x-session-start", "true"), ("x-session-id", "41")]
-        began = time.monotonic()
-        with pytest.raises(grpc.RpcError) as refused:
-            infer(never(), metadata=metadata, timeout=20)
-        assert refused.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
-        assert "at most 40 may be" in refused.value.details()
-        assert time.monotonic() - began < 15
-
-
 def test_of_clients_that_begin_together_as_many_do_as_may(server: ServerProcess):
     address = clients(server)[tritonclient.http]
 
@@ -151,43 +102,3 @@ def test_a_client_that_vanishes_with_its_body_begins_nothing(server: ServerProce
             client.sendall(head.encode() + body[:cut])
     server.until(lambda: len([line for line in server.access_log if line["status"] == 499]) >= 3)
     assert counted(server) == before
-
-
-@pytest.fixture
-def sharing(launcher: Launcher, recorder: Path, request: pytest.FixtureRequest) -> Iterator[ServerProcess]:
-    if launcher._options:
-        pytest.skip("receivers and shared memory exclude each other")
-    process = launcher.start(recorder, "--shared-memory", *request.param).wait_until_ready()
-    yield process
-    process.stop()
-
-
-@pytest.mark.parametrize("sharing", [(), ("--isolate",)], indirect=True, ids=["here", "isolated"])
-@pytest.mark.process
-def test_the_steps_of_sequences_lie_in_shared_memory(sharing: ServerProcess, expected, tmp_path: Path):
-    size = rows(0, 0).nbytes
-    key = f"/exportkit-{tmp_path.name}-{sharing.pid}"
-    memory = regions.create_shared_memory_region("steps", key, 4 * size)
-    try:
-        for protocol in (tritonclient.http, tritonclient.grpc):
-            with protocol.InferenceServerClient(clients(sharing)[protocol]) as client:
-                client.register_system_shared_memory("steps", key, 4 * size)
-                for step in range(4):
-                    for seed in (0, 1):  # in turns, each with a place for its input and one for its output
-                        regions.set_shared_memory_region(memory, [rows(seed, step)], offset=seed * size)
-                        x = protocol.InferInput("x", [2, 4], "FP32")
-                        x.set_shared_memory("steps", size, seed * size)
-                        wanted = protocol.InferRequestedOutput("0")
-                        wanted.set_shared_memory("steps", size, (2 + seed) * size)
-                        client.infer("recorder.push", [x], outputs=[wanted], **which(1 + seed, step, 3))
-                        found = regions.get_contents_as_numpy(memory, np.float32, [2, 4], offset=(2 + seed) * size)
-                        np.testing.assert_array_equal(found, expected[seed][step])
-                client.infer("recorder.push", given(protocol, 0, 0), **which(9, 0))
-                wanted.set_shared_memory("steps", size - 1, 2 * size)  # the step runs, and its answer has no place
-                with pytest.raises(InferenceServerException, match="are offered in the region"):
-                    client.infer("recorder.push", [x], outputs=[wanted], sequence_id=9)
-                with pytest.raises(InferenceServerException, match="was given up"):
-                    client.infer("recorder.push", given(protocol, 0, 0), sequence_id=9)
-                client.unregister_system_shared_memory("steps")
-    finally:
-        regions.destroy_shared_memory_region(memory)

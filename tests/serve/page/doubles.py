@@ -12,9 +12,9 @@ from exportkit.package import manifest as m
 from exportkit.serve.batching.tickets import BatchLimits
 from exportkit.serve.engine.batchable import Batching
 from exportkit.serve.engine.model_description import ModelDescription
+from exportkit.serve.engine.repository import IndexEntry
 from exportkit.serve.engine.served_sequences import ServedSequences
 from exportkit.serve.engine.statistics import Statistics
-from exportkit.serve.engine.visible_models import IndexEntry
 from exportkit.serve.protocol.http_request import BodyRules
 from tests.runtime import tiny
 

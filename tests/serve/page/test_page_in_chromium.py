@@ -14,8 +14,8 @@ from starlette.responses import JSONResponse
 
 from exportkit.package import manifest as m
 from exportkit.serve.engine.batchable import Batching
+from exportkit.serve.engine.repository import IndexEntry
 from exportkit.serve.engine.statistics import REQUEST_SECONDS
-from exportkit.serve.engine.visible_models import IndexEntry
 from exportkit.serve.page.page_routes import open_paths, page_routes
 from exportkit.serve.protocol.inference import InferTiming
 from exportkit.serve.serve_options import ServeOptions

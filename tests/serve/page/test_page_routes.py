@@ -12,7 +12,7 @@ from starlette.applications import Starlette
 
 from exportkit.package import manifest as m
 from exportkit.serve.engine.batchable import Batching
-from exportkit.serve.engine.visible_models import IndexEntry
+from exportkit.serve.engine.repository import IndexEntry
 from exportkit.serve.page.page_parts import page_parts
 from exportkit.serve.page.page_routes import open_paths, page_routes
 from exportkit.serve.page.page_status import page_status

@@ -56,7 +56,7 @@ def test_any_model_can_be_tried(browser: Browser, tiny_package: Path):
 class Full(Model):
     """A model that takes nothing."""
 
-    def admit(self, size: int, client: str = "", *, waits: bool = False) -> Any:
+    def admit(self, size: int, *, waits: bool = False) -> Any:
         raise QueueFullError("<b>full</b>")
 
 

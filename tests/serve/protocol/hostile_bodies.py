@@ -13,7 +13,6 @@ import numpy as np
 from exportkit.serve.protocol.answer_body import encode_answer
 from exportkit.serve.protocol.datatypes import item_size
 from exportkit.serve.protocol.http_request import BodyRules, ParsedBody, header_length_of, parse_body
-from exportkit.serve.protocol.shared_memory import SharedMemory
 from exportkit.serve.protocol.tensors import body_buffer
 from exportkit.serve.statuses import ServeError
 from tests.serve.protocol.messages import NUMPY, address, answer_of
@@ -86,7 +85,7 @@ def make(chance: random.Random) -> tuple[bytes, str | None]:
     return text + binary, length
 
 
-def survives(body: bytes, length: str | None, shared_memory: SharedMemory | None) -> bool:
+def survives(body: bytes, length: str | None) -> bool:
     """Reads a body as a server does, and answers it. Returns whether it was a request.
 
     Raises:
@@ -97,13 +96,13 @@ def survives(body: bytes, length: str | None, shared_memory: SharedMemory | None
         number = header_length_of(length)
         buffer = body_buffer(len(body), number)
         buffer[:] = body
-        received = parse_body(buffer, number, RULES, shared_memory)
+        received = parse_body(buffer, number, RULES)
     except ServeError as error:
         _assert_tells(error)
         return False
     _assert_consistent(received)
     try:
-        header_length, parts = encode_answer(_ANSWER, received.forms, shared_memory)
+        header_length, parts = encode_answer(_ANSWER, received.forms)
     except ServeError as error:
         _assert_tells(error)
         return True
@@ -141,14 +140,8 @@ def _valid(chance: random.Random) -> tuple[dict[str, Any], bytes]:
             data = bytes(chance.randrange(2) for _ in range(count * item_size(datatype)))
             tensor["parameters"] = {"binary_data_size": len(data)}
             binary += data
-        elif kind < 0.9:
-            tensor["data"] = [chance.randrange(2) == 1 if datatype == "BOOL" else chance.randrange(100)] * count
         else:
-            tensor["parameters"] = {
-                "shared_memory_region": "r",
-                "shared_memory_offset": chance.choice((0, 1, 64)),
-                "shared_memory_byte_size": count * item_size(datatype),
-            }
+            tensor["data"] = [chance.randrange(2) == 1 if datatype == "BOOL" else chance.randrange(100)] * count
         inputs.append(tensor)
     request: dict[str, Any] = {"id": "1", "inputs": inputs}
     if chance.random() < 0.5:

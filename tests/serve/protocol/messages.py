@@ -11,7 +11,6 @@ import numpy as np
 
 from exportkit.serve.protocol.http_request import BodyRules, ParsedBody, header_length_of, parse_body
 from exportkit.serve.protocol.inference import InferAnswer, InferTiming, OutputTensor
-from exportkit.serve.protocol.shared_memory import SharedMemory
 from exportkit.serve.protocol.tensors import body_buffer
 
 # numpy's dtypes, written apart from the product's table.
@@ -46,7 +45,6 @@ def parsed(
     metadata: Mapping[str, Any] = METADATA,
     batched: bool = True,
     max_bytes: int = 1 << 20,
-    shared_memory: SharedMemory | None = None,
 ) -> ParsedBody:
     """Sends a header, as bytes or as an object, and binary data through the parser, as a server does."""
     text = header if isinstance(header, bytes) else json.dumps(header).encode()
@@ -56,7 +54,7 @@ def parsed(
     body = body_buffer(len(text) + len(binary), number)
     body[:] = text + binary
     rules = BodyRules(metadata["inputs"], metadata["outputs"], batched, max_bytes)
-    return parse_body(body, number, rules, shared_memory)
+    return parse_body(body, number, rules)
 
 
 def described(name: str = "x", datatype: str = "FP32", shape: Sequence[int] = (1, 3), **more: Any) -> dict[str, Any]:

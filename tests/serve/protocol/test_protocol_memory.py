@@ -6,16 +6,14 @@ import json
 import tracemalloc
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
 import numpy as np
 import pytest
 
 from exportkit.serve.protocol.answer_body import encode_answer
 from exportkit.serve.protocol.http_request import BodyRules, parse_body
-from exportkit.serve.protocol.parameters import OutputForm, OutputForms, RegionSlice
-from exportkit.serve.protocol.shared_memory import SharedMemory, input_of_region
-from exportkit.serve.protocol.tensors import TensorSpec, body_buffer
+from exportkit.serve.protocol.parameters import OutputForm, OutputForms
+from exportkit.serve.protocol.tensors import body_buffer
 from exportkit.serve.statuses import ServeError
 from tests.serve.protocol.messages import METADATA, address, answer_of, described
 
@@ -93,15 +91,3 @@ def test_a_large_answer_is_handed_out_as_the_outputs_own_memory() -> None:
     assert [len(part) for part in parts[1:]] == [_SIZE, 3]
     assert address(memoryview(parts[1])) == array.ctypes.data
     assert peak[0] <= 0.01 * _SIZE
-
-
-def test_a_large_input_in_shared_memory_is_copied_once(shared_file: Path) -> None:
-    with shared_file.open("r+b") as file:
-        file.truncate(_SIZE + 1)
-    memory = SharedMemory()
-    memory.register("r", shared_file.name, 1, _SIZE)
-    with _peak() as peak:
-        tensor = input_of_region(memory, TensorSpec.of("x", "FP32", [_SIZE // 4]), RegionSlice("r", 0, _SIZE))
-    memory.close()
-    assert address(tensor.data) % 64 == 0
-    assert _SIZE <= peak[0] <= 1.2 * _SIZE

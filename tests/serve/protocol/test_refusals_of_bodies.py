@@ -289,9 +289,11 @@ def test_custom_parameters_are_ignored_everywhere() -> None:
         ({"binary_data": 1}, BadRequestError, "`binary_data` of the output `y` is neither true nor false"),
         ({"classification": 3}, NotOfferedError, "`y` is asked for with `classification`"),
         ({"classification": "x"}, BadRequestError, "`classification` of the output `y` is not a whole number"),
-        ({"shared_memory_region": "r", "shared_memory_byte_size": 1}, NotOfferedError, "not offer shared memory"),
-        ({"shared_memory_region": "r"}, BadRequestError, "`shared_memory_byte_size` of the tensor `y` is missing"),
-        ({"shared_memory_byte_size": 1}, BadRequestError, "`shared_memory_region` of the tensor `y`"),
+        (
+            {"shared_memory_region": "r", "shared_memory_byte_size": 1},
+            NotOfferedError,
+            "`y` is to lie in shared memory",
+        ),
     ],
 )
 def test_parameters_of_an_output_are_checked(parameters: dict[str, Any], error: type[ServeError], words: str) -> None:

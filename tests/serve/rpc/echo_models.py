@@ -7,10 +7,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from exportkit.serve.engine.visible_models import IndexEntry
+from exportkit.serve.engine.repository import IndexEntry
 from exportkit.serve.protocol.inference import InferAnswer, InferRequest, InferTiming, OutputTensor
 from exportkit.serve.statuses import DeadlineError, NotReadyError, NotServedError, ServeError, TooLargeError
-from exportkit.serve.tenants.key_rules import KeyRules
 
 
 class EchoModel:
@@ -38,16 +37,13 @@ class EchoModel:
         self.failure: Exception | None = None
 
     @contextmanager
-    def admit(self, size: int, client: str = "", *, waits: bool = False) -> Iterator[None]:
+    def admit(self, size: int, *, waits: bool = False) -> Iterator[None]:
         if size > self.max_body:
             raise TooLargeError(f"{size} bytes are more than {self.max_body}")
         if self.refusal is not None:
             raise self.refusal
         self.admitted.append(size)
         yield
-
-    def rows_of(self, request: InferRequest) -> int:
-        return 1
 
     async def infer(self, request: InferRequest) -> InferAnswer:
         self.requests.append(request)
@@ -125,9 +121,6 @@ class EchoRepository:
         return found[-1]
 
     named = model
-
-    def seen_by(self, rules: KeyRules) -> EchoRepository:
-        return self
 
     def models(self) -> Sequence[EchoModel]:
         return self._models

@@ -156,7 +156,7 @@ async def played(
         ServeOptions((package,), load=LoadOptions(), sequences=limits or SequenceLimits(), batch=batch)
     )
     await repository.open()
-    return Played(repository, GrpcServer(repository, RpcOptions(count=lambda *_: None)))
+    return Played(repository, GrpcServer(repository, RpcOptions()))
 
 
 def expected(model: Any, rows: int, seeds: list[int]) -> list[torch.Tensor]:

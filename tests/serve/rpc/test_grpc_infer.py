@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 import re
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import ml_dtypes
@@ -16,12 +15,10 @@ from hypothesis import given as given_by_hypothesis
 from hypothesis import settings
 from hypothesis import strategies as st
 from tritonclient.grpc import service_pb2
-from tritonclient.utils import InferenceServerException, np_to_triton_dtype
+from tritonclient.utils import np_to_triton_dtype
 
-from exportkit.serve.protocol.shared_memory import SharedMemory
-from tests.serve.http.off_the_loop import off_the_loop
 from tests.serve.rpc.hostile_messages import SEEDS, make, message, raw, survives, typed
-from tests.serve.rpc.serving_echo import Served, served
+from tests.serve.rpc.serving_echo import Served
 
 DTYPES = [
     *(np.dtype(f"{sign}int{bits}") for sign in ("", "u") for bits in (8, 16, 32, 64)),
@@ -182,7 +179,6 @@ REFUSED = {
     "a sequence of a negative number": (with_parameter("sequence_id", int64_param=-1), "`sequence_id`"),
     "the beginning of no sequence": (with_parameter("sequence_start", bool_param=True), "no `sequence_id`"),
     "a reserved parameter": (with_parameter("triton_x", int64_param=1), "reserved"),
-    "half a region": (message(raw("x", "INT8", [1], shared_memory_region="r")), "`shared_memory_byte_size`"),
 }
 NOT_OFFERED = {
     "BYTES": (message(raw("x", "BYTES", [1]), raw_input_contents=[b"\1\0\0\0a"]), "BYTES"),
@@ -201,7 +197,7 @@ NOT_OFFERED = {
     ),
     "shared memory": (
         message(raw("x", "INT8", [1], shared_memory_region="r", shared_memory_byte_size=1)),
-        "does not offer shared memory",
+        "shared memory, which this server does not offer",
     ),
 }
 
@@ -277,52 +273,3 @@ def test_hostile_requests_are_read_as_protobuf_reads_them_or_refused():
     chance = random.Random(1)
     taken = sum(survives(make(chance)) for _ in range(5000))
     assert 500 < taken < 4500
-
-
-# --- shared memory ----------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def region() -> Iterator[Path]:
-    path = Path("/dev/shm/exportkit-test-rpc")
-    path.write_bytes(bytes(64))
-    yield path
-    path.unlink()
-
-
-def test_tensors_in_shared_memory(loop: Any, region: Path):
-    content = bytes(range(12))
-    region.write_bytes(bytes(8) + content + bytes(44))
-    with served(loop, shared_memory=SharedMemory()) as echo, triton.InferenceServerClient(echo.address) as client:
-        assert "system_shared_memory" in client.get_server_metadata().extensions
-        client.register_system_shared_memory("mine", f"/{region.name}", 64)
-        status = client.get_system_shared_memory_status(as_json=True)
-        assert status["regions"]["mine"] == {"name": "mine", "key": f"/{region.name}", "byte_size": "64"}
-        shared = triton.InferInput("shared", [3], "INT32")
-        shared.set_shared_memory("mine", 12, 8)
-        plain = given("plain", np.ones(2, np.int8))
-        outputs = [triton.InferRequestedOutput("shared"), triton.InferRequestedOutput("plain")]
-        outputs[0].set_shared_memory("mine", 16, 32)
-        result = client.infer("echo", [plain, shared], outputs=outputs)
-        assert region.read_bytes()[32:44] == content
-        assert np.array_equal(result.as_numpy("plain"), np.ones(2, np.int8))
-        assert result.get_output("shared").parameters["shared_memory_byte_size"].int64_param == 12
-        client.unregister_system_shared_memory("mine")
-        with pytest.raises(InferenceServerException, match="mine"):
-            client.infer("echo", [plain, shared])
-        with pytest.raises(InferenceServerException, match="INVALID_ARGUMENT"):
-            client.register_system_shared_memory("other", "/../etc/passwd", 1)
-
-
-@pytest.mark.parametrize(("size", "elsewhere"), [(1 << 20, False), (12 << 20, True)])
-def test_large_tensors_in_shared_memory_keep_no_other_request_waiting(
-    loop: Any, region: Path, size: int, elsewhere: bool, monkeypatch: pytest.MonkeyPatch
-):
-    region.write_bytes(bytes(size))
-    seen = off_the_loop(monkeypatch, "read")
-    with served(loop, shared_memory=SharedMemory()) as echo, triton.InferenceServerClient(echo.address) as client:
-        client.register_system_shared_memory("mine", f"/{region.name}", size)
-        shared = triton.InferInput("shared", [size], "INT8")
-        shared.set_shared_memory("mine", size)
-        client.infer("echo", [shared])
-    assert seen == {"read": elsewhere}

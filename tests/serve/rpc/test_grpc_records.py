@@ -12,8 +12,6 @@ import pytest
 from exportkit.serve.request_record import RequestRecord
 from exportkit.serve.rpc.rpc_calls import RpcCall
 from exportkit.serve.statuses import QueueFullError
-from exportkit.serve.tenants.key_rules import KeyRules
-from exportkit.serve.tenants.tenants import Tenant
 from tests.serve.rpc.serving_echo import Served, served
 from tests.serve.rpc.test_grpc_server import CHECK, INFER, failure, request
 
@@ -41,9 +39,7 @@ def seen() -> Seen:
 
 @pytest.fixture
 def echo(loop: asyncio.AbstractEventLoop, seen: Seen) -> Iterator[Served]:
-    with served(
-        loop, observe=seen, who=lambda given: None if given == b"wrong" else Tenant(KeyRules("somebody"))
-    ) as opened:
+    with served(loop, observe=seen, allow=lambda given: given != b"wrong") as opened:
         yield opened
 
 

@@ -23,8 +23,6 @@ from exportkit.serve.rpc.grpc_server import GrpcServer, RpcOptions
 from exportkit.serve.rpc.infer_stream import MOST_REQUESTS
 from exportkit.serve.serve_options import ListenOptions
 from exportkit.serve.statuses import BackendError, BadRequestError, NotReadyError, QueueFullError, ServeError
-from exportkit.serve.tenants.key_rules import KeyRules
-from exportkit.serve.tenants.tenants import Tenant
 from tests.serve.rpc.echo_models import EchoModel, EchoRepository
 from tests.serve.rpc.serving_echo import Served, served
 
@@ -262,7 +260,7 @@ def test_more_connections_than_allowed_are_closed_at_once(loop: asyncio.Abstract
 
 def test_only_who_has_a_key_is_answered(loop: asyncio.AbstractEventLoop):
     right = (("authorization", "Bearer right"),)
-    opened = served(loop, who={b"Bearer right": Tenant(KeyRules("somebody"))}.get)
+    opened = served(loop, allow=lambda given: given == b"Bearer right")
     with opened as echo, grpc.insecure_channel(echo.address, UNLIMITED) as channel:
         for method in (INFER, READY, "/inference.GRPCInferenceService/RepositoryModelUnload"):
             for metadata in ((), (("authorization", "Bearer wrong"),), (("x-key", "Bearer right"),)):

@@ -18,7 +18,6 @@ from tritonclient.utils import InferenceServerException
 from tests.serve.rpc.serving_echo import Served
 
 X = np.arange(6, dtype=np.float32).reshape(2, 3)
-SHM = "this server does not offer shared memory"
 
 
 def given(array: np.ndarray = X, name: str = "x", datatype: str = "FP32") -> blocking.InferInput:
@@ -70,9 +69,9 @@ BOTH: dict[str, Expected] = {
     "get_trace_settings": not_offered("TraceSetting"),
     "update_log_settings": not_offered("LogSettings", {"log_info": True}),
     "get_log_settings": not_offered("LogSettings"),
-    "get_system_shared_memory_status": Refuses((), "UNIMPLEMENTED", SHM),
-    "register_system_shared_memory": Refuses(("region", "/region", 8), "UNIMPLEMENTED", SHM),
-    "unregister_system_shared_memory": Refuses((), "UNIMPLEMENTED", SHM),
+    "get_system_shared_memory_status": not_offered("SystemSharedMemoryStatus"),
+    "register_system_shared_memory": not_offered("SystemSharedMemoryRegister", "region", "/region", 8),
+    "unregister_system_shared_memory": not_offered("SystemSharedMemoryUnregister"),
     "get_cuda_shared_memory_status": not_offered("CudaSharedMemoryStatus"),
     "register_cuda_shared_memory": not_offered("CudaSharedMemoryRegister", "region", b"aGFuZGxl", 0, 8),
     "unregister_cuda_shared_memory": not_offered("CudaSharedMemoryUnregister"),

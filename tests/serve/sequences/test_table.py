@@ -37,14 +37,9 @@ class Naive:
 
 
 class SameAsALog(RuleBasedStateMachine):
-    @initialize(
-        most=st.integers(1, 4),
-        most_bytes=st.integers(10, 60),
-        idle=st.integers(1, 20),
-        share=st.sampled_from([1.0, 0.5]),
-    )
-    def prepare(self, most: int, most_bytes: int, idle: int, share: float) -> None:
-        self.limits = SequenceLimits(most, most_bytes, float(idle), share=share)
+    @initialize(most=st.integers(1, 4), most_bytes=st.integers(10, 60), idle=st.integers(1, 20))
+    def prepare(self, most: int, most_bytes: int, idle: int) -> None:
+        self.limits = SequenceLimits(most, most_bytes, float(idle))
         self.table: SequenceTable[str, int] = SequenceTable(self.limits)
         self.log: list[Naive] = []
         self.told: list[OpenSequence[str, int]] = []
@@ -54,10 +49,10 @@ class SameAsALog(RuleBasedStateMachine):
     def live(self) -> list[Naive]:
         return [each for each in self.log if each.ended is None]
 
-    def full(self, there: list[Naive], size: int, share: float) -> bool:
+    def full(self, there: list[Naive], size: int) -> bool:
         """Whether one more of this size is too many, or too large."""
         held = sum(each.size for each in there)
-        return len(there) >= share * self.limits.most or held + size > share * self.limits.most_bytes
+        return len(there) >= self.limits.most or held + size > self.limits.most_bytes
 
     def taking(self, key: tuple[str, int]) -> Naive | None:
         return next((each for each in self.live() if each.key == key and each.takes), None)
@@ -66,8 +61,7 @@ class SameAsALog(RuleBasedStateMachine):
     def begin(self, key: tuple[str, int], size: int, last: bool) -> None:
         old = self.taking(key)
         stay = [each for each in self.live() if each is not old or each.steps]
-        theirs = [each for each in stay if each.key[0] == key[0]]
-        if self.full(stay, size, 1.0) or (key[0] and self.full(theirs, size, self.limits.share)):
+        if self.full(stay, size):
             with pytest.raises(SequencesFullError):
                 self.table.begin(key, "payload", size, self.now)
             return
@@ -135,10 +129,6 @@ class SameAsALog(RuleBasedStateMachine):
         assert [each.real for each in live] == list(self.table)
         assert self.table.count == len(live) <= self.limits.most
         assert self.table.size == sum(each.size for each in live) <= self.limits.most_bytes
-        for client in ("a", "b"):
-            theirs = [each for each in live if each.key[0] == client]
-            assert len(theirs) < self.limits.share * self.limits.most + 1
-            assert sum(each.size for each in theirs) <= self.limits.share * self.limits.most_bytes
         assert self.table.ended == Counter(each.ended for each in self.log if each.ended is not None)
         self.told += self.table.take_ended()
         assert {id(each) for each in self.told} == {id(each.real) for each in self.log if each.ended is not None}

@@ -5,7 +5,6 @@ import { decode, known } from "./tensors.js";
 const KEY = "exportkit-api-key";
 const HEADER = "Inference-Header-Content-Length";
 const SESSION = "x-session-id"; // by which proxies find the replica that has a sequence
-const START = "x-session-start";
 const STATUS_TIMEOUT = 10_000; // ms that the status may take; a model may take as long as it takes
 let askForKey = async () => null;
 
@@ -55,7 +54,6 @@ export async function infer(model, inputs, signal, more = {}) {
       "Content-Type": "application/octet-stream",
       [HEADER]: String(json.byteLength),
       ...(more.sequence_id === undefined ? {} : { [SESSION]: encodeURIComponent(more.sequence_id) }),
-      ...(more.sequence_start ? { [START]: "true" } : {}),
     },
     signal,
   });

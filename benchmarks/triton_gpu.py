@@ -1,0 +1,211 @@
+"""Packages on a GPU, called directly and through Triton with CUDA shared memory.
+
+    python -m benchmarks.triton_gpu PORT MODEL=PACKAGE@SIZES[@SIZES] ... -o results.json
+
+Triton listens on PORT already. MODEL is its name there; each of SIZES is such as batch=8,gh=28,gw=28. One
+client, and 16 with a process each, send inputs that lie in GPU memory and get the outputs there. "direct" is the same
+package, with CUDA graphs, in this process: a call that is waited for, and calls that follow one another. Inputs rotate.
+Clients speak HTTP over a socket, so that they cost little. Rounds take turns; the medians count.
+"""
+
+from __future__ import annotations
+
+import argparse
+import base64
+import functools
+import itertools
+import json
+import statistics
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.utils._pytree import tree_leaves
+
+import exportkit
+from benchmarks.children import ROOT
+from exportkit.bench.package_sizes import parse_sizes
+from exportkit.runtime.graphs import empty_inputs
+from exportkit.serve.engine.checked_request import arguments_of
+
+_ROUNDS = 5
+_SECONDS = 2.0
+_CLIENTS = 16
+_DTYPES = {"float32": "FP32", "bfloat16": "BF16", "float16": "FP16", "int64": "INT64", "int32": "INT32", "bool": "BOOL"}
+_CLIENT = """
+import itertools, json, socket, sys, time
+port, seconds, bodies = int(sys.argv[1]), float(sys.argv[2]), json.load(sys.stdin)
+bodies = itertools.cycle(body.encode() for body in bodies)
+with socket.create_connection(("127.0.0.1", port)) as line:
+    line.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    def ask():
+        line.sendall(next(bodies))
+        answer = line.recv(65536)
+        head, _, rest = answer.partition(b"\\r\\n\\r\\n")
+        assert head.startswith(b"HTTP/1.1 200"), answer
+        size = int(head.lower().partition(b"content-length:")[2].split()[0])
+        while len(rest) < size:
+            rest += line.recv(65536)
+    for _ in range(5): ask()
+    times, end = [], time.time() + seconds
+    while time.time() < end:
+        begin = time.perf_counter()
+        ask()
+        times.append(time.perf_counter() - begin)
+print(json.dumps(times))
+"""
+
+
+class Region:
+    """A block of GPU memory that Triton may read and write."""
+
+    def __init__(self, port: int, name: str, size: int) -> None:
+        from cuda.bindings import runtime  # type: ignore[import-not-found] # comes with a CUDA build of torch
+
+        self.name, self._runtime = name, runtime
+        _, self._address = runtime.cudaMalloc(size)
+        _, handle = runtime.cudaIpcGetMemHandle(self._address)
+        raw = {"b64": base64.b64encode(bytes(handle.reserved)).decode()}
+        _post(port, f"cudasharedmemory/region/{name}/register", {"raw_handle": raw, "device_id": 0, "byte_size": size})
+
+    def write(self, offset: int, tensor: torch.Tensor) -> None:
+        self._copy(self._address + offset, tensor.data_ptr(), tensor.nbytes)
+
+    def read(self, offset: int, like: torch.Tensor) -> torch.Tensor:
+        found = torch.empty_like(like)
+        self._copy(found.data_ptr(), self._address + offset, found.nbytes)
+        return found
+
+    def _copy(self, to: int, source: int, size: int) -> None:
+        torch.cuda.synchronize()
+        kind = self._runtime.cudaMemcpyKind.cudaMemcpyDeviceToDevice
+        self._runtime.cudaMemcpy(to, source, size, kind)
+        torch.cuda.synchronize()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("port", type=int)
+    parser.add_argument("models", nargs="+", metavar="MODEL=PACKAGE@SIZES")
+    parser.add_argument("-o", "--output", type=Path, required=True)
+    options = parser.parse_args()
+    rows = []
+    for asked in options.models:
+        name, _, rest = asked.partition("=")
+        package, *sizes = rest.split("@")
+        with exportkit.load(package, "cuda", cuda_graphs=True) as model:
+            rows += [_measured(model, name, size, options.port) for size in sizes]
+    options.output.write_text(json.dumps({"gpu": torch.cuda.get_device_name(), "rows": rows}, indent=1) + "\n")
+
+
+def _measured(model: exportkit.Model, name: str, size: str, port: int) -> dict[str, Any]:
+    call, sizes = model.manifest.call, parse_sizes(size, model.manifest.call)
+    calls, bodies = [], []
+    for client in range(_CLIENTS):
+        drawn = empty_inputs(call, sizes, model.device)
+        inputs = [each.normal_() if each.is_floating_point() else each.zero_() for each in drawn]
+        args, kwargs = arguments_of(call)(inputs)
+        calls.append(functools.partial(model, *args, **kwargs))
+        bodies.append(_body(port, f"{name}-{size}-{client}", name, call, inputs, tree_leaves(calls[-1]())))
+    rounds = []
+    for _ in range(_ROUNDS):
+        waited, following = _direct(itertools.cycle(calls))
+        one, many = _clients(port, [bodies]), _clients(port, [[body] for body in bodies])
+        rounds.append((waited, 1e3 * statistics.median(one[0]), following, sum(map(len, many)) / _SECONDS))
+    direct, triton, direct_calls, triton_calls = map(statistics.median, zip(*rounds))
+    batch = sizes["batch"]
+    row = {"model": name, "size": size, "direct_ms": direct, "triton_ms": triton, "added_ms": triton - direct}
+    row |= {"direct_rows": batch * direct_calls, "triton_rows": batch * triton_calls, "of": triton_calls / direct_calls}
+    print(json.dumps(row), flush=True)
+    return row
+
+
+def _body(port: int, region: str, name: str, call: Any, inputs: list[Any], outputs: list[Any]) -> str:
+    """Returns a request whose tensors lie in a region of its own, after its answer was compared."""
+    region = "".join(each if each.isalnum() else "-" for each in region)
+    places, at = [], 0
+    for tensor in (*inputs, *outputs):
+        places.append(at)
+        at += -(-tensor.nbytes // 256) * 256
+    memory = Region(port, region, max(at, 1 << 21))
+    for tensor, place in zip(inputs, places):
+        memory.write(place, tensor)
+
+    def tensors(described: Any, found: list[torch.Tensor], offsets: list[int]) -> list[dict[str, Any]]:
+        return [
+            {
+                "name": info.name,
+                "shape": list(tensor.shape) or [1],
+                "datatype": _DTYPES[str(tensor.dtype).partition(".")[2]],
+                "parameters": {
+                    "shared_memory_region": region,
+                    "shared_memory_offset": offset,
+                    "shared_memory_byte_size": tensor.nbytes,
+                },
+            }
+            for info, tensor, offset in zip(described, found, offsets)
+        ]
+
+    document = {"inputs": tensors(call.inputs, inputs, places), "outputs": []}
+    document["outputs"] = tensors(call.outputs, outputs, places[len(inputs) :])
+    for output in document["outputs"]:
+        del output["shape"], output["datatype"]
+    _post(port, f"models/{name}/infer", document)
+    for wanted, place in zip(outputs, places[len(inputs) :]):
+        torch.testing.assert_close(memory.read(place, wanted), wanted)
+    body = json.dumps(document)
+    head = f"POST /v2/models/{name}/infer HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n\r\n"
+    return head + body
+
+
+def _direct(calls: Iterator[Callable[[], object]]) -> tuple[float, float]:
+    """Returns the milliseconds of a call that is waited for, and calls a second that follow one another."""
+    for _ in range(10):
+        next(calls)()
+    torch.cuda.synchronize()
+    times = []
+    end = time.time() + _SECONDS / 2
+    while time.time() < end:
+        begin = time.perf_counter()
+        next(calls)()
+        torch.cuda.synchronize()
+        times.append(time.perf_counter() - begin)
+    count = max(20, int(_SECONDS / 2 / statistics.median(times)))
+    begin = time.perf_counter()
+    for _ in range(count):
+        next(calls)()
+    torch.cuda.synchronize()
+    return 1e3 * statistics.median(times), count / (time.perf_counter() - begin)
+
+
+def _clients(port: int, bodies: list[list[str]]) -> list[list[float]]:
+    """Returns the seconds of each client's requests, whose bodies rotate."""
+    command = [sys.executable, "-c", _CLIENT, str(port), str(_SECONDS)]
+    running = []
+    for each in bodies:
+        process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=ROOT)
+        assert process.stdin is not None
+        process.stdin.write(json.dumps(each).encode())
+        process.stdin.close()
+        running.append(process)
+    found = []
+    for process in running:
+        assert process.stdout is not None
+        found.append(json.loads(process.stdout.read()))
+        assert process.wait() == 0
+    return found
+
+
+def _post(port: int, path: str, document: Any) -> Any:
+    request = urllib.request.Request(f"http://127.0.0.1:{port}/v2/{path}", json.dumps(document).encode())
+    with urllib.request.urlopen(request, timeout=60) as answer:
+        return json.loads(answer.read() or b"{}")
+
+
+if __name__ == "__main__":
+    main()
