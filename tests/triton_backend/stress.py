@@ -2,9 +2,10 @@
 
     python -m tests.triton_backend.stress speech.pt2 --starts 20 --outstanding 2
 
-Triton 24.10 does not where a step takes a millisecond, as that of examples/speech: in a part of the starts it uses a
-queued request that is freed, with any backend. So the tests of sequences have one outstanding step. EXPORTKIT_TRITON
-names a later server to try. Without a package it takes that of the tests, whose steps are short.
+Triton 24.10 did not where a step takes a millisecond, as that of examples/speech, as long as the backend answered
+before it gave the request back: it used a queued request that was freed, also with one outstanding step, and with a
+backend that does nothing. EXPORTKIT_TRITON names another server to try. Without a package it takes that of the tests,
+whose steps are short.
 """
 
 from __future__ import annotations

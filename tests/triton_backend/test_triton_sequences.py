@@ -1,6 +1,6 @@
 """Methods with state in Triton: each sequence has a session, and rows of several run in one call.
 
-A sequence has one outstanding step: with two of them Triton 24.10 itself crashes now and then (stress.py).
+A sequence has one outstanding step; stress.py tries several, which Triton 24.10 itself has not always survived.
 """
 
 from __future__ import annotations
