@@ -36,6 +36,7 @@ from exportkit.serve.engine.checked_request import arguments_of
 _ROUNDS = 5
 _SECONDS = 2.0
 _CLIENTS = 16
+_PAUSE = 0.0002  # seconds in which a GPU has nothing to do, as between the requests of one client
 _DTYPES = {"float32": "FP32", "bfloat16": "BF16", "float16": "FP16", "int64": "INT64", "int32": "INT32", "bool": "BOOL"}
 _CLIENT = """
 import itertools, json, socket, sys, time
@@ -114,13 +115,15 @@ def _measured(model: exportkit.Model, name: str, size: str, port: int) -> dict[s
         bodies.append(_body(port, f"{name}-{size}-{client}", name, call, inputs, tree_leaves(calls[-1]())))
     rounds = []
     for _ in range(_ROUNDS):
-        waited, following = _direct(itertools.cycle(calls))
+        turns = itertools.cycle(calls)
+        waited, rested = _waited(turns, 0), _waited(turns, _PAUSE)
+        direct_rate = _calls_a_second(turns, max(20, int(_SECONDS / 2 / waited)))
         one, many = _clients(port, [bodies]), _clients(port, [[body] for body in bodies])
-        rounds.append((waited, 1e3 * statistics.median(one[0]), following, sum(map(len, many)) / _SECONDS))
-    direct, triton, direct_calls, triton_calls = map(statistics.median, zip(*rounds))
+        rounds.append((waited, rested, statistics.median(one[0]), direct_rate, sum(map(len, many)) / _SECONDS))
+    direct, rested, triton, direct_rate, triton_rate = map(statistics.median, zip(*rounds))
     batch = sizes["batch"]
-    row = {"model": name, "size": size, "direct_ms": direct, "triton_ms": triton, "added_ms": triton - direct}
-    row |= {"direct_rows": batch * direct_calls, "triton_rows": batch * triton_calls, "of": triton_calls / direct_calls}
+    row = {"model": name, "size": size, "direct_ms": 1e3 * direct, "direct_after_pause_ms": 1e3 * rested}
+    row |= {"triton_ms": 1e3 * triton, "direct_rows": batch * direct_rate, "triton_rows": batch * triton_rate}
     print(json.dumps(row), flush=True)
     return row
 
@@ -163,24 +166,27 @@ def _body(port: int, region: str, name: str, call: Any, inputs: list[Any], outpu
     return head + body
 
 
-def _direct(calls: Iterator[Callable[[], object]]) -> tuple[float, float]:
-    """Returns the milliseconds of a call that is waited for, and calls a second that follow one another."""
-    for _ in range(10):
-        next(calls)()
-    torch.cuda.synchronize()
+def _waited(calls: Iterator[Callable[[], object]], pause: float) -> float:
+    """Returns the seconds of a call that is waited for, after a pause."""
     times = []
     end = time.time() + _SECONDS / 2
     while time.time() < end:
+        time.sleep(pause)
         begin = time.perf_counter()
         next(calls)()
         torch.cuda.synchronize()
         times.append(time.perf_counter() - begin)
-    count = max(20, int(_SECONDS / 2 / statistics.median(times)))
+    return statistics.median(times[10:])
+
+
+def _calls_a_second(calls: Iterator[Callable[[], object]], count: int) -> float:
+    """Returns how many calls that follow one another end in a second."""
+    torch.cuda.synchronize()
     begin = time.perf_counter()
     for _ in range(count):
         next(calls)()
     torch.cuda.synchronize()
-    return 1e3 * statistics.median(times), count / (time.perf_counter() - begin)
+    return count / (time.perf_counter() - begin)
 
 
 def _clients(port: int, bodies: list[list[str]]) -> list[list[float]]:
