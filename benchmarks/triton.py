@@ -41,15 +41,17 @@ Round = dict[str, dict[str, float]]
 
 
 @contextmanager
-def servers(package: Path, folder: Path, threads: int) -> Iterator[dict[str, Server]]:
-    """Runs both servers."""
+def servers(package: Path, folder: Path, threads: int, instances: int) -> Iterator[dict[str, Server]]:
+    """Runs both servers, each with so many calls at a time."""
     cores, environment = os.sched_getaffinity(0), {"OMP_NUM_THREADS": str(threads)}
     repository = folder / f"{package.stem}-repository"
-    write_triton_models(package, repository)
+    (model,) = write_triton_models(package, repository)
+    with (model.folder / "config.pbtxt").open("a") as config:
+        config.write(f"instance_group {{ kind: KIND_CPU count: {instances} }}\n")
     ports = [free_port() for _ in range(3)]
     start = triton_command(repository, options=[f"--http-port={ports[0]}", f"--grpc-port={ports[1]}"])
     triton = [*start.arguments, "--allow-metrics=false"]
-    serve = serve_command(package, ports[2])
+    serve = serve_command(package, ports[2], "--runners", str(instances))
     with (
         running(
             triton, ports[0], cores=cores, log=folder / "triton.log", environment={**environment, **start.environment}
@@ -90,7 +92,7 @@ def measure(package: Path, sizes: str, options: argparse.Namespace, folder: Path
     """Returns every round."""
     asked, rounds = workload(package, sizes), []
     request = asked.infer_request()
-    with servers(package, folder, options.model_threads) as found:
+    with servers(package, folder, options.model_threads, options.instances) as found:
         for server in found.values():
             while (
                 Connection(server.port).request(request)[0] == 503
@@ -109,6 +111,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=2.0)
     parser.add_argument("--model-threads", type=int, default=1)
+    parser.add_argument("--instances", type=int, default=1, help="calls that a server runs at a time")
     parser.add_argument("-o", "--output", type=Path)
     options = parser.parse_args()
     results: dict[str, list[Round]] = {}
@@ -127,7 +130,8 @@ def main() -> None:
         import msgspec
 
         machine = msgspec.to_builtins(describe(torch.device("cpu")))
-        document = {"machine": machine, "model_threads": options.model_threads, "rounds": results}
+        document = {"machine": machine, "model_threads": options.model_threads, "instances": options.instances}
+        document["rounds"] = results
         options.output.write_text(json.dumps(document, indent=1) + "\n")
 
 

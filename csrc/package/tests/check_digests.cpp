@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "package/crc32.cpp"
+#include "package/libcrypto.cpp"
 #include "package/sha256.cpp"
 
 using namespace exportkit;
