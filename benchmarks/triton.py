@@ -44,7 +44,7 @@ Round = dict[str, dict[str, float]]
 def servers(package: Path, folder: Path, threads: int, instances: int) -> Iterator[dict[str, Server]]:
     """Runs both servers, each with so many calls at a time."""
     cores, environment = os.sched_getaffinity(0), {"OMP_NUM_THREADS": str(threads)}
-    repository = folder / f"{package.stem}-repository"
+    repository = Path(tempfile.mkdtemp(dir=folder))
     (model,) = write_triton_models(package, repository)
     with (model.folder / "config.pbtxt").open("a") as config:
         config.write(f"instance_group {{ kind: KIND_CPU count: {instances} }}\n")
