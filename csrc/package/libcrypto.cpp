@@ -11,8 +11,8 @@ namespace {
 
 constexpr const char* kName = "libcrypto.so.3";
 
-// Its calls of its own functions must not reach those of another OpenSSL in the process, which some wheels bring under
-// another name: RTLD_DEEPBIND. Sanitizers end a process that opens something so.
+// Some wheels bring another OpenSSL under another name. With RTLD_DEEPBIND, libcrypto calls its own functions and not
+// that one's, which would crash. Sanitizers end a process that uses this flag.
 int binding() {
   const bool sanitized = dlsym(RTLD_DEFAULT, "__asan_init") != nullptr || dlsym(RTLD_DEFAULT, "__tsan_init") != nullptr;
   return RTLD_NOW | RTLD_LOCAL | (sanitized ? 0 : RTLD_DEEPBIND);

@@ -15,8 +15,8 @@ inline constexpr size_t kSmallFileBytes = size_t{64} << 10;
 std::optional<std::string> read_limited(const std::filesystem::path& path, bool guarded = false,
                                         size_t most = kSmallFileBytes);
 
-// Says what is wrong with a file, such as "cannot be read: Permission denied". Call it in a handler of what
-// `read_limited` or a JsonReader threw. It throws any other exception again.
+// Says what is wrong with a file, such as "cannot be read: Permission denied". Call it where you catch an exception of
+// `read_limited` or of a JsonReader. It rethrows any other.
 std::string file_problem();
 
 // Reads a signature file of either form without checking it; nothing if there is no file. SignatureError if it is too

@@ -9,7 +9,7 @@ namespace {
 // torch's own OpenMP library, which compiled code uses as well, and the MKL in torch. Null where torch has none.
 struct Setters {
   void (*of_openmp)(int);
-  int (*of_mkl)(int);  // returns what was set before; 0 if nothing was
+  int (*of_mkl)(int);  // returns the number before; 0 if none was set
 };
 
 const Setters& setters() {

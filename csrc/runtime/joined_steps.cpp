@@ -14,7 +14,7 @@ namespace {
 
 using Tensors = std::vector<at::Tensor>;
 
-// Runs a call and waits for it. It has memory of its own for what it refuses, so that no other call is told.
+// Runs a call and waits for it. The call notes refused values in the workspace's own memory, where no other call looks.
 Tensors run_and_wait(const Model::Impl& model, size_t method, const Tensors& inputs, StateInUse state,
                      Workspace& workspace) {
   if (!workspace.refused) workspace.refused = model.code.get(method)->session_memory();
@@ -39,8 +39,8 @@ void make_room(Workspace& workspace, const Model::Impl& model, size_t method, co
   workspace.rows = grown;
 }
 
-// Copies the state of sessions to their places among that of all; or what the call has written, back. A GPU gets one
-// launch for many tensors.
+// Copies each session's state into the state of all. With `back`, copies what the call wrote to the sessions. A GPU
+// gets one launch for many tensors.
 void copy_state(const std::vector<StateUse>& uses, const std::vector<Session::Impl*>& sessions, const Tensors& all,
                 bool back) {
   Tensors to, from;

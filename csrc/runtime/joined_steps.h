@@ -1,4 +1,4 @@
-// Runs one call for several sessions: the rows of their state are gathered, and what is written goes back.
+// Runs one call for several sessions: gathers the rows of their state, and writes back what the call wrote.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -10,9 +10,9 @@
 
 namespace exportkit {
 
-// Runs a method whose rows are those of `row_rule`, with the inputs of all sessions. The caller has their turns. The
-// state is gathered into the workspace. Sessions change after the call has ended without an error, and its outputs have
-// the rows of all: ModelRunError, RefusedValueError.
+// Runs a method that has rows by `row_rule`. `inputs` have the rows of all sessions, whose turns the caller holds. The
+// workspace keeps the gathered state. No session changes if the call fails, or if its outputs do not have all rows:
+// ModelRunError, RefusedValueError.
 std::vector<at::Tensor> run_joined(const Model::Impl& model, size_t method, const std::vector<Session::Impl*>& sessions,
                                    const std::vector<at::Tensor>& inputs, Workspace& workspace);
 

@@ -127,13 +127,18 @@ def test_threads_hear_of_their_own_values_alone(words):
     assert not problems
 
 
+class Misplaced(Ask):
+    """A request that says of memory of the CPU that it is the GPU's."""
+
+    def c(self) -> Request:
+        request = super().c()
+        request.inputs[0].pieces[0].device = Device(CUDA, 0)
+        return request
+
+
 def test_memory_that_is_not_where_it_is_said_to_be_fails_its_request(words):
     given = ids(2)
-    ask = Ask([given])
-    request = ask.c()
-    request.inputs[0].pieces[0].device = Device(CUDA, 0)
-    ask.c = lambda: request  # type: ignore[method-assign]
-    results = run_requests(words, [ask, Ask([given])], 0)
+    results = run_requests(words, [Misplaced([given]), Ask([given])], 0)
     assert codes(results) == [INPUT, 0]
 
 

@@ -147,8 +147,8 @@ EXPORTKIT_API int exportkit_close(exportkit_model model, exportkit_error** error
 typedef struct exportkit_size_range {
   int64_t min, max, step;
   const char* text; /* such as "16*gh", where gh is the same number in all tensors; "?" if unknown */
-  /* The size is scale * the number of the dimension + offset. `dimension` is its index among those of the method, or of
-   * the state; -1 if the size is fixed or unknown. */
+  /* The size is scale * n + offset, where n is the number of a dimension. `dimension` is the index of that dimension in
+   * the method's or the state's list; -1 if the size is fixed or unknown. */
   int64_t dimension, scale, offset;
 } exportkit_size_range;
 
@@ -237,7 +237,7 @@ EXPORTKIT_API int exportkit_describe(exportkit_model model, const exportkit_desc
 /* Flags of exportkit_run_options.
  * HOST_TENSORS: inputs on the CPU are copied to the model's device, and outputs to the CPU; the call waits for them.
  * CONTIGUOUS_OUTPUTS: outputs are row-major without gaps. Without this flag, their strides may be any.
- * OWN_STREAM: a CUDA model runs on a stream that belongs to the calling thread, beside those of other threads.
+ * OWN_STREAM: a CUDA model runs on a stream of the calling thread, so that threads do not wait for one another.
  * exportkit_synchronize waits for it with the same flag. */
 #define EXPORTKIT_HOST_TENSORS UINT64_C(1)
 #define EXPORTKIT_CONTIGUOUS_OUTPUTS UINT64_C(2)
@@ -391,14 +391,14 @@ typedef struct exportkit_answers {
 } exportkit_answers;
 
 /* Runs a method for several requests, and waits until all have ended. Each is checked by itself: a wrong one fails
- * alone. Those whose shapes differ in their rows only run as one call of up to `most` rows, in their order, and each in
- * a call of its own if that fails. `most` is what exportkit_try_rows found; with 0, each request runs by itself. So it
- * does if the method, or its state, has no rows. Requests of one session run one after the other. A call of several
- * that fails changes no session; what a call of one does to its session, exportkit_session_run says.
+ * alone. Requests whose shapes differ only in the number of rows share a call of up to `most` rows, in their order. If
+ * that call fails, each of them runs again by itself. `most` is what exportkit_try_rows found. Every request runs by
+ * itself if it is 0, or if the method or its state has no rows. Requests of one session run one after the other. A
+ * shared call that fails changes no session; a request by itself does what exportkit_session_run says.
  *
- * An input in one piece that is aligned to its elements, and on a GPU to 16 bytes, is read where it is if its request
- * runs by itself. Other pieces are copied once. A method that writes into an input takes no requests. An error that is
- * returned concerns all requests: none was run, and none has an error. Of the flags of `options`, only
+ * If a request runs by itself, an input in one piece is read where it lies, if it is aligned to its elements, and on a
+ * GPU to 16 bytes. Other pieces are copied once. Methods that write into an input are refused. A returned error
+ * concerns all requests: none was run, and none has an error of its own. Of the flags of `options`, only
  * EXPORTKIT_OWN_STREAM may be set. */
 EXPORTKIT_API int exportkit_run_requests(exportkit_model model, const char* method, exportkit_request* const* requests,
                                          size_t request_count, int64_t most, const exportkit_answers* answers,
