@@ -17,14 +17,6 @@ from tests.serve.engine import rows, ticker
 from tests.triton_backend.triton_server import Triton
 
 
-@pytest.fixture(scope="session", autouse=True)
-def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """What is unpacked here is not in the user's cache."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("EXPORTKIT_CACHE", str(tmp_path_factory.mktemp("cache")))
-        yield
-
-
 @pytest.fixture(scope="session")
 def triton(tmp_path_factory: pytest.TempPathFactory, starts_process: None) -> Iterator[Triton]:
     """A server without models, that has crashed in no test."""
