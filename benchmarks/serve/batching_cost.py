@@ -12,32 +12,32 @@ from __future__ import annotations
 import statistics
 import time
 
-from exportkit.serve.batching.batcher import Batcher, Ticket
-from exportkit.serve.batching.tickets import BatchLimits
+from exportkit.serve.batching.batcher import Batcher
+from exportkit.serve.batching.pending import BatchLimits, PendingRequest
 
 ROUNDS, REQUESTS = 7, 20_000
 
 
-def bucket(shape: int) -> tuple[object, ...]:
+def shape(shape: int) -> tuple[object, ...]:
     """As an engine names one: name, dtype and shape of each input."""
     return (("pixels", "FP32", (3, shape, shape)), ("weights", "FP32", (3,)))
 
 
 def round_trip(*, waiting: int, max_rows: int, shapes: int, timeout: float | None, cancelled: bool) -> float:
     """Returns seconds for each request."""
-    batcher: Batcher[int] = Batcher(BatchLimits(max_queued_rows=2 * waiting + 2 * max_rows), max_rows)
-    tickets = []
+    batcher: Batcher[PendingRequest] = Batcher(BatchLimits(max_queued_rows=2 * waiting + 2 * max_rows), max_rows)
+    requests = []
     for index in range(REQUESTS):
         now = index * 1e-4
         deadline = None if timeout is None else now + timeout
-        tickets.append(Ticket(index, bucket(index % shapes), 1, 1000, 2, deadline, now))
+        requests.append(PendingRequest(shape(index % shapes), 1, 1000, 2, deadline, now))
     start = time.process_time()
-    for ticket in tickets:
-        now = ticket.arrived
-        batcher.submit(ticket)
+    for pending in requests:
+        now = pending.arrived
+        batcher.submit(pending)
         if cancelled:
             if batcher.queued_rows > waiting:
-                batcher.cancel(ticket)
+                batcher.cancel(pending)
         else:
             while batcher.queued_rows > waiting + max_rows:
                 batch = batcher.take(now)

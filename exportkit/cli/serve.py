@@ -234,7 +234,7 @@ def _serve_on_ray(asked: ServeOptions, as_json: bool) -> None:
 
 
 def _options(**given: Any) -> ServeOptions:
-    from exportkit.serve.batching.tickets import BatchLimits
+    from exportkit.serve.batching.pending import BatchLimits
     from exportkit.serve.sequences.table import SequenceLimits
     from exportkit.serve.serve_options import ListenOptions, LoadOptions, ServeOptions
 

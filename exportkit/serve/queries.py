@@ -36,7 +36,9 @@ class Queries:
 
     def metadata(self, name: str, version: str) -> dict[str, Any]:
         """Returns the metadata of a model."""
-        return self.repository.named(name, version).metadata()
+        asked = self.repository.named(name, version)
+        versions = [model.version for model in self.repository.models() if model.name == asked.name]
+        return {**asked.metadata(), "versions": versions or [asked.version]}
 
     def config(self, name: str, version: str) -> dict[str, Any]:
         """Returns the configuration of a model."""

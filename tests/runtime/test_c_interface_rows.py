@@ -10,10 +10,9 @@ import torch
 
 import exportkit
 from exportkit.package import manifest as m
-from exportkit.serve.engine.batchable import batch_dimension
-from exportkit.serve.engine.model_copy import ModelCopy
-from exportkit.serve.engine.step_batches import step_dimension, try_steps
-from exportkit.serve.engine.warm_up import try_batches
+from exportkit.serve.engine.batchable import row_dimension
+from exportkit.serve.engine.replica import Replica
+from exportkit.serve.engine.row_trials import try_batches, try_steps
 from tests.artifacts import artifact
 from tests.runtime import c_interface, counting, everything, tiny
 from tests.runtime.c_interface import Refused
@@ -36,7 +35,7 @@ def by_manifest(model: c_interface.Model, name: str) -> str:
 def agree(library: c_interface.Library, package: Path) -> None:
     with library.open(package) as model, exportkit.load(package) as loaded:
         for method in loaded.manifest.methods:
-            wanted = step_dimension(loaded.manifest, method) if method.state else batch_dimension(method.call)
+            wanted = row_dimension(loaded.manifest, method)
             assert by_manifest(model, method.name) == (wanted if isinstance(wanted, str) else wanted.name)
 
 
@@ -110,15 +109,19 @@ def test_state_of_one_size_has_no_rows(c_library, tmp_path):
 
 def of_server(package: Path, most: int) -> tuple[int, str | None]:
     """What the server finds."""
-    copy = ModelCopy(lambda: exportkit.load(package))
+    replica = Replica(lambda: exportkit.load(package))
     try:
-        method = copy.method
-        found = step_dimension(copy.model.manifest, method) if method.state else batch_dimension(method.call)
+        method = replica.model.manifest.method()
+        found = row_dimension(replica.model.manifest, method)
         assert isinstance(found, m.Dimension)
-        tried = (try_steps if method.state else try_batches)(copy, found, min(most, found.max))
+        most = min(most, found.max)
+        if method.state:
+            tried = try_steps(replica.model, method.name, found, most)
+        else:
+            tried = try_batches(replica, method.name, found, most)
         return (tried.max_rows, None) if tried.enabled else (0, tried.reason)
     finally:
-        copy.close()
+        replica.close()
 
 
 def same(one: str | None, other: str | None) -> bool:

@@ -1,4 +1,4 @@
-"""Whether requests of a bucket are answered faster together than one by one, as their times show.
+"""Whether requests of a shape are answered faster together than one by one, as their times show.
 
 On a GPU a batch nearly always is. On a CPU it may gain nothing, and its inputs are copied to bring them together.
 """
@@ -9,7 +9,7 @@ from collections import OrderedDict, deque
 from collections.abc import Hashable, Iterable
 from dataclasses import dataclass, field
 
-from exportkit.serve.batching.estimates import MOST_BUCKETS
+from exportkit.serve.batching.estimates import MOST_SHAPES
 
 LEAST_GAIN = 0.05  # One by one must be faster by this part, because batches spare work outside of the model too.
 # So much of the time is spent on trials of the slower way, as either may have changed; less if it is a lot slower.
@@ -43,7 +43,7 @@ class _Timing:
 
 
 @dataclass
-class _Bucket:
+class _Shape:
     """Both ways, and their trials.
 
     Attributes:
@@ -98,24 +98,24 @@ def _lower_quartile(times: Iterable[float]) -> float:
 
 
 class BatchBenefit:
-    """The times of both ways, for the buckets that ran last."""
+    """The times of both ways, for the shapes that ran last."""
 
     def __init__(self) -> None:
-        self._buckets: OrderedDict[Hashable, _Bucket] = OrderedDict()
+        self._shapes: OrderedDict[Hashable, _Shape] = OrderedDict()
 
-    def record(self, bucket: Hashable, requests: int, rows: int, seconds: float) -> None:
+    def record(self, shape: Hashable, requests: int, rows: int, seconds: float) -> None:
         """Records the time of a batch of `requests` requests with `rows` rows."""
-        known = self._buckets.get(bucket)
+        known = self._shapes.get(shape)
         if known is None:
-            known = self._buckets[bucket] = _Bucket()
-        self._buckets.move_to_end(bucket)
-        if len(self._buckets) > MOST_BUCKETS:
-            self._buckets.popitem(last=False)
+            known = self._shapes[shape] = _Shape()
+        self._shapes.move_to_end(shape)
+        if len(self._shapes) > MOST_SHAPES:
+            self._shapes.popitem(last=False)
         (known.alone if requests == 1 else known.together).add(rows, seconds)
         known.requests = requests
         known.since_trial += seconds
 
-    def decide_together(self, bucket: Hashable) -> bool:
+    def decide_together(self, shape: Hashable) -> bool:
         """Decides whether the next of several requests run together, which may be a run of a trial or begin one."""
-        known = self._buckets.get(bucket)
+        known = self._shapes.get(shape)
         return known is None or known.decide_together()

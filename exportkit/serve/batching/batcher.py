@@ -9,27 +9,23 @@ from __future__ import annotations
 import math
 from collections import OrderedDict
 from collections.abc import Hashable, Iterator
-from typing import Generic, TypeVar
+from itertools import chain
+from typing import Generic
 
 from exportkit.serve.batching.batch_benefit import BatchBenefit
 from exportkit.serve.batching.estimates import Estimates
-from exportkit.serve.batching.lanes import Lane, Schedule, Waiter
-from exportkit.serve.batching.tickets import Batch, BatchLimits, Ticket
+from exportkit.serve.batching.pending import Batch, BatchLimits, R
+from exportkit.serve.batching.shape_queues import Schedule, ShapeQueue
 
-__all__ = ["Batch", "Batcher", "BatcherFullError", "Ticket"]
-
-T = TypeVar("T")
-
-MOST_PASSED_OVER = (
-    8  # So many batches in a row may pass over the request that has waited longest, for a higher priority.
-)
+# So many batches in a row may pass over the request that has waited longest, for a higher priority.
+MOST_PASSED_OVER = 8
 
 
 class BatcherFullError(Exception):
     """As many rows or bytes wait as may."""
 
 
-class Batcher(Generic[T]):
+class Batcher(Generic[R]):
     """The queue of one model.
 
     No request waits while a runner is free, unless `max_delay` says so. A batch is closed when a runner takes it.
@@ -39,28 +35,27 @@ class Batcher(Generic[T]):
         """Nothing waits.
 
         Args:
-            limits: The limits.
-            max_rows: The most rows of a batch; 1 where the model is not batched. The limits may lower it.
+            limits: What may wait, and for how long.
+            max_rows: The most rows of a batch; 1 where the model is not batched.
         """
         self._limits = limits
-        self._max_rows = max_rows if limits.max_rows is None else min(max_rows, limits.max_rows)
+        self._max_rows = max_rows
         self._estimates = Estimates()
         self._benefit = BatchBenefit()
-        self._waiters: OrderedDict[Ticket[T], Waiter[T]] = OrderedDict()  # in the order of their numbers
-        self._lanes: dict[Hashable, Lane[T]] = {}  # those in which a request waits
-        self._heads: Schedule[T] = Schedule()  # by priority; has the first request of each lane that may run
-        self._latest_starts: Schedule[T] = Schedule()  # of the requests with a deadline
-        self._delays: Schedule[T] = Schedule()  # by when they end; empty without `max_delay`
-        self._late: dict[Ticket[T], None] = {}  # found by `take`, not returned by `late` yet
+        self._waiting: OrderedDict[int, R] = OrderedDict()  # by number
+        self._queues: dict[Hashable, ShapeQueue[R]] = {}  # those in which a request waits
+        self._heads = Schedule(self._waiting)  # by priority; has the first request of each queue that may run
+        self._latest_starts = Schedule(self._waiting)  # of the requests with a deadline
+        self._delays = Schedule(self._waiting)  # by when they end; empty without `max_delay`
+        self._late: dict[R, None] = {}  # found by `take`, not returned by `late` yet
         self._number = 0
         self._passed_over = 0
         self._rows = 0
         self._bytes = 0
 
-    @property
-    def max_rows(self) -> int:
-        """The most rows of a batch, and so of a request."""
-        return self._max_rows
+    def __iter__(self) -> Iterator[R]:
+        """Yields the requests that wait."""
+        return iter([*self._waiting.values(), *self._late])
 
     @property
     def queued_rows(self) -> int:
@@ -77,82 +72,68 @@ class Batcher(Generic[T]):
         """Whether `take` may return a batch: not if all wait for others. To wake a runner for nothing is costly."""
         return self._heads.first() is not None
 
-    @property
-    def delay(self) -> float:
-        """Seconds after which a request without a deadline waits for others no more; infinite: it does not at all."""
-        return self._limits.max_delay if self._limits.max_delay > 0 else math.inf
-
-    @property
-    def timed(self) -> bool:
-        """Whether the time alone may change what waits: a request has a deadline, or waits for others."""
-        return bool(self._late or self._latest_starts or self._delays)
-
-    def submit(self, ticket: Ticket[T]) -> None:
+    def submit(self, request: R) -> None:
         """Puts a request into the queue. An empty queue takes every request that a batch has room for.
 
         Raises:
             BatcherFullError: As many rows or bytes wait as may.
-            ValueError: The request has more rows than a batch or none, its deadline is NaN, or it waits already.
+            ValueError: The request has more rows than a batch or none, or its deadline is NaN.
         """
-        self._check(ticket)
-        lane = self._lanes.get(ticket.bucket)
-        if lane is None:
-            lane = self._lanes[ticket.bucket] = Lane(ticket.bucket)
+        self._check(request)
         self._number += 1
-        waiter = self._waiters[ticket] = Waiter(ticket, lane, self._number)
-        first = lane.add(waiter)
-        self._rows += ticket.rows
-        self._bytes += ticket.size
-        latest = self._latest_start(ticket, ticket.arrived)
+        request.number = self._number
+        self._waiting[request.number] = request
+        queue = self._queues.get(request.shape)
+        if queue is None:
+            queue = self._queues[request.shape] = ShapeQueue(request.shape)
+        first = queue.add(request)
+        self._rows += request.rows
+        self._bytes += request.size
+        latest = self._latest_start(request, request.arrived)
         if latest < math.inf:
-            self._latest_starts.push(latest, waiter)
+            self._latest_starts.push(latest, request.number)
         if self._limits.max_delay > 0:
             # At most half of the time that the deadline leaves is spent on waiting for others.
-            delay = min(self._limits.max_delay, max(0.0, latest - ticket.arrived) / 2)
-            self._delays.push(ticket.arrived + delay, waiter)
-        if first or lane.rows >= self._max_rows:
-            self._list_head(lane)
+            delay = min(self._limits.max_delay, max(0.0, latest - request.arrived) / 2)
+            self._delays.push(request.arrived + delay, request.number)
+        if first or queue.rows >= self._max_rows:
+            self._list_head(queue)
 
-    def take(self, now: float) -> Batch[T] | None:
+    def take(self, now: float) -> Batch[R] | None:
         """Returns what a free runner should run now, or None. Late requests are never in it: see `late`."""
         self._end_delays(now)
-        while True:
-            first = self._choose()
-            if first is None:
-                return None
-            lane = first.lane
-            tickets = self._fill(first, now)
-            if tickets:
-                return Batch(lane.bucket, tickets, now)
+        while (first := self._choose()) is not None:
+            if requests := self._fill(first, now):
+                return Batch(first.shape, requests, now)
+        return None
 
-    def finished(self, batch: Batch[T], seconds: float) -> None:
+    def finished(self, batch: Batch[R], seconds: float) -> None:
         """Records how long a batch took, for expecting which requests will be late, and which gain by a batch."""
-        self._estimates.record(batch.bucket, batch.rows, seconds, batch.taken + seconds)
+        self._estimates.record(batch.shape, batch.rows, seconds, batch.taken + seconds)
         if self._max_rows > 1:
-            self._benefit.record(batch.bucket, len(batch.tickets), batch.rows, seconds)
+            self._benefit.record(batch.shape, len(batch.requests), batch.rows, seconds)
 
-    def cancel(self, ticket: Ticket[T]) -> bool:
+    def cancel(self, request: R) -> bool:
         """Removes a request that waits. Returns False if it runs or ran."""
-        if ticket in self._late:
-            del self._late[ticket]
+        if request in self._late:
+            del self._late[request]
             return True
-        waiter = self._waiters.get(ticket)
-        if waiter is None:
+        if request.number not in self._waiting:
             return False
-        self._remove(waiter.lane, [waiter])
+        self._remove([request])
         return True
 
-    def late(self, now: float) -> list[Ticket[T]]:
+    def late(self, now: float) -> list[R]:
         """Removes and returns the requests whose deadline passed, or will have passed when they could be answered."""
         late, self._late = list(self._late), {}
         while (first := self._latest_starts.first()) is not None and first[0] <= now:
-            waiter = first[1]
+            request = self._waiting[first[1]]
             self._latest_starts.pop()
-            latest = self._latest_start(waiter.ticket, now)
+            latest = self._latest_start(request, now)
             if latest <= now:
-                late += self._remove(waiter.lane, [waiter])
+                late += self._remove([request])
             else:  # batches have become faster since
-                self._latest_starts.push(latest, waiter)
+                self._latest_starts.push(latest, request.number)
         return late
 
     def next_event(self, now: float) -> float | None:
@@ -162,69 +143,66 @@ class Batcher(Generic[T]):
         firsts = [first[0] for first in (self._latest_starts.first(), self._delays.first()) if first is not None]
         return max(now, min(firsts)) if firsts else None
 
-    def _check(self, ticket: Ticket[T]) -> None:
-        if not 1 <= ticket.rows <= self._max_rows:
-            raise ValueError(f"the request has {ticket.rows} rows, and a batch has 1 to {self._max_rows}")
-        if ticket.deadline is not None and math.isnan(ticket.deadline):
+    def _check(self, request: R) -> None:
+        if not 1 <= request.rows <= self._max_rows:
+            raise ValueError(f"the request has {request.rows} rows, and a batch has 1 to {self._max_rows}")
+        if request.deadline is not None and math.isnan(request.deadline):
             raise ValueError("the request's deadline is not a number")
-        if ticket in self._waiters or ticket in self._late:
-            raise ValueError("the request waits already")
         limits = self._limits
-        if self._waiters and self._rows + ticket.rows > limits.max_queued_rows:
+        if self._waiting and self._rows + request.rows > limits.max_queued_rows:
             raise BatcherFullError(
-                f"{self._rows} rows wait, and at most {limits.max_queued_rows} may: no room for {ticket.rows} more"
+                f"{self._rows} rows wait, and at most {limits.max_queued_rows} may: no room for {request.rows} more"
             )
-        if self._waiters and self._bytes + ticket.size > limits.max_queued_bytes:
+        if self._waiting and self._bytes + request.size > limits.max_queued_bytes:
             raise BatcherFullError(
-                f"{self._bytes} bytes wait, and at most {limits.max_queued_bytes} may: no room for {ticket.size} more"
+                f"{self._bytes} bytes wait, and at most {limits.max_queued_bytes} may: no room for {request.size} more"
             )
 
-    def _latest_start(self, ticket: Ticket[T], now: float) -> float:
+    def _latest_start(self, request: R, now: float) -> float:
         """Returns the time at which it is too late to start a request, even alone."""
-        if ticket.deadline is None:
+        if request.deadline is None:
             return math.inf
-        return ticket.deadline - self._estimates.seconds(ticket.bucket, ticket.rows, now)
+        return request.deadline - self._estimates.seconds(request.shape, request.rows, now)
 
-    def _may_run(self, lane: Lane[T]) -> bool:
-        return not self._limits.max_delay > 0 or lane.overdue > 0 or lane.rows >= self._max_rows
+    def _may_run(self, queue: ShapeQueue[R]) -> bool:
+        return not self._limits.max_delay > 0 or queue.overdue > 0 or queue.rows >= self._max_rows
 
     def _end_delays(self, now: float) -> bool:
         """Finds the requests that have waited for others as long as they may. Returns whether there were new ones."""
-        if not self._limits.max_delay > 0:
-            return False
         found = False
         while (first := self._delays.first()) is not None and first[0] <= now:
             self._delays.pop()
-            waiter = first[1]
-            waiter.overdue = True
-            waiter.lane.overdue += 1
-            self._list_head(waiter.lane)
+            request = self._waiting[first[1]]
+            queue = self._queues[request.shape]
+            request.overdue = True
+            queue.overdue += 1
+            self._list_head(queue)
             found = True
         return found
 
-    def _list_head(self, lane: Lane[T]) -> None:
-        """Lists the first request of a lane among those from which the next batch is chosen, if the lane may run."""
-        if self._may_run(lane):
-            head = next(iter(lane), None)
+    def _list_head(self, queue: ShapeQueue[R]) -> None:
+        """Lists the first request of a queue among those from which the next batch is chosen, if the queue may run."""
+        if self._may_run(queue):
+            head = next(iter(queue), None)
             if head is not None and not head.listed:
                 head.listed = True
-                self._heads.push(head.ticket.priority, head)
+                self._heads.push(head.priority, head.number)
 
-    def _choose(self) -> Waiter[T] | None:
-        """Returns the request with which the next batch begins: the oldest of the highest priority, in any lane.
+    def _choose(self) -> R | None:
+        """Returns the request with which the next batch begins: the oldest of the highest priority, of any shape.
 
         One of `MOST_PASSED_OVER` + 1 batches begins with the oldest request of all, so that no priority waits for ever.
         """
         while (first := self._heads.first()) is not None:
-            head = first[1]
-            if self._may_run(head.lane):
+            head = self._waiting[first[1]]
+            if self._may_run(self._queues[head.shape]):
                 break
             self._heads.pop()
             head.listed = False
         else:
             return None
-        oldest = next(iter(self._waiters.values()))
-        if oldest is head or not self._may_run(oldest.lane):
+        oldest = next(iter(self._waiting.values()))
+        if oldest is head or not self._may_run(self._queues[oldest.shape]):
             return head
         self._passed_over += 1
         if self._passed_over <= MOST_PASSED_OVER:
@@ -232,64 +210,52 @@ class Batcher(Generic[T]):
         self._passed_over = 0
         return oldest
 
-    def _fill(self, first: Waiter[T], now: float) -> tuple[Ticket[T], ...]:
-        """Removes the requests of the next batch from the queue, and those of its lane that are too late to start.
+    def _fill(self, first: R, now: float) -> tuple[R, ...]:
+        """Removes the requests of the next batch from the queue, and those of its shape that are too late to start.
 
-        A request that does not fit is passed over by younger ones that do. It then begins the lane's next batch, or is
+        A request that does not fit is passed over by younger ones that do. It then begins its shape's next batch, or is
         nearer to it, so it is passed over no more often than there were requests before it.
         """
-        chosen: list[Waiter[T]] = []
-        late: list[Waiter[T]] = []
+        chosen: list[R] = []
+        late: list[R] = []
         rows, misfits = 0, 0
         deadline = math.inf
-        for waiter in _beginning_with(first):
-            ticket = waiter.ticket
-            if self._latest_start(ticket, now) <= now:
-                late.append(waiter)
+        for request in chain([first], (each for each in self._queues[first.shape] if each is not first)):
+            if self._latest_start(request, now) <= now:
+                late.append(request)
                 continue
-            together = rows + ticket.rows
-            until = deadline if ticket.deadline is None else min(deadline, ticket.deadline)
-            if together <= self._max_rows and self._ready_by(until, ticket.bucket, together, now, alone=not chosen):
-                if len(chosen) == 1 and not self._decide_together(ticket.bucket):
+            together = rows + request.rows
+            until = deadline if request.deadline is None else min(deadline, request.deadline)
+            if together <= self._max_rows and self._ready_by(until, request.shape, together, now, alone=not chosen):
+                if len(chosen) == 1 and not self._decide_together(request.shape):
                     break
-                chosen.append(waiter)
+                chosen.append(request)
                 rows, deadline = together, until
             else:
                 misfits += 1
             if rows == self._max_rows or misfits > self._max_rows:  # a long look for a small gap does not pay
                 break
-        removed = self._remove(first.lane, late + chosen)
-        self._late.update(dict.fromkeys(removed[: len(late)]))
-        return tuple(removed[len(late) :])
+        self._remove(late + chosen)
+        self._late.update(dict.fromkeys(late))
+        return tuple(chosen)
 
-    def _decide_together(self, bucket: Hashable) -> bool:
+    def _decide_together(self, shape: Hashable) -> bool:
         """Decides whether a request runs with others. With `max_delay`, it was asked for."""
-        return self._limits.max_delay > 0 or self._benefit.decide_together(bucket)
+        return self._limits.max_delay > 0 or self._benefit.decide_together(shape)
 
-    def _ready_by(self, deadline: float, bucket: Hashable, rows: int, now: float, *, alone: bool) -> bool:
-        return alone or deadline == math.inf or now + self._estimates.seconds(bucket, rows, now) < deadline
+    def _ready_by(self, deadline: float, shape: Hashable, rows: int, now: float, *, alone: bool) -> bool:
+        return alone or deadline == math.inf or now + self._estimates.seconds(shape, rows, now) < deadline
 
-    def _remove(self, lane: Lane[T], waiters: list[Waiter[T]]) -> list[Ticket[T]]:
-        """Removes requests of a lane from the queue and returns them, in the same order."""
-        tickets = []
-        for waiter in waiters:
-            ticket = waiter.ticket
-            del self._waiters[ticket]
-            lane.remove(waiter)
-            waiter.leave()
-            self._rows -= ticket.rows
-            self._bytes -= ticket.size
-            tickets.append(ticket)
-        if lane.rows == 0:
-            del self._lanes[lane.bucket]
+    def _remove(self, requests: list[R]) -> list[R]:
+        """Removes requests of one shape from the queue, and returns them."""
+        queue = self._queues[requests[0].shape]
+        for request in requests:
+            del self._waiting[request.number]
+            queue.remove(request)
+            self._rows -= request.rows
+            self._bytes -= request.size
+        if queue.rows == 0:
+            del self._queues[queue.shape]
         else:
-            self._list_head(lane)
-        return tickets
-
-
-def _beginning_with(first: Waiter[T]) -> Iterator[Waiter[T]]:
-    """Yields the requests of a lane in their order, one of them before all others."""
-    yield first
-    for waiter in first.lane:
-        if waiter is not first:
-            yield waiter
+            self._list_head(queue)
+        return requests

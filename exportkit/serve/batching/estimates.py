@@ -15,7 +15,7 @@ OUTLIER = 4.0  # A batch that took longer than so many times the mean counts as 
 SHORTEST = 1e-3  # seconds; or a mean of zero would make every later batch an outlier
 TRUST = 10.0  # A mean is believed for so many times itself after its last measurement,
 TRUST_AT_LEAST, TRUST_AT_MOST = 1.0, 60.0  # within these seconds.
-MOST_BUCKETS = 256
+MOST_SHAPES = 256
 
 
 @dataclass
@@ -46,19 +46,19 @@ class _Mean:
 
 
 class Estimates:
-    """The expected time of a batch by its bucket and rows, for the buckets that ran last."""
+    """The expected time of a batch by its shape and rows, for the shapes that ran last."""
 
-    def __init__(self, most_buckets: int = MOST_BUCKETS) -> None:
-        self._most = most_buckets
+    def __init__(self, most_shapes: int = MOST_SHAPES) -> None:
+        self._most = most_shapes
         self._means: OrderedDict[Hashable, dict[int, _Mean]] = OrderedDict()
 
     def __len__(self) -> int:
         return len(self._means)
 
-    def record(self, bucket: Hashable, rows: int, seconds: float, now: float) -> None:
+    def record(self, shape: Hashable, rows: int, seconds: float, now: float) -> None:
         """Records that a batch of `rows` rows took `seconds` and was ready at `now`."""
-        means = self._means.setdefault(bucket, {})
-        self._means.move_to_end(bucket)
+        means = self._means.setdefault(shape, {})
+        self._means.move_to_end(shape)
         if len(self._means) > self._most:
             self._means.popitem(last=False)
         mean = means.get(_power(rows))
@@ -67,9 +67,9 @@ class Estimates:
         else:
             mean.add(seconds, now)
 
-    def seconds(self, bucket: Hashable, rows: int, now: float) -> float:
+    def seconds(self, shape: Hashable, rows: int, now: float) -> float:
         """Returns the time that a batch will take, or that a smaller one took; 0.0 if that is not known."""
-        means = self._means.get(bucket)
+        means = self._means.get(shape)
         if means is not None:
             for power in range(_power(rows), -1, -1):
                 mean = means.get(power)

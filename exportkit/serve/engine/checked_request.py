@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import functools
+import time
 import warnings
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -15,9 +17,16 @@ from exportkit.errors import InputError
 from exportkit.package.manifest import Call, TensorInput, TensorOutput
 from exportkit.package.structure import builder
 from exportkit.runtime.inputs import InputPlan, describe_tensor
+from exportkit.serve.batching.pending import PendingRequest
+from exportkit.serve.engine.held_session import HeldSession
+from exportkit.serve.engine.statistics import Statistics
 from exportkit.serve.protocol.datatypes import datatype_of
-from exportkit.serve.protocol.inference import InferRequest, InputTensor
-from exportkit.serve.statuses import BackendError, BadRequestError, NotOfferedError
+from exportkit.serve.protocol.inference import InferAnswer, InferRequest, InputTensor
+from exportkit.serve.statuses import BackendError, BadRequestError, DeadlineError, NotOfferedError, ServeError
+
+DEFAULT_PRIORITY = 2  # of a request with priority 0; only 1 is served before
+
+T = TypeVar("T")
 
 # torch warns once in a process of memory that is read-only. Nobody writes inputs, so the warning is used up here.
 with warnings.catch_warnings():
@@ -27,23 +36,62 @@ with warnings.catch_warnings():
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]  # positional and keyword arguments
 
 
-@dataclass(eq=False, slots=True)
-class CheckedRequest:
-    """A request that the model takes.
+Outcome = InferAnswer | ServeError
+"""The answer to a request, or why there is none."""
+
+
+@dataclass(eq=False)
+class CheckedRequest(PendingRequest):
+    """A request that the model takes, on its way through a queue and a runner to its answer.
 
     Attributes:
+        id: The client's id.
         inputs: The model's flat inputs, on the CPU, over the request's bytes.
-        rows: The size of the batch dimension; 1 where the model is not batched.
-        bucket: Requests with equal buckets may run together.
-        size: The bytes of the inputs.
         outputs: The places of the outputs that are wanted, in the order in which they are wanted.
+        session: That of the sequence whose step it is; None: it is none.
+        outcome: Gets the answer, in the event loop's thread. The queue sets it.
     """
 
+    id: str
     inputs: list[torch.Tensor]
-    rows: int
-    bucket: Hashable
-    size: int
     outputs: Sequence[int]
+    session: HeldSession | None = None
+    outcome: asyncio.Future[Outcome] = field(init=False)
+    _waits_in: Statistics | None = field(default=None, init=False)
+
+    def waits(self, counted: Statistics) -> None:
+        """Counts it as waiting, unless it is counted already."""
+        if self._waits_in is None:
+            self._waits_in = counted
+            counted.entered(self.rows, self.size)
+
+    def waits_no_more(self) -> None:
+        """Counts it as waiting no more."""
+        if self._waits_in is not None:
+            self._waits_in.left(self.rows, self.size)
+            self._waits_in = None
+
+    def end(self, outcome: Outcome) -> None:
+        """Tells the outcome, unless there is one or nobody waits for it any more."""
+        if not self.outcome.done():
+            self.outcome.set_result(outcome)
+
+    async def by_deadline(self, future: asyncio.Future[T | ServeError], late: str) -> T:
+        """Waits for a future, until the deadline at most.
+
+        Raises:
+            DeadlineError: The deadline passed. `late` is the message.
+            ServeError: The future has it.
+        """
+        left = None if self.deadline is None else self.deadline - time.monotonic()
+        try:
+            async with asyncio.timeout(left):
+                found = await future
+        except TimeoutError:
+            raise DeadlineError(late) from None
+        if isinstance(found, ServeError):
+            raise found
+        return found
 
 
 def arguments_of(call: Call) -> Callable[[Sequence[torch.Tensor]], Arguments]:
@@ -92,6 +140,7 @@ class RequestPlan:
         Raises:
             BadRequestError: The model does not take it. The message says what it takes.
             NotOfferedError: It belongs to a sequence, and the model keeps no state.
+            DeadlineError: Its time is over.
         """
         if request.sequence is not None and not self._stateful:
             raise NotOfferedError(
@@ -111,13 +160,23 @@ class RequestPlan:
             self._plan.check_shapes([tensor.shape for tensor in inputs])
         except InputError as error:
             raise BadRequestError(error.message, hint=error.hint) from error
-        size = sum(tensor.nbytes for tensor in inputs)
-        if not self._batched:
-            return CheckedRequest(inputs, 1, None, size, outputs)
-        rows = inputs[0].shape[0]
+        if request.timeout is not None and request.timeout <= 0:
+            raise DeadlineError("the request's timeout passed before it arrived")
+        now = time.monotonic()
+        rows = inputs[0].shape[0] if self._batched else 1
         # A request without rows runs alone: nothing is known about a batch with such a part.
-        bucket: Hashable = tuple(tensor.shape[1:] for tensor in inputs) if rows else object()
-        return CheckedRequest(inputs, max(rows, 1), bucket, size, outputs)
+        alike: Hashable = object() if not rows else tuple(tensor.shape[1:] for tensor in inputs)
+        return CheckedRequest(
+            shape=alike if self._batched else None,
+            rows=max(rows, 1),
+            size=sum(tensor.nbytes for tensor in inputs),
+            priority=request.priority or DEFAULT_PRIORITY,
+            deadline=None if request.timeout is None else now + request.timeout,
+            arrived=now,
+            id=request.id,
+            inputs=inputs,
+            outputs=outputs,
+        )
 
     def _wanted(self, names: Sequence[str] | None) -> Sequence[int]:
         if names is None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -12,30 +12,45 @@ import torch
 
 from exportkit.errors import ExportkitError
 from exportkit.package.archive import PackageReader
-from exportkit.package.manifest import Call, Dimension
+from exportkit.package.manifest import PackagedMethod
 from exportkit.runtime.loader import load
 from exportkit.runtime.model import Model
-from exportkit.serve.batching.tickets import BatchLimits
-from exportkit.serve.engine.batchable import Batching, batch_dimension
+from exportkit.serve.batching.pending import BatchLimits
+from exportkit.serve.engine.batchable import Batching, row_dimension
 from exportkit.serve.engine.folder import PackageFile
-from exportkit.serve.engine.loaded_package import LoadedCopies, LoadedPackage
-from exportkit.serve.engine.model_copy import ModelCopy, SharedModel
 from exportkit.serve.engine.model_description import ModelDescription
-from exportkit.serve.engine.servable import servable
-from exportkit.serve.engine.step_batches import step_dimension, try_steps
-from exportkit.serve.engine.warm_up import answer_cases, answer_sequences, try_batches
+from exportkit.serve.engine.replica import Replica
+from exportkit.serve.engine.row_trials import try_batches, try_steps
+from exportkit.serve.engine.servable import Servable, servable
+from exportkit.serve.engine.warm_up import answer_cases, answer_sequences
 from exportkit.serve.sequences.table import SequenceLimits
 from exportkit.serve.serve_options import LoadOptions
 
-_NOT_SHOWN = "the warm-up is off, which would show that rows do not influence one another"
+
+@dataclass(frozen=True, eq=False)
+class LoadedPackage:
+    """A package that a thread has loaded and warmed up.
+
+    Attributes:
+        replicas: The package on each device.
+        methods: The methods that are served.
+        offered: What is served and what is not.
+        warm_up: Whether the runners run a recorded case first.
+    """
+
+    replicas: tuple[Replica, ...]
+    methods: tuple[ModelDescription, ...]
+    offered: Servable
+    warm_up: bool = True
+
+    def close(self) -> None:
+        """Frees the replicas. Blocks."""
+        for replica in self.replicas:
+            replica.close()
 
 
 def load_copies(
-    package: PackageFile,
-    options: LoadOptions,
-    limits: BatchLimits,
-    weights: Path | None,
-    sequences: SequenceLimits | None = None,
+    package: PackageFile, options: LoadOptions, limits: BatchLimits, weights: Path | None, sequences: SequenceLimits
 ) -> LoadedPackage:
     """Loads a package, warms it up, and finds out whether its requests may run together, method by method.
 
@@ -44,51 +59,42 @@ def load_copies(
         options: How it is loaded.
         limits: What may run together.
         weights: A safetensors file that replaces the package's weights.
-        sequences: The limits of sequences. Default: those of an instance.
+        sequences: The limits of sequences.
 
     Raises:
         ExportkitError: The package cannot be loaded, the weights do not fit, no method can be served, or one answers a
             recorded call wrongly.
     """
-    sequences = sequences or SequenceLimits()
     devices = [_resolved(device, package.path) for device in options.devices]
     with contextlib.ExitStack() as undo:
-        models: list[SharedModel] = []
+        replicas: list[Replica] = []
         for device in devices:
-            models.append(SharedModel(partial(_load, package.path, device, options, weights), package.name))
-            undo.callback(models[-1].leave)
-        manifest = models[0].model.manifest
+            replicas.append(Replica(partial(_load, package.path, device, options, weights), package.name))
+            undo.callback(replicas[-1].close)
+        manifest = replicas[0].model.manifest
         offered = servable(package.name, manifest, sequences=sequences.most > 0)
-        if options.warm_up and any(manifest.method(method).state for method in offered.names):
-            for model in models:
-                answer_sequences(model, compared=weights is None)
-        loaded = []
-        for method, name in offered.names.items():
-            copies = [ModelCopy(model, method) for model in models]
-            for copy in copies:
-                undo.callback(copy.close)
-            if copies[0].method.state:
-                batching = _of_steps(copies, limits, options)
-            else:
-                batching = _by_manifest(copies[0].method.call, limits)
-                for copy in copies:
-                    batching = _warmed_up(copy, batching, options, weights)
-            described = ModelDescription(
-                name=name,
+        served = [manifest.method(name) for name in offered.names]
+        if options.warm_up:
+            for replica in replicas:
+                _warm_up(replica, served, compared=weights is None)
+        methods = tuple(
+            ModelDescription(
+                name=offered.names[method.name],
                 version=package.version or manifest.version,
                 manifest=manifest,
-                batching=batching,
+                batching=_batching(replicas, method, limits, options),
                 limits=limits,
-                devices=tuple(str(copy.device) for copy in copies),
+                devices=tuple(str(replica.device) for replica in replicas),
                 runners=options.runners or max(map(_default_runners, devices)),
                 weights=weights.name if weights else None,
-                method=method,
+                method=method.name,
                 offered=offered,
                 sequences=sequences,
             )
-            loaded.append(LoadedCopies(tuple(copies), described, options.warm_up))
+            for method in served
+        )
         undo.pop_all()
-        return LoadedPackage(tuple(loaded), offered, tuple(models))
+        return LoadedPackage(tuple(replicas), methods, offered, options.warm_up)
 
 
 def _resolved(device: str, path: Path) -> str:
@@ -123,45 +129,35 @@ def _load(path: Path, device: str, options: LoadOptions, weights: Path | None) -
     return model
 
 
-def _by_manifest(call: Call, limits: BatchLimits) -> Batching:
-    """Returns how requests may run together if rows are independent."""
-    found = batch_dimension(call)
+def _warm_up(replica: Replica, served: Sequence[PackagedMethod], *, compared: bool) -> None:
+    if any(method.state for method in served):
+        answer_sequences(replica, compared=compared)
+    for method in served:
+        if not method.state:
+            answer_cases(replica, method.name, compared=compared)
+
+
+def _batching(
+    replicas: Sequence[Replica], method: PackagedMethod, limits: BatchLimits, options: LoadOptions
+) -> Batching:
+    """Returns how requests of a method, or steps of different sequences, may run together."""
+    found = row_dimension(replicas[0].model.manifest, method)
     if isinstance(found, str):
         return Batching.impossible(found)
-    return _within(found, limits)
-
-
-def _within(found: Dimension, limits: BatchLimits) -> Batching:
+    if method.state and options.isolate:
+        return Batching.impossible("the state is in a worker process, so each step runs alone")
     most = found.max if limits.max_rows is None else min(found.max, limits.max_rows)
     if most < 2 * max(found.min, 1):
         return Batching.impossible(f"batches have at most {most} rows, which leaves no room for two requests")
-    return Batching(found, most)
-
-
-def _of_steps(copies: Sequence[ModelCopy], limits: BatchLimits, options: LoadOptions) -> Batching:
-    """Returns how steps of different sequences may run together."""
-    copy = copies[0]
-    found = step_dimension(copy.model.manifest, copy.method)
-    if isinstance(found, str):
-        return Batching.impossible(found)
-    if options.isolate:
-        return Batching.impossible("the state is in a worker process, so each step runs alone")
-    batching = _within(found, limits)
-    for each in copies:
-        if batching.dimension is not None:
-            if not options.warm_up:
-                return Batching.impossible(_NOT_SHOWN)
-            tried = try_steps(each, batching.dimension, batching.max_rows)
-            batching = replace(tried, bit_equal=tried.bit_equal and batching.bit_equal)
-    return batching
-
-
-def _warmed_up(copy: ModelCopy, batching: Batching, options: LoadOptions, weights: Path | None) -> Batching:
-    """Runs the recorded cases on a copy. Returns how requests may run together on it and on the copies before."""
     if not options.warm_up:
-        return Batching.impossible(_NOT_SHOWN)
-    answer_cases(copy, compared=weights is None)
-    if batching.dimension is None:
-        return batching
-    tried = try_batches(copy, batching.dimension, batching.max_rows)
-    return replace(tried, bit_equal=tried.bit_equal and batching.bit_equal)
+        return Batching.impossible("the warm-up is off, which would show that rows do not influence one another")
+    batching = Batching(found, most)
+    for replica in replicas:
+        if method.state:
+            tried = try_steps(replica.model, method.name, found, batching.max_rows)
+        else:
+            tried = try_batches(replica, method.name, found, batching.max_rows)
+        if not tried.enabled:
+            return tried
+        batching = replace(tried, bit_equal=tried.bit_equal and batching.bit_equal)
+    return batching

@@ -8,15 +8,15 @@ from typing import Any
 import msgspec
 
 from exportkit.package.manifest import Call, Manifest, StateTensor, TensorInput, TensorOutput
-from exportkit.serve.batching.tickets import BatchLimits
+from exportkit.serve.batching.pending import BatchLimits
 from exportkit.serve.engine.batchable import Batching
+from exportkit.serve.engine.checked_request import DEFAULT_PRIORITY
 from exportkit.serve.engine.servable import Servable
 from exportkit.serve.protocol.datatypes import datatype_of
 from exportkit.serve.sequences.table import SequenceLimits
 from exportkit.sizes import input_bytes
 
 PLATFORM = "torch_aoti"  # as Triton's PyTorch backend has it
-DEFAULT_PRIORITY = 2  # of a request with priority 0; only 1 is served before
 
 
 @dataclass(frozen=True)
@@ -29,11 +29,11 @@ class ModelDescription:
         manifest: The package's manifest.
         batching: Whether requests run together.
         limits: What may wait.
-        devices: The device of each copy.
-        runners: The number of runners of each copy.
+        devices: The device of each replica.
+        runners: The number of runners of each replica.
         weights: The file of weights that replaced the package's; None: it did not.
-        method: The method that is served; None: the default one.
-        offered: What is served of the package, and what is not; None where nothing is left to say.
+        method: The method that is served.
+        offered: What is served of the package, and what is not.
         sequences: The limits of sequences.
     """
 
@@ -45,14 +45,19 @@ class ModelDescription:
     devices: tuple[str, ...]
     runners: int
     weights: str | None
-    method: str | None = None
-    offered: Servable | None = None
+    method: str
+    offered: Servable
     sequences: SequenceLimits = field(default_factory=SequenceLimits)
 
     @property
     def call(self) -> Call:
         """How it is called."""
         return self.manifest.method(self.method).call
+
+    @property
+    def outputs(self) -> tuple[TensorOutput, ...]:
+        """What it returns."""
+        return self.call.outputs
 
     @property
     def stateful(self) -> bool:
@@ -83,7 +88,7 @@ class ModelDescription:
             },
             "dimensions": {each.name: {"min": each.min, "max": each.max} for each in call.dimensions},
             **({"sequences": self._sequences()} if self.stateful else {}),
-            **({"methods": self._methods(self.offered)} if self.offered and len(self.manifest.methods) > 1 else {}),
+            **({"methods": self._methods()} if len(self.manifest.methods) > 1 else {}),
         }
 
     def _sequences(self) -> dict[str, Any]:
@@ -94,11 +99,12 @@ class ModelDescription:
             "state": [{"name": each.name, "dtype": each.dtype, "shape": _dims(each)} for each in state],
         }
 
-    def _methods(self, offered: Servable) -> dict[str, Any]:
+    def _methods(self) -> dict[str, Any]:
         found: dict[str, Any] = {}
         for each in self.manifest.methods:
-            found[each.name] = {"served_as": offered.names.get(each.name), "reason": offered.left_out.get(each.name)}
-            if each.name in offered.names:
+            names = self.offered.names
+            found[each.name] = {"served_as": names.get(each.name), "reason": self.offered.left_out.get(each.name)}
+            if each.name in names:
                 found[each.name] |= {
                     "inputs": [_metadata(tensor) for tensor in each.call.inputs],
                     "outputs": [_metadata(tensor) for tensor in each.call.outputs],
@@ -145,7 +151,7 @@ class ModelDescription:
             "parameters": {key: {"string_value": value} for key, value in self._parameters().items()},
             "model_transaction_policy": {"decoupled": False},
         }
-        if self.stateful:  # each sequence has a slot of its own, and one copy runs all of its steps
+        if self.stateful:  # each sequence has a slot of its own, and one replica runs all of its steps
             idle = round(self.sequences.idle_seconds * 1e6)
             config["sequence_batching"] = {"max_sequence_idle_microseconds": idle, "direct": {}}
         elif batched:
@@ -164,8 +170,8 @@ class ModelDescription:
             "bit_equal": str(self.batching.bit_equal).lower(),
             "package": f"{self.manifest.name} {self.manifest.version}",
         }
-        if self.offered and len(self.manifest.methods) > 1:  # gRPC's metadata has no field for them
-            found["methods"] = msgspec.json.encode(self._methods(self.offered)).decode()
+        if len(self.manifest.methods) > 1:  # gRPC's metadata has no field for them
+            found["methods"] = msgspec.json.encode(self._methods()).decode()
         return found | ({"weights": self.weights} if self.weights else {})
 
 

@@ -6,19 +6,16 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from functools import partial
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
 from exportkit.errors import ExportkitError, RevokedError, UsageError
 from exportkit.serve.engine.folder import PackageFile, check_names, newest_last, packages_in, single_package
-from exportkit.serve.engine.home import Home
 from exportkit.serve.engine.load_parameters import weights_of
-from exportkit.serve.engine.loaded_package import LoadedPackage
-from exportkit.serve.engine.loading import load_copies
+from exportkit.serve.engine.loading import LoadedPackage, load_copies
 from exportkit.serve.engine.own_thread import in_own_thread
-from exportkit.serve.engine.servable import Servable, check_packages
+from exportkit.serve.engine.servable import check_packages
 from exportkit.serve.engine.served import ServedModel
 from exportkit.serve.engine.served_package import Named, ServedPackage
 from exportkit.serve.engine.served_sequences import ServedSequences
@@ -48,9 +45,7 @@ class _Entry:
         version: The version; empty until the package is loaded, unless the folder says it.
         state: The state of all methods.
         reason: Why they are not ready.
-        served: The methods that are served, by the name by which they are.
-        whole: The same as one; None: nothing is served.
-        offered: What is served and what is not, when the package was loaded.
+        load: What is served; None: nothing.
         loaded: What the file and the weights were when it was loaded.
     """
 
@@ -58,10 +53,18 @@ class _Entry:
     version: str
     state: State = "LOADING"
     reason: str = ""
-    served: dict[str, ServedModel] = field(default_factory=dict)
-    whole: ServedPackage | None = None
-    offered: Servable | None = None
+    load: ServedPackage | None = None
     loaded: tuple[Any, ...] | None = None
+
+    @property
+    def served(self) -> dict[str, ServedModel]:
+        """The methods that are served, by the name by which they are."""
+        return {} if self.load is None else {model.name: model for model in self.load.models.values()}
+
+    @property
+    def names(self) -> Collection[str]:
+        """The names that it has, or will have when it is loaded."""
+        return self.served or {self.package.name}
 
     def has(self, name: str) -> bool:
         """Whether a name means this package or a method that it serves."""
@@ -69,12 +72,12 @@ class _Entry:
 
     def named(self, name: str) -> Named | None:
         """Returns what is served by a name that this entry has; None: nothing."""
-        return self.served.get(name) or self.whole
+        return self.served.get(name) or self.load
 
     @property
     def ready(self) -> bool:
         """Whether it is loaded, and every method ready."""
-        return bool(self.served) and all(model.ready for model in self.served.values())
+        return self.load is not None and self.load.ready
 
 
 class Repository:
@@ -113,26 +116,26 @@ class Repository:
     async def drain(self) -> None:
         """Accepts no more requests, waits until every accepted one is answered, and closes the models."""
         self._draining = True
-        for model in self.models():
-            model.refuse_new("the server drains")
+        for load in self._loads():
+            load.refuse_new("the server drains")
         # Not after loads that are under way: `_load` sees by itself that it is too late.
         await asyncio.gather(*(self._close(entry, "the server drains") for entry in self._entries), *self._closing)
 
     @property
     def ready(self) -> bool:
         """Whether every model is ready and the server does not drain."""
-        return self._opened and not self._draining and all(model.ready for model in self.models())
+        return self._opened and not self._draining and all(load.ready for load in self._loads())
 
     @property
     def lost(self) -> str | None:
         """Why only another process can use a model's device, so that this one has to end; None: it goes on."""
-        return next((model.lost for model in self.models() if model.lost is not None), None)
+        return next((load.lost for load in self._loads() if load.lost is not None), None)
 
     def abandon(self, reason: str) -> None:
         """Accepts no more requests, and answers those that wait with NotReadyError."""
         self._draining = True
-        for model in self.models():
-            model.refuse_new(reason, waiting=True)
+        for load in self._loads():
+            load.refuse_new(reason, waiting=True)
 
     @property
     def draining(self) -> bool:
@@ -148,7 +151,7 @@ class Repository:
             BadRequestError: The name is that of another method.
         """
         found = self.named(name, version)
-        return found.chosen(name, method) if isinstance(found, ServedPackage) else found.of_method(method)
+        return (found if isinstance(found, ServedPackage) else found.package).chosen(name, method)
 
     def named(self, name: str, version: str = "") -> Named:
         """Returns a model, or a package that has no default method. Raises what `model` raises."""
@@ -157,7 +160,7 @@ class Repository:
         if not found:
             if not named and (reason := self._why_left_out(name)) is not None:
                 raise NotServedError(reason[0], hint=reason[1])
-            known = ", ".join(sorted({each for entry in self._entries for each in _names(entry)})) or "none"
+            known = ", ".join(sorted({each for entry in self._entries for each in entry.names})) or "none"
             raise NotServedError(
                 f"the model {name} has no version {version}" if named else f"no model is named {name}",
                 hint=f"Its versions are {', '.join(entry.version for entry in named)}."
@@ -175,6 +178,9 @@ class Repository:
         served = [model for entry in self._entries for model in entry.served.values()]
         return sorted(served, key=lambda model: (model.name, newest_last(model.version)))
 
+    def _loads(self) -> list[ServedPackage]:
+        return [entry.load for entry in self._entries if entry.load is not None]
+
     def counted(self) -> Mapping[tuple[str, str], Statistics]:
         """Returns what was counted of every version that was served, by name and version: a total never shrinks."""
         return self._counted
@@ -186,10 +192,9 @@ class Repository:
     def left_out(self) -> Mapping[str, str]:
         """Returns why methods are not served, by the name by which they would be."""
         return {
-            f"{entry.package.name}.{method}": reason
-            for entry in self._entries
-            if entry.offered is not None
-            for method, reason in entry.offered.left_out.items()
+            f"{load.name}.{method}": reason
+            for load in self._loads()
+            for method, reason in load.offered.left_out.items()
         }
 
     def _why_left_out(self, name: str) -> tuple[str, str] | None:
@@ -284,34 +289,29 @@ class Repository:
 
     async def _load(self, entry: _Entry, weights: Path | None) -> None:
         """Loads an entry, unless it is loaded already, and exchanges it with what was served."""
-        old, package = dict(entry.served), entry.package
+        old, package, options = entry.load, entry.package, self._options
         loaded = (package.identity(), weights, weights and weights.stat().st_mtime_ns)
         if entry.ready and entry.loaded == loaded:
             return await self._close_revoked(entry)
         began = time.perf_counter()
-        if not old:
+        if old is None:
             entry.state, entry.reason = "LOADING", ""
         try:
-            options = self._options
             copies = await in_own_thread(load_copies, package, options.load, options.batch, weights, options.sequences)
-            models = await self._prepared(entry, copies)
+            load = await self._started(entry, copies)
         except BaseException as error:
-            if not old:
+            if old is None:
                 entry.state = "UNAVAILABLE"
                 entry.reason = error.message if isinstance(error, ExportkitError) else type(error).__name__
             raise
-        for model in models:
-            # The model itself would keep what it has in memory, by a circle.
-            model.versions = partial(self._versions, model.name)
+        for model in load.models.values():
             model.counted.load_seconds = time.perf_counter() - began
             self._counted[model.name, model.version] = model.counted
-        entry.served = {model.name: model for model in models}
-        entry.whole = ServedPackage(package.name, copies.offered, models)
-        entry.offered, entry.state, entry.reason, entry.loaded = copies.offered, "READY", "", loaded
-        entry.version = models[0].version
-        for name, each in old.items():
+        entry.load, entry.state, entry.reason, entry.loaded = load, "READY", "", loaded
+        entry.version = load.version
+        if old is not None:
             # Nobody waits for it: a slow client may still send it a body.
-            closing = asyncio.ensure_future(each.close(successor=partial(_served_by, entry, name)))
+            closing = asyncio.ensure_future(old.close(successor=lambda: entry.load))
             self._closing.add(closing)
             closing.add_done_callback(self._closing.discard)
 
@@ -327,27 +327,26 @@ class Repository:
             entry.reason = error.message
             raise
 
-    async def _prepared(self, entry: _Entry, loaded: LoadedPackage) -> list[ServedModel]:
+    async def _started(self, entry: _Entry, loaded: LoadedPackage) -> ServedPackage:
         """Starts the runners of all methods, and waits until they are warmed up."""
-        models: list[ServedModel] = []
+        load: ServedPackage | None = None
         try:
-            if taken := self._taken(entry, [method.described.name for method in loaded.methods]):
+            if taken := self._taken(entry, [method.name for method in loaded.methods]):
                 raise UsageError(f"two packages would be served as {taken}", hint="Rename one of them.")
-            home = Home(loaded.methods[0].described.manifest, loaded.models)
-            stateful = any(method.described.stateful for method in loaded.methods)
+            stateful = any(method.stateful for method in loaded.methods)
             sequences = self._sequences_of(entry.package.name) if stateful else None
-            for method in loaded.methods:
-                known = self._counted.get((method.described.name, method.described.version))
-                models.append(ServedModel(method, known or Statistics(), sequences, home))
-            for model in models:
-                await model.prepared()
+            load = ServedPackage(entry.package.name, loaded, self._counted_for, sequences)
+            await load.start()
             if self._draining:
                 raise NotReadyError("the server drains")
         except BaseException:
-            await asyncio.gather(*(model.close() for model in models))
-            await in_own_thread(loaded.close)
+            await (in_own_thread(loaded.close) if load is None else load.close())
             raise
-        return models
+        return load
+
+    def _counted_for(self, name: str, version: str) -> Statistics:
+        """Returns the counters of a version, which go on when it is loaded again."""
+        return self._counted.get((name, version)) or Statistics()
 
     def _sequences_of(self, name: str) -> ServedSequences:
         """Returns the sequences of a package, which go on when it is loaded again."""
@@ -361,40 +360,26 @@ class Repository:
     def _taken(self, entry: _Entry, names: Sequence[str]) -> str | None:
         """Returns a name that a method of another package has."""
         others = [each for each in self._entries if each.package.name != entry.package.name]
-        return next((name for name in names for each in others if name in _names(each)), None)
-
-    def _versions(self, name: str) -> list[str]:
-        return [each.version for each in self.models() if each.name == name]
+        return next((name for name in names for each in others if name in each.names), None)
 
     async def _close(self, entry: _Entry, reason: str) -> None:
         """Unloads an entry after its accepted requests."""
-        models = list(entry.served.values())
-        if not models:
+        if (load := entry.load) is None:
             return
         entry.state, entry.reason = "UNLOADING", ""
-        for model in models:
-            model.refuse_new(reason)
-        await asyncio.gather(*(model.close() for model in models))
-        entry.served, entry.whole, entry.loaded = {}, None, None
+        load.refuse_new(reason)
+        await load.close()
+        entry.load, entry.loaded = None, None
         entry.state, entry.reason = "UNAVAILABLE", "the server drains" if self._draining else "unloaded"
-
-
-def _served_by(entry: _Entry, name: str) -> ServedModel | None:
-    return entry.served.get(name)
 
 
 def _paths(packages: Sequence[PackageFile]) -> set[Path]:
     return {package.path for package in packages}
 
 
-def _names(entry: _Entry) -> Collection[str]:
-    """Returns the names that an entry has, or will have when it is loaded."""
-    return entry.served or {entry.package.name}
-
-
 def _indexed(entry: _Entry) -> Iterator[IndexEntry]:
     """Yields the methods that are served, or the package."""
-    for name in _names(entry):
+    for name in entry.names:
         state, reason, model = entry.state, entry.reason, entry.served.get(name)
         if model is not None and state == "READY" and not model.ready:
             state, reason = "UNAVAILABLE", model.failure or "not ready"

@@ -1,4 +1,4 @@
-"""The sequences of a package: who has them, on which version each runs, and when its next step may."""
+"""The sequences of a package: who has them, on which load each runs, and when its next step may."""
 
 from __future__ import annotations
 
@@ -6,18 +6,17 @@ import asyncio
 import time
 from collections import Counter
 from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from exportkit.runtime.state import state_bytes
+from exportkit.package.manifest import Manifest
+from exportkit.runtime.state import state_bytes, state_dimensions
 from exportkit.serve.engine.checked_request import CheckedRequest
-from exportkit.serve.engine.execution import BatchResult
-from exportkit.serve.engine.home import Answering, Home
-from exportkit.serve.engine.pending_steps import OneSequence, PendingStep, Run, SequencePlace
-from exportkit.serve.engine.queued_request import Answered
-from exportkit.serve.engine.sequence_rules import ended, gone, key_of, reason_of, state_sizes
-from exportkit.serve.engine.steps import HeldSession, StepRequest
-from exportkit.serve.protocol.inference import SequenceStep
+from exportkit.serve.engine.held_session import AGAIN, HeldSession
+from exportkit.serve.protocol.inference import InferAnswer, SequenceStep
 from exportkit.serve.sequences.table import (
     NoSequenceError,
+    OpenSequence,
     Reason,
     SequenceLimits,
     SequencesFullError,
@@ -27,15 +26,44 @@ from exportkit.serve.statuses import (
     BadRequestError,
     DeadlineError,
     QueueFullError,
+    SequenceError,
     ServeError,
     TooLargeError,
 )
 
+if TYPE_CHECKING:
+    from exportkit.serve.engine.served import ServedModel
+    from exportkit.serve.engine.served_package import ServedPackage
+
 _SWEEP_SECONDS = 1.0  # how often it is looked whether a sequence idles for too long, or lost its process
+_TOO_LATE = "the request's timeout passed before the steps before it were answered"
+
+_WHY: dict[Reason, str] = {
+    "end": "its last step was answered",
+    "restarted": "another one was begun in its place",
+    "idle": "no step came for too long",
+    "failed": "the model failed on one of its steps",
+    "unanswered": "one of its steps was given up, and may have changed the state",
+    "lost": "the process with its state died",
+    "unloaded": "its version of the model was unloaded, or the server ends",
+}
+
+
+@dataclass(eq=False)
+class _Place:
+    """Where a sequence runs: on which replica of which load, in which session."""
+
+    load: ServedPackage
+    replica: int
+    held: HeldSession
+
+
+_Turn = asyncio.Future[ServeError | None]  # of a step: it may run, or its sequence ended before
+_Sequence = OpenSequence[_Place, _Turn]
 
 
 class ServedSequences:
-    """The sequences of a package, whatever the versions on which they run. All methods are for the event loop's thread.
+    """The sequences of a package, whatever the loads on which they run. All methods are for the event loop's thread.
 
     Attributes:
         name: The name of the package.
@@ -46,7 +74,7 @@ class ServedSequences:
         """There are none yet. `name` is the package's."""
         self.limits = limits
         self.name = name
-        self._table: SequenceTable[SequencePlace, PendingStep] = SequenceTable(limits)
+        self._table: SequenceTable[_Place, _Turn] = SequenceTable(limits)
         self._timer: asyncio.TimerHandle | None = None
         self._changed = asyncio.Event()  # one of them ended
         self._closing: set[asyncio.Future[None]] = set()
@@ -72,200 +100,166 @@ class ServedSequences:
         first = next(iter(self._table), None)
         return 0.0 if first is None else time.monotonic() - first.began
 
-    def model(self, step: SequenceStep, method: str) -> Answering | None:
-        """Returns what answers the next step of a sequence: the version that it began with.
+    def on(self, load: ServedPackage, replica: int | None = None) -> int:
+        """Returns the number of sequences that run on a load, or on one of its replicas."""
+        places = (sequence.payload for sequence in self._table)
+        return sum(each.load is load and replica in (None, each.replica) for each in places)
 
-        None: there is no such sequence, or it begins.
-
-        Raises:
-            BadRequestError: The version of the sequence has no such method.
-        """
-        if step.start:
-            return None
+    def load_of(self, step: SequenceStep) -> ServedPackage | None:
+        """Returns the load on which a sequence began; None: there is no such sequence."""
         try:
-            home = self._table.find(key_of(step)).payload.home
+            return self._table.find(_key_of(step)).payload.load
         except NoSequenceError:
             return None
-        if method not in home.models:
-            raise BadRequestError(f"the sequence began with version {home.manifest.version}, which has no {method}")
-        return home.models[method]
 
-    def begin_step(
-        self,
-        step: SequenceStep,
-        home: Home,
-        request: CheckedRequest,
-        sizes: Mapping[str, int],
-        run: Run,
-        timeout: float | None,
-        answered: Answered,
-    ) -> PendingStep:
-        """Answers a step when it is its turn.
+    async def run(
+        self, step: SequenceStep, model: ServedModel, request: CheckedRequest, sizes: Mapping[str, int]
+    ) -> InferAnswer:
+        """Answers a step when it is its turn. A step that is not answered ends its sequence.
 
         Args:
             step: The step.
-            home: The load that begins a new sequence.
-            request: The request, which the method takes.
+            model: What runs it.
+            request: The request, which the model takes.
             sizes: The sizes of the request's dimensions.
-            run: Runs it.
-            timeout: Seconds within which the answer must be there. None: as long as it takes.
-            answered: Gets the answer or the error, once, and never before this returns. Each error of `run` ends the
-                sequence; and one that ends before it is the step's turn answers with a SequenceError.
 
         Raises:
-            SequenceError: There is no such sequence.
+            SequenceError: There is no such sequence, or it ended before it was the step's turn.
             QueueFullError: There is no room for one more.
             TooLargeError: There never is for one of this size.
             BadRequestError: The request has other sizes than its sequence.
+            ServeError: The class says why it was not answered.
         """
-        now = time.monotonic()
-        sequence = self._begun(step, home, sizes, now) if step.start else self._found(step, sizes)
-        pending = PendingStep(self, sequence, request, run, answered)
-        if timeout is not None:
-            pending.deadline = now + timeout
-        if self._table.submit(sequence, pending, last=step.end):
-            self._run(pending)
-        elif timeout is not None:
-            pending.timer = asyncio.get_running_loop().call_later(timeout, self._expire, pending)
-        return pending
-
-    def _run(self, pending: PendingStep) -> None:
-        """It is a step's turn."""
-        if pending.timer is not None:
-            pending.timer.cancel()
-        left = None if pending.deadline is None else pending.deadline - time.monotonic()
-        place = pending.sequence.payload
+        sequence = self._begun(step, model.package, sizes) if step.start else self._found(step, sizes)
+        place = sequence.payload
+        request.session = place.held
+        request.waits(model.counted)
+        turn: _Turn = asyncio.get_running_loop().create_future()
+        if self._table.submit(sequence, turn, last=step.end):
+            turn.set_result(None)
         try:
-            pending.give_up_run = pending.run(StepRequest(pending.request, place.held), place.copy, left, pending)
-        except ServeError as error:
-            asyncio.get_running_loop().call_soon(pending, error)
-
-    def _expire(self, pending: PendingStep) -> None:
-        if not pending.over and pending.give_up_run is None:
-            late = "the request's timeout passed before the steps before it were answered"
-            self.answered(pending, DeadlineError(late))
-
-    def answered(self, pending: PendingStep, outcome: BatchResult | ServeError) -> None:
-        """A step has its answer, and the next one of its sequence may run."""
-        if pending.over:
-            return
-        pending.over = True
-        sequence = pending.sequence
-        if isinstance(outcome, ServeError):
-            self._end(sequence, reason_of(outcome, sequence.payload.held))
-        else:
-            self._go_on(sequence)
-        pending.answered(outcome)
-
-    def _go_on(self, sequence: OneSequence) -> None:
-        """The step of a sequence that ran is answered."""
+            await request.by_deadline(turn, _TOO_LATE)
+            answer = await model.run_step(request, place.replica)
+        except BaseException as error:
+            given_up = isinstance(error, (asyncio.CancelledError, DeadlineError))
+            self._end(sequence, "lost" if place.held.lost else "unanswered" if given_up else "failed")
+            raise
+        finally:
+            request.waits_no_more()
         following = self._table.answered(sequence, time.monotonic())
-        if following is not None:
-            self._run(following)
-        elif sequence.ended is not None:
-            self._take_ended()
-
-    def ended_by(self, pending: PendingStep, reason: Reason) -> None:
-        """Ends the sequence of a step that is given up."""
-        if pending.over:
-            return
-        pending.over = True
-        if pending.timer is not None:
-            pending.timer.cancel()
-        if pending.give_up_run is not None:
-            pending.give_up_run()
-        self._end(pending.sequence, "lost" if pending.sequence.payload.held.lost else reason)
+        if following is not None and not following.done():  # else its client left, and it ends the sequence
+            following.set_result(None)
+        self._take_ended()
+        return answer
 
     def give_up(self, step: SequenceStep) -> None:
         """Ends a sequence whose step ran, and whose answer cannot be told to the client."""
-        if self._table.has(key_of(step)):
-            self._end(self._table.find(key_of(step)), "unanswered")
+        if self._table.has(_key_of(step)):
+            self._end(self._table.find(_key_of(step)), "unanswered")
 
-    async def finish(self, home: Home) -> None:
+    async def finish(self, load: ServedPackage) -> None:
         """Waits until the sequences of a load have ended, for a time. Ends those that are left."""
         end = time.monotonic() + self.limits.finish_seconds
-        while home.count and (left := end - time.monotonic()) > 0:
+        while self.on(load) and (left := end - time.monotonic()) > 0:
             self._changed.clear()
             try:
                 await asyncio.wait_for(self._changed.wait(), left)
             except TimeoutError:
                 break
         for sequence in self._table:
-            if sequence.payload.home is home:
+            if sequence.payload.load is load:
                 self._end(sequence, "unloaded")
         if self._closing:
             await asyncio.wait(self._closing)
 
     # --- beginning and ending -----------------------------------------------------------------------------------------
 
-    def _begun(self, step: SequenceStep, home: Home, given: Mapping[str, int], now: float) -> OneSequence:
-        sizes = state_sizes(home.manifest, given)
-        size = state_bytes(home.manifest, sizes)
+    def _begun(self, step: SequenceStep, load: ServedPackage, given: Mapping[str, int]) -> _Sequence:
+        sizes = _state_sizes(load.manifest, given)
+        size = state_bytes(load.manifest, sizes)
+        now = time.monotonic()
         self._table.end_idle(now)
-        copy = home.emptiest()
-        place = SequencePlace(home, copy, HeldSession(sizes))
         if size > self.limits.most_bytes:
             raise TooLargeError(
                 f"the state of this sequence of {self.name} would have {size} bytes, "
                 f"and all sequences may have {self.limits.most_bytes}",
                 hint="`exportkit serve --max-sequence-bytes` allows more.",
             )
+        places = range(len(load.replicas))  # one that lives, with the fewest sequences
+        replica = min(places, key=lambda place: (not load.replicas[place].alive, self.on(load, place)))
         try:
-            sequence = self._table.begin(key_of(step), place, size, now)
+            sequence = self._table.begin(_key_of(step), _Place(load, replica, HeldSession(sizes)), size, now)
         except SequencesFullError as error:
             raise QueueFullError(f"no sequence of {self.name} can begin: {error}", hint="Try again later.") from error
-        home.counts[copy] += 1
         self._take_ended()
         self._set_timer()
         return sequence
 
-    def _found(self, step: SequenceStep, sizes: Mapping[str, int]) -> OneSequence:
+    def _found(self, step: SequenceStep, sizes: Mapping[str, int]) -> _Sequence:
         try:
-            sequence = self._table.find(key_of(step))
+            sequence = self._table.find(_key_of(step))
             if sequence.payload.held.lost:
                 self._end(sequence, "lost")
-                sequence = self._table.find(key_of(step))
+                sequence = self._table.find(_key_of(step))
         except NoSequenceError as error:
-            raise gone(self.name, step, error.reason) from error
+            raise _gone(self.name, step, error.reason) from error
         for name, number in sequence.payload.held.sizes.items():
             if sizes.get(name, number) != number:
                 raise BadRequestError(f"the sequence began with {name}={number}, and this request has {sizes[name]}")
         return sequence
 
-    def _end(self, sequence: OneSequence, reason: Reason) -> None:
+    def _end(self, sequence: _Sequence, reason: Reason) -> None:
         """Ends a sequence, unless it has ended, and refuses the steps that wait."""
-        waited = self._table.end(sequence, reason)
-        for pending in waited:
-            if not pending.over:
-                pending.over = True
-                if pending.timer is not None:
-                    pending.timer.cancel()
-                pending.answered(ended(reason))
+        for turn in self._table.end(sequence, reason):
+            if not turn.done():
+                turn.set_result(SequenceError(f"the sequence ended: {_WHY[reason]}", hint=AGAIN))
         self._take_ended()
 
     def _take_ended(self) -> None:
         """Frees the sessions of sequences that ended, in another thread: a worker may have to be told."""
         for sequence in self._table.take_ended():
-            place = sequence.payload
-            place.home.counts[place.copy] -= 1
             self._changed.set()
-            closing = asyncio.get_running_loop().run_in_executor(None, place.held.close)
+            closing = asyncio.get_running_loop().run_in_executor(None, sequence.payload.held.close)
             self._closing.add(closing)
             closing.add_done_callback(self._closing.discard)
 
+    def _set_timer(self) -> None:
+        if self._timer is None and self._table.count:
+            seconds = min(_SWEEP_SECONDS, self.limits.idle_seconds / 2)
+            self._timer = asyncio.get_running_loop().call_later(seconds, self._sweep)
+
     def _sweep(self) -> None:
+        self._timer = None
         self._table.end_idle(time.monotonic())
         for sequence in self._table:
             if sequence.payload.held.lost and not sequence.busy:
                 self._end(sequence, "lost")
         self._take_ended()
-
-    def _set_timer(self) -> None:
-        if self._timer is None and self._table.count:
-            seconds = min(_SWEEP_SECONDS, self.limits.idle_seconds / 2)
-            self._timer = asyncio.get_running_loop().call_later(seconds, self._on_timer)
-
-    def _on_timer(self) -> None:
-        self._timer = None
-        self._sweep()
         self._set_timer()
+
+
+def _key_of(step: SequenceStep) -> tuple[str, int | str]:
+    """Returns whose a sequence is, and its id."""
+    return step.owner, step.id
+
+
+def _gone(name: str, step: SequenceStep, reason: Reason | None) -> SequenceError:
+    """Returns the answer to a step of a sequence that is not there."""
+    if reason is None:
+        return SequenceError(
+            f"{name} has no sequence {step.id!r}",
+            hint="It never began, ended long ago, or another replica has or had it. "
+            "Begin it again under another id, with `sequence_start`.",
+        )
+    return SequenceError(f"the sequence {step.id!r} of {name} ended: {_WHY[reason]}", hint=AGAIN)
+
+
+def _state_sizes(manifest: Manifest, given: Mapping[str, int]) -> dict[str, int]:
+    """Returns the sizes of a new session. Raises BadRequestError if the first request does not say them all."""
+    wanted = state_dimensions(manifest)
+    if missing := [name for name in wanted if name not in given]:
+        raise BadRequestError(
+            f"the state has the size {missing[0]}, which the inputs of this method do not have",
+            hint="Begin the sequence with another method.",
+        )
+    return {name: given[name] for name in wanted}

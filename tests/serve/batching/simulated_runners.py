@@ -8,7 +8,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from exportkit.serve.batching.batcher import Batch, BatcherFullError, Ticket
+from exportkit.serve.batching.batcher import BatcherFullError
+from exportkit.serve.batching.pending import Batch, PendingRequest
+
+
+@dataclass(eq=False)
+class Numbered(PendingRequest):
+    """A request, with the number of its arrival."""
+
+    index: int
 
 
 @dataclass(frozen=True)
@@ -16,7 +24,7 @@ class Arrival:
     """A request that is submitted at `time`, and cancelled `cancelled_after` seconds later unless it runs by then."""
 
     time: float
-    bucket: object
+    shape: object
     rows: int = 1
     size: int = 1
     priority: int = 2
@@ -29,23 +37,23 @@ class Queue(Protocol):
 
     @property
     def queued_rows(self) -> int: ...
-    def submit(self, ticket: Ticket[int]) -> None: ...
-    def take(self, now: float) -> Batch[int] | None: ...
-    def finished(self, batch: Batch[int], seconds: float) -> None: ...
-    def cancel(self, ticket: Ticket[int]) -> bool: ...
-    def late(self, now: float) -> list[Ticket[int]]: ...
+    def submit(self, pending: Numbered) -> None: ...
+    def take(self, now: float) -> Batch[Numbered] | None: ...
+    def finished(self, batch: Batch[Numbered], seconds: float) -> None: ...
+    def cancel(self, pending: Numbered) -> bool: ...
+    def late(self, now: float) -> list[Numbered]: ...
     def next_event(self, now: float) -> float | None: ...
 
 
 @dataclass
 class Outcome:
-    """What became of the arrivals. The tickets' payloads are the arrivals' indices."""
+    """What became of the arrivals. Each request has its arrival's index."""
 
-    tickets: list[Ticket[int]] = field(default_factory=list)  # those that were accepted
-    batches: list[Batch[int]] = field(default_factory=list)
-    late: list[tuple[float, Ticket[int]]] = field(default_factory=list)
-    cancelled: list[Ticket[int]] = field(default_factory=list)
-    refused: list[Ticket[int]] = field(default_factory=list)
+    accepted: list[Numbered] = field(default_factory=list)  # those that were accepted
+    batches: list[Batch[Numbered]] = field(default_factory=list)
+    late: list[tuple[float, Numbered]] = field(default_factory=list)
+    cancelled: list[Numbered] = field(default_factory=list)
+    refused: list[Numbered] = field(default_factory=list)
     batches_before: dict[int, int] = field(default_factory=dict)  # batches that were taken before a request came
     idle_while_waiting: int = 0  # moments at which a runner was free and a request waited
 
@@ -57,7 +65,7 @@ class Outcome:
 def simulate(
     queue: Queue, arrivals: Sequence[Arrival], runners: int, service: Callable[[object, int], float]
 ) -> Outcome:
-    """Runs until nothing is left to do. `service` says how many seconds a batch of a bucket and rows takes."""
+    """Runs until nothing is left to do. `service` says how many seconds a batch of a shape and rows takes."""
     outcome = Outcome()
     count = itertools.count()
     events: list[tuple[float, int, Callable[[float], None]]] = []
@@ -69,22 +77,22 @@ def simulate(
 
     def submit(index: int, arrival: Arrival, now: float) -> None:
         deadline = None if arrival.timeout is None else now + arrival.timeout
-        ticket = Ticket(index, arrival.bucket, arrival.rows, arrival.size, arrival.priority, deadline, now)
+        pending = Numbered(arrival.shape, arrival.rows, arrival.size, arrival.priority, deadline, now, index)
         try:
-            queue.submit(ticket)
+            queue.submit(pending)
         except BatcherFullError:
-            outcome.refused.append(ticket)
+            outcome.refused.append(pending)
             return
-        outcome.tickets.append(ticket)
+        outcome.accepted.append(pending)
         outcome.batches_before[index] = len(outcome.batches)
         if arrival.cancelled_after is not None:
-            at(now + arrival.cancelled_after, lambda _: cancel(ticket))
+            at(now + arrival.cancelled_after, lambda _: cancel(pending))
 
-    def cancel(ticket: Ticket[int]) -> None:
-        if queue.cancel(ticket):
-            outcome.cancelled.append(ticket)
+    def cancel(pending: Numbered) -> None:
+        if queue.cancel(pending):
+            outcome.cancelled.append(pending)
 
-    def finish(batch: Batch[int], now: float) -> None:
+    def finish(batch: Batch[Numbered], now: float) -> None:
         nonlocal free
         free += 1
         queue.finished(batch, now - batch.taken)
@@ -103,8 +111,8 @@ def simulate(
         while free and (batch := queue.take(now)) is not None:
             free -= 1
             outcome.batches.append(batch)
-            at(now + service(batch.bucket, batch.rows), lambda then, batch=batch: finish(batch, then))
-        outcome.late += [(now, ticket) for ticket in queue.late(now)]
+            at(now + service(batch.shape, batch.rows), lambda then, batch=batch: finish(batch, then))
+        outcome.late += [(now, pending) for pending in queue.late(now)]
         outcome.idle_while_waiting += bool(free and queue.queued_rows)
         event = queue.next_event(now)
         if event is not None and event != alarm:
@@ -121,35 +129,35 @@ class TritonLikeQueue:
 
     def __init__(self, max_rows: int) -> None:
         self._max_rows = max_rows
-        self._waiting: list[Ticket[int]] = []
+        self._waiting: list[Numbered] = []
 
     @property
     def queued_rows(self) -> int:
-        return sum(ticket.rows for ticket in self._waiting)
+        return sum(pending.rows for pending in self._waiting)
 
-    def submit(self, ticket: Ticket[int]) -> None:
-        self._waiting.append(ticket)
+    def submit(self, pending: Numbered) -> None:
+        self._waiting.append(pending)
 
-    def take(self, now: float) -> Batch[int] | None:
-        batch: list[Ticket[int]] = []
-        for ticket in self._waiting:
-            rows = sum(other.rows for other in batch) + ticket.rows
-            if rows > self._max_rows or ticket.bucket != self._waiting[0].bucket:
+    def take(self, now: float) -> Batch[Numbered] | None:
+        batch: list[Numbered] = []
+        for pending in self._waiting:
+            rows = sum(other.rows for other in batch) + pending.rows
+            if rows > self._max_rows or pending.shape != self._waiting[0].shape:
                 break
-            batch.append(ticket)
+            batch.append(pending)
         del self._waiting[: len(batch)]
-        return Batch(batch[0].bucket, tuple(batch), now) if batch else None
+        return Batch(batch[0].shape, tuple(batch), now) if batch else None
 
-    def finished(self, batch: Batch[int], seconds: float) -> None:
+    def finished(self, batch: Batch[Numbered], seconds: float) -> None:
         """Learns nothing from it."""
 
-    def cancel(self, ticket: Ticket[int]) -> bool:
-        if ticket in self._waiting:
-            self._waiting.remove(ticket)
+    def cancel(self, pending: Numbered) -> bool:
+        if pending in self._waiting:
+            self._waiting.remove(pending)
             return True
         return False
 
-    def late(self, now: float) -> list[Ticket[int]]:
+    def late(self, now: float) -> list[Numbered]:
         return []
 
     def next_event(self, now: float) -> float | None:

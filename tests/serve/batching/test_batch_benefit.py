@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from exportkit.serve.batching.batch_benefit import LEAST_GAIN, TRIALS, WINDOW, BatchBenefit
 from exportkit.serve.batching.batcher import Batcher
-from exportkit.serve.batching.estimates import MOST_BUCKETS
-from exportkit.serve.batching.tickets import BatchLimits
+from exportkit.serve.batching.estimates import MOST_SHAPES
+from exportkit.serve.batching.pending import BatchLimits
 from tests.serve.batching.simulated_runners import Arrival, Outcome, simulate
 
 FLOOD = [Arrival(index * 1e-4, "a") for index in range(4000)]  # ten thousand a second, which no runner below can answer
@@ -20,14 +20,14 @@ FLOOD = [Arrival(index * 1e-4, "a") for index in range(4000)]  # ten thousand a 
 def flooded(service: Callable[[object, int], float], max_delay: float = 0.0, runners: int = 1) -> Outcome:
     limits = BatchLimits(max_queued_rows=10**9, max_delay=max_delay)
     outcome = simulate(Batcher(limits, 8), FLOOD, runners, service)
-    assert sorted(ticket.payload for batch in outcome.batches for ticket in batch.tickets) == list(range(len(FLOOD)))
+    assert sorted(ticket.index for batch in outcome.batches for ticket in batch.requests) == list(range(len(FLOOD)))
     return outcome
 
 
 @pytest.mark.parametrize("runners", [1, 2])
 def test_requests_that_gain_nothing_run_one_by_one(runners: int):
     """Bringing inputs together costs a tenth, and a batch is no faster a row."""
-    outcome = flooded(lambda bucket, rows: 0.001 * rows * (1.0 if rows == 1 else 1.1), runners=runners)
+    outcome = flooded(lambda shape, rows: 0.001 * rows * (1.0 if rows == 1 else 1.1), runners=runners)
     assert outcome.mean_rows < 1.5
     assert outcome.idle_while_waiting == 0
 
@@ -35,12 +35,12 @@ def test_requests_that_gain_nothing_run_one_by_one(runners: int):
 @pytest.mark.parametrize("runners", [1, 2])
 @pytest.mark.parametrize("fixed", [0.0, 0.001, 0.1])
 def test_requests_that_gain_or_lose_nothing_run_together(fixed: float, runners: int):
-    sizes = [batch.rows for batch in flooded(lambda bucket, rows: fixed + 0.001 * rows, runners=runners).batches]
+    sizes = [batch.rows for batch in flooded(lambda shape, rows: fixed + 0.001 * rows, runners=runners).batches]
     assert sizes.count(8) * 8 > 0.95 * len(FLOOD)
 
 
 def test_who_lets_requests_wait_for_others_gets_batches():
-    assert flooded(lambda bucket, rows: 0.001 * rows * (1.0 if rows == 1 else 1.5), max_delay=0.01).mean_rows > 7.5
+    assert flooded(lambda shape, rows: 0.001 * rows * (1.0 if rows == 1 else 1.5), max_delay=0.01).mean_rows > 7.5
 
 
 def saturated(gains: BatchBenefit, seconds: Callable[[int, int], float], runs: int) -> tuple[float, list[int]]:
@@ -111,14 +111,14 @@ def test_what_the_other_way_left_behind_does_not_count(slowed: int):
     assert ran[1000:].count(1) > 0.98 * 3000
 
 
-def test_buckets_are_apart_and_only_the_last_ones_are_remembered():
+def test_shapes_are_apart_and_only_the_last_ones_are_remembered():
     gains = BatchBenefit()
     for _ in range(WINDOW):
         gains.record("a", 1, 1, 0.001)
         gains.record("a", 2, 2, 0.1)
     assert not gains.decide_together("a")
     assert gains.decide_together("b")
-    for index in range(MOST_BUCKETS):
+    for index in range(MOST_SHAPES):
         gains.record(index, 1, 1, 0.001)
     assert gains.decide_together("a")
-    assert len(gains._buckets) == MOST_BUCKETS
+    assert len(gains._shapes) == MOST_SHAPES

@@ -38,7 +38,7 @@ def test_a_batch_takes_at_least_as_long_as_a_smaller_one(rows: int, expected: fl
     assert learnt(0.5, 0.5, rows=4).seconds("a", rows, 0.0) == expected
 
 
-def test_a_bucket_says_nothing_about_another():
+def test_a_shape_says_nothing_about_another():
     assert learnt(0.5, 0.5).seconds("b", 4, 0.0) == 0.0
 
 
@@ -59,10 +59,10 @@ def test_a_mean_that_was_forgotten_gives_way_to_a_lower_one():
     assert estimates.seconds("a", 4, 100.0) == 0.01
 
 
-def test_only_the_buckets_that_ran_last_are_remembered():
-    estimates = Estimates(most_buckets=3)
-    for bucket in ("a", "b", "c", "a", "d"):
+def test_only_the_shapes_that_ran_last_are_remembered():
+    estimates = Estimates(most_shapes=3)
+    for shape in ("a", "b", "c", "a", "d"):
         for _ in range(2):
-            estimates.record(bucket, 1, 1.0, 0.0)
+            estimates.record(shape, 1, 1.0, 0.0)
     assert len(estimates) == 3
-    assert [estimates.seconds(bucket, 1, 0.0) for bucket in "abcd"] == [1.0, 0.0, 1.0, 1.0]
+    assert [estimates.seconds(shape, 1, 0.0) for shape in "abcd"] == [1.0, 0.0, 1.0, 1.0]

@@ -5,13 +5,13 @@ from __future__ import annotations
 import random
 
 from exportkit.serve.batching.batcher import Batcher
-from exportkit.serve.batching.tickets import BatchLimits
+from exportkit.serve.batching.pending import BatchLimits
 from tests.serve.batching.simulated_runners import Arrival, Outcome, TritonLikeQueue, simulate
 
 MAX_ROWS = 8
 
 
-def service(bucket: object, rows: int) -> float:
+def service(shape: object, rows: int) -> float:
     """Seconds of a batch, which costs as much as four rows more."""
     return 0.004 + 0.001 * rows
 
@@ -50,4 +50,4 @@ def by_both_rules(trace: list[Arrival], runners: int) -> tuple[Outcome, Outcome]
 
 def waits(outcome: Outcome) -> list[float]:
     """Seconds that each request waited, in ascending order."""
-    return sorted(batch.taken - ticket.arrived for batch in outcome.batches for ticket in batch.tickets)
+    return sorted(batch.taken - ticket.arrived for batch in outcome.batches for ticket in batch.requests)

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from exportkit.serve.batching.tickets import BatchLimits
+from exportkit.serve.batching.pending import BatchLimits
 from exportkit.serve.engine.checked_request import bytes_of
 from exportkit.serve.engine.repository import Repository
 from exportkit.serve.engine.served import ServedModel

@@ -10,9 +10,10 @@ import torch
 
 from exportkit.errors import ModelRunError
 from exportkit.package import manifest as m
-from exportkit.serve.batching.tickets import BatchLimits
-from exportkit.serve.engine.batchable import batch_dimension
-from exportkit.serve.engine.model_copy import ModelCopy
+from exportkit.serve.batching.pending import BatchLimits
+from exportkit.serve.engine.batchable import row_dimension
+from exportkit.serve.engine.replica import Replica
+from tests.package import samples
 from tests.runtime import tiny
 from tests.serve.engine import rows
 from tests.serve.engine.asking import GATHERING, equal, only, request, serving, tensors
@@ -36,6 +37,11 @@ def call(inputs: list[tuple], outputs: list[tuple], least: int = 1, most: int = 
     )
 
 
+def found_for(described: m.Call) -> m.Dimension | str:
+    manifest = samples.manifest(methods=tiny.forward(described))
+    return row_dimension(manifest, manifest.method())
+
+
 @pytest.mark.parametrize(
     ("inputs", "outputs"),
     [
@@ -44,7 +50,7 @@ def call(inputs: list[tuple], outputs: list[tuple], least: int = 1, most: int = 
     ],
 )
 def test_a_model_whose_tensors_all_begin_with_one_dimension_may_be_batched(inputs, outputs):
-    assert batch_dimension(call(inputs, outputs)) == m.Dimension(name="batch", min=1, max=8)
+    assert found_for(call(inputs, outputs)) == m.Dimension(name="batch", min=1, max=8)
 
 
 @pytest.mark.parametrize(
@@ -68,14 +74,14 @@ def test_a_model_whose_tensors_all_begin_with_one_dimension_may_be_batched(input
     ],
 )
 def test_a_model_without_one_row_for_each_request_is_not_batched_and_says_why(inputs, outputs, reason):
-    found = batch_dimension(call(inputs, outputs))
+    found = found_for(call(inputs, outputs))
     assert isinstance(found, str)
     assert reason in found
 
 
 @pytest.mark.parametrize(("least", "most", "batched"), [(1, 1, False), (0, 1, False), (2, 3, False), (2, 4, True)])
 def test_a_range_without_room_for_two_requests_is_not_batched(least, most, batched):
-    found = batch_dimension(call([(BATCH,)], [(BATCH,)], least, most))
+    found = found_for(call([(BATCH,)], [(BATCH,)], least, most))
     assert isinstance(found, str) != batched
 
 
@@ -139,14 +145,14 @@ def test_equal_rows_show_nothing(tmp_path):
 
 def test_batches_are_as_large_as_the_model_can_run(rows_package, monkeypatch):
     """Simulated: there is no memory for more than 5 rows."""
-    call = ModelCopy.call
+    call = Replica.call
 
-    def small(self, inputs):
+    def small(self, method, inputs):
         if len(inputs[0]) > 5:
             raise ModelRunError("out of memory")
-        return call(self, inputs)
+        return call(self, method, inputs)
 
-    monkeypatch.setattr(ModelCopy, "call", small)
+    monkeypatch.setattr(Replica, "call", small)
     batching, config = metadata(rows_package)
     assert (batching["enabled"], batching["max_rows"], config["max_batch_size"]) == (True, 4, 4)
 

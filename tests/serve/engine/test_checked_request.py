@@ -82,7 +82,7 @@ def test_a_dtype_that_the_protocol_does_not_have_is_refused_before_serving():
 
 def test_requests_of_equal_sizes_but_for_the_rows_may_run_together():
     one, other = (ROWS.check(request(rows.example(count))) for count in (1, 3))
-    assert one.bucket == other.bucket
+    assert one.shape == other.shape
     assert (one.rows, other.rows) == (1, 3)
 
 
@@ -90,7 +90,7 @@ def test_requests_of_other_sizes_may_not():
     call = msgspec.structs.replace(tiny.call(), inputs=tiny.call().inputs[:2], parameters=tiny.call().parameters[:2])
     plan = RequestPlan(call, batched=True)
     requests = [request({k: v for k, v in tiny_inputs(2, gh).items() if k != "offset"}) for gh in (1, 2, 2)]
-    buckets = [plan.check(each).bucket for each in requests]
+    buckets = [plan.check(each).shape for each in requests]
     assert buckets[0] != buckets[1] == buckets[2]
 
 
@@ -99,7 +99,7 @@ def test_a_request_without_rows_runs_alone():
     plan = RequestPlan(msgspec.structs.replace(rows.call(), dimensions=dimensions), batched=True)
     one, other = (plan.check(request(rows.example(0))) for _ in range(2))
     assert one.rows == other.rows == 1
-    assert one.bucket != other.bucket
+    assert one.shape != other.shape
     assert [tuple(tensor.shape) for tensor in one.inputs] == [(0, *rows.SHAPES[name]) for name in rows.DTYPES]
 
 

@@ -11,8 +11,8 @@ import torch
 
 import exportkit
 from exportkit.errors import ModelLoadError
-from exportkit.serve.batching.tickets import BatchLimits
-from exportkit.serve.engine import model_copy
+from exportkit.serve.batching.pending import BatchLimits
+from exportkit.serve.engine import replica
 from exportkit.serve.engine.served import ServedModel
 from exportkit.serve.statuses import BackendError, NotReadyError
 from tests.fixtures.softpool_library import ABORT, RAISE, SEGFAULT
@@ -23,7 +23,7 @@ from tests.serve.engine.asking import only, request, serving, tensors
 @pytest.fixture(autouse=True)
 def _soon(monkeypatch):
     """A worker is started again at once."""
-    monkeypatch.setattr(model_copy, "FIRST_DELAY", 0.01)
+    monkeypatch.setattr(replica, "FIRST_DELAY", 0.01)
 
 
 def call(first: float = 0.0, batch: int = 1) -> dict[str, torch.Tensor]:
@@ -33,8 +33,8 @@ def call(first: float = 0.0, batch: int = 1) -> dict[str, torch.Tensor]:
 
 
 def worker(model: ServedModel) -> int:
-    (copy,) = model._copies
-    return copy.model.pid
+    (only_one,) = model.package.replicas
+    return only_one.model.pid
 
 
 def run(coroutine):
@@ -113,13 +113,13 @@ def test_a_model_that_cannot_be_loaded_again_is_not_ready_and_keeps_nobody_waiti
     async def ask():
         async with serving(misbehaving_package, isolate=True, warm_up=False) as repository:
             model = only(repository)
-            (copy,) = model._copies
-            load = copy.shared._load
+            (served,) = model.package.replicas
+            load = served._load
 
             def fail():
                 raise ModelLoadError("no memory")
 
-            monkeypatch.setattr(copy.shared, "_load", fail)
+            monkeypatch.setattr(served, "_load", fail)
             crashed = asyncio.ensure_future(model.infer(request(call(ABORT))))
             with pytest.raises(NotReadyError, match="cannot be loaded again: no memory"):
                 await crashed
@@ -131,7 +131,7 @@ def test_a_model_that_cannot_be_loaded_again_is_not_ready_and_keeps_nobody_waiti
                 pytest.fail("it was admitted")
             with pytest.raises(NotReadyError, match="no memory"):
                 await model.infer(request(call()))
-            monkeypatch.setattr(copy.shared, "_load", load)
+            monkeypatch.setattr(served, "_load", load)
             await until(lambda: repository.ready)
             await model.infer(request(call()))
 
@@ -174,12 +174,12 @@ def test_a_broken_device_counts_as_a_dead_model(rows_package, monkeypatch):
 
     text = "CUDA error: an illegal memory access was encountered"
     monkeypatch.setattr(torch.cuda, "synchronize", broken)
-    copy = model_copy.ModelCopy(lambda: exportkit.load(rows_package))
-    copy.check_health()
-    assert copy.alive
-    copy.shared.device = torch.device("cuda", 0)
-    copy.check_health()
-    assert not copy.alive
-    assert not copy.restore()  # nothing that this process loads could run
-    assert copy.lost == copy.failure == f"cuda:0 is lost to this process: {text}"
-    copy.close()
+    broken_one = replica.Replica(lambda: exportkit.load(rows_package))
+    broken_one.check_health("forward")
+    assert broken_one.alive
+    broken_one.device = torch.device("cuda", 0)
+    broken_one.check_health("forward")
+    assert not broken_one.alive
+    assert not broken_one.restore()  # nothing that this process loads could run
+    assert broken_one.lost == broken_one.failure == f"cuda:0 is lost to this process: {text}"
+    broken_one.close()

@@ -162,7 +162,7 @@ def test_a_package_that_gets_a_default_method_answers_by_its_name(recorder, with
             (tmp_path / "new").replace(tmp_path / "notes.pt2")
             await repository.load("notes", {})
             assert isinstance(repository.named("notes"), ServedModel)
-            while before.models["push"].package is not None:  # it closes
+            while not before.closed:
                 await asyncio.sleep(0.01)
             begin = SequenceStep(1, start=True, end=True)
             late = await before.infer(request(rows(), sequence=begin, method="push"))  # it was admitted before

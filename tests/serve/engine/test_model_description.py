@@ -6,9 +6,10 @@ import msgspec
 import pytest
 
 from exportkit.package import manifest as m
-from exportkit.serve.batching.tickets import BatchLimits
+from exportkit.serve.batching.pending import BatchLimits
 from exportkit.serve.engine.batchable import Batching
 from exportkit.serve.engine.model_description import ModelDescription
+from exportkit.serve.engine.servable import Servable
 from tests.package import samples
 from tests.runtime import tiny
 from tests.serve.engine import rows
@@ -27,6 +28,8 @@ def described(call: m.Call, batch: m.Dimension | None, max_rows: int, **changes:
         "devices": ("cpu", "cuda:1"),
         "runners": 2,
         "weights": None,
+        "method": "forward",
+        "offered": Servable({"forward": "rows"}, {}),
     }
     return ModelDescription(**{**described, **changes})
 

@@ -17,11 +17,11 @@ from safetensors.torch import save_file
 from exportkit.errors import ExportkitError, NotAnArchiveError, SignatureMissingError, UsageError
 from exportkit.package.signing import sign_package
 from exportkit.runtime.model import Model
-from exportkit.serve.batching.tickets import BatchLimits
+from exportkit.serve.batching.pending import BatchLimits
 from exportkit.serve.engine.folder import newest_last, packages_in, single_package
 from exportkit.serve.engine.loading import load_copies
-from exportkit.serve.engine.model_copy import ModelCopy
 from exportkit.serve.engine.repository import Repository
+from exportkit.serve.queries import Queries
 from exportkit.serve.serve_options import ServeOptions
 from exportkit.serve.statuses import BackendError, BadRequestError, NotReadyError, NotServedError
 from tests.package.signers import signer
@@ -151,13 +151,13 @@ def test_a_runner_that_cannot_begin_is_an_error_of_loading(rows_package, monkeyp
 
 def test_every_runner_is_warm_before_the_model_is_ready(rows_package, monkeypatch):
     calls = []
-    run_requests = ModelCopy.run_requests
+    run_requests = Model.run_requests
 
-    def watched(self, requests, outputs):
+    def watched(self, *given):
         calls.append(threading.current_thread().name)
-        return run_requests(self, requests, outputs)
+        return run_requests(self, *given)
 
-    monkeypatch.setattr(ModelCopy, "run_requests", watched)
+    monkeypatch.setattr(Model, "run_requests", watched)
 
     async def ask():
         async with serving(rows_package, runners=3) as repository:
@@ -318,7 +318,7 @@ def test_versions_come_and_go(rows_package, folder):
             await repository.load("rows", {})
             assert repository.model("rows").version == "10"
             assert repository.model("rows", "9") is nine
-            assert nine.metadata()["versions"] == ["9", "10"]
+            assert Queries(repository).metadata("rows", "9")["versions"] == ["9", "10"]
             assert [model.version for model in repository.models()] == ["9", "10"]
             shutil.rmtree(folder / "rows" / "10")
             await repository.load("rows", {})
@@ -434,7 +434,7 @@ def test_draining_does_not_wait_for_a_load_and_drops_what_it_brings(rows_package
             assert repository.models() == []
 
     run(ask())
-    assert not loaded[0].methods[0].copies[0].alive
+    assert not loaded[0].replicas[0].alive
 
 
 def test_a_drained_repository_loads_nothing(rows_package):

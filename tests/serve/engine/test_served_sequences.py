@@ -288,7 +288,7 @@ def test_a_lost_worker_ends_its_sequences_with_a_status(recorder):
             model, sequences = repository.model("recorder.push"), repository.sequences()["recorder"]
             for sequence in (1, 2):
                 await push(model, rows(0), sequence, start=True)
-            (copy,) = model._copies
+            (copy,) = model.package.replicas
             os.kill(copy.model.pid, signal.SIGKILL)
             with pytest.raises((BackendError, SequenceError)):
                 await push(model, rows(0), 1)
@@ -330,9 +330,9 @@ def test_a_sequence_goes_on_with_the_version_that_it_began_with(recorder, tmp_pa
             await repository.load("recorder", {})
             assert repository.model("recorder.push", "1") is not before
             found.append(await push(repository.model("recorder.push", "1"), rows(2), 1))
-            assert not before._closed
+            assert not before.package.closed
             found.append(await push(newer, rows(3), 1, end=True))
-            while not before._closed:
+            while not before.package.closed:
                 await asyncio.sleep(0.02)
             await push(newer, rows(0), 1, start=True, end=True)
             return found
@@ -376,9 +376,9 @@ def test_each_sequence_stays_on_the_copy_that_began_it(recorder):
                 await push(model, rows(0), sequence, start=True)
             for _ in range(3):
                 await asyncio.gather(*(push(model, rows(1), sequence) for sequence in range(1, 5)))
-            places = {each.payload.held._model: each.payload.copy for each in sequences._table}
+            places = {each.payload.held._model: each.payload.replica for each in sequences._table}
             assert sorted(places.values()) == [0, 1]
-            assert all(each.payload.home.counts == [2, 2] for each in sequences._table)
+            assert [sequences.on(model.package, each) for each in (0, 1)] == [2, 2]
 
     run(ask())
 

@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 import pytest
 import torch
 
-from exportkit.serve.batching.tickets import BatchLimits
+from exportkit.serve.batching.pending import BatchLimits
 from exportkit.serve.engine.served import ServedModel
 from exportkit.serve.statuses import (
     BackendError,

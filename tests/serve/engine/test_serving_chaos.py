@@ -10,7 +10,7 @@ from collections import Counter
 import pytest
 import torch
 
-from exportkit.serve.batching.tickets import BatchLimits
+from exportkit.serve.batching.pending import BatchLimits
 from exportkit.serve.statuses import BackendError, BadRequestError, DeadlineError, QueueFullError, ServeError
 from tests.runtime import meeting
 from tests.serve.engine.asking import equal, request, serving, tensors

@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import save_file
 
 import exportkit
-from exportkit.serve.batching.tickets import BatchLimits
+from exportkit.serve.batching.pending import BatchLimits
 from exportkit.serve.statuses import BackendError
 from tests.artifacts import artifact
 from tests.export.weights_models import Weighted

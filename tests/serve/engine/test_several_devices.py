@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 from prometheus_client import generate_latest
 
-from exportkit.serve.batching.tickets import BatchLimits
-from exportkit.serve.engine import model_copy
+from exportkit.serve.batching.pending import BatchLimits
+from exportkit.serve.engine import replica
 from exportkit.serve.engine.repository import Repository
 from exportkit.serve.operations.metrics import Metrics
 from exportkit.serve.statuses import NotReadyError, ServeError
@@ -49,13 +49,13 @@ def test_a_lost_device_takes_no_requests_and_the_others_go_on(rows_package: Path
         async with serving(rows_package, devices=("cpu", "cpu"), batch=ONE_BY_ONE) as repository:
             model = only(repository)
             assert ready_copies(repository) == [1, 1]
-            first, second = model._copies
-            first.shared.lose("an illegal memory access was encountered")
+            first, second = model.package.replicas
+            first.lose("an illegal memory access was encountered")
             assert await right_answers(repository, 16) >= 14  # each of its runners may have taken one by then
             assert [await right_answers(repository, 16) for _ in range(4)] == [16] * 4
             assert (model.ready, repository.ready, repository.lost) == (True, True, None)
             assert ready_copies(repository) == [0, 1]
-            second.shared.lose("an illegal memory access was encountered")
+            second.lose("an illegal memory access was encountered")
             with pytest.raises(NotReadyError):
                 await model.infer(request(example(1)))
             assert (model.ready, repository.ready) == (False, False)
@@ -67,17 +67,17 @@ def test_a_lost_device_takes_no_requests_and_the_others_go_on(rows_package: Path
 
 @pytest.mark.process
 def test_a_worker_that_is_killed_leaves_the_others_and_comes_back(rows_package: Path, monkeypatch) -> None:
-    monkeypatch.setattr(model_copy, "FIRST_DELAY", 0.01)
+    monkeypatch.setattr(replica, "FIRST_DELAY", 0.01)
 
     async def ask():
         async with serving(rows_package, devices=("cpu", "cpu"), isolate=True, batch=ONE_BY_ONE) as repository:
             model = only(repository)
-            pids = [copy.model.pid for copy in model._copies]
+            pids = [each.model.pid for each in model.package.replicas]
             assert len(set(pids)) == 2
             os.kill(pids[0], signal.SIGKILL)
-            while ready_copies(repository) != [1, 1] or model._copies[0].model.pid == pids[0]:
+            while ready_copies(repository) != [1, 1] or model.package.replicas[0].model.pid == pids[0]:
                 assert model.ready
                 assert await right_answers(repository, 4) >= 3  # what ran in the worker when it died has no answer
-            assert model._copies[1].model.pid == pids[1]
+            assert model.package.replicas[1].model.pid == pids[1]
 
     run(ask())

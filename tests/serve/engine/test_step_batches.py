@@ -10,8 +10,8 @@ import torch
 
 import exportkit
 from exportkit.errors import ModelRunError
-from exportkit.serve.batching.tickets import BatchLimits
-from exportkit.serve.engine.step_batches import JoinedSteps
+from exportkit.serve.batching.pending import BatchLimits
+from exportkit.serve.engine.joined_steps import JoinedSteps
 from exportkit.serve.protocol.inference import SequenceStep
 from exportkit.serve.statuses import BadRequestError
 from tests.runtime import stateful

@@ -178,7 +178,7 @@ def test_draining_answers_what_was_accepted(server: Served) -> None:
     with socket.create_connection(("127.0.0.1", server.site.port), timeout=60) as accepted, server.client() as ours:
         accepted.sendall(head + body[:100])
         model = server.repository.model("tiny")
-        while not model._accepted.bytes:
+        while not model.package.accepted_bytes:
             threading.Event().wait(0.005)
         drained = asyncio.run_coroutine_threadsafe(server.repository.drain(), server.loop)
         while not server.repository.draining:

@@ -13,9 +13,9 @@ from tests.serve.operations.server_processes import Launcher
 BREAKS = """
 import os, time, torch
 from exportkit.errors import ModelRunError
-from exportkit.serve.engine import model_copy
+from exportkit.serve.engine import replica
 TEXT = "CUDA error: an illegal memory access was encountered"
-answered = model_copy.SharedModel.answered
+answered = replica.Replica.answered
 def breaking(shared, ask):
     if not os.path.exists({flag!r}):
         return answered(shared, ask)
@@ -24,8 +24,7 @@ def breaking(shared, ask):
     raise ModelRunError("the compiled model failed: " + TEXT)
 def broken(device=None):
     raise RuntimeError(TEXT + chr(10) + "CUDA kernel errors might be asynchronously reported")
-model_copy.SharedModel.answered, torch.cuda.synchronize = breaking, broken
-model_copy.Model.background = lambda model, threads: None  # as on a GPU
+replica.Replica.answered, torch.cuda.synchronize = breaking, broken
 """
 
 

@@ -9,10 +9,11 @@ from typing import Any
 import msgspec
 
 from exportkit.package import manifest as m
-from exportkit.serve.batching.tickets import BatchLimits
+from exportkit.serve.batching.pending import BatchLimits
 from exportkit.serve.engine.batchable import Batching
 from exportkit.serve.engine.model_description import ModelDescription
 from exportkit.serve.engine.repository import IndexEntry
+from exportkit.serve.engine.servable import Servable
 from exportkit.serve.engine.served_sequences import ServedSequences
 from exportkit.serve.engine.statistics import Statistics
 from exportkit.serve.protocol.http_request import BodyRules
@@ -65,6 +66,8 @@ class Model:
             devices=self.devices,
             runners=1,
             weights=None,
+            method=self.manifest.method().name,
+            offered=Servable({}, {}),
         )
 
     @property

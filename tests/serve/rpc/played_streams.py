@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from tritonclient.grpc import service_pb2
 
-from exportkit.serve.batching.tickets import BatchLimits
+from exportkit.serve.batching.pending import BatchLimits
 from exportkit.serve.engine.repository import Repository
 from exportkit.serve.rpc import http2_frames as h2
 from exportkit.serve.rpc.grpc_server import GrpcServer, RpcOptions
@@ -141,10 +141,11 @@ class Played:
     async def settled(self) -> None:
         """Waits until nothing is accepted that is not answered, and checks that nothing is counted wrongly."""
         async with asyncio.timeout(60):
-            await self.model._accepted.none()
+            while self.model.package._accepted:
+                await asyncio.sleep(0.01)
         counted = self.model.counted
         assert (counted.pending, counted.queued_rows, counted.queued_bytes) == (0, 0, 0)
-        assert self.model._accepted.bytes == 0
+        assert self.model.package.accepted_bytes == 0
 
 
 async def played(

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Hashable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Generic, TypeVar
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -27,37 +25,44 @@ class BatchLimits:
 
 
 @dataclass(eq=False)
-class Ticket(Generic[T]):
-    """A request that waits or runs.
+class PendingRequest:
+    """A request that waits or runs. What is run is its subclass's.
 
     Attributes:
-        payload: What the caller wants back when the request is taken.
-        bucket: Requests of equal buckets can run together: everything of their inputs but the number of rows.
+        shape: Requests of equal shapes can run together: everything of their inputs but the number of rows.
         rows: The number of rows, which stay together. At least 1.
         size: The bytes of its inputs.
         priority: 1 is served first. Equal priorities are served in order.
         deadline: The time by which the answer must be there; None: it may take as long as it takes.
         arrived: The time at which it was submitted.
+        number: The queue's: counts the requests in the order in which they were submitted.
+        listed: The queue's: whether it is among those from which the next batch is chosen.
+        overdue: The queue's: whether it has waited for others as long as it may.
     """
 
-    payload: T
-    bucket: Hashable
+    shape: Hashable
     rows: int
     size: int
     priority: int
     deadline: float | None
     arrived: float
+    number: int = field(default=0, init=False)
+    listed: bool = field(default=False, init=False)
+    overdue: bool = field(default=False, init=False)
+
+
+R = TypeVar("R", bound=PendingRequest)
 
 
 @dataclass(frozen=True, eq=False)
-class Batch(Generic[T]):
+class Batch(Generic[R]):
     """Requests that run together."""
 
-    bucket: Hashable
-    tickets: tuple[Ticket[T], ...]
+    shape: Hashable
+    requests: tuple[R, ...]
     taken: float
 
     @property
     def rows(self) -> int:
         """The number of rows of all requests."""
-        return sum(ticket.rows for ticket in self.tickets)
+        return sum(request.rows for request in self.requests)
