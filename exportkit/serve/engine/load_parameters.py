@@ -3,28 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
 from exportkit.serve.statuses import BadRequestError
 
-
-class _Text(msgspec.Struct, forbid_unknown_fields=True):
-    string_value: str
-
-
-class _Parameters(msgspec.Struct, forbid_unknown_fields=True):
-    weights: _Text
-
-
-class _Config(msgspec.Struct, forbid_unknown_fields=True):
-    """The part of Triton's ModelConfig that can be given."""
-
-    parameters: _Parameters
-
-
-_CONFIG = msgspec.json.Decoder(_Config)
+# The part of Triton's ModelConfig that can be given.
+_Text = dict[Literal["string_value"], str]
+_CONFIG = msgspec.json.Decoder(dict[Literal["parameters"], dict[Literal["weights"], _Text]])
 
 
 def weights_of(parameters: Mapping[str, Any]) -> str | None:
@@ -56,8 +43,9 @@ def weights_of(parameters: Mapping[str, Any]) -> str | None:
 
 def _weights_in(config: Any) -> str:
     try:
-        return _CONFIG.decode(config if isinstance(config, (str, bytes)) else b"null").parameters.weights.string_value
-    except (msgspec.DecodeError, UnicodeError) as error:
+        found = _CONFIG.decode(config if isinstance(config, (str, bytes)) else b"null")
+        return found["parameters"]["weights"]["string_value"]
+    except (msgspec.DecodeError, UnicodeError, KeyError) as error:
         raise BadRequestError(
             f"the configuration of a model comes from its package, but for the weights: {error}",
             hint='It may be {"parameters": {"weights": {"string_value": "<file>.safetensors"}}}.',

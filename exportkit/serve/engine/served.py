@@ -83,12 +83,14 @@ class ServedModel:
         # own. A queue never refuses a step: its sequence would go on without it. Each sequence has one step in it.
         if described.stateful:
             limits = replace(limits, max_queued_rows=sys.maxsize, max_queued_bytes=sys.maxsize)
+        starting = []
         for group in [[each] for each in replicas] if described.stateful else [replicas]:
             dispatcher = Dispatcher(Batcher(limits, described.batching.max_rows), self.counted)
             self._dispatchers.append(dispatcher)
             for replica in group:
                 make_runner = partial(kind, replica, described, self.counted, warm_up=warm_up)
-                await dispatcher.start(replica, make_runner, described.runners)
+                starting.append(dispatcher.start(replica, make_runner, described.runners))
+        await asyncio.gather(*starting)
 
     def stop(self) -> list[threading.Thread]:
         """Lets the runners end after their batch. Returns the threads; join them in another thread."""

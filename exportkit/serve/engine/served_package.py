@@ -81,8 +81,7 @@ class ServedPackage:
 
     async def start(self) -> None:
         """Starts the runners, and waits until every one is warmed up. Raises what one of them raised."""
-        for model in self.models.values():
-            await model.start(warm_up=self._warm_up)
+        await asyncio.gather(*(model.start(warm_up=self._warm_up) for model in self.models.values()))
 
     # --- which model answers ------------------------------------------------------------------------------------------
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections import Counter
 from collections.abc import Mapping
@@ -154,7 +155,7 @@ class ServedSequences:
 
     def give_up(self, step: SequenceStep) -> None:
         """Ends a sequence whose step ran, and whose answer cannot be told to the client."""
-        if self._table.has(_key_of(step)):
+        with contextlib.suppress(NoSequenceError):
             self._end(self._table.find(_key_of(step)), "unanswered")
 
     async def finish(self, load: ServedPackage) -> None:

@@ -152,10 +152,6 @@ class SequenceTable(Generic[P, S]):
         self.size += size
         return sequence
 
-    def has(self, key: Hashable) -> bool:
-        """Whether a sequence takes the next step of this key."""
-        return key in self._open
-
     def find(self, key: Hashable) -> OpenSequence[P, S]:
         """Returns the sequence that takes the next step of this key.
 

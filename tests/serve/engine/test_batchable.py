@@ -16,7 +16,7 @@ from exportkit.serve.engine.replica import Replica
 from tests.package import samples
 from tests.runtime import tiny
 from tests.serve.engine import rows
-from tests.serve.engine.asking import GATHERING, equal, only, request, serving, tensors
+from tests.serve.engine.asking import only, request, serving, tensors
 
 BATCH = m.Size(dimension="batch")
 TOLERANCE = m.OutputTolerance(rtol=0.0, atol=0.0)
@@ -130,11 +130,6 @@ def test_what_was_not_shown_is_not_batched(rows_package, options, reason):
     assert reason in batching["reason"]
 
 
-def test_a_package_without_cases_is_not_batched(tmp_path):
-    batching, _ = metadata(rows.write(tmp_path / "rows.pt2"))
-    assert "no two different rows" in batching["reason"]
-
-
 def test_equal_rows_show_nothing(tmp_path):
     """The rows influence one another, which a call of equal ones would not show."""
     inputs = {name: torch.zeros_like(tensor) for name, tensor in rows.example(4, coupling=1.0).items()}
@@ -166,27 +161,6 @@ def test_outputs_that_need_not_repeat_are_not_batched(tmp_path):
 
     package = rows.write(tmp_path / "rows.pt2", rows.example(2), change=loosen)
     assert "`sum` need not repeat" in metadata(package)[0]["reason"]
-
-
-def test_a_model_that_needs_two_rows_is_batched_in_pairs(tmp_path):
-    package = rows.write(tmp_path / "rows.pt2", rows.example(2), least=2)
-
-    async def ask():
-        async with serving(package, batch=GATHERING) as repository:
-            model = only(repository)
-            inputs = [rows.example(2) for _ in range(8)]
-            answers = await asyncio.gather(*(model.infer(request(each)) for each in inputs))
-            return model, inputs, answers
-
-    model, inputs, answers = asyncio.run(ask())
-    assert model.metadata()["batching"]["enabled"]
-    assert all(equal(tensors(answer), rows.answer(each)) for answer, each in zip(answers, inputs))
-    assert model.counted.executions < 8
-
-
-def test_an_input_without_rows_of_its_own_says_why_tiny_is_not_batched(tiny_package):
-    batching, _ = metadata(tiny_package)
-    assert "`offset`" in batching["reason"]
 
 
 def test_requests_of_other_sizes_run_alone_together(tiny_package):

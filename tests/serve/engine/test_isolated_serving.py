@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import signal
 
 import pytest
 import torch
@@ -16,7 +14,6 @@ from exportkit.serve.engine import replica
 from exportkit.serve.engine.served import ServedModel
 from exportkit.serve.statuses import BackendError, NotReadyError
 from tests.fixtures.softpool_library import ABORT, RAISE, SEGFAULT
-from tests.runtime.isolation import eventually
 from tests.serve.engine.asking import only, request, serving, tensors
 
 
@@ -94,21 +91,6 @@ def test_requests_beside_a_crash_are_answered(misbehaving_package):
     assert {reason: spent.count for reason, spent in counted.failures.items()} == {"backend": 3}
 
 
-def test_a_worker_that_dies_while_nobody_asks_is_started_again(misbehaving_package):
-    async def ask():
-        async with serving(misbehaving_package, isolate=True, warm_up=False) as repository:
-            model = only(repository)
-            before = worker(model)
-            os.kill(before, signal.SIGKILL)
-            await until(lambda: not repository.ready or worker(model) != before)
-            await until(lambda: repository.ready)
-            assert worker(model) != before
-            await model.infer(request(call()))
-            return model.counted
-
-    assert run(ask()).failures == {}
-
-
 def test_a_model_that_cannot_be_loaded_again_is_not_ready_and_keeps_nobody_waiting(misbehaving_package, monkeypatch):
     async def ask():
         async with serving(misbehaving_package, isolate=True, warm_up=False) as repository:
@@ -154,16 +136,6 @@ def test_a_package_that_was_replaced_is_not_loaded_in_the_old_ones_place(misbeha
             assert only(repository).manifest.call != model.manifest.call
 
     run(ask())
-
-
-def test_a_model_tells_whether_it_can_be_called(rows_package):
-    with exportkit.load(rows_package) as here, exportkit.load(rows_package, isolate=True) as isolated:
-        assert here.alive
-        assert isolated.alive
-        os.kill(isolated.pid, signal.SIGKILL)
-        assert eventually(lambda: not isolated.alive)
-    assert not here.alive
-    assert not isolated.alive
 
 
 def test_a_broken_device_counts_as_a_dead_model(rows_package, monkeypatch):

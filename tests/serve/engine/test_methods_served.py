@@ -20,7 +20,7 @@ from exportkit.serve.protocol.inference import SequenceStep
 from exportkit.serve.sequences.table import SequenceLimits
 from exportkit.serve.statuses import BadRequestError, NotReadyError, NotServedError
 from tests.package import samples, stateful_samples
-from tests.runtime import stateful, tiny
+from tests.runtime import stateful
 from tests.serve.engine.asking import GATHERING, only, request, serving, tensors
 
 NONE = SequenceLimits(most=0)
@@ -223,12 +223,3 @@ def test_two_packages_with_the_same_name_for_a_method_are_refused(recorder, tiny
 
     with pytest.raises(UsageError, match=r"would be served as recorder\.embed"):
         run(ask())
-
-
-def test_the_metadata_of_a_package_with_one_method_stays_as_it_was(tiny_package):
-    async def ask():
-        async with serving(tiny_package) as repository:
-            return only(repository).metadata()
-
-    assert "methods" not in run(ask())
-    assert tiny.call().outputs  # the package has some

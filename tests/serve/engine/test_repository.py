@@ -395,21 +395,6 @@ def test_parameters_that_are_not_allowed_are_refused(rows_package, folder, tmp_p
     assert message in run(ask()).message
 
 
-def test_weights_that_do_not_fit_leave_the_old_ones(rows_package, folder):
-    folder.mkdir()
-    shutil.copy(rows_package, folder / "rows.pt2")
-    save_file({"x": torch.zeros(1)}, folder / "there.safetensors")
-
-    async def ask():
-        async with serving(repository=folder, warm_up=False) as repository:
-            before = only(repository)
-            with pytest.raises(BackendError, match="tiny has no weights outside its compiled code"):
-                await repository.load("rows", {"weights": "there.safetensors"})
-            assert only(repository) is before
-
-    run(ask())
-
-
 def test_draining_does_not_wait_for_a_load_and_drops_what_it_brings(rows_package, monkeypatch):
     began, go_on = threading.Event(), threading.Event()
     loaded = []
@@ -435,14 +420,3 @@ def test_draining_does_not_wait_for_a_load_and_drops_what_it_brings(rows_package
 
     run(ask())
     assert not loaded[0].replicas[0].alive
-
-
-def test_a_drained_repository_loads_nothing(rows_package):
-    async def ask():
-        async with serving(rows_package, warm_up=False) as repository:
-            await repository.drain()
-            with pytest.raises(ExportkitError, match="drains"):
-                await repository.load("rows", {})
-            assert repository.models() == []
-
-    run(ask())

@@ -1,11 +1,16 @@
-"""Steps of sequences are answered as a session answers calls. Limits, new versions and drains keep their promises."""
+"""Steps of sequences are answered as a session answers calls. Limits, new versions and drains keep their promises.
+
+What the table of sequences does is tested in tests/serve/sequences.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import os
+import random
 import shutil
 import signal
+from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -16,20 +21,24 @@ import torch
 import exportkit
 from exportkit.serve.engine.repository import Repository
 from exportkit.serve.engine.served import ServedModel
+from exportkit.serve.engine.served_sequences import ServedSequences
 from exportkit.serve.protocol.inference import SequenceStep
 from exportkit.serve.sequences.table import SequenceLimits
-from exportkit.serve.serve_options import LoadOptions, ServeOptions
 from exportkit.serve.statuses import (
     BackendError,
     BadRequestError,
     DeadlineError,
     NotOfferedError,
     NotReadyError,
+    NotServedError,
     QueueFullError,
     SequenceError,
+    ServeError,
+    TooLargeError,
 )
 from exportkit.verify import judging
 from tests.runtime import stateful
+from tests.serve.engine import asking
 from tests.serve.engine.asking import request, tensors
 
 SOON = SequenceLimits(idle_seconds=0.2, finish_seconds=0.5)
@@ -46,17 +55,18 @@ def run(coroutine):
 
 
 @asynccontextmanager
-async def serving(*packages: Path, repository: Path | None = None, limits: SequenceLimits | None = None, **load: Any):
-    options = ServeOptions(packages, repository, LoadOptions(**load), sequences=limits or SequenceLimits())
-    served = Repository(options)
-    await served.open()
-    try:
-        yield served
-    finally:
-        for entry in served.sequences().values():
-            for sequence in entry._table:
-                entry._end(sequence, "unloaded")  # nobody waits for those that a test leaves
-        await served.drain()
+async def serving(*packages: Path, limits: SequenceLimits | None = None, **load: Any) -> AsyncIterator[Repository]:
+    async with asking.serving(*packages, sequences=limits or SequenceLimits(), **load) as served:
+        try:
+            yield served
+        finally:
+            for entry in served.sequences().values():
+                for sequence in entry._table:
+                    entry._end(sequence, "unloaded")  # nobody waits for those that a test leaves
+
+
+def of(repository: Repository) -> tuple[ServedModel, ServedSequences]:
+    return repository.model("recorder.push"), repository.sequences()["recorder"]
 
 
 def rows(seed: int, count: int = 2) -> torch.Tensor:
@@ -70,22 +80,29 @@ async def push(model: ServedModel, x: torch.Tensor, sequence: Any, **more: Any) 
     return tensors(answer)["0"]
 
 
+def as_a_session_answers(recorder: Path, given: Iterable[torch.Tensor], answers: Iterable[torch.Tensor]) -> bool:
+    given = list(given)
+    with exportkit.load(recorder) as model, model.session(batch=len(given[0])) as session:
+        return all(torch.equal(session.push(x), answer) for x, answer in zip(given, answers, strict=True))
+
+
 @pytest.mark.parametrize("isolate", [False, True])
 @pytest.mark.process
 def test_two_interleaved_sequences_equal_two_sessions(recorder, isolate):
+    """A number and its text are two ids."""
+
     async def ask():
         async with serving(recorder, isolate=isolate) as repository:
-            model = repository.model("recorder.push")
-            peek = repository.model("recorder.peek")
-            answers: dict[Any, list[torch.Tensor]] = {7: [], "seven": []}
+            model, sequences = of(repository)
+            answers: dict[Any, list[torch.Tensor]] = {7: [], "7": []}
             for number in range(5):
                 for which, given in enumerate(answers):
                     x = rows(10 * number + which, 2 + which)
                     answers[given].append(await push(model, x, given, start=number == 0))
-            step = SequenceStep("seven", end=True)
             scale = {"scale": torch.full((3, 1), 2.0)}
-            last = tensors(await peek.infer(request(scale, sequence=step)))["0"]
-            assert repository.sequences()["recorder"].ended == {"end": 1}
+            step = SequenceStep("7", end=True)
+            last = tensors(await repository.model("recorder.peek").infer(request(scale, sequence=step)))["0"]
+            assert sequences.ended == {"end": 1}
             return answers, last
 
     answers, last = run(ask())
@@ -98,55 +115,69 @@ def test_two_interleaved_sequences_equal_two_sessions(recorder, isolate):
         assert torch.equal(last, peeked)
 
 
-def test_steps_that_come_at_the_same_time_run_in_their_order(recorder):
+def test_steps_that_come_at_the_same_time_run_in_their_order_and_count_as_what_waits(recorder):
     async def ask():
         async with serving(recorder, runners=4) as repository:
-            model = repository.model("recorder.push")
+            model, _ = of(repository)
             steps = [push(model, rows(number), 1, start=number == 0, end=number == 5) for number in range(6)]
             others = [push(model, rows(number), 2, start=number == 0, end=number == 5) for number in range(6)]
-            return await asyncio.gather(*(each for pair in zip(steps, others) for each in pair))
+            asked = [asyncio.ensure_future(each) for pair in zip(steps, others) for each in pair]
+            await asyncio.sleep(0)
+            assert model.counted.pending >= 10
+            found = await asyncio.gather(*asked)
+            assert (model.counted.queued_rows, model.counted.pending, model.counted.queued_bytes) == (0, 0, 0)
+            return found
 
     found = run(ask())
-    with exportkit.load(recorder) as model, model.session(batch=2) as session:
-        for number in range(6):
-            expected = session.push(rows(number))
-            assert torch.equal(found[2 * number], expected)
-            assert torch.equal(found[2 * number + 1], expected)
+    for which in (0, 1):
+        assert as_a_session_answers(recorder, map(rows, range(6)), found[which::2])
 
 
-def test_what_does_not_belong_to_a_sequence_is_refused_with_the_reason(recorder):
+def test_what_is_refused_says_why_and_changes_nothing(recorder):
     async def ask():
-        async with serving(recorder) as repository:
-            model, embed = repository.model("recorder.push"), repository.model("recorder.embed")
+        async with serving(recorder, limits=SequenceLimits(most_bytes=500)) as repository:
+            model, sequences = of(repository)
             with pytest.raises(BadRequestError, match="keeps state, which belongs to a sequence") as missing:
                 await model.infer(request({"x": rows(0)}))
             assert "sequence_start" in missing.value.text
             with pytest.raises(NotOfferedError, match="keeps no state"):
-                await push(embed, rows(0), 1, start=True)
+                await push(repository.model("recorder.embed"), rows(0), 1, start=True)
+            with pytest.raises(TooLargeError, match="would have 904 bytes, and all sequences may have 500") as refused:
+                await push(model, rows(0, 8), 1, start=True)
+            assert "--max-sequence-bytes" in refused.value.hint
             with pytest.raises(SequenceError, match="recorder has no sequence 1"):
                 await push(model, rows(0), 1)
+            assert (sequences.count, sequences.state_bytes) == (0, 0)
             await push(model, rows(0), 1, start=True)
-            with pytest.raises(BadRequestError, match="began with batch=2, and this request has 3"):
-                await push(model, rows(0, 3), 1)
-            with pytest.raises(BadRequestError, match="must have size 4"):
-                await push(model, torch.rand(2, 5), 1)
-            with pytest.raises(SequenceError, match="has no sequence '1'"):
-                await push(model, rows(0), "1")
             with pytest.raises(SequenceError, match="has no sequence 1"):
                 await push(model, rows(0), 1, owner="another key")
-            await push(model, rows(0), 1, start=True, owner="another key")
-            await push(model, rows(1), 1, end=True)  # what was refused changed nothing
+            with pytest.raises(BadRequestError, match="began with batch=2, and this request has 3"):
+                await push(model, rows(0, 3), 1)
+            begin = SequenceStep(1, start=True)
+            for given, more, words in [
+                ({"x": torch.rand(2, 5)}, {}, "must have size 4"),
+                ({"x": torch.rand(9, 4)}, {}, "batch"),
+                ({}, {}, "is missing"),
+                ({"x": rows(0)}, {"timeout": -1.0}, "passed before it arrived"),
+                ({"x": rows(0)}, {"method": "none"}, "not served"),
+            ]:
+                with pytest.raises((BadRequestError, DeadlineError, NotServedError), match=words):
+                    await model.infer(request(given, sequence=begin, **more))
+            last = await push(model, rows(1), 1, end=True)
             with pytest.raises(SequenceError, match="its last step was answered"):
                 await push(model, rows(0), 1)
-            assert (SequenceError.status, SequenceError.code) == (409, "FAILED_PRECONDITION")
+            return last
 
-    run(ask())
+    last = run(ask())
+    with exportkit.load(recorder) as model, model.session(batch=2) as session:
+        session.push(rows(0))
+        assert torch.equal(last, session.push(rows(1)))
 
 
 def test_a_step_that_fails_ends_its_sequence_and_no_other(recorder):
     async def ask():
         async with serving(recorder) as repository:
-            model = repository.model("recorder.push")
+            model, sequences = of(repository)
             await push(model, rows(0), 2, start=True)
             steps = [push(model, rows(number), 1, start=number == 0) for number in range(9)]
             found = await asyncio.gather(*steps, return_exceptions=True)
@@ -155,31 +186,12 @@ def test_a_step_that_fails_ends_its_sequence_and_no_other(recorder):
             with pytest.raises(SequenceError, match="the model failed") as again:
                 await push(model, rows(0), 1)
             assert "sequence_start" in again.value.hint
-            first = await push(model, rows(0), 1, start=True)
             await push(model, rows(1), 2)
-            assert repository.sequences()["recorder"].ended == {"failed": 1}
+            assert sequences.ended == {"failed": 1}
             assert model.counted.failures["sequence"].count == 3
-            return first
+            return await push(model, rows(0), 1, start=True)
 
-    first = run(ask())
-    with exportkit.load(recorder) as model, model.session(batch=2) as session:
-        assert torch.equal(first, session.push(rows(0)))
-
-
-def test_beginning_again_answers_what_waits_and_begins_with_fresh_state(recorder):
-    async def ask():
-        async with serving(recorder, limits=SequenceLimits(most=2)) as repository:
-            model = repository.model("recorder.push")
-            found = await asyncio.gather(*(push(model, rows(number), 1, start=number in (0, 2)) for number in range(4)))
-            assert repository.sequences()["recorder"].ended == {"restarted": 1}
-            return found
-
-    found = run(ask())
-    with exportkit.load(recorder) as model:
-        for first in (0, 2):
-            with model.session(batch=2) as session:
-                for number in (first, first + 1):
-                    assert torch.equal(found[number], session.push(rows(number)))
+    assert as_a_session_answers(recorder, [rows(0)], [run(ask())])
 
 
 def test_limits_refuse_what_is_new_and_nothing_else(recorder):
@@ -188,53 +200,33 @@ def test_limits_refuse_what_is_new_and_nothing_else(recorder):
 
     async def ask(limits, words):
         async with serving(recorder, limits=limits) as repository:
-            model = repository.model("recorder.push")
+            model, sequences = of(repository)
             await push(model, rows(0), 1, start=True)
             await push(model, rows(0), 2, start=True)
-            assert repository.sequences()["recorder"].state_bytes == 2 * size
+            assert sequences.state_bytes == 2 * size
             with pytest.raises(QueueFullError, match=words):
                 await push(model, rows(0), 3, start=True)
-            await push(model, rows(0), 1)
             await push(model, rows(0), 2, start=True)  # in its own place
             await push(model, rows(0), 1, end=True)
             await push(model, rows(0), 3, start=True)
+            assert sequences.ended == {"restarted": 1, "end": 1}
 
     run(ask(SequenceLimits(most=2), "there are 2 sequences, and at most 2 may be"))
     run(ask(SequenceLimits(most_bytes=2 * size + 1), f"has {2 * size} bytes, and at most {2 * size + 1} may be"))
 
 
-def test_steps_that_wait_for_their_turn_count_as_what_waits(recorder):
-    async def ask():
-        async with serving(recorder) as repository:
-            model = repository.model("recorder.push")
-            steps = [asyncio.ensure_future(push(model, rows(number), 1, start=number == 0)) for number in range(6)]
-            await asyncio.sleep(0)
-            assert model.counted.queued_rows >= 5
-            await asyncio.gather(*steps)
-            assert (model.counted.queued_rows, model.counted.pending, model.counted.queued_bytes) == (0, 0, 0)
-
-    run(ask())
-
-
 def test_recorded_sequences_are_replayed_before_a_model_is_ready(monkeypatch):
     package = Path(__file__).parents[2] / "golden" / "state-1-cpu.pt2"
-    played = []
     compare = judging.compare_outputs
-    monkeypatch.setattr(judging, "compare_outputs", lambda *given, **more: played.append(1) or compare(*given, **more))
-
-    async def ask():
-        async with serving(package) as repository:
-            return [model.name for model in repository.models()], len(played)
-
-    names, count = run(ask())
-    with exportkit.load(package) as model:
-        stateful_calls = [call for case in model.cases for call in case.calls]
-        assert count >= len(stateful_calls) > 1
-    assert names == ["state-1-cpu.remember"]  # recall writes into an input
 
     def wrong(*given, **more):
         return compare(given[0], given[1], [tensor + 1 for tensor in given[2]], **more)
 
+    async def ask():
+        async with serving(package) as repository:
+            return [model.name for model in repository.models()]
+
+    assert run(ask()) == ["state-1-cpu.remember"]  # recall writes into an input
     monkeypatch.setattr(judging, "compare_outputs", wrong)
     with pytest.raises(BackendError, match="answers its recorded case 0 wrongly on cpu: call 0: "):
         run(ask())
@@ -243,7 +235,7 @@ def test_recorded_sequences_are_replayed_before_a_model_is_ready(monkeypatch):
 def test_an_idle_sequence_ends_and_says_so(recorder):
     async def ask():
         async with serving(recorder, limits=SOON) as repository:
-            model, sequences = repository.model("recorder.push"), repository.sequences()["recorder"]
+            model, sequences = of(repository)
             await push(model, rows(0), 1, start=True)
             for _ in range(4):
                 await asyncio.sleep(0.1)
@@ -252,18 +244,19 @@ def test_an_idle_sequence_ends_and_says_so(recorder):
             assert sequences.oldest >= 0.4
             while sequences.count:
                 await asyncio.sleep(0.02)
-            assert sequences.ended == {"idle": 1}
-            assert sequences.state_bytes == 0
+            assert (sequences.ended, sequences.state_bytes) == ({"idle": 1}, 0)
             with pytest.raises(SequenceError, match="no step came for too long"):
                 await push(model, rows(0), 1)
 
     run(ask())
 
 
-def test_a_client_that_leaves_or_is_too_late_ends_its_sequence(recorder):
+def test_a_step_whose_answer_nobody_gets_ends_its_sequence(recorder):
+    """Its client leaves, its timeout passes, or its answer cannot be sent."""
+
     async def ask():
         async with serving(recorder) as repository:
-            model, sequences = repository.model("recorder.push"), repository.sequences()["recorder"]
+            model, sequences = of(repository)
             await push(model, rows(0), 1, start=True)
             leaves = [asyncio.ensure_future(push(model, rows(0), 1)) for _ in range(3)]
             await asyncio.sleep(0)
@@ -271,12 +264,17 @@ def test_a_client_that_leaves_or_is_too_late_ends_its_sequence(recorder):
             found = await asyncio.gather(*leaves, return_exceptions=True)
             assert isinstance(found[0], (torch.Tensor, SequenceError))  # it may run already
             assert [type(each) for each in found[1:]] == [asyncio.CancelledError, SequenceError]
-            assert sequences.ended == {"unanswered": 1}
             await push(model, rows(0), 1, start=True)
             with pytest.raises(DeadlineError):
                 await push(model, rows(0), 1, timeout=1e-9)
-            with pytest.raises(SequenceError, match="given up"):
-                await push(model, rows(0), 1)
+            for asked in (model, repository.named("recorder")):
+                await push(model, rows(0), 1, start=True)
+                asked.give_up(SequenceStep(1, owner="another key"))
+                asked.give_up(SequenceStep(1))
+                asked.give_up(SequenceStep(1))
+                with pytest.raises(SequenceError, match="given up"):
+                    await push(model, rows(0), 1)
+            assert sequences.ended == {"unanswered": 4}
 
     run(ask())
 
@@ -285,11 +283,11 @@ def test_a_client_that_leaves_or_is_too_late_ends_its_sequence(recorder):
 def test_a_lost_worker_ends_its_sequences_with_a_status(recorder):
     async def ask():
         async with serving(recorder, isolate=True) as repository:
-            model, sequences = repository.model("recorder.push"), repository.sequences()["recorder"]
+            model, sequences = of(repository)
             for sequence in (1, 2):
                 await push(model, rows(0), sequence, start=True)
-            (copy,) = model.package.replicas
-            os.kill(copy.model.pid, signal.SIGKILL)
+            (replica,) = model.package.replicas
+            os.kill(replica.model.pid, signal.SIGKILL)
             with pytest.raises((BackendError, SequenceError)):
                 await push(model, rows(0), 1)
             while not repository.ready or sequences.count:
@@ -299,55 +297,52 @@ def test_a_lost_worker_ends_its_sequences_with_a_status(recorder):
                 await push(model, rows(0), 2)
             return await push(model, rows(0), 2, start=True)
 
-    found = run(ask())
-    with exportkit.load(recorder) as model, model.session(batch=2) as session:
-        assert torch.equal(found, session.push(rows(0)))
+    assert as_a_session_answers(recorder, [rows(0)], [run(ask())])
 
 
-def test_a_sequence_goes_on_with_the_version_that_it_began_with(recorder, tmp_path):
-    (tmp_path / "recorder").mkdir()
-    for version in ("1", "2"):
-        (tmp_path / "recorder" / version).mkdir()
-    shutil.copy(recorder, tmp_path / "recorder" / "1" / "model.pt2")
+def test_a_sequence_goes_on_with_the_load_that_it_began_with(recorder, tmp_path):
+    def put(version: str) -> None:
+        folder = tmp_path / "recorder" / version
+        folder.mkdir(parents=True, exist_ok=True)
+        shutil.copy(recorder, folder / "new")
+        (folder / "new").replace(folder / "model.pt2")
 
     async def ask():
         limits = SequenceLimits(finish_seconds=20.0)
         async with serving(repository=tmp_path, limits=limits) as repository:
-            before = repository.model("recorder.push")
+            before, sequences = of(repository)
             found = [await push(before, rows(0), 1, start=True)]
-            # A newer version beside it.
-            shutil.copy(recorder, tmp_path / "recorder" / "2" / "model.pt2")
+            put("2")  # a newer version beside it
             await repository.load("recorder", {})
             newer = repository.model("recorder.push")
             assert newer.version == "2"
             answer = await newer.infer(request({"x": rows(1)}, sequence=SequenceStep(1)))
             assert answer.version == "1"
             found.append(tensors(answer)["0"])
-            # The file is exchanged.
-            again = tmp_path / "recorder" / "1" / "model.pt2"
-            shutil.copy(recorder, again.with_name("new"))
-            again.with_name("new").replace(again)
-            await repository.load("recorder", {})
-            assert repository.model("recorder.push", "1") is not before
-            found.append(await push(repository.model("recorder.push", "1"), rows(2), 1))
-            assert not before.package.closed
-            found.append(await push(newer, rows(3), 1, end=True))
+            with before.admit(10):  # a body is on its way
+                put("1")  # its file is exchanged
+                await repository.load("recorder", {})
+                assert repository.model("recorder.push", "1") is not before
+                found.append(await push(repository.model("recorder.push", "1"), rows(2), 1))
+                assert not before.package.closed
+                await push(before, rows(0), 2, start=True)  # what begins now begins on the new load
+                assert sequences.on(before.package) == 1
+                found.append(await push(newer, rows(3), 1, end=True))
             while not before.package.closed:
                 await asyncio.sleep(0.02)
-            await push(newer, rows(0), 1, start=True, end=True)
+            await push(before, rows(0), 2, end=True)  # was looked up before
             return found
 
-    found = run(ask())
-    with exportkit.load(recorder) as model, model.session(batch=2) as session:
-        for number, answer in enumerate(found):
-            assert torch.equal(answer, session.push(rows(number)))
+    (tmp_path / "recorder").mkdir()
+    put("1")
+    assert as_a_session_answers(recorder, map(rows, range(4)), run(ask()))
 
 
 def test_a_drain_answers_sequences_to_their_end_within_a_limit(recorder):
     async def ask(ends: bool):
         limits = SequenceLimits(finish_seconds=20.0 if ends else 0.3)
         async with serving(recorder, limits=limits) as repository:
-            model, sequences = repository.model("recorder.push"), repository.sequences()["recorder"]
+            model, sequences = of(repository)
             await push(model, rows(0), 1, start=True)
             draining = asyncio.ensure_future(repository.drain())
             await asyncio.sleep(0.05)
@@ -368,10 +363,10 @@ def test_a_drain_answers_sequences_to_their_end_within_a_limit(recorder):
     run(ask(False))
 
 
-def test_each_sequence_stays_on_the_copy_that_began_it(recorder):
+def test_each_sequence_stays_on_the_replica_that_began_it(recorder):
     async def ask():
         async with serving(recorder, devices=("cpu", "cpu")) as repository:
-            model, sequences = repository.model("recorder.push"), repository.sequences()["recorder"]
+            model, sequences = of(repository)
             for sequence in range(1, 5):
                 await push(model, rows(0), sequence, start=True)
             for _ in range(3):
@@ -386,13 +381,66 @@ def test_each_sequence_stays_on_the_copy_that_began_it(recorder):
 def test_the_metadata_and_the_configuration_name_the_state(recorder):
     async def ask():
         async with serving(recorder, limits=SequenceLimits(most=5, idle_seconds=7.0)) as repository:
-            model = repository.model("recorder.push")
+            model, _ = of(repository)
             return model.metadata(), model.config(), repository.model("recorder.embed").metadata()
 
     metadata, config, other = run(ask())
-    assert metadata["sequences"]["idle_seconds"] == 7.0
-    assert metadata["sequences"]["most"] == 5
+    assert (metadata["sequences"]["idle_seconds"], metadata["sequences"]["most"]) == (7.0, 5)
     assert metadata["sequences"]["state"][0] == {"name": "cache", "dtype": "float32", "shape": [-1, 6, 4]}
     assert config["sequence_batching"]["max_sequence_idle_microseconds"] == 7_000_000
     assert "sequences" not in other
-    assert metadata["methods"]["peek"]["served_as"] == "recorder.peek"
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_whatever_clients_do_each_answer_is_of_its_own_state(recorder, seed):
+    """They begin, go on, leave, come too late, send what is refused, and two keys use the same ids."""
+    draw = random.Random(seed)
+
+    async def client(repository: Repository, owner: str, each: Any, log: list[Any]) -> None:
+        model, _ = of(repository)
+        given: list[torch.Tensor] | None = None  # since the sequence began; None: there is none
+        for _ in range(40):
+            x, kind = rows(draw.randrange(1 << 30)), draw.random()
+            start = given is None or kind < 0.1
+            try:
+                if kind < 0.2:
+                    task = asyncio.ensure_future(push(model, x, each, owner=owner, start=start))
+                    for _ in range(draw.randrange(3)):
+                        await asyncio.sleep(0)
+                    task.cancel()
+                    await asyncio.wait([task])
+                    given = None
+                    continue
+                if kind < 0.25:
+                    with pytest.raises(BadRequestError):
+                        await push(model, x[:, :3], each, owner=owner, start=True)
+                    continue
+                end = kind > 0.9
+                answer = await push(model, x, each, owner=owner, start=start, end=end, timeout=5.0)
+                given = [x] if start or given is None else [*given, x]
+                log.append((list(given), answer))
+                given = None if end else given
+            except ServeError:  # push fails after six calls, too
+                given = None
+            await asyncio.sleep(0)
+
+    async def ask():
+        log: list[Any] = []
+        async with serving(recorder, limits=SOON, runners=2) as repository:
+            names = [(owner, each) for owner in ("a", "b") for each in (7, "7", 8)]
+            await asyncio.gather(*(client(repository, *name, log) for name in names))
+            model, sequences = of(repository)
+            while sequences.count:
+                await asyncio.sleep(0.05)
+            assert sequences.state_bytes == 0
+            assert (model.counted.queued_rows, model.counted.queued_bytes, model.counted.pending) == (0, 0, 0)
+        return log
+
+    log = run(ask())
+    assert len(log) > 50
+    with exportkit.load(recorder) as model:
+        for given, answer in log:
+            with model.session(batch=2) as session:
+                for x in given:
+                    last = session.push(x)
+            assert torch.equal(answer, last)

@@ -13,15 +13,13 @@ from exportkit.serve.batching.pending import BatchLimits
 from exportkit.serve.engine.served import ServedModel
 from exportkit.serve.statuses import (
     BackendError,
-    BadRequestError,
     DeadlineError,
     NotReadyError,
     QueueFullError,
     TooLargeError,
 )
 from tests.runtime import meeting
-from tests.serve.engine import rows
-from tests.serve.engine.asking import GATHERING, equal, only, request, serving, tensors
+from tests.serve.engine.asking import equal, only, request, serving, tensors
 
 NAMES = ("doubled", "scores", "indices", "kept")
 FAILS = -1.0  # as x's first element
@@ -88,19 +86,6 @@ def test_requests_of_many_tasks_run_together_and_each_gets_its_own_answer(meetin
     assert (counted.pending, counted.queued_rows, counted.queued_bytes, counted.busy_runners) == (0, 0, 0, 0)
 
 
-def test_every_dtype_is_put_together_and_taken_apart(rows_package):
-    async def ask():
-        async with serving(rows_package, batch=GATHERING) as repository:
-            model = only(repository)
-            inputs = [rows.example(count) for count in (1, 3, 2, 32, 1, 7)]
-            return inputs, await asyncio.gather(*(model.infer(request(each)) for each in inputs)), model.counted
-
-    inputs, answers, counted = run(ask())
-    assert all(equal(tensors(answer), rows.answer(each)) for each, answer in zip(inputs, answers))
-    assert counted.executions < 6
-    assert counted.rows == 46
-
-
 def test_what_waits_while_a_runner_is_busy_becomes_one_batch(meeting_package):
     async def ask():
         async with serving(meeting_package) as repository:
@@ -126,18 +111,6 @@ def test_two_runners_run_at_the_same_time(meeting_package):
             return await asyncio.gather(*(model.infer(request(call(first=WAITS))) for _ in range(2)))
 
     assert len(run(ask())) == 2
-
-
-def test_two_devices_have_a_copy_each(meeting_package):
-    async def ask():
-        async with serving(meeting_package, devices=("cpu", "cpu"), batch=BatchLimits(max_rows=1)) as repository:
-            model = only(repository)
-            await asyncio.gather(*(model.infer(request(call(first=WAITS))) for _ in range(2)))
-            return model.config()["instance_group"], model.counted.runners
-
-    groups, runners = run(ask())
-    assert [group["kind"] for group in groups] == ["KIND_CPU"] * 2
-    assert runners == 2
 
 
 def test_priority_1_is_served_before_the_default(meeting_package):
@@ -185,29 +158,6 @@ def test_one_bad_request_fails_alone(meeting_package):
     assert "the compiled model failed on (float32[1, 8], float32[1, 8, 2])" in failure.message
     assert counted.failures["backend"].count == 1
     assert counted.success.count == 6
-
-
-def test_a_request_that_is_refused_never_waits(meeting_package):
-    async def ask():
-        async with serving(meeting_package) as repository:
-            model = only(repository)
-            with pytest.raises(BadRequestError):
-                await model.infer(request(call(65)))
-            with pytest.raises(BadRequestError, match="`x` must be FP32"):
-                await model.infer(request({"x": torch.zeros(1, 8).double(), "rows": torch.zeros(1, 8, 2)}))
-            return model.counted
-
-    counted = run(ask())
-    assert (counted.failures["invalid"].count, counted.executions) == (2, 0)
-
-
-def test_more_rows_than_a_batch_holds_are_refused(meeting_package):
-    async def ask():
-        async with serving(meeting_package, batch=BatchLimits(max_rows=4)) as repository:
-            with pytest.raises(BadRequestError, match="5 rows"):
-                await only(repository).infer(request(call(5)))
-
-    run(ask())
 
 
 def test_a_cancelled_request_leaves_the_queue_and_the_others_are_answered(meeting_package):

@@ -14,7 +14,6 @@ from exportkit.serve.batching.pending import BatchLimits
 from exportkit.serve.engine.joined_steps import JoinedSteps
 from exportkit.serve.protocol.inference import SequenceStep
 from exportkit.serve.statuses import BadRequestError
-from tests.runtime import stateful
 from tests.serve.engine import ticker
 from tests.serve.engine.asking import GATHERING, only, request, serving, tensors
 
@@ -76,14 +75,6 @@ def test_sequences_whose_rows_influence_one_another_never_run_together(tmp_path,
     _, counted, batching, _ = run(played(coupled, GATHERING))
     assert "sequences influence one another" in batching["reason"]
     assert counted.executions == 50
-
-
-def test_state_whose_first_size_is_another_names_itself(tmp_path):
-    async def ask():
-        async with serving(stateful.write(tmp_path / "recorder.pt2")) as repository:
-            return repository.model("recorder.push").metadata()["batching"]["reason"]
-
-    assert run(ask()) == "the first size of the state `position` is not batch, so its rows are not the sequences'"
 
 
 def test_steps_that_fail_together_run_one_by_one_and_lose_no_state(package, monkeypatch):
