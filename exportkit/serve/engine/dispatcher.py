@@ -46,7 +46,6 @@ class Dispatcher:
         self._loop = asyncio.get_running_loop()
         self._lock = threading.Lock()  # guards the batcher and what follows
         self._changed = threading.Condition(self._lock)  # for threads that could run a batch
-        self._lost = threading.Condition(self._lock)  # for threads whose replica never answers again
         self._stopping = False
         self._wakes = math.inf  # when an idle runner looks into the queue by itself
         self._threads: list[threading.Thread] = []
@@ -109,7 +108,6 @@ class Dispatcher:
         with self._lock:
             self._stopping = True
             self._changed.notify_all()
-            self._lost.notify_all()
         return self._threads
 
     # --- in the runners' threads --------------------------------------------------------------------------------------
@@ -136,16 +134,14 @@ class Dispatcher:
             del batch, outcomes  # the tensors of the last batch are not needed while this thread waits
 
     def _next(self, replica: Replica) -> Batch[CheckedRequest] | None:
-        """Waits for a batch that this replica can run. Returns None when the runner should end."""
+        """Waits for a batch that this replica can run. Returns None when the runner should end: it may be lost."""
         while True:
             if not replica.alive:
                 self._restore(replica)
             with self._lock:
-                if self._stopping:
+                if self._stopping or replica.lost is not None:
                     return None
                 if not replica.alive:  # what waits is for the replicas that live
-                    if replica.lost is not None:
-                        self._lost.wait(_LIFE_SIGN_SECONDS)
                     continue
                 now = time.monotonic()
                 if (batch := self._take(now)) is not None:

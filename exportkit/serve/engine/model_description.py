@@ -55,11 +55,6 @@ class ModelDescription:
         return self.manifest.method(self.method).call
 
     @property
-    def outputs(self) -> tuple[TensorOutput, ...]:
-        """What it returns."""
-        return self.call.outputs
-
-    @property
     def stateful(self) -> bool:
         """Whether each request is a step of a sequence."""
         return bool(self.manifest.method(self.method).state)

@@ -158,8 +158,9 @@ class Repository:
         named = [entry for entry in self._entries if entry.has(name)]
         found = [entry for entry in named if not version or entry.version in ("", version)]
         if not found:
-            if not named and (reason := self._why_left_out(name)) is not None:
-                raise NotServedError(reason[0], hint=reason[1])
+            for load in self._loads():
+                if (method := name.removeprefix(f"{load.name}.")) in load.offered.left_out:
+                    raise load.not_served(method)
             known = ", ".join(sorted({each for entry in self._entries for each in entry.names})) or "none"
             raise NotServedError(
                 f"the model {name} has no version {version}" if named else f"no model is named {name}",
@@ -196,15 +197,6 @@ class Repository:
             for load in self._loads()
             for method, reason in load.offered.left_out.items()
         }
-
-    def _why_left_out(self, name: str) -> tuple[str, str] | None:
-        """Returns why a method is not served, and what is; None if the name is no method's."""
-        for entry in self._entries:
-            served = f"{entry.package.name} is served as {', '.join(entry.served)}."
-            if (reason := self.left_out().get(name)) and name.startswith(f"{entry.package.name}."):
-                method = name.removeprefix(f"{entry.package.name}.")
-                return f"the method {method} of {entry.package.name} is not served: it {reason}", served
-        return None
 
     def index(self) -> Sequence[IndexEntry]:
         """Returns what there is, loaded or not. It looks into the model repository again."""

@@ -44,7 +44,8 @@ class Runner(ABC):
         self._replica = replica
         self._described = described
         self._method = described.method
-        self._outputs = [(each.name, kind) for each, kind in zip(described.outputs, datatypes(described.outputs))]
+        outputs = described.call.outputs
+        self._outputs = list(zip([output.name for output in outputs], datatypes(outputs)))
         self._counted = counted
         replica.model.use_own_stream()
         if warm_up:

@@ -133,7 +133,7 @@ class ServedPackage:
             return self.named(asked)
         found = None if method is None else self.models.get(method)
         if found is None:
-            raise self._not_served(method)
+            raise self.not_served(method)
         if asked not in (self.name, found.name):
             raise BadRequestError(
                 f"the request is for {asked}, and its parameter `method` says {shown(found.method)}",
@@ -146,7 +146,8 @@ class ServedPackage:
         """The method that has the package's name."""
         return next((model for model in self.models.values() if model.name == self.name), None)
 
-    def _not_served(self, method: str | None) -> NotServedError:
+    def not_served(self, method: str | None) -> NotServedError:
+        """Returns why a method, or (None) the package's name, answers nothing."""
         reason = self.offered.left_out.get("forward" if method is None else method)
         if method is None:
             message = f"the model {self.name} has no default method that is served"

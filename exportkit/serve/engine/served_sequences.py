@@ -233,7 +233,7 @@ class ServedSequences:
         self._timer = None
         self._table.end_idle(time.monotonic())
         for sequence in self._table:
-            if sequence.payload.held.lost and not sequence.busy:
+            if sequence.payload.held.lost and not sequence.steps:
                 self._end(sequence, "lost")
         self._take_ended()
         self._set_timer()

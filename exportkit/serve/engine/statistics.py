@@ -108,25 +108,21 @@ class Statistics:
     def entered(self, rows: int, size: int) -> None:
         """Counts a request that begins to wait, with its rows and the bytes of its inputs."""
         with self._lock:
-            self.pending, self.queued_rows, self.queued_bytes = (
-                self.pending + 1,
-                self.queued_rows + rows,
-                self.queued_bytes + size,
-            )
+            self.pending += 1
+            self.queued_rows += rows
+            self.queued_bytes += size
 
     def busy(self, more: int) -> None:
         """Counts runners that began to run, or (-1) ended."""
         with self._lock:
             self.busy_runners += more
 
-    def left(self, rows: int, size: int, requests: int = 1) -> None:
-        """Counts requests that wait no more, with their rows and bytes together."""
+    def left(self, rows: int, size: int) -> None:
+        """Counts a request that waits no more."""
         with self._lock:
-            self.pending, self.queued_rows, self.queued_bytes = (
-                self.pending - requests,
-                self.queued_rows - rows,
-                self.queued_bytes - size,
-            )
+            self.pending -= 1
+            self.queued_rows -= rows
+            self.queued_bytes -= size
 
     def to_json(self, name: str, version: str) -> dict[str, Any]:
         """Returns the element of `model_stats` in Triton's statistics. Durations are in ns, times in ms since 1970."""

@@ -73,6 +73,7 @@ class OpenSequence(Generic[P, S]):
         payload: What the caller keeps for it, such as a session.
         size: The bytes of its state.
         began: When it began.
+        steps: Those that are not answered: the first runs, the others wait.
         ended: Why it ended; None: it has not.
     """
 
@@ -81,24 +82,17 @@ class OpenSequence(Generic[P, S]):
         self.payload = payload
         self.size = size
         self.began = began
+        self.steps: deque[S] = deque()
         self.ended: Reason | None = None
-        self.running: S | None = None
-        self.waiting: deque[S] = deque()
         self.closing: Reason | None = None  # why it takes no more steps, and ends after those that it has
         self.rested = began  # since when no step runs, if none does
-
-    @property
-    def busy(self) -> bool:
-        """Whether a step runs or waits."""
-        return self.running is not None
 
 
 class SequenceTable(Generic[P, S]):
     """The sequences of one package.
 
     Attributes:
-        count: The number of sequences that have not ended.
-        size: The bytes of their state.
+        size: The bytes of the state of those that have not ended.
         ended: How many ended, by reason.
     """
 
@@ -122,11 +116,15 @@ class SequenceTable(Generic[P, S]):
         """Yields the sequences that have not ended, the oldest first."""
         return iter(list(self._live))
 
-    def _check_room(self, key: Hashable, size: int) -> None:
-        old = self._open.get(key)
-        leaves = old is not None and not old.busy
+    def begin(self, key: Hashable, payload: P, size: int, now: float) -> OpenSequence[P, S]:
+        """Begins a sequence, in the place of one of the same key. It is idle until its first step.
+
+        Raises:
+            SequencesFullError: There are as many sequences or bytes as there may be. Nothing was changed.
+        """
+        old, limits = self._open.get(key), self._limits
+        leaves = old is not None and not old.steps
         count, held = self.count - leaves, self.size - (old.size if old is not None and leaves else 0)
-        limits = self._limits
         if count >= limits.most:
             raise SequencesFullError(f"there are {count} sequences, and at most {limits.most} may be")
         if held + size > limits.most_bytes:
@@ -134,15 +132,6 @@ class SequenceTable(Generic[P, S]):
                 f"the state of sequences has {held} bytes, and at most {limits.most_bytes} may be: "
                 f"no room for {size} more"
             )
-
-    def begin(self, key: Hashable, payload: P, size: int, now: float) -> OpenSequence[P, S]:
-        """Begins a sequence, in the place of one of the same key. It is idle until its first step.
-
-        Raises:
-            SequencesFullError: There are as many sequences or bytes as there may be. Nothing was changed.
-        """
-        self._check_room(key, size)
-        old = self._open.get(key)
         if old is not None:
             self._close(old, "restarted")
         sequence: OpenSequence[P, S] = OpenSequence(key, payload, size, now)
@@ -153,13 +142,8 @@ class SequenceTable(Generic[P, S]):
         return sequence
 
     def find(self, key: Hashable) -> OpenSequence[P, S]:
-        """Returns the sequence that takes the next step of this key.
-
-        Raises:
-            NoSequenceError: There is none.
-        """
-        found = self._open.get(key)
-        if found is None:
+        """Returns the sequence that takes the next step of this key. Raises NoSequenceError if there is none."""
+        if (found := self._open.get(key)) is None:
             raise NoSequenceError(self._known.get(key))
         return found
 
@@ -170,24 +154,19 @@ class SequenceTable(Generic[P, S]):
         """
         if sequence.closing is not None or sequence.ended is not None:
             raise ValueError(f"the sequence {sequence.key!r} takes no more steps")
-        first = not sequence.busy
-        if first:
-            sequence.running = step
-            del self._resting[sequence]
-        else:
-            sequence.waiting.append(step)
+        sequence.steps.append(step)
+        self._resting.pop(sequence, None)
         if last:
             self._close(sequence, "end")
-        return first
+        return len(sequence.steps) == 1
 
     def answered(self, sequence: OpenSequence[P, S], now: float) -> S | None:
         """The running step was answered. Returns the one that may run next."""
         if sequence.ended is not None:
             return None
-        if sequence.waiting:
-            sequence.running = sequence.waiting.popleft()
-            return sequence.running
-        sequence.running = None
+        sequence.steps.popleft()
+        if sequence.steps:
+            return sequence.steps[0]
         if sequence.closing is not None:
             self._end(sequence, sequence.closing)
         else:
@@ -199,8 +178,7 @@ class SequenceTable(Generic[P, S]):
         """Ends a sequence, if it has not. Returns the steps that waited, and will not run."""
         if sequence.ended is not None:
             return []
-        waited = list(sequence.waiting)
-        sequence.waiting.clear()
+        waited = list(sequence.steps)[1:]
         self._end(sequence, reason)
         return waited
 
@@ -220,25 +198,21 @@ class SequenceTable(Generic[P, S]):
     def _close(self, sequence: OpenSequence[P, S], reason: Reason) -> None:
         """Lets a sequence take no more steps. It ends after those that it has."""
         sequence.closing = reason
-        if self._open.get(sequence.key) is sequence:
-            del self._open[sequence.key]
-        if reason == "end":
-            self._remember(sequence.key, "end")
-        if not sequence.busy:
+        del self._open[sequence.key]
+        self._remember(sequence.key, reason)
+        if not sequence.steps:
             self._end(sequence, reason)
 
     def _end(self, sequence: OpenSequence[P, S], reason: Reason) -> None:
         sequence.ended = reason
-        sequence.running = None
+        sequence.steps.clear()
         self._resting.pop(sequence, None)
         del self._live[sequence]
         self.size -= sequence.size
         self.ended[reason] += 1
         self._new.append(sequence)
-        current = self._open.get(sequence.key)
-        if current is sequence:
-            del self._open[sequence.key]
-        if current is None or current is sequence:  # else another one has begun in its place
+        if self._open.get(sequence.key, sequence) is sequence:  # no other one has begun in its place
+            self._open.pop(sequence.key, None)
             self._remember(sequence.key, reason)
 
     def _remember(self, key: Hashable, reason: Reason) -> None:

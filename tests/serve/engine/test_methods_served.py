@@ -76,10 +76,10 @@ def test_what_is_not_served_is_refused_by_its_name_and_says_why(recorder):
             assert "writes into its input out" in said["recorder.fill"]
             assert set(said) == {"recorder.push", "recorder.peek", "recorder.fill"}
             with pytest.raises(
-                NotServedError, match=r"the method push of recorder is not served: it has state"
+                NotServedError, match=r"the method `push` of recorder is not served: it has state"
             ) as push:
                 repository.model("recorder.push")
-            assert push.value.hint == "recorder is served as recorder.embed."
+            assert "the names recorder.embed" in push.value.hint
             with pytest.raises(NotServedError, match="no default method"):
                 repository.model("recorder")
             with pytest.raises(NotServedError, match=r"no model is named recorder\.none"):
