@@ -12,7 +12,7 @@ import exportkit
 from exportkit.package import manifest as m
 from exportkit.serve.engine.batchable import row_dimension
 from exportkit.serve.engine.replica import Replica
-from exportkit.serve.engine.row_trials import try_batches, try_steps
+from exportkit.serve.engine.row_trials import try_rows as try_in_python
 from tests.artifacts import artifact
 from tests.runtime import c_interface, counting, everything, tiny
 from tests.runtime.c_interface import Refused
@@ -114,11 +114,7 @@ def of_server(package: Path, most: int) -> tuple[int, str | None]:
         method = replica.model.manifest.method()
         found = row_dimension(replica.model.manifest, method)
         assert isinstance(found, m.Dimension)
-        most = min(most, found.max)
-        if method.state:
-            tried = try_steps(replica.model, method.name, found, most)
-        else:
-            tried = try_batches(replica, method.name, found, most)
+        tried = try_in_python(replica, method, found, min(most, found.max))
         return (tried.max_rows, None) if tried.enabled else (0, tried.reason)
     finally:
         replica.close()

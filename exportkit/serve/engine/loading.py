@@ -20,7 +20,7 @@ from exportkit.serve.engine.batchable import Batching, row_dimension
 from exportkit.serve.engine.folder import PackageFile
 from exportkit.serve.engine.model_description import ModelDescription
 from exportkit.serve.engine.replica import Replica
-from exportkit.serve.engine.row_trials import try_batches, try_steps
+from exportkit.serve.engine.row_trials import try_rows
 from exportkit.serve.engine.servable import Servable, servable
 from exportkit.serve.engine.warm_up import answer_cases, answer_sequences
 from exportkit.serve.sequences.table import SequenceLimits
@@ -153,10 +153,7 @@ def _batching(
         return Batching.impossible("the warm-up is off, which would show that rows do not influence one another")
     batching = Batching(found, most)
     for replica in replicas:
-        if method.state:
-            tried = try_steps(replica.model, method.name, found, batching.max_rows)
-        else:
-            tried = try_batches(replica, method.name, found, batching.max_rows)
+        tried = try_rows(replica, method, found, batching.max_rows)
         if not tried.enabled:
             return tried
         batching = replace(tried, bit_equal=tried.bit_equal and batching.bit_equal)

@@ -159,8 +159,9 @@ class Repository:
         found = [entry for entry in named if not version or entry.version in ("", version)]
         if not found:
             for load in self._loads():
-                if (method := name.removeprefix(f"{load.name}.")) in load.offered.left_out:
-                    raise load.not_served(method)
+                named_so = {f"{load.name}.{method}": method for method in load.offered.left_out}
+                if name in named_so:
+                    raise load.not_served(named_so[name])
             known = ", ".join(sorted({each for entry in self._entries for each in entry.names})) or "none"
             raise NotServedError(
                 f"the model {name} has no version {version}" if named else f"no model is named {name}",

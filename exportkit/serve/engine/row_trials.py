@@ -5,13 +5,14 @@ from __future__ import annotations
 import contextlib
 import itertools
 import logging
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 
 import torch
 
 from exportkit.errors import ModelRunError
 from exportkit.package.case_files import state_results
-from exportkit.package.manifest import ANY_VALUE, Dimension, TensorOutput
+from exportkit.package.manifest import ANY_VALUE, Dimension, PackagedMethod, TensorOutput
 from exportkit.runtime.loaded_cases import LoadedCall, LoadedCase
 from exportkit.runtime.model import Model
 from exportkit.runtime.requests import joined
@@ -34,15 +35,20 @@ _Flat = list[torch.Tensor]
 _log = logging.getLogger(__name__)
 
 
-def try_batches(replica: Replica, method: str, dimension: Dimension, max_rows: int) -> Batching:
+class _AloneError(Exception):
+    """Each request runs alone. The message is the reason."""
+
+
+def try_rows(replica: Replica, method: PackagedMethod, dimension: Dimension, max_rows: int) -> Batching:
     """Finds out whether the answer to a row depends on the rows that are called with it.
 
-    Rows of the recorded cases are called in small requests, then together, in batches of two requests, four, and so on.
-    There are up to eight different requests. Where the cases have fewer rows, rows of floating inputs are rolled to
-    make others; integers stay as they are, because an index in another place may be out of range there.
+    Rows of the recorded cases are called in small requests, then together: two requests, four, and so on. There are up
+    to eight different requests. Where the cases have fewer rows, rows of floating inputs are rolled to make others;
+    integers stay as they are, because an index in another place may be out of range there. Of a method with state, the
+    first recorded sequence is played so, and its state is compared, too.
 
     Args:
-        replica: The package on a device.
+        replica: The package on a device. A method with state is called in this process.
         method: The method.
         dimension: The dimension whose rows may be independent, by the manifest.
         max_rows: The most rows of a batch. There will be fewer if the model fails on so many.
@@ -50,43 +56,75 @@ def try_batches(replica: Replica, method: str, dimension: Dimension, max_rows: i
     Raises:
         WorkerLostError: The worker process died.
     """
-    outputs = replica.model.manifest.method(method).call.outputs
+    try:
+        return (_try_steps if method.state else _try_requests)(replica, method, dimension, max_rows)
+    except _AloneError as error:
+        return Batching.impossible(str(error))
+
+
+_Pairs = Sequence[tuple[_Flat, _Flat]]  # what was answered alone and together
+
+
+def _grow(
+    outputs: Sequence[TensorOutput], counts: Iterable[int], together: Callable[[int], _Pairs], whose: str
+) -> tuple[int | None, bool]:
+    """Calls more and more requests or sequences together.
+
+    Returns:
+        How many the model could not run; None: it could run all. And whether answers had the same bits.
+    """
+    bit_equal = True
+    for count in counts:
+        try:
+            pairs = together(count)
+        except WorkerLostError:
+            raise
+        except ModelRunError as error:  # perhaps there is no memory for so many
+            if count == 2:
+                raise _AloneError(f"the model fails on two {whose} together: {error.message}") from error
+            _log.warning("batches have fewer than %d %s: %s", count, whose, error.message)
+            return count, bit_equal
+        for alone, answers in pairs:
+            verdict = compare_outputs(outputs, alone, answers)
+            if not isinstance(verdict, Match):
+                what = "rows" if whose == "requests" else whose
+                raise _AloneError(f"{what} influence one another: {verdict.message.splitlines()[0]}")
+            bit_equal = bit_equal and all(map(_same_bits, alone, answers))
+    return None, bit_equal
+
+
+# --- without state ----------------------------------------------------------------------------------------------------
+
+
+def _try_requests(replica: Replica, method: PackagedMethod, dimension: Dimension, max_rows: int) -> Batching:
+    outputs = method.call.outputs
     if vague := [output.name for output in outputs if output.tolerance.atol >= ANY_VALUE]:
-        return Batching.impossible(f"the values of `{vague[0]}` need not repeat, so its rows cannot be compared")
+        raise _AloneError(f"the values of `{vague[0]}` need not repeat, so its rows cannot be compared")
     fewest = max(dimension.min, 1)
     shown, bit_equal = False, True
     for requests in _requests(replica, method, fewest):
         answered = _answered(replica, method, requests)
-        if not _differ([inputs for inputs, _ in answered]):
-            continue
-        if varying := _varying_output(outputs, [answer for _, answer in answered]):
-            return Batching.impossible(f"the sizes of `{varying}` depend on the values of inputs")
-        for count in _counts(answered, max_rows // fewest):
-            inputs, alone = (_repeated(part, count) for part in zip(*answered))
-            try:
-                together = replica.call(method, inputs)
-            except WorkerLostError:
-                raise
-            except ModelRunError as error:  # perhaps there is no memory for so many
-                _log.warning(
-                    "%s: batches have fewer than %d rows: %s",
-                    replica.model.manifest.name,
-                    count * fewest,
-                    error.message,
-                )
-                if count == 2:
-                    return Batching.impossible(f"the model fails on two requests together: {error.message}")
-                max_rows = count // 2 * fewest
-                break
-            verdict = compare_outputs(outputs, alone, together)
-            if not isinstance(verdict, Match):
-                return Batching.impossible(f"rows influence one another: {verdict.message.splitlines()[0]}")
-            shown, bit_equal = True, bit_equal and all(map(_same_bits, alone, together))
+        if all(all(map(_same_bits, answered[0][0], inputs)) for inputs, _ in answered[1:]):
+            continue  # equal rows would not show that they influence one another
+        for output, answers in zip(outputs, zip(*(answer for _, answer in answered))):
+            if len({answer.shape[1:] for answer in answers}) > 1:
+                raise _AloneError(f"the sizes of `{output.name}` depend on the values of inputs")
+        together = partial(_called_together, replica, method, answered)
+        failed, equal = _grow(outputs, _counts(answered, max_rows // fewest), together, "requests")
+        max_rows = max_rows if failed is None else failed // 2 * fewest
+        shown, bit_equal = True, bit_equal and equal
     if not shown:
-        return Batching.impossible(
-            "the recorded cases have no two different rows, which would show that they are independent"
-        )
+        raise _AloneError("the recorded cases have no two different rows, which would show that they are independent")
     return Batching(dimension, max_rows, bit_equal=bit_equal)
+
+
+def _called_together(
+    replica: Replica, method: PackagedMethod, answered: Sequence[tuple[_Flat, _Flat]], count: int
+) -> _Pairs:
+    """Calls so many of the requests together: the first, then from the last on."""
+    chosen = [answered[-place % len(answered)] for place in range(count)]
+    inputs, alone = (joined([[tensor.contiguous() for tensor in each] for each in part]) for part in zip(*chosen))
+    return [(alone, replica.call(method.name, inputs))]
 
 
 def _counts(answered: Sequence[tuple[_Flat, _Flat]], most: int) -> list[int]:
@@ -96,12 +134,11 @@ def _counts(answered: Sequence[tuple[_Flat, _Flat]], most: int) -> list[int]:
     return [*(2**power for power in range(1, most.bit_length()) if 2**power < most), most]
 
 
-def _requests(replica: Replica, method: str, fewest: int) -> Iterator[list[_Flat]]:
+def _requests(replica: Replica, method: PackagedMethod, fewest: int) -> Iterator[list[_Flat]]:
     """Yields small requests from the recorded cases: lists of those that fit together."""
     found: dict[object, list[_Flat]] = {}
-    call = replica.model.manifest.method(method).call
-    for recorded in replica.recorded(method):
-        inputs = flat_inputs(call, recorded)
+    for recorded in replica.recorded(method.name):
+        inputs = flat_inputs(method.call, recorded)
         pieces = found.setdefault(tuple(tensor.shape[1:] for tensor in inputs), [])
         for start in range(0, inputs[0].shape[0] - fewest + 1, fewest):
             pieces.append([tensor[start : start + fewest] for tensor in inputs])
@@ -111,76 +148,42 @@ def _requests(replica: Replica, method: str, fewest: int) -> Iterator[list[_Flat
         yield [*pieces[:_TRIED_REQUESTS], *rolled]
 
 
-def _answered(replica: Replica, method: str, requests: Iterable[_Flat]) -> list[tuple[_Flat, _Flat]]:
+def _answered(replica: Replica, method: PackagedMethod, requests: Iterable[_Flat]) -> list[tuple[_Flat, _Flat]]:
     """Returns the requests that the model can answer, with their answers: rolled rows may make no sense to it."""
     answers = []
     for inputs in requests:
         with contextlib.suppress(ModelRunError):
-            answers.append((inputs, replica.call(method, inputs)))
+            answers.append((inputs, replica.call(method.name, inputs)))
     return answers
 
 
-def _differ(requests: Sequence[_Flat]) -> bool:
-    """Whether any two requests differ: equal rows would not show that they influence one another."""
-    return any(not all(map(_same_bits, requests[0], other)) for other in requests[1:])
+# --- with state -------------------------------------------------------------------------------------------------------
 
 
-def _varying_output(outputs: Sequence[TensorOutput], answers: Sequence[_Flat]) -> str | None:
-    """Returns an output whose rows have different sizes for requests of the same sizes."""
-    for output, tensors in zip(outputs, zip(*answers)):
-        if len({tensor.shape[1:] for tensor in tensors}) > 1:
-            return output.name
-    return None
-
-
-def _repeated(parts: Sequence[_Flat], count: int) -> _Flat:
-    """Puts `count` of the parts together along axis 0: the first, then from the last on."""
-    chosen = [parts[-place % len(parts)] for place in range(count)]
-    return joined([[tensor.contiguous() for tensor in part] for part in chosen])
-
-
-def try_steps(model: Model, method: str, dimension: Dimension, max_rows: int) -> Batching:
-    """Finds out whether a sequence's answers and state depend on the sequences whose steps run with its own.
-
-    The first recorded sequence is played several times, with rows of floating inputs rolled to make others, first one
-    by one and then together: two of them, four, and so on.
-
-    Args:
-        model: The package.
-        method: The method with state.
-        dimension: The dimension whose rows may be independent, by the manifest.
-        max_rows: The most rows of a batch.
-    """
-    case = recorded_sequence(model, method)
-    if case is None:
-        return Batching.impossible("no recorded sequence shows whether those that run together influence one another")
+def _try_steps(replica: Replica, method: PackagedMethod, dimension: Dimension, max_rows: int) -> Batching:
+    model = replica.model
+    if (case := recorded_sequence(model, method.name)) is None:
+        raise _AloneError("no recorded sequence shows whether those that run together influence one another")
     rows = case.state_sizes[dimension.name]
     kinds = [[_changed(model, call, number) for call in case.calls] for number in range(_KINDS)]
     try:
         alone = [_play(model, method, case, [inputs])[0] for inputs in kinds]
     except ModelRunError as error:  # rolled rows may make no sense to it
-        return Batching.impossible(f"the model fails on changed inputs of the recorded sequence: {error.message}")
+        raise _AloneError(f"the model fails on changed inputs of the recorded sequence: {error.message}") from error
     if all(map(_same_bits, alone[0], alone[1])):
-        return Batching.impossible("other inputs do not change the answers of the recorded sequence")
-    shown, bit_equal = False, True
-    count = 2
-    while count * rows <= max_rows and count <= _MOST_SEQUENCES:
+        raise _AloneError("other inputs do not change the answers of the recorded sequence")
+    if 2 * rows > max_rows:
+        raise _AloneError(f"a batch has at most {max_rows} rows, which leaves no room for two sequences")
+
+    def together(count: int) -> _Pairs:
         chosen = [number % _KINDS for number in range(count)]
-        try:
-            answers = _play(model, method, case, [kinds[number] for number in chosen])
-        except ModelRunError as error:  # perhaps there is no memory for so many
-            max_rows = count // 2 * rows
-            if count == 2:
-                return Batching.impossible(f"the model fails on two sequences together: {error.message}")
-            break
-        for number, answer in zip(chosen, answers):
-            if problem := _difference(model, case, alone[number], answer):
-                return Batching.impossible(f"sequences influence one another: {problem}")
-            bit_equal = bit_equal and all(map(_same_bits, alone[number], answer))
-        shown, count = True, 2 * count
-    if not shown:
-        return Batching.impossible(f"a batch has at most {max_rows} rows, which leaves no room for two sequences")
-    return Batching(dimension, max_rows, bit_equal=bit_equal)
+        return list(zip([alone[number] for number in chosen], _play(model, method, case, [kinds[n] for n in chosen])))
+
+    most = min(max_rows // rows, _MOST_SEQUENCES)
+    counts = [1 << power for power in range(1, most.bit_length())]
+    outputs = [output for call in case.calls for output in model.manifest.method(call.method).call.outputs]
+    failed, bit_equal = _grow([*outputs, *state_results(model.manifest.state)], counts, together, "sequences")
+    return Batching(dimension, max_rows if failed is None else failed // 2 * rows, bit_equal=bit_equal)
 
 
 def _changed(model: Model, call: LoadedCall, number: int) -> _Flat:
@@ -189,15 +192,15 @@ def _changed(model: Model, call: LoadedCall, number: int) -> _Flat:
     return [_rolled_rows(tensor, number) if number else tensor for tensor in inputs]
 
 
-def _play(model: Model, method: str, case: LoadedCase, sequences: Sequence[Sequence[_Flat]]) -> list[_Flat]:
+def _play(model: Model, method: PackagedMethod, case: LoadedCase, sequences: Sequence[Sequence[_Flat]]) -> list[_Flat]:
     """Plays sequences in turns, the steps of the method together. Returns the outputs and the last state of each."""
     manifest = model.manifest
-    step = JoinedSteps(manifest.method(method), next(iter(case.state_sizes)))
+    step = JoinedSteps(method, next(iter(case.state_sizes)))
     sessions = [model.session(**case.state_sizes) for _ in sequences]
     found: list[_Flat] = [[] for _ in sequences]
     for place, call in enumerate(case.calls):
         inputs = [sequence[place] for sequence in sequences]
-        if len(sessions) > 1 and call.method == method:
+        if len(sessions) > 1 and call.method == method.name:
             outputs = step.run(model, sessions, joined(inputs))
             ends = list(itertools.accumulate(each[0].shape[0] for each in inputs))
             for answer, start, end in zip(found, [0, *ends], ends):
@@ -211,21 +214,6 @@ def _play(model: Model, method: str, case: LoadedCase, sequences: Sequence[Seque
         answer += [tensor.clone() for tensor in session.state.values()]
         session.close()
     return found
-
-
-def _difference(model: Model, case: LoadedCase, alone: _Flat, together: _Flat) -> str | None:
-    """Returns how the answers or the state of a sequence differ; None if they do not beyond their tolerance."""
-    start = 0
-    for call in case.calls:
-        outputs = model.manifest.method(call.method).call.outputs
-        end = start + len(outputs)
-        verdict = compare_outputs(outputs, alone[start:end], together[start:end])
-        if not isinstance(verdict, Match):
-            return verdict.message.splitlines()[0]
-        start = end
-    state = state_results(model.manifest.state)
-    verdict = compare_outputs(state, alone[start:], together[start:])
-    return None if isinstance(verdict, Match) else verdict.message.splitlines()[0]
 
 
 def _rolled_rows(rows: torch.Tensor, by: int) -> torch.Tensor:
