@@ -18,9 +18,25 @@ from tests.runtime import c_interface, counting, everything, tiny
 from tests.runtime.c_interface import Refused
 from tests.runtime.c_requests import try_rows
 from tests.serve.engine import rows, ticker
-from tests.serve.engine.test_batchable import BATCH, call
 
 USAGE = 200
+BATCH = m.Size(dimension="batch")
+TOLERANCE = m.OutputTolerance(rtol=0.0, atol=0.0)
+
+
+def call(inputs: list[tuple], outputs: list[tuple], least: int = 1, most: int = 8) -> m.Call:
+    return m.Call(
+        parameters=(),
+        inputs=tuple(
+            m.TensorInput(name=f"in{i}", dtype="float32", shape=shape, written=None) for i, shape in enumerate(inputs)
+        ),
+        result=m.ConstantNode(value=None),
+        outputs=tuple(
+            m.TensorOutput(name=f"out{i}", dtype="float32", shape=shape, tolerance=TOLERANCE)
+            for i, shape in enumerate(outputs)
+        ),
+        dimensions=(m.Dimension(name="batch", min=least, max=most), m.Dimension(name="n", min=1, max=8)),
+    )
 
 
 def by_manifest(model: c_interface.Model, name: str) -> str:
@@ -32,11 +48,14 @@ def by_manifest(model: c_interface.Model, name: str) -> str:
     return about.row_reason.decode()
 
 
-def agree(library: c_interface.Library, package: Path) -> None:
+def agree(library: c_interface.Library, package: Path) -> str:
+    """What both say of the last method."""
     with library.open(package) as model, exportkit.load(package) as loaded:
         for method in loaded.manifest.methods:
             wanted = row_dimension(loaded.manifest, method)
-            assert by_manifest(model, method.name) == (wanted if isinstance(wanted, str) else wanted.name)
+            said = by_manifest(model, method.name)
+            assert said == (wanted if isinstance(wanted, str) else wanted.name)
+    return said
 
 
 def test_the_rows_of_a_method_are_those_that_the_server_finds(c_library, tmp_path, tiny_package, recorder_package):
@@ -57,30 +76,30 @@ N, TWICE, MORE = m.Size(dimension="n"), m.Size(dimension="batch", scale=2), m.Si
 
 
 @pytest.mark.parametrize(
-    ("inputs", "outputs", "range_"),
+    ("inputs", "outputs", "range_", "said"),
     [
-        ([(BATCH, 3, m.Size(dimension="n", scale=16)), (BATCH,)], [(BATCH, N), (BATCH, None)], (1, 8)),
-        ([], [(4,)], (1, 8)),
-        ([(BATCH,)], [], (1, 8)),
-        ([()], [(4,)], (1, 8)),
-        ([(4, 3), (BATCH,)], [(BATCH,)], (1, 8)),
-        ([(BATCH, 3), (5,)], [(BATCH,)], (1, 8)),
-        ([(BATCH,), (N,)], [(BATCH,)], (1, 8)),
-        ([(BATCH,), (TWICE,)], [(BATCH,)], (1, 8)),
-        ([(BATCH,), (MORE,)], [(BATCH,)], (1, 8)),
-        ([(TWICE, 3)], [(BATCH,)], (1, 8)),
-        ([(BATCH, BATCH)], [(BATCH,)], (1, 8)),
-        ([(BATCH,)], [(BATCH, m.Size(dimension="batch", scale=16))], (1, 8)),
-        ([(BATCH,)], [()], (1, 8)),
-        ([(BATCH,)], [(None,)], (1, 8)),
-        ([(BATCH,)], [(3, BATCH)], (1, 8)),
-        ([(BATCH,)], [(BATCH,)], (1, 1)),
-        ([(BATCH,)], [(BATCH,)], (0, 1)),
-        ([(BATCH,)], [(BATCH,)], (2, 3)),
-        ([(BATCH,)], [(BATCH,)], (2, 4)),
+        ([(BATCH, 3, m.Size(dimension="n", scale=16)), (BATCH,)], [(BATCH, N), (BATCH, None)], (1, 8), "batch"),
+        ([], [(4,)], (1, 8), "no inputs"),
+        ([(BATCH,)], [], (1, 8), "no outputs"),
+        ([()], [(4,)], (1, 8), "`in0` does not vary"),
+        ([(4, 3), (BATCH,)], [(BATCH,)], (1, 8), "`in0` does not vary"),
+        ([(BATCH, 3), (5,)], [(BATCH,)], (1, 8), "`in1` is not batch"),
+        ([(BATCH,), (N,)], [(BATCH,)], (1, 8), "`in1` is not batch"),
+        ([(BATCH,), (TWICE,)], [(BATCH,)], (1, 8), "`in1` is not batch"),
+        ([(BATCH,), (MORE,)], [(BATCH,)], (1, 8), "`in1` is not batch"),
+        ([(TWICE, 3)], [(BATCH,)], (1, 8), "`in0` is not batch"),
+        ([(BATCH, BATCH)], [(BATCH,)], (1, 8), "`in0` in dimension 1 depends on batch as well"),
+        ([(BATCH,)], [(BATCH, TWICE)], (1, 8), "`0` in dimension 1 depends on batch as well"),
+        ([(BATCH,)], [()], (1, 8), "`0` is not batch"),
+        ([(BATCH,)], [(None,)], (1, 8), "`0` is not batch"),
+        ([(BATCH,)], [(3, BATCH)], (1, 8), "`0` is not batch"),
+        ([(BATCH,)], [(BATCH,)], (1, 1), "from 1 to 1, which leaves no room"),
+        ([(BATCH,)], [(BATCH,)], (0, 1), "from 0 to 1, which leaves no room"),
+        ([(BATCH,)], [(BATCH,)], (2, 3), "from 2 to 3, which leaves no room"),
+        ([(BATCH,)], [(BATCH,)], (2, 4), "batch"),
     ],
 )
-def test_a_method_without_rows_says_why_in_the_servers_words(c_library, tmp_path, inputs, outputs, range_):
+def test_a_method_without_rows_says_why_in_the_servers_words(c_library, tmp_path, inputs, outputs, range_, said):
     given = call(inputs, outputs, *range_)
     used = {size.dimension for tensor in given.inputs for size in tensor.shape if isinstance(size, m.Size)}
     complete = msgspec.structs.replace(
@@ -93,7 +112,7 @@ def test_a_method_without_rows_says_why_in_the_servers_words(c_library, tmp_path
         result=m.SequenceNode(kind="list", items=tuple(m.TensorNode(index=place) for place in range(len(outputs)))),
         dimensions=tuple(each for each in given.dimensions if each.name in used),
     )
-    agree(c_library, tiny.write(tmp_path / "rows.pt2", tiny.tiny_files(), call=complete))
+    assert said in agree(c_library, tiny.write(tmp_path / "rows.pt2", tiny.tiny_files(), call=complete))
 
 
 def test_state_of_one_size_has_no_rows(c_library, tmp_path):

@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 
 from exportkit.serve.batching.batch_benefit import LEAST_GAIN, TRIALS, WINDOW, BatchBenefit
 from exportkit.serve.batching.batcher import Batcher
-from exportkit.serve.batching.estimates import MOST_SHAPES
 from exportkit.serve.batching.pending import BatchLimits
 from tests.serve.batching.simulated_runners import Arrival, Outcome, simulate
 
@@ -69,23 +68,12 @@ def test_trials_cost_little_however_slow_the_other_way_is(alone: float, together
     assert rate >= max(1 / alone, 8 / together) * (1 - LEAST_GAIN) / (1 + TRIALS + learning / work)
 
 
-def test_the_other_way_is_tried_now_and_then():
-    _, ran = saturated(BatchBenefit(), lambda rows, since: 0.001 * rows, 4000)
-    assert 1 / 2 < ran.count(1) / (TRIALS * ran.count(8) * 8) < 3 / 2
-
-
 def test_what_is_faster_is_found_out_again_when_it_changes():
     gains = BatchBenefit()
     _, ran = saturated(gains, lambda rows, since: 0.001 * rows * (1.0 if rows == 1 else 1.5), 5000)
     assert ran.count(8) < 50
     _, ran = saturated(gains, lambda rows, since: 0.001 + 0.0001 * rows, 5000)
     assert ran[4000:].count(1) < 50
-
-
-def test_one_slow_call_changes_nothing():
-    slow = iter([0.0] * 100 + [3600.0])
-    _, ran = saturated(BatchBenefit(), lambda rows, since: 0.001 + 0.0005 * rows + next(slow, 0.0), 1000)
-    assert ran[102:].count(1) < 50
 
 
 @pytest.mark.parametrize("first", [1, 3, 8])
@@ -109,16 +97,3 @@ def test_what_the_other_way_left_behind_does_not_count(slowed: int):
     )
     assert ran[:100].count(8) < 15  # from the beginning on
     assert ran[1000:].count(1) > 0.98 * 3000
-
-
-def test_shapes_are_apart_and_only_the_last_ones_are_remembered():
-    gains = BatchBenefit()
-    for _ in range(WINDOW):
-        gains.record("a", 1, 1, 0.001)
-        gains.record("a", 2, 2, 0.1)
-    assert not gains.decide_together("a")
-    assert gains.decide_together("b")
-    for index in range(MOST_SHAPES):
-        gains.record(index, 1, 1, 0.001)
-    assert gains.decide_together("a")
-    assert len(gains._shapes) == MOST_SHAPES

@@ -11,79 +11,10 @@ import torch
 from exportkit.errors import ModelRunError
 from exportkit.package import manifest as m
 from exportkit.serve.batching.pending import BatchLimits
-from exportkit.serve.engine.batchable import row_dimension
 from exportkit.serve.engine.replica import Replica
-from tests.package import samples
 from tests.runtime import tiny
 from tests.serve.engine import rows
 from tests.serve.engine.asking import only, request, serving, tensors
-
-BATCH = m.Size(dimension="batch")
-TOLERANCE = m.OutputTolerance(rtol=0.0, atol=0.0)
-
-
-def call(inputs: list[tuple], outputs: list[tuple], least: int = 1, most: int = 8) -> m.Call:
-    return m.Call(
-        parameters=(),
-        inputs=tuple(
-            m.TensorInput(name=f"in{i}", dtype="float32", shape=shape, written=None) for i, shape in enumerate(inputs)
-        ),
-        result=m.ConstantNode(value=None),
-        outputs=tuple(
-            m.TensorOutput(name=f"out{i}", dtype="float32", shape=shape, tolerance=TOLERANCE)
-            for i, shape in enumerate(outputs)
-        ),
-        dimensions=(m.Dimension(name="batch", min=least, max=most), m.Dimension(name="n", min=1, max=8)),
-    )
-
-
-def found_for(described: m.Call) -> m.Dimension | str:
-    manifest = samples.manifest(methods=tiny.forward(described))
-    return row_dimension(manifest, manifest.method())
-
-
-@pytest.mark.parametrize(
-    ("inputs", "outputs"),
-    [
-        ([(BATCH,)], [(BATCH,)]),
-        ([(BATCH, 3, m.Size(dimension="n", scale=16)), (BATCH,)], [(BATCH, m.Size(dimension="n")), (BATCH, None)]),
-    ],
-)
-def test_a_model_whose_tensors_all_begin_with_one_dimension_may_be_batched(inputs, outputs):
-    assert found_for(call(inputs, outputs)) == m.Dimension(name="batch", min=1, max=8)
-
-
-@pytest.mark.parametrize(
-    ("inputs", "outputs", "reason"),
-    [
-        ([], [(BATCH,)], "no inputs"),
-        ([(BATCH,)], [], "no outputs"),
-        ([()], [(BATCH,)], "`in0` does not vary"),
-        ([(4, 3)], [(4,)], "`in0` does not vary"),
-        ([(BATCH, 3), (5,)], [(BATCH,)], "`in1` is not batch"),
-        ([(BATCH, 3), ()], [(BATCH,)], "`in1` is not batch"),
-        ([(BATCH,), (m.Size(dimension="n"),)], [(BATCH,)], "`in1` is not batch"),
-        ([(BATCH,), (m.Size(dimension="batch", scale=16),)], [(BATCH,)], "`in1` is not batch"),
-        ([(BATCH,), (m.Size(dimension="batch", offset=1),)], [(BATCH,)], "`in1` is not batch"),
-        ([(m.Size(dimension="batch", scale=2), 3)], [(BATCH,)], "`in0` is not batch"),
-        ([(BATCH, BATCH)], [(BATCH,)], "`in0` in dimension 1 depends on batch as well"),
-        ([(BATCH,)], [(BATCH, m.Size(dimension="batch", scale=16))], "`out0` in dimension 1 depends on batch as well"),
-        ([(BATCH,)], [()], "`out0` is not batch"),
-        ([(BATCH,)], [(None,)], "`out0` is not batch"),
-        ([(BATCH,)], [(3, BATCH)], "`out0` is not batch"),
-    ],
-)
-def test_a_model_without_one_row_for_each_request_is_not_batched_and_says_why(inputs, outputs, reason):
-    found = found_for(call(inputs, outputs))
-    assert isinstance(found, str)
-    assert reason in found
-
-
-@pytest.mark.parametrize(("least", "most", "batched"), [(1, 1, False), (0, 1, False), (2, 3, False), (2, 4, True)])
-def test_a_range_without_room_for_two_requests_is_not_batched(least, most, batched):
-    found = found_for(call([(BATCH,)], [(BATCH,)], least, most))
-    assert isinstance(found, str) != batched
-
 
 # --- what the recorded cases show -------------------------------------------------------------------------------------
 
