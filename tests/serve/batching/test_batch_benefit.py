@@ -74,26 +74,3 @@ def test_what_is_faster_is_found_out_again_when_it_changes():
     assert ran.count(8) < 50
     _, ran = saturated(gains, lambda rows, since: 0.001 + 0.0001 * rows, 5000)
     assert ran[4000:].count(1) < 50
-
-
-@pytest.mark.parametrize("first", [1, 3, 8])
-def test_slow_first_runs_do_not_count(first: int):
-    """On a GPU the first runs of a size load kernels and take memory, which may take a hundred times as long."""
-    slow = {1: first, 8: first}
-
-    def seconds(rows: int, since: int) -> float:
-        slow[rows] -= 1
-        return 0.3 if slow[rows] >= 0 else 0.002 + 0.0002 * rows
-
-    _, ran = saturated(BatchBenefit(), seconds, 1000)
-    assert ran[100:].count(8) > 0.95 * 900
-
-
-@pytest.mark.parametrize("slowed", [1, 4, 10])
-def test_what_the_other_way_left_behind_does_not_count(slowed: int):
-    """After a batch, its answers are sent and the next requests are received, which slows a few calls down."""
-    _, ran = saturated(
-        BatchBenefit(), lambda rows, since: 0.001 * rows * (1.5 if rows > 1 or since < slowed else 1.0), 4000
-    )
-    assert ran[:100].count(8) < 15  # from the beginning on
-    assert ran[1000:].count(1) > 0.98 * 3000

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from exportkit.serve.batching.batcher import MOST_PASSED_OVER, Batcher, BatcherFullError
+from exportkit.serve.batching.batcher import MOST_PASSED_OVER, Batcher
 from exportkit.serve.batching.pending import Batch, BatchLimits
 from tests.serve.batching.simulated_runners import Arrival, Numbered, Outcome, simulate
 
@@ -152,19 +152,6 @@ def test_requests_of_two_shapes_that_alternate_run_together_by_shape():
     ]
 
 
-def test_a_rare_shape_runs_next_although_a_frequent_one_keeps_all_runners_busy():
-    """The frequent shape alone has three times as many requests as the runner can answer."""
-    frequent = [Arrival(index * TICK / 8, "frequent") for index in range(4000)]
-    rare = [Arrival((20 + 40 * index) * TICK, "rare") for index in range(12)]
-    outcome = simulate(batcher(max_queued_rows=10_000), frequent + rare, 1, lambda shape, rows: 3 * TICK)
-    waits = batches_until(outcome)
-    for index, arrival in enumerate(rare, start=len(frequent)):
-        came = sum(other.time <= arrival.time for other in frequent)
-        before = outcome.batches_before[index]
-        until = before + waits[index] - 1
-        assert sum(b.rows for b in outcome.batches[:until] if b.shape == "frequent") <= came + 8
-
-
 def test_an_estimate_that_is_wrong_drops_requests_only_until_it_is_old():
     """Two runs take a minute, by a fault. The next ones would take a hundredth of a second."""
     queue = batcher()
@@ -176,22 +163,6 @@ def test_an_estimate_that_is_wrong_drops_requests_only_until_it_is_old():
     assert outcome.late[0][1].index == 0
     assert answered == list(range(answered[0], 1000))
     assert answered[0] <= 61
-
-
-def test_a_cancelled_request_never_runs_and_frees_its_room():
-    queue = batcher(max_queued_rows=8)
-    waiting = [pending(index, rows=4) for index in range(2)]
-    for t in waiting:
-        queue.submit(t)
-    with pytest.raises(BatcherFullError, match="8 rows wait, and at most 8 may: no room for 1 more"):
-        queue.submit(pending(2))
-    assert queue.cancel(waiting[0])
-    assert not queue.cancel(waiting[0])
-    queue.submit(pending(2))
-    batch = queue.take(0.0)
-    assert batch is not None
-    assert [t.index for t in batch.requests] == [1, 2]
-    assert not queue.cancel(waiting[1])
 
 
 @pytest.mark.parametrize(

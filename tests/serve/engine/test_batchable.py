@@ -4,17 +4,13 @@ from __future__ import annotations
 
 import asyncio
 
-import msgspec
 import pytest
-import torch
 
 from exportkit.errors import ModelRunError
-from exportkit.package import manifest as m
 from exportkit.serve.batching.pending import BatchLimits
 from exportkit.serve.engine.replica import Replica
-from tests.runtime import tiny
 from tests.serve.engine import rows
-from tests.serve.engine.asking import only, request, serving, tensors
+from tests.serve.engine.asking import only, serving
 
 # --- what the recorded cases show -------------------------------------------------------------------------------------
 
@@ -61,14 +57,6 @@ def test_what_was_not_shown_is_not_batched(rows_package, options, reason):
     assert reason in batching["reason"]
 
 
-def test_equal_rows_show_nothing(tmp_path):
-    """The rows influence one another, which a call of equal ones would not show."""
-    inputs = {name: torch.zeros_like(tensor) for name, tensor in rows.example(4, coupling=1.0).items()}
-    batching, _ = metadata(rows.write(tmp_path / "rows.pt2", inputs))
-    assert not batching["enabled"]
-    assert "no two different rows" in batching["reason"]
-
-
 def test_batches_are_as_large_as_the_model_can_run(rows_package, monkeypatch):
     """Simulated: there is no memory for more than 5 rows."""
     call = Replica.call
@@ -81,37 +69,3 @@ def test_batches_are_as_large_as_the_model_can_run(rows_package, monkeypatch):
     monkeypatch.setattr(Replica, "call", small)
     batching, config = metadata(rows_package)
     assert (batching["enabled"], batching["max_rows"], config["max_batch_size"]) == (True, 4, 4)
-
-
-def test_outputs_that_need_not_repeat_are_not_batched(tmp_path):
-    def loosen(manifest):
-        loose = m.OutputTolerance(rtol=0.0, atol=m.ANY_VALUE)
-        outputs = tuple(msgspec.structs.replace(each, tolerance=loose) for each in manifest.call.outputs[:1])
-        changed = msgspec.structs.replace(manifest.call, outputs=(*outputs, *manifest.call.outputs[1:]))
-        return msgspec.structs.replace(manifest, methods=tiny.forward(changed))
-
-    package = rows.write(tmp_path / "rows.pt2", rows.example(2), change=loosen)
-    assert "`sum` need not repeat" in metadata(package)[0]["reason"]
-
-
-def test_requests_of_other_sizes_run_alone_together(tiny_package):
-    """A model that is not batched answers many requests, each by itself."""
-    calls = [tiny.example(batch, gh) for batch, gh in [(1, 1), (4, 6), (2, 3), (1, 1)]]
-
-    async def ask():
-        async with serving(tiny_package, runners=2) as repository:
-            model = only(repository)
-            inputs = [
-                {"image": args[0], "query.features": args[1]["features"], "offset": kwargs["offset"]}
-                for args, kwargs in calls
-            ]
-            return await asyncio.gather(*(model.infer(request(each)) for each in inputs)), model.counted
-
-    answers, counted = asyncio.run(ask())
-    for answer, (args, kwargs) in zip(answers, calls):
-        want = tiny.Tiny()(*args, **kwargs)
-        got = tensors(answer)
-        torch.testing.assert_close(got["regions.mean"], want["regions"].mean)
-        assert torch.equal(got["regions.doubled"], want["regions"].doubled)
-        assert torch.equal(got["rest.0"], want["rest"][0])
-    assert (counted.rows, counted.executions) == (4, 4)

@@ -80,14 +80,6 @@ def test_requests_of_equal_sizes_but_for_the_rows_may_run_together():
     assert (one.rows, other.rows) == (1, 3)
 
 
-def test_requests_of_other_sizes_may_not():
-    call = msgspec.structs.replace(tiny.call(), inputs=tiny.call().inputs[:2], parameters=tiny.call().parameters[:2])
-    plan = RequestPlan(call, batched=True)
-    requests = [request({k: v for k, v in tiny_inputs(2, gh).items() if k != "offset"}) for gh in (1, 2, 2)]
-    buckets = [plan.check(each).shape for each in requests]
-    assert buckets[0] != buckets[1] == buckets[2]
-
-
 def test_a_request_without_rows_runs_alone():
     dimensions = (m.Dimension(name="batch", min=0, max=32),)
     plan = RequestPlan(msgspec.structs.replace(rows.call(), dimensions=dimensions), batched=True)

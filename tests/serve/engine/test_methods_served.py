@@ -7,13 +7,11 @@ import json
 import re
 from pathlib import Path
 
-import msgspec
 import pytest
 import torch
 
 from exportkit.errors import UsageError
 from exportkit.package import manifest as m
-from exportkit.package.archive import PackageReader
 from exportkit.serve.engine.servable import servable
 from exportkit.serve.engine.served import ServedModel
 from exportkit.serve.protocol.inference import SequenceStep
@@ -191,17 +189,6 @@ def test_a_package_is_loaded_and_unloaded_as_a_whole(recorder, tmp_path):
             assert only(repository).counted is before.counted
 
     run(ask())
-
-
-def test_a_package_whose_methods_all_have_state_is_refused(tmp_path, recorder):
-    with PackageReader(recorder) as reader:
-        manifest = reader.manifest
-    stateless = manifest.method("embed")
-    known = msgspec.structs.replace(manifest, methods=tuple(each for each in manifest.methods if each is not stateless))
-    with pytest.raises(
-        UsageError, match=r"recorder cannot be served: push has state .*; peek has state .*; fill writes"
-    ):
-        servable("recorder", known, sequences=False)
 
 
 def test_the_default_method_has_the_packages_name():

@@ -76,11 +76,6 @@ def test_two_packages_of_one_name_are_refused(folder, tmp_path):
             Repository(each)
 
 
-def test_a_folder_that_is_not_there_is_a_usage_error(folder):
-    with pytest.raises(UsageError, match="cannot read the model repository"):
-        Repository(ServeOptions(repository=folder))
-
-
 # --- loading ----------------------------------------------------------------------------------------------------------
 
 
@@ -337,21 +332,6 @@ def test_versions_come_and_go(rows_package, folder):
             assert repository.model("rows").version == "11"
 
     run(ask())
-
-
-def test_what_is_unloaded_answers_what_it_accepted(rows_package):
-    async def ask():
-        async with serving(rows_package, warm_up=False) as repository:
-            model = only(repository)
-            inputs = [rows.example(1) for _ in range(20)]
-            asked = [asyncio.ensure_future(model.infer(request(each))) for each in inputs]
-            await asyncio.sleep(0)
-            await repository.unload("rows")
-            assert states(repository) == [("rows", "1", "UNAVAILABLE")]
-            return inputs, await asyncio.gather(*asked)
-
-    inputs, answers = run(ask())
-    assert all(equal(tensors(answer), rows.answer(each)) for each, answer in zip(inputs, answers))
 
 
 @pytest.mark.parametrize(

@@ -12,15 +12,6 @@ from tests.artifacts import artifact
 from tests.serve.engine.asking import only, request, serving, tensors
 
 
-@pytest.mark.parametrize(("asked", "runners"), [(None, 1), (2, 2)])
-def test_a_cpu_runs_one_batch_at_a_time_unless_more_are_asked_for(rows_package, asked, runners):
-    async def ask():
-        async with serving(rows_package, devices=("cpu",), runners=asked) as repository:
-            return only(repository).counted.runners
-
-    assert asyncio.run(ask()) == runners
-
-
 @pytest.mark.cuda
 @pytest.mark.parametrize("isolate", [False, True], ids=["here", "isolated"])
 @pytest.mark.parametrize("runtime", ["cpp", "python"])

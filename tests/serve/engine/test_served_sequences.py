@@ -378,19 +378,6 @@ def test_each_sequence_stays_on_the_replica_that_began_it(recorder):
     run(ask())
 
 
-def test_the_metadata_and_the_configuration_name_the_state(recorder):
-    async def ask():
-        async with serving(recorder, limits=SequenceLimits(most=5, idle_seconds=7.0)) as repository:
-            model, _ = of(repository)
-            return model.metadata(), model.config(), repository.model("recorder.embed").metadata()
-
-    metadata, config, other = run(ask())
-    assert (metadata["sequences"]["idle_seconds"], metadata["sequences"]["most"]) == (7.0, 5)
-    assert metadata["sequences"]["state"][0] == {"name": "cache", "dtype": "float32", "shape": [-1, 6, 4]}
-    assert config["sequence_batching"]["max_sequence_idle_microseconds"] == 7_000_000
-    assert "sequences" not in other
-
-
 @pytest.mark.parametrize("seed", range(3))
 def test_whatever_clients_do_each_answer_is_of_its_own_state(recorder, seed):
     """They begin, go on, leave, come too late, send what is refused, and two keys use the same ids."""

@@ -86,22 +86,6 @@ def test_requests_of_many_tasks_run_together_and_each_gets_its_own_answer(meetin
     assert (counted.pending, counted.queued_rows, counted.queued_bytes, counted.busy_runners) == (0, 0, 0, 0)
 
 
-def test_what_waits_while_a_runner_is_busy_becomes_one_batch(meeting_package):
-    async def ask():
-        async with serving(meeting_package) as repository:
-            model = only(repository)
-            async with busy(model):
-                inputs = [call(2) for _ in range(5)]
-                answers = [asyncio.ensure_future(model.infer(request(each))) for each in inputs]
-                await until(lambda: model.counted.pending == 5)
-                assert (model.counted.queued_rows, model.counted.busy_runners) == (10, 1)
-            return inputs, await asyncio.gather(*answers)
-
-    inputs, answers = run(ask())
-    assert all(equal(tensors(answer), answered(each)) for each, answer in zip(inputs, answers))
-    assert [answer.timing.batch_rows for answer in answers] == [10] * 5
-
-
 def test_two_runners_run_at_the_same_time(meeting_package):
     """Each call waits inside the operator for the other, so one runner alone would not end."""
 
