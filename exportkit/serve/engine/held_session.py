@@ -4,20 +4,32 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 from exportkit.runtime.model import Model
 from exportkit.runtime.session import Session
 from exportkit.serve.statuses import SequenceError
+
+if TYPE_CHECKING:
+    from exportkit.serve.engine.served_package import ServedPackage
 
 ENDED = "the sequence ended before its step ran"
 AGAIN = "Begin it again with `sequence_start`: its state is lost."
 
 
 class HeldSession:
-    """A session that the first step makes, in the thread of its runner. Any thread may close it."""
+    """A session that the first step makes, in the thread of its runner. Any thread may close it.
 
-    def __init__(self, sizes: Mapping[str, int]) -> None:
-        """Has no session yet. `sizes` are those of the state's dimensions."""
+    Attributes:
+        load: The load on which the sequence runs.
+        replica: The number of its replica.
+        sizes: The sizes of the state's dimensions.
+    """
+
+    def __init__(self, load: ServedPackage, replica: int, sizes: Mapping[str, int]) -> None:
+        """Has no session yet."""
+        self.load = load
+        self.replica = replica
         self.sizes = sizes
         self._lock = threading.Lock()
         self._session: Session | None = None

@@ -12,8 +12,6 @@ from exportkit.package.manifest import Manifest, PackagedMethod
 from exportkit.package.trust import Trust
 from exportkit.serve.engine.folder import single_package
 
-_SHOWN = 3  # names of state in a message
-
 
 @dataclass(frozen=True)
 class Servable:
@@ -70,8 +68,8 @@ def why_not(manifest: Manifest, method: PackagedMethod, *, sequences: bool) -> s
     """Returns why requests cannot call a method, as what follows its name; None if they can."""
     if method.state and not sequences:
         names = [manifest.state[use.index].name for use in method.state]
-        more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
-        return f"has state ({', '.join(names[:_SHOWN])}{more}), which belongs to a session"
+        shown = [*names[:3], "..."] if len(names) > 3 else names
+        return f"has state ({', '.join(shown)}), which belongs to a session"
     if written := [tensor.name for tensor in method.call.inputs if tensor.written is not None]:
         return f"writes into its input {written[0]}, which a request does not get back"
     return None

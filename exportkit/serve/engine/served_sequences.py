@@ -7,7 +7,6 @@ import contextlib
 import time
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from exportkit.package.manifest import Manifest
@@ -50,17 +49,8 @@ _WHY: dict[Reason, str] = {
 }
 
 
-@dataclass(eq=False)
-class _Place:
-    """Where a sequence runs: on which replica of which load, in which session."""
-
-    load: ServedPackage
-    replica: int
-    held: HeldSession
-
-
 _Turn = asyncio.Future[ServeError | None]  # of a step: it may run, or its sequence ended before
-_Sequence = OpenSequence[_Place, _Turn]
+_Sequence = OpenSequence[HeldSession, _Turn]
 
 
 class ServedSequences:
@@ -75,7 +65,7 @@ class ServedSequences:
         """There are none yet. `name` is the package's."""
         self.limits = limits
         self.name = name
-        self._table: SequenceTable[_Place, _Turn] = SequenceTable(limits)
+        self._table: SequenceTable[HeldSession, _Turn] = SequenceTable(limits)
         self._timer: asyncio.TimerHandle | None = None
         self._changed = asyncio.Event()  # one of them ended
         self._closing: set[asyncio.Future[None]] = set()
@@ -103,8 +93,8 @@ class ServedSequences:
 
     def on(self, load: ServedPackage, replica: int | None = None) -> int:
         """Returns the number of sequences that run on a load, or on one of its replicas."""
-        places = (sequence.payload for sequence in self._table)
-        return sum(each.load is load and replica in (None, each.replica) for each in places)
+        held = (sequence.payload for sequence in self._table)
+        return sum(each.load is load and replica in (None, each.replica) for each in held)
 
     def load_of(self, step: SequenceStep) -> ServedPackage | None:
         """Returns the load on which a sequence began; None: there is no such sequence."""
@@ -132,18 +122,17 @@ class ServedSequences:
             ServeError: The class says why it was not answered.
         """
         sequence = self._begun(step, model.package, sizes) if step.start else self._found(step, sizes)
-        place = sequence.payload
-        request.session = place.held
+        held = request.session = sequence.payload
         request.waits(model.counted)
         turn: _Turn = asyncio.get_running_loop().create_future()
         if self._table.submit(sequence, turn, last=step.end):
             turn.set_result(None)
         try:
             await request.by_deadline(turn, _TOO_LATE)
-            answer = await model.run_step(request, place.replica)
+            answer = await model.run_step(request, held.replica)
         except BaseException as error:
             given_up = isinstance(error, (asyncio.CancelledError, DeadlineError))
-            self._end(sequence, "lost" if place.held.lost else "unanswered" if given_up else "failed")
+            self._end(sequence, "lost" if held.lost else "unanswered" if given_up else "failed")
             raise
         finally:
             request.waits_no_more()
@@ -189,7 +178,7 @@ class ServedSequences:
         places = range(len(load.replicas))  # one that lives, with the fewest sequences
         replica = min(places, key=lambda place: (not load.replicas[place].alive, self.on(load, place)))
         try:
-            sequence = self._table.begin(_key_of(step), _Place(load, replica, HeldSession(sizes)), size, now)
+            sequence = self._table.begin(_key_of(step), HeldSession(load, replica, sizes), size, now)
         except SequencesFullError as error:
             raise QueueFullError(f"no sequence of {self.name} can begin: {error}", hint="Try again later.") from error
         self._take_ended()
@@ -199,12 +188,12 @@ class ServedSequences:
     def _found(self, step: SequenceStep, sizes: Mapping[str, int]) -> _Sequence:
         try:
             sequence = self._table.find(_key_of(step))
-            if sequence.payload.held.lost:
+            if sequence.payload.lost:
                 self._end(sequence, "lost")
                 sequence = self._table.find(_key_of(step))
         except NoSequenceError as error:
             raise _gone(self.name, step, error.reason) from error
-        for name, number in sequence.payload.held.sizes.items():
+        for name, number in sequence.payload.sizes.items():
             if sizes.get(name, number) != number:
                 raise BadRequestError(f"the sequence began with {name}={number}, and this request has {sizes[name]}")
         return sequence
@@ -220,7 +209,7 @@ class ServedSequences:
         """Frees the sessions of sequences that ended, in another thread: a worker may have to be told."""
         for sequence in self._table.take_ended():
             self._changed.set()
-            closing = asyncio.get_running_loop().run_in_executor(None, sequence.payload.held.close)
+            closing = asyncio.get_running_loop().run_in_executor(None, sequence.payload.close)
             self._closing.add(closing)
             closing.add_done_callback(self._closing.discard)
 
@@ -233,7 +222,7 @@ class ServedSequences:
         self._timer = None
         self._table.end_idle(time.monotonic())
         for sequence in self._table:
-            if sequence.payload.held.lost and not sequence.steps:
+            if sequence.payload.lost and not sequence.steps:
                 self._end(sequence, "lost")
         self._take_ended()
         self._set_timer()

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-
 import torch
 
 from exportkit.errors import ExportkitError
 from exportkit.package.case_files import recorded_errors
-from exportkit.package.manifest import Accuracy, Call, Manifest
+from exportkit.package.manifest import Call, Manifest
 from exportkit.runtime.loaded_cases import LoadedCall, LoadedCase
 from exportkit.runtime.model import Model
 from exportkit.serve.engine.replica import Replica, tensors_in
 from exportkit.serve.statuses import BackendError
-from exportkit.verify.compare import Match, Reference, compare_outputs
+from exportkit.verify.compare import Reference, compare_outputs
+from exportkit.verify.outcomes import Match, Verdict
 from exportkit.verify.self_test import replay_case
 
 
@@ -37,7 +36,9 @@ def answer_cases(replica: Replica, name: str, *, compared: bool) -> None:
         except ExportkitError as error:
             raise BackendError(f"the model fails on its recorded {what} {index}: {error.message}") from error
         if compared:
-            _compare(call, recorded, answers, errors, f"recorded {what} {index}", replica.device)
+            reference, eager = Reference(recorded.references, errors), tensors_in(recorded.outputs)
+            verdict = compare_outputs(call.outputs, eager, answers, reference=reference, sizes=recorded.sizes)
+            _check(verdict, f"recorded {what} {index}", replica.device)
 
 
 def answer_sequences(replica: Replica, *, compared: bool) -> None:
@@ -50,11 +51,8 @@ def answer_sequences(replica: Replica, *, compared: bool) -> None:
             verdict = replay_case(model, place)
         except ExportkitError as error:
             raise BackendError(f"the model fails on its recorded case {place}: {error.message}") from error
-        if compared and not isinstance(verdict, Match):
-            raise BackendError(
-                f"the model answers its recorded case {place} wrongly on {model.device}: {verdict.message}",
-                hint="`exportkit verify` says more about it.",
-            )
+        if compared:
+            _check(verdict, f"recorded case {place}", model.device)
 
 
 def recorded_sequence(model: Model, method: str) -> LoadedCase | None:
@@ -71,22 +69,8 @@ def _with_state(manifest: Manifest) -> list[int]:
     return [place for place, case in enumerate(manifest.cases) if any(call.method in stateful for call in case.calls)]
 
 
-def _compare(
-    call: Call,
-    recorded: LoadedCall,
-    answers: Sequence[torch.Tensor],
-    errors: Mapping[str, Sequence[Accuracy]],
-    what: str,
-    device: torch.device,
-) -> None:
+def _check(verdict: Verdict, what: str, device: torch.device) -> None:
     """Raises BackendError if answers are not the recorded ones, within their tolerances."""
-    verdict = compare_outputs(
-        call.outputs,
-        tensors_in(recorded.outputs),
-        answers,
-        reference=Reference(recorded.references, errors),
-        sizes=recorded.sizes,
-    )
     if not isinstance(verdict, Match):
         raise BackendError(
             f"the model answers its {what} wrongly on {device}: {verdict.message}",

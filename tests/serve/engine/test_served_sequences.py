@@ -371,7 +371,7 @@ def test_each_sequence_stays_on_the_replica_that_began_it(recorder):
                 await push(model, rows(0), sequence, start=True)
             for _ in range(3):
                 await asyncio.gather(*(push(model, rows(1), sequence) for sequence in range(1, 5)))
-            places = {each.payload.held._model: each.payload.replica for each in sequences._table}
+            places = {each.payload._model: each.payload.replica for each in sequences._table}
             assert sorted(places.values()) == [0, 1]
             assert [sequences.on(model.package, each) for each in (0, 1)] == [2, 2]
 
