@@ -24,7 +24,7 @@ import exportkit
 from exportkit.errors import InputError
 from exportkit.package.manifest import Call
 from exportkit.runtime.graphs import empty_inputs
-from exportkit.serve.engine.checked_request import arguments_of
+from exportkit.serve.engine.model_replica import arguments_of
 from exportkit.sizes import plan_sizes
 
 _MOST_BYTES = 64 << 20  # of the inputs of a call

@@ -21,7 +21,7 @@ from torch.utils._pytree import tree_leaves
 import exportkit
 from exportkit.bench.package_sizes import parse_sizes
 from exportkit.runtime.graphs import empty_inputs
-from exportkit.serve.engine.checked_request import arguments_of
+from exportkit.serve.engine.model_replica import arguments_of
 
 _ROUNDS = 7
 _SECONDS = 0.05  # of a round

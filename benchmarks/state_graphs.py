@@ -27,7 +27,7 @@ import exportkit
 from benchmarks.cuda_graphs import microseconds
 from exportkit.bench.package_sizes import parse_sizes
 from exportkit.runtime.graphs import empty_inputs
-from exportkit.serve.engine.checked_request import arguments_of
+from exportkit.serve.engine.model_replica import arguments_of
 
 
 def main() -> None:

@@ -31,7 +31,7 @@ import exportkit
 from benchmarks.children import ROOT
 from exportkit.bench.package_sizes import parse_sizes
 from exportkit.runtime.graphs import empty_inputs
-from exportkit.serve.engine.checked_request import arguments_of
+from exportkit.serve.engine.model_replica import arguments_of
 
 _ROUNDS = 5
 _SECONDS = 2.0

@@ -11,7 +11,7 @@ import torch
 import exportkit
 from exportkit.package import manifest as m
 from exportkit.serve.engine.batchable import row_dimension
-from exportkit.serve.engine.replica import Replica
+from exportkit.serve.engine.model_replica import ModelReplica
 from exportkit.serve.engine.row_trials import try_rows as try_in_python
 from tests.artifacts import artifact
 from tests.runtime import c_interface, counting, everything, tiny
@@ -128,7 +128,7 @@ def test_state_of_one_size_has_no_rows(c_library, tmp_path):
 
 def of_server(package: Path, most: int) -> tuple[int, str | None]:
     """What the server finds."""
-    replica = Replica(lambda: exportkit.load(package))
+    replica = ModelReplica(lambda: exportkit.load(package))
     try:
         method = replica.model.manifest.method()
         found = row_dimension(replica.model.manifest, method)

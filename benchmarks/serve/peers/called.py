@@ -21,8 +21,8 @@ import torch
 import exportkit
 from benchmarks.serve.workload import Workload, workload
 from exportkit.runtime.model import Model
-from exportkit.serve.engine.checked_request import arguments_of, bytes_of
-from exportkit.serve.engine.replica import tensors_in
+from exportkit.serve.engine.checked_request import bytes_of
+from exportkit.serve.engine.model_replica import arguments_of, tensors_in
 from exportkit.serve.process_settings import keep_freed_memory
 
 _COPIES = 8  # of the inputs, which take turns as requests do: caches hold no more of them than in use

@@ -6,7 +6,7 @@ import asyncio
 import functools
 import time
 import warnings
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -15,7 +15,6 @@ import torch
 
 from exportkit.errors import InputError
 from exportkit.package.manifest import Call, TensorInput, TensorOutput
-from exportkit.package.structure import builder
 from exportkit.runtime.inputs import InputPlan, describe_tensor
 from exportkit.serve.batching.pending import PendingRequest
 from exportkit.serve.engine.held_session import HeldSession
@@ -32,8 +31,6 @@ T = TypeVar("T")
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
     torch.from_numpy(np.frombuffer(b"\0", np.uint8))
-
-Arguments = tuple[tuple[Any, ...], dict[str, Any]]  # positional and keyword arguments
 
 
 Outcome = InferAnswer | ServeError
@@ -92,17 +89,6 @@ class CheckedRequest(PendingRequest):
         if isinstance(found, ServeError):
             raise found
         return found
-
-
-def arguments_of(call: Call) -> Callable[[Sequence[torch.Tensor]], Arguments]:
-    """Returns a function that builds a call's arguments from its flat inputs. What was fixed at export is filled in."""
-    positional = [builder(parameter.value) for parameter in call.parameters if parameter.kind == "positional"]
-    named = [(parameter.name, builder(parameter.value)) for parameter in call.parameters if parameter.kind == "keyword"]
-
-    def build(inputs: Sequence[torch.Tensor]) -> Arguments:
-        return tuple([part(inputs) for part in positional]), {name: part(inputs) for name, part in named}
-
-    return build
 
 
 class RequestPlan:

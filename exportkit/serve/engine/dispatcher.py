@@ -13,8 +13,8 @@ from collections.abc import Callable, Sequence
 from exportkit.serve.batching.batcher import Batcher, BatcherFullError
 from exportkit.serve.batching.pending import Batch
 from exportkit.serve.engine.checked_request import CheckedRequest, Outcome
-from exportkit.serve.engine.replica import Replica
-from exportkit.serve.engine.runners import Runner
+from exportkit.serve.engine.model_replica import ModelReplica
+from exportkit.serve.engine.runners import BatchRunner
 from exportkit.serve.engine.statistics import Statistics
 from exportkit.serve.protocol.inference import InferAnswer
 from exportkit.serve.statuses import (
@@ -49,9 +49,9 @@ class Dispatcher:
         self._stopping = False
         self._wakes = math.inf  # when an idle runner looks into the queue by itself
         self._threads: list[threading.Thread] = []
-        self._replicas: list[Replica] = []
+        self._replicas: list[ModelReplica] = []
 
-    async def start(self, replica: Replica, make_runner: Callable[[], Runner], runners: int) -> None:
+    async def start(self, replica: ModelReplica, make_runner: Callable[[], BatchRunner], runners: int) -> None:
         """Starts the runners of a replica, and waits until each could take a batch. Raises what one of them raised.
 
         Args:
@@ -116,7 +116,9 @@ class Dispatcher:
         with contextlib.suppress(RuntimeError):  # the loop was closed, so nobody waits
             self._loop.call_soon_threadsafe(function, *args)
 
-    def _serve(self, replica: Replica, make_runner: Callable[[], Runner], started: asyncio.Future[None]) -> None:
+    def _serve(
+        self, replica: ModelReplica, make_runner: Callable[[], BatchRunner], started: asyncio.Future[None]
+    ) -> None:
         try:
             runner = make_runner()
         except Exception as error:
@@ -133,7 +135,7 @@ class Dispatcher:
             self._call_in_loop(_end, batch.requests, outcomes)
             del batch, outcomes  # the tensors of the last batch are not needed while this thread waits
 
-    def _next(self, replica: Replica) -> Batch[CheckedRequest] | None:
+    def _next(self, replica: ModelReplica) -> Batch[CheckedRequest] | None:
         """Waits for a batch that this replica can run. Returns None when the runner should end: it may be lost."""
         while True:
             if not replica.alive:
@@ -162,7 +164,7 @@ class Dispatcher:
             self._call_in_loop(_end, late, [DeadlineError(_WOULD_BE_LATE) for _ in late])
         return batch
 
-    def _restore(self, replica: Replica) -> None:
+    def _restore(self, replica: ModelReplica) -> None:
         """Loads a replica again. Nothing may wait for a model that cannot be loaded."""
         if not replica.restore() and not any(each.alive for each in self._replicas):
             self._call_in_loop(self.fail_waiting, replica.failure or "the model was closed")
@@ -173,7 +175,7 @@ def _end(requests: Sequence[CheckedRequest], outcomes: Sequence[Outcome]) -> Non
         request.end(outcome)
 
 
-def _outcomes(runner: Runner, batch: Batch[CheckedRequest]) -> Sequence[InferAnswer | ServeError]:
+def _outcomes(runner: BatchRunner, batch: Batch[CheckedRequest]) -> Sequence[InferAnswer | ServeError]:
     try:
         return runner.run(batch.requests, batch.taken)
     except Exception as error:  # a fault of the server's own

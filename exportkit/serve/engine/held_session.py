@@ -3,18 +3,32 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
 
+from exportkit.package.manifest import Manifest
 from exportkit.runtime.model import Model
 from exportkit.runtime.session import Session
+from exportkit.serve.engine.model_replica import ModelReplica
 from exportkit.serve.statuses import SequenceError
-
-if TYPE_CHECKING:
-    from exportkit.serve.engine.served_package import ServedPackage
 
 ENDED = "the sequence ended before its step ran"
 AGAIN = "Begin it again with `sequence_start`: its state is lost."
+
+
+class SequenceLoad(Protocol):
+    """A load of a package, as sequences see it: `PackageLoad`."""
+
+    version: str
+    manifest: Manifest
+
+    @property
+    def replicas(self) -> Sequence[ModelReplica]:
+        """The package on each device."""
+
+    @property
+    def models(self) -> Mapping[str, Any]:
+        """What is served, by method."""
 
 
 class HeldSession:
@@ -26,7 +40,7 @@ class HeldSession:
         sizes: The sizes of the state's dimensions.
     """
 
-    def __init__(self, load: ServedPackage, replica: int, sizes: Mapping[str, int]) -> None:
+    def __init__(self, load: SequenceLoad, replica: int, sizes: Mapping[str, int]) -> None:
         """Has no session yet."""
         self.load = load
         self.replica = replica

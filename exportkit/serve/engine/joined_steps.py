@@ -9,8 +9,7 @@ import torch
 from exportkit.package.manifest import PackagedMethod
 from exportkit.runtime.model import Model
 from exportkit.runtime.session import Session
-from exportkit.serve.engine.checked_request import arguments_of
-from exportkit.serve.engine.replica import tensors_in
+from exportkit.serve.engine.model_replica import arguments_of, tensors_in
 from exportkit.sizes import shape_at
 
 

@@ -19,7 +19,7 @@ from exportkit.serve.batching.pending import BatchLimits
 from exportkit.serve.engine.batchable import Batching, row_dimension
 from exportkit.serve.engine.folder import PackageFile
 from exportkit.serve.engine.model_description import ModelDescription
-from exportkit.serve.engine.replica import Replica
+from exportkit.serve.engine.model_replica import ModelReplica
 from exportkit.serve.engine.row_trials import try_rows
 from exportkit.serve.engine.servable import Servable, servable
 from exportkit.serve.engine.warm_up import answer_cases, answer_sequences
@@ -38,7 +38,7 @@ class LoadedPackage:
         warm_up: Whether the runners run a recorded case first.
     """
 
-    replicas: tuple[Replica, ...]
+    replicas: tuple[ModelReplica, ...]
     methods: tuple[ModelDescription, ...]
     offered: Servable
     warm_up: bool = True
@@ -67,9 +67,9 @@ def load_copies(
     """
     devices = [_resolved(device, package.path) for device in options.devices]
     with contextlib.ExitStack() as undo:
-        replicas: list[Replica] = []
+        replicas: list[ModelReplica] = []
         for device in devices:
-            replicas.append(Replica(partial(_load, package.path, device, options, weights), package.name))
+            replicas.append(ModelReplica(partial(_load, package.path, device, options, weights), package.name))
             undo.callback(replicas[-1].close)
         manifest = replicas[0].model.manifest
         offered = servable(package.name, manifest, sequences=sequences.most > 0)
@@ -129,7 +129,7 @@ def _load(path: Path, device: str, options: LoadOptions, weights: Path | None) -
     return model
 
 
-def _warm_up(replica: Replica, served: Sequence[PackagedMethod], *, compared: bool) -> None:
+def _warm_up(replica: ModelReplica, served: Sequence[PackagedMethod], *, compared: bool) -> None:
     if any(method.state for method in served):
         answer_sequences(replica, compared=compared)
     for method in served:
@@ -138,7 +138,7 @@ def _warm_up(replica: Replica, served: Sequence[PackagedMethod], *, compared: bo
 
 
 def _batching(
-    replicas: Sequence[Replica], method: PackagedMethod, limits: BatchLimits, options: LoadOptions
+    replicas: Sequence[ModelReplica], method: PackagedMethod, limits: BatchLimits, options: LoadOptions
 ) -> Batching:
     """Returns how requests of a method, or steps of different sequences, may run together."""
     found = row_dimension(replicas[0].model.manifest, method)

@@ -17,9 +17,8 @@ from exportkit.runtime.loaded_cases import LoadedCall, LoadedCase
 from exportkit.runtime.model import Model
 from exportkit.runtime.requests import joined
 from exportkit.serve.engine.batchable import Batching
-from exportkit.serve.engine.checked_request import arguments_of
 from exportkit.serve.engine.joined_steps import JoinedSteps
-from exportkit.serve.engine.replica import Replica, WorkerLostError, tensors_in
+from exportkit.serve.engine.model_replica import ModelReplica, WorkerLostError, arguments_of, tensors_in
 from exportkit.serve.engine.warm_up import flat_inputs, recorded_sequence
 from exportkit.tensor_bytes import tensor_bytes
 from exportkit.verify.compare import Match, compare_outputs
@@ -39,7 +38,7 @@ class _AloneError(Exception):
     """Each request runs alone. The message is the reason."""
 
 
-def try_rows(replica: Replica, method: PackagedMethod, dimension: Dimension, max_rows: int) -> Batching:
+def try_rows(replica: ModelReplica, method: PackagedMethod, dimension: Dimension, max_rows: int) -> Batching:
     """Finds out whether the answer to a row depends on the rows that are called with it.
 
     Rows of the recorded cases are called in small requests, then together: two requests, four, and so on. There are up
@@ -96,7 +95,7 @@ def _grow(
 # --- without state ----------------------------------------------------------------------------------------------------
 
 
-def _try_requests(replica: Replica, method: PackagedMethod, dimension: Dimension, max_rows: int) -> Batching:
+def _try_requests(replica: ModelReplica, method: PackagedMethod, dimension: Dimension, max_rows: int) -> Batching:
     outputs = method.call.outputs
     if vague := [output.name for output in outputs if output.tolerance.atol >= ANY_VALUE]:
         raise _AloneError(f"the values of `{vague[0]}` need not repeat, so its rows cannot be compared")
@@ -119,7 +118,7 @@ def _try_requests(replica: Replica, method: PackagedMethod, dimension: Dimension
 
 
 def _called_together(
-    replica: Replica, method: PackagedMethod, answered: Sequence[tuple[_Flat, _Flat]], count: int
+    replica: ModelReplica, method: PackagedMethod, answered: Sequence[tuple[_Flat, _Flat]], count: int
 ) -> _Pairs:
     """Calls so many of the requests together: the first, then from the last on."""
     chosen = [answered[-place % len(answered)] for place in range(count)]
@@ -134,7 +133,7 @@ def _counts(answered: Sequence[tuple[_Flat, _Flat]], most: int) -> list[int]:
     return [*(2**power for power in range(1, most.bit_length()) if 2**power < most), most]
 
 
-def _requests(replica: Replica, method: PackagedMethod, fewest: int) -> Iterator[list[_Flat]]:
+def _requests(replica: ModelReplica, method: PackagedMethod, fewest: int) -> Iterator[list[_Flat]]:
     """Yields small requests from the recorded cases: lists of those that fit together."""
     found: dict[object, list[_Flat]] = {}
     for recorded in replica.recorded(method.name):
@@ -148,7 +147,7 @@ def _requests(replica: Replica, method: PackagedMethod, fewest: int) -> Iterator
         yield [*pieces[:_TRIED_REQUESTS], *rolled]
 
 
-def _answered(replica: Replica, method: PackagedMethod, requests: Iterable[_Flat]) -> list[tuple[_Flat, _Flat]]:
+def _answered(replica: ModelReplica, method: PackagedMethod, requests: Iterable[_Flat]) -> list[tuple[_Flat, _Flat]]:
     """Returns the requests that the model can answer, with their answers: rolled rows may make no sense to it."""
     answers = []
     for inputs in requests:
@@ -160,7 +159,7 @@ def _answered(replica: Replica, method: PackagedMethod, requests: Iterable[_Flat
 # --- with state -------------------------------------------------------------------------------------------------------
 
 
-def _try_steps(replica: Replica, method: PackagedMethod, dimension: Dimension, max_rows: int) -> Batching:
+def _try_steps(replica: ModelReplica, method: PackagedMethod, dimension: Dimension, max_rows: int) -> Batching:
     model = replica.model
     if (case := recorded_sequence(model, method.name)) is None:
         raise _AloneError("no recorded sequence shows whether those that run together influence one another")

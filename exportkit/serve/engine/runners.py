@@ -13,7 +13,7 @@ from exportkit.errors import ExportkitError, RefusedValueError
 from exportkit.runtime.requests import Answers
 from exportkit.serve.engine.checked_request import CheckedRequest, Outcome, bytes_of, datatypes
 from exportkit.serve.engine.model_description import ModelDescription
-from exportkit.serve.engine.replica import Replica, WorkerLostError
+from exportkit.serve.engine.model_replica import ModelReplica, WorkerLostError
 from exportkit.serve.engine.statistics import Statistics
 from exportkit.serve.engine.warm_up import flat_inputs
 from exportkit.serve.protocol.inference import InferAnswer, InferTiming, OutputTensor
@@ -24,14 +24,16 @@ _log = logging.getLogger(__name__)
 _Requests = Sequence[CheckedRequest]
 
 
-class Runner(ABC):
+class BatchRunner(ABC):
     """Runs batches on one replica. Only one thread uses it.
 
     Attributes:
         waited: The seconds that the last batch waited for other runners, with its inputs ready.
     """
 
-    def __init__(self, replica: Replica, described: ModelDescription, counted: Statistics, *, warm_up: bool) -> None:
+    def __init__(
+        self, replica: ModelReplica, described: ModelDescription, counted: Statistics, *, warm_up: bool
+    ) -> None:
         """Prepares the way to the replica's device, in the thread that will use it.
 
         Args:
@@ -104,7 +106,7 @@ class Runner(ABC):
         return BackendError(f"the model failed: {type(error).__name__}: {str(error).partition(chr(10))[0]}")
 
 
-class BatchRunner(Runner):
+class RequestRunner(BatchRunner):
     """Runs requests of a method without state."""
 
     def _warm_up(self) -> None:

@@ -10,13 +10,15 @@ import time
 from collections.abc import Collection, Iterator
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from exportkit.serve.batching.batcher import Batcher
-from exportkit.serve.engine.checked_request import CheckedRequest, RequestPlan
+from exportkit.serve.engine.checked_request import RequestPlan
 from exportkit.serve.engine.dispatcher import Dispatcher
 from exportkit.serve.engine.model_description import ModelDescription
-from exportkit.serve.engine.runners import BatchRunner, Runner
+from exportkit.serve.engine.package_load import PackageLoad
+from exportkit.serve.engine.runners import BatchRunner, RequestRunner
+from exportkit.serve.engine.served_sequences import ServedSequences
 from exportkit.serve.engine.statistics import Statistics
 from exportkit.serve.engine.step_runner import StepRunner
 from exportkit.serve.protocol.http_request import BodyRules
@@ -31,10 +33,6 @@ from exportkit.serve.statuses import (
     TooLargeError,
 )
 from exportkit.sizes import sizes_of
-
-if TYPE_CHECKING:
-    from exportkit.serve.engine.served_package import ServedPackage
-    from exportkit.serve.engine.served_sequences import ServedSequences
 
 
 class ServedModel:
@@ -53,7 +51,7 @@ class ServedModel:
         package: The load of the package, which all of its methods share.
     """
 
-    def __init__(self, described: ModelDescription, package: ServedPackage, counted: Statistics) -> None:
+    def __init__(self, described: ModelDescription, package: PackageLoad[ServedModel], counted: Statistics) -> None:
         """Nothing runs yet: `start` starts the runners.
 
         Args:
@@ -78,7 +76,7 @@ class ServedModel:
         """Starts the runners, and waits until every one is warmed up. Raises what one of them raised."""
         described, replicas, limits = self._described, self.package.replicas, self._described.limits
         self.counted.runners = len(replicas) * described.runners
-        kind: type[Runner] = StepRunner if described.stateful else BatchRunner
+        kind: type[BatchRunner] = StepRunner if described.stateful else RequestRunner
         # The replica that began a sequence runs its steps, so each replica of a model with state has a queue of its
         # own. A queue never refuses a step: its sequence would go on without it. Each sequence has one step in it.
         if described.stateful:
@@ -168,7 +166,7 @@ class ServedModel:
         return await self.package.model_for(self.name, request).answer(request)
 
     async def answer(self, request: InferRequest) -> InferAnswer:
-        """Answers a request that is for this very model, and counts it: see `ServedPackage.model_for`."""
+        """Answers a request that is for this very model, and counts it: see `PackageLoad.model_for`."""
         accepted = time.perf_counter()
         try:
             with self.package.accepted(0):
@@ -191,12 +189,10 @@ class ServedModel:
             raise BadRequestError(
                 f"the request has {checked.rows} rows, and a batch has 1 to {self._described.batching.max_rows}"
             )
+        checked.waits(self.counted)
         sizes = sizes_of(self.call.inputs, [tensor.shape for tensor in checked.inputs])
-        return await self.sequences.run(request.sequence, self, checked, sizes)
-
-    async def run_step(self, step: CheckedRequest, replica: int) -> InferAnswer:
-        """Runs a step whose turn it is on a replica. Raises a ServeError."""
-        return await self._dispatchers[replica].run(step)
+        queues = [dispatcher.run for dispatcher in self._dispatchers]
+        return await self.sequences.run(request.sequence, self.package, checked, sizes, queues)
 
     def give_up(self, step: SequenceStep) -> None:
         """Ends a sequence whose step ran, and whose answer cannot be told to the client."""

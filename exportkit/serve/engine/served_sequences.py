@@ -6,13 +6,12 @@ import asyncio
 import contextlib
 import time
 from collections import Counter
-from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 
 from exportkit.package.manifest import Manifest
 from exportkit.runtime.state import state_bytes, state_dimensions
 from exportkit.serve.engine.checked_request import CheckedRequest
-from exportkit.serve.engine.held_session import AGAIN, HeldSession
+from exportkit.serve.engine.held_session import AGAIN, HeldSession, SequenceLoad
 from exportkit.serve.protocol.inference import InferAnswer, SequenceStep
 from exportkit.serve.sequences.table import (
     NoSequenceError,
@@ -30,10 +29,6 @@ from exportkit.serve.statuses import (
     ServeError,
     TooLargeError,
 )
-
-if TYPE_CHECKING:
-    from exportkit.serve.engine.served import ServedModel
-    from exportkit.serve.engine.served_package import ServedPackage
 
 _SWEEP_SECONDS = 1.0  # how often it is looked whether a sequence idles for too long, or lost its process
 _TOO_LATE = "the request's timeout passed before the steps before it were answered"
@@ -91,12 +86,12 @@ class ServedSequences:
         first = next(iter(self._table), None)
         return 0.0 if first is None else time.monotonic() - first.began
 
-    def on(self, load: ServedPackage, replica: int | None = None) -> int:
+    def on(self, load: SequenceLoad, replica: int | None = None) -> int:
         """Returns the number of sequences that run on a load, or on one of its replicas."""
         held = (sequence.payload for sequence in self._table)
         return sum(each.load is load and replica in (None, each.replica) for each in held)
 
-    def load_of(self, step: SequenceStep) -> ServedPackage | None:
+    def load_of(self, step: SequenceStep) -> SequenceLoad | None:
         """Returns the load on which a sequence began; None: there is no such sequence."""
         try:
             return self._table.find(_key_of(step)).payload.load
@@ -104,15 +99,21 @@ class ServedSequences:
             return None
 
     async def run(
-        self, step: SequenceStep, model: ServedModel, request: CheckedRequest, sizes: Mapping[str, int]
+        self,
+        step: SequenceStep,
+        load: SequenceLoad,
+        request: CheckedRequest,
+        sizes: Mapping[str, int],
+        queues: Sequence[Callable[[CheckedRequest], Awaitable[InferAnswer]]],
     ) -> InferAnswer:
         """Answers a step when it is its turn. A step that is not answered ends its sequence.
 
         Args:
             step: The step.
-            model: What runs it.
-            request: The request, which the model takes.
+            load: The load that begins a new sequence.
+            request: The request, which the model takes, and which counts as waiting.
             sizes: The sizes of the request's dimensions.
+            queues: Runs a step on a replica, by its number.
 
         Raises:
             SequenceError: There is no such sequence, or it ended before it was the step's turn.
@@ -121,15 +122,14 @@ class ServedSequences:
             BadRequestError: The request has other sizes than its sequence.
             ServeError: The class says why it was not answered.
         """
-        sequence = self._begun(step, model.package, sizes) if step.start else self._found(step, sizes)
+        sequence = self._begun(step, load, sizes) if step.start else self._found(step, sizes)
         held = request.session = sequence.payload
-        request.waits(model.counted)
         turn: _Turn = asyncio.get_running_loop().create_future()
         if self._table.submit(sequence, turn, last=step.end):
             turn.set_result(None)
         try:
             await request.by_deadline(turn, _TOO_LATE)
-            answer = await model.run_step(request, held.replica)
+            answer = await queues[held.replica](request)
         except BaseException as error:
             given_up = isinstance(error, (asyncio.CancelledError, DeadlineError))
             self._end(sequence, "lost" if held.lost else "unanswered" if given_up else "failed")
@@ -147,7 +147,7 @@ class ServedSequences:
         with contextlib.suppress(NoSequenceError):
             self._end(self._table.find(_key_of(step)), "unanswered")
 
-    async def finish(self, load: ServedPackage) -> None:
+    async def finish(self, load: SequenceLoad) -> None:
         """Waits until the sequences of a load have ended, for a time. Ends those that are left."""
         end = time.monotonic() + self.limits.finish_seconds
         while self.on(load) and (left := end - time.monotonic()) > 0:
@@ -164,7 +164,7 @@ class ServedSequences:
 
     # --- beginning and ending -----------------------------------------------------------------------------------------
 
-    def _begun(self, step: SequenceStep, load: ServedPackage, given: Mapping[str, int]) -> _Sequence:
+    def _begun(self, step: SequenceStep, load: SequenceLoad, given: Mapping[str, int]) -> _Sequence:
         sizes = _state_sizes(load.manifest, given)
         size = state_bytes(load.manifest, sizes)
         now = time.monotonic()

@@ -10,12 +10,12 @@ import torch
 
 from exportkit.errors import ExportkitError, ModelClosedError
 from exportkit.runtime.requests import joined
-from exportkit.serve.engine.checked_request import CheckedRequest, Outcome, arguments_of
+from exportkit.serve.engine.checked_request import CheckedRequest, Outcome
 from exportkit.serve.engine.held_session import AGAIN, ENDED, HeldSession
 from exportkit.serve.engine.joined_steps import JoinedSteps
 from exportkit.serve.engine.model_description import ModelDescription
-from exportkit.serve.engine.replica import Replica, tensors_in
-from exportkit.serve.engine.runners import Runner
+from exportkit.serve.engine.model_replica import ModelReplica, arguments_of, tensors_in
+from exportkit.serve.engine.runners import BatchRunner
 from exportkit.serve.engine.statistics import Statistics
 from exportkit.serve.engine.warm_up import recorded_sequence
 from exportkit.serve.statuses import SequenceError, ServeError
@@ -25,11 +25,13 @@ _log = logging.getLogger(__name__)
 _Flat = list[torch.Tensor]
 
 
-class StepRunner(Runner):
+class StepRunner(BatchRunner):
     """Runs steps of a method with state. `waited` stays 0."""
 
-    def __init__(self, replica: Replica, described: ModelDescription, counted: Statistics, *, warm_up: bool) -> None:
-        """See Runner."""
+    def __init__(
+        self, replica: ModelReplica, described: ModelDescription, counted: Statistics, *, warm_up: bool
+    ) -> None:
+        """See BatchRunner."""
         super().__init__(replica, described, counted, warm_up=warm_up)
         method, rows = replica.model.manifest.method(self._method), described.batching.dimension
         self._arguments = arguments_of(method.call)

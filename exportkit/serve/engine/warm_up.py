@@ -9,14 +9,14 @@ from exportkit.package.case_files import recorded_errors
 from exportkit.package.manifest import Call, Manifest
 from exportkit.runtime.loaded_cases import LoadedCall, LoadedCase
 from exportkit.runtime.model import Model
-from exportkit.serve.engine.replica import Replica, tensors_in
+from exportkit.serve.engine.model_replica import ModelReplica, tensors_in
 from exportkit.serve.statuses import BackendError
 from exportkit.verify.compare import Reference, compare_outputs
 from exportkit.verify.outcomes import Match, Verdict
 from exportkit.verify.self_test import replay_case
 
 
-def answer_cases(replica: Replica, name: str, *, compared: bool) -> None:
+def answer_cases(replica: ModelReplica, name: str, *, compared: bool) -> None:
     """Runs the recorded calls of a method without state.
 
     Args:
@@ -41,7 +41,7 @@ def answer_cases(replica: Replica, name: str, *, compared: bool) -> None:
             _check(verdict, f"recorded {what} {index}", replica.device)
 
 
-def answer_sequences(replica: Replica, *, compared: bool) -> None:
+def answer_sequences(replica: ModelReplica, *, compared: bool) -> None:
     """Replays the recorded cases that use state, each in a session. The arguments and errors are `answer_cases`'."""
     model = replica.model
     for place in _with_state(model.manifest):

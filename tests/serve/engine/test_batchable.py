@@ -8,7 +8,7 @@ import pytest
 
 from exportkit.errors import ModelRunError
 from exportkit.serve.batching.pending import BatchLimits
-from exportkit.serve.engine.replica import Replica
+from exportkit.serve.engine.model_replica import ModelReplica
 from tests.serve.engine import rows
 from tests.serve.engine.asking import only, serving
 
@@ -59,13 +59,13 @@ def test_what_was_not_shown_is_not_batched(rows_package, options, reason):
 
 def test_batches_are_as_large_as_the_model_can_run(rows_package, monkeypatch):
     """Simulated: there is no memory for more than 5 rows."""
-    call = Replica.call
+    call = ModelReplica.call
 
     def small(self, method, inputs):
         if len(inputs[0]) > 5:
             raise ModelRunError("out of memory")
         return call(self, method, inputs)
 
-    monkeypatch.setattr(Replica, "call", small)
+    monkeypatch.setattr(ModelReplica, "call", small)
     batching, config = metadata(rows_package)
     assert (batching["enabled"], batching["max_rows"], config["max_batch_size"]) == (True, 4, 4)

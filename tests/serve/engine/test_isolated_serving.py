@@ -10,7 +10,7 @@ import torch
 import exportkit
 from exportkit.errors import ModelLoadError
 from exportkit.serve.batching.pending import BatchLimits
-from exportkit.serve.engine import replica
+from exportkit.serve.engine import model_replica
 from exportkit.serve.engine.served import ServedModel
 from exportkit.serve.statuses import BackendError, NotReadyError
 from tests.fixtures.softpool_library import ABORT, RAISE, SEGFAULT
@@ -20,7 +20,7 @@ from tests.serve.engine.asking import only, request, serving, tensors
 @pytest.fixture(autouse=True)
 def _soon(monkeypatch):
     """A worker is started again at once."""
-    monkeypatch.setattr(replica, "FIRST_DELAY", 0.01)
+    monkeypatch.setattr(model_replica, "FIRST_DELAY", 0.01)
 
 
 def call(first: float = 0.0, batch: int = 1) -> dict[str, torch.Tensor]:
@@ -146,7 +146,7 @@ def test_a_broken_device_counts_as_a_dead_model(rows_package, monkeypatch):
 
     text = "CUDA error: an illegal memory access was encountered"
     monkeypatch.setattr(torch.cuda, "synchronize", broken)
-    broken_one = replica.Replica(lambda: exportkit.load(rows_package))
+    broken_one = model_replica.ModelReplica(lambda: exportkit.load(rows_package))
     broken_one.check_health("forward")
     assert broken_one.alive
     broken_one.device = torch.device("cuda", 0)

@@ -14,7 +14,7 @@ import pytest
 from prometheus_client import generate_latest
 
 from exportkit.serve.batching.pending import BatchLimits
-from exportkit.serve.engine import replica
+from exportkit.serve.engine import model_replica
 from exportkit.serve.engine.repository import Repository
 from exportkit.serve.operations.metrics import Metrics
 from exportkit.serve.statuses import NotReadyError, ServeError
@@ -67,7 +67,7 @@ def test_a_lost_device_takes_no_requests_and_the_others_go_on(rows_package: Path
 
 @pytest.mark.process
 def test_a_worker_that_is_killed_leaves_the_others_and_comes_back(rows_package: Path, monkeypatch) -> None:
-    monkeypatch.setattr(replica, "FIRST_DELAY", 0.01)
+    monkeypatch.setattr(model_replica, "FIRST_DELAY", 0.01)
 
     async def ask():
         async with serving(rows_package, devices=("cpu", "cpu"), isolate=True, batch=ONE_BY_ONE) as repository:

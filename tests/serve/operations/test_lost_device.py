@@ -13,9 +13,9 @@ from tests.serve.operations.server_processes import Launcher
 BREAKS = """
 import os, time, torch
 from exportkit.errors import ModelRunError
-from exportkit.serve.engine import replica
+from exportkit.serve.engine import model_replica
 TEXT = "CUDA error: an illegal memory access was encountered"
-answered = replica.Replica.answered
+answered = model_replica.ModelReplica.answered
 def breaking(shared, ask):
     if not os.path.exists({flag!r}):
         return answered(shared, ask)
@@ -24,7 +24,7 @@ def breaking(shared, ask):
     raise ModelRunError("the compiled model failed: " + TEXT)
 def broken(device=None):
     raise RuntimeError(TEXT + chr(10) + "CUDA kernel errors might be asynchronously reported")
-replica.Replica.answered, torch.cuda.synchronize = breaking, broken
+model_replica.ModelReplica.answered, torch.cuda.synchronize = breaking, broken
 """
 
 

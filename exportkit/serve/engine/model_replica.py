@@ -6,19 +6,21 @@ import logging
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 
 from exportkit.errors import ExportkitError, ModelClosedError, ModelLoadError, ModelRunError
-from exportkit.package.structure import flatten
+from exportkit.package.manifest import Call
+from exportkit.package.structure import builder, flatten
 from exportkit.runtime.isolated import IsolatedModel
 from exportkit.runtime.loaded_cases import LoadedCall
 from exportkit.runtime.model import Model
-from exportkit.serve.engine.checked_request import arguments_of
 
 # Seconds before a worker process is started again, where the one before died without an answer: doubled each time.
 FIRST_DELAY, _LONGEST_DELAY = 0.25, 10.0
+
+Arguments = tuple[tuple[Any, ...], dict[str, Any]]  # positional and keyword arguments
 
 T = TypeVar("T")
 
@@ -29,7 +31,7 @@ class WorkerLostError(ModelRunError):
     """The worker process died, and the calls that ran in it have no answer."""
 
 
-class Replica:
+class ModelReplica:
     """A loaded package on one device. Any thread may call it.
 
     Attributes:
@@ -182,6 +184,17 @@ class Replica:
         """Frees the model when its running calls have ended."""
         self._closed.set()
         self.model.close()
+
+
+def arguments_of(call: Call) -> Callable[[Sequence[torch.Tensor]], Arguments]:
+    """Returns a function that builds a call's arguments from its flat inputs. What was fixed at export is filled in."""
+    positional = [builder(parameter.value) for parameter in call.parameters if parameter.kind == "positional"]
+    named = [(parameter.name, builder(parameter.value)) for parameter in call.parameters if parameter.kind == "keyword"]
+
+    def build(inputs: Sequence[torch.Tensor]) -> Arguments:
+        return tuple([part(inputs) for part in positional]), {name: part(inputs) for name, part in named}
+
+    return build
 
 
 def tensors_in(value: object) -> list[torch.Tensor]:
