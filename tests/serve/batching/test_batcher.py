@@ -152,6 +152,51 @@ def test_requests_of_two_shapes_that_alternate_run_together_by_shape():
     ]
 
 
+def test_one_batch_in_nine_begins_with_the_request_that_waited_longest():
+    queue = batcher(1)
+    queue.submit(pending(1000, "low", priority=9))
+    order = []
+    for index in range(2 * MOST_PASSED_OVER + 2):
+        queue.submit(pending(index, "high", priority=1))
+        batch = queue.take(0.0)
+        assert batch is not None
+        order.append(batch.requests[0].index)
+    assert order == [*range(MOST_PASSED_OVER), 1000, *range(MOST_PASSED_OVER, 2 * MOST_PASSED_OVER + 1)]
+
+
+def test_a_delay_ends_with_a_full_batch_or_half_of_what_a_deadline_leaves():
+    queue = batcher(max_delay=1.0)
+    queue.submit(pending(0))
+    assert queue.take(0.5) is None
+    assert queue.next_event(0.5) == 1.0
+    queue.submit(pending(1, deadline=1.0, arrived=0.5))
+    assert queue.take(0.5) is None
+    assert queue.next_event(0.5) == 0.75
+    batch = queue.take(0.75)
+    assert batch is not None
+    assert [t.index for t in batch.requests] == [0, 1]
+    for index in range(8):
+        assert queue.take(0.75) is None
+        queue.submit(pending(index, arrived=0.75))
+    assert queue.take(0.75) is not None
+
+
+def test_a_batch_stays_so_small_that_it_is_ready_by_the_deadlines_of_its_requests():
+    queue = batcher()
+    for rows in (1, 1, 2, 2, 4, 4, 8, 8):  # a tenth of a second a row
+        batch = Batch("a", (pending(rows=rows),), 0.0)
+        queue.finished(batch, rows / 10)
+    queue.submit(pending(0, deadline=0.45, arrived=0.1))
+    for index in range(1, 8):
+        queue.submit(pending(index, arrived=0.1))
+    batch = queue.take(0.1)
+    assert batch is not None
+    assert batch.rows == 2  # four would be ready at 0.5
+    batch = queue.take(0.1)
+    assert batch is not None
+    assert batch.rows == 6
+
+
 def test_an_estimate_that_is_wrong_drops_requests_only_until_it_is_old():
     """Two runs take a minute, by a fault. The next ones would take a hundredth of a second."""
     queue = batcher()
