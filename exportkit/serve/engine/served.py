@@ -189,10 +189,13 @@ class ServedModel:
             raise BadRequestError(
                 f"the request has {checked.rows} rows, and a batch has 1 to {self._described.batching.max_rows}"
             )
-        checked.waits(self.counted)
         sizes = sizes_of(self.call.inputs, [tensor.shape for tensor in checked.inputs])
         queues = [dispatcher.run for dispatcher in self._dispatchers]
-        return await self.sequences.run(request.sequence, self.package, checked, sizes, queues)
+        checked.waits(self.counted)
+        try:
+            return await self.sequences.run(request.sequence, self.package, checked, sizes, queues)
+        finally:
+            checked.waits_no_more()
 
     def give_up(self, step: SequenceStep) -> None:
         """Ends a sequence whose step ran, and whose answer cannot be told to the client."""

@@ -111,7 +111,7 @@ class ServedSequences:
         Args:
             step: The step.
             load: The load that begins a new sequence.
-            request: The request, which the model takes, and which counts as waiting.
+            request: The request, which the model takes.
             sizes: The sizes of the request's dimensions.
             queues: Runs a step on a replica, by its number.
 
@@ -134,8 +134,6 @@ class ServedSequences:
             given_up = isinstance(error, (asyncio.CancelledError, DeadlineError))
             self._end(sequence, "lost" if held.lost else "unanswered" if given_up else "failed")
             raise
-        finally:
-            request.waits_no_more()
         following = self._table.answered(sequence, time.monotonic())
         if following is not None and not following.done():  # else its client left, and it ends the sequence
             following.set_result(None)

@@ -166,6 +166,7 @@ def test_what_is_refused_says_why_and_changes_nothing(recorder):
             last = await push(model, rows(1), 1, end=True)
             with pytest.raises(SequenceError, match="its last step was answered"):
                 await push(model, rows(0), 1)
+            assert (model.counted.queued_rows, model.counted.pending, model.counted.queued_bytes) == (0, 0, 0)
             return last
 
     last = run(ask())
