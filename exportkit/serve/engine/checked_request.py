@@ -56,9 +56,14 @@ class CheckedRequest(PendingRequest):
     outcome: asyncio.Future[Outcome] = field(init=False)
     _waits_in: Statistics | None = field(default=None, init=False)
 
+    @property
+    def waiting(self) -> bool:
+        """Whether it counts as waiting."""
+        return self._waits_in is not None
+
     def waits(self, counted: Statistics) -> None:
         """Counts it as waiting, unless it is counted already."""
-        if self._waits_in is None:
+        if not self.waiting:
             self._waits_in = counted
             counted.entered(self.rows, self.size)
 

@@ -92,9 +92,10 @@ class Dispatcher:
         try:
             return await request.by_deadline(request.outcome, _TOO_LATE)
         finally:
-            with self._lock:
-                if self._batcher.cancel(request):
-                    request.waits_no_more()
+            if request.waiting:
+                with self._lock:
+                    if self._batcher.cancel(request):
+                        request.waits_no_more()
 
     def fail_waiting(self, reason: str) -> None:
         """Answers everything that waits with NotReadyError."""

@@ -49,7 +49,7 @@ class LoadedPackage:
             replica.close()
 
 
-def load_copies(
+def load_replicas(
     package: PackageFile, options: LoadOptions, limits: BatchLimits, weights: Path | None, sequences: SequenceLimits
 ) -> LoadedPackage:
     """Loads a package, warms it up, and finds out whether its requests may run together, method by method.
@@ -69,7 +69,7 @@ def load_copies(
     with contextlib.ExitStack() as undo:
         replicas: list[ModelReplica] = []
         for device in devices:
-            replicas.append(ModelReplica(partial(_load, package.path, device, options, weights), package.name))
+            replicas.append(ModelReplica(partial(_load, package.path, device, options, weights)))
             undo.callback(replicas[-1].close)
         manifest = replicas[0].model.manifest
         offered = servable(package.name, manifest, sequences=sequences.most > 0)

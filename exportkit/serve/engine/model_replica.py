@@ -41,16 +41,10 @@ class ModelReplica:
         lost: Why this process can never call it again; None if it can, or a worker process may.
     """
 
-    def __init__(self, load: Callable[[], Model], name: str | None = None) -> None:
-        """Loads the package. Raises the errors of `exportkit.load`.
-
-        Args:
-            load: Loads it, now and after its worker process died.
-            name: The name by which it is served, for the log. Default: the package's.
-        """
+    def __init__(self, load: Callable[[], Model]) -> None:
+        """Loads the package, now and after its worker process died. Raises the errors of `exportkit.load`."""
         self._load = load
         self.model = load()
-        self._name = name or self.model.manifest.name
         self.device = self.model.device
         self._restarting = threading.Lock()
         self._closed = threading.Event()
@@ -163,7 +157,7 @@ class ModelReplica:
                 self._load_again()
             except (ExportkitError, RuntimeError) as error:  # torch raises RuntimeError for a broken device
                 self.failure = f"the model died, and the package cannot be loaded again: {error}"
-                _log.error("%s: %s", self._name, self.failure)
+                _log.error("%s: %s", self.model.manifest.name, self.failure)
             return self.alive
 
     def _load_again(self) -> None:
@@ -178,7 +172,7 @@ class ModelReplica:
         self.model, self.failure = new, None
         if self._closed.is_set():  # meanwhile
             new.close()
-        _log.warning("%s: the worker process died and was started again", self._name)
+        _log.warning("%s: the worker process died and was started again", new.manifest.name)
 
     def close(self) -> None:
         """Frees the model when its running calls have ended."""

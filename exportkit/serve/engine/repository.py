@@ -13,7 +13,7 @@ from typing import Any, Literal
 from exportkit.errors import ExportkitError, RevokedError, UsageError
 from exportkit.serve.engine.folder import PackageFile, check_names, newest_last, packages_in, single_package
 from exportkit.serve.engine.load_parameters import weights_of
-from exportkit.serve.engine.loading import LoadedPackage, load_copies
+from exportkit.serve.engine.loading import LoadedPackage, load_replicas
 from exportkit.serve.engine.own_thread import in_own_thread
 from exportkit.serve.engine.servable import check_packages
 from exportkit.serve.engine.served import ServedModel
@@ -290,8 +290,8 @@ class Repository:
         if old is None:
             entry.state, entry.reason = "LOADING", ""
         try:
-            copies = await in_own_thread(load_copies, package, options.load, options.batch, weights, options.sequences)
-            load = await self._started(entry, copies)
+            made = await in_own_thread(load_replicas, package, options.load, options.batch, weights, options.sequences)
+            load = await self._started(entry, made)
         except BaseException as error:
             if old is None:
                 entry.state = "UNAVAILABLE"

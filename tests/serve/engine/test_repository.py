@@ -19,7 +19,7 @@ from exportkit.package.signing import sign_package
 from exportkit.runtime.model import Model
 from exportkit.serve.batching.pending import BatchLimits
 from exportkit.serve.engine.folder import newest_last, packages_in, single_package
-from exportkit.serve.engine.loading import load_copies
+from exportkit.serve.engine.loading import load_replicas
 from exportkit.serve.engine.repository import Repository
 from exportkit.serve.queries import Queries
 from exportkit.serve.serve_options import ServeOptions
@@ -382,12 +382,12 @@ def test_draining_does_not_wait_for_a_load_and_drops_what_it_brings(rows_package
     def slow(*args):
         began.set()
         go_on.wait(60)
-        loaded.append(load_copies(*args))
+        loaded.append(load_replicas(*args))
         return loaded[0]
 
     async def ask():
         async with serving(rows_package, warm_up=False) as repository:
-            monkeypatch.setattr("exportkit.serve.engine.repository.load_copies", slow)
+            monkeypatch.setattr("exportkit.serve.engine.repository.load_replicas", slow)
             await repository.unload("rows")
             loading = asyncio.ensure_future(repository.load("rows", {}))
             await asyncio.to_thread(began.wait, 60)

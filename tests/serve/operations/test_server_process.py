@@ -312,7 +312,7 @@ def test_a_second_ctrl_c_ends_it_at_once(launcher: Launcher, tiny_package: Path)
 
 
 def test_while_models_are_loaded_it_is_live_and_a_signal_ends_it(launcher: Launcher, tiny_package: Path):
-    endless = "import exportkit.serve.engine.repository as r, time; r.load_copies = lambda *_: time.sleep(3600)"
+    endless = "import exportkit.serve.engine.repository as r, time; r.load_replicas = lambda *_: time.sleep(3600)"
     server = launcher.start(tiny_package, before=endless)
     server.until(lambda: "listening" in server.errors)
     assert server.ask("/v2/health/live")[0] == 200
