@@ -12,6 +12,7 @@ from collections.abc import Hashable, Iterator
 from itertools import chain
 from typing import Generic
 
+from exportkit.serve.batching.batch_benefit import BatchBenefit
 from exportkit.serve.batching.estimates import Estimates
 from exportkit.serve.batching.pending import Batch, BatchLimits, R
 from exportkit.serve.batching.shape_queues import Schedule, ShapeQueue
@@ -40,6 +41,7 @@ class Batcher(Generic[R]):
         self._limits = limits
         self._max_rows = max_rows
         self._estimates = Estimates()
+        self._benefit = BatchBenefit()
         self._waiting: OrderedDict[int, R] = OrderedDict()  # by number
         self._queues: dict[Hashable, ShapeQueue[R]] = {}  # those in which a request waits
         self._heads = Schedule(self._waiting)  # by priority; has the first request of each queue that may run
@@ -106,8 +108,10 @@ class Batcher(Generic[R]):
         return None
 
     def finished(self, batch: Batch[R], seconds: float) -> None:
-        """Records how long a batch took, for expecting which requests will be late."""
+        """Records how long a batch took, for expecting which requests will be late, and which gain by a batch."""
         self._estimates.record(batch.shape, batch.rows, seconds, batch.taken + seconds)
+        if self._max_rows > 1:
+            self._benefit.record(batch.shape, len(batch.requests), batch.rows, seconds)
 
     def cancel(self, request: R) -> bool:
         """Removes a request that waits. Returns False if it runs or ran."""
@@ -223,6 +227,8 @@ class Batcher(Generic[R]):
             together = rows + request.rows
             until = deadline if request.deadline is None else min(deadline, request.deadline)
             if together <= self._max_rows and self._ready_by(until, request.shape, together, now, alone=not chosen):
+                if len(chosen) == 1 and not self._decide_together(request.shape):
+                    break
                 chosen.append(request)
                 rows, deadline = together, until
             else:
@@ -232,6 +238,10 @@ class Batcher(Generic[R]):
         self._remove(late + chosen)
         self._late.update(dict.fromkeys(late))
         return tuple(chosen)
+
+    def _decide_together(self, shape: Hashable) -> bool:
+        """Decides whether a request runs with others. With `max_delay`, it was asked for."""
+        return self._limits.max_delay > 0 or self._benefit.decide_together(shape)
 
     def _ready_by(self, deadline: float, shape: Hashable, rows: int, now: float, *, alone: bool) -> bool:
         return alone or deadline == math.inf or now + self._estimates.seconds(shape, rows, now) < deadline

@@ -18,6 +18,9 @@ class NaiveQueue:
     delayed_until: dict[Numbered, float] = field(default_factory=dict)
     found_late: list[Numbered] = field(default_factory=list)
     measured: list[tuple[object, int, float, float]] = field(default_factory=list)  # shape, rows, seconds, when
+    runs: list[tuple[object, int, float, int]] = field(default_factory=list)  # shape, requests, seconds, rows
+    # Of the last trial: whether requests run together in it, the runs that are left, and the runs of the shape before.
+    trials: dict[object, tuple[bool, int, int]] = field(default_factory=dict)
     passed_over: int = 0
 
     def has_room(self, pending: Numbered) -> bool:
@@ -67,9 +70,44 @@ class NaiveQueue:
                 late.append(pending)
             elif rows + pending.rows > self.max_rows or (batch and not self.in_time([*batch, pending], now)):
                 misfits += 1
+            elif len(batch) == 1 and not self.together(pending.shape):
+                break
             else:
                 batch.append(pending)
         return batch, late
+
+    def together(self, shape: object) -> bool:
+        """Whether requests run together: if that is at least nearly as fast a row, or in a trial of it."""
+        if self.limits.max_delay:
+            return True
+        way, left, began = self.trials.get(shape, (True, 0, 0))
+        if left:
+            self.trials[shape] = way, left - 1, began
+            return way
+        runs = [run for run in self.runs if run[0] == shape]
+        both, alone = (
+            [(seconds, rows) for _, count, seconds, rows in runs if (count > 1) is kind] for kind in (True, False)
+        )
+        if len(both) < 11:
+            return True
+        length = runs[-1][1] + 11
+        better = True
+        if len(alone) >= 11:
+            better = self.row_time(alone) > 0.95 * self.row_time(both)
+            faster, slower = (both, alone) if better else (alone, both)
+            ran = sum(seconds for _, _, seconds, _ in runs[began:])
+            trial = length * self.quartile([seconds for seconds, _ in slower])
+            if ran / 32 * self.row_time(faster) < trial * self.row_time(slower):
+                return better
+        self.trials[shape] = not better, length - 1, len(runs)
+        return not better
+
+    def row_time(self, runs: list[tuple[float, int]]) -> float:
+        return self.quartile([seconds / rows for seconds, rows in runs])
+
+    def quartile(self, times: list[float]) -> float:
+        last = sorted(times[-11:])
+        return last[(len(last) - 1) // 4]
 
     def in_time(self, batch: list[Numbered], now: float) -> bool:
         expected = now + self.expected(batch[0].shape, sum(pending.rows for pending in batch), now)

@@ -85,9 +85,22 @@ class SameAsTheNaiveQueue(RuleBasedStateMachine):
     @precondition(lambda self: self.running)
     @rule(data=st.data(), seconds=TICKS)
     def finish(self, data: st.DataObject, seconds: float) -> None:
-        batch = self.running.pop(data.draw(st.integers(0, len(self.running) - 1)))
+        self.finish_run(self.running.pop(data.draw(st.integers(0, len(self.running) - 1))), seconds)
+
+    def finish_run(self, batch: Batch[Numbered], seconds: float) -> None:
         self.batcher.finished(batch, seconds)
         self.naive.measured.append((batch.shape, batch.rows, seconds, batch.taken + seconds))
+        self.naive.runs.append((batch.shape, len(batch.requests), seconds, batch.rows))
+
+    @rule(request=REQUESTS, count=st.integers(1, 4), times=st.integers(1, 40), together=TICKS, alone=TICKS)
+    def run_alike(self, request: Request, count: int, times: int, together: float, alone: float) -> None:
+        """So often that both ways are measured, and tried again."""
+        for _ in range(times):
+            self.submit([request] * count)
+            self.take()
+            if self.running:
+                batch = self.running.pop()
+                self.finish_run(batch, together if len(batch.requests) > 1 else alone)
 
     @rule()
     def late(self) -> None:
