@@ -37,10 +37,10 @@ from exportkit.serve.statuses import BadRequestError, TooLargeError
 HEADER_LENGTH = "Inference-Header-Content-Length"
 
 _MOST_DIGITS = 18  # what fits 64 bits; int() would be slow for very many
-_MOST_TENSORS = 1024  # in a request
 _MOST_TEXT = 1 << 20  # bytes of the JSON of parameters, and of requested outputs
 
 T = TypeVar("T")
+Described = TypeVar("Described", "_Input", "_Output")
 
 
 @dataclass(frozen=True)
@@ -139,9 +139,7 @@ def parse_body(body: memoryview, header_length: int | None, rules: BodyRules) ->
     rules = rules.of_method(when.method)
     _check_forms(head.forms, rules.outputs)
     inputs = _take_inputs(head.inputs, body[text.nbytes :], header_length, rules.max_bytes)
-    wanted = tuple(head.forms.named) or None
-    request = InferRequest(inputs, wanted, head.id, when.priority, when.timeout, when.sequence, when.method)
-    return ParsedBody(request, head.forms, rules.name)
+    return ParsedBody(when.request(inputs, tuple(head.forms.named), head.id), head.forms, rules.name)
 
 
 def _without_json(body: memoryview, rules: BodyRules) -> ParsedBody:
@@ -244,16 +242,12 @@ def _read_head(text: memoryview) -> _Head:
     _decoded(_OBJECT, text, "the request")
     parameters = _parameters(message.parameters, "the request")
     default = OutputForm(truth("the request", parameters, "binary_data_output", False))
-    outputs = (
-        [] if _is_missing(message.outputs) else _tensors(_OUTPUTS, _bounded(message.outputs, "outputs"), "outputs")
-    )
-    check_names("output", (output.name for output in outputs))
+    outputs = [] if _is_missing(message.outputs) else _tensors(_OUTPUTS, _bounded(message.outputs, "outputs"), "output")
     forms = {}
     for output in outputs:
         wanted = _parameters(output.parameters, f"the output {shown(output.name)}")
         forms[output.name] = output_form(output.name, wanted, default)
-    inputs = tuple(map(_input_head, _tensors(_INPUTS, message.inputs, "inputs")))
-    check_names("input", (head.spec.name for head in inputs))
+    inputs = tuple(map(_input_head, _tensors(_INPUTS, message.inputs, "input")))
     return _Head(inputs, OutputForms(default, forms), message.id or "", scheduling(parameters))
 
 
@@ -317,11 +311,10 @@ class _Key(str):
         return False
 
 
-def _tensors(decoder: msgspec.json.Decoder[list[T]], text: Raw, what: str) -> list[T]:
-    tensors = _decoded(decoder, text, f"the {what}")
-    if len(tensors) > _MOST_TENSORS:
-        raise BadRequestError(f"the request has {len(tensors)} {what}; at most {_MOST_TENSORS} are allowed")
-    _decoded(_OBJECTS, text, f"the {what}")
+def _tensors(decoder: msgspec.json.Decoder[list[Described]], text: Raw, kind: str) -> list[Described]:
+    tensors = _decoded(decoder, text, f"the {kind}s")
+    check_names(kind, [tensor.name for tensor in tensors])
+    _decoded(_OBJECTS, text, f"the {kind}s")
     return tensors
 
 

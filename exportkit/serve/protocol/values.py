@@ -42,17 +42,16 @@ def array_of_json(name: str, datatype: str, shape: Sequence[int], data: memoryvi
         raise _refused(name, datatype, str(error)) from None
 
 
-def array_of_values(name: str, datatype: str, values: Sequence[Any]) -> np.ndarray:
-    """Returns the flat array of numbers or booleans.
+def narrowed(name: str, datatype: str, numbers: np.ndarray) -> np.ndarray:
+    """Returns numbers in a datatype that may have fewer bits than they.
 
     Raises:
         BadRequestError: A value does not fit the datatype.
     """
-    _check_has_values(name, datatype)
-    try:
-        return _array(name, datatype, msgspec.convert(list(values), _lists_of(datatype, 1)))
-    except msgspec.ValidationError as error:
-        raise _refused(name, datatype, str(error)) from None
+    limits = _limits(datatype)
+    if limits is not None and numbers.size and not limits[0] <= numbers.min() <= numbers.max() <= limits[1]:
+        raise _refused(name, datatype, "a number is larger")
+    return numbers.astype(numpy_dtype(datatype), copy=False)
 
 
 def numpy_dtype(datatype: str) -> np.dtype:

@@ -60,8 +60,7 @@ class HealthService:
         if service in {"", INFERENCE}:
             return "SERVING" if self._repository.ready else "NOT_SERVING"
         try:
-            if self._allow is not None:
-                call.check_key(self._allow)
+            call.check_key(self._allow)
             return "SERVING" if self._repository.named(service).ready else "NOT_SERVING"
         except NotReadyError:
             return "NOT_SERVING"

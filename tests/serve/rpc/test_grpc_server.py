@@ -18,10 +18,8 @@ import tritonclient.grpc as triton
 from tritonclient.grpc import service_pb2
 
 from exportkit.errors import HostError
-from exportkit.serve.operations.tls import read_tls
 from exportkit.serve.rpc.grpc_server import GrpcServer, RpcOptions
-from exportkit.serve.rpc.infer_stream import MOST_REQUESTS
-from exportkit.serve.serve_options import ListenOptions
+from exportkit.serve.rpc.inference_service import MOST_REQUESTS
 from exportkit.serve.statuses import BackendError, BadRequestError, NotReadyError, QueueFullError, ServeError
 from tests.serve.rpc.echo_models import EchoModel, EchoRepository
 from tests.serve.rpc.serving_echo import Served, served
@@ -307,7 +305,7 @@ def test_a_port_that_is_taken_is_refused(loop: asyncio.AbstractEventLoop, echo: 
     async def make() -> None:
         GrpcServer(EchoRepository(), RpcOptions(port=echo.server.port))
 
-    with pytest.raises(HostError, match=f"port {echo.server.port} of 127.0.0.1"):
+    with pytest.raises(HostError, match=f"cannot listen on 127.0.0.1:{echo.server.port}"):
         echo.run(make())
 
 
@@ -328,14 +326,9 @@ def pem(tmp_path_factory: pytest.TempPathFactory) -> tuple[bytes, bytes]:
     return (folder / "key.pem").read_bytes(), (folder / "certificate.pem").read_bytes()
 
 
-def test_tls_and_certificates_of_clients(loop: asyncio.AbstractEventLoop, pem: tuple[bytes, bytes], tmp_path: Path):
-    files = [tmp_path / "key.pem", tmp_path / "certificate.pem"]
-    for file, content in zip(files, pem):
-        file.touch(0o600)
-        file.write_bytes(content)
-    tls = read_tls(ListenOptions(certificate=files[1], private_key=files[0], client_authorities=files[1]))
-    assert tls is not None
-    with served(loop, tls=tls.rpc_context) as echo:
+def test_tls_and_certificates_of_clients(loop: asyncio.AbstractEventLoop, pem: tuple[bytes, bytes]):
+    credentials = grpc.ssl_server_credentials([pem], pem[1], require_client_auth=True)
+    with served(loop, credentials=credentials) as echo:
         address = f"localhost:{echo.server.port}"
         with grpc.secure_channel(address, grpc.ssl_channel_credentials(pem[1], *pem)) as channel:
             assert channel.unary_unary(CHECK)(b"") == b"\x08\x01"
