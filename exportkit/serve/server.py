@@ -26,6 +26,7 @@ from functools import partial
 from typing import Any, NoReturn
 
 import uvloop
+from grpc import ServerCredentials, ssl_server_credentials
 from prometheus_client import disable_created_metrics
 
 from exportkit.errors import ExportkitError, UsageError
@@ -142,6 +143,11 @@ def _warnings(listen: ListenOptions) -> Iterator[str]:
         yield "API keys cross the network in clear text. --tls-certificate and --tls-key encrypt them."
 
 
+def _rpc_credentials(tls: Tls) -> ServerCredentials:
+    authorities = tls.client_authorities
+    return ssl_server_credentials([(tls.private_key, tls.certificate)], authorities, authorities is not None)
+
+
 class _Server:
     """What runs in the loop."""
 
@@ -231,10 +237,9 @@ class _Server:
         options = RpcOptions(
             host=self._options.listen.host,
             port=reserved.getsockname()[1],
-            tls=None if self._tls is None else self._tls.rpc_context,
+            credentials=None if self._tls is None else _rpc_credentials(self._tls),
             allow=None if self._keys is None else self._keys.allow,
             observe=self._observe_call,
-            max_held=self._options.batch.max_queued_bytes,
             max_connections=self._options.listen.max_connections,
         )
         with reserved:

@@ -107,7 +107,7 @@ class GrpcServer:
         await self._server.stop(seconds)
 
 
-class _Handlers(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc has no types
+class _Handlers(grpc.GenericRpcHandler):
     """Finds the handler of a method."""
 
     def __init__(self, inference: InferenceService, health: HealthService, options: RpcOptions) -> None:

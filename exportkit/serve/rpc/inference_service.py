@@ -46,28 +46,27 @@ class InferenceService:
         """
         running: asyncio.Queue[asyncio.Task[bytes] | None] = asyncio.Queue()
         room = asyncio.Semaphore(MOST_REQUESTS)
+        tasks: set[asyncio.Task[Any]] = set()
 
         async def read() -> None:
             await room.acquire()
             while (message := await call.next_message()) is not None:
-                running.put_nowait(asyncio.create_task(self._infer_streamed(message, call)))
+                running.put_nowait(task := asyncio.create_task(self._infer_streamed(message, call)))
+                tasks.add(task)
+                task.add_done_callback(tasks.discard)
                 del message
                 await room.acquire()
 
         reading = asyncio.create_task(read())
-        self._reading.add(reading)
         reading.add_done_callback(lambda _: running.put_nowait(None))
-        task = None
+        self._reading.add(reading)
         try:
             while (task := await running.get()) is not None:
                 yield await task
                 room.release()
         finally:
             self._reading.discard(reading)
-            left = [reading, *([] if task is None else [task])]
-            while not running.empty():
-                left += [] if (task := running.get_nowait()) is None else [task]
-            for task in left:
+            for task in (left := [reading, *tasks]):
                 task.cancel()
             await asyncio.gather(*left, return_exceptions=True)
 

@@ -151,7 +151,10 @@ X = raw("x", "FP32", [2])
 REFUSED = {
     "too few bytes": (message(X, raw_input_contents=[b"1234567"]), r"needs 8 bytes[.;] 7 were given"),
     "too many bytes": (message(X, raw_input_contents=[bytes(9)]), r"needs 8 bytes[.;] 9 were given"),
-    "a content too few": (message(X, X, raw_input_contents=[bytes(8)]), r"1 `raw_input_contents` for 2 inputs"),
+    "a content too few": (
+        message(X, raw("y", "INT8", [0]), raw_input_contents=[bytes(8)]),
+        r"1 `raw_input_contents` for 2 inputs",
+    ),
     "a content too many": (message(X, raw_input_contents=[bytes(8)] * 2), r"2 `raw_input_contents` for 1 inputs"),
     "contents without inputs": (message(raw_input_contents=[b""]), r"1 `raw_input_contents` for 0 inputs"),
     "no contents": (message(X), "0 values"),

@@ -112,7 +112,7 @@ def test_a_fault_of_ours_is_in_the_log_and_not_in_the_answer(
     assert channel.unary_unary(INFER)(request())
 
 
-@pytest.mark.parametrize("message", [b"\xff", b"\x0a\x05echo", b"\x3a\xff\xff\xff\xff\x0f", b"\x00", bytes(1000)])
+@pytest.mark.parametrize("message", [b"\xff", b"\x0a\x05echo", b"\x3a\xff\xff\xff\xff\x0f", b"\x00"])
 def test_bytes_that_are_no_message_are_refused(channel: grpc.Channel, message: bytes):
     assert failure(channel, message=message).code() is grpc.StatusCode.INVALID_ARGUMENT
     if message != b"\x3a\xff\xff\xff\xff\x0f":  # a message without fields takes a field that it does not know

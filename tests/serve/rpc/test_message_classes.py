@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import gc
-import subprocess
-import sys
 import weakref
-from pathlib import Path
 from typing import Any
 
 import pytest
 from google.protobuf.descriptor import EnumDescriptor, FieldDescriptor
 from tritonclient.grpc import model_config_pb2, service_pb2
 
-from exportkit.serve.rpc import message_classes
 from exportkit.serve.rpc.message_classes import INFERENCE, message_class, methods, read_message
 from exportkit.serve.statuses import BadRequestError
 from tools import rpc_descriptors
@@ -80,50 +76,6 @@ def test_the_descriptor_set_is_that_of_the_proto_files():
 def test_bytes_that_are_no_message_are_refused():
     with pytest.raises(BadRequestError, match=r"not a message inference\.ModelReadyRequest"):
         read_message(message_class("inference.ModelReadyRequest"), b"\x0a\xff")
-
-
-# --- other generated modules ------------------------------------------------------------------------------------------
-
-OURS = """\
-from exportkit.serve.rpc.message_classes import message_class
-ours = message_class("inference.ModelInferRequest")
-"""
-BOTH = """\
-given = {0}.ModelInferRequest(model_name="m", raw_input_contents=[b"12"])
-message = ours.FromString(given.SerializeToString())
-assert message.model_name == "m" and message.raw_input_contents == [b"12"]
-"""
-
-
-@pytest.fixture(scope="session")
-def generated(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a generated module of the same messages in a file of another name, as kserve has."""
-    folder = tmp_path_factory.mktemp("generated")
-    source = Path(message_classes.__file__).with_name("open_inference.proto").read_text()
-    (folder / "predict_v2.proto").write_text(source)
-    command = [sys.executable, "-m", "grpc_tools.protoc", f"-I{folder}", f"--python_out={folder}", "predict_v2.proto"]
-    subprocess.run(command, check=True)
-    return folder
-
-
-def python(code: str, folder: Path) -> subprocess.CompletedProcess[str]:
-    start = f"import sys\nsys.path.append({str(folder)!r})\n"
-    return subprocess.run([sys.executable, "-c", start + code], capture_output=True, text=True, check=False)
-
-
-@pytest.mark.parametrize("ours_first", [True, False])
-@pytest.mark.parametrize("module", ["predict_v2_pb2", "tritonclient.grpc.service_pb2"])
-def test_a_client_and_the_server_live_in_one_process(module: str, ours_first: bool, generated: Path):
-    theirs = f"import {module}\n"
-    done = python((OURS + theirs if ours_first else theirs + OURS) + BOTH.format(module), generated)
-    assert done.returncode == 0, done.stderr
-
-
-def test_two_generated_modules_do_not_live_in_one_process(generated: Path):
-    """Which is why the server has none."""
-    done = python("import tritonclient.grpc.service_pb2\nimport predict_v2_pb2\n", generated)
-    assert done.returncode != 0
-    assert "duplicate" in done.stderr
 
 
 def test_the_classes_of_messages_within_messages_stay() -> None:
