@@ -317,13 +317,15 @@ def test_integers_that_do_not_fit_are_refused_and_the_limits_are_not(datatype: s
     low, high = int(limits.min), int(limits.max)
     (tensor,) = parsed({"inputs": [described(shape=[2], datatype=datatype, data=[low, high])]}).request.inputs
     assert np.frombuffer(tensor.data, NUMPY[datatype]).tolist() == [low, high]
-    assert TensorSpec.of("x", datatype, [2]).of_values([low, high]).data == tensor.data
+    wide = np.dtype(NUMPY[datatype]).newbyteorder("<") if limits.bits == 64 else np.dtype(np.int64)
+    assert TensorSpec.of("x", datatype, [2]).of_numbers(np.array([low, high], wide)).data == tensor.data
     for bad in (low - 1, high + 1, 10**300, 1.0, 1.5, True, "1", None):
         words = rf"`x` is {datatype}, which holds whole numbers, written without a point, from {low} to {high}"
         with pytest.raises(BadRequestError, match=words):
             parsed({"inputs": [described(shape=[1], datatype=datatype, data=[bad])]})
-        with pytest.raises(BadRequestError, match=words):
-            TensorSpec.of("x", datatype, [1]).of_values([bad])
+    for bad in () if limits.bits == 64 else (low - 1, high + 1):
+        with pytest.raises(BadRequestError, match=f"`x` is {datatype}, which holds whole numbers"):
+            TensorSpec.of("x", datatype, [1]).of_numbers(np.array([bad], wide))
 
 
 @pytest.mark.parametrize(
@@ -333,14 +335,6 @@ def test_a_float_that_would_become_infinity_is_refused(datatype: str, too_large:
     header = json.dumps({"inputs": [described(shape=[1], datatype=datatype, data=["?"])]}).replace('"?"', too_large)
     with pytest.raises(BadRequestError, match=f"`x` is {datatype}, which holds finite numbers"):
         parsed(header.encode())
-
-
-def test_infinity_and_nan_are_values_where_the_protocol_can_hold_them() -> None:
-    values = [np.inf, -np.inf, np.nan, 1.0]
-    tensor = TensorSpec.of("x", "FP32", [4]).of_values(values)
-    assert tensor.data == np.array(values, np.float32).tobytes()
-    with pytest.raises(BadRequestError, match="finite numbers"):
-        TensorSpec.of("x", "FP32", [2]).of_values([np.inf, 1e39])
 
 
 @pytest.mark.parametrize("bad", [0, 1, "true", None, 1.0])
@@ -355,8 +349,6 @@ def test_half_precision_must_be_binary_in_both_directions(datatype: str) -> None
         BadRequestError, match=rf"(?s)`x` is {datatype}, which cannot be given as JSON.*binary_data_size"
     ):
         parsed({"inputs": [described(datatype=datatype, **_DATA)]})
-    with pytest.raises(BadRequestError, match=rf"(?s)`x` is {datatype}.*raw_input_contents"):
-        TensorSpec.of("x", datatype, [1]).of_values([1.0])
     metadata = METADATA | {"outputs": [{"name": "y", "datatype": datatype, "shape": [1]}]}
     words = rf"(?s)`y` is {datatype}, which cannot be returned as JSON.*`binary_data`: true"
     with pytest.raises(BadRequestError, match=words):
