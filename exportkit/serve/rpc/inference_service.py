@@ -114,9 +114,10 @@ class InferenceService:
 
     async def _infer_streamed(self, data: bytes, call: RpcCall) -> bytes:
         """Returns the stream's message with the answer to a request, or with its error."""
+        record = call.new_record()
+        record.received_bytes = len(data)
         try:
-            with call.request() as record:
-                record.received_bytes = len(data)
+            with call.answering(record):
                 inference = self._infer(data, call.seconds_left, record, streamed=True)
                 del data  # while the request waits, its inputs are in memory once
                 answer = await inference

@@ -6,7 +6,7 @@ import asyncio
 import ipaddress
 import logging
 from collections.abc import AsyncGenerator, AsyncIterable, Awaitable, Callable, Iterator, Mapping
-from contextlib import aclosing, asynccontextmanager, contextmanager
+from contextlib import aclosing, contextmanager
 from dataclasses import dataclass
 from typing import Any, NoReturn
 from urllib.parse import unquote
@@ -48,7 +48,7 @@ class RpcCall:
         self._context = context
         self._rules = rules
         self._client = ""
-        self.record = self._new_record()
+        self.record = self.new_record()
         self._trailers = (("x-request-id", self.record.id),)
         context.set_trailing_metadata(self._trailers)
 
@@ -96,41 +96,18 @@ class RpcCall:
         if given is not None:
             self.record.client = self._client = identity_of(given)
 
-    @contextmanager
-    def request(self) -> Iterator[RequestRecord]:
-        """Accounts for a request of a stream, whose client may have lost its key since the stream began."""
-        record = self._new_record()
-        with self._recorded(record):
-            self.check_key(self._rules.allow)
-            yield record
-
-    @asynccontextmanager
-    async def answered(self) -> AsyncGenerator[None, None]:
-        """Accounts for the call. What its work raises becomes its status."""
-        with self._recorded(self.record):
-            try:
-                self.check_key(self._rules.allow)
-                yield
-            except Exception as error:
-                await self._abort(self.told(error))
-
-    def told(self, error: Exception) -> ServeError:
-        """Returns what a client is told of an error. What is not ours to tell is logged."""
-        if isinstance(error, ServeError):
-            return error
-        _log.error("%s failed", self.method, exc_info=error)
-        return ServeError(f"the server failed ({type(error).__name__})", hint="Its log says more")
-
-    def _new_record(self) -> RequestRecord:
+    def new_record(self) -> RequestRecord:
+        """Returns a record of a request of this call, which is the only one unless it is a stream."""
         given = self.metadata.get("x-request-id")
         record = RequestRecord("grpc", request_id(given if isinstance(given, str) else None))
         record.client = self._client
         return record
 
     @contextmanager
-    def _recorded(self, record: RequestRecord) -> Iterator[None]:
-        """Completes a record by how the work inside ends, and shows it to `observe`."""
+    def answering(self, record: RequestRecord) -> Iterator[None]:
+        """Checks the client's key, which it may lose while a stream runs, and accounts for a request."""
         try:
+            self.check_key(self._rules.allow)
             yield
             record.status = 200
         except (asyncio.CancelledError, GeneratorExit):
@@ -140,15 +117,22 @@ class RpcCall:
             )
             raise
         except Exception as error:
-            if record.error is None:
-                record.failed(error if isinstance(error, ServeError) else ServeError(type(error).__name__))
+            record.failed(_as_serve_error(error))
             raise
         finally:
             if self._rules.observe is not None:
                 self._rules.observe(self, record)
 
-    async def _abort(self, error: ServeError) -> NoReturn:
-        self.record.failed(error)
+    def told(self, error: Exception) -> ServeError:
+        """Returns what the client is told of an error. What is not for strangers is logged."""
+        if not isinstance(error, ServeError):
+            _log.error("%s failed", self.method, exc_info=error)
+        return _as_serve_error(error)
+
+    async def abort(self, error: ServeError) -> NoReturn:
+        """Ends the call with the error's status."""
+        # gRPC keeps what this raises with the frames that it comes through, and theirs would keep the message.
+        error.__traceback__ = error.__context__ = None
         details = error.text.encode()
         if len(details) > _MAX_DETAILS:
             details = details[:_MAX_DETAILS] + b"..."
@@ -193,10 +177,14 @@ def unary(method: str, answer: Callable[[RpcCall], Awaitable[bytes]], rules: Cal
 
     async def handle(messages: AsyncIterable[bytes], context: Any) -> bytes:
         call = RpcCall(method, messages, context, rules)
-        async with call.answered():
-            data = await answer(call)
-            call.record.sent_bytes = len(data)
-        return data
+        try:
+            with call.answering(record := call.record):
+                data = await answer(call)
+                record.sent_bytes = len(data)
+                return data
+        except Exception as error:
+            refused = call.told(error)
+        await call.abort(refused)
 
     return grpc.stream_unary_rpc_method_handler(handle)
 
@@ -206,12 +194,24 @@ def streaming(method: str, answer: Callable[[RpcCall], AsyncGenerator[bytes, Non
 
     async def handle(messages: AsyncIterable[bytes], context: Any) -> AsyncGenerator[bytes, None]:
         call = RpcCall(method, messages, context, rules)
-        async with call.answered(), aclosing(answer(call)) as answers:
-            async for data in answers:
-                call.record.sent_bytes += len(data)
-                yield data
+        try:
+            with call.answering(record := call.record):
+                async with aclosing(answer(call)) as answers:
+                    async for data in answers:
+                        record.sent_bytes += len(data)
+                        yield data
+            return
+        except Exception as error:
+            refused = call.told(error)
+        await call.abort(refused)
 
     return grpc.stream_stream_rpc_method_handler(handle)
+
+
+def _as_serve_error(error: Exception) -> ServeError:
+    if isinstance(error, ServeError):
+        return error
+    return ServeError(f"the server failed ({type(error).__name__})", hint="Its log says more")
 
 
 def _address(peer: str) -> str:
