@@ -14,7 +14,7 @@ from exportkit.serve.listeners import url_host
 from exportkit.serve.rpc.health_service import HealthService
 from exportkit.serve.rpc.inference_service import InferenceService
 from exportkit.serve.rpc.message_classes import HEALTH, INFERENCE
-from exportkit.serve.rpc.rpc_calls import Allow, CallRules, Observe, RpcCall, streaming, unary
+from exportkit.serve.rpc.rpc_calls import Allow, Observe, RpcCall, streaming, unary
 from exportkit.serve.statuses import NotOfferedError
 
 _SMALLEST_LIMIT = 4 << 20  # gRPC's own limit: it keeps room for names, parameters and small messages
@@ -111,23 +111,20 @@ class _Handlers(grpc.GenericRpcHandler):
     """Finds the handler of a method."""
 
     def __init__(self, inference: InferenceService, health: HealthService, options: RpcOptions) -> None:
-        rules = CallRules(options.allow, options.observe)
-        self._open = CallRules(None, options.observe)  # who probes a server has no key
-        answers = {
-            **{f"/{INFERENCE}/{name}": answer for name, answer in inference.others().items()},
-            f"/{INFERENCE}/ModelInfer": inference.infer,
-        }
+        allow, observe = options.allow, options.observe
+        self._observe = observe
         stream, check, watch = f"/{INFERENCE}/ModelStreamInfer", f"/{HEALTH}/Check", f"/{HEALTH}/Watch"
+        answers = {f"/{INFERENCE}/{name}": answer for name, answer in inference.answers().items()}
         self._found = {
-            **{method: unary(method, answer, rules) for method, answer in answers.items()},
-            stream: streaming(stream, inference.infer_stream, rules),
-            check: unary(check, health.check, self._open),
-            watch: streaming(watch, health.watch, self._open),
+            **{method: unary(method, answer, allow, observe) for method, answer in answers.items()},
+            stream: streaming(stream, inference.infer_stream, allow, observe),
+            check: unary(check, health.check, None, observe),  # who probes a server has no key
+            watch: streaming(watch, health.watch, None, observe),
         }
 
     def service(self, details: Any) -> Any:
         """Returns the handler of `details.method`."""
-        return self._found.get(details.method) or unary(details.method, _refuse, self._open)
+        return self._found.get(details.method) or unary(details.method, _refuse, None, self._observe)
 
 
 async def _refuse(call: RpcCall) -> bytes:

@@ -68,9 +68,16 @@ class ReceivedRequest:
         check_names("output", [output.name for output in message.outputs])
         for output in message.outputs:
             output_form(output.name, plain_parameters(output.parameters), OutputForm(binary=True))
+        raw = len(message.raw_input_contents)
+        if raw not in (0, len(message.inputs)):
+            raise BadRequestError(f"the request has {raw} `raw_input_contents` for {len(message.inputs)} inputs")
         for tensor in message.inputs:
             check_not_shared(tensor.name, plain_parameters(tensor.parameters))
-        self._check_places()
+            if raw and tensor.HasField("contents"):
+                raise BadRequestError(
+                    f"the input {shown(tensor.name)} has `contents`, and the request has `raw_input_contents`",
+                    hint="Send the elements of all inputs in the same of the two.",
+                )
         self._specs = [TensorSpec.of(tensor.name, tensor.datatype, tensor.shape) for tensor in message.inputs]
         self._scheduling = scheduling(plain_parameters(message.parameters))
         self.model: str = message.model_name
@@ -94,20 +101,6 @@ class ReceivedRequest:
         else:
             inputs = tuple(_of_contents(spec, tensor) for spec, tensor in zip(self._specs, message.inputs))
         return self._scheduling.request(inputs, [output.name for output in message.outputs], message.id, seconds_left)
-
-    def _check_places(self) -> None:
-        """Refuses elements in two places, or of more or fewer inputs than there are."""
-        inputs, raw = self._message.inputs, len(self._message.raw_input_contents)
-        if not raw:
-            return
-        for tensor in inputs:
-            if tensor.HasField("contents"):
-                raise BadRequestError(
-                    f"the input {shown(tensor.name)} has `contents`, and the request has `raw_input_contents`",
-                    hint="Send the elements of all inputs in the same of the two.",
-                )
-        if raw != len(inputs):
-            raise BadRequestError(f"the request has {raw} `raw_input_contents` for {len(inputs)} inputs")
 
 
 def _of_contents(spec: TensorSpec, tensor: Any) -> InputTensor:

@@ -75,42 +75,29 @@ class InferenceService:
         for reading in self._reading:
             reading.cancel()
 
-    def others(self) -> dict[str, Callable[[RpcCall], Awaitable[bytes]]]:
-        """Returns what answers each of the other methods."""
-        return {name: self._from_json(name, answer) for name, answer in self._answers().items()}
-
-    def _from_json(self, name: str, answer: Callable[[Queries, Any], Any]) -> Callable[[RpcCall], Awaitable[bytes]]:
-        takes, returns = methods(INFERENCE)[name]
-
-        async def from_json(call: RpcCall) -> bytes:
-            request = read_message(takes, await call.message())
-            if repository := getattr(request, "repository_name", ""):
-                raise NotOfferedError(f"this server has one model repository, without a name; got {repository!r}")
-            fields = answer(self._queries, request)
-            if inspect.isawaitable(fields):
-                fields = await fields
-            # The protocol's JSON may say more than its messages have fields for.
-            message = json_format.ParseDict(fields or {}, returns(), ignore_unknown_fields=True)
-            return bytes(message.SerializeToString())
-
-        return from_json
-
-    def _answers(self) -> dict[str, Callable[[Queries, Any], Any]]:
-        """Returns what each method answers to its message: the protocol's JSON, or what to await for it."""
-        return {
-            "ServerLive": lambda *_: {"live": self._repository.lost is None},
-            "ServerReady": lambda *_: {"ready": self._repository.ready},
-            "ServerMetadata": lambda queries, _: queries.server_metadata(),
-            "ModelReady": _model_ready,
-            "ModelMetadata": lambda queries, asked: queries.metadata(asked.name, asked.version),
-            "ModelConfig": lambda queries, asked: {"config": queries.config(asked.name, asked.version)},
-            "ModelStatistics": lambda queries, asked: queries.statistics(asked.name, asked.version),
-            "RepositoryIndex": lambda queries, asked: {"models": queries.index(asked.ready)},
-            "RepositoryModelLoad": lambda queries, asked: queries.load(
-                asked.model_name, plain_parameters(asked.parameters)
-            ),
-            "RepositoryModelUnload": lambda queries, asked: queries.unload(asked.model_name),
+    def answers(self) -> dict[str, Callable[[RpcCall], Awaitable[bytes]]]:
+        """Returns what answers each method but ModelStreamInfer."""
+        ask = self._queries
+        found: dict[str, Callable[[Any], Any]] = {
+            "ServerLive": lambda _: {"live": self._repository.lost is None},
+            "ServerReady": lambda _: {"ready": self._repository.ready},
+            "ServerMetadata": lambda _: ask.server_metadata(),
+            "ModelReady": self._model_ready,
+            "ModelMetadata": lambda asked: ask.metadata(asked.name, asked.version),
+            "ModelConfig": lambda asked: {"config": ask.config(asked.name, asked.version)},
+            "ModelStatistics": lambda asked: ask.statistics(asked.name, asked.version),
+            "RepositoryIndex": lambda asked: {"models": ask.index(asked.ready)},
+            "RepositoryModelLoad": lambda asked: ask.load(asked.model_name, plain_parameters(asked.parameters)),
+            "RepositoryModelUnload": lambda asked: ask.unload(asked.model_name),
         }
+        return {"ModelInfer": self.infer, **{name: _from_json(name, answer) for name, answer in found.items()}}
+
+    def _model_ready(self, asked: Any) -> dict[str, bool]:
+        """A model that is unknown is not ready."""
+        try:
+            return {"ready": self._repository.named(asked.name, asked.version).ready}
+        except (NotServedError, NotReadyError):
+            return {"ready": False}
 
     async def _infer_streamed(self, data: bytes, call: RpcCall) -> bytes:
         """Returns the stream's message with the answer to a request, or with its error."""
@@ -147,9 +134,18 @@ class InferenceService:
             raise
 
 
-def _model_ready(queries: Queries, asked: Any) -> dict[str, bool]:
-    """A model that is unknown is not ready."""
-    try:
-        return {"ready": queries.repository.named(asked.name, asked.version).ready}
-    except (NotServedError, NotReadyError):
-        return {"ready": False}
+def _from_json(name: str, answer: Callable[[Any], Any]) -> Callable[[RpcCall], Awaitable[bytes]]:
+    """Returns a method whose answer is the protocol's JSON, or what to await for it."""
+    takes, returns = methods(INFERENCE)[name]
+
+    async def from_json(call: RpcCall) -> bytes:
+        request = read_message(takes, await call.message())
+        if repository := getattr(request, "repository_name", ""):
+            raise NotOfferedError(f"this server has one model repository, without a name; got {repository!r}")
+        fields = answer(request)
+        if inspect.isawaitable(fields):
+            fields = await fields
+        # The protocol's JSON may say more than its messages have fields for.
+        return bytes(json_format.ParseDict(fields, returns(), ignore_unknown_fields=True).SerializeToString())
+
+    return from_json

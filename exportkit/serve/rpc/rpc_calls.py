@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import ipaddress
 import logging
-from collections.abc import AsyncGenerator, AsyncIterable, Awaitable, Callable, Iterator, Mapping
+import re
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping
 from contextlib import aclosing, contextmanager
-from dataclasses import dataclass
 from typing import Any, NoReturn
 from urllib.parse import unquote
 
@@ -25,6 +24,8 @@ _MAX_DETAILS = 2000
 # A client that cancels so shortly before its deadline has met it: its clock began when it sent, ours when that arrived.
 _TRANSIT_SECONDS = 0.1
 
+_PEER = re.compile(r"ipv[46]:\[?([^\]%]+).*:\d+")
+
 Allow = Callable[[bytes | None], bool]
 """Says whether the value of a client's `authorization` is allowed."""
 
@@ -39,14 +40,13 @@ class RpcCall:
         record: What is known about the request.
     """
 
-    def __init__(self, method: str, messages: AsyncIterable[bytes], context: Any, rules: CallRules) -> None:
-        """Reads the metadata."""
+    def __init__(self, method: str, context: Any, allow: Allow | None, observe: Observe | None) -> None:
+        """Reads the metadata. `allow` says who may call (None: everybody), and `observe` gets each request."""
         self.method = method
         self.metadata: Mapping[str, str | bytes] = dict(context.invocation_metadata() or ())
         self.remote = _address(context.peer())
-        self._messages = messages
         self._context = context
-        self._rules = rules
+        self._allow, self._observe = allow, observe
         self._client = ""
         self.record = self.new_record()
         self._trailers = (("x-request-id", self.record.id),)
@@ -71,9 +71,11 @@ class RpcCall:
 
     async def next_message(self) -> bytes | None:
         """Returns the client's next message, and does not keep it. None: there was the last one before."""
-        message = await anext(aiter(self._messages), None)
-        if message is not None:
-            self.record.received_bytes += len(message)
+        # Not by gRPC's iterator over the messages, which keeps the last one.
+        message: bytes = await self._context.read()
+        if message is grpc.aio.EOF:
+            return None
+        self.record.received_bytes += len(message)
         return message
 
     def check_key(self, allow: Allow | None) -> None:
@@ -107,7 +109,7 @@ class RpcCall:
     def answering(self, record: RequestRecord) -> Iterator[None]:
         """Checks the client's key, which it may lose while a stream runs, and accounts for a request."""
         try:
-            self.check_key(self._rules.allow)
+            self.check_key(self._allow)
             yield
             record.status = 200
         except (asyncio.CancelledError, GeneratorExit):
@@ -120,8 +122,8 @@ class RpcCall:
             record.failed(_as_serve_error(error))
             raise
         finally:
-            if self._rules.observe is not None:
-                self._rules.observe(self, record)
+            if self._observe is not None:
+                self._observe(self, record)
 
     def told(self, error: Exception) -> ServeError:
         """Returns what the client is told of an error. What is not for strangers is logged."""
@@ -149,20 +151,9 @@ Observe = Callable[[RpcCall, RequestRecord], None]
 """Gets each request when it is over. A stream is one, and so is each request in it."""
 
 
-@dataclass(frozen=True)
-class CallRules:
-    """Who may call, and who hears of it.
-
-    Attributes:
-        allow: Says whether a value of `authorization` is allowed. None: everybody may call.
-        observe: Gets each request when it is over.
-    """
-
-    allow: Allow | None = None
-    observe: Observe | None = None
-
-
-def unary(method: str, answer: Callable[[RpcCall], Awaitable[bytes]], rules: CallRules) -> Any:
+def unary(
+    method: str, answer: Callable[[RpcCall], Awaitable[bytes]], allow: Allow | None, observe: Observe | None
+) -> Any:
     """Returns a handler that answers one message with one message.
 
     It is a handler of streams of requests, which looks the same to a client. Such a handler starts before the message
@@ -172,11 +163,12 @@ def unary(method: str, answer: Callable[[RpcCall], Awaitable[bytes]], rules: Cal
     Args:
         method: The full name of the method.
         answer: Returns the answer's bytes. What it raises becomes the status.
-        rules: Who may call, and who hears of it.
+        allow: Who may call. None: everybody.
+        observe: Gets the call when it is over.
     """
 
-    async def handle(messages: AsyncIterable[bytes], context: Any) -> bytes:
-        call = RpcCall(method, messages, context, rules)
+    async def handle(_: Any, context: Any) -> bytes:
+        call = RpcCall(method, context, allow, observe)
         try:
             with call.answering(record := call.record):
                 data = await answer(call)
@@ -189,11 +181,13 @@ def unary(method: str, answer: Callable[[RpcCall], Awaitable[bytes]], rules: Cal
     return grpc.stream_unary_rpc_method_handler(handle)
 
 
-def streaming(method: str, answer: Callable[[RpcCall], AsyncGenerator[bytes, None]], rules: CallRules) -> Any:
+def streaming(
+    method: str, answer: Callable[[RpcCall], AsyncGenerator[bytes, None]], allow: Allow | None, observe: Observe | None
+) -> Any:
     """Returns a handler that answers messages with messages. The arguments are those of `unary`."""
 
-    async def handle(messages: AsyncIterable[bytes], context: Any) -> AsyncGenerator[bytes, None]:
-        call = RpcCall(method, messages, context, rules)
+    async def handle(_: Any, context: Any) -> AsyncGenerator[bytes, None]:
+        call = RpcCall(method, context, allow, observe)
         try:
             with call.answering(record := call.record):
                 async with aclosing(answer(call)) as answers:
@@ -216,8 +210,5 @@ def _as_serve_error(error: Exception) -> ServeError:
 
 def _address(peer: str) -> str:
     """Returns the address of such as `ipv4:127.0.0.1:4711` or `ipv6:%5B::1%5D:4711`."""
-    address = unquote(peer.partition(":")[2]).rpartition(":")[0].strip("[]")
-    try:
-        return str(ipaddress.ip_address(address.partition("%")[0]))
-    except ValueError:
-        return ""
+    found = _PEER.fullmatch(unquote(peer))
+    return found[1] if found else ""

@@ -17,8 +17,7 @@ class EchoModel:
 
     Attributes:
         requests: What it was asked.
-        running: The number of requests that wait for `gate`.
-        cancelled: The number of requests that were cancelled.
+        running, cancelled: The number of requests that wait for `gate`, and of those that were cancelled.
         gate: Nothing is answered before it is set.
         refusal: What `admit` raises.
         failure: What `infer` raises.
@@ -68,33 +67,13 @@ class EchoModel:
 
     def metadata(self) -> dict[str, Any]:
         tensor = {"name": "x", "datatype": "FP32", "shape": [-1, 3]}
-        return {
-            "name": self.name,
-            "versions": ["1", "2"],
-            "platform": "torch_aoti",
-            "inputs": [tensor],
-            "outputs": [tensor],
-            "dimensions": {"batch": {"min": 1, "max": 4}},
-        }
+        return {"name": self.name, "versions": ["1", "2"], "inputs": [tensor], "outputs": [tensor], "more": {}}
 
     def config(self) -> dict[str, Any]:
-        return {
-            "name": self.name,
-            "max_batch_size": 4,
-            "input": [{"name": "x", "data_type": "TYPE_FP32", "dims": [3]}],
-            "instance_group": [{"kind": "KIND_CPU", "count": 2}],
-            "parameters": {"bit_equal": {"string_value": "true"}},
-            "dynamic_batching": {"max_queue_delay_microseconds": 7},
-        }
+        return {"name": self.name, "max_batch_size": 4}
 
     def statistics(self) -> dict[str, Any]:
-        return {
-            "name": self.name,
-            "version": self.version,
-            "inference_count": len(self.requests),
-            "inference_stats": {"success": {"count": 1, "ns": 5_000_000_000}},
-            "batch_stats": [{"batch_size": 4, "compute_infer": {"count": 1, "ns": 7}}],
-        }
+        return {"name": self.name, "version": self.version, "inference_stats": {"success": {"count": 1, "ns": 5}}}
 
 
 class EchoRepository:

@@ -73,23 +73,15 @@ def expected(inputs: dict[str, np.ndarray]) -> list[np.ndarray]:
     return [output.numpy() for output in tiny.Flat()(*tensors)]
 
 
-def test_a_package_answers_as_its_module(client: triton.InferenceServerClient):
-    for batch, gh in [(1, 1), (4, 6), (2, 3)]:
-        inputs = inputs_of(batch, gh, batch)
-        result = client.infer("tiny", given(inputs))
-        for name, output in zip(OUTPUTS, expected(inputs)):
-            np.testing.assert_allclose(result.as_numpy(name), output, rtol=1e-5, atol=1e-6)
-
-
-def test_many_clients_get_their_own_answers_and_are_counted(real: Served, client: triton.InferenceServerClient):
+def test_many_clients_get_the_answers_of_the_module_and_are_counted(client: triton.InferenceServerClient):
     before = client.get_inference_statistics("tiny").model_stats[0]
-    asked = [inputs_of(1, 2, seed) for seed in range(40)]
+    asked = [inputs_of(1 + seed % 4, 1 + seed % 6, seed) for seed in range(40)]
     with ThreadPoolExecutor(8) as threads:
         results = list(threads.map(lambda inputs: client.infer("tiny", given(inputs)), asked))
     for inputs, result in zip(asked, results):
-        np.testing.assert_allclose(result.as_numpy("rest.0"), expected(inputs)[2], rtol=1e-5, atol=1e-6)
+        for name, output in zip(OUTPUTS, expected(inputs)):
+            np.testing.assert_allclose(result.as_numpy(name), output, rtol=1e-5, atol=1e-6)
     after = client.get_inference_statistics("tiny").model_stats[0]
-    assert after.inference_count - before.inference_count == 40
     assert after.inference_stats.success.count - before.inference_stats.success.count == 40
 
 
@@ -128,31 +120,6 @@ def without_defaults(value: Any) -> Any:
         for key, each in value.items()
         if each not in ("0", False, "", []) and key not in EMPTY_MAPS
     }
-
-
-def test_statistics_of_all_models_and_of_what_is_unknown(client: triton.InferenceServerClient):
-    assert [each.name for each in client.get_inference_statistics().model_stats] == ["tiny"]
-    for arguments in (("nobody",), ("tiny", "7")):
-        with pytest.raises(InferenceServerException, match="NOT_FOUND"):
-            client.get_inference_statistics(*arguments)
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"image": np.zeros((1, 3, 17, 8), np.float32)}, "image"),
-        ({"image": np.zeros((5, 3, 16, 8), np.float32)}, "image"),
-        ({"more": np.zeros(1, np.float32)}, "more"),
-        ({"offset": None}, "offset"),
-    ],
-)
-def test_what_the_model_does_not_take_is_refused(
-    client: triton.InferenceServerClient, change: dict[str, Any], message: str
-):
-    inputs = {name: array for name, array in {**inputs_of(1, 1, 0), **change}.items() if array is not None}
-    with pytest.raises(InferenceServerException, match="INVALID_ARGUMENT") as raised:
-        client.infer("tiny", given(inputs))
-    assert message in raised.value.message()
 
 
 def test_a_model_is_loaded_and_unloaded(folder: Path, client: triton.InferenceServerClient):

@@ -11,13 +11,10 @@ import ml_dtypes
 import numpy as np
 import pytest
 import tritonclient.grpc as triton
-from hypothesis import given as given_by_hypothesis
-from hypothesis import settings
-from hypothesis import strategies as st
 from tritonclient.grpc import service_pb2
 from tritonclient.utils import np_to_triton_dtype
 
-from tests.serve.rpc.hostile_messages import SEEDS, make, message, raw, survives, typed
+from tests.serve.rpc.hostile_messages import make, message, raw, survives, typed
 from tests.serve.rpc.serving_echo import Served
 
 DTYPES = [
@@ -73,13 +70,9 @@ def test_only_the_outputs_that_are_asked_for_are_answered(client: triton.Inferen
     inputs = [given(name, random_array(np.dtype("int8"), (2,))) for name in "abc"]
     outputs = [triton.InferRequestedOutput(name) for name in "ca"]
     response = client.infer("echo", inputs, outputs=outputs).get_response()
+    assert (response.model_name, response.model_version) == ("echo", "1")
     assert {output.name for output in response.outputs} == {"a", "c"}
     assert len(response.raw_output_contents) == 2
-
-
-def test_the_answer_says_who_gave_it(client: triton.InferenceServerClient):
-    response = client.infer("echo", [given("x", np.zeros(1, np.int8))], model_version="1").get_response()
-    assert (response.model_name, response.model_version) == ("echo", "1")
 
 
 def test_priority_timeout_and_deadline_reach_the_model(echo: Served, client: triton.InferenceServerClient):
@@ -150,7 +143,6 @@ def with_parameter(name: str, **value: Any) -> Any:
 X = raw("x", "FP32", [2])
 REFUSED = {
     "too few bytes": (message(X, raw_input_contents=[b"1234567"]), r"needs 8 bytes[.;] 7 were given"),
-    "too many bytes": (message(X, raw_input_contents=[bytes(9)]), r"needs 8 bytes[.;] 9 were given"),
     "a content too few": (
         message(X, raw("y", "INT8", [0]), raw_input_contents=[bytes(8)]),
         r"1 `raw_input_contents` for 2 inputs",
@@ -159,33 +151,21 @@ REFUSED = {
     "contents without inputs": (message(raw_input_contents=[b""]), r"1 `raw_input_contents` for 0 inputs"),
     "no contents": (message(X), "0 values"),
     "the same input twice": (message(X, X, raw_input_contents=[bytes(8)] * 2), "two inputs `x`"),
-    "an input without a name": (message(raw("", "INT8", [0]), raw_input_contents=[b""]), "empty name"),
-    "an unknown datatype": (message(raw("x", "FP8", [1]), raw_input_contents=[b"1"]), "no datatype `FP8`"),
-    "no datatype": (message(raw("x", "", [1]), raw_input_contents=[b"1"]), "no datatype ``"),
-    "a negative size": (message(raw("x", "INT8", [-1]), raw_input_contents=[b"1"]), "not negative"),
-    "a shape beyond memory": (message(raw("x", "INT8", [1 << 62] * 3), raw_input_contents=[b""]), "no memory can hold"),
-    "a byte that is no BOOL": (message(raw("x", "BOOL", [1]), raw_input_contents=[b"\2"]), "neither 0 nor 1"),
     "typed and raw": (
-        message(X, typed("y", "FP32", [1], fp32_contents=[1]), raw_input_contents=[bytes(8)]),
+        message(typed("x", "FP32", [1], fp32_contents=[1]), raw_input_contents=[bytes(8)]),
         "has `contents`, and the request has `raw_input_contents`",
     ),
     "typed FP16": (message(typed("x", "FP16", [1], fp32_contents=[1])), "for which `contents` has no field"),
-    "typed BF16": (message(typed("x", "BF16", [1], fp32_contents=[1])), "for which `contents` has no field"),
     "the field of another type": (message(typed("x", "INT64", [1], int_contents=[1])), "are in `int_contents`"),
     "INT8 beyond its range": (message(typed("x", "INT8", [1], int_contents=[128])), "-128 to 127"),
-    "UINT16 beyond its range": (message(typed("x", "UINT16", [1], uint_contents=[65536])), "0 to 65535"),
     "too few values": (message(typed("x", "INT8", [2], int_contents=[1])), "has 1 values"),
-    "a negative timeout": (with_parameter("timeout", int64_param=-1), "`timeout`"),
     "a timeout of text": (with_parameter("timeout", string_param="1"), "`timeout`"),
     "a priority that is a number with a point": (with_parameter("priority", double_param=1.0), "`priority`"),
     "a priority without a value": (with_parameter("priority", int64_param=1, bool_param=True), "`priority`"),
-    "a sequence of a negative number": (with_parameter("sequence_id", int64_param=-1), "`sequence_id`"),
-    "the beginning of no sequence": (with_parameter("sequence_start", bool_param=True), "no `sequence_id`"),
     "a reserved parameter": (with_parameter("triton_x", int64_param=1), "reserved"),
 }
 NOT_OFFERED = {
     "BYTES": (message(raw("x", "BYTES", [1]), raw_input_contents=[b"\1\0\0\0a"]), "BYTES"),
-    "typed BYTES": (message(typed("x", "BYTES", [1], bytes_contents=[b"a"])), "BYTES"),
     "a classification": (
         message(
             raw("x", "INT8", [1]),
@@ -258,16 +238,7 @@ def test_long_contents_arrive(client: triton.InferenceServerClient):
     assert response.raw_output_contents[0] == values.tobytes()
 
 
-@settings(max_examples=300)
-@given_by_hypothesis(st.sampled_from(SEEDS), st.lists(st.tuples(st.integers(0, 200), st.integers(0, 255)), max_size=4))
-def test_a_damaged_request_is_read_as_protobuf_reads_it_or_refused(seed: bytes, changes: list[tuple[int, int]]):
-    data = bytearray(seed)
-    for place, byte in changes:
-        data[place % len(data)] = byte
-    survives(bytes(data))
-
-
-def test_hostile_requests_are_read_as_protobuf_reads_them_or_refused():
+def test_hostile_requests_raise_nothing_but_what_a_client_is_told():
     chance = random.Random(1)
     taken = sum(survives(make(chance)) for _ in range(5000))
     assert 500 < taken < 4500

@@ -210,17 +210,3 @@ def test_a_load_goes_on_when_its_client_goes_away(echo: Served, client: blocking
         client.load_model("echo", client_timeout=0.05)
     echo.call(echo.repository.loading.set)
     echo.until(lambda: echo.repository.asked == [("load", ("echo", {}))])
-
-
-def test_what_json_says_arrives_in_the_messages(client: blocking.InferenceServerClient):
-    config = client.get_model_config("echo", as_json=True)["config"]
-    assert config["input"] == [{"name": "x", "data_type": "TYPE_FP32", "dims": ["3"]}]
-    assert config["instance_group"] == [{"kind": "KIND_CPU", "count": 2}]
-    assert config["parameters"] == {"bit_equal": {"string_value": "true"}}
-    assert config["dynamic_batching"] == {"max_queue_delay_microseconds": "7"}
-    (stats,) = client.get_inference_statistics(as_json=True)["model_stats"]
-    assert stats["inference_stats"] == {"success": {"count": "1", "ns": "5000000000"}}
-    assert stats["batch_stats"] == [{"batch_size": "4", "compute_infer": {"count": "1", "ns": "7"}}]
-    metadata = client.get_model_metadata("echo", as_json=True)
-    assert metadata["versions"] == ["1", "2"]
-    assert metadata["platform"] == "torch_aoti"
