@@ -7,20 +7,16 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 import pytest
 import tritonclient.grpc as triton
 from tritonclient.grpc import service_pb2
 from tritonclient.utils import np_to_triton_dtype
 
+from tests.serve.protocol.messages import NUMPY, address
+from tests.serve.rpc.echo import Served
 from tests.serve.rpc.hostile_messages import make, message, raw, survives, typed
-from tests.serve.rpc.serving_echo import Served
 
-DTYPES = [
-    *(np.dtype(f"{sign}int{bits}") for sign in ("", "u") for bits in (8, 16, 32, 64)),
-    *map(np.dtype, (np.bool_, np.float16, np.float32, np.float64, ml_dtypes.bfloat16)),
-]
 SHAPES = [(), (3,), (0,), (2, 0, 3), (1, 1, 5), (64, 33)]
 
 
@@ -44,7 +40,7 @@ def same(one: np.ndarray, other: np.ndarray) -> bool:
     return one.dtype == other.dtype and one.shape == other.shape and one.tobytes() == other.tobytes()
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("dtype", [np.dtype(each) for each in NUMPY.values()], ids=str)
 def test_every_dtype_and_shape_arrives_bit_for_bit(echo: Served, client: triton.InferenceServerClient, dtype: np.dtype):
     arrays = {f"x{index}": random_array(dtype, shape) for index, shape in enumerate(SHAPES)}
     result = client.infer("echo", [given(name, array) for name, array in arrays.items()], request_id="it")
@@ -53,10 +49,6 @@ def test_every_dtype_and_shape_arrives_bit_for_bit(echo: Served, client: triton.
         assert same(result.as_numpy(name), array)
     for tensor in echo.model.requests[-1].inputs:
         assert not tensor.data.nbytes or address(tensor.data) % 64 == 0
-
-
-def address(data: memoryview) -> int:
-    return int(np.frombuffer(data, np.uint8).__array_interface__["data"][0])
 
 
 @pytest.mark.parametrize("algorithm", [None, "gzip", "deflate"])
@@ -111,7 +103,6 @@ TYPED = {
     "FP32": ("fp32_contents", [0.5, -1e30, 3.0]),
     "FP64": ("fp64_contents", [0.5, -1e300, 3.0]),
 }
-NUMPY = {np_to_triton_dtype(dtype): dtype for dtype in DTYPES}
 
 
 @pytest.mark.parametrize("datatype", TYPED)

@@ -8,7 +8,6 @@ import queue
 import random
 from collections import defaultdict
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -18,47 +17,17 @@ import torch
 from tritonclient.grpc import service_pb2
 
 import exportkit
-from exportkit.serve.batching.tickets import BatchLimits
-from exportkit.serve.engine.repository import Repository
-from exportkit.serve.sequences.table import SequenceLimits
-from exportkit.serve.serve_options import ServeOptions
 from tests.serve.engine import ticker
-from tests.serve.rpc.serving_echo import Served, served
+from tests.serve.rpc.echo import Served, serving
 
 STREAM = "/inference.GRPCInferenceService/ModelStreamInfer"
 FRESH = itertools.count(1000)
-
-
-@contextmanager
-def serving(loop: asyncio.AbstractEventLoop, package: Path, **batch: Any) -> Iterator[Served]:
-    async def opened() -> Repository:
-        limits = {"batch": BatchLimits(**batch), "sequences": SequenceLimits(finish_seconds=0.1)}
-        repository = Repository(ServeOptions((package,), **limits))
-        await repository.open()
-        return repository
-
-    repository = asyncio.run_coroutine_threadsafe(opened(), loop).result()
-    with served(loop, repository) as server:
-        yield server
-        server.until(lambda: server.model.counted.pending == 0)
-        server.run(repository.drain())
-
-
-@pytest.fixture(scope="module")
-def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return ticker.write(tmp_path_factory.mktemp("ticker") / "ticker.pt2")
 
 
 @pytest.fixture(scope="module")
 def alone(package: Path) -> Iterator[Any]:
     with exportkit.load(package) as model:
         yield model
-
-
-@pytest.fixture(scope="module")
-def server(loop: asyncio.AbstractEventLoop, package: Path) -> Iterator[Served]:
-    with serving(loop, package) as opened:
-        yield opened
 
 
 def step(sequence: int | str, seed: int, *, rows: int = 1, **parameters: Any) -> bytes:

@@ -12,10 +12,11 @@ import numpy as np
 import pytest
 import tritonclient.grpc as blocking
 import tritonclient.grpc.aio as aio
+from google.protobuf.json_format import MessageToDict
 from tritonclient.grpc.auth import BasicAuth
 from tritonclient.utils import InferenceServerException
 
-from tests.serve.rpc.serving_echo import Served
+from tests.serve.rpc.echo import Served
 
 X = np.arange(6, dtype=np.float32).reshape(2, 3)
 
@@ -210,3 +211,40 @@ def test_a_load_goes_on_when_its_client_goes_away(echo: Served, client: blocking
         client.load_model("echo", client_timeout=0.05)
     echo.call(echo.repository.loading.set)
     echo.until(lambda: echo.repository.asked == [("load", ("echo", {}))])
+
+
+@pytest.mark.parametrize("what", ["config", "statistics", "metadata"])
+def test_nothing_that_the_engine_says_is_lost(server: Served, what: str):
+    """Except what the protocol's messages have no field for."""
+    said: dict[str, Any] = server.call(getattr(server.model, what))
+    with blocking.InferenceServerClient(server.address) as client:
+        if what == "metadata":
+            said = {key: said[key] for key in ("name", "versions", "platform", "inputs", "outputs")}
+            arrived = client.get_model_metadata("ticker")
+        elif what == "config":
+            arrived = client.get_model_config("ticker").config
+        else:
+            arrived = client.get_inference_statistics("ticker").model_stats[0]
+    assert without_defaults(as_text(said)) == as_text(MessageToDict(arrived, preserving_proto_field_name=True))
+
+
+def as_text(value: Any) -> Any:
+    """JSON has 64-bit numbers as text in MessageToDict's form, and as numbers in Triton's."""
+    if isinstance(value, dict):
+        return {key: as_text(each) for key, each in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [as_text(each) for each in value]
+    return str(value) if isinstance(value, int) and not isinstance(value, bool) else value
+
+
+def without_defaults(value: Any) -> Any:
+    """proto3 leaves out what is 0, false or empty; an empty message that is there stays."""
+    if isinstance(value, list):
+        return [without_defaults(each) for each in value]
+    if not isinstance(value, dict):
+        return value
+    return {
+        key: without_defaults(each)
+        for key, each in value.items()
+        if key == "name" or (each not in ("0", False, "", []) and key != "response_stats")
+    }

@@ -1,15 +1,24 @@
-"""Models that answer with their inputs, and whose every step a test decides."""
+"""Models that answer with their inputs, whose every step a test decides, and a server of them in a thread."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Mapping, Sequence
+import threading
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from contextlib import contextmanager
-from typing import Any
+from pathlib import Path
+from typing import Any, TypeVar
 
-from exportkit.serve.engine.repository import IndexEntry
+from exportkit.serve.batching.tickets import BatchLimits
+from exportkit.serve.engine.repository import IndexEntry, Repository
 from exportkit.serve.protocol.inference import InferAnswer, InferRequest, InferTiming, OutputTensor
+from exportkit.serve.rpc.grpc_server import GrpcServer, RpcOptions
+from exportkit.serve.sequences.table import SequenceLimits
+from exportkit.serve.serve_options import ServeOptions
 from exportkit.serve.statuses import DeadlineError, NotReadyError, NotServedError, ServeError, TooLargeError
+
+T = TypeVar("T")
 
 
 class EchoModel:
@@ -66,8 +75,7 @@ class EchoModel:
         return InferAnswer(self.name, self.version, request.id, outputs, InferTiming(0, 0, 0, 0, 1))
 
     def metadata(self) -> dict[str, Any]:
-        tensor = {"name": "x", "datatype": "FP32", "shape": [-1, 3]}
-        return {"name": self.name, "versions": ["1", "2"], "inputs": [tensor], "outputs": [tensor], "more": {}}
+        return {"name": self.name, "inputs": [{"name": "x", "datatype": "FP32", "shape": [-1, 3]}]}
 
     def config(self) -> dict[str, Any]:
         return {"name": self.name, "max_batch_size": 4}
@@ -114,3 +122,91 @@ class EchoRepository:
 
     async def unload(self, name: str) -> None:
         self.asked.append(("unload", name))
+
+
+class Served:
+    """What a test talks to, and the loop in which it runs.
+
+    Attributes:
+        address: Where clients find it.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, repository: Any, server: GrpcServer) -> None:
+        self.loop, self.repository, self.server = loop, repository, server
+        self.address = f"127.0.0.1:{server.port}"
+
+    @property
+    def model(self) -> Any:
+        return self.repository.models()[0]
+
+    def begin(self, work: Coroutine[Any, Any, T]) -> Future[T]:
+        """Begins a coroutine in the server's loop."""
+        return asyncio.run_coroutine_threadsafe(work, self.loop)
+
+    def run(self, work: Coroutine[Any, Any, T]) -> T:
+        return self.begin(work).result(60)  # a test that would wait for ever fails
+
+    def call(self, function: Callable[[], T]) -> T:
+        """Calls a function in the server's loop."""
+
+        async def work() -> T:
+            return function()
+
+        return self.run(work())
+
+    def until(self, condition: Callable[[], bool]) -> None:
+        """Returns when a condition holds, which the server's loop decides."""
+
+        async def wait() -> None:
+            while not condition():
+                await asyncio.sleep(0.002)
+
+        self.run(wait())
+
+
+@contextmanager
+def loop_thread() -> Iterator[asyncio.AbstractEventLoop]:
+    loop = asyncio.new_event_loop()
+    thread = threading.Thread(target=loop.run_forever)
+    thread.start()
+    try:
+        yield loop
+    finally:
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join()
+        loop.close()
+
+
+@contextmanager
+def served(loop: asyncio.AbstractEventLoop, repository: Any = None, **options: Any) -> Iterator[Served]:
+    """Serves a repository; without one, an echo model."""
+
+    async def start() -> tuple[Any, GrpcServer]:
+        # An asyncio.Event belongs to the loop in which it is first waited for.
+        served = repository or EchoRepository(EchoModel())
+        server = GrpcServer(served, RpcOptions(**options))
+        await server.start()
+        return served, server
+
+    opened = Served(loop, *asyncio.run_coroutine_threadsafe(start(), loop).result())
+    try:
+        yield opened
+    finally:
+        opened.run(opened.server.stop(0))
+
+
+@contextmanager
+def serving(loop: asyncio.AbstractEventLoop, package: Path, **batch: Any) -> Iterator[Served]:
+    """Serves a package."""
+
+    async def opened() -> Repository:
+        limits = {"batch": BatchLimits(**batch), "sequences": SequenceLimits(finish_seconds=0.1)}
+        repository = Repository(ServeOptions((package,), **limits))
+        await repository.open()
+        return repository
+
+    repository = asyncio.run_coroutine_threadsafe(opened(), loop).result()
+    with served(loop, repository) as server:
+        yield server
+        server.until(lambda: server.model.counted.pending == 0)
+        server.run(repository.drain())
