@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import socket
 import tracemalloc
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import grpc
@@ -217,7 +215,7 @@ def test_more_connections_than_allowed_are_closed_at_once(loop: asyncio.Abstract
             assert second.unary_unary(INFER)(request(), wait_for_ready=True, timeout=60)
 
 
-# --- keys and interceptors --------------------------------------------------------------------------------------------
+# --- keys -------------------------------------------------------------------------------------------------------------
 
 
 def test_only_who_has_a_key_is_answered(loop: asyncio.AbstractEventLoop):
@@ -256,21 +254,6 @@ def test_a_key_that_is_removed_ends_the_answers_of_a_stream(loop: asyncio.Abstra
         assert "no valid API key" in second.error_message
 
 
-def test_interceptors_see_every_call(loop: asyncio.AbstractEventLoop):
-    seen = []
-
-    class Interceptor(grpc.aio.ServerInterceptor):
-        async def intercept_service(self, continuation: Any, details: Any) -> Any:
-            seen.append(details.method)
-            return await continuation(details)
-
-    with served(loop, interceptors=[Interceptor()]) as echo, grpc.insecure_channel(echo.address) as channel:
-        channel.unary_unary(INFER)(request())
-        failure(channel, "/nothing")
-        streamed(channel.stream_stream(STREAM)(iter([request()])), 1)
-    assert seen == [INFER, "/nothing", STREAM]
-
-
 # --- starting and stopping --------------------------------------------------------------------------------------------
 
 
@@ -299,18 +282,8 @@ def test_what_is_not_answered_in_time_is_cut_off(echo: Served, channel: grpc.Cha
 
 
 def test_a_port_that_is_taken_is_refused(echo: Served):
-    async def make() -> None:
-        GrpcServer(EchoRepository(), RpcOptions(port=echo.server.port))
-
     with pytest.raises(HostError, match=f"cannot listen on 127.0.0.1:{echo.server.port}"):
-        echo.run(make())
-
-
-def test_addresses_of_ipv6(loop: asyncio.AbstractEventLoop):
-    if not socket.has_ipv6 or not Path("/proc/net/if_inet6").exists():
-        pytest.skip("this machine has no IPv6")
-    with served(loop, host="::1") as echo, grpc.insecure_channel(f"[::1]:{echo.server.port}") as channel:
-        assert channel.unary_unary(CHECK)(b"") == b"\x08\x01"
+        echo.call(lambda: GrpcServer(echo.repository, RpcOptions(port=echo.server.port)))
 
 
 # --- health -----------------------------------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import tritonclient.grpc as blocking
 import tritonclient.grpc.aio as aio
-from google.protobuf.json_format import MessageToDict
+from google.protobuf.json_format import ParseDict
 from tritonclient.grpc.auth import BasicAuth
 from tritonclient.utils import InferenceServerException
 
@@ -188,14 +188,9 @@ def test_a_model_that_is_unknown_is_not_ready(client: blocking.InferenceServerCl
     assert client.is_model_ready("echo", "2") is False
 
 
-def test_the_index_of_what_is_ready(echo: Served):
-    def ask(client: Any) -> list[str]:
-        stub = client._client_stub
-        request = blocking.service_pb2.RepositoryIndexRequest(ready=True)
-        return [model.name for model in stub.RepositoryIndex(request).models]
-
-    with blocking.InferenceServerClient(echo.address) as client:
-        assert ask(client) == ["echo"]
+def test_the_index_of_what_is_ready(client: blocking.InferenceServerClient):
+    request = blocking.service_pb2.RepositoryIndexRequest(ready=True)
+    assert [model.name for model in client._client_stub.RepositoryIndex(request).models] == ["echo"]
 
 
 def test_parameters_of_a_load_reach_the_repository(echo: Served, client: blocking.InferenceServerClient):
@@ -213,38 +208,18 @@ def test_a_load_goes_on_when_its_client_goes_away(echo: Served, client: blocking
     echo.until(lambda: echo.repository.asked == [("load", ("echo", {}))])
 
 
-@pytest.mark.parametrize("what", ["config", "statistics", "metadata"])
-def test_nothing_that_the_engine_says_is_lost(server: Served, what: str):
-    """Except what the protocol's messages have no field for."""
+@pytest.mark.parametrize(
+    ("what", "ask"),
+    [
+        ("metadata", lambda client: client.get_model_metadata("ticker")),
+        ("config", lambda client: client.get_model_config("ticker").config),
+        ("statistics", lambda client: client.get_inference_statistics("ticker").model_stats[0]),
+    ],
+)
+def test_what_the_engine_says_of_a_model_arrives(server: Served, what: str, ask: Callable[[Any], Any]):
     said: dict[str, Any] = server.call(getattr(server.model, what))
+    if what == "metadata":  # for the rest of which the protocol's message has no field
+        said = {key: said[key] for key in ("name", "versions", "platform", "inputs", "outputs")}
     with blocking.InferenceServerClient(server.address) as client:
-        if what == "metadata":
-            said = {key: said[key] for key in ("name", "versions", "platform", "inputs", "outputs")}
-            arrived = client.get_model_metadata("ticker")
-        elif what == "config":
-            arrived = client.get_model_config("ticker").config
-        else:
-            arrived = client.get_inference_statistics("ticker").model_stats[0]
-    assert without_defaults(as_text(said)) == as_text(MessageToDict(arrived, preserving_proto_field_name=True))
-
-
-def as_text(value: Any) -> Any:
-    """JSON has 64-bit numbers as text in MessageToDict's form, and as numbers in Triton's."""
-    if isinstance(value, dict):
-        return {key: as_text(each) for key, each in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [as_text(each) for each in value]
-    return str(value) if isinstance(value, int) and not isinstance(value, bool) else value
-
-
-def without_defaults(value: Any) -> Any:
-    """proto3 leaves out what is 0, false or empty; an empty message that is there stays."""
-    if isinstance(value, list):
-        return [without_defaults(each) for each in value]
-    if not isinstance(value, dict):
-        return value
-    return {
-        key: without_defaults(each)
-        for key, each in value.items()
-        if key == "name" or (each not in ("0", False, "", []) and key != "response_stats")
-    }
+        arrived = ask(client)
+    assert arrived == ParseDict(said, type(arrived)())
