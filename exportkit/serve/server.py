@@ -26,7 +26,6 @@ from functools import partial
 from typing import Any, NoReturn
 
 import uvloop
-from grpc import ServerCredentials, ssl_server_credentials
 from prometheus_client import disable_created_metrics
 
 from exportkit.errors import ExportkitError, UsageError
@@ -47,7 +46,7 @@ from exportkit.serve.page.page_routes import open_paths as page_paths
 from exportkit.serve.page.page_routes import page_routes
 from exportkit.serve.process_settings import collect_requests, give_up_the_lock_soon, keep_freed_memory, log_failures
 from exportkit.serve.request_record import RequestRecord
-from exportkit.serve.rpc.grpc_server import GrpcServer, RpcOptions
+from exportkit.serve.rpc.grpc_server import GrpcServer, RpcOptions, credentials_of
 from exportkit.serve.rpc.rpc_calls import RpcCall
 from exportkit.serve.serve_options import ListenOptions, ServeOptions
 
@@ -143,11 +142,6 @@ def _warnings(listen: ListenOptions) -> Iterator[str]:
         yield "API keys cross the network in clear text. --tls-certificate and --tls-key encrypt them."
 
 
-def _rpc_credentials(tls: Tls) -> ServerCredentials:
-    authorities = tls.client_authorities
-    return ssl_server_credentials([(tls.private_key, tls.certificate)], authorities, authorities is not None)
-
-
 class _Server:
     """What runs in the loop."""
 
@@ -234,10 +228,13 @@ class _Server:
     async def _start_grpc(self, reserved: socket.socket | None) -> GrpcServer | None:
         if reserved is None:
             return None
+        tls = self._tls
         options = RpcOptions(
             host=self._options.listen.host,
             port=reserved.getsockname()[1],
-            credentials=None if self._tls is None else _rpc_credentials(self._tls),
+            credentials=None
+            if tls is None
+            else credentials_of(tls.certificate, tls.private_key, tls.client_authorities),
             allow=None if self._keys is None else self._keys.allow,
             observe=self._observe_call,
             max_connections=self._options.listen.max_connections,

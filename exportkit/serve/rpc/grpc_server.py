@@ -45,7 +45,7 @@ class RpcOptions:
     Attributes:
         host: The address.
         port: The port. 0: the system chooses one.
-        credentials: TLS, as `grpc.ssl_server_credentials` returns it. None: no TLS.
+        credentials: TLS, as `credentials_of` returns it. None: no TLS.
         allow: Says whether a value of `authorization` is allowed. None: everybody may call.
         observe: Gets each request when it is over.
         interceptors: See each call before its handler does.
@@ -59,6 +59,11 @@ class RpcOptions:
     observe: Observe | None = None
     interceptors: Sequence[grpc.aio.ServerInterceptor] = ()
     max_connections: int = 1024
+
+
+def credentials_of(certificate: bytes, private_key: bytes, authorities: bytes | None) -> grpc.ServerCredentials:
+    """Returns TLS of PEM files. With authorities, each client has to have a certificate that one of them signed."""
+    return grpc.ssl_server_credentials([(private_key, certificate)], authorities, authorities is not None)
 
 
 class GrpcServer:
