@@ -32,13 +32,9 @@ _MOST_PARAMETERS = 256  # of a request or a tensor
 # The field of InferTensorContents of each datatype, and what its elements are. There is none for 16-bit floats.
 _TYPED: Mapping[str, tuple[str, str]] = {
     "BOOL": ("bool_contents", "bool"),
-    "UINT8": ("uint_contents", "uint32"),
-    "UINT16": ("uint_contents", "uint32"),
-    "UINT32": ("uint_contents", "uint32"),
+    **{f"UINT{bits}": ("uint_contents", "uint32") for bits in (8, 16, 32)},
     "UINT64": ("uint64_contents", "uint64"),
-    "INT8": ("int_contents", "int32"),
-    "INT16": ("int_contents", "int32"),
-    "INT32": ("int_contents", "int32"),
+    **{f"INT{bits}": ("int_contents", "int32") for bits in (8, 16, 32)},
     "INT64": ("int64_contents", "int64"),
     "FP32": ("fp32_contents", "float32"),
     "FP64": ("fp64_contents", "float64"),

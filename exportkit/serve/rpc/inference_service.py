@@ -63,6 +63,7 @@ class InferenceService:
         try:
             while (task := await running.get()) is not None:
                 yield await task
+                del task  # the answer was sent
                 room.release()
         finally:
             self._reading.discard(reading)
