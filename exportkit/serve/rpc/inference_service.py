@@ -21,7 +21,7 @@ from exportkit.serve.rpc.infer_messages import (
 )
 from exportkit.serve.rpc.message_classes import INFERENCE, methods, read_message
 from exportkit.serve.rpc.rpc_calls import RpcCall
-from exportkit.serve.statuses import NotOfferedError, NotReadyError, NotServedError
+from exportkit.serve.statuses import NotOfferedError, NotReadyError, NotServedError, ServeError
 
 MOST_REQUESTS = 256  # of a stream that are not answered, as many as a client without streams may well send
 
@@ -111,8 +111,8 @@ class InferenceService:
                 answer = await inference
                 record.sent_bytes = len(answer)
             return streamed_answer(answer)
-        except Exception as error:
-            return streamed_error(call.told(error).text)
+        except ServeError as error:
+            return streamed_error(error.text)
 
     async def _infer(
         self, data: bytes, seconds_left: float | None, record: RequestRecord, *, streamed: bool = False

@@ -26,40 +26,31 @@ _DESCRIPTORS = Path(__file__).with_name("messages.binpb")  # of the .proto files
 
 
 @cache
-def _pool() -> descriptor_pool.DescriptorPool:
-    pool = descriptor_pool.DescriptorPool()
-    for file in descriptor_pb2.FileDescriptorSet.FromString(_DESCRIPTORS.read_bytes()).file:
-        pool.AddSerializedFile(file.SerializeToString())
-    return pool
-
-
-@cache
-def _classes() -> list[Any]:
-    """Returns the classes of all messages, also of those within others.
+def _loaded() -> tuple[descriptor_pool.DescriptorPool, list[Any]]:
+    """Returns the descriptors and the classes of all messages, also of those within others.
 
     protobuf makes the class of an inner message when it first comes, Python's collector takes it away when there is no
     such message, and so on. Kept, they are made once, and no thread reads a message while its class goes.
     """
-    pool, found = _pool(), []
+    pool, left = descriptor_pool.DescriptorPool(), []
     for file in descriptor_pb2.FileDescriptorSet.FromString(_DESCRIPTORS.read_bytes()).file:
-        left = list(pool.FindFileByName(file.name).message_types_by_name.values())
-        while left:
-            found.append(message_factory.GetMessageClass(described := left.pop()))
-            left += described.nested_types
-    return found
+        pool.AddSerializedFile(file.SerializeToString())
+        left += pool.FindFileByName(file.name).message_types_by_name.values()
+    for described in left:
+        left += described.nested_types
+    return pool, [message_factory.GetMessageClass(described) for described in left]
 
 
 @cache
 def message_class(name: str) -> Any:
     """Returns the class of a message, by its full name: `inference.ModelInferRequest`."""
-    _classes()
-    return message_factory.GetMessageClass(_pool().FindMessageTypeByName(name))
+    return message_factory.GetMessageClass(_loaded()[0].FindMessageTypeByName(name))
 
 
 @cache
 def methods(service: str) -> dict[str, tuple[Any, Any]]:
     """Returns the classes of the request and of the response of each method of a service."""
-    found = _pool().FindServiceByName(service).methods
+    found = _loaded()[0].FindServiceByName(service).methods
     return {m.name: (message_class(m.input_type.full_name), message_class(m.output_type.full_name)) for m in found}
 
 

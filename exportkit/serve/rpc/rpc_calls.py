@@ -107,7 +107,11 @@ class RpcCall:
 
     @contextmanager
     def answering(self, record: RequestRecord) -> Iterator[None]:
-        """Checks the client's key, which it may lose while a stream runs, and accounts for a request."""
+        """Checks the client's key, which it may lose while a stream runs, and accounts for a request.
+
+        Raises:
+            ServeError: What the client is told of whatever the work inside raises.
+        """
         try:
             self.check_key(self._allow)
             yield
@@ -119,17 +123,18 @@ class RpcCall:
             )
             raise
         except Exception as error:
-            record.failed(_as_serve_error(error))
-            raise
+            raise self._refusal(error, record) from None
         finally:
             if self._observe is not None:
                 self._observe(self, record)
 
-    def told(self, error: Exception) -> ServeError:
+    def _refusal(self, error: Exception, record: RequestRecord) -> ServeError:
         """Returns what the client is told of an error. What is not for strangers is logged."""
         if not isinstance(error, ServeError):
             _log.error("%s failed", self.method, exc_info=error)
-        return _as_serve_error(error)
+            error = ServeError(f"the server failed ({type(error).__name__})", hint="Its log says more")
+        record.failed(error)
+        return error
 
     async def abort(self, error: ServeError) -> NoReturn:
         """Ends the call with the error's status."""
@@ -174,8 +179,8 @@ def unary(
                 data = await answer(call)
                 record.sent_bytes = len(data)
                 return data
-        except Exception as error:
-            refused = call.told(error)
+        except ServeError as error:
+            refused = error
         await call.abort(refused)
 
     return grpc.stream_unary_rpc_method_handler(handle)
@@ -195,17 +200,11 @@ def streaming(
                         record.sent_bytes += len(data)
                         yield data
             return
-        except Exception as error:
-            refused = call.told(error)
+        except ServeError as error:
+            refused = error
         await call.abort(refused)
 
     return grpc.stream_stream_rpc_method_handler(handle)
-
-
-def _as_serve_error(error: Exception) -> ServeError:
-    if isinstance(error, ServeError):
-        return error
-    return ServeError(f"the server failed ({type(error).__name__})", hint="Its log says more")
 
 
 def _address(peer: str) -> str:
