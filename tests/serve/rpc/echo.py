@@ -32,10 +32,10 @@ class EchoModel:
         failure: What `infer` raises.
     """
 
-    def __init__(self, name: str = "echo", version: str = "1", max_body: int = 64 << 20) -> None:
-        self.name, self.version, self.max_body = name, version, max_body
-        self.names = [name]
-        self.ready = True
+    name, version, names, ready = "echo", "1", ("echo",), True
+
+    def __init__(self, max_body: int = 64 << 20) -> None:
+        self.max_body = max_body
         self.requests: list[InferRequest] = []
         self.admitted: list[int] = []
         self.running = self.cancelled = 0
@@ -67,11 +67,8 @@ class EchoModel:
             self.running -= 1
         if self.failure is not None:
             raise self.failure
-        outputs = tuple(
-            OutputTensor(tensor.name, tensor.datatype, tensor.shape, tensor.data)
-            for tensor in request.inputs
-            if request.outputs is None or tensor.name in request.outputs
-        )
+        wanted = [each for each in request.inputs if request.outputs is None or each.name in request.outputs]
+        outputs = tuple(OutputTensor(each.name, each.datatype, each.shape, each.data) for each in wanted)
         return InferAnswer(self.name, self.version, request.id, outputs, InferTiming(0, 0, 0, 0, 1))
 
     def metadata(self) -> dict[str, Any]:
@@ -85,10 +82,10 @@ class EchoModel:
 
 
 class EchoRepository:
-    """A repository of such models, in which `load` and `unload` only write down what they were asked."""
+    """A repository of such a model, in which `load` and `unload` only write down what they were asked."""
 
-    def __init__(self, *models: EchoModel) -> None:
-        self._models = list(models)
+    def __init__(self, max_body: int = 64 << 20) -> None:
+        self.echo = EchoModel(max_body)
         self.draining = False
         self.lost: str | None = None
         self.asked: list[tuple[str, Any]] = []
@@ -97,24 +94,22 @@ class EchoRepository:
 
     @property
     def ready(self) -> bool:
-        return not self.draining and all(model.ready for model in self._models)
+        return not self.draining and self.echo.ready
 
     def model(self, name: str, version: str = "", method: str | None = None) -> EchoModel:
-        found = [model for model in self._models if model.name == name and version in ("", model.version)]
-        if not found:
+        if name != "echo" or version not in ("", "1"):
             raise NotServedError(f"no model is named {name} with version {version!r}")
         if self.draining:
             raise NotReadyError("the server drains")
-        return found[-1]
+        return self.echo
 
     named = model
 
     def models(self) -> Sequence[EchoModel]:
-        return self._models
+        return [self.echo]
 
     def index(self) -> Sequence[IndexEntry]:
-        ready = [IndexEntry(model.name, model.version, "READY", "") for model in self._models]
-        return [*ready, IndexEntry("broken", "1", "UNAVAILABLE", "it cannot be loaded")]
+        return [IndexEntry("echo", "1", "READY", ""), IndexEntry("broken", "1", "UNAVAILABLE", "it cannot be loaded")]
 
     async def load(self, name: str, parameters: Mapping[str, Any]) -> None:
         await self.loading.wait()
@@ -183,7 +178,7 @@ def served(loop: asyncio.AbstractEventLoop, repository: Any = None, **options: A
 
     async def start() -> tuple[Any, GrpcServer]:
         # An asyncio.Event belongs to the loop in which it is first waited for.
-        served = repository or EchoRepository(EchoModel())
+        served = repository or EchoRepository()
         server = GrpcServer(served, RpcOptions(**options))
         await server.start()
         return served, server

@@ -66,25 +66,19 @@ def test_a_call_without_a_usable_id_gets_one_and_is_told(echo: Served, seen: See
 
 
 @pytest.mark.parametrize(
-    ("method", "message", "metadata", "expected"),
+    ("method", "message", "key", "expected"),
     [
-        (INFER, b"\xff", (), (400, "INVALID_ARGUMENT")),
-        (INFER, request(model_version="9"), (), (404, "NOT_FOUND")),
-        (INFER, request(), (("authorization", "wrong"),), (401, "UNAUTHENTICATED")),
-        ("/inference.GRPCInferenceService/Nothing", b"", (), (501, "UNIMPLEMENTED")),
-        (CHECK, b"\x0a\x01x", (), (404, "NOT_FOUND")),
+        (INFER, b"\xff", "", (400, "INVALID_ARGUMENT")),
+        (INFER, request(model_version="9"), "", (404, "NOT_FOUND")),
+        (INFER, request(), "wrong", (401, "UNAUTHENTICATED")),
+        ("/inference.GRPCInferenceService/Nothing", b"", "", (501, "UNIMPLEMENTED")),
+        (CHECK, b"\x0a\x01x", "", (404, "NOT_FOUND")),
     ],
 )
 def test_the_record_of_a_call_that_is_refused(
-    echo: Served,
-    seen: Seen,
-    channel: grpc.Channel,
-    method: str,
-    message: bytes,
-    metadata: Any,
-    expected: tuple[int, str],
+    echo: Served, seen: Seen, channel: grpc.Channel, method: str, message: bytes, key: str, expected: tuple[int, str]
 ):
-    error = failure(channel, method, message, metadata=(*metadata, ("x-request-id", "mine")))
+    error = failure(channel, method, message, metadata=(("authorization", key), ("x-request-id", "mine")))
     assert ended(seen.wait(echo)) == expected
     assert dict(error.trailing_metadata())["x-request-id"] == seen.wait(echo).id == "mine"
 

@@ -16,7 +16,7 @@ from exportkit.errors import HostError
 from exportkit.serve.rpc.grpc_server import GrpcServer, RpcOptions
 from exportkit.serve.rpc.inference_service import MOST_REQUESTS
 from exportkit.serve.statuses import BadRequestError, ServeError
-from tests.serve.rpc.echo import EchoModel, EchoRepository, Served, served
+from tests.serve.rpc.echo import EchoRepository, Served, served
 
 INFER = "/inference.GRPCInferenceService/ModelInfer"
 STREAM = "/inference.GRPCInferenceService/ModelStreamInfer"
@@ -186,7 +186,7 @@ def test_a_stream_whose_answers_nobody_takes_is_read_no_further(echo: Served):
 def test_a_message_beyond_every_model_is_refused_and_the_server_goes_on(
     loop: asyncio.AbstractEventLoop, compression: Any
 ):
-    repository = EchoRepository(EchoModel(max_body=6 << 20))
+    repository = EchoRepository(max_body=6 << 20)
     with served(loop, repository) as echo, grpc.insecure_channel(echo.address, UNLIMITED) as channel:
         large = failure(channel, message=request(8 << 20), compression=compression)
         assert large.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
@@ -199,7 +199,7 @@ def test_a_message_beyond_every_model_is_refused_and_the_server_goes_on(
 
 
 def test_models_beyond_2_gib_do_not_overflow_the_limit(loop: asyncio.AbstractEventLoop):
-    repository = EchoRepository(EchoModel(max_body=1 << 50))
+    repository = EchoRepository(max_body=1 << 50)
     with served(loop, repository) as echo, grpc.insecure_channel(echo.address, UNLIMITED) as channel:
         assert len(channel.unary_unary(INFER)(request(9 << 20))) > 9 << 20
 
