@@ -7,14 +7,13 @@ import threading
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from exportkit.serve.batching.tickets import BatchLimits
 from exportkit.serve.engine.repository import IndexEntry, Repository
 from exportkit.serve.protocol.inference import InferAnswer, InferRequest, InferTiming, OutputTensor
 from exportkit.serve.rpc.grpc_server import GrpcServer, RpcOptions
-from exportkit.serve.sequences.table import SequenceLimits
 from exportkit.serve.serve_options import ServeOptions
 from exportkit.serve.statuses import DeadlineError, NotReadyError, NotServedError, ServeError, TooLargeError
 
@@ -195,8 +194,9 @@ def serving(loop: asyncio.AbstractEventLoop, package: Path, **batch: Any) -> Ite
     """Serves a package."""
 
     async def opened() -> Repository:
-        limits = {"batch": BatchLimits(**batch), "sequences": SequenceLimits(finish_seconds=0.1)}
-        repository = Repository(ServeOptions((package,), **limits))
+        options = ServeOptions((package,))
+        limits = {"batch": replace(options.batch, **batch), "sequences": replace(options.sequences, finish_seconds=0.1)}
+        repository = Repository(replace(options, **limits))
         await repository.open()
         return repository
 
