@@ -9,7 +9,6 @@ memory of this size, so that the process's size tells what is in use).
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import os
 import re
 import statistics
@@ -21,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import grpc
+import msgspec
 
 from exportkit.serve.process_settings import keep_freed_memory
 from exportkit.serve.protocol.inference import InferAnswer, InferRequest, InferTiming
@@ -40,14 +40,14 @@ class Nothing:
     def models(self) -> list[Any]:
         return [self]
 
-    def model(self, name: str, version: str) -> Any:
+    def model(self, *_: Any) -> Any:
         return self
 
-    def admit(self, size: int) -> Any:
+    def admit(self, *_: Any, **__: Any) -> Any:
         return nullcontext()
 
     async def infer(self, request: InferRequest) -> InferAnswer:
-        waiting = dataclasses.replace(self._answer, id=f"{_memory('VmRSS')}")
+        waiting = msgspec.structs.replace(self._answer, id=f"{_memory('VmRSS')}")
         return waiting if request.inputs[0].data.nbytes == LARGE else self._answer
 
     _answer = InferAnswer(name, version, "", (), InferTiming(0, 0, 0, 0, 1))

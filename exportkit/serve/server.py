@@ -46,7 +46,7 @@ from exportkit.serve.page.page_routes import open_paths as page_paths
 from exportkit.serve.page.page_routes import page_routes
 from exportkit.serve.process_settings import collect_requests, give_up_the_lock_soon, keep_freed_memory, log_failures
 from exportkit.serve.request_record import RequestRecord
-from exportkit.serve.rpc.grpc_server import GrpcServer, RpcOptions
+from exportkit.serve.rpc.grpc_server import GrpcServer, RpcOptions, credentials_of
 from exportkit.serve.rpc.rpc_calls import RpcCall
 from exportkit.serve.serve_options import ListenOptions, ServeOptions
 
@@ -228,13 +228,15 @@ class _Server:
     async def _start_grpc(self, reserved: socket.socket | None) -> GrpcServer | None:
         if reserved is None:
             return None
+        tls = self._tls
         options = RpcOptions(
             host=self._options.listen.host,
             port=reserved.getsockname()[1],
-            tls=None if self._tls is None else self._tls.rpc_context,
+            credentials=None
+            if tls is None
+            else credentials_of(tls.certificate, tls.private_key, tls.client_authorities),
             allow=None if self._keys is None else self._keys.allow,
             observe=self._observe_call,
-            max_held=self._options.batch.max_queued_bytes,
             max_connections=self._options.listen.max_connections,
         )
         with reserved:
