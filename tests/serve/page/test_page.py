@@ -133,7 +133,7 @@ def test_it_shows_what_a_model_takes_and_its_figures_move(browser: Browser, site
         rate, *others = [tile.inner_text() for tile in visited.page.query_selector_all(".figure b")]
         assert 0 < float(rate) < 100
         assert others == ["40.0 ms", "10.0 ms", "3.00", "7"]
-        assert len(visited.page.query_selector_all(".line[d*=L]")) >= 1
+        visited.page.wait_for_selector(".line[d*=L]", state="attached")
 
 
 def test_no_text_of_a_server_becomes_html(browser: Browser, site: Site):
