@@ -156,7 +156,8 @@ def test_what_the_model_does_not_take_is_refused(
 
 
 def test_a_model_is_loaded_and_unloaded(folder: Path, client: triton.InferenceServerClient):
-    shutil.copy(folder / "tiny.pt2", folder / "other.pt2")
+    (folder / "other" / "1").mkdir(parents=True)
+    shutil.copy(folder / "tiny.pt2", folder / "other" / "1" / "model.pt2")
     with pytest.raises(InferenceServerException, match="INVALID_ARGUMENT"):
         client.load_model("other", config="{}", files={"file:1/model.pt2": b"code"})
     client.load_model("other")
