@@ -167,8 +167,8 @@ def command(registry: Callable[[], RegistryOptions], as_json: bool, **options: A
     ends it at once.
 
     A PACKAGE is served under its own name, that of `exportkit package --name`. It may be in a registry
-    (oci://HOST/NAME@sha256:..., extra `registry`), and is pulled into the cache then. For a tag, a line says which digest
-    it names now.
+    (oci://HOST/NAME@sha256:..., extra `registry`), and is pulled into the cache then. For a tag, a line says which
+    digest it names now.
 
     With --json, the document has the URLs and models, and is printed when the server is ready.
 
