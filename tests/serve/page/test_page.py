@@ -5,8 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import re
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,6 +22,7 @@ from exportkit.serve.page import page_parts as module
 from exportkit.serve.page.page_parts import page_parts
 from exportkit.serve.page.page_routes import open_paths, page_routes
 from exportkit.serve.protocol.inference import InferTiming
+from tests.arr_coc.page.calls import region_call
 from tests.contrast import CONTRASTS
 from tests.runtime import stateful, tiny
 from tests.serve.page.doubles import Model, Models
@@ -35,20 +35,6 @@ if TYPE_CHECKING:
 
 HOSTILE = "<img src=x onerror=document.title='taken'>\"'&amp;</script><script>document.title='taken'</script>"
 KEY = "a-key-that-is-long-enough"
-PYTHON = """
-from pathlib import Path
-
-STATIC = Path(__file__).parent / "files"
-
-
-def recognise(call):
-    return {"first": call.inputs[0].name} if call.inputs[0].dtype == "float32" else None
-"""
-SCRIPT = """
-import { el } from "../../dom.js";
-
-export const tryIt = (model, facts) => el("p", { class: "theirs" }, `${model.name} takes ${facts.first}`);
-"""
 
 
 def guarded(application: Any) -> Any:
@@ -205,11 +191,11 @@ def test_every_datatype_is_written_and_read_as_torch_does(browser: Browser, site
         return JSON.stringify([Array.from(encode(datatype, Float64Array.from(numbers))), read]);
     }"""
     halves = torch.arange(1 << 16, dtype=torch.int32).to(torch.uint16)
-    floats = torch.randn(3000) * torch.exp(8 * torch.randn(3000))
-    edges = torch.tensor([0.0, -0.0, 65504.0, 65519.9, 65520.0, 2.0**-24, 2.0**-25, 3 * 2.0**-25, 1 + 2.0**-11])
+    ties = torch.tensor([0.0, -0.0, 65504.0, 65519.9, 65520.0, 2.0**-24, 2.0**-25, 3 * 2.0**-25, 1 + 2.0**-11])
+    floats = torch.cat([torch.randn(3000) * torch.exp(8 * torch.randn(3000)), ties])
     with visit(browser, site) as visited:
         for datatype, dtype in DTYPES.items():
-            numbers = torch.cat([floats, edges]) if dtype.is_floating_point else torch.tensor([0.0, 1.0])
+            numbers = floats if dtype.is_floating_point else torch.tensor([0.0, 1.0])
             stored = halves.view(dtype) if dtype.itemsize == 2 else numbers.to(dtype)
             raw = stored.view(torch.uint8).tolist()
             written, said = json.loads(visited.evaluate(script, json.dumps([datatype, numbers.tolist(), raw])))
@@ -268,49 +254,21 @@ def test_models_and_the_server_come_and_go(browser: Browser):
         page.wait_for_selector("text=No model is loaded.")
 
 
-@pytest.fixture
-def declare(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., None]]:
-    """Lets an installed package `their_part` declare parts of the page: their names and modules."""
-    (tmp_path / "their_part.py").write_text(PYTHON)
-    (tmp_path / "files").mkdir()
-    (tmp_path / "files" / "part.js").write_text(SCRIPT)
-    (tmp_path / "files" / "part.css").write_text(".theirs { color: rgb(1 2 3); }")
-    (tmp_path / "files" / "notes.txt").write_text("not for the page")
-    monkeypatch.syspath_prepend(tmp_path)
-
-    def declared(**entries: str) -> None:
-        found = {name: EntryPoint(name, value, "exportkit.pages") for name, value in entries.items()}
-        monkeypatch.setattr(module, "declared", lambda group: found)
-
-    page_parts.cache_clear()
-    yield declared
-    page_parts.cache_clear()
-    sys.modules.pop("their_part", None)
-
-
-def test_a_part_of_an_installed_package_shows_the_models_that_it_recognises(browser: Browser, declare: Callable):
-    declare(theirs="their_part")
-    assert {path for path in open_paths() if "parts" in path} == {
-        "/page/parts/theirs/part.js",
-        "/page/parts/theirs/part.css",
-    }
-    with served(Starlette(routes=page_routes(Models([Model()])))) as site, visit(browser, site) as visited:
-        assert visited.text(".theirs") == "tiny takes image"
-        color = "() => getComputedStyle(document.querySelector('.theirs')).color"
-        visited.page.wait_for_function(f"{color} === 'rgb(1, 2, 3)'")
-        assert visited.page.get_by_role("button", name="Run").count() == 1
-
-
 def test_a_part_that_is_broken_is_left_out_and_the_log_says_why(
-    browser: Browser, declare: Callable, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ):
-    (tmp_path / "broken_part.py").write_text("1 / 0")
-    (tmp_path / "files" / "part.js").write_text('import "./missing.js";')
-    declare(broken="broken_part", missing="no_such_module", theirs="their_part")
+    installed = {"arr_coc": "exportkit.arr_coc.page", "empty": "tests.serve.page.doubles", "missing": "no_such_module"}
+    found = {name: EntryPoint(name, value, "exportkit.pages") for name, value in installed.items()}
+    monkeypatch.setattr(module, "declared", lambda group: found)
     with caplog.at_level(logging.ERROR):
-        assert list(page_parts()) == ["theirs"]
-    assert [record.getMessage()[4:18].strip() for record in caplog.records] == ["part 'broken'", "part 'missing'"]
-    with served(Starlette(routes=page_routes(Models([Model()])))) as site, visit(browser, site) as visited:
-        visited.expected = ("Failed to load resource: the server responded with a status of 404",)
-        assert "theirs of this page cannot be loaded" in visited.text(".card .problem")
-        assert visited.page.get_by_role("button", name="Run").count() == 1
+        assert list(page_parts.__wrapped__()) == ["arr_coc"]
+    assert [record.getMessage().split()[2] for record in caplog.records] == ["'empty'", "'missing'"]
+
+
+def test_a_part_whose_files_do_not_come_leaves_plain_tensors(browser: Browser):
+    models = Models([Model(call=region_call())])
+    with served(Starlette(routes=page_routes(models))) as site, browser.new_page() as page:
+        page.route("**/part.js", lambda route: route.abort())
+        page.goto(site.url)
+        page.wait_for_selector("text=The part arr_coc of this page cannot be loaded.")
+        assert page.get_by_role("button", name="Run").count() == 1

@@ -15,7 +15,6 @@ export class Refused extends Error {
   }
 }
 
-/** Returns /page/status. */
 export const status = async () => (await send("page/status", { signal: AbortSignal.timeout(10_000) })).json();
 
 /**
