@@ -89,6 +89,7 @@ def main() -> None:
     parser.add_argument("--requests", type=int, default=300)
     options = parser.parse_args()
     with PackageReader(options.package) as reader:
+        model = reader.manifest.name
         case = load(reader.read(reader.manifest.cases[0].record))
         inputs = {tensor.name: case[f"0.input.{i}"] for i, tensor in enumerate(reader.manifest.call.inputs)}
 
@@ -105,7 +106,6 @@ def main() -> None:
     for replicas in (1, 2, 1, 2):
         made = Replica.options(autoscaling_config=None, num_replicas=replicas).bind(served)
         serve.run(made, name=NAME)
-        model = options.package.stem
         send(model, inputs, 40)
         seconds, used = send(model, inputs, options.requests)
         shown = [f"{used[kind] / options.requests * 1e3:.2f}" for kind in ("replica", "HAProxy", "the rest of Ray")]

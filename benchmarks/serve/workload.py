@@ -77,7 +77,7 @@ def http_post(path: str, body: bytes, fields: Mapping[str, object]) -> bytes:
 def workload(package: Path, sizes: str, seed: int = 0) -> Workload:
     """Draws a request. `sizes` gives each dimension, as `batch=1,gh=32,gw=32`."""
     with PackageReader(package) as reader:
-        call = reader.manifest.call
+        name, call = reader.manifest.name, reader.manifest.call
     random = np.random.default_rng(seed)
     chosen = parse_sizes(sizes, call)
     shapes = [shape_at(tensor, chosen) for tensor in call.inputs]
@@ -91,7 +91,7 @@ def workload(package: Path, sizes: str, seed: int = 0) -> Workload:
             arrays.append(bytes(math.prod(shape) * np.dtype(tensor.dtype).itemsize))
     return Workload(
         package=package,
-        model=package.stem,
+        model=name,
         names=[tensor.name for tensor in call.inputs],
         datatypes=[datatype_of(tensor.dtype) for tensor in call.inputs],
         shapes=shapes,

@@ -216,7 +216,7 @@ class _Server:
         app = make_app(
             self._repository,
             HttpOptions(),
-            routes=[metrics, *page_routes(self._repository, self._options)],
+            routes=[metrics, *page_routes(self._repository)],
             middleware=[] if self._keys is None else [partial(RequireKey, keys=self._keys, open_paths=open_paths)],
         )
         observed = ObservedApp(app, self._observation, lambda: self._draining)

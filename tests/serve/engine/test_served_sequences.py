@@ -230,7 +230,7 @@ def test_recorded_sequences_are_replayed_before_a_model_is_ready(monkeypatch):
     with exportkit.load(package) as model:
         stateful_calls = [call for case in model.cases for call in case.calls]
         assert count >= len(stateful_calls) > 1
-    assert names == ["state-1-cpu.remember"]  # recall writes into an input
+    assert names == ["golden-state.remember"]  # recall writes into an input
 
     def wrong(*given, **more):
         return compare(given[0], given[1], [tensor + 1 for tensor in given[2]], **more)

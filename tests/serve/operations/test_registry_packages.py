@@ -56,8 +56,8 @@ def test_it_serves_a_tag_and_then_its_digest_without_the_registry(
         assert f"oci://{host}/team/net:1 is {reference} now" in tagged.errors
         assert "getting" in tagged.errors
         server = launcher.start(reference, "--no-grpc", before=cached).wait_until_ready()
-        status, _, content = server.ask("/v2/models/net")
-        assert (status, json.loads(content)["name"]) == (200, "net")
+        status, _, content = server.ask("/v2/models/tiny")
+        assert (status, json.loads(content)["name"]) == (200, "tiny")
         assert server.stop() == 0
         assert "getting" not in server.errors
 
