@@ -23,8 +23,8 @@ import urllib3
 from urllib3.util import Retry
 
 ray = pytest.importorskip("ray", reason="Ray is not installed")
-pytest.importorskip("ray.serve", reason="Ray Serve is not installed")
 os.environ["RAY_SERVE_ENABLE_HA_PROXY"] = "1"  # read when ray.serve is imported
+pytest.importorskip("ray.serve", reason="Ray Serve is not installed")
 
 from ray.serve.schema import ServeDeploySchema  # noqa: E402
 
