@@ -22,7 +22,7 @@ from starlette.routing import Route
 from exportkit.serve.engine.served import ServedModel
 from exportkit.serve.engine.served_sequences import ServedSequences
 from exportkit.serve.engine.statistics import REQUEST_SECONDS, Spent, Statistics
-from exportkit.serve.operations.observation import Finished
+from exportkit.serve.request_record import RequestRecord
 from exportkit.serve.statuses import ServeError
 
 _MODEL = ("model", "version")
@@ -96,11 +96,10 @@ class Metrics:
 
         return Route("/metrics", metrics)
 
-    def __call__(self, finished: Finished) -> None:
+    def __call__(self, record: RequestRecord) -> None:
         """Counts a request. A probe that hears "not ready" got its answer, and is not refused."""
-        record = finished.record
         self._requests(record.protocol, record.status).inc()
-        if record.error is None or finished.path.startswith("/v2/health/"):
+        if record.error is None or record.path.startswith("/v2/health/"):
             return
         if record.error.reason == ServeError.reason:
             self._failed.labels(record.model, record.version).inc()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -48,8 +48,6 @@ async def asked(
     leaves: asyncio.Event | bool = False,
     begins: Callable[[], None] | None = None,
     http_version: str = "1.1",
-    again: Mapping[str, str] | None = None,
-    without: Collection[str] = (),
 ) -> Reply:
     """Asks.
 
@@ -64,8 +62,6 @@ async def asked(
         leaves: Whether the client goes away after the body, or when.
         begins: Called when the answer begins.
         http_version: The version of HTTP.
-        again: Headers that are sent beside the others, though they may be there.
-        without: Headers that are not sent.
     """
     chunks = iter([body] if isinstance(body, bytes) else body)
     named = {"host": "127.0.0.1", **(headers or {})}
@@ -73,7 +69,6 @@ async def asked(
         named["transfer-encoding"] = "chunked"
     elif isinstance(body, bytes) and method == "POST":
         named.setdefault("content-length", str(len(body)))
-    lines = [*((name, value) for name, value in named.items() if name not in without), *(again or {}).items()]
     reply = Reply()
     upcoming = next(chunks, b"")
     ended = False
@@ -114,7 +109,7 @@ async def asked(
         "raw_path": path.encode(errors="replace"),
         "query_string": b"",
         "root_path": "",
-        "headers": [(name.lower().encode(), value.encode()) for name, value in lines],
+        "headers": [(name.lower().encode(), value.encode()) for name, value in named.items()],
         "client": ("127.0.0.1", 1),
         "server": ("127.0.0.1", 8000),
     }

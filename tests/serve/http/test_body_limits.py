@@ -24,8 +24,7 @@ from tests.serve.http.asking import ask, asked, infer_body
 from tests.serve.http.doubles import FakeModel, FakeRepository
 
 SMALL = "/v2/models/small/infer"  # its tensors have at most 1000 bytes
-PATIENCE = HttpOptions(idle_seconds=0.2, least_rate=1e6, linger_seconds=0.1)
-QUICK = HttpOptions(linger_seconds=0.1)
+PATIENCE = HttpOptions(idle_seconds=0.2, least_rate=1e6)
 
 
 def impatient(models: FakeRepository) -> Any:
@@ -51,7 +50,7 @@ def test_the_largest_request_fits_as_json(datatype: str, value: str, separator: 
     """Numbers as text take several times as many bytes as in binary."""
     count = 5000
     size = count * item_size(datatype)
-    app = make_app(FakeRepository(FakeModel("m", {"x": (datatype, [-1])}, size)), QUICK)
+    app = make_app(FakeRepository(FakeModel("m", {"x": (datatype, [-1])}, size)), HttpOptions())
     data = separator.join([value] * count)
     body = f'{{"inputs": [{{"name": "x", "datatype": "{datatype}", "shape": [{count}], "data": [{data}]}}]}}'.encode()
     reply = ask(app, "POST", "/v2/models/m/infer", body)
@@ -62,8 +61,7 @@ def test_the_largest_request_fits_as_json(datatype: str, value: str, separator: 
 
 @pytest.mark.parametrize("encoded", [False, True], ids=["as it is", "gzip"])
 def test_chunks_over_the_limit_are_cut_while_they_come(models: FakeRepository, encoded: bool) -> None:
-    """Of an upload without an end, the limit is read, and a moment more, so that the client gets its answer."""
-    app = make_app(models, QUICK)
+    app = make_app(models, HttpOptions())
 
     def endless() -> Iterator[bytes]:
         stream = zlib.compressobj(0, zlib.DEFLATED, 31)
@@ -75,7 +73,6 @@ def test_chunks_over_the_limit_are_cut_while_they_come(models: FakeRepository, e
     reply = ask(app, "POST", SMALL, endless(), headers, chunked=True, pause=0.001)
     assert reply.status == 413
     assert "1100 bytes" in reply.error
-    assert reply.headers["connection"] == "close"
     assert reply.complete
     assert 1100 < reply.bytes_read <= 1100 + 2000  # it ends with the chunk that goes beyond
     assert sum(models.model("small").reserved) <= 1100
@@ -110,14 +107,6 @@ def test_an_accepted_upload_is_answered_though_the_server_drains(app: Any, model
             model.ready = False
 
     assert ask(app, "POST", "/v2/models/echo/infer", chunks(), headers, chunked=True).status == 200
-
-
-@pytest.mark.parametrize(("said", "words"), [(10, "more bytes than"), (5000, "has 32 bytes")])
-def test_content_length_that_lies(models: FakeRepository, said: int, words: str) -> None:
-    app = make_app(models, QUICK)
-    reply = ask(app, "POST", "/v2/models/echo/infer", [bytes(32)], {"content-length": str(said)})
-    assert reply.status == 400
-    assert words in reply.error
 
 
 def test_memory_is_for_what_came_and_not_for_what_was_announced(models: FakeRepository) -> None:
@@ -157,7 +146,7 @@ def test_a_body_is_forgotten_before_its_answer_is_sent(model: str, size: int, st
         return [OutputTensor("x", "UINT8", (1,), memoryview(b"x"))]
 
     double = FakeModel(model, {"x": ("UINT8", [-1])}, 8 << 20, forget)
-    app = make_app(FakeRepository(double), QUICK)
+    app = make_app(FakeRepository(double), HttpOptions())
     body, headers = infer_body(("x", "UINT8", [size], bytes(size)))
     chunks = [body[start : start + 60_000] for start in range(0, len(body), 60_000)]
     held: list[int] = []
@@ -223,7 +212,7 @@ def test_gzip_files_one_after_the_other(app: Any) -> None:
 
 def test_data_that_inflates_to_nothing_has_an_end(models: FakeRepository) -> None:
     """Empty gzip files without an end never reach a limit of inflated bytes."""
-    app = make_app(models, QUICK)
+    app = make_app(models, HttpOptions())
     empty = gzip.compress(b"") * 50
 
     def endless() -> Iterator[bytes]:

@@ -18,7 +18,7 @@ from tests.serve.http.asking import Reply, ask, infer_body
 from tests.serve.http.doubles import FakeModel, FakeRepository
 
 STATUSES = {200, 400, 403, 404, 405, 408, 413, 415, 429, 499, 501, 503, 504}
-OPTIONS = HttpOptions(idle_seconds=5.0, linger_seconds=0.01)
+OPTIONS = HttpOptions(idle_seconds=5.0)
 
 names = st.sampled_from(["x", "y", "", "a/b", "\u2603"])
 numbers = st.one_of(st.integers(-2, 40), st.sampled_from([1 << 31, 1 << 63, 1 << 64, 10**30]))

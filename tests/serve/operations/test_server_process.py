@@ -160,18 +160,6 @@ def test_every_request_is_a_line_of_json_in_the_access_log(server: ServerProcess
     assert not [line for line in server.access_log if "forged" in line]
 
 
-def test_what_is_not_http_is_refused_and_counted_and_logged(server: ServerProcess):
-    before = metrics(server)
-    with socket.create_connection(server.address) as connection:
-        connection.sendall(b"\x16\x03\x01\x02\n\n")
-        answer = connection.makefile("rb").read()
-    assert answer.startswith(b"HTTP/1.1 400")
-    assert json.loads(answer.partition(b"\r\n\r\n")[2]) == {"error": "the request is not HTTP/1.1"}
-    sample = ("exportkit_rejected_total", "", "invalid", "")
-    assert metrics(server)[sample] == before.get(sample, 0) + 1
-    server.until(lambda: any(line.get("error", "").endswith("HTTP/1.1") for line in server.access_log))
-
-
 @pytest.mark.parametrize("option", ["--port", "--grpc-port"])
 def test_a_port_that_is_taken_is_an_error_that_says_what_to_do(
     server: ServerProcess, launcher: Launcher, tiny_package: Path, option: str
