@@ -174,6 +174,7 @@ class _Server:
         if self._traces is not None:
             observers.append(self._traces)
         self._observation = Observation(observers)
+        self._metrics.in_flight.set_function(lambda: self._observation.in_flight)
         self._draining = False
         self._stop = asyncio.Event()
         self._interrupted = asyncio.Event()
@@ -230,12 +231,11 @@ class _Server:
         return True
 
     async def _start_http(self, sockets: Sequence[socket.socket]) -> HttpServer:
-        metrics = self._metrics.route(lambda: self._observation.in_flight)
         open_paths = {"/v2/health/live", "/v2/health/ready", *page_paths()}
         app: ASGIApp = make_app(
             self._repository,
             HttpOptions(),
-            routes=[metrics, *page_routes(self._repository, self._options)],
+            routes=[self._metrics.route(), *page_routes(self._repository, self._options)],
             middleware=[] if self._keys is None else [partial(RequireKey, keys=self._keys, open_paths=open_paths)],
         )
         app = ObservedApp(app, self._observation, lambda: self._draining)

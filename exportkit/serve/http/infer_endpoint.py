@@ -12,7 +12,8 @@ from exportkit.serve.engine.repository import Repository
 from exportkit.serve.engine.served_package import Named
 from exportkit.serve.http.answer_sending import encoded_answer, maybe_in_thread, send_answer
 from exportkit.serve.http.body_reader import BodyHead, read_body, too_large
-from exportkit.serve.http.exchange import HttpOptions
+from exportkit.serve.http.content_coding import coding_of_answer
+from exportkit.serve.http.exchange import HttpOptions, headers_of
 from exportkit.serve.protocol.http_request import BodyRules, parse_body
 from exportkit.serve.protocol.inference import InferAnswer, InferRequest, SequenceStep
 from exportkit.serve.protocol.parameters import OutputForms
@@ -42,7 +43,7 @@ class InferEndpoint:
         """
         record: RequestRecord = scope["exportkit"]
         wanted = scope["path_params"]
-        head = BodyHead.of(scope)
+        head, coding = BodyHead.of(scope), coding_of_answer(headers_of(scope).get("accept-encoding"))
         model = self._repository.named(wanted["model"], wanted.get("version", ""))
         record.model, record.version = model.name, model.version
         limit = _limit_of(head, model.body_rules)
@@ -52,13 +53,13 @@ class InferEndpoint:
             forms, step, answer = await self._infer(head, await receiving, receive, model, record)
         record.timing = answer.timing
         try:
-            encoded = await encoded_answer(answer, forms)
+            encoded = await encoded_answer(answer, forms, coding)
         except BaseException:
             if step is not None:  # it changed the state, and its client does not have the answer
                 model.give_up(step)
             raise
         del answer
-        await send_answer(send, encoded, scope)
+        await send_answer(send, encoded)
 
     async def _body(self, head: BodyHead, receive: Receive, model: Named, limit: int, room: ExitStack) -> memoryview:
         """Receives the body, and makes room for what its headers do not say."""

@@ -47,7 +47,6 @@ async def asked(
     pause: float = 0.0,
     leaves: asyncio.Event | bool = False,
     begins: Callable[[], None] | None = None,
-    http_version: str = "1.1",
 ) -> Reply:
     """Asks.
 
@@ -61,7 +60,6 @@ async def asked(
         pause: Seconds before each chunk.
         leaves: Whether the client goes away after the body, or when.
         begins: Called when the answer begins.
-        http_version: The version of HTTP.
     """
     chunks = iter([body] if isinstance(body, bytes) else body)
     named = {"host": "127.0.0.1", **(headers or {})}
@@ -96,13 +94,13 @@ async def asked(
             reply.headers = {name.decode(): value.decode() for name, value in message["headers"]}
         else:
             assert not reply.complete
-            reply.parts.append(message["body"])
+            reply.parts.append(message.get("body", b""))
             reply.complete = not message.get("more_body", False)
 
     reply.scope = {
         "type": "http",
         "asgi": {"version": "3.0"},
-        "http_version": http_version,
+        "http_version": "1.1",
         "method": method,
         "scheme": "http",
         "path": path,
