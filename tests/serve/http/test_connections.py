@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import socket
-import threading
 import time
 import tracemalloc
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-import numpy as np
 import pytest
 
 from exportkit.serve.http.asgi import make_app
@@ -141,20 +139,6 @@ def test_clients_that_vanish_leave_the_queue(ours: tuple[Site, FakeRepository]) 
 def reset(connection: socket.socket) -> None:
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
     connection.close()
-
-
-def test_a_client_that_reads_slowly_gets_all(site: Site) -> None:
-    """More than the socket's buffers hold, so that the server waits for the client."""
-    numbers = np.arange(4 << 20, dtype=np.int32).tobytes()
-    body, length = infer_body(("x", "FP32", [4 << 20], numbers))
-    with connected(site) as connection:
-        sender = threading.Thread(target=connection.sendall, args=[head(Content_Length=len(body), **length) + body])
-        sender.start()
-        sender.join()
-        time.sleep(0.2)
-        status, headers, received = answer(connection)
-        assert status == 200
-        assert received[int(headers["inference-header-content-length"]) :] == numbers
 
 
 def test_a_request_needs_little_more_memory_than_its_body(site: Site) -> None:

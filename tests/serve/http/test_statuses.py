@@ -354,13 +354,6 @@ def test_a_client_that_goes_away_cancels_what_waits(app: Any, models: FakeReposi
     assert (record.status, record.error.reason) == (499, "cancelled")
 
 
-def test_a_client_that_goes_away_while_it_sends(app: Any, models: FakeRepository) -> None:
-    body, headers = FLOATS
-    reply = ask(app, "POST", INFER, [], {**headers, "content-length": str(len(body))}, leaves=True)
-    assert models.model("echo").held == 0
-    assert reply.scope["exportkit"].status in (400, 499)
-
-
 @pytest.mark.parametrize("failed", [OSError, ValueError])
 def test_an_answer_that_cannot_be_sent_to_its_end(
     app: Any, failed: type[Exception], caplog: pytest.LogCaptureFixture
@@ -383,17 +376,6 @@ def test_an_answer_that_cannot_be_sent_to_its_end(
     assert record.error is not None
     assert record.status == (499 if failed is OSError else 500)
     assert bool(caplog.records) == (failed is ValueError)
-
-
-def test_a_refusal_that_cannot_be_sent(app: Any) -> None:
-    async def breaking(scope: Any, receive: Any, send: Any) -> None:
-        async def breaks(message: Any) -> None:
-            raise ConnectionResetError
-
-        await app(scope, receive, breaks)
-
-    record = ask(breaking, "GET", "/nowhere").scope["exportkit"]
-    assert record.error.reason == "invalid"
 
 
 def test_an_answer_that_cannot_be_written_ends_its_sequence() -> None:

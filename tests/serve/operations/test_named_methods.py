@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 import grpc
@@ -46,18 +47,12 @@ def test_the_parameter_names_the_method(server: ServerProcess, expected, protoco
         ("recorder", "none", "the method `none` of recorder is not served"),
         ("recorder", "fill", "the method `fill` of recorder is not served: it writes into its input out"),
         ("recorder.embed", "push", "the request is for recorder.embed, and its parameter `method` says `push`"),
-        ("recorder", 1, "the parameter `method` of the request is not the name of a method"),
-        ("recorder", True, "the parameter `method` of the request is not the name of a method"),
-        ("recorder", "", "the parameter `method` of the request is not the name of a method"),
-        ("recorder", "x" * 2000, "the method `xxx"),
     ],
 )
 def test_what_names_no_method_is_refused(server: ServerProcess, protocol, name, method, words):
-    with protocol.InferenceServerClient(clients(server)[protocol]) as client:
-        with pytest.raises(InferenceServerException) as refused:
-            ask(client, protocol, method, name)
-        assert words in refused.value.message()
-        assert refused.value.status() in ("400", "404", "StatusCode.INVALID_ARGUMENT", "StatusCode.NOT_FOUND")
+    client = protocol.InferenceServerClient(clients(server)[protocol])
+    with client, pytest.raises(InferenceServerException, match=re.escape(words)):
+        ask(client, protocol, method, name)
 
 
 @both
@@ -83,22 +78,6 @@ def test_what_is_asked_of_a_package_is_said_of_all_its_methods(server: ServerPro
                 change("recorder.push", headers=bearer())
 
 
-def test_a_stream_names_a_method_with_each_request(server: ServerProcess, expected):
-    answers: list[Any] = []
-    with tritonclient.grpc.InferenceServerClient(server.started["grpc"]) as client:
-        client.start_stream(lambda result, error: answers.append((result, error)), headers=bearer())
-        for step in range(3):
-            more = {"parameters": {"method": "peek" if step == 2 else "push"}, **which("s", step, 2)}
-            values = {"scale": SCALE} if step == 2 else {"x": rows(3, step)}
-            client.async_stream_infer("recorder", inputs(tritonclient.grpc, **values), **more)
-        client.async_stream_infer("recorder", given(tritonclient.grpc, 3, 0), parameters={"method": "none"})
-        client.stop_stream()
-    for step in (0, 1):
-        np.testing.assert_array_equal(answers[step][0].as_numpy("0"), expected[3][step])
-    assert answers[2][0].as_numpy("0").shape == (2, stateful.WIDTH)
-    assert "the method `none`" in answers[3][1].message()
-
-
 def test_the_log_has_the_methods_that_were_meant(server: ServerProcess, expected):
     with tritonclient.http.InferenceServerClient(clients(server)[tritonclient.http]) as client:
         for step in (0, 1):
@@ -116,14 +95,6 @@ def test_the_log_has_the_methods_that_were_meant(server: ServerProcess, expected
     server.until(
         lambda: wanted == {(e["model"], e["status"]) for e in server.access_log if e.get("sequence") == "logged"}
     )
-
-
-def test_a_body_without_json_is_for_a_default_method(server: ServerProcess):
-    headers = {"Inference-Header-Content-Length": "0", **bearer()}
-    content = rows(0, 0).tobytes()
-    status, _, answer = server.ask("/v2/models/recorder/infer", content, headers)
-    assert (status, b"no default method" in answer) == (404, True)
-    assert server.ask("/v2/models/recorder.embed/infer", content, headers)[0] == 200
 
 
 def test_grpcs_health_knows_a_package_by_its_name(server: ServerProcess):

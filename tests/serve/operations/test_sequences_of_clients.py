@@ -6,6 +6,7 @@ import json
 import queue
 import signal
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -105,6 +106,19 @@ def test_a_server_that_drains_answers_sequences_to_their_end(launcher: Launcher,
     for step in (1, 2, 3):
         np.testing.assert_array_equal(ask(step, 3), expected[5][step])
     assert server.wait() == 0
+
+
+@pytest.mark.parametrize("protocol", [tritonclient.http, tritonclient.grpc])
+def test_what_clients_left_open_does_not_hold_up_the_end(launcher: Launcher, recorder: Path, protocol: Any):
+    server = launcher.start(recorder, "--sequence-finish", 0).wait_until_ready()
+    client = protocol.InferenceServerClient(clients(server)[protocol])
+    if protocol is tritonclient.grpc:
+        client.start_stream(lambda result, error: None)
+    client.infer("recorder.push", given(protocol, 0, 0), **which(7, 0))
+    began = time.monotonic()
+    assert server.stop() == 0
+    assert time.monotonic() - began < 20  # of the 30 seconds that accepted requests may take
+    client.close()
 
 
 def test_without_sequences_state_is_left_out(launcher: Launcher, recorder: Path):

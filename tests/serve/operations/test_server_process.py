@@ -63,9 +63,12 @@ def test_it_says_where_it_listens_and_what_it_serves(server: ServerProcess):
 def test_tritonclient_is_answered_over_http_and_grpc(server: ServerProcess):
     inputs = arrays(batch=3, gh=2)
     with triton_http.InferenceServerClient(server.started["http"].partition("//")[2]) as client:
-        answer = client.infer("tiny", triton_inputs(triton_http, inputs), request_id="seven")
-        np.testing.assert_allclose(answer.as_numpy("regions.mean"), expected(inputs), rtol=1e-5)
-        assert answer.get_response()["id"] == "seven"
+        as_json = [triton_http.InferRequestedOutput("regions.mean", binary_data=False)]
+        packed = {"request_compression_algorithm": "gzip", "response_compression_algorithm": "deflate"}
+        for options in ({}, {"outputs": as_json}, packed):
+            answer = client.infer("tiny", triton_inputs(triton_http, inputs), request_id="seven", **options)
+            np.testing.assert_allclose(answer.as_numpy("regions.mean"), expected(inputs), rtol=1e-5)
+            assert answer.get_response()["id"] == "seven"
     with triton_grpc.InferenceServerClient(server.started["grpc"]) as client:
         answer = client.infer("tiny", triton_inputs(triton_grpc, inputs))
         np.testing.assert_allclose(answer.as_numpy("regions.mean"), expected(inputs), rtol=1e-5)
