@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import logging
 from collections.abc import Mapping
@@ -20,6 +21,7 @@ from exportkit.serve.statuses import (
 )
 
 JSON = (b"content-type", b"application/json")
+_LINGER_SECONDS = 2.0  # that a client may go on sending after it was refused
 
 _log = logging.getLogger(__name__)
 
@@ -65,10 +67,12 @@ class Exchange:
         self.headers = headers_of(scope)
         self.record: RequestRecord = scope.setdefault("exportkit", RequestRecord())
         self.record.id = request_id(self.record.id or self.headers.get("x-request-id"))
+        self._unread = "transfer-encoding" in self.headers or self.headers.get("content-length", "0") != "0"
 
     async def receive(self) -> Message:
         """Receives a part of the body, or that the client went away."""
         message = await self._receive()
+        self._unread = message.get("more_body", False)
         self.record.received_bytes += len(message.get("body", b""))
         return message
 
@@ -109,9 +113,16 @@ class Exchange:
         if isinstance(error, UnknownEncodingError):
             lines.append((b"accept-encoding", b"gzip, deflate"))
         # A client that sent `Expect: 100-continue` has sent no body and will not; after `Upgrade` a body would be taken
-        # for a request. The rest of any other body is thrown away by the server.
-        unread = not self.record.received_bytes and ("expect" in self.headers or "upgrade" in self.headers)
-        if unread or isinstance(error, SlowClientError):
+        # for a request. The rest of any other body is thrown away.
+        waits = not self.record.received_bytes and ("expect" in self.headers or "upgrade" in self.headers)
+        if waits or isinstance(error, SlowClientError):
             lines.append((b"connection", b"close"))
+        lingers = self._unread and not waits
         await self.send({"type": "http.response.start", "status": error.status, "headers": lines})
-        await self.send({"type": "http.response.body", "body": body})
+        await self.send({"type": "http.response.body", "body": body, "more_body": lingers})
+        if lingers:
+            with contextlib.suppress(TimeoutError):  # a connection that is closed at once takes the answer with it
+                async with asyncio.timeout(_LINGER_SECONDS):
+                    while self._unread:
+                        await self.receive()
+            await self.send({"type": "http.response.body"})

@@ -12,6 +12,7 @@ import pytest
 
 from exportkit.serve.http.asgi import make_app
 from exportkit.serve.http.exchange import HttpOptions
+from exportkit.serve.operations.observation import Observation, ObservedApp
 from tests.serve.http.asking import infer_body
 from tests.serve.http.conftest import repository
 from tests.serve.http.doubles import FakeRepository
@@ -71,6 +72,17 @@ def test_a_refused_body_is_thrown_away_and_the_connection_goes_on(site: Site) ->
             for _ in range(200):
                 connection.sendall(bytes(1 << 20))
             assert answer(connection)[0] == 413
+
+
+def test_a_client_that_sends_on_gets_its_refusal_though_the_server_drains() -> None:
+    app = ObservedApp(make_app(repository(), HttpOptions()), Observation([]), lambda: True)
+    with served(app) as site, connected(site) as connection:
+        connection.sendall(head(Content_Length=50 << 20, Inference_Header_Content_Length=100))
+        for _ in range(50):
+            connection.sendall(bytes(1 << 20))
+        status, headers, _ = answer(connection)
+        assert (status, headers["connection"]) == (413, "close")
+        assert connection.recv(1) == b""
 
 
 def test_a_client_that_asks_first_need_not_send(site: Site) -> None:
