@@ -17,6 +17,7 @@ KEEP_ALIVE_SECONDS = 75
 """An idle connection stays open this long. Load balancers close theirs after 60 seconds, and must be the first."""
 
 _HEAD_BYTES = 64 << 10
+_MOST_WAITING = 1000  # requests that a client sent before it had the answer to the first
 _CLOSE_SECONDS = 2.0
 
 
@@ -30,7 +31,7 @@ class _Uvicorn(uvicorn.Server):
 
 
 class _Connection(HttpToolsProtocol):
-    """A connection whose client cannot fill the memory with headers, which uvicorn and its parser keep without end."""
+    """A connection whose client cannot fill the memory: uvicorn keeps headers, and requests that wait, without end."""
 
     _head_bytes = 0  # that came since the last headers were complete, or since the last part of a body
 
@@ -43,6 +44,8 @@ class _Connection(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         self._head_bytes = 0
         super().on_headers_complete()
+        if len(self.pipeline) > _MOST_WAITING:
+            self.transport.close()
 
     def on_body(self, body: bytes) -> None:
         self._head_bytes = 0

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import gzip
 import os
 import tracemalloc
@@ -20,7 +19,7 @@ from exportkit.serve.http.exchange import HttpOptions
 from exportkit.serve.protocol.datatypes import item_size
 from exportkit.serve.protocol.inference import InferRequest, OutputTensor
 from exportkit.serve.statuses import BadRequestError
-from tests.serve.http.asking import ask, asked, infer_body
+from tests.serve.http.asking import ask, infer_body
 from tests.serve.http.doubles import FakeModel, FakeRepository
 
 SMALL = "/v2/models/small/infer"  # its tensors have at most 1000 bytes
@@ -103,30 +102,6 @@ def test_an_accepted_upload_is_answered_though_the_server_drains(app: Any, model
             model.ready = False
 
     assert ask(app, "POST", "/v2/models/echo/infer", chunks(), headers, chunked=True).status == 200
-
-
-def test_memory_is_for_what_came_and_not_for_what_was_announced(models: FakeRepository) -> None:
-    """A client that announces 30 MB and sends nothing costs address space, but no memory."""
-    app = make_app(models, PATIENCE)
-    before = resident()
-
-    async def announce() -> int:
-        headers = {"content-length": str(30 << 20)}
-        requests = [
-            asyncio.create_task(asked(app, "POST", "/v2/models/echo/infer", [b"{", b""], headers, pause=0.1))
-            for _ in range(20)
-        ]
-        await asyncio.sleep(0.15)
-        there = resident()
-        await asyncio.gather(*requests)
-        return there
-
-    assert asyncio.run(announce()) - before < 100 << 20
-
-
-def resident() -> int:
-    with open("/proc/self/statm") as file:
-        return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
 @pytest.mark.parametrize(
@@ -240,18 +215,13 @@ def test_pieces_are_bounded_and_complete() -> None:
     ("value", "coding"),
     [
         (None, None),
-        ("", None),
         ("gzip", "gzip"),
         ("Deflate", "deflate"),
-        ("gzip;q=0.5", "gzip"),
         ("gzip, identity;q=0.1", "gzip"),
         ("gzip; q=0", None),
         ("gzip;q=0.000, deflate", "deflate"),
-        ("identity", None),
-        ("br", None),
         ("*", None),
         ("gzip, deflate", None),  # what HTTP libraries send by themselves
-        ("gzip, deflate, br, zstd", None),
     ],
 )
 def test_answers_are_compressed_for_who_names_one_coding(value: str | None, coding: str | None) -> None:

@@ -53,14 +53,10 @@ def test_success(app: Any) -> None:
         ("GET", "/v2/models/a\r\nb", 404, "no model a\r\nb"),
         ("GET", INFER, 405, "The URL takes POST"),
         ("HEAD", INFER, 405, "The URL takes POST"),
-        ("OPTIONS", INFER, 405, "OPTIONS"),
         ("POST", "/v2/health/live", 405, "GET"),
-        ("DELETE", "/v2/models/echo", 405, "GET"),
-        ("GET", "/v2/repository/index", 405, "POST"),
         ("POST", "/v2/models/absent/infer", 404, "no model absent"),
         ("POST", "/v2/models/echo/versions/2/infer", 404, "no model echo 2"),
         ("POST", "/v2/models/echo/generate", 404, "there is nothing at"),
-        ("POST", "/v2/models/echo/versions/infer", 405, ""),
         ("POST", "/v2/cudasharedmemory/region/r/register", 501, "shared memory"),
         ("POST", "/v2/systemsharedmemory/unregister", 501, "shared memory"),
         ("POST", "/v2/logging", 501, "log settings"),
@@ -79,33 +75,20 @@ def test_urls_and_methods(app: Any, method: str, path: str, status: int, words: 
     [
         (b"", {}, 400, "cannot be read"),
         (b"{", {}, 400, "cannot be read"),
-        (b"[" * 100_000, {}, 400, "cannot be read"),
-        (b"\xff\xfe", {}, 400, "cannot be read"),
-        (b'{"inputs": []}' + bytes(9), {"inference-header-content-length": "14"}, 400, "9 bytes longer"),
-        (b"{}", {"inference-header-content-length": "99999999999"}, 400, "is 99999999999"),
         (b"{}", {"inference-header-content-length": "3"}, 400, "Inference-Header-Content-Length is 3"),
         (b"{}", {"inference-header-content-length": "1e30"}, 400, "not a number"),
-        (b"{}", {"inference-header-content-length": "-1"}, 400, "not a number"),
-        (b"{}", {"inference-header-content-length": "9" * 5000}, 400, "not a number"),
         (b"{}", {"content-length": "-2"}, 400, "Content-Length"),
-        (b"{}", {"content-length": "\u00b2"}, 400, "Content-Length"),
         (b"{}", {"content-length": "9" * 30}, 400, "Content-Length"),
         (b"{}", {"content-encoding": "br"}, 415, "`br`. This server reads gzip"),
-        (b"{}", {"content-encoding": "gzip, gzip"}, 415, "`gzip, gzip`"),
         (b"{}", {"content-encoding": "gzip"}, 400, "not gzip data"),
         (b'{"inputs": [{"name": "y", "shape": [1], "datatype": "FP32", "data": [1]}]}', {}, 400, "no input y"),
         (b'{"inputs": [{"name": "x", "shape": [1], "datatype": "BYTES", "data": ["a"]}]}', {}, 501, "BYTES"),
-        (b'{"inputs": [{"name": "x", "shape": [1], "datatype": "FP16", "data": [1]}]}', {}, 400, "FP16"),
-        (b'{"inputs": [{"name": "x", "shape": [2], "datatype": "FP32", "data": [1]}]}', {}, 400, "x"),
-        (b'{"inputs": [{"name": "x", "shape": [1], "datatype": "FP33", "data": [1]}]}', {}, 400, "FP33"),
     ],
 )
 def test_bodies(app: Any, body: bytes, headers: dict[str, str], status: int, words: str) -> None:
-    refused(ask(app, "POST", INFER, body, headers), status, words)
-
-
-def test_an_unknown_encoding_is_answered_with_the_known_ones(app: Any) -> None:
-    assert ask(app, "POST", INFER, b"{}", {"content-encoding": "br"}).headers["accept-encoding"] == "gzip, deflate"
+    reply = ask(app, "POST", INFER, body, headers)
+    refused(reply, status, words)
+    assert reply.headers.get("accept-encoding") == ("gzip, deflate" if status == 415 else None)
 
 
 def test_refusals_before_the_body_is_read(app: Any, models: FakeRepository) -> None:
@@ -226,12 +209,10 @@ def test_parameters_reach_the_repository(app: Any, models: FakeRepository) -> No
         ({"origin": "http://127.0.0.1.example.com"}, 403),
         ({"origin": "http://[::1]:8000", "host": "[::1]:8000"}, 200),
         ({"origin": "null"}, 403),
-        ({"origin": "null", "host": ""}, 403),
         ({"origin": ""}, 403),
         ({"origin": "http://192.0.2.7", "sec-fetch-site": "none"}, 403),
         # A proxy has another name than the server: the browser says that the page is the server's own.
         ({"origin": "https://models.example.com", "sec-fetch-site": "same-origin"}, 200),
-        ({"origin": "http://127.0.0.1", "sec-fetch-site": "cross-site"}, 403),
     ],
 )
 def test_web_pages_of_other_origins_change_nothing(

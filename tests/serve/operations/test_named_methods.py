@@ -6,7 +6,6 @@ import json
 import re
 from typing import Any
 
-import grpc
 import numpy as np
 import pytest
 import tritonclient.grpc
@@ -95,12 +94,3 @@ def test_the_log_has_the_methods_that_were_meant(server: ServerProcess, expected
     server.until(
         lambda: wanted == {(e["model"], e["status"]) for e in server.access_log if e.get("sequence") == "logged"}
     )
-
-
-def test_grpcs_health_knows_a_package_by_its_name(server: ServerProcess):
-    key = [(name.lower(), value) for name, value in bearer().items()]
-    with grpc.insecure_channel(server.started["grpc"]) as channel:
-        check = channel.unary_unary("/grpc.health.v1.Health/Check")
-        for name, metadata in ((b"", []), (b"recorder", key), (b"recorder.push", key)):
-            asked = b"\x0a" + bytes([len(name)]) + name
-            assert check(asked, timeout=60, metadata=metadata) == b"\x08\x01"  # SERVING
