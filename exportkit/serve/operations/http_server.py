@@ -85,8 +85,10 @@ class HttpServer:
         """Answers the connections of listening sockets from now on, and closes them in the end."""
         self._sockets = list(sockets)
         self._serving = asyncio.ensure_future(self._server.serve(self._sockets))
-        while not (self._server.started or self._serving.done()):
+        while not self._server.started:
             await asyncio.sleep(0)
+            if self._serving.done():
+                self._serving.result()  # raises why
 
     async def finish(self) -> None:
         """Closes the ports, and waits until every answer is sent."""

@@ -6,6 +6,7 @@ import asyncio
 import threading
 from collections.abc import Mapping
 from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -18,25 +19,22 @@ from opentelemetry.trace import SpanKind, StatusCode
 from exportkit.serve.http.asgi import make_app
 from exportkit.serve.http.exchange import HttpOptions
 from exportkit.serve.operations.observation import Observation, ObservedApp
-from exportkit.serve.operations.tracing import Traces, traces_to
+from exportkit.serve.operations.tracing import Traces
 from exportkit.serve.request_record import RequestRecord
 from tests.serve.http.asking import ask, infer_body
 from tests.serve.http.conftest import repository
+from tests.serve.operations.server_processes import Launcher
 
 TRACE, PARENT = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 INFER = "/v2/models/echo/infer"
 BODY, LENGTH = infer_body(("x", "FP32", [2], bytes(8)), parameters={"sequence_id": 7})
 
 
-def traced(traces: Traces) -> Any:
-    app = make_app(repository(), HttpOptions())
-    return traces.wrap(ObservedApp(app, Observation([traces]), lambda: False))
-
-
 def span_of(method: str, path: str, body: bytes = b"", headers: Mapping[str, str] | None = None) -> ReadableSpan:
     exporter = InMemorySpanExporter()
     traces = Traces(exporter)
-    ask(traced(traces), method, path, body, headers)
+    app = ObservedApp(make_app(repository(), HttpOptions()), Observation([traces]), lambda: False)
+    ask(traces.wrap(app), method, path, body, headers)
     traces.close()
     (span,) = exporter.get_finished_spans()
     return span
@@ -115,7 +113,7 @@ def test_a_call_over_grpc_is_a_span_and_goes_on_with_the_clients_trace() -> None
     assert f"{span.parent.span_id:016x}" == PARENT
 
 
-def test_spans_reach_a_collector() -> None:
+def test_a_servers_spans_reach_a_collector(launcher: Launcher, tiny_package: Path) -> None:
     received: list[tuple[str, bytes]] = []
 
     class Collector(BaseHTTPRequestHandler):
@@ -130,11 +128,11 @@ def test_spans_reach_a_collector() -> None:
     with HTTPServer(("127.0.0.1", 0), Collector) as collector:
         thread = threading.Thread(target=collector.serve_forever)
         thread.start()
-        traces = traces_to(f"http://127.0.0.1:{collector.server_port}/v1/traces")
-        ask(traced(traces), "GET", "/v2")
-        traces.close()
+        url = f"http://127.0.0.1:{collector.server_port}/v1/traces"
+        server = launcher.start(tiny_package, "--traces", url, "--no-grpc").wait_until_ready()
+        assert server.ask("/v2/models/tiny")[0] == 200
+        assert server.stop() == 0
         collector.shutdown()
         thread.join()
-    ((path, content),) = received
-    assert path == "/v1/traces"
-    assert b"GET /v2" in content
+    assert {path for path, _ in received} == {"/v1/traces"}
+    assert any(b"GET /v2/models/{model}" in content for _, content in received)
