@@ -231,11 +231,12 @@ class _Server:
         return True
 
     async def _start_http(self, sockets: Sequence[socket.socket]) -> HttpServer:
+        metrics = self._metrics.route()
         open_paths = {"/v2/health/live", "/v2/health/ready", *page_paths()}
         app: ASGIApp = make_app(
             self._repository,
             HttpOptions(),
-            routes=[self._metrics.route(), *page_routes(self._repository, self._options)],
+            routes=[metrics, *page_routes(self._repository, self._options)],
             middleware=[] if self._keys is None else [partial(RequireKey, keys=self._keys, open_paths=open_paths)],
         )
         app = ObservedApp(app, self._observation, lambda: self._draining)
