@@ -174,11 +174,3 @@ def test_a_request_needs_little_more_memory_than_its_body(site: Site) -> None:
         peak = tracemalloc.get_traced_memory()[1]
         tracemalloc.stop()
     assert size <= peak < 1.2 * size
-
-
-def test_percent_encoding(site: Site) -> None:
-    assert site.get("/v2/models/broken%20down").json()["name"] == "broken down"
-    assert site.get("/v2/models/%65cho").json()["name"] == "echo"
-    for path in ("/v2/models/%FF", "/v2/models/a%2Fb", "/v2/models/%00", "/v2/models/..%2f..%2fetc%2fpasswd"):
-        reply = site.get(path)
-        assert (reply.status, list(reply.json())) == (404, ["error"])

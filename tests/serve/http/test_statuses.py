@@ -35,15 +35,6 @@ def refused(reply: Reply, status: int, *words: str) -> None:
     assert reply.headers["x-request-id"]
 
 
-def test_success(app: Any) -> None:
-    reply = ask(app, "POST", INFER, *FLOATS)
-    assert reply.status == 200
-    assert reply.headers["content-type"] == "application/octet-stream"
-    length = int(reply.headers["inference-header-content-length"])
-    assert reply.body[length:] == bytes(8)
-    assert int(reply.headers["content-length"]) == len(reply.body)
-
-
 @pytest.mark.parametrize(
     ("method", "path", "status", "words"),
     [
@@ -108,14 +99,6 @@ def test_refusals_before_the_body_is_read(app: Any, models: FakeRepository) -> N
     assert [reply.chunks_read for reply in (too_large, absent, full, drains)] == [0, 0, 0, 0]
     models_known = [reply.scope["exportkit"].model for reply in (too_large, absent, full, drains)]
     assert models_known == ["echo", "", "echo", "echo"]  # for the metrics
-
-
-def test_room_is_reserved_for_the_body_and_given_back(app: Any, models: FakeRepository) -> None:
-    body, headers = FLOATS
-    assert ask(app, "POST", INFER, body, headers).status == 200
-    assert ask(app, "POST", INFER, body[:-1], {**headers, "content-length": str(len(body))}).status == 400
-    assert models.model("echo").reserved == [len(body), len(body)]
-    assert models.model("echo").held == 0
 
 
 def test_a_deadline_that_passes_is_504(app: Any, models: FakeRepository) -> None:
@@ -224,25 +207,6 @@ def test_web_pages_of_other_origins_change_nothing(
     assert ask(app, "DELETE", "/v2", headers=headers).status == (403 if status == 403 else 405)
     for method in ("GET", "HEAD"):
         assert ask(app, method, "/v2", headers=headers).status == 200
-
-
-def test_what_is_not_http(app: Any) -> None:
-    sent: list[str] = []
-
-    async def send(message: dict[str, Any]) -> None:
-        sent.append(message["type"])
-
-    async def talk() -> None:
-        events = iter(["lifespan.startup", "lifespan.shutdown"])
-
-        async def receive() -> dict[str, Any]:
-            return {"type": next(events)}
-
-        await app({"type": "lifespan"}, receive, send)
-        await app({"type": "websocket", "path": "/"}, receive, send)
-
-    asyncio.run(talk())
-    assert sent == ["lifespan.startup.complete", "lifespan.shutdown.complete", "websocket.close"]
 
 
 # --- what the other parts of a server program against -----------------------------------------------------------------
