@@ -64,7 +64,7 @@ class Inflater:
         # A full piece may have left bytes inside of the stream.
         while data or (len(piece) == PIECE and not self._stream.eof):
             if self._stream.eof:
-                self._begin_another()
+                raise BadRequestError(f"the body goes on after the end of its {self._coding} data")
             try:
                 piece = self._stream.decompress(data, PIECE)
             except zlib.error as error:
@@ -80,11 +80,6 @@ class Inflater:
         """
         if not self._stream.eof:
             raise BadRequestError(f"the body ends in the middle of its {self._coding} data")
-
-    def _begin_another(self) -> None:
-        if self._coding == "deflate":
-            raise BadRequestError("the body goes on after the end of its deflate data")
-        self._stream = zlib.decompressobj(_WINDOW[self._coding])  # gzip files may be put one after the other
 
 
 def deflated(parts: Iterable[bytes | memoryview], coding: Coding) -> Iterator[bytes]:

@@ -167,31 +167,12 @@ def test_damaged_data(app: Any, coding: str) -> None:
         (whole[:-1], "ends in the middle"),
         (b"", "ends in the middle"),
         (b"\0" + whole, "is not"),
-        (whole + bytes(9), "not gzip data" if coding == "gzip" else "goes on after the end"),
+        (whole + bytes(9), "goes on after the end"),
         (whole[:200] + b"\0\0\0" + whole[203:], "is not"),
     ]:
         reply = ask(app, "POST", SMALL, damaged, headers)
         assert reply.status == 400
         assert words in reply.error
-
-
-def test_gzip_files_one_after_the_other(app: Any) -> None:
-    body, headers = binary(700)
-    headers["content-encoding"] = "GZip"
-    assert ask(app, "POST", SMALL, gzip.compress(body[:300]) + gzip.compress(body[300:]), headers).status == 200
-
-
-def test_data_that_inflates_to_nothing_has_an_end(models: FakeRepository) -> None:
-    """Empty gzip files without an end never reach a limit of inflated bytes."""
-    app = make_app(models, HttpOptions())
-    empty = gzip.compress(b"") * 50
-
-    def endless() -> Iterator[bytes]:
-        while True:
-            yield empty
-
-    reply = ask(app, "POST", SMALL, endless(), {"content-encoding": "gzip"}, chunked=True, pause=1e-5)
-    assert reply.status == 413
 
 
 @given(st.lists(st.binary(max_size=2000), max_size=5), st.integers(1, 700), st.sampled_from(["gzip", "deflate"]))
