@@ -41,7 +41,7 @@ from exportkit.serve.operations.api_keys import ApiKeys, RequireKey
 from exportkit.serve.operations.http_server import HttpServer
 from exportkit.serve.operations.line_writer import LineWriter
 from exportkit.serve.operations.metrics import Metrics
-from exportkit.serve.operations.observation import Observation, ObservedApp, Observer
+from exportkit.serve.operations.observation import Observation, Observer
 from exportkit.serve.operations.tls import Tls, read_tls
 from exportkit.serve.page.page_routes import open_paths as page_paths
 from exportkit.serve.page.page_routes import page_routes
@@ -239,7 +239,7 @@ class _Server:
             routes=[metrics, *page_routes(self._repository, self._options)],
             middleware=[] if self._keys is None else [partial(RequireKey, keys=self._keys, open_paths=open_paths)],
         )
-        app = ObservedApp(app, self._observation, lambda: self._draining)
+        app = self._observation.wrap(app, lambda: self._draining)
         if self._traces is not None:
             app = self._traces.wrap(app)
         server = HttpServer(app, self._options.listen.max_connections, self._tls)

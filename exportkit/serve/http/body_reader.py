@@ -6,10 +6,11 @@ import asyncio
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+from starlette.datastructures import Headers
 from starlette.types import Receive, Scope
 
 from exportkit.serve.http.content_coding import Coding, Inflater, coding_of_body
-from exportkit.serve.http.exchange import HttpOptions, headers_of
+from exportkit.serve.http.exchange import HttpOptions
 from exportkit.serve.protocol.http_request import header_length_of, number_of_bytes
 from exportkit.serve.protocol.tensors import aligned_bytes, body_buffer
 from exportkit.serve.statuses import CancelledError, SlowClientError, TooLargeError
@@ -40,7 +41,7 @@ class BodyHead:
             BadRequestError: A length is not a number.
             UnknownEncodingError: The content encoding is not understood.
         """
-        headers = headers_of(scope)
+        headers = Headers(scope=scope)
         return cls(
             _content_length(headers),
             coding_of_body(headers.get("content-encoding")),
@@ -102,12 +103,8 @@ async def read_body(
 
 
 async def read_small_body(scope: Scope, receive: Receive, options: HttpOptions) -> memoryview:
-    """Receives the body of a request that is no inference. Returns and raises what `read_body` does."""
-
-    def reserve(size: int) -> None:
-        """Reserves nothing, because the body is small."""
-
-    return await read_body(receive, BodyHead.of(scope), _LARGEST_SMALL, options, reserve)
+    """Receives the body of a request that is no inference, for which no room is reserved. See `read_body`."""
+    return await read_body(receive, BodyHead.of(scope), _LARGEST_SMALL, options, lambda size: None)
 
 
 def too_large(limit: int) -> TooLargeError:

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 import msgspec
+from starlette.datastructures import Headers
 from starlette.types import Message, Receive, Scope, Send
 
 from exportkit.serve.request_record import RequestRecord, request_id
@@ -39,18 +40,6 @@ class HttpOptions:
     least_rate: float = 16384.0
 
 
-def headers_of(scope: Scope) -> dict[str, str]:
-    """Returns a request's headers by lower-case name. Of a header that is there twice, the last.
-
-    The scope keeps them, because several of those who see the request ask for them.
-    """
-    known: dict[str, str] | None = scope.get("exportkit.headers")
-    if known is None:
-        known = {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in scope["headers"]}
-        scope["exportkit.headers"] = known
-    return known
-
-
 class Exchange:
     """One request and its answer. `receive` and `send` are ASGI's, and count.
 
@@ -64,7 +53,7 @@ class Exchange:
         self._is_head = scope["method"] == "HEAD"
         self._receive = receive
         self._send = send
-        self.headers = headers_of(scope)
+        self.headers = Headers(scope=scope)
         self.record: RequestRecord = scope.setdefault("exportkit", RequestRecord())
         self.record.id = request_id(self.record.id or self.headers.get("x-request-id"))
         self._unread = "transfer-encoding" in self.headers or self.headers.get("content-length", "0") != "0"

@@ -6,6 +6,7 @@ import asyncio
 from contextlib import ExitStack, suppress
 from functools import partial
 
+from starlette.datastructures import Headers
 from starlette.types import Receive, Scope, Send
 
 from exportkit.serve.engine.repository import Repository
@@ -13,7 +14,7 @@ from exportkit.serve.engine.served_package import Named
 from exportkit.serve.http.answer_sending import encoded_answer, maybe_in_thread, send_answer
 from exportkit.serve.http.body_reader import BodyHead, read_body, too_large
 from exportkit.serve.http.content_coding import coding_of_answer
-from exportkit.serve.http.exchange import HttpOptions, headers_of
+from exportkit.serve.http.exchange import HttpOptions
 from exportkit.serve.protocol.http_request import BodyRules, parse_body
 from exportkit.serve.protocol.inference import InferAnswer, InferRequest, SequenceStep
 from exportkit.serve.protocol.parameters import OutputForms
@@ -43,7 +44,7 @@ class InferEndpoint:
         """
         record: RequestRecord = scope["exportkit"]
         wanted = scope["path_params"]
-        head, coding = BodyHead.of(scope), coding_of_answer(headers_of(scope).get("accept-encoding"))
+        head, coding = BodyHead.of(scope), coding_of_answer(Headers(scope=scope).get("accept-encoding"))
         model = self._repository.named(wanted["model"], wanted.get("version", ""))
         record.model, record.version = model.name, model.version
         limit = _limit_of(head, model.body_rules)

@@ -37,30 +37,27 @@ class Observation:
             except Exception:  # whatever an observer does, the request was answered
                 _log.exception("request %s was not observed", record.id)
 
+    def wrap(self, app: ASGIApp, draining: Callable[[], bool]) -> ASGIApp:
+        """Returns an application around `app` that is observed.
 
-class ObservedApp:
-    """The ASGI application around that of the protocol."""
+        While `draining`, every answer closes its connection, so that clients go to another server.
+        """
 
-    def __init__(self, app: ASGIApp, observation: Observation, draining: Callable[[], bool]) -> None:
-        """While `draining`, every answer closes its connection, so that clients go to another server."""
-        self._app = app
-        self._observation = observation
-        self._draining = draining
+        async def observed(scope: Scope, receive: Receive, send: Send) -> None:
+            record: RequestRecord = scope.setdefault("exportkit", RequestRecord())
+            record.method, record.path = scope["method"], scope["raw_path"].decode("latin-1")
+            record.remote = (scope.get("client") or ("",))[0]
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answers a request."""
-        record: RequestRecord = scope.setdefault("exportkit", RequestRecord())
-        record.method, record.path = scope["method"], scope["raw_path"].decode("latin-1")  # routing may change `path`
-        record.remote = (scope.get("client") or ("",))[0]
+            async def send_all(message: Message) -> None:
+                if message["type"] == "http.response.start" and draining():
+                    message = {**message, "headers": [*message.get("headers", ()), (b"connection", b"close")]}
+                await send(message)
 
-        async def send_all(message: Message) -> None:
-            if message["type"] == "http.response.start" and self._draining():
-                message = {**message, "headers": [*message.get("headers", ()), (b"connection", b"close")]}
-            await send(message)
+            self.in_flight += 1
+            try:
+                await app(scope, receive, send_all)
+            finally:
+                self.in_flight -= 1
+                self.finished(record)
 
-        self._observation.in_flight += 1
-        try:
-            await self._app(scope, receive, send_all)
-        finally:
-            self._observation.in_flight -= 1
-            self._observation.finished(record)
+        return observed

@@ -194,18 +194,10 @@ def test_pieces_are_bounded_and_complete() -> None:
 
 @pytest.mark.parametrize(
     ("value", "coding"),
-    [
-        (None, None),
-        ("gzip", "gzip"),
-        ("Deflate", "deflate"),
-        ("gzip, identity;q=0.1", "gzip"),
-        ("gzip; q=0", None),
-        ("gzip;q=0.000, deflate", "deflate"),
-        ("*", None),
-        ("gzip, deflate", None),  # what HTTP libraries send by themselves
-    ],
+    [(None, None), ("gzip", "gzip"), ("Deflate ", "deflate"), ("br", None), ("gzip, deflate", None)],
 )
 def test_answers_are_compressed_for_who_names_one_coding(value: str | None, coding: str | None) -> None:
+    """HTTP libraries send a list of codings by themselves."""
     assert coding_of_answer(value) == coding
 
 

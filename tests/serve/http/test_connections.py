@@ -12,7 +12,7 @@ import pytest
 
 from exportkit.serve.http.asgi import make_app
 from exportkit.serve.http.exchange import HttpOptions
-from exportkit.serve.operations.observation import Observation, ObservedApp
+from exportkit.serve.operations.observation import Observation
 from tests.serve.http.asking import infer_body
 from tests.serve.http.conftest import repository
 from tests.serve.http.doubles import FakeRepository
@@ -75,7 +75,7 @@ def test_a_refused_body_is_thrown_away_and_the_connection_goes_on(site: Site) ->
 
 
 def test_a_client_that_sends_on_gets_its_refusal_though_the_server_drains() -> None:
-    app = ObservedApp(make_app(repository(), HttpOptions()), Observation([]), lambda: True)
+    app = Observation([]).wrap(make_app(repository(), HttpOptions()), lambda: True)
     with served(app) as site, connected(site) as connection:
         connection.sendall(head(Content_Length=50 << 20, Inference_Header_Content_Length=100))
         for _ in range(50):

@@ -75,22 +75,3 @@ def test_what_is_asked_of_a_package_is_said_of_all_its_methods(server: ServerPro
         for change in (client.load_model, client.unload_model):
             with pytest.raises(InferenceServerException, match="loaded and unloaded as a whole"):
                 change("recorder.push", headers=bearer())
-
-
-def test_the_log_has_the_methods_that_were_meant(server: ServerProcess, expected):
-    with tritonclient.http.InferenceServerClient(clients(server)[tritonclient.http]) as client:
-        for step in (0, 1):
-            more = {"headers": bearer(), "parameters": {"method": "push"}, **which("logged", step, 2)}
-            answer = client.infer("recorder", given(tritonclient.http, 4, step), **more)
-            np.testing.assert_array_equal(answer.as_numpy("0"), expected[4][step])
-        scale = inputs(tritonclient.http, scale=SCALE)
-        client.infer("recorder.peek", scale, headers=bearer(), sequence_id="logged", sequence_end=True)
-        with pytest.raises(InferenceServerException) as error:
-            client.infer(
-                "recorder.push", given(tritonclient.http, 4, 0), headers=bearer(), parameters={"method": "embed"}
-            )
-        assert error.value.status() == "400"
-    wanted = {("recorder.push", 200), ("recorder.peek", 200)}
-    server.until(
-        lambda: wanted == {(e["model"], e["status"]) for e in server.access_log if e.get("sequence") == "logged"}
-    )

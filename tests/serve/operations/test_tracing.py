@@ -18,7 +18,7 @@ from opentelemetry.trace import SpanKind, StatusCode
 
 from exportkit.serve.http.asgi import make_app
 from exportkit.serve.http.exchange import HttpOptions
-from exportkit.serve.operations.observation import Observation, ObservedApp
+from exportkit.serve.operations.observation import Observation
 from exportkit.serve.operations.tracing import Traces
 from exportkit.serve.request_record import RequestRecord
 from tests.serve.http.asking import ask, infer_body
@@ -33,7 +33,7 @@ BODY, LENGTH = infer_body(("x", "FP32", [2], bytes(8)), parameters={"sequence_id
 def span_of(method: str, path: str, body: bytes = b"", headers: Mapping[str, str] | None = None) -> ReadableSpan:
     exporter = InMemorySpanExporter()
     traces = Traces(exporter)
-    app = ObservedApp(make_app(repository(), HttpOptions()), Observation([traces]), lambda: False)
+    app = Observation([traces]).wrap(make_app(repository(), HttpOptions()), lambda: False)
     ask(traces.wrap(app), method, path, body, headers)
     traces.close()
     (span,) = exporter.get_finished_spans()
