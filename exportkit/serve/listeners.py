@@ -92,6 +92,8 @@ def open_port(host: str, port: int, option: str) -> list[socket.socket]:
             listener = opened.enter_context(socket.socket(family, socket.SOCK_STREAM))
             # Without it, old connections of an earlier server keep the port for a minute.
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            # Its connections inherit it: those of clients that vanished without a word end after two hours.
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
             if family == socket.AF_INET6 and len(addresses) > 1:
                 listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)  # the other socket has IPv4
             try:

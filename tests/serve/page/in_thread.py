@@ -23,7 +23,6 @@ from exportkit.serve.engine.repository import Repository
 from exportkit.serve.http.asgi import make_app
 from exportkit.serve.http.exchange import HttpOptions
 from exportkit.serve.listeners import open_port
-from exportkit.serve.operations.connection_limits import ConnectionLimits
 from exportkit.serve.operations.http_server import HttpServer
 from exportkit.serve.page.page_routes import page_routes
 from exportkit.serve.sequences.table import SequenceLimits
@@ -65,10 +64,11 @@ class Site:
 @asynccontextmanager
 async def listening_server(application: Any) -> AsyncIterator[Site]:
     """Serves an ASGI application in the caller's event loop."""
-    server = HttpServer(application, ConnectionLimits(), lambda client, error: None, None)
+    server = HttpServer(application, max_connections=1024, tls=None)
     sockets = open_port("127.0.0.1", 0, "--port")
-    server.listen(sockets)
-    yield Site(sockets[0].getsockname()[1])
+    port = sockets[0].getsockname()[1]
+    await server.listen(sockets)
+    yield Site(port)
     await server.finish()
 
 
