@@ -258,6 +258,7 @@ class _Server:
             else credentials_of(tls.certificate, tls.private_key, tls.client_authorities),
             allow=None if self._keys is None else self._keys.allow,
             observe=self._observe_call,
+            interceptors=[] if self._traces is None else [self._traces.interceptor()],
             max_connections=self._options.listen.max_connections,
         )
         with reserved:

@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.deployment.test_sequences import ENVOY, address, free_port, running
 
 from exportkit.serve.http.asgi import make_app
 from exportkit.serve.http.exchange import HttpOptions
 from tests.deployment.test_deploy import documents
-from tests.deployment.test_sequences import ENVOY, address, free_port, running
 from tests.serve.http.asking import infer_body
 from tests.serve.http.conftest import repository
 from tests.serve.page.in_thread import served

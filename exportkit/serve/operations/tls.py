@@ -19,14 +19,12 @@ class Tls:
         context: All of it, for HTTP.
         certificate, private_key, client_authorities: The same in PEM form, for gRPC. No authorities: clients need no
             certificate.
-        rpc_context: All of it, for HTTP/2.
     """
 
     context: ssl.SSLContext
     certificate: bytes
     private_key: bytes
     client_authorities: bytes | None
-    rpc_context: ssl.SSLContext
 
 
 def read_tls(listen: ListenOptions) -> Tls | None:
@@ -46,9 +44,8 @@ def read_tls(listen: ListenOptions) -> Tls | None:
     authorities = None
     if listen.client_authorities is not None:
         authorities = _read(listen.client_authorities, "the certificate of --client-ca")
-    contexts = [_context(listen, listen.certificate, listen.private_key, authorities) for _ in range(2)]
-    contexts[1].set_alpn_protocols(["h2"])
-    return Tls(contexts[0], certificate, private_key, authorities, contexts[1])
+    context = _context(listen, listen.certificate, listen.private_key, authorities)
+    return Tls(context, certificate, private_key, authorities)
 
 
 def _context(listen: ListenOptions, certificate: Path, private_key: Path, authorities: bytes | None) -> ssl.SSLContext:
