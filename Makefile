@@ -9,7 +9,10 @@ export EXPORTKIT_CUDA
 VENV := .venv$(TORCH:%=-%)
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.torch
+LEAN := $(VENV)/.lean
 READY := $(VENV)/.ready
+# Says how long a step takes: $(TIMED) "a step" command...
+TIMED := sh -c 'begin=$$(date +%s); "$$@" && echo "$$0: $$(($$(date +%s) - begin)) s"'
 CONSTRAINTS := $(if $(TORCH),$(VENV)/constraints.txt,constraints.txt)
 WHEELS := dist
 # One worker more than cores, up to 8: tests wait for compilers, browsers and other processes.
@@ -63,28 +66,34 @@ $(INSTALLED): constraints.txt
 		apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -qq -y $(APT_PACKAGES) || true; fi
 	$(PYTHON) -m venv $(VENV)
 	$(if $(TORCH),sed 's/^torch==.*/torch==$(TORCH)/' constraints.txt > $(CONSTRAINTS))
-	$(BIN)/python -m pip install -q -c $(CONSTRAINTS) torch numpy "setuptools>=77" wheel ninja
+	@$(TIMED) "installing torch" $(BIN)/python -m pip install -q -c $(CONSTRAINTS) torch numpy "setuptools>=77" wheel ninja
 	@touch $@
 
 # After the editable install, which would write into the build folder at the same time. ninja would ask make for jobs.
-$(BUILT): $(INSTALLED) $(SOURCES) | $(READY)
-	MAKEFLAGS= $(BIN)/python setup.py -q build_ext --inplace
+$(BUILT): $(INSTALLED) $(SOURCES) | $(LEAN)
+	@$(TIMED) "compiling the runtime" env MAKEFLAGS= $(BIN)/python setup.py -q build_ext --inplace
 	@rm -f build/.built-* && touch $@
 
-# An editable install, once. It builds what is not built yet; $(BUILT) follows the sources.
-$(READY): pyproject.toml setup.py | $(INSTALLED)
+# An editable install with what the demo needs, once. It builds what is not built yet; $(BUILT) follows the sources.
+$(LEAN): pyproject.toml setup.py | $(INSTALLED)
 	@echo "installing exportkit and compiling its operators: a minute or two"
-	MAKEFLAGS= EXPORTKIT_CPP_RUNTIME=0 $(BIN)/python -m pip install -q -c $(CONSTRAINTS) --no-build-isolation -e ".[dev]"
+	@$(TIMED) "installing exportkit" env MAKEFLAGS= EXPORTKIT_CPP_RUNTIME=0 \
+		$(BIN)/python -m pip install -q -c $(CONSTRAINTS) --no-build-isolation -e ".[demo]"
 	@touch $@
 
-build: $(BUILT) $(READY)
+# What tests and tools need.
+$(READY): $(LEAN)
+	@$(TIMED) "installing what tests need" $(BIN)/python -m pip install -q -c $(CONSTRAINTS) "exportkit[dev]"
+	@touch $@
 
-setup: build
+build: $(BUILT)
+
+setup: build $(READY)
 
 # Without the C++ runtime, which the demo does not use.
-demo: $(READY)
-	MAKEFLAGS= EXPORTKIT_CPP_RUNTIME=0 $(BIN)/python setup.py -q build_ext --inplace
-	$(BIN)/exportkit demo
+demo: $(LEAN)
+	@$(TIMED) "compiling" env MAKEFLAGS= EXPORTKIT_CPP_RUNTIME=0 $(BIN)/python setup.py -q build_ext --inplace
+	@$(TIMED) "the demo" $(BIN)/exportkit demo
 
 # Without what they need beside torch and numpy, which is hundreds of megabytes that their weights do not ask for.
 $(WEIGHTS): | $(READY)
@@ -120,7 +129,7 @@ check: build lint
 AARCH64_TESTS := tests/aarch64 tests/adversarial/test_rules_archive.py tests/adversarial/test_rules_manifest.py \
 	tests/adversarial/test_rules_records.py tests/adversarial/test_rules_state.py tests/adversarial/test_hostile_json.py \
 	tests/package/test_cpp_parts.py tests/runtime/test_cache.py
-aarch64: build
+aarch64: build $(READY)
 	@if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null && ! dpkg -s $(APT_AARCH64) >/dev/null 2>&1; then \
 		apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -qq -y $(APT_AARCH64) >/dev/null || true; fi
 	_PYTHON_HOST_PLATFORM=linux-aarch64 MAKEFLAGS= $(BIN)/python setup.py -q build_ext --build-lib build/aarch64
@@ -148,7 +157,7 @@ format: $(READY)
 	$(BIN)/ruff format .
 	$(BIN)/clang-format -i $(CXX_FILES)
 
-docs: build
+docs: build $(READY)
 	$(BIN)/python -m tools.command_reference
 	$(BIN)/python -m tools.operator_table
 	$(BIN)/python -m tools.check_table
@@ -163,10 +172,10 @@ docs: build
 	$(BIN)/python -m tools.sizes_table page benchmarks/sizes/h200.json > docs/models.md
 	$(MAKE) --no-print-directory site
 
-site: build
+site: build $(READY)
 	$(BIN)/python -m tools.site build/site
 
-bench: build
+bench: build $(READY)
 	$(BIN)/exportkit bench ops -o artifacts/bench.json
 	@test -f artifacts/arr_coc.pt2 || { $(BIN)/exportkit export arr-coc -o artifacts/arr_coc_aoti.pt2 && $(BIN)/exportkit package artifacts/arr_coc_aoti.pt2 -o artifacts/arr_coc.pt2; }
 	$(BIN)/python -m benchmarks.load_time artifacts/arr_coc.pt2

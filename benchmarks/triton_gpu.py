@@ -4,8 +4,10 @@
 
 Triton listens on PORT already. MODEL is its name there; each of SIZES is such as batch=8,gh=28,gw=28. One
 client, and 16 with a process each, send inputs that lie in GPU memory and get the outputs there. "direct" is the same
-package, with CUDA graphs, in this process: a call that is waited for, and calls that follow one another. Inputs rotate.
-Clients speak HTTP over a socket, so that they cost little. Rounds take turns; the medians count.
+package, with CUDA graphs, in this process: a call that is waited for, the same where the GPU had nothing to do before,
+as between the requests of one client, and calls that follow one another. Inputs rotate. A model with state has a
+session or a sequence for each. Clients speak HTTP over a socket, so that they cost little. Rounds take turns; the
+medians count.
 """
 
 from __future__ import annotations
@@ -40,23 +42,24 @@ _PAUSE = 0.0002  # seconds in which a GPU has nothing to do, as between the requ
 _DTYPES = {"float32": "FP32", "bfloat16": "BF16", "float16": "FP16", "int64": "INT64", "int32": "INT32", "bool": "BOOL"}
 _CLIENT = """
 import itertools, json, socket, sys, time
-port, seconds, bodies = int(sys.argv[1]), float(sys.argv[2]), json.load(sys.stdin)
-bodies = itertools.cycle(body.encode() for body in bodies)
+port, seconds, pairs = int(sys.argv[1]), float(sys.argv[2]), json.load(sys.stdin)
+firsts, bodies = [first.encode() for first, _ in pairs], itertools.cycle([body.encode() for _, body in pairs])
 with socket.create_connection(("127.0.0.1", port)) as line:
     line.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    def ask():
-        line.sendall(next(bodies))
+    def ask(body):
+        line.sendall(body)
         answer = line.recv(65536)
         head, _, rest = answer.partition(b"\\r\\n\\r\\n")
         assert head.startswith(b"HTTP/1.1 200"), answer
         size = int(head.lower().partition(b"content-length:")[2].split()[0])
         while len(rest) < size:
             rest += line.recv(65536)
-    for _ in range(5): ask()
+    for first in firsts: ask(first)
+    for _ in range(5): ask(next(bodies))
     times, end = [], time.time() + seconds
     while time.time() < end:
         begin = time.perf_counter()
-        ask()
+        ask(next(bodies))
         times.append(time.perf_counter() - begin)
 print(json.dumps(times))
 """
@@ -111,8 +114,10 @@ def _measured(model: exportkit.Model, name: str, size: str, port: int) -> dict[s
         drawn = empty_inputs(call, sizes, model.device)
         inputs = [each.normal_() if each.is_floating_point() else each.zero_() for each in drawn]
         args, kwargs = arguments_of(call)(inputs)
-        calls.append(functools.partial(model, *args, **kwargs))
-        bodies.append(_body(port, f"{name}-{size}-{client}", name, call, inputs, tree_leaves(calls[-1]())))
+        callee = model.session(**sizes) if model.manifest.method(None).state else model
+        calls.append(functools.partial(callee, *args, **kwargs))
+        sequence = client + 1 if callee is not model else None
+        bodies.append(_bodies(port, name, f"{name}-{size}-{client}", call, inputs, tree_leaves(calls[-1]()), sequence))
     rounds = []
     for _ in range(_ROUNDS):
         turns = itertools.cycle(calls)
@@ -121,15 +126,20 @@ def _measured(model: exportkit.Model, name: str, size: str, port: int) -> dict[s
         one, many = _clients(port, [bodies]), _clients(port, [[body] for body in bodies])
         rounds.append((waited, rested, statistics.median(one[0]), direct_rate, sum(map(len, many)) / _SECONDS))
     direct, rested, triton, direct_rate, triton_rate = map(statistics.median, zip(*rounds))
-    batch = sizes["batch"]
+    batch = sizes[call.dimensions[0].name]
     row = {"model": name, "size": size, "direct_ms": 1e3 * direct, "direct_after_pause_ms": 1e3 * rested}
     row |= {"triton_ms": 1e3 * triton, "direct_rows": batch * direct_rate, "triton_rows": batch * triton_rate}
     print(json.dumps(row), flush=True)
     return row
 
 
-def _body(port: int, region: str, name: str, call: Any, inputs: list[Any], outputs: list[Any]) -> str:
-    """Returns a request whose tensors lie in a region of its own, after its answer was compared."""
+def _bodies(
+    port: int, name: str, region: str, call: Any, inputs: list[Any], outputs: list[Any], sequence: int | None
+) -> tuple[str, str]:
+    """Returns a request whose tensors lie in a region of its own, after its answer was compared: first and later ones.
+
+    They differ for a step of a sequence.
+    """
     region = "".join(each if each.isalnum() else "-" for each in region)
     places, at = [], 0
     for tensor in (*inputs, *outputs):
@@ -154,16 +164,24 @@ def _body(port: int, region: str, name: str, call: Any, inputs: list[Any], outpu
             for info, tensor, offset in zip(described, found, offsets)
         ]
 
-    document = {"inputs": tensors(call.inputs, inputs, places), "outputs": []}
+    document: dict[str, Any] = {"inputs": tensors(call.inputs, inputs, places)}
     document["outputs"] = tensors(call.outputs, outputs, places[len(inputs) :])
     for output in document["outputs"]:
         del output["shape"], output["datatype"]
-    _post(port, f"models/{name}/infer", document)
+    first, later = document, document
+    if sequence is not None:
+        first, later = (
+            document | {"parameters": {"sequence_id": sequence, "sequence_start": start}} for start in (True, False)
+        )
+    _post(port, f"models/{name}/infer", first)
     for wanted, place in zip(outputs, places[len(inputs) :]):
         torch.testing.assert_close(memory.read(place, wanted), wanted)
+    return _request(name, first), _request(name, later)
+
+
+def _request(name: str, document: dict[str, Any]) -> str:
     body = json.dumps(document)
-    head = f"POST /v2/models/{name}/infer HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n\r\n"
-    return head + body
+    return f"POST /v2/models/{name}/infer HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n\r\n{body}"
 
 
 def _waited(calls: Iterator[Callable[[], object]], pause: float) -> float:
@@ -189,7 +207,7 @@ def _calls_a_second(calls: Iterator[Callable[[], object]], count: int) -> float:
     return count / (time.perf_counter() - begin)
 
 
-def _clients(port: int, bodies: list[list[str]]) -> list[list[float]]:
+def _clients(port: int, bodies: list[list[tuple[str, str]]]) -> list[list[float]]:
     """Returns the seconds of each client's requests, whose bodies rotate."""
     command = [sys.executable, "-c", _CLIENT, str(port), str(_SECONDS)]
     running = []

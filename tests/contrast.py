@@ -19,3 +19,28 @@ FUNCTIONS = """
         return [255, 255, 255];
     };
 """
+
+# Texts whose contrast with what is behind them is below WCAG 2.2's AA, and lines of charts and fields below 3.
+CONTRASTS = (
+    f"""() => {{{FUNCTIONS}"""
+    + """
+    const bad = [];
+    const walker = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
+    while (walker.nextNode()) {
+        const element = walker.currentNode.parentElement;
+        const style = getComputedStyle(element);
+        if (!walker.currentNode.data.trim() || !element.checkVisibility()) continue;
+        const found = contrast(channels(style.color), behind(element));
+        if (found < 4.5) bad.push([walker.currentNode.data, found]);
+    }
+    for (const line of document.querySelectorAll(".line")) {
+        const found = contrast(channels(getComputedStyle(line).stroke), behind(line.closest(".card")));
+        if (found < 3) bad.push(["line", found]);
+    }
+    for (const field of document.querySelectorAll("input:not([type=radio]), select, button:not(.primary)")) {
+        const found = contrast(channels(getComputedStyle(field).borderTopColor), behind(field.parentElement));
+        if (found < 3) bad.push([field.outerHTML, found]);
+    }
+    return bad;
+}"""
+)

@@ -1,7 +1,6 @@
 """Sends hostile bytes through the reader of gRPC's inference requests: `python -m benchmarks.serve.fuzz_rpc`.
 
-What is taken must be what protobuf's own parser reads. Stops with the traceback and the bytes at the first difference,
-and at the first exception that is not a ServeError.
+Stops with the traceback and the bytes at the first exception that is not a ServeError.
 """
 
 from __future__ import annotations

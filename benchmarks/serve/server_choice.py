@@ -2,7 +2,6 @@
 
 `python benchmarks/serve/server_choice.py` starts each server on the first core and loads it from the second, with one
 connection and with eight. Each server reads the body and answers 16 bytes. CPU time is of the server's processes.
-`filled` is the HTTP server of `exportkit serve`, which receives the body where it is wanted.
 It needs uvicorn, httptools, starlette, granian, aiohttp, grpcio and psutil; `--servers` chooses some of them.
 """
 
@@ -27,7 +26,7 @@ from exportkit.bench.results import in_lines
 
 BODY = 3 * 1024 * 1024
 ANSWER = b"x" * 16
-SERVERS = ("uvicorn", "filled", "starlette", "granian", "aiohttp", "grpc.aio")
+SERVERS = ("uvicorn", "starlette", "granian", "aiohttp", "grpc.aio")
 
 
 # --- the servers ------------------------------------------------------------------------------------------------------
@@ -50,15 +49,6 @@ async def plain(scope: dict[str, Any], receive: Callable[[], Any], send: Callabl
         filled += len(chunk)
         if not message.get("more_body"):
             break
-    await _answer(send)
-
-
-async def filled(scope: dict[str, Any], receive: Callable[[], Any], send: Callable[[Any], Any]) -> None:
-    """Lets the connection write the body into one buffer."""
-    from exportkit.serve.http.exchange import FILL
-    from exportkit.serve.protocol.tensors import aligned_bytes
-
-    assert await scope["extensions"][FILL](aligned_bytes(BODY), lambda size: None)
     await _answer(send)
 
 
@@ -86,10 +76,6 @@ def _serve(kind: str, port: int) -> None:
 
         app = plain if kind == "uvicorn" else _starlette()
         uvicorn.run(app, host="127.0.0.1", port=port, log_level="error", access_log=False, http="httptools")
-    elif kind == "filled":
-        import uvloop
-
-        uvloop.run(_serve_filled(port))
     elif kind == "granian":
         from granian import Granian
         from granian.constants import Interfaces
@@ -114,18 +100,6 @@ def _serve(kind: str, port: int) -> None:
         web.run_app(app, host="127.0.0.1", port=port, print=None, access_log=None)
     else:
         asyncio.run(_serve_grpc(port))
-
-
-async def _serve_filled(port: int) -> None:
-    from exportkit.serve.listeners import open_port
-    from exportkit.serve.operations.connection_limits import ConnectionLimits
-    from exportkit.serve.operations.http_server import HttpServer
-    from exportkit.serve.process_settings import keep_freed_memory
-
-    keep_freed_memory()
-    server = HttpServer(filled, ConnectionLimits(), lambda client, error: None, None)
-    server.listen(open_port("127.0.0.1", port, "--port"))
-    await asyncio.Event().wait()
 
 
 async def _serve_grpc(port: int) -> None:

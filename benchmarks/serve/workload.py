@@ -51,6 +51,17 @@ class Workload:
         fields = {"Inference-Header-Content-Length": len(head)}
         return http_post(f"/v2/models/{self.model}/infer", head + b"".join(self.arrays), fields)
 
+    def shared_request(self, region: str) -> bytes:
+        """The same request, whose inputs lie one after the other in a region of shared memory that the server knows."""
+        inputs, offset = [], 0
+        for name, datatype, shape, data in zip(self.names, self.datatypes, self.shapes, self.arrays):
+            place = {"region": region, "offset": offset, "byte_size": len(data)}
+            parameters = {f"shared_memory_{key}": value for key, value in place.items()}
+            inputs.append({"name": name, "datatype": datatype, "shape": shape, "parameters": parameters})
+            offset += len(data)
+        body = json.dumps({"inputs": inputs, "parameters": {"binary_data_output": True}}).encode()
+        return http_post(f"/v2/models/{self.model}/infer", body, {})
+
     def plain_request(self, path: str) -> bytes:
         """An HTTP request whose body is the inputs' bytes, for engines that have no protocol for tensors."""
         return http_post(path, b"".join(self.arrays), {})
@@ -66,7 +77,7 @@ def http_post(path: str, body: bytes, fields: Mapping[str, object]) -> bytes:
 def workload(package: Path, sizes: str, seed: int = 0) -> Workload:
     """Draws a request. `sizes` gives each dimension, as `batch=1,gh=32,gw=32`."""
     with PackageReader(package) as reader:
-        call = reader.manifest.call
+        name, call = reader.manifest.name, reader.manifest.call
     random = np.random.default_rng(seed)
     chosen = parse_sizes(sizes, call)
     shapes = [shape_at(tensor, chosen) for tensor in call.inputs]
@@ -80,7 +91,7 @@ def workload(package: Path, sizes: str, seed: int = 0) -> Workload:
             arrays.append(bytes(math.prod(shape) * np.dtype(tensor.dtype).itemsize))
     return Workload(
         package=package,
-        model=package.stem,
+        model=name,
         names=[tensor.name for tensor in call.inputs],
         datatypes=[datatype_of(tensor.dtype) for tensor in call.inputs],
         shapes=shapes,

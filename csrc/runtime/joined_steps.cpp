@@ -14,15 +14,17 @@ namespace {
 
 using Tensors = std::vector<at::Tensor>;
 
-// Runs a call and waits for it. The call notes refused values in the workspace's own memory, where no other call looks.
-Tensors run_and_wait(const Model::Impl& model, size_t method, const Tensors& inputs, StateInUse state,
-                     Workspace& workspace) {
+// Begins a call, which notes refused values in the workspace's own memory, where no other call looks.
+Tensors begin_call(const Model::Impl& model, size_t method, const Tensors& inputs, StateInUse state,
+                   Workspace& workspace) {
   if (!workspace.refused) workspace.refused = model.code.get(method)->session_memory();
   state.refused = workspace.refused;
-  Tensors outputs = model.run(method, inputs, &state);
+  return model.run(method, inputs, &state);
+}
+
+void wait_for_call(const Model::Impl& model, size_t method, const Workspace& workspace) {
   model.wait();
-  model.look(method, state.refused);
-  return outputs;
+  model.look(method, workspace.refused);
 }
 
 // Makes room for the state of so many rows. Memory grows to a power of two, so that it rarely grows.
@@ -87,7 +89,8 @@ std::vector<at::Tensor> run_joined(const Model::Impl& model, size_t method, cons
   StateInUse all{{{dimension, rows}}, {}, {}, {}};
   for (const at::Tensor& state : workspace.state) all.tensors.push_back(state.narrow(0, 0, rows));
   copy_state(uses, sessions, all.tensors, /*back=*/false);
-  Tensors outputs = run_and_wait(model, method, inputs, all, workspace);
+  Tensors outputs = begin_call(model, method, inputs, all, workspace);
+  wait_for_call(model, method, workspace);
   for (Session::Impl* session : sessions) session->need_whole();  // an earlier call has ended only now
   check_outputs(info, outputs, rows);
   write_back(uses, sessions, all.tensors);
@@ -96,7 +99,8 @@ std::vector<at::Tensor> run_joined(const Model::Impl& model, size_t method, cons
 
 std::vector<at::Tensor> run_stateless(const Model::Impl& model, size_t method, const std::vector<at::Tensor>& inputs,
                                       bool several, Workspace& workspace) {
-  Tensors outputs = run_and_wait(model, method, inputs, {}, workspace);
+  Tensors outputs = begin_call(model, method, inputs, {}, workspace);
+  if (several) wait_for_call(model, method, workspace);
   check_outputs(model.methods[method], outputs, several ? inputs.front().size(0) : -1);
   return outputs;
 }

@@ -13,7 +13,12 @@ namespace exportkit {
 
 RequestAnswers::RequestAnswers(const MethodInfo& method, std::vector<at::Tensor> outputs, c10::Device device,
                                const exportkit_answers& answers)
-    : method_(method), outputs_(std::move(outputs)), fetched_(outputs_.size()), device_(device), answers_(answers) {
+    : method_(method),
+      outputs_(std::move(outputs)),
+      fetched_(outputs_.size()),
+      device_(device),
+      answers_(answers),
+      on_device_(device) {
   for (at::Tensor& output : outputs_) output = output.resolve_conj().resolve_neg().contiguous();
 }
 
@@ -40,24 +45,30 @@ void RequestAnswers::place_output(size_t request, size_t output, int64_t first, 
   if (wanted == 0 || copy.bytes == 0) return;
   const c10::Device device = device_of(place, "the place of " + what, device_);
   not_null(copy.to, ("the place of " + what).c_str());
-  if (!device.is_cpu()) return copy_to_device(copy, whole);
-  on_cpu(output);
-  copies_.push_back(copy);
+  if (device.is_cpu()) {
+    copies_.push_back(copy);
+    return;
+  }
+  bytes_at(copy.to, copy.bytes, device_);
+  on_device_.add(copy.to, static_cast<const char*>(whole.const_data_ptr()) + copy.offset, copy.bytes);
 }
 
-void RequestAnswers::copy_to_device(const Copy& copy, const at::Tensor& from) const {
-  const auto* const begin = static_cast<const char*>(from.const_data_ptr()) + copy.offset;
-  bytes_at(copy.to, copy.bytes, device_).copy_(bytes_at(begin, copy.bytes, from.device()), /*non_blocking=*/true);
+void RequestAnswers::begin() {
+  for (const Copy& copy : copies_) on_cpu(copy.output);
+  on_device_.begin();
 }
 
-// The output in memory of the CPU, where it is once the current stream was waited for.
-const at::Tensor& RequestAnswers::on_cpu(size_t output) {
+// Brings an output to memory of the CPU, where it is once the current stream was waited for.
+void RequestAnswers::on_cpu(size_t output) {
   at::Tensor& fetched = fetched_[output];
   const at::Tensor& made = outputs_[output];
-  if (fetched.defined()) return fetched;
-  if (made.is_cpu()) return fetched = made;
+  if (fetched.defined()) return;
+  if (made.is_cpu()) {
+    fetched = made;
+    return;
+  }
   fetched = at::empty(made.sizes(), at::TensorOptions(made.scalar_type()).pinned_memory(true));
-  return fetched.copy_(made, /*non_blocking=*/true);
+  fetched.copy_(made, /*non_blocking=*/true);
 }
 
 void RequestAnswers::finish() const {

@@ -7,6 +7,7 @@
 
 #include "exportkit/exportkit.h"
 #include "exportkit/runtime.h"
+#include "runtime/device_copies.h"
 
 namespace exportkit {
 
@@ -16,9 +17,10 @@ class RequestAnswers {
   RequestAnswers(const MethodInfo& method, std::vector<at::Tensor> outputs, c10::Device device,
                  const exportkit_answers& answers);
 
-  // Asks for memory for `rows` rows from `first` on of each output, and begins to copy; -1: for all of it. Throws if
-  // there is none.
+  // Asks for memory for `rows` rows from `first` on of each output; -1: for all of it. Throws if there is none.
   void place(size_t request, int64_t first, int64_t rows);
+  // Begins to copy on the current stream.
+  void begin();
   // Ends the copies, after the current stream was waited for.
   void finish() const;
 
@@ -30,14 +32,14 @@ class RequestAnswers {
   };
 
   void place_output(size_t request, size_t output, int64_t first, int64_t rows);
-  void copy_to_device(const Copy& copy, const at::Tensor& from) const;
-  const at::Tensor& on_cpu(size_t output);
+  void on_cpu(size_t output);
 
   const MethodInfo& method_;
   std::vector<at::Tensor> outputs_, fetched_;
   const c10::Device device_;
   const exportkit_answers& answers_;
   std::vector<Copy> copies_;  // to the CPU
+  DeviceCopies on_device_;
 };
 
 }  // namespace exportkit

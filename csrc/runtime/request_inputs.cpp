@@ -8,6 +8,7 @@
 #include "package/errors.h"
 #include "package/text.h"
 #include "runtime/c_api_errors.h"
+#include "runtime/device_copies.h"
 #include "runtime/dlpack_tensors.h"
 #include "runtime/inputs.h"
 
@@ -71,21 +72,28 @@ at::Tensor join_on_cpu(const Parts& parts, at::IntArrayRef sizes, uint64_t bytes
 
 // What is on the CPU is put together in pinned memory, which torch uses again when the copies from it have ended.
 // Pieces that follow one another there are copied at once.
-at::Tensor join_on_gpu(const Parts& parts, at::IntArrayRef sizes, uint64_t bytes, c10::Device device) {
+at::Tensor join_on_gpu(const Parts& parts, at::IntArrayRef sizes, uint64_t bytes, c10::Device device,
+                       DeviceCopies& copies) {
   const auto whole = at::empty({static_cast<int64_t>(bytes)}, at::TensorOptions(at::kByte).device(device));
   at::Tensor staged;
   uint64_t begin = 0, end = 0;  // of what is staged and not copied yet
-  const auto copy = [&](const at::Tensor& from, uint64_t place) {
-    whole.narrow(0, static_cast<int64_t>(place), from.size(0)).copy_(from, /*non_blocking=*/true);
+  const auto part = [](const at::Tensor& tensor, uint64_t first, uint64_t size) {
+    return tensor.narrow(0, static_cast<int64_t>(first), static_cast<int64_t>(size));
   };
   const auto copy_staged = [&] {
-    if (begin < end) copy(staged.narrow(0, static_cast<int64_t>(begin), static_cast<int64_t>(end - begin)), begin);
+    if (begin < end) part(whole, begin, end - begin).copy_(part(staged, begin, end - begin), /*non_blocking=*/true);
     begin = end;
   };
   for_each_piece(parts, [&](const exportkit_piece& piece, uint64_t place) {
     if (piece.device.device_type != kDLCPU) {
       copy_staged();
-      copy(bytes_at(piece.data, piece.size, on_cpu(piece) ? c10::Device(c10::kCPU) : device), place);
+      const at::Tensor to = part(whole, place, piece.size);
+      if (on_cpu(piece)) {
+        to.copy_(bytes_at(piece.data, piece.size, c10::kCPU), /*non_blocking=*/true);
+      } else {
+        bytes_at(piece.data, piece.size, device);
+        copies.add(to.mutable_data_ptr(), piece.data, piece.size);
+      }
       begin = end = place + piece.size;
       return;
     }
@@ -100,14 +108,14 @@ at::Tensor join_on_gpu(const Parts& parts, at::IntArrayRef sizes, uint64_t bytes
   return whole.view(parts.front()->dtype).view(sizes);
 }
 
-at::Tensor join(const Parts& parts, c10::Device device, at::Tensor& kept) {
+at::Tensor join(const Parts& parts, c10::Device device, at::Tensor& kept, DeviceCopies& copies) {
   const std::vector<int64_t> sizes = joined_sizes(parts);
   const auto options = at::TensorOptions(parts.front()->dtype).device(device);
   uint64_t bytes = 0;
   for (const RequestInput* part : parts) bytes += part->bytes;
   if (bytes == 0) return at::empty(sizes, options);
   if (const exportkit_piece* piece = whole_piece(parts, device)) return view_at(piece->data, sizes, options);
-  return device.is_cpu() ? join_on_cpu(parts, sizes, bytes, kept) : join_on_gpu(parts, sizes, bytes, device);
+  return device.is_cpu() ? join_on_cpu(parts, sizes, bytes, kept) : join_on_gpu(parts, sizes, bytes, device, copies);
 }
 
 }  // namespace
@@ -142,12 +150,14 @@ std::vector<at::Tensor> joined(const std::vector<const std::vector<RequestInput>
   const size_t inputs = requests.front()->size();
   kept.resize(inputs);
   std::vector<at::Tensor> together;
+  DeviceCopies copies(device);
   Parts parts;
   for (size_t i = 0; i < inputs; ++i) {
     parts.clear();
     for (const auto* request : requests) parts.push_back(&(*request)[i]);
-    together.push_back(join(parts, device, kept[i]));
+    together.push_back(join(parts, device, kept[i], copies));
   }
+  copies.begin();
   return together;
 }
 

@@ -151,27 +151,30 @@ void RequestRun::run_group(const Group& group) noexcept {
 // Runs requests in one call and ends them. False if that fails for several: none has ended then.
 bool RequestRun::ran(std::span<Member> members) {
   auto workspace = open_.workspaces[method_].take();
-  const auto end_of_use = c10::make_scope_exit([&] {
-    try {
-      model_.wait();                   // what ran before a failure may still use it
-    } catch (const std::exception&) {  // the device is broken
-    }
-    open_.workspaces[method_].give_back(std::move(workspace));
-  });
+  const auto end_of_use = c10::make_scope_exit([&] { open_.workspaces[method_].give_back(std::move(workspace)); });
   Tensors outputs;
   try {
     outputs = outputs_of(members, *workspace);
   } catch (...) {
+    wait_after_failure();
     if (members.size() > 1) return false;
     members.front().turn.reset();
     fail(members.front().request->index);
     return true;
   }
-  answer(members, std::move(outputs));
+  answer(members, std::move(outputs), *workspace);
   return true;
 }
 
-// What the call returned, once it has ended: on a GPU, it may have refused a value.
+// What ran before a failure may still use the memory of requests and workspace.
+void RequestRun::wait_after_failure() const noexcept {
+  try {
+    model_.wait();
+  } catch (const std::exception&) {  // the device is broken
+  }
+}
+
+// What the call returned. It has ended, unless it is that of one request without state.
 RequestRun::Tensors RequestRun::outputs_of(std::span<const Member> members, Workspace& workspace) const {
   std::vector<const std::vector<RequestInput>*> given;
   for (const Member& member : members) given.push_back(&member.request->inputs);
@@ -188,21 +191,32 @@ RequestRun::Tensors RequestRun::outputs_of(std::span<const Member> members, Work
   return outputs;
 }
 
-// When a request ends, its memory and its session are the caller's. Outputs may be a part of the session's state.
-void RequestRun::answer(std::span<Member> members, Tensors outputs) {
+// When a request ends, its memory and its session are the caller's. Outputs may be a part of the session's state. Where
+// the call still runs, the copies follow it, and are waited for with it.
+void RequestRun::answer(std::span<Member> members, Tensors outputs, const Workspace& workspace) {
   RequestAnswers answers(info_, std::move(outputs), model_.package.device(), answers_);
   std::vector<std::exception_ptr> problems(members.size());
+  const auto noted = [](std::exception_ptr& problem, const auto& act) {
+    try {
+      act();
+    } catch (...) {
+      problem = std::current_exception();
+    }
+  };
   int64_t row = 0;
   for (size_t i = 0; i < members.size(); ++i) {
     const Request& request = *members[i].request;
-    try {
-      answers.place(request.index, row, members.size() > 1 ? request.rows : -1);
-    } catch (...) {
-      problems[i] = std::current_exception();
-    }
+    noted(problems[i], [&] { answers.place(request.index, row, members.size() > 1 ? request.rows : -1); });
     row += request.rows;
   }
-  model_.wait();
+  try {
+    answers.begin();
+    model_.wait();
+  } catch (...) {
+    wait_after_failure();
+    throw;
+  }
+  if (members.size() == 1 && !info_.stateful) noted(problems.front(), [&] { model_.look(method_, workspace.refused); });
   answers.finish();
   for (Member& member : members) member.turn.reset();
   for (size_t i = 0; i < members.size(); ++i) {

@@ -46,7 +46,8 @@ class RequestRun {
   bool ran(std::span<Member> members);
   Tensors outputs_of(std::span<const Member> members, Workspace& workspace) const;
 
-  void answer(std::span<Member> members, Tensors outputs);
+  void wait_after_failure() const noexcept;
+  void answer(std::span<Member> members, Tensors outputs, const Workspace& workspace);
   void end(size_t index) noexcept;
   // Ends a request with the exception that is being handled.
   void fail(size_t index) noexcept;

@@ -173,6 +173,7 @@ void Request::finish(const Failure& failure) noexcept {
 // Triton has the request back before the client has the answer. A client that is quick would else send the next step of
 // a sequence meanwhile, and Triton 24.10 crashes now and then where it has two of them.
 void Request::finish() noexcept {
+  if (compute_end_ == 0) compute_end_ = now();
   if (call_.error != nullptr) {
     Failure found = failure(std::exchange(call_.error, nullptr));
     if (!failure_) failure_ = std::move(found);
@@ -188,9 +189,8 @@ void Request::finish() noexcept {
 }
 
 void Request::report() const noexcept {
-  const uint64_t end = now();
   ignore(TRITONBACKEND_ModelInstanceReportStatistics(instance_, triton_, !failed(), begin_, compute_begin_,
-                                                     compute_end_ == 0 ? end : compute_end_, end));
+                                                     compute_end_, now()));
 }
 
 }  // namespace exportkit::triton

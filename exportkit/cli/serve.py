@@ -35,7 +35,7 @@ _FOLDER = click.Path(exists=True, file_okay=False, path_type=Path)
     "repository",
     type=_FOLDER,
     metavar="DIR",
-    help="Serve the packages of this folder too: NAME.pt2, or NAME/VERSION/model.pt2. Clients may load and unload.",
+    help="Serve the packages of this folder too: FILE.pt2, or NAME/VERSION/model.pt2. Clients may load and unload.",
 )
 @click.option("--host", default="127.0.0.1", show_default=True, help="The address to listen on. 0.0.0.0: all.")
 @click.option("--port", type=_PORT, default=8000, show_default=True, help="The HTTP port. 0: any free port.")
@@ -166,8 +166,9 @@ def command(registry: Callable[[], RegistryOptions], as_json: bool, **options: A
     new, answers what it accepted, and exits with 0, or with 1 if that took longer than --drain-timeout. A second Ctrl-C
     ends it at once.
 
-    A PACKAGE may be in a registry (oci://HOST/NAME@sha256:..., extra `registry`). It is pulled into the cache, and the
-    model is called as the last part of NAME. For a tag, a line says which digest it names now.
+    A PACKAGE is served under its own name, that of `exportkit package --name`. It may be in a registry
+    (oci://HOST/NAME@sha256:..., extra `registry`), and is pulled into the cache then. For a tag, a line says which
+    digest it names now.
 
     With --json, the document has the URLs and models, and is printed when the server is ready.
 

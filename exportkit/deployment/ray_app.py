@@ -8,24 +8,21 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import msgspec
 from ray import serve
-from ray.serve.config import BackpressureConfig
+from ray.serve._private.constants import RAY_SERVE_ENABLE_HA_PROXY, SERVE_SESSION_ID
+from ray.serve.config import BackpressureConfig, RequestRouterConfig
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from exportkit.deployment.ray_sequences import behind_router, with_sequences
-from exportkit.errors import UsageError
-from exportkit.package.archive import PackageReader
-from exportkit.package.trust import Trust
-from exportkit.serve.engine.folder import packages_in
+from exportkit.errors import HostError, UsageError
 from exportkit.serve.engine.repository import Repository
 from exportkit.serve.engine.servable import check_packages
 from exportkit.serve.http.asgi import make_app
 from exportkit.serve.http.exchange import HttpOptions
 from exportkit.serve.process_settings import give_up_the_lock_soon
+from exportkit.serve.protocol.parameters import SEQUENCE_ID
 from exportkit.serve.sequences.table import SequenceLimits
 from exportkit.serve.serve_options import ListenOptions, ServeOptions
 from exportkit.serve.statuses import NotOfferedError
@@ -58,13 +55,13 @@ def application(options: ServeOptions, replica: serve.Deployment | None = None) 
     Packages that are here are looked at, so that one without a method that can be served is refused before Ray starts.
 
     Args:
-        options: What to serve. If there may be sequences, each request asks where it should go.
+        options: What to serve. If there may be sequences, Ray brings each step to the replica of its session.
         replica: The deployment. Default: `Replica`.
 
     Raises:
         UsageError: An option is Ray's business, or no method of a package can be served.
         PackageError: A package is bad, or lacks a required signature.
-        HostError: Ray reads the id of a sequence from another header than clients send.
+        HostError: Ray on this machine does not bring the steps of a sequence to one replica.
     """
     check_options(options)
     sequences = options.sequences.most > 0
@@ -75,9 +72,27 @@ def application(options: ServeOptions, replica: serve.Deployment | None = None) 
         graceful_shutdown_timeout_s=options.drain_seconds,
         ray_actor_options={"num_cpus": 1, "num_gpus": gpus},
     )
-    if not sequences:
-        return deployment.bind(options)
-    return behind_router(with_sequences(deployment).bind(options))
+    return (_with_sequences(deployment) if sequences else deployment).bind(options)
+
+
+def _with_sequences(deployment: serve.Deployment) -> serve.Deployment:
+    """Returns a deployment whose requests go to the replica that Ray's router finds by their header `x-session-id`."""
+    if RAY_SERVE_ENABLE_HA_PROXY:
+        raise HostError(
+            "Ray's HAProxy does not bring the steps of a sequence to the replica that has its state",
+            hint="Set RAY_SERVE_ENABLE_HA_PROXY=0 on every node, or leave `sequences` out.",
+        )
+    if SERVE_SESSION_ID.lower() != SEQUENCE_ID:
+        raise HostError(
+            f"Ray reads the sequence's id from the header {SERVE_SESSION_ID}, and clients send {SEQUENCE_ID}",
+            hint="Unset RAY_SERVE_SESSION_ID_HEADER_KEY on every node.",
+        )
+    settings: dict[str, Any] = {  # Ray's annotations want a class, and its documents a text
+        "request_router_class": "ray.serve.experimental.consistent_hash_router.ConsistentHashRouter",
+        # Another replica has no state: a step waits for its own one.
+        "request_router_kwargs": {"num_fallback_replicas": 0},
+    }
+    return deployment.options(request_router_config=RequestRouterConfig(**settings))
 
 
 def options_of(args: Mapping[str, Any]) -> ServeOptions:
@@ -204,31 +219,3 @@ class _InReplica:
             await send(message)
 
         await self._inner(scope, receive, owned)
-
-
-def without_needless_sequences(options: ServeOptions) -> ServeOptions:
-    """Returns options without sequences where no package here has state: requests need not ask where to go then.
-
-    Raises:
-        PackageError: A package is bad, or lacks a required signature.
-    """
-    packages = [*options.packages]
-    if options.repository is not None:
-        packages += [package.path for package in packages_in(options.repository)]
-    demand = Trust(options.load.public_keys).demand()
-    for path in packages:
-        with PackageReader(path, demand=demand) as reader:
-            if reader.manifest.state:
-                return options
-    return dataclasses.replace(options, sequences=SequenceLimits(most=0))
-
-
-def absolute(options: ServeOptions) -> ServeOptions:
-    """Returns the options with paths that mean the same in every process of this machine."""
-    keys = tuple(Path(key).resolve() for key in options.load.public_keys)
-    return dataclasses.replace(
-        options,
-        packages=tuple(package.resolve() for package in options.packages),
-        repository=options.repository and options.repository.resolve(),
-        load=dataclasses.replace(options.load, public_keys=keys),
-    )

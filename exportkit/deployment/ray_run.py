@@ -2,21 +2,28 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import signal
 import threading
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from exportkit.errors import HostError
+from exportkit.package.archive import PackageReader
+from exportkit.package.trust import Trust
+from exportkit.serve.engine.folder import packages_in
+from exportkit.serve.sequences.table import SequenceLimits
 from exportkit.serve.serve_options import ServeOptions
 
 
 def run_on_ray(options: ServeOptions, *, started: Callable[[str], None]) -> None:
     """Serves on the cluster that RAY_ADDRESS names, or on a new one of this machine. Must be called in the main thread.
 
-    A new cluster uses Ray's HAProxy, so that a body goes from the client to the replica without a copy in Python. On a
-    cluster that runs already, the environment of its nodes decides: RAY_SERVE_ENABLE_HA_PROXY=1.
+    A new cluster uses Ray's HAProxy where there are no sequences, so that a body goes from the client to the replica
+    without a copy in Python. On a cluster that runs already, the environment of its nodes decides:
+    RAY_SERVE_ENABLE_HA_PROXY=1.
 
     Args:
         options: What to serve. Of `listen`, only `host` and `port` are used.
@@ -27,15 +34,17 @@ def run_on_ray(options: ServeOptions, *, started: Callable[[str], None]) -> None
         UsageError: An option is Ray's business, or there is nothing to serve.
         PackageError: A package is bad, or lacks a required signature.
     """
-    os.environ.setdefault("RAY_SERVE_ENABLE_HA_PROXY", "1")  # Ray reads it when it is imported
+    options = _absolute(without_needless_sequences(options))
+    # Ray reads it when it is imported.
+    os.environ.setdefault("RAY_SERVE_ENABLE_HA_PROXY", "0" if options.sequences.most else "1")
     try:
         import ray
         from ray import serve
 
-        from exportkit.deployment.ray_app import NAME, absolute, application, without_needless_sequences
+        from exportkit.deployment.ray_app import NAME, application
     except ImportError as error:
         raise HostError(f"cannot serve on Ray: {error}", hint="`pip install 'exportkit[serve,ray]'`.") from error
-    made = application(absolute(without_needless_sequences(options)))
+    made = application(options)
     local = not os.environ.get("RAY_ADDRESS")
     where: dict[str, Any] = {"address": "local", "include_dashboard": False} if local else {}
     ray.init(log_to_driver=False, configure_logging=False, **where)
@@ -50,3 +59,31 @@ def run_on_ray(options: ServeOptions, *, started: Callable[[str], None]) -> None
     finally:
         serve.delete(NAME)  # drains
         ray.shutdown()  # ends the cluster, if it was made here
+
+
+def without_needless_sequences(options: ServeOptions) -> ServeOptions:
+    """Returns options without sequences where no package here has state: requests need not ask where to go then.
+
+    Raises:
+        PackageError: A package is bad, or lacks a required signature.
+    """
+    packages = [*options.packages]
+    if options.repository is not None:
+        packages += [package.path for package in packages_in(options.repository)]
+    demand = Trust(options.load.public_keys).demand()
+    for path in packages:
+        with PackageReader(path, demand=demand) as reader:
+            if reader.manifest.state:
+                return options
+    return dataclasses.replace(options, sequences=SequenceLimits(most=0))
+
+
+def _absolute(options: ServeOptions) -> ServeOptions:
+    """Returns the options with paths that mean the same in every process of this machine."""
+    keys = tuple(Path(key).resolve() for key in options.load.public_keys)
+    return dataclasses.replace(
+        options,
+        packages=tuple(package.resolve() for package in options.packages),
+        repository=options.repository and options.repository.resolve(),
+        load=dataclasses.replace(options.load, public_keys=keys),
+    )

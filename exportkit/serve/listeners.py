@@ -1,74 +1,17 @@
-"""Opens the ports, says who reaches them, and accepts their connections."""
+"""Opens the ports, and says who reaches them."""
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import errno
 import ipaddress
-import logging
 import resource
 import socket
-from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 
 from exportkit.errors import HostError
 
-_ACCEPTED_AT_ONCE = 64
-_PAUSE_SECONDS = 0.2
 _BACKLOG = 2048
 _OTHER_FILES = 1024  # packages, libraries, worker processes
-
-_log = logging.getLogger(__name__)
-
-
-class Acceptor:
-    """Accepts the connections of listening sockets. All methods are for the event loop's thread."""
-
-    def __init__(self, sockets: Sequence[socket.socket], take: Callable[[socket.socket], None]) -> None:
-        """Begins at once.
-
-        Args:
-            sockets: They listen, and are closed in the end.
-            take: Gets each connection.
-        """
-        self._take = take
-        self._loop = asyncio.get_running_loop()
-        self._sockets = list(sockets)
-        for listener in sockets:
-            listener.setblocking(False)
-            self._watch(listener)
-
-    def close(self) -> None:
-        """Closes the ports. Connections that wait in the system's queue are taken first: it would reset them."""
-        for listener in self._sockets:
-            self._loop.remove_reader(listener)
-            listener.listen(0)  # no more of them wait from now on
-            with contextlib.suppress(OSError):  # none is left
-                for _ in range(_BACKLOG):
-                    self._take(listener.accept()[0])
-            listener.close()
-        self._sockets = []
-
-    def _watch(self, listener: socket.socket) -> None:
-        if listener in self._sockets:
-            self._loop.add_reader(listener, self._accept, listener)
-
-    def _accept(self, listener: socket.socket) -> None:
-        for _ in range(_ACCEPTED_AT_ONCE):
-            try:
-                connection, _ = listener.accept()
-            except (BlockingIOError, ConnectionAbortedError):
-                return
-            except OSError as error:  # as many files are open as may be
-                _log.error("connections are not accepted for a moment: %s", error)
-                return self._pause(listener)
-            self._take(connection)
-
-    def _pause(self, listener: socket.socket) -> None:
-        """Leaves connections to the system's queue for a moment."""
-        self._loop.remove_reader(listener)
-        self._loop.call_later(_PAUSE_SECONDS, self._watch, listener)
 
 
 def open_port(host: str, port: int, option: str) -> list[socket.socket]:
@@ -92,6 +35,8 @@ def open_port(host: str, port: int, option: str) -> list[socket.socket]:
             listener = opened.enter_context(socket.socket(family, socket.SOCK_STREAM))
             # Without it, old connections of an earlier server keep the port for a minute.
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            # Its connections inherit it: those of clients that vanished without a word end after two hours.
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
             if family == socket.AF_INET6 and len(addresses) > 1:
                 listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)  # the other socket has IPv4
             try:

@@ -17,8 +17,13 @@ _MMAP_BYTES = 32 << 20  # the most that glibc allows
 _KEPT_BYTES = 256 << 20
 _SWITCH_SECONDS = 1e-4
 
-_SERVE = ("httptools", "uvloop", "starlette", "prometheus_client", "hpack", "google.protobuf")
-_TRACES = ("opentelemetry.sdk", "opentelemetry.exporter.otlp.proto.http")
+_SERVE = ("uvicorn", "httptools", "uvloop", "starlette", "prometheus_client", "grpc", "google.protobuf")
+_TRACES = (
+    "opentelemetry.sdk",
+    "opentelemetry.exporter.otlp.proto.http",
+    "opentelemetry.instrumentation.asgi",
+    "opentelemetry.instrumentation.grpc",
+)
 
 
 def keep_freed_memory() -> bool:

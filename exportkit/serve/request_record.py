@@ -61,6 +61,10 @@ class RequestRecord:
         protocol: The way in.
         id: The `x-request-id` of the answer.
         started: When the request's headers were read, by `time.perf_counter()`, in seconds.
+        seconds: From then to the end of the answer.
+        method: The HTTP method, or the full name of the RPC.
+        path: The URL's path without its query, as the client wrote it. Empty for gRPC.
+        remote: The client's address, without its port. Empty: not known.
         model: The served model that is asked for an inference. Empty: none, or no such model is served.
         version: Its version. Empty: no version was chosen.
         status: The HTTP status, or 0 before the answer has begun. 499: the client went away.
@@ -75,6 +79,10 @@ class RequestRecord:
     protocol: Literal["http", "grpc"] = "http"
     id: str = ""
     started: float = field(default_factory=time.perf_counter)
+    seconds: float = 0.0
+    method: str = ""
+    path: str = ""
+    remote: str = ""
     model: str = ""
     version: str = ""
     status: int = 0

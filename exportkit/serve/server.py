@@ -19,14 +19,15 @@ import math
 import os
 import signal
 import socket
-import time
+import sys
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import uvloop
 from prometheus_client import disable_created_metrics
+from starlette.types import ASGIApp
 
 from exportkit.errors import ExportkitError, UsageError
 from exportkit.runtime.targets import parse_device
@@ -35,20 +36,23 @@ from exportkit.serve.engine.servable import check_packages
 from exportkit.serve.http.asgi import make_app
 from exportkit.serve.http.exchange import HttpOptions
 from exportkit.serve.listeners import allow_files, is_loopback, open_port, reserve_port, url_host
-from exportkit.serve.operations.access_log import observers_of
+from exportkit.serve.operations.access_log import AccessLog
 from exportkit.serve.operations.api_keys import ApiKeys, RequireKey
-from exportkit.serve.operations.connection_limits import ConnectionLimits
 from exportkit.serve.operations.http_server import HttpServer
+from exportkit.serve.operations.line_writer import LineWriter
 from exportkit.serve.operations.metrics import Metrics
-from exportkit.serve.operations.observation import Finished, Observation, ObservedApp
+from exportkit.serve.operations.observation import Observation, Observer
 from exportkit.serve.operations.tls import Tls, read_tls
 from exportkit.serve.page.page_routes import open_paths as page_paths
 from exportkit.serve.page.page_routes import page_routes
 from exportkit.serve.process_settings import collect_requests, give_up_the_lock_soon, keep_freed_memory, log_failures
 from exportkit.serve.request_record import RequestRecord
-from exportkit.serve.rpc.grpc_server import GrpcServer, RpcOptions
+from exportkit.serve.rpc.grpc_server import GrpcServer, RpcOptions, credentials_of
 from exportkit.serve.rpc.rpc_calls import RpcCall
 from exportkit.serve.serve_options import ListenOptions, ServeOptions
+
+if TYPE_CHECKING:
+    from exportkit.serve.operations.tracing import Traces
 
 
 class NotAnsweredError(ExportkitError):
@@ -81,6 +85,7 @@ class Started:
 Ready = Callable[[Started], None]
 Report = Callable[[str], None]
 _SECONDS_BETWEEN_LOOKS = 0.25  # for a GPU that is lost
+_SECONDS_TO_WRITE = 2.0  # what is left of the access log
 _SECONDS_TO_GIVE_UP = 10.0  # for what runs on it or was answered
 
 
@@ -142,6 +147,12 @@ def _warnings(listen: ListenOptions) -> Iterator[str]:
         yield "API keys cross the network in clear text. --tls-certificate and --tls-key encrypt them."
 
 
+def _traces_to(endpoint: str) -> Traces:
+    from exportkit.serve.operations.tracing import traces_to  # its packages are an extra
+
+    return traces_to(endpoint)
+
+
 class _Server:
     """What runs in the loop."""
 
@@ -155,8 +166,15 @@ class _Server:
         self._report = report
         self._repository = Repository(options)
         self._metrics = Metrics(self._repository)
-        observers, self._closing = observers_of(options, self._metrics.log_lines_lost.inc)
-        self._observation = Observation([self._metrics, *observers])
+        self._log = LineWriter(sys.stderr.fileno(), self._metrics.log_lines_lost.inc) if options.access_log else None
+        self._traces = None if options.traces is None else _traces_to(options.traces)
+        observers: list[Observer] = [self._metrics]
+        if self._log is not None:
+            observers.append(AccessLog(self._log))
+        if self._traces is not None:
+            observers.append(self._traces)
+        self._observation = Observation(observers)
+        self._metrics.in_flight.set_function(lambda: self._observation.in_flight)
         self._draining = False
         self._stop = asyncio.Event()
         self._interrupted = asyncio.Event()
@@ -178,13 +196,15 @@ class _Server:
                 raise KeyboardInterrupt
             return work.result()
         finally:
-            for close in self._closing:
-                close()
+            if self._log is not None:
+                self._log.close(_SECONDS_TO_WRITE)
+            if self._traces is not None:
+                self._traces.close()
 
     async def _serve(self) -> bool:
         listen = self._options.listen
         sockets = open_port(listen.host, listen.port, "--port")
-        http = self._start_http(sockets)
+        http = await self._start_http(sockets)
         try:
             reserved = None if listen.grpc_port is None else reserve_port(listen.host, listen.grpc_port, "--grpc-port")
             scheme = "http" if self._tls is None else "https"
@@ -210,31 +230,35 @@ class _Server:
             await http.close()
         return True
 
-    def _start_http(self, sockets: Sequence[socket.socket]) -> HttpServer:
-        metrics = self._metrics.route(lambda: self._observation.in_flight)
+    async def _start_http(self, sockets: Sequence[socket.socket]) -> HttpServer:
+        metrics = self._metrics.route()
         open_paths = {"/v2/health/live", "/v2/health/ready", *page_paths()}
-        app = make_app(
+        app: ASGIApp = make_app(
             self._repository,
             HttpOptions(),
-            routes=[metrics, *page_routes(self._repository, self._options)],
+            routes=[metrics, *page_routes(self._repository)],
             middleware=[] if self._keys is None else [partial(RequireKey, keys=self._keys, open_paths=open_paths)],
         )
-        observed = ObservedApp(app, self._observation, lambda: self._draining)
-        limits = ConnectionLimits(connections=self._options.listen.max_connections)
-        server = HttpServer(observed, limits, self._observation.refused, self._tls)
-        server.listen(sockets)
+        app = self._observation.wrap(app, lambda: self._draining)
+        if self._traces is not None:
+            app = self._traces.wrap(app)
+        server = HttpServer(app, self._options.listen.max_connections, self._tls)
+        await server.listen(sockets)
         return server
 
     async def _start_grpc(self, reserved: socket.socket | None) -> GrpcServer | None:
         if reserved is None:
             return None
+        tls = self._tls
         options = RpcOptions(
             host=self._options.listen.host,
             port=reserved.getsockname()[1],
-            tls=None if self._tls is None else self._tls.rpc_context,
+            credentials=None
+            if tls is None
+            else credentials_of(tls.certificate, tls.private_key, tls.client_authorities),
             allow=None if self._keys is None else self._keys.allow,
             observe=self._observe_call,
-            max_held=self._options.batch.max_queued_bytes,
+            interceptors=[] if self._traces is None else [self._traces.interceptor()],
             max_connections=self._options.listen.max_connections,
         )
         with reserved:
@@ -243,9 +267,8 @@ class _Server:
         return server
 
     def _observe_call(self, call: RpcCall, record: RequestRecord) -> None:
-        metadata = {name: value for name, value in call.metadata.items() if isinstance(value, str)}
-        seconds = time.perf_counter() - record.started
-        self._observation.finished(Finished(record, call.method, "", call.remote, metadata, seconds))
+        record.method, record.remote = call.method, call.remote
+        self._observation.finished(record)
 
     def _say_ready(self, url: str, grpc: GrpcServer | None) -> None:
         models = tuple(

@@ -159,7 +159,7 @@ def test_who_listens_to_others_without_asking_who_they_are_is_warned(listen: Lis
 @pytest.mark.parametrize(
     ("missing", "options", "extra"),
     [
-        ("hpack", (), "serve"),
+        ("uvicorn", (), "serve"),
         ("google.protobuf", (), "serve"),
         ("opentelemetry.sdk", ("--traces", "http://x"), "traces"),
     ],

@@ -25,7 +25,6 @@ class Steps:
     def __init__(self, url: str, model: str, pool: urllib3.PoolManager) -> None:
         self._url, self._pool = f"{url}/v2/models/{model}/infer", pool
         self._id = secrets.token_hex(16)
-        self._replica: str | None = None
         self._begins = True
 
     def infer(self, x: np.ndarray[Any, Any], *, end: bool = False) -> np.ndarray[Any, Any]:
@@ -39,7 +38,6 @@ class Steps:
                 continue
             if answer.status == 200:
                 self._begins = False
-                self._replica = answer.headers.get("x-session-replica", self._replica)
                 length = int(answer.headers["inference-header-content-length"])
                 found = InferenceServerClient.parse_response_body(answer.data, header_length=length).as_numpy("0")
                 assert found is not None
@@ -57,7 +55,6 @@ class Steps:
         which = {"sequence_id": self._id, "sequence_start": self._begins, "sequence_end": end}
         body, length = InferenceServerClient.generate_request_body([given], **which)
         headers = {"Inference-Header-Content-Length": f"{length}", "x-session-id": quote(self._id)}
-        headers |= {} if self._replica is None else {"x-session-replica": self._replica}
         return self._pool.request("POST", self._url, body=body, headers=headers, retries=False, timeout=_SECONDS)
 
     def _may_have_run(self, reason: str) -> None:

@@ -76,7 +76,6 @@ def check_pod(
     [
         ("kubernetes/exportkit", ["Deployment", "Service", "PodDisruptionBudget"]),
         ("triton/kubernetes", ["Deployment", "Service", "PodDisruptionBudget"]),
-        ("kubernetes/sequences", ["Service", "ConfigMap", "Deployment", "Service", "PodDisruptionBudget"]),
     ],
 )
 def test_the_kubernetes_manifests_fit_the_schemas_of_kubernetes(file: str, kinds: list[str]):
@@ -107,26 +106,6 @@ def test_the_kubernetes_manifest_is_one_of_ours(file: str, check: Callable[[list
     assert set(mounts) == {volume["name"] for volume in pod["volumes"]}
     assert mounts["cache"] == "/cache"  # EXPORTKIT_CACHE of the image
     assert budget["spec"]["minAvailable"] < deployment["spec"]["replicas"]
-
-
-def test_envoy_s_manifest_fits_the_one_of_the_pods():
-    replicas, configuration, envoy, service, budget = documents("kubernetes/sequences.yaml")
-    pods = documents("kubernetes/exportkit.yaml")[0]["spec"]
-    assert replicas["spec"]["selector"] == pods["selector"]["matchLabels"]
-    named = {port["name"]: port["containerPort"] for port in pods["template"]["spec"]["containers"][0]["ports"]}
-    assert {port["targetPort"]: port["port"] for port in replicas["spec"]["ports"]} == named
-    assert (replicas["spec"]["clusterIP"], replicas["spec"]["publishNotReadyAddresses"]) == ("None", True)
-    where = [f"address: {replicas['metadata']['name']}, port_value: {port}" for port in named.values()]
-    assert all(place in configuration["data"]["envoy.yaml"] for place in where)
-    template = envoy["spec"]["template"]
-    (container,) = template["spec"]["containers"]
-    labels = [service["spec"]["selector"], budget["spec"]["selector"]["matchLabels"], template["metadata"]["labels"]]
-    assert [envoy["spec"]["selector"]["matchLabels"]] * 3 == labels
-    (volume,) = template["spec"]["volumes"]
-    (mount,) = container["volumeMounts"]
-    assert volume["configMap"]["name"] == configuration["metadata"]["name"]
-    assert f"{mount['mountPath']}/envoy.yaml" in container["args"]
-    assert container["securityContext"]["capabilities"] == {"drop": ["ALL"]}
 
 
 @pytest.mark.parametrize(("folder", "check"), [("kserve", check_arguments), ("triton", check_triton_arguments)])

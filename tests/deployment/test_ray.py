@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
+import json
 import os
-import re
 import shutil
 import signal
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -22,31 +23,26 @@ import urllib3
 from urllib3.util import Retry
 
 ray = pytest.importorskip("ray", reason="Ray is not installed")
-pytest.importorskip("ray.serve", reason="Ray Serve is not installed")
 os.environ["RAY_SERVE_ENABLE_HA_PROXY"] = "1"  # read when ray.serve is imported
+pytest.importorskip("ray.serve", reason="Ray Serve is not installed")
 
-from ray import serve  # noqa: E402
-from ray.cluster_utils import Cluster  # noqa: E402
-from ray.serve.context import _get_global_client  # noqa: E402
 from ray.serve.schema import ServeDeploySchema  # noqa: E402
 
-import exportkit  # noqa: E402
 from exportkit.deployment import ray_app  # noqa: E402
 from exportkit.deployment.ray_app import NAME, check_options, options_of  # noqa: E402
-from exportkit.errors import UsageError  # noqa: E402
+from exportkit.deployment.ray_run import without_needless_sequences  # noqa: E402
+from exportkit.errors import HostError, UsageError  # noqa: E402
 from exportkit.package.archive import PackageReader, StoredRecord, write_package  # noqa: E402
 from exportkit.serve.sequences.table import SequenceLimits  # noqa: E402 (likewise)
 from exportkit.serve.serve_options import ServeOptions  # noqa: E402 (after importorskip)
-from tests.deployment.observed_replica import JOURNAL, Journal  # noqa: E402
-from tests.deployment.stepping import LostError, Steps  # noqa: E402
+from tests.deployment.observed_replica import Journal  # noqa: E402
+from tests.deployment.ray_cluster import ROOT, deploy, two_nodes  # noqa: E402
 from tests.package import samples, stateful_samples  # noqa: E402 (likewise)
 from tests.runtime import stateful, tiny  # noqa: E402
 
-ROOT = Path(__file__).parents[2]
 PORT = 18700
 URL = f"http://127.0.0.1:{PORT}"
 THREADS = 8
-SETTINGS = {"autoscaling_config": None, "num_replicas": 2, "max_replicas_per_node": 1}
 
 
 @pytest.fixture(scope="module")
@@ -60,39 +56,9 @@ def folder(tiny_package: Path, tmp_path_factory: pytest.TempPathFactory) -> Path
 
 @pytest.fixture(scope="module")
 def cluster(folder: Path) -> Iterator[Any]:
-    """A head that has the proxy, and two nodes with a replica on each."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PYTHONPATH", str(ROOT))
-        patch.setenv(JOURNAL, str(folder / "journal"))
-        memory = 100 * 2**20
-        head = {"num_cpus": 0, "include_dashboard": False, "object_store_memory": memory}
-        made = Cluster(initialize_head=True, head_node_args=head)
-        try:
-            for _ in range(2):
-                made.add_node(num_cpus=2, object_store_memory=memory)
-            ray.init(address=made.address, log_to_driver=False)
-            serve.start(proxy_location="HeadOnly", http_options={"host": "127.0.0.1", "port": PORT})
-            deploy(folder)
-            yield made
-        finally:
-            ray.shutdown()
-            made.shutdown()
-
-
-def deploy(folder: Path, args: dict[str, Any] | None = None, **settings: Any) -> None:
-    """Does what `serve deploy` does, with two replicas, and waits until all is as the configuration says."""
-    application = {
-        "name": NAME,
-        "route_prefix": "/",
-        "import_path": "tests.deployment.observed_replica:app",
-        "args": {"repository": str(folder)} | (args or {}),
-        "deployments": [{"name": NAME, **SETTINGS, **settings}],
-    }
-    _get_global_client().deploy_apps(ServeDeploySchema.model_validate({"applications": [application]}))
-    end = time.monotonic() + 120
-    while (status := serve.status().applications.get(NAME)) is None or status.status != "RUNNING":
-        assert time.monotonic() < end, status
-        time.sleep(0.2)
+    with two_nodes(folder, PORT) as made:
+        deploy(folder)
+        yield made
 
 
 # --- load -------------------------------------------------------------------------------------------------------------
@@ -291,69 +257,24 @@ def test_a_new_version_loses_no_request(cluster: Any, folder: Path):
     assert load.lost == {}
 
 
-def test_sequences_stay_with_their_replica_and_are_lost_with_it(cluster: Any, folder: Path):
-    """The one that takes the place of a lost replica gets a share of all sequences, which are lost with it."""
-    package = stateful.write(folder / "recorder.pt2")
-    with exportkit.load(package) as model, model.session(batch=1) as session:
-        right = [session.push(torch.from_numpy(row(step))).numpy() for step in range(stateful.ROWS)]
-    deploy(folder, {"sequences": {"idle_seconds": 600}})
-    journal = Journal(folder / "journal")
-    pool = urllib3.PoolManager()
-    wait_for_routers(pool)
-    begun = [Steps(URL, "recorder.push", pool) for _ in range(30)]
-    assert lost_in(begun, range(2), right) == set()
-    os.kill(journal.living().pop(), signal.SIGKILL)
-    assert 0 < len(lost_in(begun, range(2, 3), right)) < len(begun)
-    end = time.monotonic() + 120
-    while len(replica_processes()) != 2:  # those of the deployment before drain, and the killed one is replaced
-        assert time.monotonic() < end
-        time.sleep(0.5)
+def test_sequences_stay_with_their_replica_and_are_lost_with_it(folder: Path, tmp_path: Path):
+    """In a process of its own, because Ray reads when it is imported whether there is HAProxy."""
+    command = [sys.executable, "-m", "tests.deployment.ray_sequences", str(tmp_path)]
+    environment = {
+        **os.environ,
+        "RAY_SERVE_ENABLE_HA_PROXY": "0",
+        "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
+    }
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-4000:]
+    begun, lost = json.loads(done.stdout.splitlines()[-1])
+    assert 0 < lost < begun
 
 
-def replica_processes() -> set[int]:
-    """The processes of the replicas, and not those of the routers."""
-    titles = {path.parent.name: title_of(path) for path in Path("/proc").glob("[0-9]*/cmdline")}
-    pattern = re.compile(f"ray::ServeReplica:{NAME}:{NAME}(?!-)")
-    return {int(process) for process, title in titles.items() if pattern.match(title)}
-
-
-def title_of(path: Path) -> str:
-    with contextlib.suppress(OSError):  # it ended
-        return path.read_bytes().decode(errors="replace")
-    return ""
-
-
-def row(step: int) -> np.ndarray[Any, Any]:
-    return np.full((1, stateful.WIDTH), 0.1 * (step + 1), np.float32)
-
-
-def lost_in(sequences: list[Steps], steps: range, right: list[np.ndarray[Any, Any]]) -> set[Steps]:
-    """Sends steps of sequences in turns, and returns those that were lost."""
-    lost = set()
-    for step in steps:
-        for sequence in sequences:
-            try:
-                answer = sequence.infer(row(step))
-            except LostError:
-                lost.add(sequence)
-            else:
-                np.testing.assert_array_equal(answer, right[step])
-    return lost
-
-
-def wait_for_routers(pool: urllib3.PoolManager) -> None:
-    """Waits until HAProxy asks where requests should go. Until it knows whom to ask, it sends them anywhere."""
-    good, end = 0, time.monotonic() + 90
-    while good < 20:
-        assert time.monotonic() < end
-        sequence = Steps(URL, "recorder.push", pool)
-        try:
-            for step in range(3):
-                sequence.infer(row(step), end=step == 2)
-            good += 1
-        except LostError:
-            good = 0
-            time.sleep(0.5)
+def test_sequences_and_haproxy_are_refused_together(tmp_path: Path):
+    package = stateful.write(tmp_path / "recorder.pt2")
+    with pytest.raises(HostError, match="HAProxy does not bring the steps"):
+        ray_app.application(ServeOptions(packages=(package,)))
 
 
 def test_a_lost_node_loses_what_was_in_flight_there(cluster: Any, folder: Path):
@@ -396,7 +317,7 @@ def test_a_package_whose_methods_all_have_state_needs_sequences(tmp_path: Path):
     manifest = msgspec.structs.replace(whole, methods=(decode,), targets=(target,), weights=())
     write_package(tmp_path / "llm.pt2", manifest, records)
     options = ServeOptions(packages=(tmp_path / "llm.pt2",))
-    assert ray_app.without_needless_sequences(options) == options
+    assert without_needless_sequences(options) == options
     without = options_of({"packages": [str(tmp_path / "llm.pt2")]})
     assert without.sequences == SequenceLimits(most=0)
     with pytest.raises(UsageError, match="llm cannot be served: decode has state"):
@@ -405,4 +326,4 @@ def test_a_package_whose_methods_all_have_state_needs_sequences(tmp_path: Path):
 
 def test_sequences_are_asked_for_only_where_there_is_state(tiny_package: Path, folder: Path):
     for options in (ServeOptions(packages=(tiny_package,)), ServeOptions(repository=folder)):
-        assert ray_app.without_needless_sequences(options).sequences.most == 0
+        assert without_needless_sequences(options).sequences.most == 0

@@ -78,7 +78,7 @@ def test_a_package_has_the_published_answers_wherever_it_runs(
         given.append(triton.InferInput(key, list(value.shape), np_to_triton_dtype(value.numpy().dtype)))
         given[-1].set_data_from_numpy(value.numpy())
     with served_packages(package) as site, triton.InferenceServerClient(f"127.0.0.1:{site.port}") as client:
-        answer = client.infer("crystal", given)
+        answer = client.infer("Crystal", given)
     names = [output["name"] for output in answer.get_response()["outputs"]]
     held({name: torch.from_numpy(np.array(answer.as_numpy(name))) for name in names}, "NaCl", rounding=5)
 

@@ -19,12 +19,12 @@ import exportkit
 from exportkit.package import manifest as m
 from exportkit.serve.page import page_parts as module
 from exportkit.serve.page.page_parts import page_parts
+from tests.contrast import CONTRASTS
 from tests.examples import example_packages
 from tests.examples.speech_example import page, recording, sound, speech_times
 from tests.examples.test_speech_published import written
 from tests.serve.page.in_thread import Site, served_packages
 from tests.serve.page.sent_requests import Recorder
-from tests.serve.page.test_page_in_chromium import CONTRASTS
 from tests.serve.page.visits import Visit, visit
 
 if TYPE_CHECKING:

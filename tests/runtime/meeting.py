@@ -101,6 +101,7 @@ def write(
         path,
         compiled_files(),
         extra=records,
+        name="meeting",
         cases=tuple(recorded),
         call=call(),
         operators=(operator,),

@@ -1,11 +1,14 @@
-"""Memory that was freed is used again, what requests leave behind is collected, and Python's lock is given up soon."""
+"""Memory that was freed is used again, garbage is collected, Python's lock is given up soon, and the log is legible."""
 
 from __future__ import annotations
 
+import logging
 import subprocess
 import sys
 
 import pytest
+
+from exportkit.serve.process_settings import IndentedFormatter
 
 REQUESTS = """
 import resource, sys, threading
@@ -91,3 +94,15 @@ def comes_back(how: str, seconds: int) -> str:
 def test_a_thread_that_works_gives_up_the_lock():
     assert comes_back("never", 1) == "False"
     assert comes_back("soon", 100) == "True"
+
+
+def test_no_text_of_a_client_passes_for_another_entry_of_the_log():
+    try:
+        raise ValueError("why")
+    except ValueError as error:
+        failed = (type(error), error, error.__traceback__)
+    record = logging.LogRecord("x", logging.ERROR, "", 0, "GET %s failed", ('/a\n{"status": 200}\r\x1b[2J',), failed)
+    first, forged, *others = IndentedFormatter("%(levelname)s: %(message)s").format(record).splitlines()
+    assert (first, forged) == ("ERROR: GET /a", '  {"status": 200}\\r\\x1b[2J failed')
+    assert others[-1] == "  ValueError: why"
+    assert all(line.startswith("  ") for line in others)

@@ -20,6 +20,7 @@ import torch
 
 import exportkit
 from benchmarks.serve.workload import Workload, workload
+from exportkit.bench.package_sizes import parse_sizes
 from exportkit.runtime.model import Model
 from exportkit.serve.engine.checked_request import bytes_of
 from exportkit.serve.engine.model_replica import arguments_of, tensors_in
@@ -67,7 +68,10 @@ class Called:
         torch.set_num_threads(len(os.sched_getaffinity(0)))
         self.request: Workload = workload(options.package, options.sizes)
         self.model: Model = exportkit.load(options.package, device=options.device, cuda_graphs=options.cuda_graphs)
-        self._arguments = arguments_of(self.model.manifest.call)
+        call = self.model.manifest.call
+        self._arguments = arguments_of(call)
+        stateful = self.model.manifest.method(None).state
+        self._callee = self.model.session(**parse_sizes(options.sizes, call)) if stateful else self.model
 
     def inputs(self, body: bytes) -> list[torch.Tensor]:
         """Returns the tensors of a body. They are views of it."""
@@ -83,7 +87,7 @@ class Called:
     def outputs(self, inputs: list[torch.Tensor]) -> list[torch.Tensor]:
         """Calls the model. Inputs and outputs are in the CPU's memory."""
         args, kwargs = self._arguments([tensor.to(self.model.device) for tensor in inputs])
-        return [tensor.cpu() for tensor in tensors_in(self.model(*args, **kwargs))]
+        return [tensor.cpu() for tensor in tensors_in(self._callee(*args, **kwargs))]
 
     def together(self, requests: list[list[torch.Tensor]]) -> list[list[torch.Tensor]]:
         """Calls the model with the rows of several requests."""

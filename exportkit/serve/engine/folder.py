@@ -9,7 +9,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from exportkit.errors import UsageError
+from exportkit.errors import ExportkitError, UsageError
+from exportkit.package.archive import PackageReader
+from exportkit.package.trust import Trust
 
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.\-]*")
 _SUFFIX, _VERSIONED, _WEIGHTS = ".pt2", "model.pt2", ".safetensors"
@@ -40,31 +42,21 @@ class PackageFile:
         return (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)
 
 
-def single_package(path: Path) -> PackageFile:
-    """Returns a package that was given by its path. It is served by the name of the file.
-
-    Raises:
-        UsageError: The name cannot be part of a URL.
-    """
-    name = path.name.removesuffix(_SUFFIX)
-    if not _NAME.fullmatch(name):
-        raise UsageError(
-            f"{path.name} cannot be served by its name: names have letters, digits, `_`, `-` and `.`",
-            hint="Rename the file.",
-        )
-    return PackageFile(name, None, path, {})
+def single_package(path: Path, public_keys: Sequence[Path] = ()) -> PackageFile:
+    """Returns a package that was given by its path. It is served by its own name."""
+    return PackageFile(_own_name(path, public_keys), None, path, {})
 
 
-def packages_in(folder: Path) -> list[PackageFile]:
-    """Returns the packages of a model repository: `<name>.pt2`, and `<name>/<version>/model.pt2`.
+def packages_in(folder: Path, public_keys: Sequence[Path] = ()) -> list[PackageFile]:
+    """Returns the packages of a model repository: `<file>.pt2` by their own names, and `<name>/<version>/model.pt2`.
 
-    Other files, and names that cannot be part of a URL, are left alone.
+    Other files, and those whose names cannot be part of a URL, are left alone.
 
     Raises:
         UsageError: The folder cannot be read.
     """
     try:
-        return [package for entry in sorted(folder.iterdir()) for package in _packages_at(entry)]
+        return [package for entry in sorted(folder.iterdir()) for package in _packages_at(entry, public_keys)]
     except OSError as error:
         raise UsageError(f"cannot read the model repository {folder}: {error}") from error
 
@@ -80,16 +72,25 @@ def check_names(packages: Sequence[PackageFile]) -> None:
         other = first.setdefault(package.name, package)
         if other is not package and None in (other.version, package.version):
             raise UsageError(
-                f"{other.path} and {package.path} would both be served as {package.name}", hint="Rename one of them."
+                f"{other.path} and {package.path} would both be served as {package.name}",
+                hint="Give one of them another name: exportkit package --name NAME.",
             )
 
 
-def _packages_at(entry: Path) -> Iterator[PackageFile]:
-    name = entry.name.removesuffix(_SUFFIX)
-    if not _NAME.fullmatch(name):
+def _own_name(path: Path, public_keys: Sequence[Path]) -> str:
+    """Returns the name that a package says; that of the file where it cannot be read, which loading it explains."""
+    try:
+        with PackageReader(path, demand=Trust(public_keys).demand()) as reader:
+            return reader.manifest.name
+    except ExportkitError:
+        return path.name.removesuffix(_SUFFIX)
+
+
+def _packages_at(entry: Path, public_keys: Sequence[Path]) -> Iterator[PackageFile]:
+    if not _NAME.fullmatch(entry.name.removesuffix(_SUFFIX)):
         return
     if entry.name.endswith(_SUFFIX) and entry.is_file():
-        yield PackageFile(name, None, entry, _weights_in(entry.parent))
+        yield PackageFile(_own_name(entry, public_keys), None, entry, _weights_in(entry.parent))
     elif entry.is_dir():
         for version in sorted(entry.iterdir()):
             if _NAME.fullmatch(version.name) and (version / _VERSIONED).is_file():

@@ -100,9 +100,10 @@ class Repository:
 
     def _packages(self) -> list[PackageFile]:
         """Returns what could be served."""
-        packages = [single_package(path) for path in self._options.packages]
+        keys = self._options.load.public_keys
+        packages = [single_package(path, keys) for path in self._options.packages]
         if self._options.repository is not None:
-            packages += packages_in(self._options.repository)
+            packages += packages_in(self._options.repository, keys)
         check_names(packages)
         return packages
 

@@ -56,12 +56,12 @@ def check_packages(packages: Sequence[Path], public_keys: Sequence[Path], *, seq
     """Refuses packages that cannot be served, before anything is loaded. The arguments are `servable`'s.
 
     Raises:
-        UsageError: No method of a package can be served, or a name cannot be part of a URL.
+        UsageError: No method of a package can be served.
         PackageError: A package is bad, or lacks the signature that the keys or this machine's policy demand.
     """
     for path in packages:
         with PackageReader(path, demand=Trust(public_keys).demand()) as reader:
-            servable(single_package(path).name, reader.manifest, sequences=sequences)
+            servable(single_package(path, public_keys).name, reader.manifest, sequences=sequences)
 
 
 def why_not(manifest: Manifest, method: PackagedMethod, *, sequences: bool) -> str | None:

@@ -24,7 +24,6 @@ from exportkit.serve.statuses import (
 Middleware = Callable[[ASGIApp], ASGIApp]
 
 _INFER = ("/v2/models/{model}/infer", "/v2/models/{model}/versions/{version}/infer")
-_GIVEN_ONCE = ("host", "origin", "authorization", "content-encoding", "inference-header-content-length")
 _SHOWN = 200  # characters of a URL in a message
 
 _log = logging.getLogger(__name__)
@@ -53,31 +52,29 @@ def make_app(
     app: ASGIApp = router
     for wrap in reversed(middleware):
         app = wrap(app)
-    return _Application(app, options)
+    return _Application(app, router)
 
 
 class _Application:
     """Turns whatever goes wrong inside into the protocol's JSON."""
 
-    def __init__(self, app: ASGIApp, options: HttpOptions) -> None:
+    def __init__(self, app: ASGIApp, router: Router) -> None:
         self._app = app
-        self._options = options
+        self._router = router
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "lifespan":
-            await _lifespan(receive, send)
-        elif scope["type"] == "websocket":
-            await send({"type": "websocket.close", "code": 1000})
-        else:
+        if scope["type"] == "http":
             await self._answer(scope, receive, send)
+        else:  # lifespan events, and websockets, which it refuses
+            await self._router(scope, receive, send)
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
-        exchange = Exchange(scope, receive, send, self._options)
+        exchange = Exchange(scope, receive, send)
         scope["app"] = self  # so that Starlette's routes raise their refusals
         scope["path"] = scope["path"].rstrip("/") or "/"
         headers: Mapping[str, str] | None = None
         try:
-            _check_headers(scope, exchange.headers)
+            _check_upgrade(exchange.headers)
             _check_origin(scope["method"], exchange.headers)
             await self._app(scope, exchange.receive, exchange.send)
             return
@@ -89,8 +86,6 @@ class _Application:
             _log.exception("request %s: %s %s failed", exchange.record.id, scope["method"], scope["path"][:_SHOWN])
             text = f"the server failed ({type(error).__name__})"
             refusal = ServeError(text, hint="Its log says why, by the x-request-id.")
-        finally:
-            exchange.end()
         await exchange.refuse(refusal, headers)
 
 
@@ -100,17 +95,13 @@ def _without_frames(error: ServeError) -> ServeError:
     return error.with_traceback(None)
 
 
-def _check_headers(scope: Scope, headers: Mapping[str, str]) -> None:
-    """Refuses what two readers, such as a proxy and this server, could understand in two ways."""
-    if scope["http_version"] == "0.9":
-        raise BadRequestError("the request is not HTTP/1.1")
-    if scope["http_version"] == "1.1" and "host" not in headers:
-        raise BadRequestError("the request has no header Host", hint="HTTP/1.1 demands it.")
-    if len(headers) < len(scope["headers"]):
-        names = [name.lower().decode("latin-1") for name, _ in scope["headers"]]
-        for name in _GIVEN_ONCE:
-            if names.count(name) > 1:
-                raise BadRequestError(f"the request has the header {name} {names.count(name)} times", hint="Send one.")
+def _check_upgrade(headers: Mapping[str, str]) -> None:
+    """Refuses a body before another protocol: the server's parser takes it for the other protocol."""
+    if "upgrade" in headers and ("transfer-encoding" in headers or headers.get("content-length", "0") != "0"):
+        raise BadRequestError(
+            "a request with a body offers another protocol",
+            hint="Send no header Upgrade. Java's HttpClient sends none with `version(HTTP_1_1)`.",
+        )
 
 
 def _check_origin(method: str, headers: Mapping[str, str]) -> None:
@@ -140,11 +131,3 @@ def _of_starlette(error: HTTPException, scope: Scope) -> ServeError:
     if error.status_code < 500:
         return BadRequestError(error.detail)
     return ServeError(error.detail)
-
-
-async def _lifespan(receive: Receive, send: Send) -> None:
-    while True:
-        kind = (await receive())["type"].removeprefix("lifespan.")
-        await send({"type": f"lifespan.{kind}.complete"})
-        if kind == "shutdown":
-            return

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import functools
-import re
 import zlib
 from collections.abc import Iterable, Iterator
 from typing import Literal, cast
@@ -15,7 +13,6 @@ Coding = Literal["gzip", "deflate"]
 PIECE = 256 << 10  # bytes that are inflated at once, however well they were compressed
 _WINDOW = {"gzip": 31, "deflate": 15}
 _LEVEL = 1  # tensors hardly get smaller at higher levels, which take many times as long
-_NOT_WANTED = re.compile(r"\s*q\s*=\s*0(\.0*)?\s*", re.IGNORECASE)
 
 
 def coding_of_body(value: str | None) -> Coding | None:
@@ -34,16 +31,14 @@ def coding_of_body(value: str | None) -> Coding | None:
     )
 
 
-@functools.lru_cache(maxsize=16)
 def coding_of_answer(value: str | None) -> Coding | None:
     """Returns how an answer is to be compressed by the header Accept-Encoding.
 
-    Tensors are long and hardly shrink, so only a client that names one coding and no other gets it. A list of codings
-    is what HTTP libraries send without being asked.
+    Tensors are long and hardly shrink, so only a client that names one coding and nothing else gets it. A list of
+    codings is what HTTP libraries send without being asked.
     """
-    items = (item.partition(";") for item in (value or "").split(","))
-    names = {name.strip().lower() for name, _, weight in items if not _NOT_WANTED.fullmatch(weight)} - {"", "identity"}
-    return cast(Coding, names.pop()) if len(names) == 1 and names <= _WINDOW.keys() else None
+    name = (value or "").strip().lower()
+    return cast(Coding, name) if name in _WINDOW else None
 
 
 class Inflater:
@@ -64,7 +59,7 @@ class Inflater:
         # A full piece may have left bytes inside of the stream.
         while data or (len(piece) == PIECE and not self._stream.eof):
             if self._stream.eof:
-                self._begin_another()
+                raise BadRequestError(f"the body goes on after the end of its {self._coding} data")
             try:
                 piece = self._stream.decompress(data, PIECE)
             except zlib.error as error:
@@ -80,11 +75,6 @@ class Inflater:
         """
         if not self._stream.eof:
             raise BadRequestError(f"the body ends in the middle of its {self._coding} data")
-
-    def _begin_another(self) -> None:
-        if self._coding == "deflate":
-            raise BadRequestError("the body goes on after the end of its deflate data")
-        self._stream = zlib.decompressobj(_WINDOW[self._coding])  # gzip files may be put one after the other
 
 
 def deflated(parts: Iterable[bytes | memoryview], coding: Coding) -> Iterator[bytes]:

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from functools import partial
 
+from starlette.datastructures import Headers
 from starlette.types import Receive, Scope, Send
 
 from exportkit.serve.engine.repository import Repository
 from exportkit.serve.engine.served_package import Named
 from exportkit.serve.http.answer_sending import encoded_answer, maybe_in_thread, send_answer
 from exportkit.serve.http.body_reader import BodyHead, read_body, too_large
-from exportkit.serve.http.exchange import WATCH, HttpOptions
+from exportkit.serve.http.content_coding import coding_of_answer
+from exportkit.serve.http.exchange import HttpOptions
 from exportkit.serve.protocol.http_request import BodyRules, parse_body
 from exportkit.serve.protocol.inference import InferAnswer, InferRequest, SequenceStep
 from exportkit.serve.protocol.parameters import OutputForms
@@ -43,37 +44,35 @@ class InferEndpoint:
         """
         record: RequestRecord = scope["exportkit"]
         wanted = scope["path_params"]
-        head = BodyHead.of(scope)
+        head, coding = BodyHead.of(scope), coding_of_answer(Headers(scope=scope).get("accept-encoding"))
         model = self._repository.named(wanted["model"], wanted.get("version", ""))
         record.model, record.version = model.name, model.version
         limit = _limit_of(head, model.body_rules)
         with ExitStack() as room:
             room.enter_context(model.admit(head.size or 0))
-            receiving = self._body(head, scope, receive, model, limit, room)  # nothing here keeps the body
-            forms, step, answer = await self._infer(head, await receiving, scope, receive, model, record)
+            receiving = self._body(head, receive, model, limit, room)  # nothing here keeps the body
+            forms, step, answer = await self._infer(head, await receiving, receive, model, record)
         record.timing = answer.timing
         try:
-            encoded = await encoded_answer(answer, forms)
+            encoded = await encoded_answer(answer, forms, coding)
         except BaseException:
             if step is not None:  # it changed the state, and its client does not have the answer
                 model.give_up(step)
             raise
         del answer
-        await send_answer(send, encoded, scope)
+        await send_answer(send, encoded)
 
-    async def _body(
-        self, head: BodyHead, scope: Scope, receive: Receive, model: Named, limit: int, room: ExitStack
-    ) -> memoryview:
+    async def _body(self, head: BodyHead, receive: Receive, model: Named, limit: int, room: ExitStack) -> memoryview:
         """Receives the body, and makes room for what its headers do not say."""
 
         def reserve(size: int) -> None:
             with suppress(NotReadyError):  # what was accepted is answered, even if the server drains since
                 room.enter_context(model.admit(size))
 
-        return await read_body(scope, receive, head, limit, self._options, reserve)
+        return await read_body(receive, head, limit, self._options, reserve)
 
     async def _infer(
-        self, head: BodyHead, body: memoryview, scope: Scope, receive: Receive, model: Named, record: RequestRecord
+        self, head: BodyHead, body: memoryview, receive: Receive, model: Named, record: RequestRecord
     ) -> tuple[OutputForms, SequenceStep | None, InferAnswer]:
         """Reads the request and lets the model answer. The request's memory is free again when this returns."""
         length = body.nbytes if head.json_length is None else head.json_length
@@ -83,7 +82,7 @@ class InferEndpoint:
         request = parsed.request.owned_by(record.client)
         record.sequence = None if request.sequence is None else request.sequence.id
         record.model = parsed.model or record.model
-        answer = await _while_connected(scope, receive, model, request)
+        answer = await _while_connected(receive, model, request)
         return parsed.forms, request.sequence, answer
 
 
@@ -97,45 +96,26 @@ def _limit_of(head: BodyHead, rules: BodyRules) -> int:
     return limit
 
 
-async def _while_connected(scope: Scope, receive: Receive, model: Named, request: InferRequest) -> InferAnswer:
+async def _while_connected(receive: Receive, model: Named, request: InferRequest) -> InferAnswer:
     """Lets the model answer. If the client goes away, the request leaves the queue before this returns."""
     answering: asyncio.Task[None] | None = asyncio.current_task()
     assert answering is not None
     gone = False
 
-    def leave() -> None:
+    async def watch() -> None:
         nonlocal gone
+        while (await receive())["type"] != "http.disconnect":
+            continue
         gone = True
         answering.cancel()
 
-    stop = _watching(scope, receive, leave)
+    watching = asyncio.ensure_future(watch())
     try:
         return await model.infer(request)
     except asyncio.CancelledError:
         if not gone:
             raise
         answering.uncancel()
-        raise _unanswered() from None
+        raise CancelledError("the client went away before its request was answered") from None
     finally:
-        stop()
-
-
-def _watching(scope: Scope, receive: Receive, leave: Callable[[], None]) -> Callable[[], object]:
-    """Calls a function once the client goes away. Returns what ends that."""
-    if (watch := scope.get("extensions", {}).get(WATCH)) is not None:
-        if not watch(leave):
-            watch(None)
-            raise _unanswered()
-        return partial(watch, None)
-
-    async def wait() -> None:
-        while (await receive())["type"] != "http.disconnect":
-            continue
-        leave()
-
-    return asyncio.ensure_future(wait()).cancel
-
-
-def _unanswered() -> CancelledError:
-    """Returns the error for a client that went away."""
-    return CancelledError("the client went away before its request was answered")
+        watching.cancel()

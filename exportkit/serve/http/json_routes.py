@@ -85,11 +85,11 @@ class JsonRoutes:
         parameters = (await self._json(request)).get("parameters", {})
         if not isinstance(parameters, dict):
             raise BadRequestError("`parameters` is not a JSON object")
-        return await self._queries.load(_asked(request, "model"), parameters)
+        return await self._queries.load(request.path_params["model"], parameters)
 
     async def _unload(self, request: Request) -> Any:
         await self._json(request)  # no model depends on another, so `unload_dependents` changes nothing
-        return await self._queries.unload(_asked(request, "model"))
+        return await self._queries.unload(request.path_params["model"])
 
     async def _json(self, request: Request) -> dict[str, Any]:
         """Returns the body's JSON object; without a body, an empty one."""
@@ -103,15 +103,9 @@ class JsonRoutes:
         return value
 
 
-def _asked(request: Request, what: str) -> str:
-    """Returns a part of the path. Empty: the path has none, and all are meant, or the newest."""
-    part: str = request.path_params.get(what, "")
-    return part
-
-
 def _named(request: Request) -> tuple[str, str]:
-    """Returns the model and the version that the path names, likewise."""
-    return _asked(request, "model"), _asked(request, "version")
+    """Returns the model and the version that the path names. Empty: all are meant, or the newest."""
+    return request.path_params.get("model", ""), request.path_params.get("version", "")
 
 
 def _no_settings(kind: str) -> Answer:

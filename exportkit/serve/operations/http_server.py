@@ -1,121 +1,114 @@
-"""The HTTP server: it accepts connections, and ends with them."""
+"""The HTTP server: uvicorn, in a loop that others use, too."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 import socket
-import ssl
-from collections.abc import Sequence
-from functools import partial
+from collections.abc import Iterator, Sequence
 
+import uvicorn
 from starlette.types import ASGIApp
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from exportkit.serve.listeners import Acceptor
-from exportkit.serve.operations.connection_limits import ConnectionLimits, Refused, TooManyConnectionsError
-from exportkit.serve.operations.http_connection import ConnectionSetup, HttpConnection
 from exportkit.serve.operations.tls import Tls
 
-_CLOSE_SECONDS = 2.0
-_LAST_REQUESTS_SECONDS = 0.25
-_SILENT_SECONDS = 60.0
+KEEP_ALIVE_SECONDS = 75
+"""An idle connection stays open this long. Load balancers close theirs after 60 seconds, and must be the first."""
 
-_log = logging.getLogger(__name__)
+_HEAD_BYTES = 64 << 10
+_MOST_WAITING = 1000  # requests that a client sent before it had the answer to the first
+_CLOSE_SECONDS = 2.0
+
+
+class _Uvicorn(uvicorn.Server):
+    """uvicorn, which leaves the process's signals to us."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Captures none."""
+        yield
+
+
+class _Connection(HttpToolsProtocol):
+    """A connection whose client cannot fill the memory: uvicorn keeps headers, and requests that wait, without end."""
+
+    _head_bytes = 0  # that came since the last headers were complete, or since the last part of a body
+
+    def data_received(self, data: bytes) -> None:
+        self._head_bytes += len(data)
+        super().data_received(data)
+        if self._head_bytes > _HEAD_BYTES and not self.transport.is_closing():
+            self.send_400_response(f"The headers have more than {_HEAD_BYTES} bytes.")
+
+    def on_headers_complete(self) -> None:
+        self._head_bytes = 0
+        super().on_headers_complete()
+        if len(self.pipeline) > _MOST_WAITING:
+            self.transport.close()
+
+    def on_body(self, body: bytes) -> None:
+        self._head_bytes = 0
+        super().on_body(body)
 
 
 class HttpServer:
     """Answers connections with an ASGI application. Made in the event loop that runs it."""
 
-    def __init__(self, app: ASGIApp, limits: ConnectionLimits, refused: Refused, tls: Tls | None) -> None:
+    def __init__(self, app: ASGIApp, max_connections: int, tls: Tls | None) -> None:
         """Answers what `listen` accepts.
 
         Args:
             app: The application. It needs no lifespan events.
-            limits: What a connection may do.
-            refused: Is told of refusals that the application does not see.
+            max_connections: Requests on more connections get 503.
             tls: None: no TLS.
         """
-        self._setup = ConnectionSetup(app, limits, refused)
-        self._tls = None if tls is None else tls.context
-        self._arriving: set[asyncio.Task[None]] = set()
-        self._stopping = False
-        self._says_again = 0.0
-        self._acceptor = Acceptor((), self._take)
+        config = uvicorn.Config(
+            app,
+            interface="asgi3",
+            http=_Connection,
+            ws="none",
+            lifespan="off",
+            log_config=None,
+            log_level="error",  # what is less, clients can cause
+            access_log=False,
+            proxy_headers=False,  # whoever connects may say anything there
+            server_header=False,
+            limit_concurrency=max_connections + 1,  # it refuses the first that reaches this number
+            timeout_keep_alive=KEEP_ALIVE_SECONDS,
+            ssl_context_factory=None if tls is None else lambda *_: tls.context,
+        )
+        self._server = _Uvicorn(config)
+        self._sockets: list[socket.socket] = []
 
-    def listen(self, sockets: Sequence[socket.socket]) -> None:
-        """Answers the connections of listening sockets, which it closes in the end."""
-        self._acceptor = Acceptor(sockets, self._take)
-
-    def _take(self, connection: socket.socket) -> None:
-        """Answers a connection that was accepted. It counts from now on, whatever its client sends."""
-        most, refusal = self._setup.limits.connections, None
-        if len(self._setup.connections) >= most:
-            refusal = TooManyConnectionsError(f"{most} connections are open, which is the most")
-            if self._tls is not None:  # to tell the client would take a handshake
-                with connection, contextlib.suppress(OSError):
-                    self._setup.refused(str(connection.getpeername()[0]), refusal)
-                return
-        connection.setblocking(False)
-        protocol = HttpConnection(self._setup, refusal)
-        task = asyncio.ensure_future(self._open(connection, protocol))
-        self._arriving.add(task)
-        task.add_done_callback(partial(self._arrived, connection, protocol))
-
-    async def _open(self, connection: socket.socket, protocol: HttpConnection) -> None:
-        # asyncio takes this argument only together with TLS.
-        limit = {} if self._tls is None else {"ssl_handshake_timeout": self._setup.limits.header_seconds}
-        loop = asyncio.get_running_loop()
-        try:
-            await loop.connect_accepted_socket(lambda: protocol, connection, ssl=self._tls, **limit)
-        except ssl.SSLError as error:
-            if error.reason == "HTTP_REQUEST":
-                self._say_plain_http(loop.time())
-        except OSError:  # the client went away, or takes too long for the handshake
-            pass
-
-    def _say_plain_http(self, now: float) -> None:
-        """Says, once in a while, why a client got no answer: TLS cannot tell it."""
-        if now >= self._says_again:
-            self._says_again = now + _SILENT_SECONDS
-            _log.warning("a client spoke plain HTTP to this port, which has TLS: its address begins with https://")
-
-    def _arrived(self, connection: socket.socket, protocol: HttpConnection, task: asyncio.Task[None]) -> None:
-        self._arriving.discard(task)
-        if not protocol.opened:
-            self._setup.connections.discard(protocol)
-            connection.close()
-        elif self._stopping:
-            protocol.shutdown()
+    async def listen(self, sockets: Sequence[socket.socket]) -> None:
+        """Answers the connections of listening sockets from now on, and closes them in the end."""
+        self._sockets = list(sockets)
+        self._serving = asyncio.ensure_future(self._server.serve(self._sockets))
+        while not self._server.started:
+            await asyncio.sleep(0)
+            if self._serving.done():
+                self._serving.result()  # raises why
 
     async def finish(self) -> None:
-        """Closes the ports and waits until every answer is sent.
-
-        A client whose connection was open, or waited to be accepted, has a moment to send what it began: it is told
-        that the server ends, where a closed connection would tell it nothing.
-        """
-        if not self._stopping:
-            self._acceptor.close()
-            deadline = asyncio.get_running_loop().time() + _LAST_REQUESTS_SECONDS
-            while self._setup.connections and asyncio.get_running_loop().time() < deadline:
-                await asyncio.sleep(0.01)
-        self._stop()
-        while self._setup.connections or self._setup.tasks:
-            await asyncio.sleep(0.01)
+        """Closes the ports, and waits until every answer is sent."""
+        self._server.should_exit = True
+        while not self._serving.done():
+            await asyncio.sleep(0.02)
+            # uvicorn would also wait for clients of TLS to answer the end of their connections: for half a minute.
+            self._server.force_exit = self._is_closed and not self._is_sending
+        await self._serving
 
     async def close(self) -> None:
         """Ends soon, whatever is not sent yet."""
-        self._stop()
-        for task in self._setup.tasks:
-            task.cancel()
-        with contextlib.suppress(asyncio.TimeoutError):
-            await asyncio.wait_for(self.finish(), _CLOSE_SECONDS)
+        self._server.should_exit = self._server.force_exit = True
+        await asyncio.wait([self._serving], timeout=_CLOSE_SECONDS)
 
-    def _stop(self) -> None:
-        self._acceptor.close()
-        self._stopping = True
-        if self._tls is not None:  # handshakes are not waited for
-            for task in self._arriving:
-                task.cancel()
-        for connection in list(self._setup.connections):
-            connection.shutdown()
+    @property
+    def _is_closed(self) -> bool:
+        return all(listener.fileno() < 0 for listener in self._sockets)
+
+    @property
+    def _is_sending(self) -> bool:
+        state = self._server.server_state
+        return bool(state.tasks) or any(each.transport.get_write_buffer_size() for each in state.connections)

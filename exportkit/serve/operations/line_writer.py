@@ -5,10 +5,9 @@ from __future__ import annotations
 import os
 import queue
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 _MAX_WAITING = 10_000
-_MAX_WRITE = 64 << 10
 _GATHER_SECONDS = 0.02  # A thread that woke up for each line would take the interpreter's lock from the models'.
 
 
@@ -41,24 +40,17 @@ class LineWriter:
         self._thread.join(seconds)
 
     def _run(self) -> None:
-        for lines in self._batches():
+        ended = False
+        while not ended:
+            waiting = [self._waiting.get()]
+            self._closing.wait(_GATHER_SECONDS)  # so that many lines need one system call
+            while not self._waiting.empty():
+                waiting.append(self._waiting.get())
+            ended = None in waiting
+            lines = [line for line in waiting if line is not None]
             rest = memoryview(b"".join(lines))
             try:
                 while rest:
                     rest = rest[os.write(self._descriptor, rest) :]
             except OSError:  # nobody reads any more, or the disk is full
                 self._lost(len(lines))
-
-    def _batches(self) -> Iterator[list[bytes]]:
-        """Yields what waits, so that many lines need one system call."""
-        while (line := self._waiting.get()) is not None:
-            self._closing.wait(_GATHER_SECONDS)
-            lines, size = [line], len(line)
-            while size < _MAX_WRITE and not self._waiting.empty():
-                another = self._waiting.get()
-                if another is None:
-                    yield lines
-                    return
-                lines.append(another)
-                size += len(another)
-            yield lines

@@ -6,9 +6,8 @@ The five stages are Triton's: request, queue, compute_input, compute_infer and c
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import accumulate
-from typing import Protocol
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, PlatformCollector, ProcessCollector
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, SummaryMetricFamily
@@ -19,10 +18,11 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from exportkit.serve.engine.repository import Repository
 from exportkit.serve.engine.served import ServedModel
 from exportkit.serve.engine.served_sequences import ServedSequences
 from exportkit.serve.engine.statistics import REQUEST_SECONDS, Spent, Statistics
-from exportkit.serve.operations.observation import Finished
+from exportkit.serve.request_record import RequestRecord
 from exportkit.serve.statuses import ServeError
 
 _MODEL = ("model", "version")
@@ -30,30 +30,19 @@ _STAGES = ("queue", "compute_input", "compute_infer", "compute_output")
 _BATCH_ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
 
 
-class Models(Protocol):
-    """Where the served models are: `exportkit.serve.engine.repository.Repository`."""
-
-    def models(self) -> Sequence[ServedModel]:
-        """Returns every version that is loaded."""
-
-    def counted(self) -> Mapping[tuple[str, str], Statistics]:
-        """Returns what was counted of every version that was served, by name and version."""
-
-    def sequences(self) -> Mapping[str, ServedSequences]:
-        """Returns the sequences of packages with state, by the package's name."""
-
-
 class Metrics:
     """The metrics of a server.
 
     Attributes:
         registry: Where they are registered.
+        in_flight: The requests over HTTP that are not over.
+        log_lines_lost: The lines of the access log that could not be written.
     """
 
-    def __init__(self, models: Models) -> None:
+    def __init__(self, repository: Repository) -> None:
         """Registers everything."""
         self.registry = CollectorRegistry()
-        self.registry.register(_ModelCollector(models))
+        self.registry.register(_ModelCollector(repository))
         self.registry.register(_GpuCollector())
         ProcessCollector(registry=self.registry)
         PlatformCollector(registry=self.registry)
@@ -64,7 +53,7 @@ class Metrics:
             registry=self.registry,
         )
         self._requests = functools.lru_cache(requests.labels)
-        self._in_flight = Gauge(
+        self.in_flight = Gauge(
             "exportkit_requests_in_flight", "Requests over HTTP that are not over.", registry=self.registry
         )
         self._refused = Counter(
@@ -82,25 +71,19 @@ class Metrics:
             registry=self.registry,
         )
 
-    def route(self, in_flight: Callable[[], int]) -> Route:
-        """Returns the route of `/metrics`, in the text form or in that of OpenMetrics.
-
-        Args:
-            in_flight: Returns the requests over HTTP that are not over.
-        """
+    def route(self) -> Route:
+        """Returns the route of `/metrics`, in the text form or in that of OpenMetrics."""
 
         async def metrics(request: Request) -> Response:
-            self._in_flight.set(in_flight())
             encode, content_type = choose_encoder(request.headers.get("accept", ""))
             return Response(encode(self.registry), headers={"content-type": content_type})
 
         return Route("/metrics", metrics)
 
-    def __call__(self, finished: Finished) -> None:
+    def __call__(self, record: RequestRecord) -> None:
         """Counts a request. A probe that hears "not ready" got its answer, and is not refused."""
-        record = finished.record
         self._requests(record.protocol, record.status).inc()
-        if record.error is None or finished.path.startswith("/v2/health/"):
+        if record.error is None or record.path.startswith("/v2/health/"):
             return
         if record.error.reason == ServeError.reason:
             self._failed.labels(record.model, record.version).inc()
@@ -111,8 +94,8 @@ class Metrics:
 class _ModelCollector(Collector):
     """Reads the counters of every model when it is asked."""
 
-    def __init__(self, models: Models) -> None:
-        self._models = models
+    def __init__(self, repository: Repository) -> None:
+        self._repository = repository
 
     def describe(self) -> Iterable[Metric]:
         """Nothing is registered twice; without this, the registry would call `collect` to find out."""
@@ -120,11 +103,12 @@ class _ModelCollector(Collector):
 
     def collect(self) -> Iterator[Metric]:
         """Yields the metrics of all models."""
-        counted = [([name, version], counted) for (name, version), counted in self._models.counted().items()]
+        counted = [([name, version], counted) for (name, version), counted in self._repository.counted().items()]
         yield from _requests(counted)
         yield from _batches(counted)
-        yield from _now([([served.name, served.version], served, served.counted) for served in self._models.models()])
-        yield from _sequences(self._models.sequences())
+        models = self._repository.models()
+        yield from _now([([served.name, served.version], served, served.counted) for served in models])
+        yield from _sequences(self._repository.sequences())
 
 
 def _requests(models: Sequence[tuple[list[str], Statistics]]) -> Iterator[Metric]:

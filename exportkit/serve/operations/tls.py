@@ -13,15 +13,18 @@ from exportkit.serve.serve_options import ListenOptions
 
 @dataclass(frozen=True)
 class Tls:
-    """Both have the certificate, its key, and who signs the certificates of clients, all checked.
+    """The certificate, its key, and who signs the certificates of clients, all checked.
 
     Attributes:
-        context: For HTTP.
-        rpc_context: For gRPC, which is HTTP/2.
+        context: All of it, for HTTP.
+        certificate, private_key, client_authorities: The same in PEM form, for gRPC. No authorities: clients need no
+            certificate.
     """
 
     context: ssl.SSLContext
-    rpc_context: ssl.SSLContext
+    certificate: bytes
+    private_key: bytes
+    client_authorities: bytes | None
 
 
 def read_tls(listen: ListenOptions) -> Tls | None:
@@ -36,19 +39,20 @@ def read_tls(listen: ListenOptions) -> Tls | None:
         return None
     if listen.certificate is None or listen.private_key is None:
         raise UsageError("TLS needs a certificate and its key", hint="Give both --tls-certificate and --tls-key.")
-    read_secret(listen.private_key, "the TLS key")
-    _read(listen.certificate, "the TLS certificate")
-    rpc_context = _context(listen, listen.certificate, listen.private_key)
-    rpc_context.set_alpn_protocols(["h2"])
-    return Tls(_context(listen, listen.certificate, listen.private_key), rpc_context)
+    private_key = read_secret(listen.private_key, "the TLS key")
+    certificate = _read(listen.certificate, "the TLS certificate")
+    authorities = None
+    if listen.client_authorities is not None:
+        authorities = _read(listen.client_authorities, "the certificate of --client-ca")
+    context = _context(listen, listen.certificate, listen.private_key, authorities)
+    return Tls(context, certificate, private_key, authorities)
 
 
-def _context(listen: ListenOptions, certificate: Path, private_key: Path) -> ssl.SSLContext:
+def _context(listen: ListenOptions, certificate: Path, private_key: Path, authorities: bytes | None) -> ssl.SSLContext:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     _load_certificate(context, certificate, private_key)
-    if listen.client_authorities is not None:
-        authorities = _read(listen.client_authorities, "the certificate of --client-ca")
+    if authorities is not None:
         try:
             context.load_verify_locations(cadata=authorities.decode("ascii"))
         except (ssl.SSLError, ValueError) as error:

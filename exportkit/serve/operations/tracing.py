@@ -1,24 +1,24 @@
-"""OpenTelemetry traces: a span for each request, by the conventions for HTTP and RPC servers."""
+"""OpenTelemetry traces: OpenTelemetry's own instrumentations make a span of each request, and we say more about it."""
 
 from __future__ import annotations
 
 import os
-import re
 import threading
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from opentelemetry import trace
+from opentelemetry.instrumentation.asgi import OpenTelemetryMiddleware
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter
-from opentelemetry.trace import SpanKind, StatusCode
-from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 import exportkit
-from exportkit.serve.operations.observation import Finished
+from exportkit.serve.request_record import RequestRecord
 
-_NAMES = re.compile(r"(?<=/)(models(?!/stats$)|versions|region)/[^/]+")
-_TEMPLATES = {"models": "models/{model}", "versions": "versions/{version}", "region": "region/{region}"}
-_METHODS = frozenset(["GET", "HEAD", "POST", "PUT", "DELETE", "CONNECT", "OPTIONS", "TRACE", "PATCH"])
+if TYPE_CHECKING:
+    import grpc.aio
+    from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
 _LAST_SECONDS = 3.0
 
 
@@ -26,27 +26,46 @@ class Traces:
     """Sends spans to a collector from a thread. A client's W3C `traceparent` becomes the parent."""
 
     def __init__(self, exporter: SpanExporter) -> None:
+        # Else the instrumentations would use the names of 2023.
+        os.environ.setdefault("OTEL_SEMCONV_STABILITY_OPT_IN", "http")
         named = {} if os.environ.get("OTEL_SERVICE_NAME") else {"service.name": "exportkit"}
         resource = Resource.create({**named, "service.version": exportkit.__version__})
         self._provider = TracerProvider(resource=resource, shutdown_on_exit=False)
         self._provider.add_span_processor(BatchSpanProcessor(exporter))
-        self._tracer = self._provider.get_tracer("exportkit.serve", exportkit.__version__)
-        self._propagator = TraceContextTextMapPropagator()
 
-    def __call__(self, finished: Finished) -> None:
-        """Makes the span of a request."""
-        attributes = _of_http(finished) if finished.record.protocol == "http" else _of_rpc(finished)
-        end = int(finished.ended * 1e9)
-        span = self._tracer.start_span(
-            _name(attributes),
-            context=self._propagator.extract(finished.metadata),
-            kind=SpanKind.SERVER,
-            start_time=end - int(finished.seconds * 1e9),
-            attributes={**attributes, **_of_request(finished)},
+    def wrap(self, app: ASGIApp) -> ASGIApp:
+        """Returns an application around `app` that makes the spans of HTTP."""
+
+        async def described(scope: Scope, receive: Receive, send: Send) -> None:
+            async def describe(message: Message) -> None:
+                if message["type"] == "http.response.start":  # a span ends with the last part of its answer
+                    if (route := getattr(scope.get("route"), "path", None)) is not None:
+                        trace.get_current_span().update_name(f"{scope['method']} {route}")
+                        trace.get_current_span().set_attribute("http.route", route)
+                    self(scope["exportkit"])
+                await send(message)
+
+            await app(scope, receive, describe)
+
+        wrapped: ASGIApp = OpenTelemetryMiddleware(
+            described,
+            default_span_details=_by_method,
+            tracer_provider=self._provider,
+            exclude_spans=["receive", "send"],
         )
-        if finished.record.status >= 500:
-            span.set_status(StatusCode.ERROR)
-        span.end(end)
+        return wrapped
+
+    def interceptor(self) -> grpc.aio.ServerInterceptor:
+        """Returns what makes the spans of gRPC."""
+        from opentelemetry.instrumentation.grpc import aio_server_interceptor
+
+        return aio_server_interceptor(tracer_provider=self._provider)
+
+    def __call__(self, record: RequestRecord) -> None:
+        """Says more about a request, whose span is the current one: its model, and how it ran."""
+        span = trace.get_current_span()
+        if span.is_recording():
+            span.set_attributes(_attributes(record))
 
     def close(self) -> None:
         """Sends what is left, for a moment. A collector that does not answer does not hold up the end."""
@@ -62,49 +81,20 @@ def traces_to(endpoint: str) -> Traces:
     return Traces(OTLPSpanExporter(endpoint=endpoint))
 
 
-def _name(attributes: dict[str, Any]) -> str:
-    if "rpc.method" in attributes:
-        return str(attributes["rpc.method"])
-    method = attributes["http.request.method"].replace("_OTHER", "HTTP")
-    return f"{method} {attributes['http.route']}" if "http.route" in attributes else method
+def _by_method(scope: Scope) -> tuple[str, dict[str, Any]]:
+    """Names a span until its route is known: the parser takes few methods, and clients make up any number of paths."""
+    return scope["method"], {}
 
 
-def _of_http(finished: Finished) -> dict[str, Any]:
-    status, method = finished.record.status, finished.method
-    attributes: dict[str, Any] = {
-        "http.request.method": method if method in _METHODS else "_OTHER",
-        "http.response.status_code": status,
-        "url.path": finished.path,
-        "url.scheme": finished.scheme or "http",
-    }
-    if finished.path and status != 404:  # the path of another URL would make a name for each client's mistake
-        attributes["http.route"] = _NAMES.sub(lambda found: _TEMPLATES[found[1]], finished.path)
-    if status >= 500:
-        attributes["error.type"] = str(status)
-    return attributes
-
-
-def _of_rpc(finished: Finished) -> dict[str, Any]:
-    error = finished.record.error
-    code = "OK" if error is None else error.code
-    attributes = {
-        "rpc.system.name": "grpc",
-        "rpc.method": finished.method.lstrip("/"),
-        "rpc.response.status_code": code,
-    }
-    return attributes if finished.record.status < 500 else {**attributes, "error.type": code}
-
-
-def _of_request(finished: Finished) -> dict[str, Any]:
-    """What both ways in have: who asked, which model, and how it ran."""
-    record, timing = finished.record, finished.record.timing
+def _attributes(record: RequestRecord) -> dict[str, Any]:
     attributes: dict[str, Any] = {"exportkit.request_id": record.id}
-    if finished.remote:
-        attributes["client.address"] = finished.remote
     if record.model:
         attributes |= {"exportkit.model": record.model, "exportkit.version": record.version}
     if record.sequence is not None:
         attributes["exportkit.sequence"] = str(record.sequence)
-    if timing is not None:
-        attributes |= {"exportkit.batch_size": timing.batch_rows, "exportkit.queue_ms": timing.queue * 1e3}
+    if record.timing is not None:
+        attributes |= {
+            "exportkit.batch_size": record.timing.batch_rows,
+            "exportkit.queue_ms": record.timing.queue * 1e3,
+        }
     return attributes

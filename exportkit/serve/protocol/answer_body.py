@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from functools import lru_cache
 from typing import Any
 
 import msgspec
@@ -26,47 +24,21 @@ def encode_answer(answer: InferAnswer, forms: OutputForms) -> tuple[int | None, 
     Raises:
         BadRequestError: An output cannot be written as JSON (FP16, BF16, NaN, infinity).
     """
-    if answer.outputs and forms.default.binary and not forms.named:
-        parts = [output.data for output in answer.outputs]
-        described = [(each.name, each.datatype, each.shape, part.nbytes) for each, part in zip(answer.outputs, parts)]
-        header = _header(answer, _described(tuple(described)))
-        return len(header), [header, *[part for part in parts if part]]
     outputs: list[dict[str, Any]] = []
     binary: list[memoryview] = []
-    any_binary = False
     for output in answer.outputs:
         form = forms.of(output.name)
-        if not form.binary:
-            check_form(output.name, output.datatype, form)
+        check_form(output.name, output.datatype, form)
         written: dict[str, Any] = {"name": output.name, "datatype": output.datatype, "shape": output.shape}
         if form.binary:
-            any_binary = True
             written["parameters"] = {"binary_data_size": output.data.nbytes}
-            if output.data.nbytes:
-                binary.append(output.data)
+            binary.append(output.data)
         else:
             written["data"] = _values(output)
         outputs.append(written)
-    header = _header(answer, outputs)
-    return (len(header) if any_binary else None), [header, *binary]
-
-
-def _header(answer: InferAnswer, outputs: object) -> bytes:
     named = {"id": answer.id} if answer.id else {}
-    return _ENCODER.encode({"model_name": answer.model, "model_version": answer.version, **named, "outputs": outputs})
-
-
-@lru_cache(1024)
-def _described(outputs: tuple[tuple[str, str, Sequence[int], int], ...]) -> msgspec.Raw:
-    """Returns the JSON of binary outputs: name, datatype, shape and bytes of each. Most answers have the same."""
-    return msgspec.Raw(
-        _ENCODER.encode(
-            [
-                {"name": name, "datatype": datatype, "shape": shape, "parameters": {"binary_data_size": size}}
-                for name, datatype, shape, size in outputs
-            ]
-        )
-    )
+    header = _ENCODER.encode({"model_name": answer.model, "model_version": answer.version, **named, "outputs": outputs})
+    return (len(header) if binary else None), [header, *(data for data in binary if data.nbytes)]
 
 
 def _values(output: OutputTensor) -> list[Any]:

@@ -1,8 +1,7 @@
 """Reads the body of an HTTP request for an inference: JSON, JSON before binary data, or one tensor's bytes.
 
-The JSON becomes a head, each input of the head gets its data, and both become the request. A short text can stand for
-many objects in memory. So what has no bound in the protocol gets one here, and a key that is there twice is refused as
-soon as it is read.
+A short text can stand for many objects in memory. So what has no bound in the protocol gets one here, and a key that is
+there twice is refused as soon as it is read.
 """
 
 from __future__ import annotations
@@ -22,7 +21,6 @@ from exportkit.serve.protocol.inference import InferRequest, InputTensor
 from exportkit.serve.protocol.parameters import (
     OutputForm,
     OutputForms,
-    Scheduling,
     check_form,
     check_names,
     check_not_shared,
@@ -37,10 +35,10 @@ from exportkit.serve.statuses import BadRequestError, TooLargeError
 HEADER_LENGTH = "Inference-Header-Content-Length"
 
 _MOST_DIGITS = 18  # what fits 64 bits; int() would be slow for very many
-_MOST_TENSORS = 1024  # in a request
 _MOST_TEXT = 1 << 20  # bytes of the JSON of parameters, and of requested outputs
 
 T = TypeVar("T")
+Described = TypeVar("Described", "_Input", "_Output")
 
 
 @dataclass(frozen=True)
@@ -75,16 +73,12 @@ class BodyRules:
         return self if method is None else self.methods.get(method, self)
 
     @functools.cached_property
-    def meant(self) -> Sequence[BodyRules]:
-        """The rules of each method that a request may mean."""
-        return tuple(self.methods.values()) or (self,)
-
-    @functools.cached_property
     def largest(self) -> tuple[int, int]:
         """The most bytes and the most elements that the inputs may have together, of any method."""
-        sizes = [min((item_size(tensor["datatype"]) for tensor in each.inputs), default=1) for each in self.meant]
-        most = max(each.max_bytes // size for each, size in zip(self.meant, sizes))
-        return max(each.max_bytes for each in self.meant), most
+        meant = tuple(self.methods.values()) or (self,)
+        sizes = [min((item_size(tensor["datatype"]) for tensor in each.inputs), default=1) for each in meant]
+        most = max(each.max_bytes // size for each, size in zip(meant, sizes))
+        return max(each.max_bytes for each in meant), most
 
 
 @dataclass(frozen=True)
@@ -134,14 +128,18 @@ def parse_body(body: memoryview, header_length: int | None, rules: BodyRules) ->
     if header_length == 0:
         return _without_json(body, rules)
     text = body if header_length is None else body[:header_length]
-    head = _read_head(text)
-    when = head.scheduling
+    message = _decoded(_REQUEST, text, "the request")
+    # Another reader, such as a proxy, could have seen another of two values than this one. A decoder of structures
+    # takes the last of them, so each object is read once more for its keys.
+    _decoded(_OBJECT, text, "the request")
+    parameters = _parameters(message.parameters, "the request")
+    when = scheduling(parameters)
     rules = rules.of_method(when.method)
-    _check_forms(head.forms, rules.outputs)
-    inputs = _take_inputs(head.inputs, body[text.nbytes :], header_length, rules.max_bytes)
-    wanted = tuple(head.forms.named) or None
-    request = InferRequest(inputs, wanted, head.id, when.priority, when.timeout, when.sequence, when.method)
-    return ParsedBody(request, head.forms, rules.name)
+    forms = _forms(message.outputs, OutputForm(truth("the request", parameters, "binary_data_output", False)))
+    _check_forms(forms, rules.outputs)
+    tensors = _tensors(_INPUTS, message.inputs, "input")
+    inputs = _take_inputs(tensors, body[text.nbytes :], header_length, rules.max_bytes)
+    return ParsedBody(when.request(inputs, tuple(forms.named), message.id or ""), forms, rules.name)
 
 
 def _without_json(body: memoryview, rules: BodyRules) -> ParsedBody:
@@ -172,39 +170,36 @@ def _without_json(body: memoryview, rules: BodyRules) -> ParsedBody:
     return ParsedBody(request, OutputForms(OutputForm(binary=True), {}), rules.name)
 
 
+def _forms(outputs: Raw, default: OutputForm) -> OutputForms:
+    """Returns the forms of the outputs that are asked for."""
+    forms = {}
+    if not _is_missing(outputs):
+        for output in _tensors(_OUTPUTS, _bounded(outputs, "outputs"), "output"):
+            wanted = _parameters(output.parameters, f"the output {shown(output.name)}")
+            forms[output.name] = output_form(output.name, wanted, default)
+    return OutputForms(default, forms)
+
+
 def _check_forms(forms: OutputForms, outputs: Sequence[Mapping[str, Any]]) -> None:
     """Refuses before the model runs what could not be written after it."""
-    if not forms.named and forms.default.binary:
-        return
     for output in outputs:
         name = output["name"]
         if not forms.named or name in forms.named:
             check_form(name, output["datatype"], forms.of(name))
 
 
-# --- the inputs -------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class _InputHead:
-    """An input without its data, which is in the JSON (`values`), or else in the binary section."""
-
-    spec: TensorSpec
-    values: memoryview | None
-
-
 def _take_inputs(
-    heads: Sequence[_InputHead], section: memoryview, header_length: int | None, max_bytes: int
+    tensors: Sequence[_Input], section: memoryview, header_length: int | None, max_bytes: int
 ) -> tuple[InputTensor, ...]:
     """Returns the inputs with their data, of which the binary section has nothing else."""
     inputs, room, start = [], max_bytes, 0
-    for head in heads:
-        spec = head.spec
+    for tensor in tensors:
+        spec = _spec(tensor)
         room -= spec.size
         if room < 0:
             raise TooLargeError(f"the inputs have more than {max_bytes} bytes, which no request of this model needs")
-        if head.values is not None:
-            inputs.append(spec.of_json(head.values))
+        if not _is_missing(tensor.data):
+            inputs.append(spec.of_json(memoryview(tensor.data)))
         elif spec.size > section.nbytes - start:
             raise BadRequestError(
                 f"the input {shown(spec.name)} has {spec.size} bytes of binary data; "
@@ -224,54 +219,21 @@ def _take_inputs(
     return tuple(inputs)
 
 
-# --- the head ---------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class _Head:
-    """What the JSON says, without the tensors' data. An output that is named in `forms` is wanted; none: all are."""
-
-    inputs: tuple[_InputHead, ...]
-    forms: OutputForms
-    id: str
-    scheduling: Scheduling
-
-
-def _read_head(text: memoryview) -> _Head:
-    message = _decoded(_REQUEST, text, "the request")
-    # Another reader, such as a proxy, could have seen another of two values than this one. A decoder of structures
-    # takes the last of them, so each object is read once more for its keys.
-    _decoded(_OBJECT, text, "the request")
-    parameters = _parameters(message.parameters, "the request")
-    default = OutputForm(truth("the request", parameters, "binary_data_output", False))
-    outputs = (
-        [] if _is_missing(message.outputs) else _tensors(_OUTPUTS, _bounded(message.outputs, "outputs"), "outputs")
-    )
-    check_names("output", (output.name for output in outputs))
-    forms = {}
-    for output in outputs:
-        wanted = _parameters(output.parameters, f"the output {shown(output.name)}")
-        forms[output.name] = output_form(output.name, wanted, default)
-    inputs = tuple(map(_input_head, _tensors(_INPUTS, message.inputs, "inputs")))
-    check_names("input", (head.spec.name for head in inputs))
-    return _Head(inputs, OutputForms(default, forms), message.id or "", scheduling(parameters))
-
-
-def _input_head(tensor: _Input) -> _InputHead:
+def _spec(tensor: _Input) -> TensorSpec:
+    """Returns what is said of an input, whose data is either in the JSON or in the binary section."""
     whose = f"the input {shown(tensor.name)}"
     parameters = _parameters(tensor.parameters, whose)
     check_not_shared(tensor.name, parameters)
-    binary_size = whole_number(whose, parameters, "binary_data_size") if "binary_data_size" in parameters else None
-    values = None if _is_missing(tensor.data) else memoryview(tensor.data)
-    if (binary_size is None) == (values is None):
+    missing = _is_missing(tensor.data)
+    if ("binary_data_size" in parameters) != missing:
         raise BadRequestError(
-            f"{whose} has " + ("no data" if values is None else "its data in two places"),
+            f"{whose} has " + ("no data" if missing else "its data in two places"),
             hint="Give one of `data` and the parameter `binary_data_size`.",
         )
     spec = TensorSpec.of(tensor.name, tensor.datatype, tensor.shape)
-    if binary_size is not None:
-        spec.check_size(binary_size)
-    return _InputHead(spec, values)
+    if missing:
+        spec.check_size(whole_number(whose, parameters, "binary_data_size"))
+    return spec
 
 
 # --- the JSON ---------------------------------------------------------------------------------------------------------
@@ -317,11 +279,10 @@ class _Key(str):
         return False
 
 
-def _tensors(decoder: msgspec.json.Decoder[list[T]], text: Raw, what: str) -> list[T]:
-    tensors = _decoded(decoder, text, f"the {what}")
-    if len(tensors) > _MOST_TENSORS:
-        raise BadRequestError(f"the request has {len(tensors)} {what}; at most {_MOST_TENSORS} are allowed")
-    _decoded(_OBJECTS, text, f"the {what}")
+def _tensors(decoder: msgspec.json.Decoder[list[Described]], text: Raw, kind: str) -> list[Described]:
+    tensors = _decoded(decoder, text, f"the {kind}s")
+    check_names(kind, [tensor.name for tensor in tensors])
+    _decoded(_OBJECTS, text, f"the {kind}s")
     return tensors
 
 

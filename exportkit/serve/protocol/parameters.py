@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from exportkit.serve.protocol.datatypes import BINARY_ONLY, shown
-from exportkit.serve.protocol.inference import SequenceStep
+from exportkit.serve.protocol.inference import InferRequest, InputTensor, SequenceStep
 from exportkit.serve.statuses import BadRequestError, NotOfferedError
 
 _MOST = (1 << 64) - 1  # the protocol's numbers are uint64
 _MICROSECOND = 1e-6
+_MOST_TENSORS = 1024  # in a request, of each kind
 _MOST_ID = 128  # characters, as Triton has it
 
 SEQUENCE_ID = "x-session-id"
@@ -105,6 +106,14 @@ class Scheduling:
     sequence: SequenceStep | None
     method: str | None
 
+    def request(
+        self, inputs: tuple[InputTensor, ...], outputs: Sequence[str], id: str, seconds_left: float | None = None
+    ) -> InferRequest:
+        """Returns the request for these outputs (none: all). Of its timeout and its call's, the sooner counts."""
+        limits = [seconds for seconds in (self.timeout, seconds_left) if seconds is not None]
+        timeout = min(limits, default=None)
+        return InferRequest(inputs, tuple(outputs) or None, id, self.priority, timeout, self.sequence, self.method)
+
 
 def scheduling(parameters: Mapping[str, Any]) -> Scheduling:
     """Returns the priority, the timeout, the sequence and the method that a request's parameters ask for.
@@ -150,8 +159,10 @@ def _sequence(parameters: Mapping[str, Any]) -> SequenceStep | None:
     return None
 
 
-def check_names(kind: str, names: Iterable[str]) -> None:
-    """Raises BadRequestError if a name is empty, or there twice."""
+def check_names(kind: str, names: Sequence[str]) -> None:
+    """Raises BadRequestError if a name is empty or there twice, or there are more than a model can have."""
+    if len(names) > _MOST_TENSORS:
+        raise BadRequestError(f"the request has {len(names)} {kind}s; at most {_MOST_TENSORS} are allowed")
     seen: set[str] = set()
     for name in names:
         if not name:

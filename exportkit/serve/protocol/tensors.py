@@ -5,13 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
 from exportkit.serve.protocol.datatypes import item_size, shown
 from exportkit.serve.protocol.inference import InputTensor
-from exportkit.serve.protocol.values import array_of_json, array_of_values
+from exportkit.serve.protocol.values import array_of_json, narrowed
 from exportkit.serve.statuses import BadRequestError, ServeError
 
 # torch's CPU allocator aligns to this. An operator may have relied on it in every recorded case.
@@ -87,15 +86,13 @@ class TensorSpec:
         """
         return self._of_array(array_of_json(self.name, self.datatype, self.shape, data))
 
-    def of_values(self, values: Sequence[Any]) -> InputTensor:
-        """Returns the input with numbers in row-major order: gRPC's `contents`.
-
-        No number is wrapped, rounded to an integer or turned into infinity.
+    def of_numbers(self, numbers: np.ndarray) -> InputTensor:
+        """Returns the input with numbers in row-major order: gRPC's `contents`, whose integers have 32 bits or more.
 
         Raises:
             BadRequestError: The number or the range of the values is wrong.
         """
-        return self._of_array(array_of_values(self.name, self.datatype, values))
+        return self._of_array(narrowed(self.name, self.datatype, numbers))
 
     def _of_array(self, array: np.ndarray) -> InputTensor:
         elements = math.prod(self.shape)

@@ -25,7 +25,11 @@ def array_of_json(name: str, datatype: str, shape: Sequence[int], data: memoryvi
     Raises:
         BadRequestError: A value does not fit the datatype, or the lists are not nested evenly.
     """
-    _check_has_values(name, datatype)
+    if datatype in BINARY_ONLY:
+        raise BadRequestError(
+            f"the input {shown(name)} is {datatype}, which cannot be given as JSON",
+            hint="Send it as binary data, with `binary_data_size`.",
+        )
     opening = _OPENING.match(data)
     depth = opening.group().count(b"[") if opening else 0
     if depth > 1 and depth != len(shape) and (0 not in shape or depth > len(shape)):
@@ -42,17 +46,16 @@ def array_of_json(name: str, datatype: str, shape: Sequence[int], data: memoryvi
         raise _refused(name, datatype, str(error)) from None
 
 
-def array_of_values(name: str, datatype: str, values: Sequence[Any]) -> np.ndarray:
-    """Returns the flat array of numbers or booleans.
+def narrowed(name: str, datatype: str, numbers: np.ndarray) -> np.ndarray:
+    """Returns numbers in a datatype that may have fewer bits than they.
 
     Raises:
         BadRequestError: A value does not fit the datatype.
     """
-    _check_has_values(name, datatype)
-    try:
-        return _array(name, datatype, msgspec.convert(list(values), _lists_of(datatype, 1)))
-    except msgspec.ValidationError as error:
-        raise _refused(name, datatype, str(error)) from None
+    limits = _limits(datatype)
+    if limits is not None and numbers.size and not limits[0] <= numbers.min() <= numbers.max() <= limits[1]:
+        raise _refused(name, datatype, "a number is larger")
+    return numbers.astype(numpy_dtype(datatype), copy=False)
 
 
 def numpy_dtype(datatype: str) -> np.dtype:
@@ -68,17 +71,9 @@ def _array(name: str, datatype: str, values: list[Any]) -> np.ndarray:
         raise _refused(name, datatype, "a number is larger") from None
     except ValueError:
         raise BadRequestError(f"the data of the input {shown(name)} is nested unevenly") from None
-    if datatype == "FP32" and np.isinf(array).any() and (np.isinf(array) & np.isfinite(np.array(values))).any():
+    if array.dtype.kind == "f" and np.isinf(array).any():  # JSON has none
         raise _refused(name, datatype, "a number is larger")
     return array
-
-
-def _check_has_values(name: str, datatype: str) -> None:
-    if datatype in BINARY_ONLY:
-        raise BadRequestError(
-            f"the input {shown(name)} is {datatype}, which cannot be given as JSON or as gRPC's `contents`",
-            hint="Send it as binary data: with `binary_data_size` over HTTP, in `raw_input_contents` over gRPC.",
-        )
 
 
 def _refused(name: str, datatype: str, why: str) -> BadRequestError:
@@ -99,15 +94,14 @@ def _limits(datatype: str) -> tuple[int, int] | None:
     return (int(np.iinfo(dtype).min), int(np.iinfo(dtype).max)) if dtype.kind in "iu" else None
 
 
-@functools.lru_cache(maxsize=512)
+@functools.lru_cache(maxsize=512)  # of eleven datatypes and as many depths as a shape has sizes
 def _decoder(datatype: str, depth: int) -> msgspec.json.Decoder[list[Any]]:
     return msgspec.json.Decoder(_lists_of(datatype, depth))
 
 
 def _lists_of(datatype: str, depth: int) -> Any:
     kind: Any = bool if datatype == "BOOL" else float
-    limits = _limits(datatype) if datatype != "BOOL" else None
-    if limits is not None:
+    if (limits := _limits(datatype)) is not None:
         # msgspec bounds integers by int64's range only. numpy refuses what is too large for uint64.
         kind = Annotated[int, msgspec.Meta(ge=limits[0], le=limits[1] if limits[1] < 1 << 63 else None)]
     for _ in range(depth):

@@ -9,10 +9,12 @@ import asyncio
 from collections.abc import AsyncGenerator
 
 from exportkit.serve.engine.repository import Repository
-from exportkit.serve.rpc.message_classes import HEALTH, INFERENCE, methods, read_message
+from exportkit.serve.rpc.message_classes import INFERENCE, message_class, read_message
 from exportkit.serve.rpc.rpc_calls import Allow, RpcCall
 from exportkit.serve.statuses import NotReadyError, NotServedError, UnauthorizedError
 
+_REQUEST = message_class("grpc.health.v1.HealthCheckRequest")
+_RESPONSE = message_class("grpc.health.v1.HealthCheckResponse")
 _SECONDS_BETWEEN_LOOKS = 0.5
 
 
@@ -31,23 +33,21 @@ class HealthService:
 
     async def check(self, call: RpcCall) -> bytes:
         """Answers Check."""
-        takes, returns = methods(HEALTH)["Check"]
-        service = read_message(takes, await call.message()).service
+        service = read_message(_REQUEST, await call.message()).service
         status = self._status(service, call)
         if status == "SERVICE_UNKNOWN":
             raise NotServedError(f"no model or service is named {service!r}")
-        return bytes(returns(status=status).SerializeToString())
+        return bytes(_RESPONSE(status=status).SerializeToString())
 
     async def watch(self, call: RpcCall) -> AsyncGenerator[bytes, None]:
         """Answers Watch: the status now, and again whenever it changes."""
-        takes, returns = methods(HEALTH)["Watch"]
-        service = read_message(takes, await call.message()).service
+        service = read_message(_REQUEST, await call.message()).service
         last = None
         while True:
             ends = self._stopping.is_set()
             status = "NOT_SERVING" if ends else self._status(service, call)
             if status != last:
-                yield bytes(returns(status=status).SerializeToString())
+                yield bytes(_RESPONSE(status=status).SerializeToString())
                 last = status
             if ends:
                 return
@@ -60,8 +60,7 @@ class HealthService:
         if service in {"", INFERENCE}:
             return "SERVING" if self._repository.ready else "NOT_SERVING"
         try:
-            if self._allow is not None:
-                call.check_key(self._allow)
+            call.check_key(self._allow)
             return "SERVING" if self._repository.named(service).ready else "NOT_SERVING"
         except NotReadyError:
             return "NOT_SERVING"

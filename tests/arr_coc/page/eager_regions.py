@@ -12,10 +12,17 @@ import torch
 
 from exportkit.arr_coc.model import ARRCOC
 from exportkit.package import manifest as m
+from exportkit.serve.batching.pending import BatchLimits
+from exportkit.serve.engine.batchable import Batching
 from exportkit.serve.engine.checked_request import bytes_of
+from exportkit.serve.engine.model_description import ModelDescription
+from exportkit.serve.engine.servable import Servable
 from exportkit.serve.protocol.datatypes import DATATYPES
+from exportkit.serve.protocol.http_request import BodyRules
 from exportkit.serve.protocol.inference import InferAnswer, InferRequest, InferTiming, OutputTensor
-from tests.serve.page.doubles import Model, manifest, region_call
+from tests.arr_coc.page.calls import region_call
+from tests.runtime import tiny
+from tests.serve.page.doubles import Model
 from tests.serve.page.sent_requests import DTYPES
 
 
@@ -46,11 +53,49 @@ def call_of(model: ARRCOC, *, tokens: bool) -> m.Call:
     )
 
 
+def manifest(call: m.Call) -> m.Manifest:
+    """A manifest with a call."""
+    return m.Manifest(
+        format_version=m.FORMAT_VERSION,
+        name="tiny",
+        version="1",
+        methods=tiny.forward(call),
+        targets=(tiny.target(),),
+        program=None,
+        operators=(),
+        libraries=(),
+        cases=(),
+        source=m.Source(model=None, model_kwargs={}, dtype=None, seed=0, state_sha256="0" * 64),
+        provenance=m.Provenance(exportkit="0", torch="0", commit=None, dirty=None, tf32=False),
+        records=(),
+    )
+
+
 @dataclass
 class EagerModel(Model):
     """A model that is served by calling a module."""
 
     module: ARRCOC | None = None
+
+    def metadata(self) -> dict[str, Any]:
+        alone = Batching.impossible("the test does not need it")
+        whole = manifest(self.call)
+        return ModelDescription(
+            name=self.name,
+            version=self.version,
+            manifest=whole,
+            batching=alone,
+            limits=BatchLimits(),
+            devices=self.devices,
+            runners=1,
+            weights=None,
+            method=whole.methods[0].name,
+            offered=Servable({}, {}),
+        ).metadata()
+
+    @property
+    def body_rules(self) -> BodyRules:
+        return BodyRules.of(self.metadata(), 1 << 30)
 
     @contextmanager
     def admit(self, size: int) -> Iterator[None]:
@@ -69,7 +114,7 @@ class EagerModel(Model):
 
 
 def eager(module: ARRCOC, *, tokens: bool = False, **changes: Any) -> EagerModel:
-    return EagerModel(manifest=manifest(call_of(module, tokens=tokens)), module=module, max_body=1 << 30, **changes)
+    return EagerModel(call=call_of(module, tokens=tokens), module=module, **changes)
 
 
 def _output(name: str, tensor: torch.Tensor) -> OutputTensor:

@@ -8,15 +8,15 @@ import pytest
 from exportkit.arr_coc.page import recognise
 from exportkit.package import manifest as m
 from exportkit.serve.page.page_status import page_status
-from exportkit.serve.serve_options import ServeOptions
-from tests.serve.page.doubles import Model, Models, manifest, region_call
+from tests.arr_coc.page.calls import region_call
+from tests.serve.page.doubles import Model, Models
 
 
 def test_a_model_that_chooses_patches_is_recognised_by_its_call():
     expected = {"image": "picture", "query": "wanted", "mask": None, "patch": 14, "width": 8}
     assert recognise(region_call()) == expected
-    model = Model(manifest=manifest(region_call()))
-    part = page_status(Models([model]), ServeOptions())["models"][0]["part"]
+    model = Model(call=region_call())
+    part = page_status(Models([model]))["models"][0]["part"]
     assert part == {"name": "arr_coc", "facts": expected}
 
 

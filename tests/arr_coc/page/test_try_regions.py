@@ -21,13 +21,12 @@ from exportkit.package.describe_library import describe_library
 from exportkit.serve.http.asgi import make_app
 from exportkit.serve.http.exchange import HttpOptions
 from exportkit.serve.page.page_routes import page_routes
-from exportkit.serve.serve_options import ServeOptions
 from tests.arr_coc.page.eager_regions import eager
 from tests.artifacts import artifact
 from tests.serve.page.doubles import Models
 from tests.serve.page.in_thread import Site, served, served_packages
 from tests.serve.page.sent_requests import Recorder
-from tests.serve.page.visits import Visit, rows_of, visit
+from tests.serve.page.visits import Visit, visit
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser
@@ -71,10 +70,15 @@ def eager_site(modules: dict[str, Any], recorder: Recorder) -> Iterator[Site]:
     models = [eager(module, name=name) for name, module in modules.items()]
     models.append(eager(modules["plain"], tokens=True, name="tokens"))
     repository = Models(models)
-    options = ServeOptions()
-    app = make_app(repository, HttpOptions(), routes=page_routes(repository, options))
+    app = make_app(repository, HttpOptions(), routes=page_routes(repository))
     with served(recorder.around(app)) as site:
         yield site
+
+
+def rows_of(visited: Visit, table: str) -> list[list[str]]:
+    script = """table => [...document.querySelectorAll(`${table} tbody tr`)]
+        .map((row) => [...row.cells].map((cell) => cell.textContent))"""
+    return visited.evaluate(script, table)
 
 
 def photograph(width: int, height: int, mode: str = "RGB") -> tuple[np.ndarray, dict[str, Any]]:

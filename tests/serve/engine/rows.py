@@ -95,6 +95,6 @@ def write(path: Path, *examples: dict[str, torch.Tensor], wrong: float = 0.0, le
         )
         cases.append(tiny.one_call(name, batch=len(inputs["x"])))
     temporary = path.with_suffix(".new")
-    tiny.write(temporary, compiled_files(), extra=records, cases=tuple(cases), call=call(least), **changes)
+    tiny.write(temporary, compiled_files(), extra=records, cases=tuple(cases), call=call(least), name="rows", **changes)
     temporary.replace(path)
     return path

@@ -131,7 +131,7 @@ def test_a_package_that_was_replaced_is_not_loaded_in_the_old_ones_place(misbeha
             (tmp_path / "new").replace(package)
             with pytest.raises(NotReadyError, match="replaced by another package"):
                 await model.infer(request(call(ABORT)))
-            await repository.load("softpool", {})
+            await repository.load("rows", {})
             assert repository.ready
             assert only(repository).manifest.call != model.manifest.call
 

@@ -148,8 +148,8 @@ def test_a_method_that_is_not_there_or_another_than_the_name_says_is_refused(rec
     run(ask())
 
 
-def test_a_package_that_gets_a_default_method_answers_by_its_name(recorder, with_default, tmp_path):
-    (tmp_path / "notes.pt2").write_bytes(recorder.read_bytes())
+def test_a_package_that_gets_a_default_method_answers_by_its_name(with_default, tmp_path):
+    stateful.write(tmp_path / "notes.pt2", name="notes")
 
     async def ask():
         async with serving(repository=tmp_path) as repository:
@@ -201,11 +201,11 @@ def test_the_default_method_has_the_packages_name():
     assert servable("toy", alone, sequences=False).names == {"score": "toy"}
 
 
-def test_two_packages_with_the_same_name_for_a_method_are_refused(recorder, tiny_package, tmp_path):
-    (tmp_path / "recorder.embed.pt2").write_bytes(tiny_package.read_bytes())
+def test_two_packages_with_the_same_name_for_a_method_are_refused(recorder, tiny_files, tmp_path):
+    other = tiny.write(tmp_path / "other.pt2", tiny_files, name="recorder.embed")
 
     async def ask():
-        async with serving(recorder, tmp_path / "recorder.embed.pt2"):
+        async with serving(recorder, other):
             pass
 
     with pytest.raises(UsageError, match=r"would be served as recorder\.embed"):

@@ -52,10 +52,10 @@ def test_packages_are_found_by_name_and_version(folder):
     assert [(each.name, each.version) for each in packages_in(folder)] == [("a", None), ("b", "1"), ("b", "10")]
 
 
-@pytest.mark.parametrize("name", ["a b.pt2", "..pt2", "ä.pt2", "-a.pt2", "a\n.pt2"])
-def test_a_name_that_does_not_fit_into_a_url_is_refused(tmp_path, name):
-    with pytest.raises(UsageError, match="cannot be served by its name"):
-        single_package(tmp_path / name)
+def test_a_package_is_served_by_its_own_name_wherever_it_lies(rows_package, folder):
+    folder.mkdir()
+    shutil.copy(rows_package, folder / "model.pt2")
+    assert [each.name for each in (single_package(folder / "model.pt2"), *packages_in(folder))] == ["rows", "rows"]
 
 
 def test_versions_are_sorted_as_people_do():

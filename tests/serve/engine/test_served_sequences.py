@@ -227,7 +227,7 @@ def test_recorded_sequences_are_replayed_before_a_model_is_ready(monkeypatch):
         async with serving(package) as repository:
             return [model.name for model in repository.models()]
 
-    assert run(ask()) == ["state-1-cpu.remember"]  # recall writes into an input
+    assert run(ask()) == ["golden-state.remember"]  # recall writes into an input
     monkeypatch.setattr(judging, "compare_outputs", wrong)
     with pytest.raises(BackendError, match="answers its recorded case 0 wrongly on cpu: call 0: "):
         run(ask())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -47,9 +47,6 @@ async def asked(
     pause: float = 0.0,
     leaves: asyncio.Event | bool = False,
     begins: Callable[[], None] | None = None,
-    http_version: str = "1.1",
-    again: Mapping[str, str] | None = None,
-    without: Collection[str] = (),
 ) -> Reply:
     """Asks.
 
@@ -63,9 +60,6 @@ async def asked(
         pause: Seconds before each chunk.
         leaves: Whether the client goes away after the body, or when.
         begins: Called when the answer begins.
-        http_version: The version of HTTP.
-        again: Headers that are sent beside the others, though they may be there.
-        without: Headers that are not sent.
     """
     chunks = iter([body] if isinstance(body, bytes) else body)
     named = {"host": "127.0.0.1", **(headers or {})}
@@ -73,7 +67,6 @@ async def asked(
         named["transfer-encoding"] = "chunked"
     elif isinstance(body, bytes) and method == "POST":
         named.setdefault("content-length", str(len(body)))
-    lines = [*((name, value) for name, value in named.items() if name not in without), *(again or {}).items()]
     reply = Reply()
     upcoming = next(chunks, b"")
     ended = False
@@ -101,20 +94,20 @@ async def asked(
             reply.headers = {name.decode(): value.decode() for name, value in message["headers"]}
         else:
             assert not reply.complete
-            reply.parts.append(message["body"])
+            reply.parts.append(message.get("body", b""))
             reply.complete = not message.get("more_body", False)
 
     reply.scope = {
         "type": "http",
         "asgi": {"version": "3.0"},
-        "http_version": http_version,
+        "http_version": "1.1",
         "method": method,
         "scheme": "http",
         "path": path,
         "raw_path": path.encode(errors="replace"),
         "query_string": b"",
         "root_path": "",
-        "headers": [(name.lower().encode(), value.encode()) for name, value in lines],
+        "headers": [(name.lower().encode(), value.encode()) for name, value in named.items()],
         "client": ("127.0.0.1", 1),
         "server": ("127.0.0.1", 8000),
     }

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import gzip
 import os
 import tracemalloc
@@ -20,16 +19,11 @@ from exportkit.serve.http.exchange import HttpOptions
 from exportkit.serve.protocol.datatypes import item_size
 from exportkit.serve.protocol.inference import InferRequest, OutputTensor
 from exportkit.serve.statuses import BadRequestError
-from tests.serve.http.asking import ask, asked, infer_body
+from tests.serve.http.asking import ask, infer_body
 from tests.serve.http.doubles import FakeModel, FakeRepository
 
 SMALL = "/v2/models/small/infer"  # its tensors have at most 1000 bytes
-PATIENCE = HttpOptions(idle_seconds=0.2, least_rate=1e6, linger_seconds=0.1)
-QUICK = HttpOptions(linger_seconds=0.1)
-
-
-def impatient(models: FakeRepository) -> Any:
-    return make_app(models, PATIENCE)
+PATIENCE = HttpOptions(idle_seconds=0.2, least_rate=1e6)
 
 
 def binary(size: int) -> tuple[bytes, dict[str, str]]:
@@ -51,7 +45,7 @@ def test_the_largest_request_fits_as_json(datatype: str, value: str, separator: 
     """Numbers as text take several times as many bytes as in binary."""
     count = 5000
     size = count * item_size(datatype)
-    app = make_app(FakeRepository(FakeModel("m", {"x": (datatype, [-1])}, size)), QUICK)
+    app = make_app(FakeRepository(FakeModel("m", {"x": (datatype, [-1])}, size)), HttpOptions())
     data = separator.join([value] * count)
     body = f'{{"inputs": [{{"name": "x", "datatype": "{datatype}", "shape": [{count}], "data": [{data}]}}]}}'.encode()
     reply = ask(app, "POST", "/v2/models/m/infer", body)
@@ -62,8 +56,7 @@ def test_the_largest_request_fits_as_json(datatype: str, value: str, separator: 
 
 @pytest.mark.parametrize("encoded", [False, True], ids=["as it is", "gzip"])
 def test_chunks_over_the_limit_are_cut_while_they_come(models: FakeRepository, encoded: bool) -> None:
-    """Of an upload without an end, the limit is read, and a moment more, so that the client gets its answer."""
-    app = make_app(models, QUICK)
+    app = make_app(models, HttpOptions())
 
     def endless() -> Iterator[bytes]:
         stream = zlib.compressobj(0, zlib.DEFLATED, 31)
@@ -75,7 +68,6 @@ def test_chunks_over_the_limit_are_cut_while_they_come(models: FakeRepository, e
     reply = ask(app, "POST", SMALL, endless(), headers, chunked=True, pause=0.001)
     assert reply.status == 413
     assert "1100 bytes" in reply.error
-    assert reply.headers["connection"] == "close"
     assert reply.complete
     assert 1100 < reply.bytes_read <= 1100 + 2000  # it ends with the chunk that goes beyond
     assert sum(models.model("small").reserved) <= 1100
@@ -112,38 +104,6 @@ def test_an_accepted_upload_is_answered_though_the_server_drains(app: Any, model
     assert ask(app, "POST", "/v2/models/echo/infer", chunks(), headers, chunked=True).status == 200
 
 
-@pytest.mark.parametrize(("said", "words"), [(10, "more bytes than"), (5000, "has 32 bytes")])
-def test_content_length_that_lies(models: FakeRepository, said: int, words: str) -> None:
-    app = make_app(models, QUICK)
-    reply = ask(app, "POST", "/v2/models/echo/infer", [bytes(32)], {"content-length": str(said)})
-    assert reply.status == 400
-    assert words in reply.error
-
-
-def test_memory_is_for_what_came_and_not_for_what_was_announced(models: FakeRepository) -> None:
-    """A client that announces 30 MB and sends nothing costs address space, but no memory."""
-    app = impatient(models)
-    before = resident()
-
-    async def announce() -> int:
-        headers = {"content-length": str(30 << 20)}
-        requests = [
-            asyncio.create_task(asked(app, "POST", "/v2/models/echo/infer", [b"{", b""], headers, pause=0.1))
-            for _ in range(20)
-        ]
-        await asyncio.sleep(0.15)
-        there = resident()
-        await asyncio.gather(*requests)
-        return there
-
-    assert asyncio.run(announce()) - before < 100 << 20
-
-
-def resident() -> int:
-    with open("/proc/self/statm") as file:
-        return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-
-
 @pytest.mark.parametrize(
     ("model", "size", "status"),
     [("forgets", 8 << 20, 200), ("forgets", 8 << 20 | 4, 413), ("absent-minded", 8 << 20, 400)],
@@ -157,7 +117,7 @@ def test_a_body_is_forgotten_before_its_answer_is_sent(model: str, size: int, st
         return [OutputTensor("x", "UINT8", (1,), memoryview(b"x"))]
 
     double = FakeModel(model, {"x": ("UINT8", [-1])}, 8 << 20, forget)
-    app = make_app(FakeRepository(double), QUICK)
+    app = make_app(FakeRepository(double), HttpOptions())
     body, headers = infer_body(("x", "UINT8", [size], bytes(size)))
     chunks = [body[start : start + 60_000] for start in range(0, len(body), 60_000)]
     held: list[int] = []
@@ -207,31 +167,12 @@ def test_damaged_data(app: Any, coding: str) -> None:
         (whole[:-1], "ends in the middle"),
         (b"", "ends in the middle"),
         (b"\0" + whole, "is not"),
-        (whole + bytes(9), "not gzip data" if coding == "gzip" else "goes on after the end"),
+        (whole + bytes(9), "goes on after the end"),
         (whole[:200] + b"\0\0\0" + whole[203:], "is not"),
     ]:
         reply = ask(app, "POST", SMALL, damaged, headers)
         assert reply.status == 400
         assert words in reply.error
-
-
-def test_gzip_files_one_after_the_other(app: Any) -> None:
-    body, headers = binary(700)
-    headers["content-encoding"] = "GZip"
-    assert ask(app, "POST", SMALL, gzip.compress(body[:300]) + gzip.compress(body[300:]), headers).status == 200
-
-
-def test_data_that_inflates_to_nothing_has_an_end(models: FakeRepository) -> None:
-    """Empty gzip files without an end never reach a limit of inflated bytes."""
-    app = make_app(models, QUICK)
-    empty = gzip.compress(b"") * 50
-
-    def endless() -> Iterator[bytes]:
-        while True:
-            yield empty
-
-    reply = ask(app, "POST", SMALL, endless(), {"content-encoding": "gzip"}, chunked=True, pause=1e-5)
-    assert reply.status == 413
 
 
 @given(st.lists(st.binary(max_size=2000), max_size=5), st.integers(1, 700), st.sampled_from(["gzip", "deflate"]))
@@ -251,37 +192,12 @@ def test_pieces_are_bounded_and_complete() -> None:
         assert max(map(len, pieces)) <= PIECE
 
 
-def test_inflating_never_raises_another_error() -> None:
-    for seed in range(200):
-        data = bytearray(zlib.compress(bytes(range(256)) * 4))
-        data[seed % len(data)] ^= 1 + seed
-        inflater = Inflater("deflate")
-        try:
-            list(inflater.pieces(bytes(data)))
-            inflater.end()
-        except BadRequestError:
-            continue
-
-
 @pytest.mark.parametrize(
     ("value", "coding"),
-    [
-        (None, None),
-        ("", None),
-        ("gzip", "gzip"),
-        ("Deflate", "deflate"),
-        ("gzip;q=0.5", "gzip"),
-        ("gzip, identity;q=0.1", "gzip"),
-        ("gzip; q=0", None),
-        ("gzip;q=0.000, deflate", "deflate"),
-        ("identity", None),
-        ("br", None),
-        ("*", None),
-        ("gzip, deflate", None),  # what HTTP libraries send by themselves
-        ("gzip, deflate, br, zstd", None),
-    ],
+    [(None, None), ("gzip", "gzip"), ("Deflate ", "deflate"), ("br", None), ("gzip, deflate", None)],
 )
 def test_answers_are_compressed_for_who_names_one_coding(value: str | None, coding: str | None) -> None:
+    """HTTP libraries send a list of codings by themselves."""
     assert coding_of_answer(value) == coding
 
 
@@ -290,14 +206,9 @@ def test_compressed_answers(app: Any) -> None:
     plain = ask(app, "POST", SMALL, body, headers)
     packed = ask(app, "POST", SMALL, body, {**headers, "accept-encoding": "gzip"})
     assert packed.headers["content-encoding"] == "gzip"
-    assert "content-length" not in packed.headers
     assert gzip.decompress(packed.body) == plain.body
     length = "inference-header-content-length"
     assert packed.headers[length] == plain.headers[length]
-    # Without chunks, an answer without a length would end with the connection, as a broken one does.
-    old = ask(app, "POST", SMALL, body, {**headers, "accept-encoding": "gzip"}, http_version="1.0")
-    assert "content-encoding" not in old.headers
-    assert old.body == plain.body
 
 
 def test_errors_are_never_compressed(app: Any) -> None:
@@ -308,46 +219,18 @@ def test_errors_are_never_compressed(app: Any) -> None:
 # --- time -------------------------------------------------------------------------------------------------------------
 
 
-def test_a_body_that_pauses_too_long(models: FakeRepository) -> None:
+@pytest.mark.parametrize(("size", "pause"), [(10, 1.0), (1, 0.01)], ids=["pauses too long", "drips"])
+def test_a_body_that_comes_too_slowly(models: FakeRepository, size: int, pause: float) -> None:
+    """What drips never pauses, and would hold its room for hours."""
     body, headers = binary(1000)
+    parts = [body[start : start + size] for start in range(0, len(body), size)]
     headers["content-length"] = str(len(body))
-    reply = ask(impatient(models), "POST", SMALL, [body[:10], body[10:]], headers, pause=1.0)
+    reply = ask(make_app(models, PATIENCE), "POST", SMALL, parts, headers, pause=pause)
     assert reply.status == 408
     assert "too slowly" in reply.error
     assert reply.headers["connection"] == "close"
     assert models.model("small").held == 0
-
-
-def test_a_body_that_drips(models: FakeRepository) -> None:
-    """It never pauses, and would hold its room for hours."""
-    body, headers = binary(1000)
-    drops = [body[index : index + 1] for index in range(len(body))]
-    headers["content-length"] = str(len(body))
-    reply = ask(impatient(models), "POST", SMALL, drops, headers, pause=0.01)
-    assert reply.status == 408
-    assert reply.chunks_read < len(body)
-
-
-def test_a_body_that_is_only_slow_is_read(models: FakeRepository) -> None:
-    body, headers = binary(1000)
-    headers["content-length"] = str(len(body))
-    parts = [body[:400], body[400:800], body[800:]]
-    app = make_app(models, HttpOptions(idle_seconds=5.0, least_rate=1.0))
-    assert ask(app, "POST", SMALL, parts, headers, pause=0.05).status == 200
-
-
-def test_cancelling_from_outside_is_not_a_slow_client(app: Any, models: FakeRepository) -> None:
-    async def cancelled() -> bool:
-        body, headers = binary(1000)
-        headers["content-length"] = str(len(body))
-        request = asyncio.create_task(asked(app, "POST", SMALL, [body[:10], body[10:]], headers, pause=60.0))
-        await asyncio.sleep(0.01)
-        request.cancel()
-        (found,) = await asyncio.gather(request, return_exceptions=True)
-        return isinstance(found, asyncio.CancelledError)
-
-    assert asyncio.run(cancelled())
-    assert models.model("small").held == 0
+    assert reply.chunks_read < len(parts)
 
 
 def test_time_that_we_need_is_not_the_clients(models: FakeRepository) -> None:

@@ -35,15 +35,6 @@ def refused(reply: Reply, status: int, *words: str) -> None:
     assert reply.headers["x-request-id"]
 
 
-def test_success(app: Any) -> None:
-    reply = ask(app, "POST", INFER, *FLOATS)
-    assert reply.status == 200
-    assert reply.headers["content-type"] == "application/octet-stream"
-    length = int(reply.headers["inference-header-content-length"])
-    assert reply.body[length:] == bytes(8)
-    assert int(reply.headers["content-length"]) == len(reply.body)
-
-
 @pytest.mark.parametrize(
     ("method", "path", "status", "words"),
     [
@@ -52,15 +43,11 @@ def test_success(app: Any) -> None:
         ("GET", "/v2/models/\udcff", 404, "no model"),
         ("GET", "/v2/models/a\r\nb", 404, "no model a\r\nb"),
         ("GET", INFER, 405, "The URL takes POST"),
-        ("HEAD", INFER, 405, ""),
-        ("OPTIONS", INFER, 405, "OPTIONS"),
+        ("HEAD", INFER, 405, "The URL takes POST"),
         ("POST", "/v2/health/live", 405, "GET"),
-        ("DELETE", "/v2/models/echo", 405, "GET"),
-        ("GET", "/v2/repository/index", 405, "POST"),
         ("POST", "/v2/models/absent/infer", 404, "no model absent"),
         ("POST", "/v2/models/echo/versions/2/infer", 404, "no model echo 2"),
         ("POST", "/v2/models/echo/generate", 404, "there is nothing at"),
-        ("POST", "/v2/models/echo/versions/infer", 405, ""),
         ("POST", "/v2/cudasharedmemory/region/r/register", 501, "shared memory"),
         ("POST", "/v2/systemsharedmemory/unregister", 501, "shared memory"),
         ("POST", "/v2/logging", 501, "log settings"),
@@ -68,9 +55,6 @@ def test_success(app: Any) -> None:
 )
 def test_urls_and_methods(app: Any, method: str, path: str, status: int, words: str) -> None:
     reply = ask(app, method, path)
-    if method == "HEAD":
-        assert (reply.status, reply.body) == (status, b"")
-        return
     refused(reply, status, words)
     assert len(reply.body) < 1000
     if status == 405:
@@ -82,33 +66,20 @@ def test_urls_and_methods(app: Any, method: str, path: str, status: int, words: 
     [
         (b"", {}, 400, "cannot be read"),
         (b"{", {}, 400, "cannot be read"),
-        (b"[" * 100_000, {}, 400, "cannot be read"),
-        (b"\xff\xfe", {}, 400, "cannot be read"),
-        (b'{"inputs": []}' + bytes(9), {"inference-header-content-length": "14"}, 400, "9 bytes longer"),
-        (b"{}", {"inference-header-content-length": "99999999999"}, 400, "is 99999999999"),
         (b"{}", {"inference-header-content-length": "3"}, 400, "Inference-Header-Content-Length is 3"),
         (b"{}", {"inference-header-content-length": "1e30"}, 400, "not a number"),
-        (b"{}", {"inference-header-content-length": "-1"}, 400, "not a number"),
-        (b"{}", {"inference-header-content-length": "9" * 5000}, 400, "not a number"),
         (b"{}", {"content-length": "-2"}, 400, "Content-Length"),
-        (b"{}", {"content-length": "\u00b2"}, 400, "Content-Length"),
         (b"{}", {"content-length": "9" * 30}, 400, "Content-Length"),
         (b"{}", {"content-encoding": "br"}, 415, "`br`. This server reads gzip"),
-        (b"{}", {"content-encoding": "gzip, gzip"}, 415, "`gzip, gzip`"),
         (b"{}", {"content-encoding": "gzip"}, 400, "not gzip data"),
         (b'{"inputs": [{"name": "y", "shape": [1], "datatype": "FP32", "data": [1]}]}', {}, 400, "no input y"),
         (b'{"inputs": [{"name": "x", "shape": [1], "datatype": "BYTES", "data": ["a"]}]}', {}, 501, "BYTES"),
-        (b'{"inputs": [{"name": "x", "shape": [1], "datatype": "FP16", "data": [1]}]}', {}, 400, "FP16"),
-        (b'{"inputs": [{"name": "x", "shape": [2], "datatype": "FP32", "data": [1]}]}', {}, 400, "x"),
-        (b'{"inputs": [{"name": "x", "shape": [1], "datatype": "FP33", "data": [1]}]}', {}, 400, "FP33"),
     ],
 )
 def test_bodies(app: Any, body: bytes, headers: dict[str, str], status: int, words: str) -> None:
-    refused(ask(app, "POST", INFER, body, headers), status, words)
-
-
-def test_an_unknown_encoding_is_answered_with_the_known_ones(app: Any) -> None:
-    assert ask(app, "POST", INFER, b"{}", {"content-encoding": "br"}).headers["accept-encoding"] == "gzip, deflate"
+    reply = ask(app, "POST", INFER, body, headers)
+    refused(reply, status, words)
+    assert reply.headers.get("accept-encoding") == ("gzip, deflate" if status == 415 else None)
 
 
 def test_refusals_before_the_body_is_read(app: Any, models: FakeRepository) -> None:
@@ -128,16 +99,6 @@ def test_refusals_before_the_body_is_read(app: Any, models: FakeRepository) -> N
     assert [reply.chunks_read for reply in (too_large, absent, full, drains)] == [0, 0, 0, 0]
     models_known = [reply.scope["exportkit"].model for reply in (too_large, absent, full, drains)]
     assert models_known == ["echo", "", "echo", "echo"]  # for the metrics
-    assert too_large.headers["connection"] == "close"
-    assert "connection" not in full.headers
-
-
-def test_room_is_reserved_for_the_body_and_given_back(app: Any, models: FakeRepository) -> None:
-    body, headers = FLOATS
-    assert ask(app, "POST", INFER, body, headers).status == 200
-    assert ask(app, "POST", INFER, body[:-1], {**headers, "content-length": str(len(body))}).status == 400
-    assert models.model("echo").reserved == [len(body), len(body)]
-    assert models.model("echo").held == 0
 
 
 def test_a_deadline_that_passes_is_504(app: Any, models: FakeRepository) -> None:
@@ -179,13 +140,6 @@ def test_unexpected_failures_are_logged_and_not_told(app: Any, caplog: pytest.Lo
 @pytest.mark.parametrize("path", ["/v2/", "/v2/health/live/", "/v2/models/echo/", "/v2/models/broken down/ready/"])
 def test_slashes_at_the_end_change_nothing(app: Any, path: str) -> None:
     assert ask(app, "GET", path).body == ask(app, "GET", path[:-1]).body
-
-
-def test_head_has_the_headers_of_get(app: Any) -> None:
-    get, head = (ask(app, method, "/v2") for method in ("GET", "HEAD"))
-    assert head.body == b""
-    same = ("content-length", "content-type")
-    assert [head.headers[name] for name in same] == [get.headers[name] for name in same]
 
 
 def test_request_ids(app: Any) -> None:
@@ -238,12 +192,10 @@ def test_parameters_reach_the_repository(app: Any, models: FakeRepository) -> No
         ({"origin": "http://127.0.0.1.example.com"}, 403),
         ({"origin": "http://[::1]:8000", "host": "[::1]:8000"}, 200),
         ({"origin": "null"}, 403),
-        ({"origin": "null", "host": ""}, 403),
         ({"origin": ""}, 403),
         ({"origin": "http://192.0.2.7", "sec-fetch-site": "none"}, 403),
         # A proxy has another name than the server: the browser says that the page is the server's own.
         ({"origin": "https://models.example.com", "sec-fetch-site": "same-origin"}, 200),
-        ({"origin": "http://127.0.0.1", "sec-fetch-site": "cross-site"}, 403),
     ],
 )
 def test_web_pages_of_other_origins_change_nothing(
@@ -255,46 +207,6 @@ def test_web_pages_of_other_origins_change_nothing(
     assert ask(app, "DELETE", "/v2", headers=headers).status == (403 if status == 403 else 405)
     for method in ("GET", "HEAD"):
         assert ask(app, method, "/v2", headers=headers).status == 200
-
-
-@pytest.mark.parametrize(
-    "name", ["host", "origin", "authorization", "content-encoding", "inference-header-content-length"]
-)
-def test_a_header_that_two_readers_could_read_differently_is_there_once(
-    app: Any, models: FakeRepository, name: str
-) -> None:
-    body, headers = FLOATS
-    given = {"host": "127.0.0.1", "origin": "http://127.0.0.1", "content-encoding": "identity", **headers}
-    value = given.get(name, "Bearer x")
-    for second in (value, "gzip" if name == "content-encoding" else "0"):
-        reply = ask(app, "POST", "/v2/models/echo/infer", body, {**headers, name: value}, again={name: second})
-        refused(reply, 400, f"has the header {name} 2 times")
-    assert models.model("echo").answered == 0
-
-
-def test_requests_without_host_and_of_http_0_9_are_refused(app: Any) -> None:
-    refused(ask(app, "GET", "/v2", without=["host"]), 400, "no header Host")
-    refused(ask(app, "GET", "/v2", without=["host"], http_version="0.9"), 400, "not HTTP/1.1")
-    assert ask(app, "GET", "/v2", without=["host"], http_version="1.0").status == 200
-
-
-def test_what_is_not_http(app: Any) -> None:
-    sent: list[str] = []
-
-    async def send(message: dict[str, Any]) -> None:
-        sent.append(message["type"])
-
-    async def talk() -> None:
-        events = iter(["lifespan.startup", "lifespan.shutdown"])
-
-        async def receive() -> dict[str, Any]:
-            return {"type": next(events)}
-
-        await app({"type": "lifespan"}, receive, send)
-        await app({"type": "websocket", "path": "/"}, receive, send)
-
-    asyncio.run(talk())
-    assert sent == ["lifespan.startup.complete", "lifespan.shutdown.complete", "websocket.close"]
 
 
 # --- what the other parts of a server program against -----------------------------------------------------------------
@@ -387,13 +299,6 @@ def test_a_client_that_goes_away_cancels_what_waits(app: Any, models: FakeReposi
     assert (record.status, record.error.reason) == (499, "cancelled")
 
 
-def test_a_client_that_goes_away_while_it_sends(app: Any, models: FakeRepository) -> None:
-    body, headers = FLOATS
-    reply = ask(app, "POST", INFER, [], {**headers, "content-length": str(len(body))}, leaves=True)
-    assert models.model("echo").held == 0
-    assert reply.scope["exportkit"].status in (400, 499)
-
-
 @pytest.mark.parametrize("failed", [OSError, ValueError])
 def test_an_answer_that_cannot_be_sent_to_its_end(
     app: Any, failed: type[Exception], caplog: pytest.LogCaptureFixture
@@ -416,17 +321,6 @@ def test_an_answer_that_cannot_be_sent_to_its_end(
     assert record.error is not None
     assert record.status == (499 if failed is OSError else 500)
     assert bool(caplog.records) == (failed is ValueError)
-
-
-def test_a_refusal_that_cannot_be_sent(app: Any) -> None:
-    async def breaking(scope: Any, receive: Any, send: Any) -> None:
-        async def breaks(message: Any) -> None:
-            raise ConnectionResetError
-
-        await app(scope, receive, breaks)
-
-    record = ask(breaking, "GET", "/nowhere").scope["exportkit"]
-    assert record.error.reason == "invalid"
 
 
 def test_an_answer_that_cannot_be_written_ends_its_sequence() -> None:

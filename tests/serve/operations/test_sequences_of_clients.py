@@ -1,11 +1,11 @@
-"""Sequences as tritonclient sends them, over HTTP, gRPC and its streams."""
+"""Sequences, and the methods of a package, as tritonclient asks for them over HTTP and gRPC."""
 
 from __future__ import annotations
 
 import json
-import queue
+import re
 import signal
-import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -15,15 +15,18 @@ import tritonclient.grpc
 import tritonclient.http
 from tritonclient.utils import InferenceServerException
 
+from tests.runtime import stateful
 from tests.serve.operations import sequence_server
-from tests.serve.operations.sequence_server import ONE, OTHER, STEPS, bearer, clients, given, which
+from tests.serve.operations.sequence_server import ONE, OTHER, STEPS, bearer, clients, given, inputs, rows, which
 from tests.serve.operations.server_processes import Launcher, ServerProcess
 from tests.serve.operations.test_server_process import SEQUENCES
 
 recorder, server, expected = sequence_server.recorder, sequence_server.server, sequence_server.expected  # fixtures
+both = pytest.mark.parametrize("protocol", [tritonclient.http, tritonclient.grpc])
+SCALE = np.ones((2, 1), np.float32)
 
 
-@pytest.mark.parametrize("protocol", [tritonclient.http, tritonclient.grpc])
+@both
 @pytest.mark.parametrize("sequence", [7, "seven"])
 def test_interleaved_sequences_of_two_keys_equal_sessions(server: ServerProcess, expected, protocol, sequence):
     with protocol.InferenceServerClient(clients(server)[protocol]) as client:
@@ -36,33 +39,6 @@ def test_interleaved_sequences_of_two_keys_equal_sessions(server: ServerProcess,
         with pytest.raises(InferenceServerException, match="its last step was answered") as ended:
             client.infer("recorder.push", given(protocol, 0, 1), headers=bearer(), sequence_id=sequence)
         assert ended.value.status() in ("409", "StatusCode.FAILED_PRECONDITION")
-
-
-def test_streams_keep_the_order_of_many_sequences(server: ServerProcess, expected):
-    def stream(first: int) -> None:
-        answers: queue.Queue[Any] = queue.Queue()
-        with tritonclient.grpc.InferenceServerClient(server.started["grpc"]) as client:
-            client.start_stream(lambda result, error: answers.put((result, error)), headers=bearer())
-            seeds = range(first, first + 8)
-            for step in range(STEPS):
-                for seed in seeds:
-                    inputs = given(tritonclient.grpc, seed, step)
-                    client.async_stream_infer("recorder.push", inputs, **which(1000 + seed, step))
-            for step in range(STEPS):
-                for seed in seeds:
-                    result, error = answers.get(timeout=60)
-                    assert error is None
-                    equal[seed, step] = np.array_equal(result.as_numpy("0"), expected[seed][step])
-            client.stop_stream()
-
-    equal: dict[tuple[int, int], bool] = {}
-    threads = [threading.Thread(target=stream, args=(first,)) for first in range(0, 32, 8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert len(equal) == 32 * STEPS
-    assert all(equal.values())
 
 
 def test_limits_metrics_and_the_log_name_sequences(server: ServerProcess):
@@ -107,6 +83,19 @@ def test_a_server_that_drains_answers_sequences_to_their_end(launcher: Launcher,
     assert server.wait() == 0
 
 
+@both
+def test_what_clients_left_open_does_not_hold_up_the_end(launcher: Launcher, recorder: Path, protocol: Any):
+    server = launcher.start(recorder, "--sequence-finish", 0).wait_until_ready()
+    client = protocol.InferenceServerClient(clients(server)[protocol])
+    if protocol is tritonclient.grpc:
+        client.start_stream(lambda result, error: None)
+    client.infer("recorder.push", given(protocol, 0, 0), **which(7, 0))
+    began = time.monotonic()
+    assert server.stop() == 0
+    assert time.monotonic() - began < 20  # of the 30 seconds that accepted requests may take
+    client.close()
+
+
 def test_without_sequences_state_is_left_out(launcher: Launcher, recorder: Path):
     server = launcher.start(recorder, "--max-sequences", 0).wait_until_ready()
     assert [model["name"] for model in server.started["models"]] == ["recorder.embed"]
@@ -114,3 +103,61 @@ def test_without_sequences_state_is_left_out(launcher: Launcher, recorder: Path)
     status, _, answer = server.ask("/v2/models/recorder.push/infer", body)
     assert (status, b"has state" in answer) == (404, True)
     assert server.stop() == 0
+
+
+# --- methods ----------------------------------------------------------------------------------------------------------
+
+
+def ask(client: Any, module: Any, method: Any, name: str = "recorder", **more: Any) -> np.ndarray[Any, Any]:
+    tensors = inputs(module, scale=SCALE) if method == "peek" else given(module, 0, 0)
+    parameters = {} if method is None else {"method": method}
+    return client.infer(name, tensors, headers=bearer(), parameters=parameters, **more).as_numpy("0")
+
+
+@both
+def test_the_parameter_names_the_method(server: ServerProcess, expected, protocol):
+    with protocol.InferenceServerClient(clients(server)[protocol]) as client:
+        np.testing.assert_allclose(ask(client, protocol, "embed"), 2 * np.tanh(rows(0, 0)), rtol=1e-6)
+        np.testing.assert_array_equal(ask(client, protocol, "push", **which("m", 0, 1)), expected[0][0])
+        peeked = ask(client, protocol, "peek", **which("m", 1, 1))
+        np.testing.assert_allclose(peeked, rows(0, 0) / stateful.ROWS, rtol=1e-6)
+        assert ask(client, protocol, "embed", "recorder.embed").shape == (2, stateful.WIDTH)
+
+
+@both
+@pytest.mark.parametrize(
+    ("name", "method", "words"),
+    [
+        ("recorder", None, "recorder has no default method that is served"),
+        ("recorder", "none", "the method `none` of recorder is not served"),
+        ("recorder", "fill", "the method `fill` of recorder is not served: it writes into its input out"),
+        ("recorder.embed", "push", "the request is for recorder.embed, and its parameter `method` says `push`"),
+    ],
+)
+def test_what_names_no_method_is_refused(server: ServerProcess, protocol, name, method, words):
+    client = protocol.InferenceServerClient(clients(server)[protocol])
+    with client, pytest.raises(InferenceServerException, match=re.escape(words)):
+        ask(client, protocol, method, name)
+
+
+@both
+def test_what_is_asked_of_a_package_is_said_of_all_its_methods(server: ServerProcess, protocol):
+    with protocol.InferenceServerClient(clients(server)[protocol]) as client:
+        more = {"headers": bearer()} | ({"as_json": True} if protocol is tritonclient.grpc else {})
+        assert client.is_model_ready("recorder", headers=bearer())
+        metadata = client.get_model_metadata("recorder", **more)
+        assert (metadata["name"], metadata["versions"]) == ("recorder", ["1"])
+        config = client.get_model_config("recorder.push", **more)
+        config = config.get("config", config)
+        methods = json.loads(config["parameters"]["methods"]["string_value"])
+        assert methods["push"]["inputs"] == [{"name": "x", "datatype": "FP32", "shape": [-1, stateful.WIDTH]}]
+        assert methods["peek"]["served_as"] == "recorder.peek"
+        if protocol is tritonclient.http:
+            assert metadata["methods"] == methods
+        found = client.get_inference_statistics("recorder", **more)["model_stats"]
+        assert [each["name"] for each in found] == ["recorder.embed", "recorder.peek", "recorder.push"]
+        with pytest.raises(InferenceServerException, match="no default method"):
+            client.get_model_config("recorder", **more)
+        for change in (client.load_model, client.unload_model):
+            with pytest.raises(InferenceServerException, match="loaded and unloaded as a whole"):
+                change("recorder.push", headers=bearer())

@@ -26,9 +26,8 @@ def launch(starts_process: None) -> Iterator[Callable[..., Browser]]:
     playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
     executable = next(filter(None, map(shutil.which, NAMES)), None)
     if executable is None:
-        if os.environ.get("EXPORTKIT_REQUIRE_CHROMIUM") == "1":
-            pytest.fail(f"there is no {' and no '.join(NAMES)}, and EXPORTKIT_REQUIRE_CHROMIUM=1")
-        pytest.skip(f"there is no {' and no '.join(NAMES)}: apt-get install chromium")
+        needed = os.environ.get("EXPORTKIT_REQUIRE_CHROMIUM") == "1"
+        (pytest.fail if needed else pytest.skip)(f"there is no {' and no '.join(NAMES)}: apt-get install chromium")
     with playwright.sync_playwright() as driver:
         yield lambda *flags: driver.chromium.launch(executable_path=executable, args=[*FLAGS, *flags])
 
@@ -36,14 +35,5 @@ def launch(starts_process: None) -> Iterator[Callable[..., Browser]]:
 @pytest.fixture(scope="module")
 def browser(launch: Callable[..., Browser]) -> Iterator[Browser]:
     """The browser of most tests. Each opens a context of its own in it."""
-    browser = launch()
-    yield browser
-    browser.close()
-
-
-@pytest.fixture(scope="session", autouse=True)
-def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """What is unpacked here is not in the user's cache."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("EXPORTKIT_CACHE", str(tmp_path_factory.mktemp("cache")))
-        yield
+    with launch() as browser:
+        yield browser

@@ -6,9 +6,15 @@ import asyncio
 import http.client
 import json
 import threading
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
-from concurrent.futures import Future
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager, nullcontext
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping
+from contextlib import (
+    AbstractAsyncContextManager,
+    AsyncExitStack,
+    asynccontextmanager,
+    closing,
+    contextmanager,
+    nullcontext,
+)
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,7 +23,6 @@ from exportkit.serve.engine.repository import Repository
 from exportkit.serve.http.asgi import make_app
 from exportkit.serve.http.exchange import HttpOptions
 from exportkit.serve.listeners import open_port
-from exportkit.serve.operations.connection_limits import ConnectionLimits
 from exportkit.serve.operations.http_server import HttpServer
 from exportkit.serve.page.page_routes import page_routes
 from exportkit.serve.sequences.table import SequenceLimits
@@ -50,23 +55,20 @@ class Site:
 
     def get(self, path: str, headers: Mapping[str, str] | None = None, *, method: str = "GET") -> Reply:
         """Asks for a path as it is written, which a URL library would not."""
-        connection = http.client.HTTPConnection("127.0.0.1", self.port)
-        try:
-            connection.request(method, path, headers=dict(headers or {}))
+        with closing(http.client.HTTPConnection("127.0.0.1", self.port)) as connection:
+            connection.request(method, path, headers=headers or {})
             reply = connection.getresponse()
-            named = {name.lower(): value for name, value in reply.getheaders()}
-            return Reply(reply.status, named, reply.read())
-        finally:
-            connection.close()
+            return Reply(reply.status, {name.lower(): value for name, value in reply.getheaders()}, reply.read())
 
 
 @asynccontextmanager
 async def listening_server(application: Any) -> AsyncIterator[Site]:
     """Serves an ASGI application in the caller's event loop."""
-    server = HttpServer(application, ConnectionLimits(), lambda client, error: None, None)
+    server = HttpServer(application, max_connections=1024, tls=None)
     sockets = open_port("127.0.0.1", 0, "--port")
-    server.listen(sockets)
-    yield Site(sockets[0].getsockname()[1])
+    port = sockets[0].getsockname()[1]
+    await server.listen(sockets)
+    yield Site(port)
     await server.finish()
 
 
@@ -86,7 +88,7 @@ def served_packages(*packages: Path, around: Callable[[Any], Any] = lambda appli
     async def opened() -> AsyncIterator[Any]:
         repository = Repository(options)
         await repository.open()
-        yield around(make_app(repository, HttpOptions(), routes=page_routes(repository, options)))
+        yield around(make_app(repository, HttpOptions(), routes=page_routes(repository)))
         await repository.drain()
 
     with _in_thread(opened) as site:
@@ -95,28 +97,18 @@ def served_packages(*packages: Path, around: Callable[[Any], Any] = lambda appli
 
 @contextmanager
 def _in_thread(opened: Callable[[], AbstractAsyncContextManager[Any]]) -> Iterator[Site]:
-    listening: Future[Site] = Future()
-    stop: list[Callable[[], None]] = []
+    loop, running = asyncio.new_event_loop(), AsyncExitStack()
+    thread = threading.Thread(target=loop.run_forever)
 
-    async def serve() -> None:
-        async with opened() as application:
-            loop, stopped = asyncio.get_running_loop(), asyncio.Event()
-            stop.append(lambda: loop.call_soon_threadsafe(stopped.set))
-            async with listening_server(application) as site:
-                listening.set_result(site)
-                await stopped.wait()
+    def run(awaited: Coroutine[Any, Any, Any]) -> Any:
+        return asyncio.run_coroutine_threadsafe(awaited, loop).result()
 
-    def run() -> None:
-        try:
-            asyncio.run(serve())
-        except BaseException as error:
-            listening.set_exception(error)  # a test that waits fails with it
-
-    thread = threading.Thread(target=run)
     thread.start()
     try:
-        yield listening.result()
+        application = run(running.enter_async_context(opened()))
+        yield run(running.enter_async_context(listening_server(application)))
     finally:
-        for each in stop:
-            each()
+        run(running.aclose())
+        loop.call_soon_threadsafe(loop.stop)
         thread.join()
+        loop.close()

@@ -3,30 +3,22 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Callable
 from typing import Any
 
 import torch
 
-DTYPES = {
-    "FP16": torch.float16,
-    "BF16": torch.bfloat16,
-    "FP32": torch.float32,
-    "FP64": torch.float64,
-    "INT8": torch.int8,
-    "INT32": torch.int32,
-    "INT64": torch.int64,
-    "BOOL": torch.bool,
-}
+from exportkit.serve.protocol.datatypes import DATATYPES
+
+DTYPES = {datatype: getattr(torch, dtype) for dtype, datatype in DATATYPES.items()}
 
 
 class Recorder:
-    """Notes the inputs of each request for an answer, and lets everything pass."""
+    """Notes the inputs and parameters of each request for an answer, and lets everything pass."""
 
     def __init__(self) -> None:
         self.sent: list[dict[str, torch.Tensor]] = []
-        self.parameters: list[dict[str, Any]] = []  # of each request
+        self.parameters: list[dict[str, Any]] = []
 
     def around(self, application: Any) -> Callable[..., Any]:
         """Wraps an ASGI application."""
@@ -38,27 +30,22 @@ class Recorder:
 
             async def hears() -> Any:
                 message = await receive()
-                if message["type"] == "http.request":
-                    body.extend(message["body"])
-                    if not message.get("more_body"):
-                        headers = {name.decode().lower(): value.decode() for name, value in scope["headers"]}
-                        length = int(headers["inference-header-content-length"])
-                        self.parameters.append(json.loads(body[:length])["parameters"])
-                        self.sent.append(_tensors(bytes(body), length))
+                body.extend(message.get("body", b""))
+                if message["type"] == "http.request" and not message.get("more_body"):
+                    self._note(body, int(dict(scope["headers"])[b"inference-header-content-length"]))
                 return message
 
             await application({**scope, "extensions": {}}, hears, send)  # or the body comes another way
 
         return noting
 
-
-def _tensors(body: bytes, offset: int) -> dict[str, torch.Tensor]:
-    found = {}
-    for each in json.loads(body[:offset])["inputs"]:
-        size = each["parameters"]["binary_data_size"]
-        dtype = DTYPES[each["datatype"]]
-        assert size == math.prod(each["shape"]) * dtype.itemsize
-        found[each["name"]] = torch.frombuffer(bytearray(body[offset : offset + size]), dtype=dtype).view(each["shape"])
-        offset += size
-    assert offset == len(body)
-    return found
+    def _note(self, body: bytearray, offset: int) -> None:
+        header = json.loads(body[:offset])
+        tensors = {}
+        for each in header["inputs"]:
+            raw = body[offset : offset + each["parameters"]["binary_data_size"]]
+            tensors[each["name"]] = torch.frombuffer(raw, dtype=DTYPES[each["datatype"]]).view(each["shape"])
+            offset += len(raw)
+        assert offset == len(body)
+        self.sent.append(tensors)
+        self.parameters.append(header["parameters"])

@@ -30,35 +30,20 @@ class Visit:
 
 @contextmanager
 def visit(browser: Browser, site: Site, place: str = "", **context: Any) -> Iterator[Visit]:
-    """Opens the page and waits for its first model. At the end nothing bad may have happened.
+    """Opens a site at a place, such as `#/tiny/1`, as a visitor of playwright's `new_context`, and waits for a model.
 
-    Args:
-        browser: The browser.
-        site: The server.
-        place: What follows the address, such as `#/tiny/1`.
-        **context: What kind of visitor this is, as for playwright's `new_context`.
+    At the end nothing bad may have happened.
     """
-    opened = browser.new_context(**context)
-    opened.set_default_timeout(SECONDS)
-    page = opened.new_page()
-    visited = Visit(page)
-    page.on("pageerror", lambda error: visited.trouble.append(str(error)))
-    page.on("console", lambda message: visited.trouble.append(message.text))
-    page.on(
-        "request",
-        lambda asked: asked.url.startswith((site.url, "blob:", "data:")) or visited.trouble.append(asked.url),
-    )
-    try:
+    with browser.new_context(**context) as opened:
+        opened.set_default_timeout(SECONDS)
+        page = opened.new_page()
+        visited = Visit(page)
+        own = (site.url, "blob:", "data:")
+        page.on("pageerror", lambda error: visited.trouble.append(str(error)))
+        page.on("console", lambda message: visited.trouble.append(message.text))
+        page.on("request", lambda asked: asked.url.startswith(own) or visited.trouble.append(asked.url))
         page.goto(f"{site.url}{place}")
         page.wait_for_selector("article, .empty, #key:not([hidden])")
         page.wait_for_selector(".loading", state="detached")  # a part of the page
         yield visited
         assert [text for text in visited.trouble if not text.startswith(visited.expected or "\0")] == []
-    finally:
-        opened.close()
-
-
-def rows_of(visited: Visit, table: str) -> list[list[str]]:
-    script = """table => [...document.querySelectorAll(`${table} tbody tr`)]
-        .map((row) => [...row.cells].map((cell) => cell.textContent))"""
-    return visited.evaluate(script, table)

@@ -32,7 +32,7 @@ _VALUES: tuple[Any, ...] = (
 )  # fmt: skip
 _KEYS = (
     "name", "shape", "datatype", "data", "parameters", "inputs", "outputs", "id", "binary_data_size", "binary_data",
-    "classification", "shared_memory_region", "shared_memory_offset", "shared_memory_byte_size", "sequence_id",
+    "classification", "shared_memory_region", "sequence_id", "sequence_start", "method",
     "priority", "timeout", "binary_data_output", "model_name", "triton_x", "",
 )  # fmt: skip
 _TOKENS = (
@@ -47,24 +47,13 @@ _LIKELY: dict[Any, tuple[Any, ...]] = {  # wrong, but of the right type
     "datatype": (*NUMPY, "BYTES", "fp32"),
     "shape": _SHAPES,
     "data": (
-        [],
-        [1],
-        [[1, 2], [3, 4]],
-        [1, 2, 3],
-        [0.5] * 6,
-        [True] * 6,
-        [-1] * 6,
-        [300] * 6,
-        [[[1], [2]], [[3]]],
-        [[], []],
+        [], [1], [[1, 2], [3, 4]], [1, 2, 3], [0.5] * 6, [True] * 6, [-1] * 6, [300] * 6, [[[1], [2]], [[3]]], [[], []],
     ),
     "binary_data_size": _SIZES,
-    "shared_memory_offset": _SIZES,
-    "shared_memory_byte_size": _SIZES,
     "priority": _SIZES,
     "timeout": _SIZES,
     "name": ("x0", "x1", "y", "mask", "n" * 300),
-}
+}  # fmt: skip
 
 
 def make(chance: random.Random) -> tuple[bytes, str | None]:

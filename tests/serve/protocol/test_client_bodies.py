@@ -106,14 +106,6 @@ def test_inputs_in_json_and_in_binary_data_may_be_mixed(
     _assert_same(_received(client.InferenceServerClient.generate_request_body(inputs)), {**values, **binary})
 
 
-def test_the_requested_outputs_say_their_form() -> None:
-    wanted = [client.InferRequestedOutput("a"), client.InferRequestedOutput("b", binary_data=False)]
-    inputs = _inputs({"x": ("FP32", np.zeros(2, np.float32))}, True)
-    received = _received(client.InferenceServerClient.generate_request_body(inputs, outputs=wanted))
-    assert received.request.outputs == ("a", "b")
-    assert [received.forms.of(name).binary for name in ("a", "b")] == [True, False]
-
-
 @given(_BINARY, _JSON, st.text(max_size=5))
 @settings(max_examples=200)
 def test_the_client_reads_answers_bit_for_bit(

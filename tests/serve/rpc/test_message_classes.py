@@ -1,29 +1,20 @@
-"""The messages are those that clients know, and no client's generated module meets them."""
+"""The messages are those that clients know."""
 
 from __future__ import annotations
 
 import gc
-import subprocess
-import sys
 import weakref
-from pathlib import Path
 from typing import Any
 
 import pytest
 from google.protobuf.descriptor import EnumDescriptor, FieldDescriptor
 from tritonclient.grpc import model_config_pb2, service_pb2
 
-from exportkit.serve.rpc import message_classes
-from exportkit.serve.rpc.message_classes import INFERENCE, message_class, methods, read_message
-from exportkit.serve.statuses import BadRequestError
+from exportkit.serve.rpc.message_classes import INFERENCE, message_class, methods
 from tools import rpc_descriptors
 
 THEIRS = {**service_pb2.DESCRIPTOR.message_types_by_name, **model_config_pb2.DESCRIPTOR.message_types_by_name}
-
-
-def our_messages() -> dict[str, Any]:
-    file = message_class("inference.ModelInferRequest").DESCRIPTOR.file
-    return dict(file.message_types_by_name)
+OURS = message_class("inference.ModelInferRequest").DESCRIPTOR.file
 
 
 def shape_of(field: FieldDescriptor) -> tuple[Any, ...]:
@@ -47,21 +38,17 @@ def compare_enums(ours: EnumDescriptor, theirs: EnumDescriptor) -> None:
     assert {v.name: v.number for v in ours.values} == {v.name: v.number for v in theirs.values}
 
 
-def test_every_field_is_the_one_that_tritonclient_knows():
-    compared = [compare(ours, THEIRS[name]) for name, ours in our_messages().items()]
+def test_every_field_and_enumeration_is_the_one_that_tritonclient_knows():
+    compared = [compare(ours, THEIRS[name]) for name, ours in OURS.message_types_by_name.items()]
     assert sum(compared) > 150  # there were some
+    for name, ours in OURS.enum_types_by_name.items():
+        compare_enums(ours, model_config_pb2.DESCRIPTOR.enum_types_by_name[name])
 
 
 def test_what_a_client_may_send_is_known_entirely():
-    for name, ours in our_messages().items():
+    for name, ours in OURS.message_types_by_name.items():
         if name.startswith("Infer") or name.endswith("Request"):
             assert {f.name for f in ours.fields} == {f.name for f in THEIRS[name].fields}, name
-
-
-def test_every_enumeration_is_the_one_that_tritonclient_knows():
-    file = message_class("inference.ModelInferRequest").DESCRIPTOR.file
-    for name, ours in file.enum_types_by_name.items():
-        compare_enums(ours, model_config_pb2.DESCRIPTOR.enum_types_by_name[name])
 
 
 def test_every_method_takes_and_returns_what_tritonclient_sends_and_expects():
@@ -75,55 +62,6 @@ def test_every_method_takes_and_returns_what_tritonclient_sends_and_expects():
 @pytest.mark.process
 def test_the_descriptor_set_is_that_of_the_proto_files():
     assert rpc_descriptors.descriptor_set() == rpc_descriptors.WRITTEN.read_bytes()
-
-
-def test_bytes_that_are_no_message_are_refused():
-    with pytest.raises(BadRequestError, match=r"not a message inference\.ModelReadyRequest"):
-        read_message(message_class("inference.ModelReadyRequest"), b"\x0a\xff")
-
-
-# --- other generated modules ------------------------------------------------------------------------------------------
-
-OURS = """\
-from exportkit.serve.rpc.message_classes import message_class
-ours = message_class("inference.ModelInferRequest")
-"""
-BOTH = """\
-given = {0}.ModelInferRequest(model_name="m", raw_input_contents=[b"12"])
-message = ours.FromString(given.SerializeToString())
-assert message.model_name == "m" and message.raw_input_contents == [b"12"]
-"""
-
-
-@pytest.fixture(scope="session")
-def generated(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a generated module of the same messages in a file of another name, as kserve has."""
-    folder = tmp_path_factory.mktemp("generated")
-    source = Path(message_classes.__file__).with_name("open_inference.proto").read_text()
-    (folder / "predict_v2.proto").write_text(source)
-    command = [sys.executable, "-m", "grpc_tools.protoc", f"-I{folder}", f"--python_out={folder}", "predict_v2.proto"]
-    subprocess.run(command, check=True)
-    return folder
-
-
-def python(code: str, folder: Path) -> subprocess.CompletedProcess[str]:
-    start = f"import sys\nsys.path.append({str(folder)!r})\n"
-    return subprocess.run([sys.executable, "-c", start + code], capture_output=True, text=True, check=False)
-
-
-@pytest.mark.parametrize("ours_first", [True, False])
-@pytest.mark.parametrize("module", ["predict_v2_pb2", "tritonclient.grpc.service_pb2"])
-def test_a_client_and_the_server_live_in_one_process(module: str, ours_first: bool, generated: Path):
-    theirs = f"import {module}\n"
-    done = python((OURS + theirs if ours_first else theirs + OURS) + BOTH.format(module), generated)
-    assert done.returncode == 0, done.stderr
-
-
-def test_two_generated_modules_do_not_live_in_one_process(generated: Path):
-    """Which is why the server has none."""
-    done = python("import tritonclient.grpc.service_pb2\nimport predict_v2_pb2\n", generated)
-    assert done.returncode != 0
-    assert "duplicate" in done.stderr
 
 
 def test_the_classes_of_messages_within_messages_stay() -> None:

@@ -381,7 +381,8 @@ typedef struct exportkit_answers {
   /* Gives row-major memory for an output of the request with this index: writes *data and *device, the CPU or the
    * model's device, and returns a number greater than 0. 0: this output is not wanted. A number less than 0: there is
    * no memory, and the request is not answered. It is called in the thread of exportkit_run_requests, once for each
-   * output of a request, after its call has succeeded; a session has its new state then, whatever this returns. */
+   * output of a request: after its call has succeeded, so that a session has its new state then, whatever this returns;
+   * or on a GPU, for a request without a session that runs by itself, while the call may still fail. */
   int (*place)(size_t request, size_t output, DLDataType dtype, int32_t ndim, const int64_t* shape, uint64_t bytes,
                void** data, DLDevice* device, void* context);
   /* Says that a request has ended: its outputs are written, or its error is. Its memory and its session are the

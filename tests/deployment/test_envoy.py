@@ -1,0 +1,98 @@
+"""The proxy of deploy/envoy supplies what the server itself does not: it ends slow, stuck and odd clients."""
+
+from __future__ import annotations
+
+import json
+import socket
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.deployment.test_sequences import ENVOY, address, free_port, running
+
+from exportkit.serve.http.asgi import make_app
+from exportkit.serve.http.exchange import HttpOptions
+from tests.deployment.test_deploy import documents
+from tests.serve.http.asking import infer_body
+from tests.serve.http.conftest import repository
+from tests.serve.page.in_thread import served
+
+GET = b"GET /v2 HTTP/1.1\r\nHost: localhost\r\n"
+
+
+@pytest.fixture(scope="module")
+def port(tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
+    """Envoy with the configuration of the file and shorter times, before a server."""
+    if ENVOY is None:
+        pytest.skip("Envoy is not installed")
+    (configuration,) = documents("envoy/envoy.yaml")
+    resources = configuration["static_resources"]
+    manager = resources["listeners"][0]["filter_chains"][0]["filters"][0]["typed_config"]
+    manager |= {"request_headers_timeout": "1s", "stream_idle_timeout": "1s"}
+    port = free_port()
+    resources["listeners"][0]["address"] = address(port)
+    with served(make_app(repository(), HttpOptions())) as site:
+        (endpoint,) = resources["clusters"][0]["load_assignment"]["endpoints"][0]["lb_endpoints"]
+        endpoint["endpoint"]["address"] = address(site.port)
+        file: Path = tmp_path_factory.mktemp("envoy") / "envoy.json"
+        file.write_text(json.dumps(configuration))
+        with running([ENVOY, "-c", str(file), "--concurrency", "1", "--use-dynamic-base-id", "-l", "error"], port):
+            yield port
+
+
+def connected(port: int) -> socket.socket:
+    return socket.create_connection(("127.0.0.1", port), timeout=30)
+
+
+def status(connection: socket.socket, *parts: bytes, pause: float = 0.0) -> int:
+    for part in parts:
+        connection.sendall(part)
+        time.sleep(pause)
+    return int(connection.recv(100).split()[1])
+
+
+def infer(count: int) -> bytes:
+    body, length = infer_body(("x", "FP32", [count], bytes(4 * count)))
+    headers: dict[str, Any] = {"Host": "x", "Content-Length": len(body), **length}
+    lines = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
+    return f"POST /v2/models/echo/infer HTTP/1.1\r\n{lines}\r\n".encode() + body
+
+
+def test_what_keeps_to_the_limits_is_answered(port: int) -> None:
+    with connected(port) as connection:
+        assert status(connection, infer(1000)) == 200
+
+
+def test_headers_that_trickle_are_refused(port: int) -> None:
+    with connected(port) as connection:
+        assert status(connection, GET, *[b"a: b\r\n"] * 5, pause=0.3) == 408
+
+
+@pytest.mark.parametrize(
+    ("headers", "expected"),
+    [
+        (b"x: " + b"y" * 70_000 + b"\r\n\r\n", 431),
+        (b"Content-Length: 1\r\nContent-Length: 2\r\n\r\n", 400),
+        (b"Content-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n", 400),
+    ],
+)
+def test_odd_headers_are_refused(port: int, headers: bytes, expected: int) -> None:
+    with connected(port) as connection:
+        assert status(connection, GET, headers) == expected
+
+
+def test_a_client_that_does_not_take_its_answer_is_cut_off(port: int) -> None:
+    count = 7 << 20
+    with connected(port) as connection:
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 16)
+        connection.sendall(infer(count))
+        time.sleep(3)
+        received = 0
+        try:
+            while part := connection.recv(1 << 16):
+                received += len(part)
+        except ConnectionResetError:
+            pass
+    assert received < 4 * count
