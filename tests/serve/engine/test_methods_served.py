@@ -18,7 +18,7 @@ from exportkit.serve.protocol.inference import SequenceStep
 from exportkit.serve.sequences.table import SequenceLimits
 from exportkit.serve.statuses import BadRequestError, NotReadyError, NotServedError
 from tests.package import samples, stateful_samples
-from tests.runtime import stateful
+from tests.runtime import stateful, tiny
 from tests.serve.engine.asking import GATHERING, only, request, serving, tensors
 
 NONE = SequenceLimits(most=0)
