@@ -21,7 +21,7 @@ from exportkit.serve.engine.repository import Repository
 from exportkit.serve.engine.servable import check_packages
 from exportkit.serve.http.asgi import make_app
 from exportkit.serve.http.exchange import HttpOptions
-from exportkit.serve.process_settings import give_up_the_lock_soon
+from exportkit.serve.process_settings import shorten_switch_interval
 from exportkit.serve.protocol.parameters import SEQUENCE_ID
 from exportkit.serve.sequences.table import SequenceLimits
 from exportkit.serve.serve_options import ListenOptions, ServeOptions
@@ -152,7 +152,7 @@ class Replica:
 
     async def __init__(self, options: ServeOptions) -> None:  # type: ignore[misc]  # Ray awaits it
         """Loads and warms up the models. Ray sends requests afterwards."""
-        give_up_the_lock_soon()
+        shorten_switch_interval()
         self._repository = Repository(options)
         await self._repository.open()
 

@@ -47,7 +47,7 @@ def give_freed_memory_back() -> None:
         trim(0)
 
 
-def give_up_the_lock_soon() -> None:
+def shorten_switch_interval() -> None:
     """Lets a thread that works give Python's lock to one that waits for it after 0.1 ms, instead of 5 ms.
 
     A runner that comes back from the model waits for the event loop, longer by far than it then needs the lock.

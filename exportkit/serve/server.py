@@ -45,7 +45,7 @@ from exportkit.serve.operations.observation import Observation, Observer
 from exportkit.serve.operations.tls import Tls, read_tls
 from exportkit.serve.page.page_routes import open_paths as page_paths
 from exportkit.serve.page.page_routes import page_routes
-from exportkit.serve.process_settings import collect_requests, give_up_the_lock_soon, keep_freed_memory, log_failures
+from exportkit.serve.process_settings import collect_requests, keep_freed_memory, log_failures, shorten_switch_interval
 from exportkit.serve.request_record import RequestRecord
 from exportkit.serve.rpc.grpc_server import GrpcServer, RpcOptions, credentials_of
 from exportkit.serve.rpc.rpc_calls import RpcCall
@@ -111,7 +111,7 @@ def run(options: ServeOptions, *, started: Ready, report: Report) -> bool:
     """
     tls, keys = _checked(options)
     keep_freed_memory()
-    give_up_the_lock_soon()
+    shorten_switch_interval()
     for warning in _warnings(options.listen):
         report(f"warning: {warning}")
     log_failures()

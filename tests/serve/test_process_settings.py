@@ -72,8 +72,8 @@ LOCK = """
 import sys, threading, time
 sys.setswitchinterval(1000.0)
 if sys.argv[1] == "soon":
-    from exportkit.serve.process_settings import give_up_the_lock_soon
-    give_up_the_lock_soon()
+    from exportkit.serve.process_settings import shorten_switch_interval
+    shorten_switch_interval()
 came_back = []
 def runner():
     time.sleep(0.1)  # without the lock, as in a model

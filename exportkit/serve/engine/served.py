@@ -114,7 +114,7 @@ class ServedModel:
         """Why it is not ready; None if it is."""
         return self.package.failure
 
-    def copies(self) -> list[tuple[str, bool]]:
+    def replica_states(self) -> list[tuple[str, bool]]:
         """Returns the device of each replica, and whether the replica answers."""
         return [(device, replica.alive) for device, replica in zip(self.devices, self.package.replicas)]
 
@@ -197,10 +197,10 @@ class ServedModel:
         finally:
             checked.waits_no_more()
 
-    def give_up(self, step: SequenceStep) -> None:
+    def cancel(self, step: SequenceStep) -> None:
         """Ends a sequence whose step ran, and whose answer cannot be told to the client."""
         if self.sequences is not None:
-            self.sequences.give_up(step)
+            self.sequences.cancel(step)
 
     def fail_waiting(self, reason: str) -> None:
         """Answers what waits with NotReadyError."""

@@ -64,10 +64,10 @@ class ServedPackage(PackageLoad[ServedModel]):
         """Answers a request by the method that it names. Raises a ServeError."""
         return await self.model_for(self.name, request).answer(request)
 
-    def give_up(self, step: SequenceStep) -> None:
-        """See `ServedModel.give_up`."""
+    def cancel(self, step: SequenceStep) -> None:
+        """See `ServedModel.cancel`."""
         if self.sequences is not None:
-            self.sequences.give_up(step)
+            self.sequences.cancel(step)
 
     def metadata(self) -> dict[str, Any]:
         """Returns the protocol's metadata. Without a default method there are no inputs and outputs but `methods`'."""

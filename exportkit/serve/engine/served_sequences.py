@@ -140,7 +140,7 @@ class ServedSequences:
         self._take_ended()
         return answer
 
-    def give_up(self, step: SequenceStep) -> None:
+    def cancel(self, step: SequenceStep) -> None:
         """Ends a sequence whose step ran, and whose answer cannot be told to the client."""
         with contextlib.suppress(NoSequenceError):
             self._end(self._table.find(_key_of(step)), "unanswered")

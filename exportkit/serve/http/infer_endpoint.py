@@ -57,7 +57,7 @@ class InferEndpoint:
             encoded = await encoded_answer(answer, forms, coding)
         except BaseException:
             if step is not None:  # it changed the state, and its client does not have the answer
-                model.give_up(step)
+                model.cancel(step)
             raise
         del answer
         await send_answer(send, encoded)

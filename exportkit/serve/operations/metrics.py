@@ -157,10 +157,10 @@ def _now(models: Sequence[tuple[list[str], ServedModel, Statistics]]) -> Iterato
     runners = gauge("runners", "Batches that can run at the same time.")
     ready = gauge("model_ready", "1 if the model answers, else 0.")
     load = gauge("model_load_seconds", "Time of the last load, warm-up included.")
-    copies = GaugeMetricFamily(
-        "exportkit_copy_ready",
-        "1 if the copy of a model on a device answers, else 0.",
-        labels=[*_MODEL, "copy", "device"],
+    replicas = GaugeMetricFamily(
+        "exportkit_replica_ready",
+        "1 if the replica of a model on a device answers, else 0.",
+        labels=[*_MODEL, "replica", "device"],
     )
     for labels, served, counted in models:
         pending.add_metric(labels, counted.pending)
@@ -170,9 +170,9 @@ def _now(models: Sequence[tuple[list[str], ServedModel, Statistics]]) -> Iterato
         runners.add_metric(labels, counted.runners)
         ready.add_metric(labels, int(served.ready))
         load.add_metric(labels, counted.load_seconds)
-        for place, (device, alive) in enumerate(served.copies()):
-            copies.add_metric([*labels, f"{place}", device], int(alive))
-    yield from (pending, queue_rows, queue_bytes, busy, runners, ready, load, copies)
+        for place, (device, alive) in enumerate(served.replica_states()):
+            replicas.add_metric([*labels, f"{place}", device], int(alive))
+    yield from (pending, queue_rows, queue_bytes, busy, runners, ready, load, replicas)
 
 
 def _sequences(packages: Mapping[str, ServedSequences]) -> Iterator[Metric]:

@@ -131,7 +131,7 @@ class InferenceService:
             return encode_answer(answer)
         except BaseException:
             if request.sequence is not None:  # it changed the state, and its client does not have the answer
-                model.give_up(request.sequence)
+                model.cancel(request.sequence)
             raise
 
 

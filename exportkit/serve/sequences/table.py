@@ -85,7 +85,7 @@ class OpenSequence(Generic[P, S]):
         self.steps: deque[S] = deque()
         self.ended: Reason | None = None
         self.closing: Reason | None = None  # why it takes no more steps, and ends after those that it has
-        self.rested = began  # since when no step runs, if none does
+        self.idle_since = began  # since when no step runs, if none does
 
 
 class SequenceTable(Generic[P, S]):
@@ -170,7 +170,7 @@ class SequenceTable(Generic[P, S]):
         if sequence.closing is not None:
             self._end(sequence, sequence.closing)
         else:
-            sequence.rested = now
+            sequence.idle_since = now
             self._resting[sequence] = None
         return None
 
@@ -186,7 +186,7 @@ class SequenceTable(Generic[P, S]):
         """Ends the sequences to which no step came for too long."""
         while self._resting:
             longest = next(iter(self._resting))
-            if now - longest.rested < self._limits.idle_seconds:
+            if now - longest.idle_since < self._limits.idle_seconds:
                 return
             self._end(longest, "idle")
 

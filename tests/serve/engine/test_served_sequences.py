@@ -270,9 +270,9 @@ def test_a_step_whose_answer_nobody_gets_ends_its_sequence(recorder):
                 await push(model, rows(0), 1, timeout=1e-9)
             for asked in (model, repository.named("recorder")):
                 await push(model, rows(0), 1, start=True)
-                asked.give_up(SequenceStep(1, owner="another key"))
-                asked.give_up(SequenceStep(1))
-                asked.give_up(SequenceStep(1))
+                asked.cancel(SequenceStep(1, owner="another key"))
+                asked.cancel(SequenceStep(1))
+                asked.cancel(SequenceStep(1))
                 with pytest.raises(SequenceError, match="given up"):
                     await push(model, rows(0), 1)
             assert sequences.ended == {"unanswered": 4}

@@ -128,7 +128,7 @@ class Remembers(FakeModel):
         super().__init__(*given)
         self.given_up: list[SequenceStep] = []
 
-    def give_up(self, step: SequenceStep) -> None:
+    def cancel(self, step: SequenceStep) -> None:
         self.given_up.append(step)
 
 

@@ -100,7 +100,7 @@ class SameAsALog(RuleBasedStateMachine):
         following = self.table.answered(found.real, self.now)
         assert following == (found.steps[0] if found.steps else None)
         if not found.steps:
-            found.rested = self.now
+            found.idle_since = self.now
             found.ended = found.then
 
     @precondition(lambda self: self.log)
@@ -118,7 +118,7 @@ class SameAsALog(RuleBasedStateMachine):
         self.now += seconds
         self.table.end_idle(self.now)
         for each in self.live():
-            if not each.steps and self.now - each.rested >= self.limits.idle_seconds:
+            if not each.steps and self.now - each.idle_since >= self.limits.idle_seconds:
                 each.ended, each.takes = "idle", False
 
     @invariant()
