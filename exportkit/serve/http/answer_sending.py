@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import TypeVar, TypeVarTuple
 
 from starlette.types import Send
 
@@ -17,6 +17,7 @@ from exportkit.serve.protocol.parameters import OutputForms
 from exportkit.serve.protocol.tensors import LONG
 
 T = TypeVar("T")
+Ts = TypeVarTuple("Ts")
 
 _SMALL = 64 << 10  # bytes up to which the parts of an answer are put together, which costs less than sending each
 _SENT_AT_ONCE = 1 << 20  # bytes that a transport may have to copy if the client takes them slowly
@@ -40,7 +41,7 @@ async def encoded_answer(answer: InferAnswer, forms: OutputForms, coding: Coding
     as_text = [
         output.data.nbytes for output in answer.outputs if coding is not None or not forms.of(output.name).binary
     ]
-    return await maybe_in_thread(sum(as_text), lambda: _encoded(answer, forms, coding))
+    return await maybe_in_thread(sum(as_text), _encoded, answer, forms, coding)
 
 
 def _encoded(answer: InferAnswer, forms: OutputForms, coding: Coding | None) -> EncodedAnswer:
@@ -67,8 +68,8 @@ async def send_answer(send: Send, answer: EncodedAnswer) -> None:
     await send({"type": "http.response.body"})
 
 
-async def maybe_in_thread(work: int, do: Callable[[], T]) -> T:
+async def maybe_in_thread(work: int, do: Callable[[*Ts], T], *args: *Ts) -> T:
     """Reads a request or writes an answer, in another thread if that is much work, in the unit of LONG."""
     if work < LONG:
-        return do()
-    return await asyncio.get_running_loop().run_in_executor(None, do)
+        return do(*args)
+    return await asyncio.get_running_loop().run_in_executor(None, do, *args)

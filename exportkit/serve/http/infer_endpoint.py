@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import ExitStack, suppress
-from functools import partial
 
 from starlette.datastructures import Headers
 from starlette.types import Receive, Scope, Send
@@ -76,9 +75,8 @@ class InferEndpoint:
     ) -> tuple[OutputForms, SequenceStep | None, InferAnswer]:
         """Reads the request and lets the model answer. The request's memory is free again when this returns."""
         length = body.nbytes if head.json_length is None else head.json_length
-        parse = partial(parse_body, body, head.json_length, model.body_rules)
-        parsed = await maybe_in_thread(length, parse)
-        del body, parse
+        parsed = await maybe_in_thread(length, parse_body, body, head.json_length, model.body_rules)
+        del body
         request = parsed.request.owned_by(record.client)
         record.sequence = None if request.sequence is None else request.sequence.id
         record.model = parsed.model or record.model
