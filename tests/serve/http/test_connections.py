@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import socket
 import time
 import tracemalloc
@@ -126,6 +127,27 @@ def test_a_body_before_another_protocol_is_refused(site: Site) -> None:
         assert (status, headers["connection"], b"version(HTTP_1_1)" in text) == (400, "close", True)
     offers = {"Connection": "Upgrade", "Upgrade": "h2c"}
     assert site.get("/v2/health/live", offers).status == 200
+
+
+def test_what_is_no_http_gets_an_error_as_everything_does(site: Site) -> None:
+    for bad in (b"\x16\x03\x01\x02\r\n\r\n", head(Content_Length=2, Transfer_Encoding="chunked")):
+        with connected(site) as connection:
+            connection.sendall(bad)
+            status, headers, text = answer(connection)
+            assert (status, headers["content-type"], list(json.loads(text))) == (400, "application/json", ["error"])
+
+
+def test_a_trailer_is_no_header(site: Site) -> None:
+    """A proxy that checks headers may pass trailers on."""
+    body, length = infer_body(("x", "FP32", [2], bytes(8)))
+    with connected(site) as connection:
+        top = head(Transfer_Encoding="chunked", **length)
+        trailers = b"X-Request-Id: of-a-trailer\r\nContent-Encoding: gzip\r\n"
+        connection.sendall(b"%s%x\r\n%s\r\n0\r\n%s\r\n" % (top, len(body), body, trailers))
+        status, headers, _ = answer(connection)
+        assert (status, headers["x-request-id"] == "of-a-trailer") == (200, False)
+        connection.sendall(head(Content_Length=len(body), X_Request_Id="of-a-header", **length) + body)
+        assert answer(connection)[1]["x-request-id"] == "of-a-header"
 
 
 def test_clients_that_vanish_leave_the_queue(ours: tuple[Site, FakeRepository]) -> None:
