@@ -38,6 +38,7 @@ class _Connection(HttpToolsProtocol):
     max_connections: int
     _head_bytes = 0  # that came since the last headers were complete, or since the last part of a body
     _in_head = False
+    _answered: Any = None  # the request that is answered now; uvicorn remembers the last one that came
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
@@ -45,6 +46,16 @@ class _Connection(HttpToolsProtocol):
             transport.close()
         # uvicorn waits for ever for the first request.
         self.timeout_keep_alive_task = self.loop.call_later(self.timeout_keep_alive, self.timeout_keep_alive_handler)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        super().connection_lost(exc)
+        if self._answered is not None and not self._answered.response_complete:
+            self._answered.disconnected = True
+            self._answered.message_event.set()
+
+    def _start_asgi_task(self, cycle: Any, app: Any) -> None:
+        self._answered = cycle
+        super()._start_asgi_task(cycle, app)
 
     def data_received(self, data: bytes) -> None:
         self._head_bytes += len(data)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import socket
 import time
@@ -51,7 +52,7 @@ def answer(connection: socket.socket) -> tuple[int, dict[str, str], bytes]:
 
 def eventually(holds: Callable[[], bool]) -> None:
     """Waits for the server's thread."""
-    until = time.monotonic() + 60
+    until = time.monotonic() + 10
     while not holds():
         assert time.monotonic() < until
         time.sleep(0.005)
@@ -150,15 +151,27 @@ def test_a_trailer_is_no_header(site: Site) -> None:
         assert answer(connection)[1]["x-request-id"] == "of-a-header"
 
 
+@pytest.mark.parametrize(
+    "name", ["Host", "Authorization", "Origin", "Content-Encoding", "Inference-Header-Content-Length"]
+)
+def test_a_header_that_decides_comes_once(site: Site, name: str) -> None:
+    """Of two, a proxy may have checked the other."""
+    with connected(site) as connection:
+        connection.sendall(head()[:-2] + f"{name}: 0\r\n{name}: localhost\r\n\r\n".encode())
+        status, _, text = answer(connection)
+        assert (status, b"times" in text) == (400, True)
+
+
 def test_clients_that_vanish_leave_the_queue(ours: tuple[Site, FakeRepository]) -> None:
     site, models = ours
     model = models.model("echo")
     body, length = infer_body(("x", "FP32", [2], bytes(8)))
     model.hold()
-    for vanish in (lambda c: c.close(), lambda c: c.shutdown(socket.SHUT_RDWR), reset):
+    ways = (lambda c: c.close(), lambda c: c.shutdown(socket.SHUT_RDWR), reset)
+    for vanish, requests in itertools.product(ways, (1, 3)):
         cancelled = model.cancelled
         with connected(site) as connection:
-            connection.sendall(head(Content_Length=len(body), **length) + body)
+            connection.sendall((head(Content_Length=len(body), **length) + body) * requests)
             eventually(lambda: model.waiting == 1)
             vanish(connection)
             eventually(lambda: model.cancelled == cancelled + 1)  # noqa: B023  (it is called at once)
