@@ -350,3 +350,22 @@ def test_watch_tells_changes_and_ends_with_the_server(echo: Served, channel: grp
     stopping = echo.begin(echo.server.stop(60))  # which a Watch does not hold up
     assert list(watch) == [NOT_SERVING]
     stopping.result()
+
+
+def test_clients_without_a_key_cannot_watch_in_any_number(
+    echo: Served, channel: grpc.Channel, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("exportkit.serve.rpc.health_service._MOST_WATCHES", 1)
+    watch = channel.unary_stream(WATCH)(b"")
+    assert next(watch) == SERVING
+    with pytest.raises(grpc.RpcError, match="watch already") as refused:
+        next(channel.unary_stream(WATCH)(b""))
+    assert refused.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+    watch.cancel()
+    until = time.monotonic() + 10
+    while True:  # until the server heard of it
+        try:
+            assert next(channel.unary_stream(WATCH)(b"")) == SERVING
+            return
+        except grpc.RpcError:
+            assert time.monotonic() < until
