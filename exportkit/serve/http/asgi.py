@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping, Sequence
 
+from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.routing import BaseRoute, Route, Router
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -25,6 +26,7 @@ Middleware = Callable[[ASGIApp], ASGIApp]
 
 _INFER = ("/v2/models/{model}/infer", "/v2/models/{model}/versions/{version}/infer")
 _SHOWN = 200  # characters of a URL in a message
+_ONCE = ("authorization", "host", "origin", "sec-fetch-site", "content-encoding", "inference-header-content-length")
 
 _log = logging.getLogger(__name__)
 
@@ -74,6 +76,7 @@ class _Application:
         scope["path"] = scope["path"].rstrip("/") or "/"
         headers: Mapping[str, str] | None = None
         try:
+            _check_once(exchange.headers)
             _check_upgrade(exchange.headers)
             _check_origin(scope["method"], exchange.headers)
             await self._app(scope, exchange.receive, exchange.send)
@@ -93,6 +96,13 @@ def _without_frames(error: ServeError) -> ServeError:
     """Returns an error that does not keep the request's body alive while the refusal is sent."""
     error.__cause__ = error.__context__ = None
     return error.with_traceback(None)
+
+
+def _check_once(headers: Headers) -> None:
+    """Refuses two headers of one name, of which a proxy could have checked the other one."""
+    for name in _ONCE:
+        if (count := len(headers.getlist(name))) > 1:
+            raise BadRequestError(f"the request has the header {name} {count} times", hint="Send one.")
 
 
 def _check_upgrade(headers: Mapping[str, str]) -> None:

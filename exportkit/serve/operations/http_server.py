@@ -6,7 +6,9 @@ import asyncio
 import contextlib
 import socket
 from collections.abc import Iterator, Sequence
+from typing import Any
 
+import msgspec
 import uvicorn
 from starlette.types import ASGIApp
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
@@ -33,7 +35,27 @@ class _Uvicorn(uvicorn.Server):
 class _Connection(HttpToolsProtocol):
     """A connection whose client cannot fill the memory: uvicorn keeps headers, and requests that wait, without end."""
 
+    max_connections: int
     _head_bytes = 0  # that came since the last headers were complete, or since the last part of a body
+    _in_head = False
+    _answered: Any = None  # the request that is answered now; uvicorn remembers the last one that came
+
+    def connection_made(self, transport: Any) -> None:
+        super().connection_made(transport)
+        if len(self.connections) > self.max_connections:
+            transport.close()
+        # uvicorn waits for ever for the first request.
+        self.timeout_keep_alive_task = self.loop.call_later(self.timeout_keep_alive, self.timeout_keep_alive_handler)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        super().connection_lost(exc)
+        if self._answered is not None and not self._answered.response_complete:
+            self._answered.disconnected = True
+            self._answered.message_event.set()
+
+    def _start_asgi_task(self, cycle: Any, app: Any) -> None:
+        self._answered = cycle
+        super()._start_asgi_task(cycle, app)
 
     def data_received(self, data: bytes) -> None:
         self._head_bytes += len(data)
@@ -41,8 +63,23 @@ class _Connection(HttpToolsProtocol):
         if self._head_bytes > _HEAD_BYTES and not self.transport.is_closing():
             self.send_400_response(f"The headers have more than {_HEAD_BYTES} bytes.")
 
+    def send_400_response(self, msg: str) -> None:
+        """Refuses what is no HTTP, as all errors are: with JSON."""
+        body = msgspec.json.encode({"error": msg})
+        head = b"HTTP/1.1 400 Bad Request\r\ncontent-type: application/json\r\nconnection: close\r\n"
+        self.transport.write(b"%scontent-length: %d\r\n\r\n%s" % (head, len(body), body))
+        self.transport.close()
+
+    def on_message_begin(self) -> None:
+        self._in_head = True
+        super().on_message_begin()
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if self._in_head:  # uvicorn would take a trailer for a header, which a proxy did not check
+            super().on_header(name, value)
+
     def on_headers_complete(self) -> None:
-        self._head_bytes = 0
+        self._head_bytes, self._in_head = 0, False
         super().on_headers_complete()
         if len(self.pipeline) > _MOST_WAITING:
             self.transport.close()
@@ -60,13 +97,13 @@ class HttpServer:
 
         Args:
             app: The application. It needs no lifespan events.
-            max_connections: Requests on more connections get 503.
+            max_connections: More connections are closed at once.
             tls: None: no TLS.
         """
         config = uvicorn.Config(
             app,
             interface="asgi3",
-            http=_Connection,
+            http=type("_Limited", (_Connection,), {"max_connections": max_connections}),
             ws="none",
             lifespan="off",
             log_config=None,
@@ -74,7 +111,6 @@ class HttpServer:
             access_log=False,
             proxy_headers=False,  # whoever connects may say anything there
             server_header=False,
-            limit_concurrency=max_connections + 1,  # it refuses the first that reaches this number
             timeout_keep_alive=KEEP_ALIVE_SECONDS,
             ssl_context_factory=None if tls is None else lambda *_: tls.context,
         )

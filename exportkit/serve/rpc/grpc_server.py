@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import grpc
@@ -14,11 +15,12 @@ from exportkit.serve.listeners import url_host
 from exportkit.serve.rpc.health_service import HealthService
 from exportkit.serve.rpc.inference_service import InferenceService
 from exportkit.serve.rpc.message_classes import HEALTH, INFERENCE
-from exportkit.serve.rpc.rpc_calls import Allow, Observe, RpcCall, streaming, unary
+from exportkit.serve.rpc.rpc_calls import Allow, CallRules, Observe, RpcCall, streaming, unary
 from exportkit.serve.statuses import NotOfferedError
 
 _SMALLEST_LIMIT = 4 << 20  # gRPC's own limit: it keeps room for names, parameters and small messages
 _HEADROOM = 1 << 20
+_CLOSE_SECONDS = 1.0  # that clients have to say goodbye
 _LARGEST_LIMIT = (1 << 31) - 1  # gRPC's lengths are of this size
 
 _CHANNEL = (
@@ -87,7 +89,9 @@ class GrpcServer:
         self._health = HealthService(repository, options.allow)
         self._inference = InferenceService(repository)
         self._server = grpc.aio.server(options=[*_CHANNEL, *limits], interceptors=list(options.interceptors))
-        self._server.add_generic_rpc_handlers((_Handlers(self._inference, self._health, options),))
+        rules = CallRules(options.allow, options.observe)
+        self._accepted = rules.accepted
+        self._server.add_generic_rpc_handlers((_Handlers(self._inference, self._health, rules),))
         self.port = self._bind(options)
 
     def _bind(self, options: RpcOptions) -> int:
@@ -106,30 +110,33 @@ class GrpcServer:
         await self._server.start()
 
     async def stop(self, seconds: float) -> None:
-        """Accepts no more calls, waits that long for those that run, and cancels the rest."""
+        """Accepts no more calls, waits that long for the answers to what was accepted, and gives up the rest."""
         self._health.stop()
         self._inference.leave()
-        await self._server.stop(seconds)
+        stopping = asyncio.ensure_future(self._server.stop(seconds))
+        while self._accepted and not stopping.done():
+            await asyncio.sleep(0.02)
+        # gRPC would also wait for clients that are stuck in a message, or do not answer its last ping.
+        await asyncio.wait([stopping], timeout=_CLOSE_SECONDS)
 
 
 class _Handlers(grpc.GenericRpcHandler):
     """Finds the handler of a method."""
 
-    def __init__(self, inference: InferenceService, health: HealthService, options: RpcOptions) -> None:
-        allow, observe = options.allow, options.observe
-        self._observe = observe
+    def __init__(self, inference: InferenceService, health: HealthService, rules: CallRules) -> None:
+        self._open = replace(rules, allow=None)  # who probes a server has no key
         stream, check, watch = f"/{INFERENCE}/ModelStreamInfer", f"/{HEALTH}/Check", f"/{HEALTH}/Watch"
         answers = {f"/{INFERENCE}/{name}": answer for name, answer in inference.answers().items()}
         self._found = {
-            **{method: unary(method, answer, allow, observe) for method, answer in answers.items()},
-            stream: streaming(stream, inference.infer_stream, allow, observe),
-            check: unary(check, health.check, None, observe),  # who probes a server has no key
-            watch: streaming(watch, health.watch, None, observe),
+            **{method: unary(method, answer, rules) for method, answer in answers.items()},
+            stream: streaming(stream, inference.infer_stream, rules),
+            check: unary(check, health.check, self._open),
+            watch: streaming(watch, health.watch, self._open),
         }
 
     def service(self, details: Any) -> Any:
         """Returns the handler of `details.method`."""
-        return self._found.get(details.method) or unary(details.method, _refuse, None, self._observe)
+        return self._found.get(details.method) or unary(details.method, _refuse, self._open)
 
 
 async def _refuse(call: RpcCall) -> bytes:

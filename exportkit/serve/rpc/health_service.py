@@ -7,15 +7,17 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator
+from contextlib import suppress
 
 from exportkit.serve.engine.repository import Repository
 from exportkit.serve.rpc.message_classes import INFERENCE, message_class, read_message
 from exportkit.serve.rpc.rpc_calls import Allow, RpcCall
-from exportkit.serve.statuses import NotReadyError, NotServedError, UnauthorizedError
+from exportkit.serve.statuses import NotReadyError, NotServedError, QueueFullError, UnauthorizedError
 
 _REQUEST = message_class("grpc.health.v1.HealthCheckRequest")
 _RESPONSE = message_class("grpc.health.v1.HealthCheckResponse")
 _SECONDS_BETWEEN_LOOKS = 0.5
+_MOST_WATCHES = 1024  # each costs something, and needs no key
 
 
 class HealthService:
@@ -26,6 +28,7 @@ class HealthService:
         self._repository = repository
         self._allow = allow
         self._stopping = asyncio.Event()
+        self._watches = 0
 
     def stop(self) -> None:
         """Says NOT_SERVING to every Watch and ends it."""
@@ -42,19 +45,21 @@ class HealthService:
     async def watch(self, call: RpcCall) -> AsyncGenerator[bytes, None]:
         """Answers Watch: the status now, and again whenever it changes."""
         service = read_message(_REQUEST, await call.message()).service
-        last = None
-        while True:
-            ends = self._stopping.is_set()
-            status = "NOT_SERVING" if ends else self._status(service, call)
-            if status != last:
-                yield bytes(_RESPONSE(status=status).SerializeToString())
-                last = status
-            if ends:
-                return
-            try:
-                await asyncio.wait_for(self._stopping.wait(), _SECONDS_BETWEEN_LOOKS)
-            except TimeoutError:
-                continue
+        if self._watches >= _MOST_WATCHES:
+            raise QueueFullError(f"{_MOST_WATCHES} clients watch already", hint="Check asks once.")
+        self._watches += 1
+        try:
+            last = None
+            while not self._stopping.is_set():
+                if (status := self._status(service, call)) != last:
+                    yield bytes(_RESPONSE(status=status).SerializeToString())
+                    last = status
+                with suppress(TimeoutError):
+                    await asyncio.wait_for(self._stopping.wait(), _SECONDS_BETWEEN_LOOKS)
+            if last != "NOT_SERVING":
+                yield bytes(_RESPONSE(status="NOT_SERVING").SerializeToString())
+        finally:
+            self._watches -= 1
 
     def _status(self, service: str, call: RpcCall) -> str:
         if service in {"", INFERENCE}:

@@ -7,6 +7,7 @@ import logging
 import re
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping
 from contextlib import aclosing, contextmanager
+from dataclasses import dataclass, field
 from typing import Any, NoReturn
 from urllib.parse import unquote
 
@@ -40,13 +41,13 @@ class RpcCall:
         record: What is known about the request.
     """
 
-    def __init__(self, method: str, context: Any, allow: Allow | None, observe: Observe | None) -> None:
-        """Reads the metadata. `allow` says who may call (None: everybody), and `observe` gets each request."""
+    def __init__(self, method: str, context: Any, rules: CallRules) -> None:
+        """Reads the metadata."""
         self.method = method
         self.metadata: Mapping[str, str | bytes] = dict(context.invocation_metadata() or ())
         self.remote = _address(context.peer())
         self._context = context
-        self._allow, self._observe = allow, observe
+        self._rules = rules
         self._client = ""
         self.record = self.new_record()
         self._trailers = (("x-request-id", self.record.id),)
@@ -76,6 +77,9 @@ class RpcCall:
         if message is grpc.aio.EOF:
             return None
         self.record.received_bytes += len(message)
+        if self not in (accepted := self._rules.accepted):
+            accepted.add(self)
+            self._context.add_done_callback(lambda _: accepted.discard(self))
         return message
 
     def check_key(self, allow: Allow | None) -> None:
@@ -113,7 +117,7 @@ class RpcCall:
             ServeError: What the client is told of whatever the work inside raises.
         """
         try:
-            self.check_key(self._allow)
+            self.check_key(self._rules.allow)
             yield
             record.status = 200
         except (asyncio.CancelledError, GeneratorExit):
@@ -125,8 +129,8 @@ class RpcCall:
         except Exception as error:
             raise self._refusal(error, record) from None
         finally:
-            if self._observe is not None:
-                self._observe(self, record)
+            if self._rules.observe is not None:
+                self._rules.observe(self, record)
 
     def _refusal(self, error: Exception, record: RequestRecord) -> ServeError:
         """Returns what the client is told of an error. What is not for strangers is logged."""
@@ -156,9 +160,22 @@ Observe = Callable[[RpcCall, RequestRecord], None]
 """Gets each request when it is over. A stream is one, and so is each request in it."""
 
 
-def unary(
-    method: str, answer: Callable[[RpcCall], Awaitable[bytes]], allow: Allow | None, observe: Observe | None
-) -> Any:
+@dataclass(frozen=True)
+class CallRules:
+    """What all calls of a server share.
+
+    Attributes:
+        allow: Who may call. None: everybody.
+        observe: Gets each request when it is over.
+        accepted: The calls of which a message came, and whose answer is not sent yet.
+    """
+
+    allow: Allow | None
+    observe: Observe | None
+    accepted: set[RpcCall] = field(default_factory=set)
+
+
+def unary(method: str, answer: Callable[[RpcCall], Awaitable[bytes]], rules: CallRules) -> Any:
     """Returns a handler that answers one message with one message.
 
     It is a handler of streams of requests, which looks the same to a client. Such a handler starts before the message
@@ -168,12 +185,11 @@ def unary(
     Args:
         method: The full name of the method.
         answer: Returns the answer's bytes. What it raises becomes the status.
-        allow: Who may call. None: everybody.
-        observe: Gets the call when it is over.
+        rules: What all calls share.
     """
 
     async def handle(_: Any, context: Any) -> bytes:
-        call = RpcCall(method, context, allow, observe)
+        call = RpcCall(method, context, rules)
         try:
             with call.answering(record := call.record):
                 data = await answer(call)
@@ -186,13 +202,11 @@ def unary(
     return grpc.stream_unary_rpc_method_handler(handle)
 
 
-def streaming(
-    method: str, answer: Callable[[RpcCall], AsyncGenerator[bytes, None]], allow: Allow | None, observe: Observe | None
-) -> Any:
+def streaming(method: str, answer: Callable[[RpcCall], AsyncGenerator[bytes, None]], rules: CallRules) -> Any:
     """Returns a handler that answers messages with messages. The arguments are those of `unary`."""
 
     async def handle(_: Any, context: Any) -> AsyncGenerator[bytes, None]:
-        call = RpcCall(method, context, allow, observe)
+        call = RpcCall(method, context, rules)
         try:
             with call.answering(record := call.record):
                 async with aclosing(answer(call)) as answers:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import json
 import socket
 import time
 import tracemalloc
@@ -128,15 +130,48 @@ def test_a_body_before_another_protocol_is_refused(site: Site) -> None:
     assert site.get("/v2/health/live", offers).status == 200
 
 
+def test_what_is_no_http_gets_an_error_as_everything_does(site: Site) -> None:
+    for bad in (b"\x16\x03\x01\x02\r\n\r\n", head(Content_Length=2, Transfer_Encoding="chunked")):
+        with connected(site) as connection:
+            connection.sendall(bad)
+            status, headers, text = answer(connection)
+            assert (status, headers["content-type"], list(json.loads(text))) == (400, "application/json", ["error"])
+
+
+def test_a_trailer_is_no_header(site: Site) -> None:
+    """A proxy that checks headers may pass trailers on."""
+    body, length = infer_body(("x", "FP32", [2], bytes(8)))
+    with connected(site) as connection:
+        top = head(Transfer_Encoding="chunked", **length)
+        trailers = b"X-Request-Id: of-a-trailer\r\nContent-Encoding: gzip\r\n"
+        connection.sendall(b"%s%x\r\n%s\r\n0\r\n%s\r\n" % (top, len(body), body, trailers))
+        status, headers, _ = answer(connection)
+        assert (status, headers["x-request-id"] == "of-a-trailer") == (200, False)
+        connection.sendall(head(Content_Length=len(body), X_Request_Id="of-a-header", **length) + body)
+        assert answer(connection)[1]["x-request-id"] == "of-a-header"
+
+
+@pytest.mark.parametrize(
+    "name", ["Host", "Authorization", "Origin", "Content-Encoding", "Inference-Header-Content-Length"]
+)
+def test_a_header_that_decides_comes_once(site: Site, name: str) -> None:
+    """Of two, a proxy may have checked the other."""
+    with connected(site) as connection:
+        connection.sendall(head()[:-2] + f"{name}: 0\r\n{name}: localhost\r\n\r\n".encode())
+        status, _, text = answer(connection)
+        assert (status, b"times" in text) == (400, True)
+
+
 def test_clients_that_vanish_leave_the_queue(ours: tuple[Site, FakeRepository]) -> None:
     site, models = ours
     model = models.model("echo")
     body, length = infer_body(("x", "FP32", [2], bytes(8)))
     model.hold()
-    for vanish in (lambda c: c.close(), lambda c: c.shutdown(socket.SHUT_RDWR), reset):
+    ways = (lambda c: c.close(), lambda c: c.shutdown(socket.SHUT_RDWR), reset)
+    for vanish, requests in itertools.product(ways, (1, 3)):
         cancelled = model.cancelled
         with connected(site) as connection:
-            connection.sendall(head(Content_Length=len(body), **length) + body)
+            connection.sendall((head(Content_Length=len(body), **length) + body) * requests)
             eventually(lambda: model.waiting == 1)
             vanish(connection)
             eventually(lambda: model.cancelled == cancelled + 1)  # noqa: B023  (it is called at once)

@@ -8,9 +8,11 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
+import pytest
 import uvloop
 
 from exportkit.serve.listeners import open_port
+from exportkit.serve.operations import http_server
 from exportkit.serve.operations.http_server import HttpServer
 
 REQUEST = b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"
@@ -40,17 +42,26 @@ def test_signals_stay_those_of_the_process() -> None:
     uvloop.run(scenario())
 
 
-def test_a_request_on_one_connection_too_many_is_told_to_come_again() -> None:
+def test_one_connection_too_many_is_closed_also_while_nobody_asks() -> None:
     async def scenario() -> None:
         async with listening(max_connections=3) as (_, port):
             opened = [await asyncio.open_connection("127.0.0.1", port) for _ in range(4)]
-            for (reader, writer), status in zip(reversed(opened), (503, 200, 200, 200)):
+            assert await asyncio.wait_for(opened[3][0].read(), 10) == b""
+            for reader, writer in opened[:3]:
                 writer.write(REQUEST)
-                assert int((await reader.readline()).split()[1]) == status
-                if status == 503:
-                    await reader.read()
-            for _, writer in opened:
+                assert int((await reader.readline()).split()[1]) == 200
                 writer.close()
+
+    uvloop.run(scenario())
+
+
+def test_who_never_asks_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http_server, "KEEP_ALIVE_SECONDS", 0.1)
+
+    async def scenario() -> None:
+        async with listening() as (_, port):
+            reader, _ = await asyncio.open_connection("127.0.0.1", port)
+            assert await asyncio.wait_for(reader.read(), 10) == b""
 
     uvloop.run(scenario())
 

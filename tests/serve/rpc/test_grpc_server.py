@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import socket
+import time
 import tracemalloc
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -281,6 +283,29 @@ def test_what_is_not_answered_in_time_is_cut_off(echo: Served, channel: grpc.Cha
     assert echo.model.cancelled == 1
 
 
+def test_clients_that_are_stuck_do_not_hold_up_the_end(echo: Served):
+    """One is in the middle of a message, and none answers gRPC's last ping."""
+
+    def frame(kind: int, flags: int, stream: int, content: bytes = b"") -> bytes:
+        return len(content).to_bytes(3, "big") + bytes([kind, flags]) + stream.to_bytes(4, "big") + content
+
+    def text(value: str) -> bytes:
+        return bytes([len(value)]) + value.encode()
+
+    fields = b"\x83\x86\x04" + text(INFER) + b"\x01" + text("x") + b"\x0f\x10" + text("application/grpc")
+    begins = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + frame(4, 0, 0)
+    in_message = frame(1, 4, 1, fields + b"\0" + text("te") + text("trailers")) + frame(0, 0, 1, b"\0\0\0\0\x09half")
+    address = ("127.0.0.1", echo.server.port)
+    with socket.create_connection(address) as silent, socket.create_connection(address) as stuck:
+        silent.sendall(begins)
+        stuck.sendall(begins + in_message)
+        assert silent.recv(9)
+        assert stuck.recv(9)
+        began = time.monotonic()
+        echo.run(echo.server.stop(60))
+        assert time.monotonic() - began < 10
+
+
 def test_a_port_that_is_taken_is_refused(echo: Served):
     with pytest.raises(HostError, match=f"cannot listen on 127.0.0.1:{echo.server.port}"):
         echo.call(lambda: GrpcServer(echo.repository, RpcOptions(port=echo.server.port)))
@@ -325,3 +350,22 @@ def test_watch_tells_changes_and_ends_with_the_server(echo: Served, channel: grp
     stopping = echo.begin(echo.server.stop(60))  # which a Watch does not hold up
     assert list(watch) == [NOT_SERVING]
     stopping.result()
+
+
+def test_clients_without_a_key_cannot_watch_in_any_number(
+    echo: Served, channel: grpc.Channel, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("exportkit.serve.rpc.health_service._MOST_WATCHES", 1)
+    watch = channel.unary_stream(WATCH)(b"")
+    assert next(watch) == SERVING
+    with pytest.raises(grpc.RpcError, match="watch already") as refused:
+        next(channel.unary_stream(WATCH)(b""))
+    assert refused.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+    watch.cancel()
+    until = time.monotonic() + 10
+    while True:  # until the server heard of it
+        try:
+            assert next(channel.unary_stream(WATCH)(b"")) == SERVING
+            return
+        except grpc.RpcError:
+            assert time.monotonic() < until
