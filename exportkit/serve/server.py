@@ -318,8 +318,8 @@ class _Server:
         loop = asyncio.get_running_loop()
         loop.add_signal_handler(signal.SIGTERM, self._stop.set)
         loop.add_signal_handler(signal.SIGINT, self._interrupt)
-        if self._keys is not None:
-            loop.add_signal_handler(signal.SIGHUP, self._reload)
+        # A terminal that closes sends it, too.
+        loop.add_signal_handler(signal.SIGHUP, self._stop.set if self._keys is None else self._reload)
 
     def _interrupt(self) -> None:
         if self._stop.is_set():

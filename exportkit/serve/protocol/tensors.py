@@ -17,7 +17,7 @@ from exportkit.serve.statuses import BadRequestError, ServeError
 ALIGNMENT = 64
 
 LONG = 1 << 20
-"""Bytes of JSON, or of a message's numbers, from which reading or writing them belongs into another thread.
+"""Bytes of JSON from which reading or writing them belongs into another thread.
 
 In the event loop's thread, other requests wait meanwhile.
 """

@@ -202,7 +202,10 @@ def is_draining(server: ServerProcess) -> bool:
     return any(line.startswith("draining") for line in server.report)
 
 
-def test_what_was_accepted_is_answered_after_sigterm_and_what_is_new_is_refused(launcher: Launcher, tiny_package: Path):
+@pytest.mark.parametrize("end", [signal.SIGTERM, signal.SIGHUP])
+def test_what_was_accepted_is_answered_after_a_signal_and_what_is_new_is_refused(
+    launcher: Launcher, tiny_package: Path, end: signal.Signals
+):
     server = launcher.start(tiny_package).wait_until_ready()
     held = Held(server)
     kept = HTTPConnection(*server.address)
@@ -211,7 +214,7 @@ def test_what_was_accepted_is_answered_after_sigterm_and_what_is_new_is_refused(
     channel = grpc.insecure_channel(server.started["grpc"])
     with triton_grpc.InferenceServerClient(server.started["grpc"]) as client:
         assert client.is_server_ready()
-        server.signal(signal.SIGTERM)
+        server.signal(end)
         server.until(lambda: is_draining(server))
         kept.request("GET", "/v2/health/ready")
         response = kept.getresponse()
