@@ -17,7 +17,7 @@ from exportkit.serve.statuses import NotReadyError, NotServedError, QueueFullErr
 _REQUEST = message_class("grpc.health.v1.HealthCheckRequest")
 _RESPONSE = message_class("grpc.health.v1.HealthCheckResponse")
 _SECONDS_BETWEEN_LOOKS = 0.5
-_MOST_WATCHES = 1024  # each costs something, and needs no key
+MOST_WATCHES = 1024  # each costs something, and needs no key
 
 
 class HealthService:
@@ -45,8 +45,8 @@ class HealthService:
     async def watch(self, call: RpcCall) -> AsyncGenerator[bytes, None]:
         """Answers Watch: the status now, and again whenever it changes."""
         service = read_message(_REQUEST, await call.message()).service
-        if self._watches >= _MOST_WATCHES:
-            raise QueueFullError(f"{_MOST_WATCHES} clients watch already", hint="Check asks once.")
+        if self._watches >= MOST_WATCHES:
+            raise QueueFullError(f"{MOST_WATCHES} clients watch already", hint="Check asks once.")
         self._watches += 1
         try:
             last = None
