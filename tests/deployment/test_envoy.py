@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
+import shutil
 import socket
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.deployment.test_sequences import ENVOY, address, free_port, running
 
 from exportkit.serve.http.asgi import make_app
 from exportkit.serve.http.exchange import HttpOptions
@@ -19,7 +23,39 @@ from tests.serve.http.asking import infer_body
 from tests.serve.http.conftest import repository
 from tests.serve.page.in_thread import served
 
+ENVOY = shutil.which("envoy", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
 GET = b"GET /v2 HTTP/1.1\r\nHost: localhost\r\n"
+
+
+def address(port: int) -> dict[str, Any]:
+    return {"socket_address": {"address": "127.0.0.1", "port_value": port}}
+
+
+def free_port() -> int:
+    with socket.socket() as listening:
+        listening.bind(("127.0.0.1", 0))
+        return int(listening.getsockname()[1])
+
+
+@contextlib.contextmanager
+def running(command: list[str], port: int) -> Iterator[None]:
+    """Runs a command until it listens on a port, and to the end of the block."""
+    process = subprocess.Popen(command)
+    try:
+        end = time.monotonic() + 30
+        while not listens(port):
+            assert process.poll() is None, command
+            assert time.monotonic() < end, command
+            time.sleep(0.05)
+        yield
+    finally:
+        process.kill()
+        process.wait()
+
+
+def listens(port: int) -> bool:
+    with socket.socket() as asking:
+        return asking.connect_ex(("127.0.0.1", port)) == 0
 
 
 @pytest.fixture(scope="module")
