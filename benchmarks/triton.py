@@ -84,8 +84,8 @@ def servers(package: Path, folder: Path, options: argparse.Namespace, *, statefu
         config.write(f"instance_group {{ kind: KIND_CPU count: {options.instances} }}\n")
     triton, served, ray = (free_port(), free_port()), (free_port(), free_port()), free_port()
     start = triton_command(repository, options=[f"--http-port={triton[0]}", f"--grpc-port={triton[1]}"])
-    command = [sys.executable, "-m", "exportkit", "serve", str(package), "--no-access-log"]
-    ports = ["--port", f"{served[0]}", "--grpc-port", f"{served[1]}", "--runners", f"{options.instances}"]
+    command = [sys.executable, "-m", "exportkit", "serve", str(package), "--runners", f"{options.instances}"]
+    ports = ["--port", f"{served[0]}", "--grpc-port", f"{served[1]}", "--no-access-log"]
     commands = {
         "Triton": ([*start.arguments, "--allow-metrics=false"], start.environment, triton),
         "exportkit serve": ([*command, *ports], {}, served),
