@@ -2,7 +2,7 @@
 
 python -m benchmarks.stream_steps PORT streams.pt2 --sizes streams=1 --streams 8 --seconds 2
 
-prints the seconds of every step as JSON. PORT is that of a server's gRPC.
+prints the seconds of every step as JSON. PORT is where the server listens for gRPC.
 """
 
 from __future__ import annotations

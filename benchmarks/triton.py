@@ -130,7 +130,7 @@ def served(server: Server, request: bytes, seconds: float) -> dict[str, float]:
 
 
 def streamed(way: Way, asked: Workload, sizes: str, seconds: float) -> dict[str, float]:
-    """Sends the steps of one stream, then those of eight."""
+    """Measures the steps of one stream, then of eight at the same time."""
 
     def steps(streams: int) -> list[float]:
         command = [sys.executable, "-m", "benchmarks.stream_steps", str(way.grpc), str(asked.package), "--sizes", sizes]

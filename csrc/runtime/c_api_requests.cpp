@@ -15,7 +15,7 @@ exportkit_answers answers_of(const exportkit_answers* given) {
   return answers;
 }
 
-// UsageError, which concerns all requests: one has no room for its error.
+// UsageError if a request has no room for its own error. It concerns all requests then.
 std::span<exportkit_request* const> requests_of(exportkit_request* const* given, size_t count) {
   if (count > 0) not_null(given, "requests");
   for (size_t i = 0; i < count; ++i) {

@@ -16,8 +16,8 @@ namespace exportkit {
 std::vector<at::Tensor> run_joined(const Model::Impl& model, size_t method, const std::vector<Session::Impl*>& sessions,
                                    const std::vector<at::Tensor>& inputs, Workspace& workspace);
 
-// Runs a method without state. If `several`, each output has the rows of the inputs, and the call has ended:
-// ModelRunError, RefusedValueError. Else a GPU may still run it, and the workspace will say what it refused.
+// Runs a method without state: ModelRunError, RefusedValueError. If `several`, each output has the rows of the inputs,
+// and the call has ended. Else a GPU may still run. When it has ended, `workspace.refused` has what it refused.
 std::vector<at::Tensor> run_stateless(const Model::Impl& model, size_t method, const std::vector<at::Tensor>& inputs,
                                       bool several, Workspace& workspace);
 

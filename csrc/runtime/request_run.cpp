@@ -174,7 +174,7 @@ void RequestRun::wait_after_failure() const noexcept {
   }
 }
 
-// What the call returned. It has ended, unless it is that of one request without state.
+// Returns what a call returned. A GPU may still run the call if it is one request's, without state. Others have ended.
 RequestRun::Tensors RequestRun::outputs_of(std::span<const Member> members, Workspace& workspace) const {
   std::vector<const std::vector<RequestInput>*> given;
   for (const Member& member : members) given.push_back(&member.request->inputs);

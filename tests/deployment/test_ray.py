@@ -26,19 +26,19 @@ ray = pytest.importorskip("ray", reason="Ray is not installed")
 os.environ["RAY_SERVE_ENABLE_HA_PROXY"] = "1"  # read when ray.serve is imported
 pytest.importorskip("ray.serve", reason="Ray Serve is not installed")
 
-from ray.serve.schema import ServeDeploySchema  # noqa: E402
+from ray.serve.schema import ServeDeploySchema  # noqa: E402 (after importorskip)
 
-from exportkit.deployment import ray_app  # noqa: E402
-from exportkit.deployment.ray_app import NAME, check_options, options_of  # noqa: E402
-from exportkit.deployment.ray_run import without_needless_sequences  # noqa: E402
-from exportkit.errors import HostError, UsageError  # noqa: E402
-from exportkit.package.archive import PackageReader, StoredRecord, write_package  # noqa: E402
-from exportkit.serve.sequences.table import SequenceLimits  # noqa: E402 (likewise)
+from exportkit.deployment import ray_app  # noqa: E402 (after importorskip)
+from exportkit.deployment.ray_app import NAME, check_options, options_of  # noqa: E402 (after importorskip)
+from exportkit.deployment.ray_run import without_needless_sequences  # noqa: E402 (after importorskip)
+from exportkit.errors import HostError, UsageError  # noqa: E402 (after importorskip)
+from exportkit.package.archive import PackageReader, StoredRecord, write_package  # noqa: E402 (after importorskip)
+from exportkit.serve.sequences.table import SequenceLimits  # noqa: E402 (after importorskip)
 from exportkit.serve.serve_options import ServeOptions  # noqa: E402 (after importorskip)
-from tests.deployment.observed_replica import Journal  # noqa: E402
-from tests.deployment.ray_cluster import ROOT, deploy, two_nodes  # noqa: E402
-from tests.package import samples, stateful_samples  # noqa: E402 (likewise)
-from tests.runtime import stateful, tiny  # noqa: E402
+from tests.deployment.observed_replica import Journal  # noqa: E402 (after importorskip)
+from tests.deployment.ray_cluster import ROOT, deploy, two_nodes  # noqa: E402 (after importorskip)
+from tests.package import samples, stateful_samples  # noqa: E402 (after importorskip)
+from tests.runtime import stateful, tiny  # noqa: E402 (after importorskip)
 
 PORT = 18700
 URL = f"http://127.0.0.1:{PORT}"

@@ -8,6 +8,7 @@ import pytest
 
 from exportkit.registry.registry_client import RegistryOptions
 from tests.package import signers
+from tests.registry.docker_registry import docker_registry
 from tests.registry.lying_registry import LyingRegistry, lying_registry
 
 QUICK = RegistryOptions(first_wait=0.001)
@@ -19,6 +20,19 @@ def _nothing_of_this_user(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> No
     monkeypatch.setenv("EXPORTKIT_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("DOCKER_CONFIG", str(tmp_path / "docker"))
     monkeypatch.delenv("EXPORTKIT_POLICY", raising=False)
+
+
+@pytest.fixture(scope="module")
+def disk(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of `host`."""
+    return tmp_path_factory.mktemp("registry")
+
+
+@pytest.fixture(scope="module")
+def host(disk: Path) -> Iterator[str]:
+    """The address of Docker's registry, with its blobs on `disk`."""
+    with docker_registry(disk) as host:
+        yield host
 
 
 @pytest.fixture

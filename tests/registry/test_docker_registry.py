@@ -6,7 +6,6 @@ import json
 import shutil
 import subprocess
 import tarfile
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -29,17 +28,6 @@ SKOPEO = shutil.which("skopeo")
 needs_skopeo = pytest.mark.skipif(SKOPEO is None, reason="no skopeo here (Debian: apt-get install skopeo)")
 
 _USER = "user:$2y$05$5g7iE7nuTS81F2vheKdU/uOZV2FBKJhbv/NH/ZiFoWcchgueIOxJq"  # the password is `secret`
-
-
-@pytest.fixture(scope="module")
-def disk(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("registry")
-
-
-@pytest.fixture(scope="module")
-def host(disk: Path) -> Iterator[str]:
-    with docker_registry(disk) as host:
-        yield host
 
 
 def test_a_signed_package_goes_there_and_comes_back(host: str, package: Path, tmp_path: Path) -> None:

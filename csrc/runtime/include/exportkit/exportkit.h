@@ -393,8 +393,8 @@ typedef struct exportkit_answers {
 
 /* Runs a method for several requests, and waits until all have ended. Each is checked by itself: a wrong one fails
  * alone. Requests whose shapes differ only in the number of rows share a call of up to `most` rows, in their order. If
- * that call fails, each of them runs again by itself. `most` is what exportkit_try_rows found. Every request runs by
- * itself if it is 0, or if the method or its state has no rows. Requests of one session run one after the other. A
+ * that call fails, each of them runs again by itself. `most` is what exportkit_try_rows found. If `most` is 0, or the
+ * method or its state has no rows, every request runs by itself. Requests of one session run one after the other. A
  * shared call that fails changes no session; a request by itself does what exportkit_session_run says.
  *
  * If a request runs by itself, an input in one piece is read where it lies, if it is aligned to its elements, and on a
