@@ -61,6 +61,7 @@ class ServedSequences:
         self.limits = limits
         self.name = name
         self._table: SequenceTable[HeldSession, _Turn] = SequenceTable(limits)
+        self._running: Counter[tuple[SequenceLoad, int]] = Counter()  # by load and replica
         self._timer: asyncio.TimerHandle | None = None
         self._changed = asyncio.Event()  # one of them ended
         self._closing: set[asyncio.Future[None]] = set()
@@ -88,8 +89,8 @@ class ServedSequences:
 
     def on(self, load: SequenceLoad, replica: int | None = None) -> int:
         """Returns the number of sequences that run on a load, or on one of its replicas."""
-        held = (sequence.payload for sequence in self._table)
-        return sum(each.load is load and replica in (None, each.replica) for each in held)
+        replicas = range(len(load.replicas)) if replica is None else (replica,)
+        return sum(self._running[load, place] for place in replicas)
 
     def load_of(self, step: SequenceStep) -> SequenceLoad | None:
         """Returns the load on which a sequence began; None: there is no such sequence."""
@@ -179,6 +180,7 @@ class ServedSequences:
             sequence = self._table.begin(_key_of(step), HeldSession(load, replica, sizes), size, now)
         except SequencesFullError as error:
             raise QueueFullError(f"no sequence of {self.name} can begin: {error}", hint="Try again later.") from error
+        self._running[load, replica] += 1
         self._take_ended()
         self._set_timer()
         return sequence
@@ -206,6 +208,9 @@ class ServedSequences:
     def _take_ended(self) -> None:
         """Frees the sessions of sequences that ended, in another thread: a worker may have to be told."""
         for sequence in self._table.take_ended():
+            self._running[place := (sequence.payload.load, sequence.payload.replica)] -= 1
+            if not self._running[place]:  # a load that ended is not kept
+                del self._running[place]
             self._changed.set()
             closing = asyncio.get_running_loop().run_in_executor(None, sequence.payload.close)
             self._closing.add(closing)
