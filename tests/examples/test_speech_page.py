@@ -34,6 +34,13 @@ if TYPE_CHECKING:
 
 LIGHT = '.light[data-state="{}"]'
 FAKE_DEVICE = "--use-fake-device-for-media-stream"
+NOTE_LIGHTS = """() => {
+  window.lights = [];
+  const light = document.querySelector(".light");
+  new MutationObserver(() => {
+    if (lights.at(-1) !== light.dataset.state) lights.push(light.dataset.state);
+  }).observe(light, { attributes: true, attributeFilter: ["data-state"] });
+}"""
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -59,8 +66,8 @@ def spoken(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def hearing(spoken: Path, launch: Launch) -> Iterator[Browser]:
-    """A browser that is allowed a microphone, which plays the recording once."""
-    flags = (FAKE_DEVICE, "--use-fake-ui-for-media-stream", f"--use-file-for-fake-audio-capture={spoken}%noloop")
+    """A browser that is allowed a microphone, which plays the recording again and again."""
+    flags = (FAKE_DEVICE, "--use-fake-ui-for-media-stream", f"--use-file-for-fake-audio-capture={spoken}")
     with closing(launch(*flags)) as browser:
         yield browser
 
@@ -131,13 +138,13 @@ def test_the_light_goes_on_in_speech_and_the_answers_are_the_local_model_s(
 
     with visit(hearing, site) as visited:
         visited.page.on("response", note)
+        visited.page.wait_for_selector(LIGHT.format("off"))
+        visited.evaluate(NOTE_LIGHTS)
         press(visited, "Listen")
-        visited.page.wait_for_selector(LIGHT.format("quiet"))
-        for _ in range(2):
-            visited.page.wait_for_selector(LIGHT.format("speech"))
-            visited.page.wait_for_selector(LIGHT.format("quiet"))
+        wait_until(lambda: visited.page.locator(".changes li").count() >= 4, visited)
         press(visited, "Stop")
         visited.page.wait_for_selector(LIGHT.format("off"))
+        lights = visited.evaluate("lights")
         changes = visited.text(".changes").splitlines()
     assert_one_sequence(recorder.parameters)
     captured = torch.cat([sent["chunk"] for sent in recorder.sent])
@@ -147,6 +154,7 @@ def test_the_light_goes_on_in_speech_and_the_answers_are_the_local_model_s(
     assert answers == expected
     assert changes == said_of(expected[:-1])
     assert [line.split()[-1] for line in changes[:4]] == ["begins", "ends", "begins", "ends"]
+    assert lights[:5] == ["quiet", "speech", "quiet", "speech", "quiet"]
     assert_resembles(captured.flatten().numpy(), spoken)
 
 
