@@ -297,7 +297,7 @@ class Soak(Soaking):
         self.count("loads" if status == 200 else failed)
 
     def _kill(self, chance: random.Random) -> None:
-        """Kills a worker process: a child of a child, as workers are forked from a template."""
+        """Kills a worker process: a child of a child, as workers are forked from a forkserver."""
         if self.stopping.wait(KILL_SECONDS):
             return
         children = psutil.Process(self.server.process.pid).children()

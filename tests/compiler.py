@@ -1,4 +1,4 @@
-"""What templates of tests import first, so that their children need not: torch's compiler and exporter."""
+"""What forkservers of tests import first, so that their children need not: torch's compiler and exporter."""
 
 import importlib
 import os

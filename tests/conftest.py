@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 import torch
 
-from exportkit.child.process import use_templates
+from exportkit.child.process import use_forkservers
 from tests.fresh import WITH_TORCH
 
 sys.dont_write_bytecode = False
@@ -59,7 +59,7 @@ def pytest_configure(config: pytest.Config) -> None:
     gc.set_threshold(100_000)  # as `exportkit` does: importing creates millions of objects and little garbage
     # Otherwise Inductor compiles and runs ten programs to see whether this CPU has the instructions that it names.
     os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "1")
-    use_templates(WITH_TORCH)
+    use_forkservers(WITH_TORCH)
     hypothesis.settings.register_profile("exportkit", deadline=None)  # a slow machine is not a failure
     hypothesis.settings.load_profile("exportkit")
 

@@ -18,13 +18,13 @@ from pathlib import Path
 import pytest
 
 from exportkit.child.channel import Channel
-from exportkit.child.process import ChildProcess, Templates, use_templates
+from exportkit.child.process import ChildProcess, Forkservers, use_forkservers
 
 ROOT = Path(__file__).parents[1]
 # pytest says in PYTEST_CURRENT_TEST where it is. Tests set the others; importing torch does not read them.
 _READ_LATER = ("PYTEST_", "HOME", "XDG_", "SOFTPOOL_")
-WITH_TORCH = Templates(read_later=_READ_LATER)
-WITH_COMPILER = Templates("tests.compiler", read_later=_READ_LATER)
+WITH_TORCH = Forkservers(read_later=_READ_LATER)
+WITH_COMPILER = Forkservers("tests.compiler", read_later=_READ_LATER)
 _PROGRAM = """#!{interpreter} -SEI
 import sys
 sys.path.insert(0, {root!r})
@@ -34,11 +34,11 @@ fresh_command.main({server!r}, {programs!r})
 
 
 @contextmanager
-def compiler_in_templates() -> Iterator[None]:
+def compiler_in_forkservers() -> Iterator[None]:
     """Children of the code under test find what fake tensors and programs need: importing it takes each a second."""
-    before = use_templates(WITH_COMPILER)
+    before = use_forkservers(WITH_COMPILER)
     yield
-    use_templates(before)
+    use_forkservers(before)
 
 
 class _Command:
@@ -49,7 +49,7 @@ class _Command:
         folder: Where it works.
         environment: All of its environment.
         files: Its stdin, stdout and stderr.
-        templates: What it is forked from.
+        forkservers: What it is forked from.
         quick_end: Spares 0.3 s at the end: exit functions are called, but the interpreter and torch are left as they
             are, so that what would crash there does not.
     """
@@ -61,10 +61,10 @@ class _Command:
         environment: Mapping[str, str],
         files: Sequence[int],
         *,
-        templates: Templates = WITH_COMPILER,
+        forkservers: Forkservers = WITH_COMPILER,
         quick_end: bool = False,
     ) -> None:
-        child = ChildProcess("tests.fresh_child", search_path="installed", templates=templates)
+        child = ChildProcess("tests.fresh_child", search_path="installed", forkservers=forkservers)
         self._channel = Channel(child.connection)
         self._channel.deadline = time.monotonic() + 3000
         request = {"command": command, "folder": folder, "environment": dict(environment), "quick_end": quick_end}
@@ -89,8 +89,8 @@ def run_python(code: str, *args: object, cwd: Path, compiler: bool = False, **en
     `compiler` that has torch.export and Inductor, too, which spares two more. It starts outside of the source tree, and
     sees exportkit through PYTHONPATH only.
     """
-    templates = WITH_COMPILER if compiler else WITH_TORCH
-    return _printed(_run(["-c", code, *map(str, args)], cwd, environment, templates=templates))
+    forkservers = WITH_COMPILER if compiler else WITH_TORCH
+    return _printed(_run(["-c", code, *map(str, args)], cwd, environment, forkservers=forkservers))
 
 
 def run_exportkit(*arguments: object, cwd: Path = ROOT, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -104,13 +104,13 @@ def _run(
     cwd: Path,
     environment: Mapping[str, str],
     *,
-    templates: Templates = WITH_COMPILER,
+    forkservers: Forkservers = WITH_COMPILER,
     quick_end: bool = False,
 ) -> subprocess.CompletedProcess[str]:
     with tempfile.TemporaryFile("w+") as stdout, tempfile.TemporaryFile("w+") as stderr, open(os.devnull) as stdin:
         files = (stdin.fileno(), stdout.fileno(), stderr.fileno())
         started = _Command(
-            command, str(cwd), _environment(environment), files, templates=templates, quick_end=quick_end
+            command, str(cwd), _environment(environment), files, forkservers=forkservers, quick_end=quick_end
         )
         status = started.wait()
         stdout.seek(0)

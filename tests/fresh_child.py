@@ -1,7 +1,7 @@
 """The other side of tests/fresh.py: a child process that becomes a command of Python.
 
-It forks once more: the fork is the command, and this process the template (exportkit.child) of the command's children,
-which need not import torch either.
+It forks once more: the fork is the command, and this process the forkserver (exportkit.child) of the command's
+children, which need not import torch either.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ import types
 from typing import Any
 
 from exportkit.child.channel import Channel
-from exportkit.child.template import end_with, serve
+from exportkit.child.forkserver import end_with, serve
 
 
 def main(connection: socket.socket) -> None:
-    """Starts the command, is its template, and says how it ended."""
+    """Starts the command, is its forkserver, and says how it ended."""
     channel = Channel(connection)
     body, files = channel.receive()
-    command, template = socket.socketpair()
+    command, forkserver = socket.socketpair()
     keeper = os.getpid()
     pid = os.fork()
     if pid == 0:
         end_with(keeper)
         os.setsid()
-        for each in (connection, template):
+        for each in (connection, forkserver):
             each.close()
         _run(json.loads(body), files, command)
         return
@@ -41,7 +41,7 @@ def main(connection: socket.socket) -> None:
         os.close(file)
     command.close()
     channel.send(str(pid).encode())
-    serve(template.detach(), os.getppid(), None)  # until the command ends
+    serve(forkserver.detach(), os.getppid(), None)  # until the command ends
     if os.getpid() == keeper:
         _, status = os.waitpid(pid, 0)
         with contextlib.suppress(ConnectionError):  # nobody waits any more
@@ -76,7 +76,7 @@ def _run(request: dict[str, Any], files: list[int], connection: socket.socket) -
     for name in [name for name in sys.modules if name.partition(".")[0] in ("exportkit", "tests")]:
         del sys.modules[name]
     sys.modules["__main__"] = module
-    _use_template(connection)
+    _use_forkserver(connection)
     try:
         exec(compile(code, file_name, "exec"), vars(module))
         status = 0
@@ -95,17 +95,17 @@ def _run(request: dict[str, Any], files: list[int], connection: socket.socket) -
         os._exit(status)
 
 
-def _use_template(connection: socket.socket) -> None:
-    """Lets the first template of this process be the one that is there already."""
+def _use_forkserver(connection: socket.socket) -> None:
+    """Lets the first forkserver of this process be the one that is there already."""
     from exportkit.child import process
 
     def start(conditions: process.Conditions) -> process.Started:
         if there and conditions == there[0]:
             there.clear()
             return connection, lambda: -signal.SIGKILL
-        return process.start_template(conditions)
+        return process.start_forkserver(conditions)
 
-    templates = process.Templates(start=start)
-    there = [templates.conditions(with_torch=True)]
-    os.register_at_fork(after_in_child=connection.close)  # the template ends when nobody has it
-    process.use_templates(templates)
+    forkservers = process.Forkservers(start=start)
+    there = [forkservers.conditions(with_torch=True)]
+    os.register_at_fork(after_in_child=connection.close)  # the forkserver ends when nobody has it
+    process.use_forkservers(forkservers)

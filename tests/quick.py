@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-_STARTERS = {"subprocess", "multiprocessing", "ChildProcess", "Conversation", "VerifyWorker", "one_maker"}
+_STARTERS = {"subprocess", "multiprocessing", "ChildProcess", "ChildClient", "VerifyWorker", "one_maker"}
 _FORKS = {"fork", "forkpty", "posix_spawn", "system"}  # of os
 # `one_maker` is an event also where it finds the file: what depends on a compiler is slow where it has not run yet.
 _EVENTS = {"subprocess.Popen", "exportkit.ChildProcess", "tests.one_maker", *(f"os.{name}" for name in _FORKS)}

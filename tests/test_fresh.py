@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.fresh import commands, compiler_in_templates, run_python
+from tests.fresh import commands, compiler_in_forkservers, run_python
 
 CHILD = """
 import os
@@ -77,7 +77,7 @@ def test_torch_is_there_and_nothing_of_ours(compiler: bool, tmp_path: Path) -> N
 
 
 def test_who_wants_torch_alone_gets_no_process_whose_template_had_more(tmp_path: Path) -> None:
-    with compiler_in_templates():
+    with compiler_in_forkservers():
         run_python("pass", cwd=tmp_path)
     test_torch_is_there_and_nothing_of_ours(False, tmp_path)
 

@@ -27,7 +27,7 @@ from typing import Any
 
 import torch
 
-from tests.fresh import compiler_in_templates, run_exportkit
+from tests.fresh import compiler_in_forkservers, run_exportkit
 from tests.gallery.entries import LONGEST, NOISE
 
 _SHAPES = "4"  # sizes that verify compares with eager, beside the recorded cases
@@ -99,7 +99,7 @@ def main() -> int:
     wrong = 0
     for line in table:
         started = time.monotonic()
-        with tempfile.TemporaryDirectory() as folder, compiler_in_templates():
+        with tempfile.TemporaryDirectory() as folder, compiler_in_forkservers():
             outcome = seen(line.arguments, Path(folder), where.parent)
         ended = right(line, outcome)
         wrong += not ended

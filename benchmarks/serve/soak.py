@@ -171,7 +171,7 @@ class Soak(Soaking):
         connection.close()
 
     def _kill(self, chance: random.Random) -> None:
-        """Kills a worker process: a child of a child, as workers are forked from a template. It alone has torch."""
+        """Kills a worker process: a child of a child, as workers are forked from a forkserver. It alone has torch."""
         if self.stopping.wait(KILL_SECONDS):
             return
         with contextlib.suppress(psutil.NoSuchProcess):

@@ -50,7 +50,7 @@ from exportkit.sizes import case_label, case_sizes, label_of
 from exportkit.verify.judging import Judge
 from exportkit.verify.options import VerifyOptions
 from exportkit.verify.outcomes import Match
-from exportkit.verify.player import Script, state_sizes
+from exportkit.verify.replayer import ReplayTask, state_sizes
 
 
 def session_rows(
@@ -187,7 +187,7 @@ def _drawn(
 
 
 @dataclass
-class _Player:
+class _Contender:
     """One that makes the calls of a session.
 
     Attributes:
@@ -213,19 +213,19 @@ class _Player:
     settle: Callable[[], object] = lambda: None
 
 
-def _ours(loaded: TimedPackage, steps: _Steps, stack: ExitStack) -> _Player:
+def _ours(loaded: TimedPackage, steps: _Steps, stack: ExitStack) -> _Contender:
     model: Model = loaded.model
     manifest = model.manifest
     if not any(manifest.method(call.method).state for call in steps.case.calls):
-        return _Player(loaded.name, loaded.what, {}, model.methods, _nothing, load_ms=loaded.load_ms)
+        return _Contender(loaded.name, loaded.what, {}, model.methods, _nothing, load_ms=loaded.load_ms)
     session = stack.enter_context(model.session(**state_sizes(manifest, steps.case)))
     state = dict(session.state)
-    return _Player(
+    return _Contender(
         loaded.name, loaded.what, state, session.methods, _nothing, load_ms=loaded.load_ms, now=lambda: state
     )
 
 
-def _eager(way: EagerWay, eager: EagerMethods, manifest: Manifest, steps: _Steps) -> _Player:
+def _eager(way: EagerWay, eager: EagerMethods, manifest: Manifest, steps: _Steps) -> _Contender:
     """The eager model with buffers of its own, which its calls write without any help of ours."""
     sizes = state_sizes(manifest, steps.case)
     state = {buffer.name: buffer.at(sizes) for buffer in eager.buffers}
@@ -247,13 +247,13 @@ def _eager(way: EagerWay, eager: EagerMethods, manifest: Manifest, steps: _Steps
 
     used = {call.method for call in steps.case.calls}
     methods = {name: way.of(entry.model) for name, entry in eager.entries.items() if name in used}
-    return _Player(way.name, way.what, state, methods, within, assign, now=now)
+    return _Contender(way.name, way.what, state, methods, within, assign, now=now)
 
 
 def _onnx(
-    options: PackageOptions, first: Path, manifest: Manifest, steps: _Steps, device: torch.device, beside: _Player
-) -> _Player:
-    """ONNX Runtime, which is given the state and gives it back. It begins with the state that another player has."""
+    options: PackageOptions, first: Path, manifest: Manifest, steps: _Steps, device: torch.device, beside: _Contender
+) -> _Contender:
+    """ONNX Runtime, which is given the state and gives it back. It begins with the state that another contender has."""
     assert options.onnx is not None
     path = options.onnx
     used = {call.method for call in steps.case.calls[: steps.count]}
@@ -268,7 +268,7 @@ def _onnx(
     def assign() -> None:
         onnx.state = dict(state)
 
-    return _Player(
+    return _Contender(
         ONNX_RUNTIME, onnx.what, state, onnx.methods, nullcontext, assign, onnx.load_ms, lambda: onnx.state, onnx.settle
     )
 
@@ -278,10 +278,10 @@ def _nothing() -> AbstractContextManager[Any]:
 
 
 class _Calls:
-    """The calls of a session by one player."""
+    """The calls of a session by one contender."""
 
-    def __init__(self, player: _Player, steps: _Steps, manifest: Manifest, device: torch.device) -> None:
-        self._player, self._manifest, self._steps = player, manifest, steps
+    def __init__(self, contender: _Contender, steps: _Steps, manifest: Manifest, device: torch.device) -> None:
+        self._contender, self._manifest, self._steps = contender, manifest, steps
         self._calls: list[Callable[[], Any]] = []
         self._restored: list[tuple[Tensor, Tensor]] = []  # what calls write, and what it was
         self._inputs: list[list[Tensor]] = []
@@ -293,13 +293,13 @@ class _Calls:
             values = {each: builder(each.value)(inputs) for each in call.parameters}
             args = [value for each, value in values.items() if each.kind == "positional"]
             kwargs = {each.name: value for each, value in values.items() if each.kind == "keyword"}
-            self._calls.append(partial(player.methods[recorded.method], *args, **kwargs))
-        self._start = {name: tensor.clone() for name, tensor in player.state.items()}
+            self._calls.append(partial(contender.methods[recorded.method], *args, **kwargs))
+        self._start = {name: tensor.clone() for name, tensor in contender.state.items()}
 
     def restore(self) -> None:
         """Puts everything back to what it was before what is timed."""
-        self._player.assign()
-        for name, tensor in self._player.state.items():
+        self._contender.assign()
+        for name, tensor in self._contender.state.items():
             tensor.copy_(self._start[name])
         for tensor, before in self._restored:
             tensor.copy_(before)
@@ -314,15 +314,15 @@ class _Calls:
         before = self._start
         for number, recorded in enumerate(self._steps.case.calls[: self._steps.count]):
             if number == self._steps.timed:
-                before = {name: tensor.clone() for name, tensor in self._player.now().items()}
+                before = {name: tensor.clone() for name, tensor in self._contender.now().items()}
             call = manifest.method(recorded.method).call
             structure, outputs = flatten(self._calls[number](), lambda part: isinstance(part, Tensor))
-            self._player.settle()
+            self._contender.settle()
             structures[number] = msgspec.json.encode(structure).decode()
             written = zip(call.inputs, self._inputs[number])
             results = {f"written.{each.name}": t for each, t in written if each.written is not None}
             found |= named_tensors(f"{number}.output", outputs) | named_results(result_keys(number, call), results)
-        found |= named_results(state_keys(manifest.state), self._player.now())
+        found |= named_results(state_keys(manifest.state), self._contender.now())
         self._start = before
         return found, structures
 
@@ -352,27 +352,27 @@ def _row(
     errors: dict[str, float | None] = {}
     load_ms: dict[str, float | None] = {}
     with ExitStack() as stack:
-        players = [_ours(each, steps, stack) for each in loaded]
+        contenders = [_ours(each, steps, stack) for each in loaded]
         if options.onnx is not None:
-            players.append(_onnx(options, path, manifest, steps, device, players[0]))
+            contenders.append(_onnx(options, path, manifest, steps, device, contenders[0]))
         if eager is not None:
             torch._dynamo.reset()  # otherwise the next sequence would be compiled with dynamic shapes
             replaced = _replaceable(eager, manifest, steps, device)
-            players += [_eager(way, eager, manifest, steps) for way in eager_ways(manifest, replaced, options)]
-        for player in players:
-            calls = _Calls(player, steps, manifest, device)
-            verdict = _judged(player, calls, steps, manifest)
+            contenders += [_eager(way, eager, manifest, steps) for way in eager_ways(manifest, replaced, options)]
+        for contender in contenders:
+            calls = _Calls(contender, steps, manifest, device)
+            verdict = _judged(contender, calls, steps, manifest)
             if isinstance(verdict, Match):
-                errors[player.name] = max((one.error.rms for one in verdict.outputs if one.error), default=None)
-                load_ms[player.name] = player.load_ms
+                errors[contender.name] = max((one.error.rms for one in verdict.outputs if one.error), default=None)
+                load_ms[contender.name] = contender.load_ms
                 ready.append(
-                    Alternative(player.name, player.what, [calls.timed()], player.within, before=calls.restore)
+                    Alternative(contender.name, contender.what, [calls.timed()], contender.within, before=calls.restore)
                 )
-            elif player.name in COMPILERS:
-                failed.append(Measurement(player.name, player.what, note=verdict))
+            elif contender.name in COMPILERS:
+                failed.append(Measurement(contender.name, contender.what, note=verdict))
             else:
                 raise WrongResultError(
-                    f"the results of {player.name} differ from eager's in {steps.label}: {verdict}",
+                    f"the results of {contender.name} differ from eager's in {steps.label}: {verdict}",
                     hint="It was not timed. `exportkit verify` shows details.",
                 )
         timed = measure(ready, device, options.seconds, graphs=False)
@@ -380,13 +380,13 @@ def _row(
     return steps.row(manifest, (*measured, *failed))
 
 
-def _judged(player: _Player, calls: _Calls, steps: _Steps, manifest: Manifest) -> Match | str:
-    """Returns that a player's results agree with eager's, or how they differ."""
+def _judged(contender: _Contender, calls: _Calls, steps: _Steps, manifest: Manifest) -> Match | str:
+    """Returns that a contender's results agree with eager's, or how they differ."""
     try:
-        with player.within():
+        with contender.within():
             answers, structures = calls.answers()
     except Exception as error:
-        if player.name not in COMPILERS:
+        if contender.name not in COMPILERS:
             raise
         # An error of a compiler is a result of the comparison.
         return f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0][:200]}"
@@ -394,17 +394,19 @@ def _judged(player: _Player, calls: _Calls, steps: _Steps, manifest: Manifest) -
     if steps.count < len(steps.case.calls):  # the state was recorded after calls that were not made
         expected = {key: tensor for key, tensor in expected.items() if not key.startswith("state")}
     judge = Judge(manifest, VerifyOptions(), fresh=steps.fresh)
-    verdict = judge.verdict(Script(steps.label, steps.case, Path()), expected, answers, structures, range(steps.count))
+    verdict = judge.verdict(
+        ReplayTask(steps.label, steps.case, Path()), expected, answers, structures, range(steps.count)
+    )
     return verdict if isinstance(verdict, Match) else verdict.message
 
 
 def _replaceable(eager: EagerMethods, manifest: Manifest, steps: _Steps, device: torch.device) -> bool:
     """Returns whether references can replace the operators that the model calls."""
     forms = described_of(manifest)
-    player = _eager(EagerWay("eager", "the eager model"), eager, manifest, steps)
+    contender = _eager(EagerWay("eager", "the eager model"), eager, manifest, steps)
     try:
-        with player.within(), WithReferences(forms.values()), NoOperators({n.partition("::")[0] for n in forms}):
-            _Calls(player, steps, manifest, device).answers()
+        with contender.within(), WithReferences(forms.values()), NoOperators({n.partition("::")[0] for n in forms}):
+            _Calls(contender, steps, manifest, device).answers()
     except OperatorCalledError:
         return False
     return bool(forms)

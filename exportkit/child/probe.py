@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 from typing import Literal
 
-from exportkit.child.conversation import ChildEndedError, Conversation
+from exportkit.child.child_client import ChildClient, ChildEndedError
 from exportkit.child.messages import Failed, Message
 from exportkit.child.process import describe_end
 from exportkit.errors import LibraryLoadError
@@ -66,7 +66,7 @@ def registrations(*libraries: Path) -> tuple[Registrations, ...]:
 @functools.lru_cache(maxsize=16)
 def _registrations(libraries: tuple[Path, ...], state: tuple[tuple[int, int, int], ...]) -> tuple[Registrations, ...]:
     library = libraries[-1]
-    with Conversation("exportkit.child.probe_worker", search_path="installed") as child:
+    with ChildClient("exportkit.child.probe_worker", search_path="installed") as child:
         try:
             answer = child.ask(Probe(tuple(map(str, libraries))), Probed)
         except ChildEndedError as error:

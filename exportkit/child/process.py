@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import BinaryIO, Literal
 
 from exportkit.child.channel import Channel
+from exportkit.child.forkserver import Ended, Fork, Forked, Kill
 from exportkit.child.messages import decode, encode
-from exportkit.child.template import Ended, Fork, Forked, Kill
 from exportkit.errors import HostError
 
 SearchPath = Literal["caller", "installed"]
@@ -30,8 +30,8 @@ _ROOT = Path(__file__).resolve().parents[2]  # the folder that has exportkit
 _PRINTED_CHARACTERS, _LOOKED_AT_BYTES = 4000, 64 << 10
 _FRAMES = re.compile(r"^(?:frame #\d+: .*|Exception raised from .*|<omitting python frames>)\n?", re.MULTILINE)
 
-# The beginnings of variables that nothing reads while torch is imported. Where others have changed since a template was
-# started, the next child gets another template.
+# The beginnings of variables that nothing reads while torch is imported. Where others have changed since a forkserver
+# was started, the next child gets another.
 _READ_LATER = ("EXPORTKIT_", "TMPDIR", "PWD", "OLDPWD", "XDG_CONFIG_HOME")
 
 _SIGNAL_HINTS: Mapping[int, str] = {
@@ -66,7 +66,7 @@ def describe_end(status: int) -> str:
 class ChildProcess:
     """A Python process that runs `main(connection)` of a module, where `connection` is its end of a socket.
 
-    It is forked from a template, a process that has imported torch and nothing of the caller's: the child has the
+    It is forked from a forkserver, a process that has imported torch and nothing of the caller's: the child has the
     caller's environment, but inherits no other module. Ctrl-C in a terminal does not reach it. The kernel kills it when
     this process ends, however that happens.
 
@@ -76,7 +76,7 @@ class ChildProcess:
             finds by itself, and exportkit; not the working directory, since the child works in an empty folder.
         captured: Keeps what the child prints for `printed`, rather than passing it on to our stdout and stderr.
         with_torch: Whether the child needs torch.
-        templates: What it is forked from; None for those that `use_templates` says.
+        forkservers: What it is forked from; None for those that `use_forkservers` says.
 
     Attributes:
         connection: Our end of the socket.
@@ -92,11 +92,11 @@ class ChildProcess:
         search_path: SearchPath = "caller",
         captured: bool = False,
         with_torch: bool = True,
-        templates: Templates | None = None,
+        forkservers: Forkservers | None = None,
     ) -> None:
         sys.audit("exportkit.ChildProcess", module)  # as subprocess does, but of a fork that is none of this process
         self._owner = os.getpid()
-        self._template = (templates or _in_use)._template(with_torch)
+        self._forkserver = (forkservers or _in_use)._forkserver(with_torch)
         self._pid: int | None = None
         self._status: int | None = None
         self._forked, self._ended = threading.Event(), threading.Event()
@@ -106,7 +106,7 @@ class ChildProcess:
         self.connection, theirs = socket.socketpair()
         with theirs:
             output, errors = (1, 2) if self._output is None else (self._output.fileno(),) * 2
-            self._template.fork(
+            self._forkserver.fork(
                 self,
                 Fork(
                     child=id(self),
@@ -138,7 +138,7 @@ class ChildProcess:
     def end(self) -> None:
         """Kills the child, whatever it is doing, and forgets what it printed. Calling it again does no harm."""
         if self.is_ours:
-            self._template.kill(self)
+            self._forkserver.kill(self)
             if self._output is not None:
                 self._output.close()
 
@@ -169,12 +169,12 @@ def _working_folder(otherwise: str) -> str:
         return otherwise
 
 
-# --- templates --------------------------------------------------------------------------------------------------------
+# --- forkservers ------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Conditions:
-    """What a template has taken over from its parent when it was started, and its children have from it.
+    """What a forkserver has taken over from its parent when it was started, and its children have from it.
 
     OpenMP's threads spin while they wait, unless OMP_WAIT_POLICY says otherwise: two processes share the same cores
     here, and one would slow the other down.
@@ -187,18 +187,18 @@ class Conditions:
     limits: Sequence[tuple[int, int]]
 
 
-Started = tuple[socket.socket, Callable[[], int]]  # our end of a socket to a template, what waits for its return code
+Started = tuple[socket.socket, Callable[[], int]]  # our end of a socket to a forkserver, what waits for its return code
 
 
-def start_template(conditions: Conditions, *, first: Sequence[str] = ()) -> Started:
-    """Starts an interpreter as a template."""
+def start_forkserver(conditions: Conditions, *, first: Sequence[str] = ()) -> Started:
+    """Starts an interpreter as a forkserver."""
     connection, theirs = socket.socketpair()
     with theirs, contextlib.ExitStack() as undo:
         undo.callback(connection.close)
         # '' is the working directory. The search path is set before anything of ours is imported.
         code = (
             f"import sys; sys.path[:] = [*filter(None, sys.path), {str(_ROOT)!r}]; "
-            "from exportkit.child.template import serve; "
+            "from exportkit.child.forkserver import serve; "
             f"serve({theirs.fileno()}, {conditions.owner}, {conditions.torch!r}, {tuple(first)!r})"
         )
         process = subprocess.Popen(
@@ -214,20 +214,20 @@ def start_template(conditions: Conditions, *, first: Sequence[str] = ()) -> Star
     return connection, process.wait
 
 
-class Templates:
-    """The templates of this process: one with torch and one without, started again where the process has changed.
+class Forkservers:
+    """The forkservers of this process: one with torch and one without, started again where the process has changed.
 
     Args:
-        first: Modules that a template imports after torch. Its children have them at once, beside torch.
+        first: Modules that a forkserver imports after torch. Its children have them at once, beside torch.
         read_later: The beginnings of more variables of the environment that nothing reads during these imports.
-        start: What starts a template; None for `start_template`.
+        start: What starts a forkserver; None for `start_forkserver`.
     """
 
     def __init__(
         self, *first: str, read_later: Sequence[str] = (), start: Callable[[Conditions], Started] | None = None
     ) -> None:
         self._read_later = (*_READ_LATER, *read_later)
-        self._start = start or partial(start_template, first=first)
+        self._start = start or partial(start_forkserver, first=first)
         self._forget()
         os.register_at_fork(after_in_child=self._forget)
 
@@ -243,36 +243,36 @@ class Templates:
         return Conditions(os.getpid(), interpreter(), spec.origin if spec else None, environment, limits)
 
     def start(self) -> None:
-        """Starts the template that has torch, which it can import while this process does other things."""
+        """Starts the forkserver that has torch, which it can import while this process does other things."""
         with contextlib.suppress(HostError):  # the first child will raise it again
-            self._template(with_torch=True)
+            self._forkserver(with_torch=True)
 
     def retire(self) -> None:
-        """Ends each template when its last child has ended."""
+        """Ends each forkserver when its last child has ended."""
         with self._lock:
-            for template in self._running.values():
-                template.retire()
+            for forkserver in self._running.values():
+                forkserver.retire()
             self._running.clear()
 
-    def _template(self, with_torch: bool) -> _Template:
-        """The template of this process as it is now."""
+    def _forkserver(self, with_torch: bool) -> _Forkserver:
+        """The forkserver of this process as it is now."""
         conditions = self.conditions(with_torch)
         with self._lock:
             found = self._running.get(with_torch)
             if found is None or not found.alive or found.conditions != conditions:
-                self._running[with_torch] = _Template(conditions, self._start)
+                self._running[with_torch] = _Forkserver(conditions, self._start)
                 if found is not None:
                     found.retire()
             return self._running[with_torch]
 
     def _forget(self) -> None:
-        """In a fork: the templates are the parent's."""
+        """In a fork: the forkservers are the parent's."""
         self._lock = threading.Lock()
-        self._running: dict[bool, _Template] = {}
+        self._running: dict[bool, _Forkserver] = {}
 
 
-class _Template:
-    """The process of exportkit.child.template, and the children that have not ended.
+class _Forkserver:
+    """The process of exportkit.child.forkserver, and the children that have not ended.
 
     Raises:
         HostError: The kernel refused to start a process.
@@ -287,8 +287,8 @@ class _Template:
         self._retired = False
         self._status: int | None = None
         self._failure: OSError | None = None
-        # The kernel kills the template (PR_SET_PDEATHSIG) when the thread that started it ends, not the process. This
-        # thread lives as long as the template.
+        # The kernel kills the forkserver (PR_SET_PDEATHSIG) when the thread that started it ends, not the process. This
+        # thread lives as long as the forkserver.
         started = threading.Event()
         self._watcher = threading.Thread(target=self._watch, args=(started,), daemon=True)
         self._watcher.start()
@@ -302,7 +302,7 @@ class _Template:
         return self._status is None
 
     def fork(self, child: ChildProcess, message: Fork, files: Sequence[int]) -> None:
-        """Starts a child. Where the template has ended, the child has, in the same way."""
+        """Starts a child. Where the forkserver has ended, the child has, in the same way."""
         with self._lock:
             if self._status is None:
                 self._children[message.child] = child
@@ -320,14 +320,14 @@ class _Template:
             child.wait(10)
 
     def retire(self) -> None:
-        """Ends the template when its last child has ended."""
+        """Ends the forkserver when its last child has ended."""
         with self._lock:
             self._retired = True
             if not self._children:
                 self._channel.shut_down()
 
     def _watch(self, started: threading.Event) -> None:
-        """Starts the template, and stays until it ends."""
+        """Starts the forkserver, and stays until it ends."""
         try:
             connection, wait = self._start(self.conditions)
             self._channel = Channel(connection)
@@ -359,16 +359,16 @@ class _Template:
                 self._channel.shut_down()
 
 
-_in_use = Templates()
+_in_use = Forkservers()
 
 
-def start_template_early() -> None:
-    """Starts the template of the children that will come."""
+def start_forkserver_early() -> None:
+    """Starts the forkserver of the children that will come."""
     _in_use.start()
 
 
-def use_templates(templates: Templates) -> Templates:
-    """From now on children that name no templates are forked from these. Returns those that they were forked from."""
+def use_forkservers(forkservers: Forkservers) -> Forkservers:
+    """From now on children that name no forkservers are forked from these. Returns those that they were forked from."""
     global _in_use
-    before, _in_use = _in_use, templates
+    before, _in_use = _in_use, forkservers
     return before

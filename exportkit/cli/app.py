@@ -24,7 +24,7 @@ from exportkit.errors import EXIT_CODES, ExportError, ExportkitError, HostError
 from exportkit.installed import declared
 
 if TYPE_CHECKING:
-    from exportkit.child.watched import Crash
+    from exportkit.child.supervised import Crash
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -179,10 +179,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _main(sys.argv[1:] if arguments is None else list(arguments))
     if sys.argv[1:2] != ["export"]:
         return end_at_once(_main(sys.argv[1:]))
-    from exportkit.child.watched import run_watched
+    from exportkit.child.supervised import run_supervised
 
     # The user's kernels, the compiler's and a GPU's driver run in there.
-    ended = run_watched(lambda: _main(sys.argv[1:]))
+    ended = run_supervised(lambda: _main(sys.argv[1:]))
     return ended if isinstance(ended, int) else _crashed(ended, "--json" in sys.argv)
 
 

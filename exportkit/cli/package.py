@@ -125,9 +125,9 @@ def command(
     """  # noqa: D301 (click wants the control character, to keep the lines below it)
     with progress() as step:
         step("importing the packager")
-        from exportkit.child.process import start_template_early
+        from exportkit.child.process import start_forkserver_early
 
-        start_template_early()
+        start_forkserver_early()
         from exportkit.packaging import PackOptions, build_package
 
         if weights is not None:  # the recorded cases belong to the old weights

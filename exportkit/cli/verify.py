@@ -126,9 +126,9 @@ def command(
     exportkit verify arr_coc.pt2 --public-key release.pem
     """  # noqa: D301 (click wants the control character, to keep the lines below it)
     check_tolerances(options["rtol"], options["atol"])
-    from exportkit.child.process import start_template_early
+    from exportkit.child.process import start_forkserver_early
 
-    start_template_early()
+    start_forkserver_early()
     from exportkit.verify.verify import verify
 
     if bisect_budget is not None and not bisecting:

@@ -18,8 +18,8 @@ from exportkit.progress import Progress, silent
 from exportkit.sizes import case_label
 from exportkit.verify.options import VerifyOptions
 from exportkit.verify.outcomes import CallFailed, Match, MissingOperator, Verdict
-from exportkit.verify.player import PlayEndedError, Player, Script
 from exportkit.verify.replay import ReplayProcess
+from exportkit.verify.replayer import ReplayEndedError, Replayer, ReplayTask
 from exportkit.verify.run_plan import needed_libraries, onnx_run, target_runs
 
 
@@ -166,15 +166,15 @@ def _checks(
             continue
         recorded.add(sha256)
         label = f"case {number} of {owner} ({case_label(case)})"
-        script = Script(label, case, folder / "case.safetensors")
-        recording.extract(case.record, script.file)
-        played: list[Player] = []
+        task = ReplayTask(label, case, folder / "case.safetensors")
+        recording.extract(case.record, task.file)
+        played: list[Replayer] = []
         for name, side in (("A", a), ("B", b)):
             progress(f"running {label} on {name}")
             try:
-                with Player(script, side.process, side.reader.manifest, folder, doing=f"running {label}") as player:
-                    played.append(player.run().read_state())
-            except PlayEndedError as ended:
+                with Replayer(task, side.process, side.reader.manifest, folder, doing=f"running {label}") as replayer:
+                    played.append(replayer.run().read_state())
+            except ReplayEndedError as ended:
                 yield AnswerCheck(label, ended.verdict, failed=name)
                 break
             except UsageError as error:  # the other artifact's calls are of methods that this one does not have
@@ -182,21 +182,21 @@ def _checks(
                 break
         else:
             try:
-                here, there = (_judge(recording, script, *pair) for pair in (played, played[::-1]))
+                here, there = (_judge(recording, task, *pair) for pair in (played, played[::-1]))
             except ExportkitError as error:
                 raise type(error)(f"{label}: {error.message}", hint=error.hint) from error
             yield AnswerCheck(label, here, there)
-        script.file.unlink()
+        task.file.unlink()
 
 
-def _judge(recording: PackageReader, script: Script, expected: Player, actual: Player) -> Verdict:
+def _judge(recording: PackageReader, task: ReplayTask, expected: Replayer, actual: Replayer) -> Verdict:
     """Judges one answer where the other one's is expected, with the references of the case."""
     from safetensors.torch import load_file
 
     from exportkit.runtime.case_tensors import read_case
     from exportkit.verify.judging import Judge
 
-    read_case(recording, script.case)  # checks its tensors
-    recorded = load_file(script.file)
+    read_case(recording, task.case)  # checks its tensors
+    recorded = load_file(task.file)
     wanted = recorded | {key: tensor for key, tensor in expected.tensors.items() if key in recorded}
-    return Judge(recording.manifest, VerifyOptions()).verdict(script, wanted, actual.tensors, actual.structures)
+    return Judge(recording.manifest, VerifyOptions()).verdict(task, wanted, actual.tensors, actual.structures)

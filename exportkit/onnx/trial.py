@@ -8,7 +8,7 @@ from pathlib import Path
 
 import onnx_ir
 
-from exportkit.child.conversation import ChildEndedError, Conversation
+from exportkit.child.child_client import ChildClient, ChildEndedError
 from exportkit.child.messages import Failed
 from exportkit.child.process import describe_end
 from exportkit.errors import ExportError
@@ -39,7 +39,7 @@ def check_loads(model: onnx_ir.Model, lines: Mapping[str, str]) -> None:
     with temporary_folder(None, "exportkit-onnx") as folder:
         path = folder / "model.onnx"
         _save(model, path)
-        with Conversation("exportkit.onnx.trial_worker", search_path="installed", with_torch=False) as child:
+        with ChildClient("exportkit.onnx.trial_worker", search_path="installed", with_torch=False) as child:
             try:
                 answer = child.ask(TryModel(str(path)), TrialPassed)
             except ChildEndedError as error:

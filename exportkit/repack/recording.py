@@ -10,7 +10,7 @@ from pathlib import Path
 
 import msgspec
 
-from exportkit.child.conversation import ChildEndedError, Conversation
+from exportkit.child.child_client import ChildClient, ChildEndedError
 from exportkit.child.messages import Failed, Message
 from exportkit.child.process import describe_end
 from exportkit.eager_source import EagerFiles, EagerSource
@@ -146,7 +146,7 @@ def _packed_libraries(reader: PackageReader, folder: Path, given: set[str]) -> l
 
 def _ask(command: RecordCases, name: str | None, timeout: float) -> CasesRecorded:
     """Records in a child process, and raises its errors."""
-    with Conversation("exportkit.repack.recording_worker", search_path="caller") as child:
+    with ChildClient("exportkit.repack.recording_worker", search_path="caller") as child:
         try:
             answer = child.ask(command, CasesRecorded, timeout=timeout)
         except TimeoutError as error:

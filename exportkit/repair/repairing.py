@@ -35,7 +35,7 @@ from exportkit.repair.repair_commands import (
     TraceModel,
 )
 from exportkit.verify.bisecting import searching
-from exportkit.verify.cut_search import CutCall, CutSearch, CutSubject
+from exportkit.verify.graph_bisection import BisectedCall, GraphBisection, BisectedGraph
 from exportkit.verify.located import Located
 from exportkit.verify.options import VerifyOptions
 from exportkit.verify.outcomes import (
@@ -259,21 +259,21 @@ class _Repair:
         self._problem_text += f"\n{located.place}"
         return _Part(search, located, compiles=problem.refused is not None)
 
-    def _compile_search(self, method: PackagedMethod, base: GivenOptions) -> CutSearch:
+    def _compile_search(self, method: PackagedMethod, base: GivenOptions) -> GraphBisection:
         """Returns a search over the graph of a method, for a model that does not compile."""
         sizes = {dimension.name: dimension.min for each in self._manifest.methods for dimension in each.call.dimensions}
         own = {dimension.name: dimension.min for dimension in method.call.dimensions}
-        subject = CutSubject(
+        subject = BisectedGraph(
             manifest=self._manifest,
             label="compiling",
-            call=CutCall(method, 0, sizes if method.state else own, None, 0, session_sizes=sizes),
+            call=BisectedCall(method, 0, sizes if method.state else own, None, 0, session_sizes=sizes),
             target="the compiler",
             device=self._traced.device,
             cpu_isa=self._traced.cpu_isa,
             embed_weights=self._task.compiling.embed_weights,
             given=GivenOptions(self._task.compiling.inductor_config).with_more(base),
         )
-        return CutSearch(subject, self._options, self._folder, self._progress)
+        return GraphBisection(subject, self._options, self._folder, self._progress)
 
     # --- compiling and verifying -------------------------------------------------------------------------------------
 
@@ -345,7 +345,7 @@ class _Repair:
 class _Part:
     """The smallest part of the graph that goes wrong, and how it does."""
 
-    def __init__(self, search: CutSearch, located: Located, *, compiles: bool) -> None:
+    def __init__(self, search: GraphBisection, located: Located, *, compiles: bool) -> None:
         assert located.point is not None
         assert located.search.fails is not None
         self._search, self._cut, self._point, self._compiles = search, located.search.fails, located.point, compiles
@@ -391,7 +391,7 @@ class _Part:
         return {number for number, name in enumerate(names) if name in wrong}
 
 
-def _refused(search: CutSearch, cut: int) -> bool:
+def _refused(search: GraphBisection, cut: int) -> bool:
     return search.refused(cut) is not None
 
 

@@ -17,7 +17,7 @@ from exportkit.package.atomic import temporary_folder
 from exportkit.package.compiled_with import GivenOptions, compiled_with
 from exportkit.package.manifest import Library
 from exportkit.progress import Progress, silent
-from exportkit.verify.cut_search import CutCall, CutSearch, CutSubject
+from exportkit.verify.graph_bisection import BisectedCall, GraphBisection, BisectedGraph
 from exportkit.verify.eager_plan import plan_eager
 from exportkit.verify.located import Located
 from exportkit.verify.options import VerifyOptions
@@ -61,7 +61,7 @@ def bisect_artifact(
 @contextmanager
 def searching(
     artifact: Path, report: Report, options: VerifyOptions, *, ours: bool = False, progress: Progress = silent
-) -> Iterator[CutSearch]:
+) -> Iterator[GraphBisection]:
     """Yields a search for the node where the target of a failed check and eager differ.
 
     Arguments and errors are the same as for `bisect_artifact`. Cuts are compiled with the options that the artifact
@@ -81,11 +81,11 @@ def searching(
     ):
         reader.verify()
         subject = _subject(reader, check, options, folder, ours=ours)
-        with CutSearch(subject, options, folder, progress) as search:
+        with GraphBisection(subject, options, folder, progress) as search:
             yield search
 
 
-def _subject(reader: PackageReader, check: Check, options: VerifyOptions, folder: Path, *, ours: bool) -> CutSubject:
+def _subject(reader: PackageReader, check: Check, options: VerifyOptions, folder: Path, *, ours: bool) -> BisectedGraph:
     """Describes what is cut: the graph of the call that failed."""
     manifest = reader.manifest
     call = _failed_call(reader, check, options, folder)
@@ -96,7 +96,7 @@ def _subject(reader: PackageReader, check: Check, options: VerifyOptions, folder
         program = folder / "program.pt2"
         reader.extract(manifest.program.records[call.method.name], program)
     by_program = manifest.program.device if manifest.program else "cpu"
-    return CutSubject(
+    return BisectedGraph(
         manifest=manifest,
         label=check.label,
         call=call,
@@ -123,7 +123,7 @@ def _extract_libraries(reader: PackageReader, folder: Path) -> tuple[tuple[Path,
     return tuple(found)
 
 
-def _failed_call(reader: PackageReader, check: Check, options: VerifyOptions, folder: Path) -> CutCall:
+def _failed_call(reader: PackageReader, check: Check, options: VerifyOptions, folder: Path) -> BisectedCall:
     manifest = reader.manifest
     if check.against == "cases":
         case = manifest.cases[int(check.label.split()[1])]
@@ -131,7 +131,7 @@ def _failed_call(reader: PackageReader, check: Check, options: VerifyOptions, fo
         reader.extract(case.record, path)
         number = _first_wrong_call(check, len(case.calls))
         call = case.calls[number]
-        return CutCall(
+        return BisectedCall(
             manifest.method(call.method),
             number,
             call.sizes,
@@ -145,12 +145,12 @@ def _failed_call(reader: PackageReader, check: Check, options: VerifyOptions, fo
         if check.label in labels:
             seed, sizes = options.seed + labels.index(check.label), check.sizes
             if plan.method is not None:
-                return CutCall(manifest.method(plan.method), 0, sizes, None, seed)
+                return BisectedCall(manifest.method(plan.method), 0, sizes, None, seed)
             # As sessions are drawn without a draw_sequence; the process that draws them looks.
             stateful = [method for method in manifest.methods if method.state]
             number = _first_wrong_call(check, 0)
             method = stateful[min(number, len(stateful) - 1)]
-            return CutCall(method, number, sizes, None, seed, session_sizes=sizes)
+            return BisectedCall(method, number, sizes, None, seed, session_sizes=sizes)
     raise UsageError(f"the check {check.label} is not of this artifact", hint="Give the report of the artifact.")
 
 

@@ -31,8 +31,8 @@ from exportkit.verify.outcomes import (
     RefusedToo,
     Verdict,
 )
-from exportkit.verify.player import PlayEndedError, Player, Script, has_state
 from exportkit.verify.replay import ReplayProcess
+from exportkit.verify.replayer import ReplayEndedError, Replayer, ReplayTask, has_state
 from exportkit.verify.report import Check
 from exportkit.verify.session_checks import SessionChecks
 
@@ -78,24 +78,24 @@ class TargetCalls:
                 failed = LoadFailed.of(error)
                 yield Check("cases", label, case_sizes(case), failed, target=self.target)
                 continue
-            script = self._script(index, label)
-            check = self._play("cases", script)
+            task = self._task(index, label)
+            check = self._replayed("cases", task)
             if trouble:
                 check = replace(check, calls=0, beside=check.calls)
             layouts = layouts_of(manifest, case, index, trouble, compiled=self.compiled)
             if layouts and laid_out < MAX_LAID_OUT and not manifest.onnx and isinstance(check.verdict, Match):
                 laid_out += 1
-                check = self._laid_out(check, script, layouts)
+                check = self._laid_out(check, task, layouts)
             yield check
-            script.file.unlink()
+            task.file.unlink()
 
-    def _laid_out(self, plain: Check, script: Script, layouts: Layouts) -> Check:
+    def _laid_out(self, plain: Check, task: ReplayTask, layouts: Layouts) -> Check:
         """Makes the calls of a case again, with inputs in other layouts. Returns one check of both.
 
         A program is eager's code: a layout that it refuses is one that the model does not take.
         """
-        named = f"{script.label[:-1]}; {label_of_layouts(self.reader.manifest, layouts)})"
-        check = self._play("cases", replace(script, label=named, layouts=layouts))
+        named = f"{task.label[:-1]}; {label_of_layouts(self.reader.manifest, layouts)})"
+        check = self._replayed("cases", replace(task, label=named, layouts=layouts))
         if isinstance(check.verdict, CallFailed) and not self.compiled:
             return plain
         if check.failed:
@@ -108,24 +108,24 @@ class TargetCalls:
         found = [index for index, case in enumerate(manifest.cases) if has_state(manifest, case)][:2]
         if not found:
             return
-        scripts = [self._script(index, f"case {index}") for index in found]
+        tasks = [self._task(index, f"case {index}") for index in found]
         checks = SessionChecks(
-            self.target, self.replay, manifest, self.options, self.folder, self.progress, scripts[0], scripts[-1]
+            self.target, self.replay, manifest, self.options, self.folder, self.progress, tasks[0], tasks[-1]
         )
         yield from checks.checks()
-        for script in scripts:
-            script.file.unlink()
+        for task in tasks:
+            task.file.unlink()
 
     def with_gradients(self) -> Iterator[Check]:
         """Holds outputs that are gradients to differences, at recorded cases."""
         manifest = self.reader.manifest
         # Between two values that tie, or at an infinity, there is no gradient to hold them to.
         smooth = [n for n in cases_with_gradients(manifest) if not trouble_in(self.reader, manifest.cases[n])]
-        scripts = [self._script(index, f"case {index}") for index in smooth]
+        tasks = [self._task(index, f"case {index}") for index in smooth]
         checks = GradientChecks(self.target, self.replay, manifest, self.folder, self.progress, self.options.seed)
-        yield from checks.checks(scripts)
-        for script in scripts:
-            script.file.unlink()
+        yield from checks.checks(tasks)
+        for task in tasks:
+            task.file.unlink()
 
     def with_eager(self, eager: EagerProcess, plans: Sequence[EagerPlan]) -> Iterator[Check]:
         """Compares with the eager model: a sequence of calls, or a call, at each planned size."""
@@ -218,15 +218,15 @@ class TargetCalls:
                 yield Check("eager", label, dict(sizes), answer, target=self.target)
                 return
             if answer.refused:
-                verdict = self._refusal(Script(label, answer.case, file))
+                verdict = self._refusal(ReplayTask(label, answer.case, file))
                 yield Check("eager", label, dict(sizes), verdict, target=self.target)
 
-    def _refusal(self, script: Script) -> Verdict:
-        doing = f"running {script.label} of {self.target}"
+    def _refusal(self, task: ReplayTask) -> Verdict:
+        doing = f"running {task.label} of {self.target}"
         try:
-            with Player(script, self.replay, self.reader.manifest, self.folder, doing=doing) as player:
-                player.run()
-        except PlayEndedError as ended:
+            with Replayer(task, self.replay, self.reader.manifest, self.folder, doing=doing) as replayer:
+                replayer.run()
+        except ReplayEndedError as ended:
             refused = isinstance(ended.verdict, CallFailed) and ended.verdict.error in (
                 "RefusedValueError",
                 "ModelRunError",
@@ -259,49 +259,49 @@ class TargetCalls:
         sizes, file = command.sizes, Path(command.file)
         if not isinstance(answer, CallsDrawn):
             return Check("eager", label, dict(sizes), answer, target=self.target)
-        script = Script(label, answer.case, file)
+        task = ReplayTask(label, answer.case, file)
         judge = Judge(self.reader.manifest, self.options, fresh=True)
         for call, structure in enumerate(answer.structures):
-            if (wrong := judge.structure(script, call, structure)) is not None:
+            if (wrong := judge.structure(task, call, structure)) is not None:
                 return Check("eager", label, dict(sizes), wrong, target=self.target)
-        check = self._play("eager", script)
+        check = self._replayed("eager", task)
         file.unlink()
         return check
 
-    def _play(self, against: Literal["cases", "eager"], script: Script) -> Check:
-        """Makes the calls of a script in memory of each content, and judges the answers."""
+    def _replayed(self, against: Literal["cases", "eager"], task: ReplayTask) -> Check:
+        """Makes the calls of a task in memory of each content, and judges the answers."""
         for content in CONTENTS:
-            check = self._play_in(replace(script, memory=content), against)
+            check = self._replayed_in(replace(task, memory=content), against)
             if check.failed:
                 break
-        if isinstance(check.verdict, Mismatch) and not self._play_in(script, against).failed:
+        if isinstance(check.verdict, Mismatch) and not self._replayed_in(task, against).failed:
             return replace(check, verdict=replace(check.verdict, memory=content))
         return check
 
-    def _play_in(self, script: Script, against: Literal["cases", "eager"]) -> Check:
+    def _replayed_in(self, task: ReplayTask, against: Literal["cases", "eager"]) -> Check:
         from safetensors.torch import load_file
 
         from exportkit.verify.judging import Judge
 
-        manifest, sizes = self.reader.manifest, case_sizes(script.case)
-        doing = f"running {script.label} of {self.target}"
+        manifest, sizes = self.reader.manifest, case_sizes(task.case)
+        doing = f"running {task.label} of {self.target}"
         seconds: float | None = None
         verdict: Verdict
         try:
-            with Player(script, self.replay, manifest, self.folder, doing=doing) as player:
-                player.run()
-                seconds = player.seconds
-                expected = load_file(script.file)
+            with Replayer(task, self.replay, manifest, self.folder, doing=doing) as replayer:
+                replayer.run()
+                seconds = replayer.seconds
+                expected = load_file(task.file)
                 if any(key.startswith("state.") for key in expected):
-                    player.read_state()
+                    replayer.read_state()
             judge = Judge(manifest, self.options, fresh=against == "eager")
-            verdict = judge.verdict(script, expected, player.tensors, player.structures)
-        except PlayEndedError as ended:
+            verdict = judge.verdict(task, expected, replayer.tensors, replayer.structures)
+        except ReplayEndedError as ended:
             verdict = ended.verdict
-        calls = 0 if seconds is None else len(script.case.calls)
-        return Check(against, script.label, sizes, verdict, seconds, self.target, calls)
+        calls = 0 if seconds is None else len(task.case.calls)
+        return Check(against, task.label, sizes, verdict, seconds, self.target, calls)
 
-    def _script(self, index: int, label: str) -> Script:
+    def _task(self, index: int, label: str) -> ReplayTask:
         case, file = self.reader.manifest.cases[index], self.folder / f"case-{index}.safetensors"
         self.reader.extract(case.record, file)
-        return Script(label, case, file)
+        return ReplayTask(label, case, file)

@@ -19,7 +19,7 @@ from exportkit.verify.comparisons import OutputComparison, OutputError
 from exportkit.verify.filled_memory import CONTENTS, MALLOC_BYTES, Content
 from exportkit.verify.options import VerifyOptions
 from exportkit.verify.outcomes import CallFailed, Crashed, LoadFailed, Match, Mismatch, TimedOut, Verdict
-from exportkit.verify.player import Script, state_sizes
+from exportkit.verify.replayer import ReplayTask, state_sizes
 from exportkit.verify.report import Check
 from exportkit.verify.verify_worker import LOAD_TIMEOUT
 
@@ -149,18 +149,18 @@ def _refused(said: str, printed: str, code: int) -> LoadFailed:
 def _checks(reader: PackageReader, document: _Document, target: str) -> Iterator[Check]:
     for index, (case, found) in enumerate(zip(reader.manifest.cases, document.cases)):
         trouble = trouble_in(reader, case)
-        script = Script(f"case {index} ({case_label(case, trouble)})", case, reader.path)
-        verdict = _verdict(reader, script, found)
+        task = ReplayTask(f"case {index} ({case_label(case, trouble)})", case, reader.path)
+        verdict = _verdict(reader, task, found)
         counts = (0, len(found.calls)) if trouble else (len(found.calls), 0)
-        yield Check("cases", script.label, case_sizes(case), verdict, found.seconds, target, *counts)
+        yield Check("cases", task.label, case_sizes(case), verdict, found.seconds, target, *counts)
 
 
-def _verdict(reader: PackageReader, script: Script, found: _Case) -> Verdict:
-    case, manifest = script.case, reader.manifest
+def _verdict(reader: PackageReader, task: ReplayTask, found: _Case) -> Verdict:
+    case, manifest = task.case, reader.manifest
     results: list[OutputComparison] = []
     for number, call in enumerate(found.calls):
         if call.problem is not None:
-            return CallFailed("WrongResult", call.problem, script.call_name(number))
+            return CallFailed("WrongResult", call.problem, task.call_name(number))
         method = manifest.method(case.calls[number].method)
         prefix = f"call {number}: " if len(case.calls) > 1 else ""
         described = _described(method, case.calls[number].sizes)

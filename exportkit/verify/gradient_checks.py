@@ -15,8 +15,8 @@ from exportkit.progress import Progress
 from exportkit.sizes import case_sizes
 from exportkit.verify.comparisons import GradientFinding
 from exportkit.verify.outcomes import GradientsHold, Verdict, WrongGradient
-from exportkit.verify.player import PlayEndedError, Player, Script
 from exportkit.verify.replay import ReplayProcess
+from exportkit.verify.replayer import ReplayEndedError, Replayer, ReplayTask
 from exportkit.verify.report import Check
 
 if TYPE_CHECKING:
@@ -53,47 +53,49 @@ class GradientChecks:
     progress: Progress
     seed: int
 
-    def checks(self, scripts: Iterable[Script]) -> Iterator[Check]:
+    def checks(self, tasks: Iterable[ReplayTask]) -> Iterator[Check]:
         """Yields a check for each of the first cases of a method that has gradients."""
         seen: dict[str, int] = {}
-        for script in scripts:
-            method = self.manifest.method(script.case.calls[0].method)
+        for task in tasks:
+            method = self.manifest.method(task.case.calls[0].method)
             seen[method.name] = seen.get(method.name, 0) + 1
             if seen[method.name] > _CASES:
                 continue
-            self.progress(f"comparing gradients with differences at {script.label} of {self.target}")
-            yield self._check(script, method)
+            self.progress(f"comparing gradients with differences at {task.label} of {self.target}")
+            yield self._check(task, method)
 
-    def _check(self, script: Script, method: PackagedMethod) -> Check:
+    def _check(self, task: ReplayTask, method: PackagedMethod) -> Check:
         from safetensors.torch import load_file
 
-        tensors = load_file(script.file)
+        tensors = load_file(task.file)
         inputs = [tensors[f"0.input.{i}"] for i in range(len(method.call.inputs))]
 
         def answers(places: Sequence[Sequence[torch.Tensor]]) -> list[list[torch.Tensor]]:
-            return self._answers(script, places, len(method.call.outputs))
+            return self._answers(task, places, len(method.call.outputs))
 
         verdict: Verdict
         try:
             verdict = verdict_of(gradient_findings(method.call, inputs, answers, seed=self.seed), "")
-        except PlayEndedError as ended:
+        except ReplayEndedError as ended:
             verdict = ended.verdict
-        return Check("gradients", script.label, case_sizes(script.case), verdict, target=self.target)
+        return Check("gradients", task.label, case_sizes(task.case), verdict, target=self.target)
 
     def _answers(
-        self, script: Script, places: Sequence[Sequence[torch.Tensor]], outputs: int
+        self, task: ReplayTask, places: Sequence[Sequence[torch.Tensor]], outputs: int
     ) -> list[list[torch.Tensor]]:
         """Calls the package with each of several inputs."""
         from safetensors.torch import save_file
 
         file = self.folder / "gradients.safetensors"
         save_file({f"{n}.input.{i}": t.clone() for n, each in enumerate(places) for i, t in enumerate(each)}, file)
-        case = replace(script.case, calls=script.case.calls[:1] * len(places))
-        doing = f"comparing gradients with differences at {script.label} of {self.target}"
-        with Player(Script(script.label, case, file), self.replay, self.manifest, self.folder, doing=doing) as player:
-            player.run()
+        case = replace(task.case, calls=task.case.calls[:1] * len(places))
+        doing = f"comparing gradients with differences at {task.label} of {self.target}"
+        with Replayer(
+            ReplayTask(task.label, case, file), self.replay, self.manifest, self.folder, doing=doing
+        ) as replayer:
+            replayer.run()
         file.unlink()
-        return [[player.tensors[f"{n}.output.{i}"] for i in range(outputs)] for n in range(len(places))]
+        return [[replayer.tensors[f"{n}.output.{i}"] for i in range(outputs)] for n in range(len(places))]
 
 
 def cases_with_gradients(manifest: Manifest, method: str | None = None) -> list[int]:

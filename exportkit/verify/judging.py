@@ -23,7 +23,7 @@ from exportkit.verify.compare import Reference, compare_outputs
 from exportkit.verify.comparisons import OutputComparison
 from exportkit.verify.options import VerifyOptions
 from exportkit.verify.outcomes import Match, Mismatch, Verdict, WrongDtype, WrongShape, WrongStructure
-from exportkit.verify.player import Script, state_sizes
+from exportkit.verify.replayer import ReplayTask, state_sizes
 
 
 @dataclass(frozen=True)
@@ -42,25 +42,25 @@ class Judge:
 
     def verdict(
         self,
-        script: Script,
+        task: ReplayTask,
         expected: Mapping[str, torch.Tensor],
         answers: Mapping[str, torch.Tensor],
         structures: Mapping[int, str],
         calls: Sequence[int] | None = None,
     ) -> Verdict:
-        """Judges calls of a script, and then the state if it was expected.
+        """Judges calls of a task, and then the state if it was expected.
 
         Args:
-            script: The calls.
-            expected: The tensors of the script's file.
+            task: The calls.
+            expected: The tensors of the task's file.
             answers: What the package answered, named as in the file.
             structures: By call, the structure of its result.
             calls: The numbers of the calls to judge. Default: all.
         """
-        case = script.case
+        case = task.case
         found: list[OutputComparison] = []
         for number in range(len(case.calls)) if calls is None else calls:
-            if (wrong := self.structure(script, number, structures[number])) is not None:
+            if (wrong := self.structure(task, number, structures[number])) is not None:
                 return wrong
             verdict = self._call(case, number, expected, answers)
             prefix = f"call {number}: " if len(case.calls) > 1 else ""
@@ -73,12 +73,12 @@ class Judge:
         found += (replace(each, name=f"state {each.name}", call=None) for each in verdict.outputs)
         return Match(tuple(found)) if all(each.agrees for each in found) else Mismatch(tuple(found))
 
-    def structure(self, script: Script, number: int, structure: str) -> WrongStructure | None:
+    def structure(self, task: ReplayTask, number: int, structure: str) -> WrongStructure | None:
         """Compares the structure of a result with the manifest's."""
-        expected = self.manifest.method(script.case.calls[number].method).call.result
+        expected = self.manifest.method(task.case.calls[number].method).call.result
         if msgspec.json.decode(structure, type=Node) == expected:
             return None
-        of = f" of {script.call_name(number)}" if len(script.case.calls) > 1 else ""
+        of = f" of {task.call_name(number)}" if len(task.case.calls) > 1 else ""
         return WrongStructure(msgspec.json.encode(expected).decode(), structure, of)
 
     def _call(

@@ -15,7 +15,7 @@ from exportkit.verify.bisect_commands import (
     ReproductionWritten,
     RunReproduction,
 )
-from exportkit.verify.cut_search import CutSearch
+from exportkit.verify.graph_bisection import GraphBisection
 from exportkit.verify.located import Located
 from exportkit.verify.outcomes import Crashed, TimedOut
 from exportkit.verify.verify_worker import LOAD_TIMEOUT, VerifyWorker
@@ -48,7 +48,7 @@ class Reproduced:
         return f"{self.file} shows it with torch alone, in {nodes}; attach it to a report to PyTorch\n{self.cause}"
 
 
-def reproduce(search: CutSearch, located: Located, out: Path, progress: Progress) -> Reproduced:
+def reproduce(search: GraphBisection, located: Located, out: Path, progress: Progress) -> Reproduced:
     """Writes the smallest part of the graph that differs with torch.compile, too, and lets torch name the cause.
 
     Args:

@@ -20,7 +20,7 @@ from exportkit.runtime.model import Model
 from exportkit.verify.judging import Judge
 from exportkit.verify.options import VerifyOptions
 from exportkit.verify.outcomes import Match, Verdict
-from exportkit.verify.player import Script, has_state
+from exportkit.verify.replayer import ReplayTask, has_state
 
 _Tensors = dict[str, torch.Tensor]
 
@@ -65,8 +65,8 @@ def replay_case(model: Model, place: int) -> Verdict:
             answers |= given
         if session is not None:
             answers |= _named(state_keys(manifest.state), session.state)
-    script = Script(f"case {place}", recorded, Path())
-    return Judge(manifest, VerifyOptions()).verdict(script, expected, answers, structures)
+    task = ReplayTask(f"case {place}", recorded, Path())
+    return Judge(manifest, VerifyOptions()).verdict(task, expected, answers, structures)
 
 
 def _recorded(manifest: Manifest, case: LoadedCase) -> _Tensors:

@@ -23,8 +23,8 @@ from exportkit.verify.outcomes import (
     SharedState,
     Verdict,
 )
-from exportkit.verify.player import PlayEndedError, Player, Script, state_sizes
 from exportkit.verify.replay import ReplayProcess
+from exportkit.verify.replayer import ReplayEndedError, Replayer, ReplayTask, state_sizes
 from exportkit.verify.report import Check
 
 if TYPE_CHECKING:
@@ -56,8 +56,8 @@ class SessionChecks:
     options: VerifyOptions
     folder: Path
     progress: Progress
-    one: Script
-    other: Script
+    one: ReplayTask
+    other: ReplayTask
 
     def checks(self) -> Iterator[Check]:
         """Yields a check for each promise."""
@@ -74,7 +74,7 @@ class SessionChecks:
             self._calls = 0
             try:
                 verdict = check()
-            except PlayEndedError as ended:
+            except ReplayEndedError as ended:
                 verdict = ended.verdict
             if isinstance(verdict, SessionsAgree):
                 how = "equal bits" if self._repeatable else "right, in bits that the code does not repeat"
@@ -85,11 +85,11 @@ class SessionChecks:
 
     def _repeated(self) -> Verdict:
         """Makes the calls twice. What the first session answers is what all others are compared with."""
-        with self._player(self.one, "the first session") as player:
-            self._begin = self._state_of(player)
-            self._straight = self._finished(player).tensors
+        with self._replayer(self.one, "the first session") as replayer:
+            self._begin = self._state_of(replayer)
+            self._straight = self._finished(replayer).tensors
             # The first session stays open: a second one must not see it.
-            with self._player(self.one, "a second session") as again:
+            with self._replayer(self.one, "a second session") as again:
                 self._finished(again)
                 difference = self._bits(self.one, self._straight, again, self._all)
                 if difference is not None and self._judged(again, self._all):
@@ -98,58 +98,58 @@ class SessionChecks:
             return SharedState(f"A new session does not answer as the first one did. {difference}")
         self._other = self._straight
         if self.other is not self.one:
-            with self._player(self.other, "the other calls") as player:
-                self._other = self._finished(player).tensors
+            with self._replayer(self.other, "the other calls") as replayer:
+                self._other = self._finished(replayer).tensors
         return _AGREE
 
     def _interleaved(self) -> Verdict:
         """Makes the calls of two sessions in turns."""
-        with self._player(self.one, "in turns") as one, self._player(self.other, "in turns") as other:
+        with self._replayer(self.one, "in turns") as one, self._replayer(self.other, "in turns") as other:
             for mine, his in zip_longest(self._all, range(len(self.other.case.calls))):
                 if mine is not None:
                     one.call(mine)
                 if his is not None:
                     other.call(his)
                 self._calls += (mine is not None) + (his is not None)
-            for player in (one, other):
-                self._finished(player, len(player.script.case.calls))
-            for player, expected in ((one, self._straight), (other, self._other)):
-                calls = range(len(player.script.case.calls))
-                if (difference := self._difference(player, expected, calls)) is not None:
+            for replayer in (one, other):
+                self._finished(replayer, len(replayer.task.case.calls))
+            for replayer, expected in ((one, self._straight), (other, self._other)):
+                calls = range(len(replayer.task.case.calls))
+                if (difference := self._difference(replayer, expected, calls)) is not None:
                     return SharedState(difference)
         return _AGREE
 
     def _forked(self) -> Verdict:
         """Forks a session in the middle. The copy goes on, then its state is changed, then the session goes on."""
-        with self._player(self.one, "before a fork") as player:
-            player.run(0, self._middle)
-            with player.fork(self.one) as copy:
+        with self._replayer(self.one, "before a fork") as replayer:
+            replayer.run(0, self._middle)
+            with replayer.fork(self.one) as copy:
                 self._finished(copy, self._middle)
                 if (difference := self._difference(copy, self._straight, self._tail)) is not None:
                     return ForkWithoutState(difference)
                 copy.spoil()
-                self._finished(player, self._middle)
-                difference = self._difference(player, self._straight, self._tail)
+                self._finished(replayer, self._middle)
+                difference = self._difference(replayer, self._straight, self._tail)
         return _AGREE if difference is None else ForkSharesState(difference)
 
     def _reset(self) -> Verdict:
         """Resets a session that has had all calls and whose state was overwritten, and makes the calls again."""
-        with self._player(self.one, "before a reset") as player:
-            player.run()
+        with self._replayer(self.one, "before a reset") as replayer:
+            replayer.run()
             self._calls += len(self._all)
-            player.spoil()
-            player.reset()
-            if (difference := self._difference_of_state(self._state_of(player))) is not None:
+            replayer.spoil()
+            replayer.reset()
+            if (difference := self._difference_of_state(self._state_of(replayer))) is not None:
                 return ResetIncomplete(difference)
-            player.tensors.clear()
-            difference = self._difference(self._finished(player), self._straight, self._all)
+            replayer.tensors.clear()
+            difference = self._difference(self._finished(replayer), self._straight, self._all)
         return _AGREE if difference is None else ResetIncomplete(difference)
 
     def _stored(self) -> Verdict:
         """Saves the state in the middle, and goes on in a second session that had another state."""
         file = self.folder / "state-of-a-session.safetensors"
-        with self._player(self.one, "before saving") as player, self._player(self.one, "after loading") as second:
-            player.run(0, self._middle).store(file, load=False)
+        with self._replayer(self.one, "before saving") as replayer, self._replayer(self.one, "after loading") as second:
+            replayer.run(0, self._middle).store(file, load=False)
             second.spoil()
             second.store(file, load=True)
             self._finished(second, self._middle)
@@ -169,15 +169,15 @@ class SessionChecks:
     def _tail(self) -> Sequence[int]:
         return self._all[self._middle :]
 
-    def _player(self, script: Script, what: str) -> Player:
-        doing = f"running {script.label} of {self.target}, {what}"
-        return Player(script, self.replay, self.manifest, self.folder, doing=doing)
+    def _replayer(self, task: ReplayTask, what: str) -> Replayer:
+        doing = f"running {task.label} of {self.target}, {what}"
+        return Replayer(task, self.replay, self.manifest, self.folder, doing=doing)
 
-    def _finished(self, player: Player, start: int = 0) -> Player:
+    def _finished(self, replayer: Replayer, start: int = 0) -> Replayer:
         """Makes the calls that are left, and reads the state."""
-        player.run(start)
-        self._calls += len(player.script.case.calls) - start
-        return player.read_state() if self._reads_state else player
+        replayer.run(start)
+        self._calls += len(replayer.task.case.calls) - start
+        return replayer.read_state() if self._reads_state else replayer
 
     @property
     def _reads_state(self) -> bool:
@@ -188,25 +188,25 @@ class SessionChecks:
             total += math.prod(shape) * ITEM_BYTES[each.dtype]
         return total <= _MOST_STATE
 
-    def _state_of(self, player: Player) -> Mapping[str, torch.Tensor]:
+    def _state_of(self, replayer: Replayer) -> Mapping[str, torch.Tensor]:
         if not self._reads_state:
             return {}
-        found = dict(player.read_state().tensors)
+        found = dict(replayer.read_state().tensors)
         return {key: tensor for key, tensor in found.items() if key.startswith("state.")}
 
-    def _difference(self, player: Player, expected: Mapping[str, torch.Tensor], calls: Sequence[int]) -> str | None:
-        difference = self._bits(player.script, expected, player, calls)
+    def _difference(self, replayer: Replayer, expected: Mapping[str, torch.Tensor], calls: Sequence[int]) -> str | None:
+        difference = self._bits(replayer.task, expected, replayer, calls)
         if difference is None:
             return None
         self._repeatable = self._repeatable and self._repeats()
-        return difference if self._repeatable or not self._judged(player, calls) else None
+        return difference if self._repeatable or not self._judged(replayer, calls) else None
 
     def _repeats(self) -> bool:
         """Returns whether the calls alone still give the bits of the first session.
 
         Bits of some kernels depend on what memory holds, so that they first differ after many calls.
         """
-        with self._player(self.one, "once more") as again:
+        with self._replayer(self.one, "once more") as again:
             difference = self._bits(self.one, self._straight, self._finished(again), self._all)
             return difference is None or not self._judged(again, self._all)
 
@@ -216,21 +216,21 @@ class SessionChecks:
         return first_difference(self.manifest, self.one.case, self._begin, state, ())
 
     def _bits(
-        self, script: Script, expected: Mapping[str, torch.Tensor], player: Player, calls: Sequence[int]
+        self, task: ReplayTask, expected: Mapping[str, torch.Tensor], replayer: Replayer, calls: Sequence[int]
     ) -> str | None:
         from exportkit.verify.judging import first_difference
 
-        return first_difference(self.manifest, script.case, expected, player.tensors, calls)
+        return first_difference(self.manifest, task.case, expected, replayer.tensors, calls)
 
-    def _judged(self, player: Player, calls: Sequence[int]) -> bool:
+    def _judged(self, replayer: Replayer, calls: Sequence[int]) -> bool:
         """Returns whether answers are right by the verdict, for code that does not repeat its bits."""
         from safetensors.torch import load_file
 
         from exportkit.verify.judging import Judge
 
         judge: Judge = Judge(self.manifest, self.options)
-        expected = load_file(player.script.file)
-        return isinstance(judge.verdict(player.script, expected, player.tensors, player.structures, calls), Match)
+        expected = load_file(replayer.task.file)
+        return isinstance(judge.verdict(replayer.task, expected, replayer.tensors, replayer.structures, calls), Match)
 
 
 _AGREE = SessionsAgree(0, "")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TypeVar
 
-from exportkit.child.conversation import ChildEndedError, Conversation
+from exportkit.child.child_client import ChildClient, ChildEndedError
 from exportkit.child.messages import Failed, Message
 from exportkit.child.process import SearchPath
 from exportkit.verify.outcomes import Crashed, TimedOut
@@ -25,7 +25,7 @@ class VerifyWorker:
     """
 
     def __init__(self, module: str, *, search_path: SearchPath, with_torch: bool = True) -> None:
-        self._conversation = Conversation(module, search_path=search_path, with_torch=with_torch)
+        self._client = ChildClient(module, search_path=search_path, with_torch=with_torch)
         self._ended: Crashed | TimedOut | None = None
 
     def __enter__(self) -> VerifyWorker:
@@ -37,7 +37,7 @@ class VerifyWorker:
     @property
     def alive(self) -> bool:
         """Whether the child can take a command."""
-        return self._ended is None and self._conversation.alive
+        return self._ended is None and self._client.alive
 
     def ask(self, command: Message, answer: type[M], *, doing: str, timeout: float) -> M | Failed | Crashed | TimedOut:
         """Sends a command and returns the answer, or how the child ended.
@@ -48,15 +48,15 @@ class VerifyWorker:
             doing: A description of the command for messages, such as "running case 0".
             timeout: Seconds after which the child is killed.
         """
-        return self._answered(lambda: self._conversation.ask(command, answer, timeout=timeout), doing, timeout)
+        return self._answered(lambda: self._client.ask(command, answer, timeout=timeout), doing, timeout)
 
     def tell(self, command: Message) -> None:
         """Sends a short command to a child that starts, and does not wait for the answer, which is for `hear`."""
-        self._conversation.tell(command)
+        self._client.tell(command)
 
     def hear(self, answer: type[M], *, doing: str, timeout: float) -> M | Failed | Crashed | TimedOut:
         """Returns the answer to what was told, or how the child ended. The arguments are those of `ask`."""
-        return self._answered(lambda: self._conversation.hear(answer, timeout=timeout), doing, timeout)
+        return self._answered(lambda: self._client.hear(answer, timeout=timeout), doing, timeout)
 
     def _answered(
         self, answer: Callable[[], M | Failed], doing: str, timeout: float
@@ -69,14 +69,14 @@ class VerifyWorker:
             self._ended = TimedOut(timeout, doing)
         except ChildEndedError as error:
             killed = error.status < 0
-            printed = self._conversation.printed()
+            printed = self._client.printed()
             self._ended = Crashed(-error.status if killed else None, None if killed else error.status, doing, printed)
         return self._ended
 
     def printed(self) -> str:
         """Returns the end of the child's stdout and stderr."""
-        return self._conversation.printed()
+        return self._client.printed()
 
     def close(self) -> None:
         """Ends the child at once."""
-        self._conversation.close()
+        self._client.close()

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from exportkit.child.conversation import ChildEndedError, Conversation
+from exportkit.child.child_client import ChildClient, ChildEndedError
 from exportkit.child.messages import Failed, decode, encode
 from exportkit.child.probe import Probe, Registrations, registrations
 from exportkit.child.process import ChildProcess, describe_end
@@ -23,7 +23,7 @@ PROBE = "exportkit.child.probe_worker"
 
 def test_a_child_that_takes_no_command_is_ended_in_time() -> None:
     """Not only one that gives no answer: a long command waits until the child has read of it."""
-    with Conversation("tests.child.facts_worker", search_path="caller", with_torch=False) as child:
+    with ChildClient("tests.child.facts_worker", search_path="caller", with_torch=False) as child:
         os.kill(child._process.pid, signal.SIGSTOP)
         with pytest.raises(TimeoutError):
             child.ask(Probe(("x" * (8 << 20),)), Registrations, timeout=0.2)
@@ -33,8 +33,8 @@ def test_a_child_that_takes_no_command_is_ended_in_time() -> None:
 def test_a_parent_that_is_killed_takes_its_child_along(tmp_path: Path) -> None:
     code = f"""
 import time
-from exportkit.child.conversation import Conversation
-child = Conversation({PROBE!r}, search_path="installed")
+from exportkit.child.child_client import ChildClient
+child = ChildClient({PROBE!r}, search_path="installed")
 print(child._process.pid, flush=True)
 time.sleep(600)
 """
@@ -54,7 +54,7 @@ time.sleep(600)
 
 
 def test_a_child_that_is_killed_is_reported_with_its_signal() -> None:
-    with Conversation(PROBE, search_path="installed") as child:
+    with ChildClient(PROBE, search_path="installed") as child:
         os.kill(child._process.pid, signal.SIGKILL)
         with pytest.raises(ChildEndedError) as error:
             child.ask(Probe("x"), Registrations)
@@ -115,7 +115,7 @@ def test_a_library_that_the_linker_refuses_comes_back_without_a_hint(tmp_path: P
 
 
 def test_frames_of_cpp_do_not_push_a_message_out_of_what_a_child_printed() -> None:
-    with Conversation(PROBE, search_path="installed") as child:
+    with ChildClient(PROBE, search_path="installed") as child:
         output = child._process._output
         assert output is not None
         frames = "".join(f"frame #{n}: f({'x' * 400}) + 0x2a (0x7f in libtorch_cpu.so)\n" for n in range(40))

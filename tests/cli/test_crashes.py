@@ -59,9 +59,9 @@ def test_a_crash_of_troublesome_values_says_how_to_export_without_them(tmp_path:
 
 def test_a_crash_in_others_code_names_the_operator_of_the_graph() -> None:
     script = (
-        "import os; from exportkit.child.watched import run_watched; from exportkit.progress import note\n"
+        "import os; from exportkit.child.supervised import run_supervised; from exportkit.progress import note\n"
         "def work():\n note('compiling for cpu'); note('', 'aten.sin.default of model.py:3'); os.kill(os.getpid(), 9)\n"
-        "print(run_watched(work))"
+        "print(run_supervised(work))"
     )
     stdout, _ = start("-c", script).communicate()
     assert stdout == "Crash(status=-9, step='compiling for cpu', node='aten.sin.default of model.py:3', line='')\n"
@@ -70,8 +70,8 @@ def test_a_crash_in_others_code_names_the_operator_of_the_graph() -> None:
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
 def test_whoever_ends_the_command_ends_the_process_that_exports(number: signal.Signals) -> None:
     script = (
-        "import os, time; from exportkit.child.watched import run_watched\n"
-        "run_watched(lambda: (print(os.getpid(), flush=True), time.sleep(600)))"
+        "import os, time; from exportkit.child.supervised import run_supervised\n"
+        "run_supervised(lambda: (print(os.getpid(), flush=True), time.sleep(600)))"
     )
     process = start("-c", script)
     assert process.stdout is not None
@@ -85,9 +85,9 @@ def test_whoever_ends_the_command_ends_the_process_that_exports(number: signal.S
 @pytest.mark.parametrize(("given", "policy"), [({}, "PASSIVE"), ({"OMP_WAIT_POLICY": "ACTIVE"}, "ACTIVE")])
 def test_threads_of_the_process_that_exports_sleep_while_they_wait(given: dict[str, str], policy: str) -> None:
     script = (
-        "import os; from exportkit.child.watched import run_watched\n"
+        "import os; from exportkit.child.supervised import run_supervised\n"
         "def work():\n print(os.environ['OMP_WAIT_POLICY']); return 0\n"
-        "run_watched(work)"
+        "run_supervised(work)"
     )
     stdout, _ = start("-c", script, **given).communicate()
     assert stdout == f"{policy}\n"

@@ -22,7 +22,7 @@ from exportkit.repair.remedies import Patient, remedies
 from exportkit.verify.bisect_commands import CutPoint
 from exportkit.verify.outcomes import Mismatch
 from exportkit.verify.report import Check, Report
-from tests.fresh import compiler_in_templates, run_python
+from tests.fresh import compiler_in_forkservers, run_python
 
 FOLDER = Path(__file__).parent
 MODELS = f"{FOLDER / 'repair_models.py'}"
@@ -36,7 +36,7 @@ KNOWN = ("emulate_precision_casts", "pattern_matcher", "max_fusion_size", "epilo
 
 @pytest.fixture(scope="module", autouse=True)
 def _children_have_torchs_compiler() -> Iterator[None]:
-    with compiler_in_templates():
+    with compiler_in_forkservers():
         yield
 
 

@@ -11,7 +11,7 @@ import torch
 
 from exportkit.libraries import load_library
 from tests.fixtures import stable_library
-from tests.fresh import compiler_in_templates
+from tests.fresh import compiler_in_forkservers
 from tests.verify.verify_artifacts import write_artifact
 
 FOLDER = Path(__file__).parent
@@ -21,7 +21,7 @@ CACHE = FOLDER.parents[1] / ".cache" / "verify"
 @pytest.fixture(scope="module", autouse=True)  # for a package without __init__.py, pytest would never end it
 def _children_have_torchs_compiler() -> Iterator[None]:
     """They also find the modules of this folder: one search path for all needs one template."""
-    with pytest.MonkeyPatch.context() as patch, compiler_in_templates():
+    with pytest.MonkeyPatch.context() as patch, compiler_in_forkservers():
         patch.setenv("PYTHONPATH", str(FOLDER), prepend=os.pathsep)
         yield
 

@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Collection, Iterable, Sequence, Set
 from pathlib import Path
 
-from exportkit.child.conversation import ChildEndedError, Conversation
+from exportkit.child.child_client import ChildClient, ChildEndedError
 from exportkit.child.messages import Failed, Message
 from exportkit.child.process import describe_end
 from exportkit.eager_source import EagerSource
@@ -121,7 +121,7 @@ def find_libraries(code: str, operators: Iterable[str]) -> list[Path]:
         ExportkitError: The code cannot be imported. `exportkit.export.models.importing` chooses the class.
         LibraryLoadError: The process that imports it ended.
     """
-    with Conversation("exportkit.export.models.find_libraries_worker", search_path="caller") as child:
+    with ChildClient("exportkit.export.models.find_libraries_worker", search_path="caller") as child:
         try:
             answer = child.ask(Import(code), Loaded)
         except ChildEndedError as error:

@@ -18,7 +18,7 @@ from typing import Literal
 import msgspec
 from msgspec.structs import replace
 
-from exportkit.child.conversation import ChildEndedError, Conversation
+from exportkit.child.child_client import ChildClient, ChildEndedError
 from exportkit.child.messages import Failed, Message
 from exportkit.child.process import describe_end
 from exportkit.errors import NotAnOperatorLibraryError
@@ -188,14 +188,14 @@ class _Worker:
         self._prepare = Prepare(source, options, str(journal))
         self.options = options
         self.journal = journal
-        self._child: Conversation | None = None
+        self._child: ChildClient | None = None
         self.fresh = False
         self.schemas: dict[str, str] = {}
 
     def start(self) -> tuple[str, ...]:
         """Starts a process that has loaded the operators. Returns their names."""
         self.stop()
-        self._child = Conversation("exportkit.operators.tools.check_worker", search_path="caller")
+        self._child = ChildClient("exportkit.operators.tools.check_worker", search_path="caller")
         try:
             answer = self._child.ask(self._prepare, Prepared)
         except ChildEndedError as error:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from exportkit.child.conversation import ChildEndedError, Conversation
+from exportkit.child.child_client import ChildClient, ChildEndedError
 from exportkit.child.messages import Failed, Message
 from exportkit.child.process import describe_end
 from exportkit.errors import LibraryLoadError, NotAnOperatorLibraryError
@@ -92,7 +92,7 @@ def list_operators(source: OperatorSource, progress: Progress) -> Listing:
     """
     files = [describe_file(Path(source.text))] if source.kind == "file" else []
     progress(f"loading {source.name}")
-    with Conversation("exportkit.operators.tools.list_worker", search_path="caller") as child:
+    with ChildClient("exportkit.operators.tools.list_worker", search_path="caller") as child:
         try:
             answer = child.ask(ListSource(source), Listed)
         except ChildEndedError as error:

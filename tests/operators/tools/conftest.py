@@ -11,7 +11,7 @@ import pytest
 
 from exportkit.cli import main
 from tests.fixtures import stable_library
-from tests.fresh import compiler_in_templates
+from tests.fresh import compiler_in_forkservers
 
 PLANTED = Path(__file__).with_name("planted_operators.py")
 
@@ -23,7 +23,7 @@ def misbehaving() -> Path:
 
 @pytest.fixture(scope="module", autouse=True)  # for a package without __init__.py, pytest would never end it
 def _children_have_torchs_compiler() -> Iterator[None]:
-    with compiler_in_templates():
+    with compiler_in_forkservers():
         yield
 
 

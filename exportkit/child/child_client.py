@@ -21,7 +21,7 @@ class ChildEndedError(Exception):
         self.status = status
 
 
-class Conversation:
+class ChildClient:
     """A child process that answers one command after the other, with `messages.serve` at its end.
 
     Args:

@@ -41,7 +41,7 @@ class Crash:
     line: str
 
 
-def run_watched(work: Callable[[], int]) -> int | Crash:
+def run_supervised(work: Callable[[], int]) -> int | Crash:
     """Runs work in a fork, which ends with what the work returned, and returns that, or how it crashed.
 
     It must be called before threads exist and before torch is imported, which does not survive a fork. Ctrl-C is left

@@ -1,4 +1,4 @@
-"""Plays sequences of calls in the replay process, each in a session of its own."""
+"""Replays sequences of calls in the replay process, each in a session of its own."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     import torch
 
 
-class PlayEndedError(Exception):
+class ReplayEndedError(Exception):
     """The process could not do what it was told. The verdict says why."""
 
     def __init__(self, verdict: Verdict) -> None:
@@ -39,7 +39,7 @@ class PlayEndedError(Exception):
 
 
 @dataclass(frozen=True)
-class Script:
+class ReplayTask:
     """Calls to make one after another.
 
     Attributes:
@@ -73,10 +73,10 @@ def state_sizes(manifest: Manifest, case: Case) -> dict[str, int]:
     return {name: size for call in case.calls for name, size in call.sizes.items() if name in wanted}
 
 
-class Player:
-    """The calls of a script, in a session of the replay process if they have state, and the answers so far.
+class Replayer:
+    """The calls of a task, in a session of the replay process if they have state, and the answers so far.
 
-    Every method raises PlayEndedError if the process does not do it.
+    Every method raises ReplayEndedError if the process does not do it.
 
     Attributes:
         tensors: The answers, as a case names them: `<call>.output.<i>`, `<call>.written.<i>` and `state.<j>`.
@@ -87,27 +87,34 @@ class Player:
     _numbers = itertools.count()
 
     def __init__(
-        self, script: Script, replay: ReplayProcess, manifest: Manifest, folder: Path, *, doing: str, session: int = -1
+        self,
+        task: ReplayTask,
+        replay: ReplayProcess,
+        manifest: Manifest,
+        folder: Path,
+        *,
+        doing: str,
+        session: int = -1,
     ) -> None:
-        """Opens a session, if the script needs one.
+        """Opens a session, if the task needs one.
 
         Args:
-            script: The calls.
+            task: The calls.
             replay: The process.
             manifest: The package's manifest.
             folder: A private folder for tensors.
             doing: A description for messages, such as "running case 0 of cpu".
             session: A session that is open already.
         """
-        self.script = script
+        self.task = task
         self.tensors: dict[str, torch.Tensor] = {}
         self.structures: dict[int, str] = {}
         self.seconds = 0.0
         self._replay, self._manifest, self._folder, self._doing = replay, manifest, folder, doing
         self._session = session if session >= 0 else None
-        if self._session is None and has_state(manifest, script.case):
+        if self._session is None and has_state(manifest, task.case):
             number = next(self._numbers)
-            self._use(OpenSession(number, state_sizes(manifest, script.case)), "opening a session")
+            self._use(OpenSession(number, state_sizes(manifest, task.case)), "opening a session")
             self._session = number
 
     def __enter__(self) -> Self:
@@ -115,40 +122,40 @@ class Player:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         # A process that has ended is not started again for this.
-        alive = error is None or (isinstance(error, PlayEndedError) and isinstance(error.verdict, CallFailed))
+        alive = error is None or (isinstance(error, ReplayEndedError) and isinstance(error.verdict, CallFailed))
         if self._session is not None and alive:
             self._replay.use(CloseSession(self._session), doing=self._doing)
             self._session = None
 
     def call(self, number: int) -> None:
-        """Makes one call of the script."""
+        """Makes one call of the task."""
         from safetensors.torch import load_file
 
         outputs = self._folder / f"answer-{next(self._numbers)}.safetensors"
-        several = len(self.script.case.calls) > 1
-        name = self.script.call_name(number)
+        several = len(self.task.case.calls) > 1
+        name = self.task.call_name(number)
         answer = self._replay.call(
-            self.script.file,
+            self.task.file,
             outputs,
             doing=f"{self._doing}, {name}" if several else self._doing,
             number=number,
-            method=self.script.case.calls[number].method,
+            method=self.task.case.calls[number].method,
             session=self._session,
-            layouts=self.script.layouts.get(self.script.case.calls[number].method, ()),
-            memory=self.script.memory,
+            layouts=self.task.layouts.get(self.task.case.calls[number].method, ()),
+            memory=self.task.memory,
         )
         if isinstance(answer, CallFailed) and several:
             answer = CallFailed(answer.error, answer.detail, name)
         if not isinstance(answer, ModelCalled):
-            raise PlayEndedError(answer)
+            raise ReplayEndedError(answer)
         self.tensors |= load_file(outputs)
         self.structures[number] = answer.structure
         self.seconds += answer.seconds
         outputs.unlink()
 
     def run(self, start: int = 0, stop: int | None = None) -> Self:
-        """Makes the calls of the script from one to before another."""
-        for number in range(len(self.script.case.calls))[start:stop]:
+        """Makes the calls of the task from one to before another."""
+        for number in range(len(self.task.case.calls))[start:stop]:
             self.call(number)
         return self
 
@@ -163,11 +170,11 @@ class Player:
             file.unlink()
         return self
 
-    def fork(self, script: Script) -> Player:
-        """Forks the session, for calls of the same or another script."""
+    def fork(self, task: ReplayTask) -> Replayer:
+        """Forks the session, for calls of the same or another task."""
         copy = next(self._numbers)
         self._use(ForkSession(self._number, copy), "forking the session")
-        return Player(script, self._replay, self._manifest, self._folder, doing=self._doing, session=copy)
+        return Replayer(task, self._replay, self._manifest, self._folder, doing=self._doing, session=copy)
 
     def reset(self) -> None:
         """Resets the session."""
@@ -192,4 +199,4 @@ class Player:
         if isinstance(answer, CallFailed):
             answer = CallFailed(answer.error, answer.detail, doing)
         if not isinstance(answer, SessionReady):
-            raise PlayEndedError(answer)
+            raise ReplayEndedError(answer)

@@ -1,4 +1,4 @@
-"""Children are forked from a template, and nobody can tell but by how fast they start."""
+"""Children are forked from a forkserver, and nobody can tell but by how fast they start."""
 
 from __future__ import annotations
 
@@ -11,27 +11,27 @@ from pathlib import Path
 
 import pytest
 
-from exportkit.child.conversation import ChildEndedError, Conversation
-from exportkit.child.process import Templates, use_templates
+from exportkit.child.child_client import ChildClient, ChildEndedError
+from exportkit.child.process import Forkservers, use_forkservers
 from tests.child.facts_worker import Ask, Facts
 from tests.runtime.isolation import eventually, runs
 
 
 @pytest.fixture(autouse=True)
-def _own_templates() -> Iterator[None]:
-    """Templates of other tests stay as they are, and ours end."""
-    ours = Templates()
-    others = use_templates(ours)
+def _own_forkservers() -> Iterator[None]:
+    """Forkservers of other tests stay as they are, and ours end."""
+    ours = Forkservers()
+    others = use_forkservers(ours)
     yield
-    use_templates(others)
+    use_forkservers(others)
     ours.retire()
 
 
-def started(*, with_torch: bool = False) -> Conversation:
-    return Conversation("tests.child.facts_worker", search_path="caller", with_torch=with_torch)
+def started(*, with_torch: bool = False) -> ChildClient:
+    return ChildClient("tests.child.facts_worker", search_path="caller", with_torch=with_torch)
 
 
-def asked(child: Conversation) -> Facts:
+def asked(child: ChildClient) -> Facts:
     answer = child.ask(Ask(), Facts)
     assert isinstance(answer, Facts)
     return answer
@@ -49,7 +49,7 @@ def test_a_child_has_torch_and_no_other_module_of_the_caller() -> None:
     ours = {name for name in modules if name.partition(".")[0] in ("exportkit", "tests")}
     assert ours == {
         *("exportkit", "exportkit.errors", "exportkit.child", "exportkit.child.channel", "exportkit.child.messages"),
-        *("exportkit.child.template", "tests", "tests.child", "tests.child.facts_worker"),
+        *("exportkit.child.forkserver", "tests", "tests.child", "tests.child.facts_worker"),
     }
     assert not {"pytest", "hypothesis"} & modules
 
@@ -58,7 +58,7 @@ def test_a_child_without_torch_has_none() -> None:
     assert not [name for name in facts().modules if name.partition(".")[0] == "torch"]
 
 
-def test_children_of_one_process_have_one_template_and_see_the_process_as_it_is_now(
+def test_children_of_one_process_have_one_forkserver_and_see_it_as_it_is_now(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     first = facts()
@@ -85,7 +85,7 @@ def test_a_child_holds_no_file_of_another(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("change", ["environment", "limits"])
-def test_what_torch_reads_while_it_is_imported_makes_another_template(
+def test_what_torch_reads_while_it_is_imported_makes_another_forkserver(
     change: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with started() as first:
@@ -106,18 +106,18 @@ def test_what_torch_reads_while_it_is_imported_makes_another_template(
     assert eventually(lambda: not runs(earlier.parent))  # with its last child
 
 
-def test_where_the_template_is_killed_its_children_end_and_the_next_one_starts() -> None:
+def test_where_the_forkserver_is_killed_its_children_end_and_the_next_one_starts() -> None:
     with started() as child:
-        template = asked(child).parent
-        os.kill(template, signal.SIGKILL)
+        forkserver = asked(child).parent
+        os.kill(forkserver, signal.SIGKILL)
         assert eventually(lambda: not child.alive)
         with pytest.raises(ChildEndedError) as error:
             child.ask(Ask(), Facts)
     assert error.value.status == -signal.SIGKILL
-    assert facts().parent != template
+    assert facts().parent != forkserver
 
 
-def test_a_fork_of_the_process_has_templates_of_its_own() -> None:
+def test_a_fork_of_the_process_has_forkservers_of_its_own() -> None:
     before = facts().parent
     reading, writing = os.pipe()
     pid = os.fork()

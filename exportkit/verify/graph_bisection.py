@@ -40,7 +40,7 @@ from exportkit.verify.verify_worker import LOAD_TIMEOUT, VerifyWorker
 
 
 @dataclass(frozen=True)
-class CutCall:
+class BisectedCall:
     """The call that fails.
 
     Attributes:
@@ -69,7 +69,7 @@ class CutCall:
 
 
 @dataclass(frozen=True)
-class CutSubject:
+class BisectedGraph:
     """The graph that is cut, and how what a cut leaves is compiled.
 
     Attributes:
@@ -89,7 +89,7 @@ class CutSubject:
 
     manifest: Manifest
     label: str
-    call: CutCall
+    call: BisectedCall
     target: str
     device: str
     compiled: bool = True
@@ -101,7 +101,7 @@ class CutSubject:
     demanded_by: str | None = None
 
 
-class CutSearch:
+class GraphBisection:
     """The process that cuts, the cuts so far, and what came of them.
 
     Attributes:
@@ -109,7 +109,7 @@ class CutSearch:
         results: The operator that computes each result of the graph, once it was read.
     """
 
-    def __init__(self, subject: CutSubject, options: VerifyOptions, folder: Path, progress: Progress) -> None:
+    def __init__(self, subject: BisectedGraph, options: VerifyOptions, folder: Path, progress: Progress) -> None:
         self._subject, self._options, self.folder, self._progress = subject, options, folder, progress
         self._worker: VerifyWorker | None = None
         self._points: tuple[CutPoint, ...] = ()

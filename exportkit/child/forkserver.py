@@ -1,7 +1,7 @@
-"""The template: a process that has imported torch and nothing of ours, from which children are forked.
+"""The forkserver: a process that has imported torch and nothing of ours, from which children are forked.
 
-Importing torch takes seconds, and a fork has it at once. Nothing runs in the template, so that a child is as fresh as a
-new interpreter that has imported torch.
+Importing torch takes seconds, and a fork has it at once. Nothing runs in the forkserver, so that a child is as fresh as
+a new interpreter that has imported torch.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ _PR_SET_PDEATHSIG = 1
 
 
 class Fork(Message, frozen=True):
-    """Tells the template to fork a child. The answers are Forked and, when the child has ended, Ended.
+    """Tells the forkserver to fork a child. The answers are Forked and, when the child has ended, Ended.
 
     Three files come with it: the child's end of the socket to the parent, its stdout and its stderr.
 
     Attributes:
         child: The parent's number for the child.
         module: The module whose `main` the child runs.
-        path: The child's sys.path; None keeps the template's.
+        path: The child's sys.path; None keeps the forkserver's.
         folder: Where the child works.
         environment: All of its environment.
     """
@@ -45,7 +45,7 @@ class Fork(Message, frozen=True):
 
 
 class Kill(Message, frozen=True):
-    """Tells the template to kill a child. Nothing happens if the child has ended."""
+    """Tells the forkserver to kill a child. Nothing happens if the child has ended."""
 
     child: int
 
@@ -83,11 +83,11 @@ def serve(connection: int, parent: int, torch: str | None, first: tuple[str, ...
                 for module in ("torch", *first):
                     importlib.import_module(module)
     gc.freeze()  # a collection in a child would copy the pages of what it looks at
-    if (fork := _Template(socket.socket(fileno=connection)).serve()) is not None:
+    if (fork := _Forkserver(socket.socket(fileno=connection)).serve()) is not None:
         _run(*fork)
 
 
-class _Template:
+class _Forkserver:
     def __init__(self, connection: socket.socket) -> None:
         self._connection = connection
         self._channel = Channel(connection)
@@ -95,7 +95,7 @@ class _Template:
         self._woken, self._wake = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
 
     def serve(self) -> tuple[Fork, list[int]] | None:
-        """Serves the parent. In a child, returns what it was forked for; in the template, None when the parent ends."""
+        """Serves the parent. Returns in a child what it was forked for, else None when the parent ends."""
         signal.signal(signal.SIGCHLD, lambda *_: None)  # a signal without a handler wakes nobody
         signal.set_wakeup_fd(self._wake, warn_on_full_buffer=False)
         with contextlib.suppress(ConnectionError):
@@ -116,7 +116,7 @@ class _Template:
 
     def _fork(self, message: Fork, files: list[int]) -> bool:
         """Forks. Returns whether this is the child."""
-        template = os.getpid()
+        forkserver = os.getpid()
         try:
             pid = os.fork()
         except OSError as error:
@@ -130,7 +130,7 @@ class _Template:
                 os.close(file)
             self._channel.close()
             os.setsid()
-            end_with(template)
+            end_with(forkserver)
             return True
         for file in files:
             os.close(file)
