@@ -236,7 +236,7 @@ class RevokedError(PackageError):
 
 
 class OnnxFileError(PackageError):
-    """A file of an ONNX model is missing, or it is not the one that the model's companion describes."""
+    """A file of an ONNX model is missing, or it is not the one that the model's sidecar describes."""
 
 
 class ArtifactError(PackageError):

@@ -15,7 +15,7 @@ from exportkit.export.eager_calls.host_copies import elements
 from exportkit.package.archive import STOCK_RECORDS, Content, PackageReader, StoredRecord, write_package
 from exportkit.package.consistency import WEIGHTS_DIR, match_state
 from exportkit.package.manifest import Manifest
-from exportkit.package.weights_advice import advised
+from exportkit.package.weights_hints import advised
 from exportkit.runtime.weights import described, read_state, replaced_weights
 
 

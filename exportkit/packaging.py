@@ -13,7 +13,7 @@ from pathlib import Path
 
 from exportkit.errors import UsageError
 from exportkit.export.models.find_libraries import describe_libraries, named_libraries
-from exportkit.onnx.files import refuse_companion
+from exportkit.onnx.files import refuse_sidecar
 from exportkit.package.archive import PackageReader
 from exportkit.package.assemble import assemble
 from exportkit.package.atomic import check_writable, temporary_folder
@@ -90,7 +90,7 @@ def build_package(
     for artifact in artifacts:
         progress(f"checking {artifact.name}")
         with PackageReader(artifact, demand=trust.demand()) as reader:
-            refuse_companion(reader)
+            refuse_sidecar(reader)
             manifests.append(reader.manifest)
     if options.verify:  # the verdicts need torch, and other processes import it meanwhile
         threading.Thread(target=_import_judging).start()

@@ -124,14 +124,14 @@ def case_sizes(case: Case) -> dict[str, int]:
     return {name: size for call in case.calls for name, size in call.sizes.items()}
 
 
-def case_label(case: Case, trouble: str = "") -> str:
+def case_label(case: Case, edge_case: str = "") -> str:
     """Returns such as "batch=2", and for a sequence "prefill, 3 times decode; batch=2".
 
     Args:
         case: The case.
-        trouble: What is troublesome in its inputs, such as "ties in x", which comes last.
+        edge_case: What makes its inputs edge values, such as "ties in x", which comes last.
     """
-    return "; ".join(filter(None, (_calls_label(case), trouble)))
+    return "; ".join(filter(None, (_calls_label(case), edge_case)))
 
 
 def _calls_label(case: Case) -> str:

@@ -20,8 +20,8 @@ import torch
 from torch.torch_version import TorchVersion
 
 from tests.fixtures import softpool_library, stable_library
-from tests.fresh import run_python
 from tests.made_once import one_maker
+from tests.subprocesses import run_python
 
 ROOT = Path(__file__).parents[1]
 CACHE = ROOT / ".cache" / "artifacts"
@@ -37,7 +37,7 @@ from exportkit.export.programs.resolve import resolve
 task = json.loads(sys.argv[1])
 libraries = [Path(library) for library in task["libraries"]]
 resolved = resolve(task["model"], inputs=task["inputs"], op_libraries=libraries, model_kwargs=task["model_kwargs"])
-trace = {"trouble": False} | task["trace"]  # most tests compare with the cases as they are
+trace = {"edge_cases": False} | task["trace"]  # most tests compare with the cases as they are
 out, options = Path(sys.argv[2]), TraceOptions(dynamic=task["dynamic"], **trace)
 if task["program"]:
     export_program(resolved, out, options)
@@ -81,7 +81,7 @@ _KEPT = Recipe(
     "tests/export/kept_models.py:keep_any",
     ["tests/export/kept_models.py", "tests/export/kept_rows.cpp"],
     operators="tests/export/kept_rows.cpp",
-    trace={"trouble": True},
+    trace={"edge_cases": True},
 )
 _TRITON = Recipe("tests/export/export_models.py:quantize", ["tests/export/export_models.py", "exportkit/arr_coc/ops"])
 _WEIGHTED = Recipe(

@@ -12,12 +12,12 @@ from safetensors.torch import save_file
 
 import exportkit
 from exportkit.cli import main
-from exportkit.eager_source import EagerSource
 from exportkit.errors import WeightsError
 from exportkit.export.eager_calls.cases import state_sha256
 from exportkit.fine_tune import with_weights
 from exportkit.package.archive import STOCK_RECORDS, PackageReader, StoredRecord, write_package
 from exportkit.packaging import PackOptions, build_package
+from exportkit.reference_model import ReferenceModel
 from exportkit.spec import FORWARD
 from exportkit.verify.options import VerifyOptions
 from tests.artifacts import ROOT, artifact
@@ -83,7 +83,7 @@ def test_the_same_weights_give_the_package_without_its_cases(tmp_path: Path) -> 
 
 
 def test_it_is_compared_with_the_eager_model_that_has_those_weights(tuned: Path, tmp_path: Path) -> None:
-    eager = EagerSource("tests/export/weights_models.py:weighted")
+    eager = ReferenceModel("tests/export/weights_models.py:weighted")
     options = PackOptions(VerifyOptions(against="eager", device="cpu", eager=eager, shapes=3))
     manifest, report = build_package([artifact("weighted")], tmp_path / "tuned.pt2", options, weights=tuned)
     assert report is not None

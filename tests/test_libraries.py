@@ -19,8 +19,8 @@ from exportkit.libraries import (
     schemas_of,
 )
 from tests.fixtures.softpool_library import build
-from tests.fresh import ROOT, run_interpreter, run_python
 from tests.package import c_library
+from tests.subprocesses import ROOT, run_interpreter, run_python
 
 PRELUDE = """
 import sys

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.fresh import ROOT
+from tests.subprocesses import ROOT
 
 
 @pytest.mark.parametrize("made_before", [False, True])

@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from exportkit import sizes as module
-from exportkit.export.models.spelling import parse_expression
+from exportkit.export.models.option_parsing import parse_expression
 from exportkit.package.manifest import Call, Dimension, Size, TensorInput, TensorNode
 from exportkit.sizes import input_bytes, label_of, plan_sizes
 

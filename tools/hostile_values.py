@@ -94,7 +94,7 @@ def _tried(entry: Entry, folder: Path, options: argparse.Namespace) -> tuple[Ent
     package = folder / f"{entry.name}.pt2"
     own = [str(operator_library())] if LIBRARY in entry.arguments else []
     words = [own[0] if word == LIBRARY else word for word in entry.arguments]
-    export = [*words, "-o", str(package), "--device", options.device, "--cases", "1", "--no-trouble"]
+    export = [*words, "-o", str(package), "--device", options.device, "--cases", "1", "--no-edge-cases"]
     environment = {**os.environ, "EXPORTKIT_CACHE": str(folder / "cache")}
     for name, command in (
         ("export", ["-m", "exportkit", "export", *export]),

@@ -27,8 +27,8 @@ from typing import Any
 
 import torch
 
-from tests.fresh import compiler_in_forkservers, run_exportkit
 from tests.gallery.entries import LONGEST, NOISE
+from tests.subprocesses import compiler_in_forkservers, run_exportkit
 
 _SHAPES = "4"  # sizes that verify compares with eager, beside the recorded cases
 

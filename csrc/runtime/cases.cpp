@@ -15,10 +15,10 @@ namespace {
 using Tensors = std::map<std::string, at::Tensor>;
 
 // What the metadata of a case's file say of its inputs. A stranger's file may say anything.
-std::string trouble_in(const std::string& content) {
+std::string edge_case_in(const std::string& content) {
   constexpr size_t kLongest = 1000;
   const safetensors::Metadata metadata = safetensors::parse_metadata(content);
-  const auto said = metadata.find("trouble");
+  const auto said = metadata.find("edge_case");
   return said == metadata.end() || said->second.size() > kLongest ? "" : said->second;
 }
 
@@ -67,7 +67,7 @@ RecordedCase read_case(const PackageReader& reader, size_t index, c10::Device de
   check_case(manifest, recorded, content);  // each tensor that the manifest speaks of is there
   const Tensors tensors = parse_tensors(content);
   RecordedCase read;
-  read.trouble = trouble_in(content);
+  read.edge_case = edge_case_in(content);
   for (const CaseCall& call : recorded.calls) {
     const Call& described = methods.at(call.method)->call;
     read.calls.push_back(read_call(tensors, described, call, read.calls.size(), device));

@@ -292,7 +292,7 @@ CaseReport Model::replay(size_t index) const {
     session = this->session(session_sizes(*this, recorded));
   }
   CaseReport report;
-  report.trouble = recorded.trouble;
+  report.edge_case = recorded.edge_case;
   for (const RecordedCall& call : recorded.calls) {
     const auto outputs = session ? session->run(call.method, call.inputs) : run(call.method, call.inputs);
     session ? session->synchronize() : synchronize();

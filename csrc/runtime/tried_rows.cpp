@@ -131,7 +131,7 @@ class RequestTrial {
     return outputs;
   }
 
-  // Small requests from the recorded cases: lists of those that fit together. Troublesome values are for a replay.
+  // Small requests from the recorded cases: lists of those that fit together. Edge values are for a replay.
   std::vector<std::vector<Tensors>> all_requests() const {
     std::vector<std::pair<std::vector<std::vector<int64_t>>, std::vector<Tensors>>> found;
     for (size_t place = 0; place < model_.case_count(); ++place) {
@@ -140,7 +140,7 @@ class RequestTrial {
       if (std::none_of(calls.begin(), calls.end(), is_ours)) continue;
       const RecordedCase recorded = model_.recorded_case(place);
       for (const RecordedCall& call : recorded.calls) {
-        if (call.method == method_.name && recorded.trouble.empty()) add_pieces(call.inputs, found);
+        if (call.method == method_.name && recorded.edge_case.empty()) add_pieces(call.inputs, found);
       }
     }
     std::vector<std::vector<Tensors>> all;

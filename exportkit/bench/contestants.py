@@ -14,7 +14,6 @@ import torch
 from exportkit.bench.references import WithReferences
 from exportkit.bench.results import OURS, OURS_EAGER, OURS_GRAPHS
 from exportkit.bench.timing import Within
-from exportkit.eager_source import EagerSource, unnamed
 from exportkit.errors import UsageError
 from exportkit.export.eager_calls.cases import state_sha256
 from exportkit.export.eager_calls.eager_methods import EagerMethods
@@ -24,6 +23,7 @@ from exportkit.installed import DescribedOperator, described_operators
 from exportkit.package.manifest import Call, Manifest, PackagedMethod
 from exportkit.package.trust import Trust
 from exportkit.progress import Progress
+from exportkit.reference_model import ReferenceModel, unnamed
 from exportkit.runtime.loader import load
 from exportkit.runtime.model import Model
 
@@ -64,7 +64,7 @@ class PackageOptions:
     sizes: Sequence[str] = ()
     seconds: float = 1.0
     seed: int = 0
-    eager: EagerSource = EagerSource()
+    eager: ReferenceModel = ReferenceModel()
     onnx: Path | None = None
     trust: Trust = Trust()
     cuda_graphs: bool = False

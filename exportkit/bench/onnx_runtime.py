@@ -47,7 +47,7 @@ def load_onnx(path: Path, device: torch.device, demand: Demand, method: str | No
     """Loads the ONNX model of a method with as many threads as torch has.
 
     Args:
-        path: The `.onnx`, with its companion beside it.
+        path: The `.onnx`, with its sidecar beside it.
         device: The benchmark's device.
         demand: The caller's required signatures.
         method: The method's name; None for the default one.
@@ -59,12 +59,12 @@ def load_onnx(path: Path, device: torch.device, demand: Demand, method: str | No
         HostError: ONNX Runtime is not installed.
     """
     model = _onnx_model(path, device)
-    with open_onnx(model, demand=demand) as companion:
-        chosen = companion.manifest.method(method)
+    with open_onnx(model, demand=demand) as sidecar:
+        chosen = sidecar.manifest.method(method)
         if chosen.state:
             raise UsageError(f"{chosen.name} of {path} has state, and that of the package has none")
-        onnx = described(companion, chosen.name)
-        file = model if len(companion.manifest.onnx) == 1 else model_path(companion, chosen.name)
+        onnx = described(sidecar, chosen.name)
+        file = model if len(sidecar.manifest.onnx) == 1 else model_path(sidecar, chosen.name)
         session = OnnxSession(file, onnx, Interface.of(chosen, ()), threads=torch.get_num_threads())
     return OnnxModel(session, chosen, f"ONNX Runtime {session.version}, opset {onnx.opset}")
 
@@ -82,13 +82,13 @@ class OnnxSteps:
     def __init__(self, path: Path, device: torch.device, demand: Demand, methods: Collection[str]) -> None:
         """Loads the models of some methods. Raises the errors of `load_onnx`, but that state is no error."""
         model, start = _onnx_model(path, device), time.perf_counter()
-        with open_onnx(model, demand=demand) as companion:
-            self.manifest = companion.manifest
-            paths = model_paths(companion)
+        with open_onnx(model, demand=demand) as sidecar:
+            self.manifest = sidecar.manifest
+            paths = model_paths(sidecar)
             self._sessions = {}
             for name in methods:
                 interface = Interface.of(self.manifest.method(name), self.manifest.state)
-                file, onnx = paths.get(name, model), described(companion, name)
+                file, onnx = paths.get(name, model), described(sidecar, name)
                 self._sessions[name] = OnnxSession(file, onnx, interface, threads=torch.get_num_threads())
                 self.what = f"ONNX Runtime {self._sessions[name].version}, opset {onnx.opset}"
         self.load_ms = (time.perf_counter() - start) * 1e3

@@ -136,7 +136,7 @@ def _inputs(
     call = method.call
     if not options.sizes:
         recorded = [
-            call for case in model.cases for call in case.calls if call.method == method.name and not case.trouble
+            call for case in model.cases for call in case.calls if call.method == method.name and not case.edge_case
         ]
         if not recorded:
             raise UsageError(
@@ -216,7 +216,7 @@ def _expected(
     manifest = package.manifest
     errors = recorded_errors(manifest.cases, method.name)
     if spec is None:
-        drawn = (case for case in package.cases if not case.trouble)
+        drawn = (case for case in package.cases if not case.edge_case)
         recorded = (call for case in drawn for call in case.calls if call.method == method.name)
         call = next(call for call in recorded if dict(call.sizes) == dict(sizes))
         return _Expected(_tensors(call.outputs), Reference(call.references, errors))

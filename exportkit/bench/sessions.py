@@ -40,7 +40,7 @@ from exportkit.export.eager_calls.sequences import DrawnCall, draw_call, draw_se
 from exportkit.export.eager_calls.state_buffers import holding, place_of
 from exportkit.export.models.placement import on_device
 from exportkit.package.archive import PackageReader
-from exportkit.package.case_files import named_results, named_tensors, result_keys, state_keys, trouble_in
+from exportkit.package.case_files import edge_case_in, named_results, named_tensors, result_keys, state_keys
 from exportkit.package.manifest import Case, Manifest, PackagedMethod
 from exportkit.package.structure import builder, flatten
 from exportkit.package.trust import Trust
@@ -138,7 +138,7 @@ def _recorded(path: Path, manifest: Manifest, method: PackagedMethod | None) -> 
             raise DigestMismatchError(f"{path} was replaced while it was read", hint="Run it again.")
         for case in manifest.cases:
             calls = [number for number, call in enumerate(case.calls) if method and call.method == method.name]
-            if trouble_in(reader, case):
+            if edge_case_in(reader, case):
                 continue
             sequence = method is None and any(manifest.method(call.method).state for call in case.calls)
             if calls or sequence:

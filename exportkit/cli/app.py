@@ -203,8 +203,8 @@ def _crashed(crash: Crash, as_json: bool) -> int:
         "It is that operator, or what the compiler made of it: run it by itself (`exportkit ops check`), or keep it "
         "out of the model. No file was written."
     )
-    if crash.step.startswith("recording troublesome values"):
-        hint += " If only such values kill it, as NaN does LAPACK's eigenvalues, export with --no-trouble."
+    if crash.step.startswith("recording edge values"):
+        hint += " If only such values kill it, as NaN does LAPACK's eigenvalues, export with --no-edge-cases."
     return _show("ExportError", message, hint, ExportError.exit_code, as_json)
 
 

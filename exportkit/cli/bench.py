@@ -23,7 +23,7 @@ from exportkit.cli.shared_options import (
 
 if TYPE_CHECKING:
     from exportkit.bench.results import Results
-    from exportkit.eager_source import EagerSource
+    from exportkit.reference_model import ReferenceModel
 
 _OPERATORS = "ops"
 _DTYPES = ["float32", "float64", "float16", "bfloat16"]
@@ -194,7 +194,7 @@ def _profile(
     """Times the nodes of one program."""
     of_alternatives = ("against", "dtype", "onnx", "cuda_graphs", "sequence")
     given = [f"--{name.replace('_', '-')}" for name in of_alternatives if options[name]]
-    eager: EagerSource = options["eager"]
+    eager: ReferenceModel = options["eager"]
     given += [option for option, value in (("--model", eager.model), ("--weights", eager.weights)) if value]
     given += [option for option, value in (("--output", output), ("--plot", plot)) if value is not None]
     if given:

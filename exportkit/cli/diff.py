@@ -13,8 +13,8 @@ import click
 from exportkit.cli.app import command as exportkit_command
 from exportkit.cli.output import print_json, print_table, printable, printable_lines, progress
 from exportkit.cli.shared_options import EXISTING_FILE, device_option, op_library_option, timeout_option
-from exportkit.eager_source import EagerSource
 from exportkit.progress import bytes_text
+from exportkit.reference_model import ReferenceModel
 from exportkit.verify.options import VerifyOptions
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ def command(a: Path, b: Path, run: bool, op_libraries: tuple[Path | str, ...], a
             from exportkit.diff.answers import compare_answers
 
             answers = compare_answers(
-                a, b, VerifyOptions(eager=EagerSource(op_libraries=op_libraries), **options), progress=step
+                a, b, VerifyOptions(eager=ReferenceModel(op_libraries=op_libraries), **options), progress=step
             )
     same = comparison.same and (answers is None or answers.same)
     if as_json:

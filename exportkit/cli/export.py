@@ -107,10 +107,10 @@ def _decompositions(_: click.Context, __: click.Parameter, texts: Sequence[str])
     "--cases", type=click.IntRange(min=0), default=_TRACE.cases, show_default=True, help="Number of cases to record."
 )
 @click.option(
-    "--trouble/--no-trouble",
-    default=_TRACE.trouble,
+    "--edge-cases/--no-edge-cases",
+    default=_TRACE.edge_cases,
     show_default=True,
-    help="Record cases with troublesome values, too: of one sign, with ties, NaN, the ends of the dtype.",
+    help="Record cases with edge values, too: of one sign, with ties, NaN, the ends of the dtype.",
 )
 @click.option(
     "--seed", type=click.IntRange(min=0), default=_TRACE.seed, show_default=True, help="Seed of the weights and cases."

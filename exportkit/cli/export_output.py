@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from exportkit.cli.output import print_json, print_table, printable_lines
-from exportkit.onnx.files import companion_path, method_path
+from exportkit.onnx.files import method_path, sidecar_path
 from exportkit.progress import bytes_text
 
 if TYPE_CHECKING:
@@ -40,8 +40,8 @@ def print_written(
         libraries: The operator libraries that the next command names.
         repaired: How the compiled code was repaired, if it was.
     """
-    # ONNX models of several methods are files beside one companion, which stands for them.
-    written = output if len(manifest.onnx) < 2 else companion_path(output)
+    # ONNX models of several methods are files beside one sidecar, which stands for them.
+    written = output if len(manifest.onnx) < 2 else sidecar_path(output)
     if as_json:
         import msgspec
 

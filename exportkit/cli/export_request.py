@@ -15,7 +15,7 @@ from exportkit.cli.output import printable, progress
 from exportkit.cli.replaced_file import ReplacedFile
 from exportkit.export.export_options import CompileOptions, CudaArch, TraceOptions
 from exportkit.export.models.model_names import check_model_name
-from exportkit.export.models.spelling import check_texts
+from exportkit.export.models.option_parsing import check_texts
 from exportkit.onnx.onnx_options import OnnxOptions
 from exportkit.package.atomic import check_writable
 from exportkit.package.trust import Trust

@@ -12,7 +12,7 @@ from exportkit.cli.app import command as exportkit_command
 from exportkit.cli.output import print_json, print_table, printable
 from exportkit.cli.registry_options import FILE_OR_REFERENCE, registry_options
 from exportkit.cli.shared_options import EXISTING_FILE, OUTPUT_FILE, public_key_options
-from exportkit.package.case_files import trouble_in
+from exportkit.package.case_files import edge_case_in
 from exportkit.package.trust import Trust
 from exportkit.progress import bytes_text
 from exportkit.registry.oci_reference import RegistryReference
@@ -162,7 +162,7 @@ def _words(reader: PackageReader) -> Words:
             for each in manifest.methods
         ],
         state=tuple(state_rows(manifest)),
-        cases=[case_label(case, trouble_in(reader, case)) for case in manifest.cases],
+        cases=[case_label(case, edge_case_in(reader, case)) for case in manifest.cases],
         targets=[(target.name, target_text(target)) for target in manifest.targets],
         libraries=[(Path(library.record).name, library_text(library)) for library in manifest.libraries],
         program=_program_text(manifest),
@@ -234,7 +234,7 @@ def _print(reader: PackageReader, signature_rows: Sequence[tuple[str, str]]) -> 
         print_table([(Path(x.record).name, library_text(x), bytes_text(sizes[x.record])) for x in manifest.libraries])
     click.echo("\nCases")
     rows = [
-        (f"case {i}", case_label(c, trouble_in(reader, c)), bytes_text(sizes[c.record]))
+        (f"case {i}", case_label(c, edge_case_in(reader, c)), bytes_text(sizes[c.record]))
         for i, c in enumerate(manifest.cases)
     ]
     print_table(rows or [("none recorded",)])

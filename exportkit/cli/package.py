@@ -23,10 +23,10 @@ from exportkit.cli.shared_options import (
     weights_option,
 )
 from exportkit.cli.sign import ask_password
-from exportkit.eager_source import EagerSource
 from exportkit.errors import HostError
 from exportkit.package.trust import Trust
 from exportkit.progress import bytes_text
+from exportkit.reference_model import ReferenceModel
 from exportkit.verify.options import VerifyOptions
 
 if TYPE_CHECKING:
@@ -75,7 +75,7 @@ def pack_options(artifact: str, recorded: str) -> Callable[[F], F]:
             from exportkit.package.keys import read_private_key
 
             key = read_private_key(sign_key, ask_password) if sign_key is not None else None
-            eager = EagerSource(model, op_libraries=op_libraries)
+            eager = ReferenceModel(model, op_libraries=op_libraries)
             verification = VerifyOptions(against="cases", device=device, eager=eager, timeout=timeout, trust=trust)
             return function(*args, verification=verification, verify=not no_verify, sign_key=key, **others)
 

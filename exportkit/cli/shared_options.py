@@ -13,9 +13,9 @@ from typing import Any, TypeVar
 
 import click
 
-from exportkit.eager_source import EagerSource
 from exportkit.export.models.model_names import check_model_name
 from exportkit.package.trust import Trust
+from exportkit.reference_model import ReferenceModel
 from exportkit.verify.options import VerifyOptions
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -106,7 +106,7 @@ def eager_options(artifact: str) -> Callable[[Callable[..., Any]], Callable[...,
     def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(function)
         def with_eager(*args: Any, model: str | None, weights: Path | None, op_libraries: Any, **options: Any) -> Any:
-            return function(*args, eager=EagerSource(model, weights, op_libraries), **options)
+            return function(*args, eager=ReferenceModel(model, weights, op_libraries), **options)
 
         return model(weights(libraries(with_eager)))
 

@@ -63,7 +63,7 @@ def command(
     exportkit sign arr_coc.pt2 --key private.pem
     exportkit verify arr_coc.pt2 --public-key public.pem
     """  # noqa: D301 (click wants the control character, to keep the lines below it)
-    from exportkit.onnx.files import named_model, refuse_companion, sign_onnx
+    from exportkit.onnx.files import named_model, refuse_sidecar, sign_onnx
     from exportkit.package.archive import PackageReader
     from exportkit.package.external_key import command_key
     from exportkit.package.keys import read_private_key
@@ -84,7 +84,7 @@ def command(
         written = sign_onnx(model, private, output)
     else:
         with PackageReader(package) as reader:
-            refuse_companion(reader)
+            refuse_sidecar(reader)
             written = sign_package(package, private, output, manifest_sha256=reader.manifest_sha256)
     if as_json:
         print_json({"package": str(package), "signature": str(written), "key_id": private.public.id})

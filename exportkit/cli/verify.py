@@ -214,7 +214,7 @@ def print_report(report: Report) -> None:
         return
     calls, beside = (sum(getattr(check, kind) for check in report.checks) for kind in ("calls", "beside"))
     if beside:
-        click.echo(f"  {beside} calls with troublesome values or in other layouts agree")
+        click.echo(f"  {beside} calls with edge values or in other layouts agree")
     ran = sum(target.left_out is None for target in report.targets)
     of = f"; {ran} of {len(report.targets)} targets were run" if len(report.targets) > 1 else ""
     click.echo(f"ok: {calls} calls agree{of}")

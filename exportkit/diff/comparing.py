@@ -41,7 +41,7 @@ def compare_artifacts(a: Path, b: Path, *, progress: Progress = silent) -> Compa
     """Compares two artifacts without executing or importing anything of either, and without torch.
 
     Args:
-        a: An artifact or a package, or an ONNX model with its companion beside it.
+        a: An artifact or a package, or an ONNX model with its sidecar beside it.
         b: Another one.
         progress: Called with each step before it starts.
 
@@ -67,7 +67,7 @@ class _Opened:
     """An open artifact, whose digests hold.
 
     Attributes:
-        reader: The artifact, or the companion of an ONNX model.
+        reader: The artifact, or the sidecar of an ONNX model.
         side: Its description.
         folder: An empty private folder.
         graphs: The graphs that it has by method, if they can be read.

@@ -22,16 +22,16 @@ _DTYPES = {number: dtype for dtype, number in ONNX_TYPES.items()}
 
 
 def read_onnx(model: Path, described: Onnx, stack: ExitStack) -> GraphMeaning:
-    """Reads a model whose digests the companion has.
+    """Reads a model whose digests the sidecar has.
 
     Args:
         model: The `.onnx`.
-        described: What the companion says of it.
+        described: What the sidecar says of it.
         stack: Keeps the file of the weights open, from which tensors are read later.
 
     Raises:
         UnreadableGraphError: The package `onnx` is not installed, or it cannot read the model.
-        OnnxFileError: A file was changed since the companion was checked.
+        OnnxFileError: A file was changed since the sidecar was checked.
     """
     try:
         import onnx
@@ -104,7 +104,7 @@ def _tensor(tensor: Any, data: int | None) -> StoredTensor:
     if tensor.data_location == TensorProto.EXTERNAL:
         place = {entry.key: entry.value for entry in tensor.external_data}
         if data is None:
-            raise ValueError(f"{tensor.name} is in a file that the companion does not list")
+            raise ValueError(f"{tensor.name} is in a file that the sidecar does not list")
         size, offset = int(place["length"]), int(place.get("offset", "0"))
         if size < 0 or offset < 0:
             raise ValueError(f"{tensor.name} is at {offset} and has {size} bytes")

@@ -47,7 +47,7 @@ class TraceOptions:
         allow_nondeterministic: Exports a model whose answers to the same inputs differ. Only their dtypes and shapes
             are verified then.
         state: Patterns of buffers that are state, in addition to the spec's.
-        trouble: Records cases with troublesome values, too, if two or more are recorded.
+        edge_cases: Records cases with edge values, too, if two or more are recorded.
         writes: Inputs that are written, in addition to the spec's: of every method that has an input of that name.
         tf32: Lets torch round the factors of float32 products and convolutions to TF32 when cases are recorded, and
             so in `verify`.
@@ -69,7 +69,7 @@ class TraceOptions:
     tf32: bool = False
     state: Sequence[str] = ()
     writes: Sequence[str] = ()
-    trouble: bool = True
+    edge_cases: bool = True
 
     def __post_init__(self) -> None:
         """Checks the options that do not depend on a model."""

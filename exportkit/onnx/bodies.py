@@ -23,7 +23,7 @@ from torch.utils._pytree import tree_structure
 
 from exportkit.onnx.branches import Ranges, refusing_branches
 from exportkit.onnx.decompositions import Decomposition
-from exportkit.onnx.stand_ins import CustomCall
+from exportkit.onnx.placeholders import CustomCall
 
 
 def traced_body(call: CustomCall, decomposition: Decomposition, ranges: Ranges) -> ExportedProgram:

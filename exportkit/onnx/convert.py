@@ -23,11 +23,11 @@ from exportkit.onnx.branches import refusing_decompositions
 from exportkit.onnx.decompositions import Decomposition, decomposition_of
 from exportkit.onnx.functions import Functions, attributes_of
 from exportkit.onnx.interface import Interface
-from exportkit.onnx.lowering import STAND_IN_DOMAIN, onnx_dtype, translations
+from exportkit.onnx.lowering import PLACEHOLDER_DOMAIN, onnx_dtype, translations
 from exportkit.onnx.names import cleaned, describe
+from exportkit.onnx.placeholders import CustomCall, with_placeholders
 from exportkit.onnx.refusals import refused_body, refused_model
 from exportkit.onnx.repairs import restore_initializers, widen_scatters
-from exportkit.onnx.stand_ins import CustomCall, with_stand_ins
 from exportkit.onnx.written import returning_written, written_places
 from exportkit.package.manifest import OnnxFunction, PackagedMethod, StateTensor
 from exportkit.progress import Progress
@@ -114,7 +114,7 @@ class _Conversion:
             refused: Makes the error to raise of an error of torch.onnx.
             written: The places of the tensors that it writes. They become further results.
         """
-        with with_stand_ins(program) as (changed, calls):
+        with with_placeholders(program) as (changed, calls):
             found = {key: decomposition_of(call.operator, self._decompositions) for key, call in calls.items()}
             try:
                 changed = returning_written(changed, written)
@@ -125,12 +125,12 @@ class _Conversion:
             except Exception as error:
                 # torch.onnx raises whatever its translations do.
                 raise refused(error) from error
-            for node in [node for node in model.graph.all_nodes() if node.domain == STAND_IN_DOMAIN]:
+            for node in [node for node in model.graph.all_nodes() if node.domain == PLACEHOLDER_DOMAIN]:
                 call = calls[node.op_type]
                 function = self._function(call, found[node.op_type], program)
                 node.domain, node.op_type = function.domain, function.name
                 node.attributes.update((a.name, a) for a in attributes_of(call))
-        model.graph.opset_imports.pop(STAND_IN_DOMAIN, None)
+        model.graph.opset_imports.pop(PLACEHOLDER_DOMAIN, None)
         restore_initializers(model.graph)
         widen_scatters(model.graph)
         _keep_dtypes(model.graph, changed)

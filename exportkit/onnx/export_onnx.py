@@ -1,4 +1,4 @@
-"""Exports a model to ONNX: the model, and a companion with the manifest and the recorded cases."""
+"""Exports a model to ONNX: the model, and a sidecar with the manifest and the recorded cases."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def export_onnx(
     *,
     progress: Progress = silent,
 ) -> Manifest:
-    """Traces a model, converts it to ONNX, records cases, and writes the model and its companion.
+    """Traces a model, converts it to ONNX, records cases, and writes the model and its sidecar.
 
     Each custom operator becomes an ONNX function in the domain of its namespace, so that stock ONNX Runtime runs the
     model. ONNX Runtime has loaded the model before anything is written.
@@ -47,7 +47,7 @@ def export_onnx(
         progress: Called with a description of each step.
 
     Returns:
-        The companion's manifest.
+        The sidecar's manifest.
 
     Raises:
         UsageError: An option names an unknown parameter, dimension, dtype or operator.
@@ -62,7 +62,7 @@ def export_onnx(
 
     device = usable_device(options.device)
     # ONNX has rules of its own for NaN, ties and zeros, so eager is no judge of them.
-    traced = traced_model(model, out, replace(options, trouble=False), device, progress)
+    traced = traced_model(model, out, replace(options, edge_cases=False), device, progress)
     spec = model if isinstance(model, ExportSpec) else model.spec
     _check_named(onnx_options.decompositions, traced.operators)
     names = {operator.name for operator in traced.operators}

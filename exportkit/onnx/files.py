@@ -1,6 +1,6 @@
-"""Writes and opens the files of an ONNX model: the model, its weights, and the companion that describes both.
+"""Writes and opens the files of an ONNX model: the model, its weights, and the sidecar that describes both.
 
-The companion is a package without targets, beside the model: FORMAT.md, "ONNX models". Reading needs neither onnx nor
+The sidecar is a package without targets, beside the model: FORMAT.md, "ONNX models". Reading needs neither onnx nor
 onnxruntime, and parses neither the model nor its weights.
 """
 
@@ -29,7 +29,7 @@ from exportkit.package.signing import sign_package
 if TYPE_CHECKING:
     import onnx_ir
 
-COMPANION_SUFFIX = ".exportkit"
+SIDECAR_SUFFIX = ".exportkit"
 _COPY_ALL = "Copy all files that `exportkit export --format onnx` wrote, or export again."
 _PACKAGE_START = b"PK\x03\x04"  # never that of an ONNX model: it would be a field of ModelProto that does not exist
 
@@ -37,42 +37,42 @@ _PACKAGE_START = b"PK\x03\x04"  # never that of an ONNX model: it would be a fie
 # --- names ------------------------------------------------------------------------------------------------------------
 
 
-def companion_path(model: Path) -> Path:
-    """Returns the path of the companion of a model that stands alone."""
-    return model.with_name(model.name + COMPANION_SUFFIX)
+def sidecar_path(model: Path) -> Path:
+    """Returns the path of the sidecar of a model that stands alone."""
+    return model.with_name(model.name + SIDECAR_SUFFIX)
 
 
 def method_path(base: Path, methods: Sequence[PackagedMethod], method: str) -> Path:
     """Returns the path of the model of a method: `model.onnx`; of several methods, such as `model.decode.onnx`.
 
     Args:
-        base: The path that the export was given, which the companion's name has.
+        base: The path that the export was given, which the sidecar's name has.
         methods: All methods.
         method: The method's name.
     """
     return base if len(methods) == 1 else base.with_name(f"{base.stem}.{method}{base.suffix}")
 
 
-def model_path(companion: PackageReader, method: str) -> Path:
-    """Returns the path of the model of a method beside its companion."""
-    base = companion.path.with_name(companion.path.name.removesuffix(COMPANION_SUFFIX))
-    return method_path(base, companion.manifest.methods, method)
+def model_path(sidecar: PackageReader, method: str) -> Path:
+    """Returns the path of the model of a method beside its sidecar."""
+    base = sidecar.path.with_name(sidecar.path.name.removesuffix(SIDECAR_SUFFIX))
+    return method_path(base, sidecar.manifest.methods, method)
 
 
-def model_paths(companion: PackageReader) -> dict[str, Path]:
+def model_paths(sidecar: PackageReader) -> dict[str, Path]:
     """Returns the paths of the models of several methods, by method; nothing for one that stands alone."""
-    methods = companion.manifest.methods
-    return {each.name: model_path(companion, each.name) for each in methods} if len(methods) > 1 else {}
+    methods = sidecar.manifest.methods
+    return {each.name: model_path(sidecar, each.name) for each in methods} if len(methods) > 1 else {}
 
 
-def _companion_of(model: Path) -> Path | None:
-    """Returns the companion of a model: its own, or that of a model with several methods; None if there is none."""
+def _sidecar_of(model: Path) -> Path | None:
+    """Returns the sidecar of a model: its own, or that of a model with several methods; None if there is none."""
     shared = model.with_name(Path(model.stem).stem + model.suffix)
-    return next(filter(Path.exists, (companion_path(model), companion_path(shared))), None)
+    return next(filter(Path.exists, (sidecar_path(model), sidecar_path(shared))), None)
 
 
 def named_model(given: Path) -> Path | None:
-    """Returns the ONNX model that a file belongs to: itself, or the one beside its companion. None for other files.
+    """Returns the ONNX model that a file belongs to: itself, or the one beside its sidecar. None for other files.
 
     Raises:
         UsageError: The file cannot be read.
@@ -85,8 +85,8 @@ def named_model(given: Path) -> Path | None:
     except OSError as error:
         raise UsageError(f"cannot read {given}: {error.strerror}") from error
     if not is_package:
-        return given if given.suffix == ".onnx" or companion_path(given).exists() else None
-    name = given.name.removesuffix(COMPANION_SUFFIX)
+        return given if given.suffix == ".onnx" or sidecar_path(given).exists() else None
+    name = given.name.removesuffix(SIDECAR_SUFFIX)
     return given.with_name(name) if name not in ("", given.name) else None
 
 
@@ -116,13 +116,13 @@ def write_onnx(
     opset: int,
     data_threshold: int = DATA_THRESHOLD,
 ) -> Manifest:
-    """Writes the models of all methods, their weights if they are not inside, and the companion.
+    """Writes the models of all methods, their weights if they are not inside, and the sidecar.
 
     The files get their names when all of them are complete. The name of a data file has its digest, so a process that
     is killed leaves no model with the weights of another. Data files of models that are replaced are removed.
 
     Args:
-        out: The `.onnx` to write; of several methods, `<out>.<method>.onnx` are written. The name of the companion is
+        out: The `.onnx` to write; of several methods, `<out>.<method>.onnx` are written. The name of the sidecar is
             that of `out`, and `.exportkit`.
         models: The models, in the order of the manifest's methods.
         manifest: What describes them, with operators, state and cases, without targets, weights and libraries.
@@ -131,7 +131,7 @@ def write_onnx(
         data_threshold: The bytes of tensors of a model from which on they are written to a data file.
 
     Returns:
-        The companion's manifest.
+        The sidecar's manifest.
 
     Raises:
         ExportError: A model without its weights is larger than ONNX allows.
@@ -159,12 +159,12 @@ def write_onnx(
                 )
             )
             ready.append((path, place))
-        written = write_package(folder / "companion", msgspec.structs.replace(manifest, onnx=tuple(described)), records)
+        written = write_package(folder / "sidecar", msgspec.structs.replace(manifest, onnx=tuple(described)), records)
         for data in {data.name: data for data in needed if data is not None}.values():
             (folder / "data").replace(out.with_name(data.name))
         for path, place in ready:
             place.replace(path)
-        (folder / "companion").replace(companion_path(out))
+        (folder / "sidecar").replace(sidecar_path(out))
     _remove_old_data(out, {data.name for data in needed if data is not None})
     return written
 
@@ -195,42 +195,42 @@ def _remove_old_data(out: Path, needed: set[str]) -> None:
 
 
 def open_onnx(model: Path, *, demand: core.Demand | None = None) -> PackageReader:
-    """Opens the companion of a model, and checks the digests of all its records, of the models and of their data.
+    """Opens the sidecar of a model, and checks the digests of all its records, of the models and of their data.
 
     Args:
         model: The `.onnx`: of several methods, that of any.
         demand: The caller's required signatures, as for PackageReader. They are checked first.
 
     Returns:
-        The reader of the companion. Its manifest has `onnx`.
+        The reader of the sidecar. Its manifest has `onnx`.
 
     Raises:
-        OnnxFileError: A file is missing, or it is not the one that the companion describes.
-        PackageError: The companion breaks a rule of the format or lacks a required signature.
+        OnnxFileError: A file is missing, or it is not the one that the sidecar describes.
+        PackageError: The sidecar breaks a rule of the format or lacks a required signature.
         PolicyError: A policy cannot be read or trusted.
     """
-    companion = _companion_of(model) or (_companion_of(model.resolve()) if model.is_symlink() else None)
-    if companion is None:
+    sidecar = _sidecar_of(model) or (_sidecar_of(model.resolve()) if model.is_symlink() else None)
+    if sidecar is None:
         raise OnnxFileError(
-            f"{model.name} has no {companion_path(model).name} beside it, which has its digests and recorded cases",
-            hint=f"{_COPY_ALL} Models of other exporters have no companion.",
+            f"{model.name} has no {sidecar_path(model).name} beside it, which has its digests and recorded cases",
+            hint=f"{_COPY_ALL} Models of other exporters have no sidecar.",
         )
-    with _naming(companion):
-        reader = PackageReader(companion, demand=demand)
+    with _naming(sidecar):
+        reader = PackageReader(sidecar, demand=demand)
     try:
-        with _naming(companion):
+        with _naming(sidecar):
             reader.verify()
         described(reader, reader.manifest.methods[0].name)
         several = model_paths(reader)
         if several and model.exists() and not any(model.samefile(each) for each in several.values() if each.exists()):
             raise OnnxFileError(
-                f"{model.name} is not among the models that {companion.name} describes: "
+                f"{model.name} is not among the models that {sidecar.name} describes: "
                 f"{', '.join(path.name for path in several.values())}",
                 hint="It may be left from an export of another model. Remove it, or export again.",
             )
         known: set[OnnxData | None] = {None}  # methods may share a file
         for onnx in reader.manifest.onnx:
-            # A link may stand for the model, with its companion elsewhere.
+            # A link may stand for the model, with its sidecar elsewhere.
             path = several.get(onnx.method, model)
             with _opened(path, onnx.size) as file:
                 _check_digest(path, digest_of(file), onnx.sha256)
@@ -244,18 +244,18 @@ def open_onnx(model: Path, *, demand: core.Demand | None = None) -> PackageReade
 
 
 @contextmanager
-def _naming(companion: Path) -> Iterator[None]:
-    """Names the companion in errors of packages, because the caller named the model."""
+def _naming(sidecar: Path) -> Iterator[None]:
+    """Names the sidecar in errors of packages, because the caller named the model."""
     try:
         yield
     except PackageError as error:
-        if companion.name in error.message:
+        if sidecar.name in error.message:
             raise
-        raise type(error)(f"{companion.name}: {error.message}", hint=error.hint or _COPY_ALL) from error
+        raise type(error)(f"{sidecar.name}: {error.message}", hint=error.hint or _COPY_ALL) from error
 
 
 def sign_onnx(model: Path, key: SigningKey, output: Path | None = None) -> Path:
-    """Checks the digests of all files of a model and signs its companion.
+    """Checks the digests of all files of a model and signs its sidecar.
 
     Arguments, errors and result are those of `open_onnx` and `sign_package`.
     """
@@ -263,29 +263,29 @@ def sign_onnx(model: Path, key: SigningKey, output: Path | None = None) -> Path:
         return sign_package(reader.path, key, output, manifest_sha256=reader.manifest_sha256)
 
 
-def refuse_companion(reader: PackageReader) -> None:
-    """Raises UsageError for the companion of an ONNX model, in which nothing can be run."""
+def refuse_sidecar(reader: PackageReader) -> None:
+    """Raises UsageError for the sidecar of an ONNX model, in which nothing can be run."""
     if reader.manifest.onnx:
         raise UsageError(
             f"{reader.path.name} describes an ONNX model, and has nothing that could run",
             hint="Give the model: `exportkit verify`, `inspect`, `sign` and `bench` take it. The name of its "
-            f"companion must be the model's name with {COMPANION_SUFFIX}.",
+            f"sidecar must be the model's name with {SIDECAR_SUFFIX}.",
         )
 
 
-def described(companion: PackageReader, method: str | None = None) -> Onnx:
-    """Returns what a companion says of the model of a method; without a name, of the default one.
+def described(sidecar: PackageReader, method: str | None = None) -> Onnx:
+    """Returns what a sidecar says of the model of a method; without a name, of the default one.
 
     Raises:
-        OnnxFileError: The package is not a companion.
+        OnnxFileError: The package is not a sidecar.
     """
-    models = {onnx.method: onnx for onnx in companion.manifest.onnx}
+    models = {onnx.method: onnx for onnx in sidecar.manifest.onnx}
     if not models:
         raise OnnxFileError(
-            f"{companion.path.name} is a package that describes no ONNX model",
-            hint=f"Give it a name that does not end in {COMPANION_SUFFIX}, or export the ONNX model again.",
+            f"{sidecar.path.name} is a package that describes no ONNX model",
+            hint=f"Give it a name that does not end in {SIDECAR_SUFFIX}, or export the ONNX model again.",
         )
-    return models[companion.manifest.method(method).name]
+    return models[sidecar.manifest.method(method).name]
 
 
 def read_model(model: Path, onnx: Onnx) -> bytes:

@@ -7,7 +7,7 @@ from typing import Any
 
 import onnx_ir
 
-from exportkit.onnx.stand_ins import CustomCall, Slot
+from exportkit.onnx.placeholders import CustomCall, Slot
 from exportkit.package.manifest import OnnxFunction
 
 

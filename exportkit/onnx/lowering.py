@@ -27,10 +27,10 @@ from onnxscript import evaluator, opset18
 
 from exportkit.onnx.backward import BACKWARD
 from exportkit.onnx.corrections import CORRECTIONS
+from exportkit.onnx.placeholders import PLACEHOLDER, CustomCall
 from exportkit.onnx.recurrent import recurrent_translations
-from exportkit.onnx.stand_ins import STAND_IN, CustomCall
 
-STAND_IN_DOMAIN = "exportkit.stand_in"
+PLACEHOLDER_DOMAIN = "exportkit.placeholder"
 """The domain of the nodes that `convert` turns into calls of functions."""
 
 _OP: Any = opset18  # its types know less than torch.onnx's recorder does
@@ -43,20 +43,20 @@ def translations(calls: Mapping[str, CustomCall]) -> Mapping[Callable[..., Any],
     """Returns torch.onnx's `custom_translation_table`.
 
     Args:
-        calls: The calls that stand-ins are for, by key.
+        calls: The calls that placeholders are for, by key.
     """
 
-    def stand_in(tensors: Sequence[Any], sizes: Sequence[Any], key: str) -> list[Any]:
+    def placeholder(tensors: Sequence[Any], sizes: Sequence[Any], key: str) -> list[Any]:
         call = calls[key]
         # torch.onnx promotes the dtype of some results, such as amax of float16.
         given = [_cast(tensor, onnx_dtype(wanted)) for tensor, wanted in zip(tensors, call.tensors)]
         inputs = [*given, *(_OP.Constant(value_int=size) if isinstance(size, int) else size for size in sizes)]
-        node = onnx_ir.Node(STAND_IN_DOMAIN, key, inputs, num_outputs=len(call.results), version=1)
+        node = onnx_ir.Node(PLACEHOLDER_DOMAIN, key, inputs, num_outputs=len(call.results), version=1)
         recorder: Any = evaluator.default()
         recorder.nodes.append(node)
         return list(node.outputs)
 
-    return {STAND_IN: stand_in, **_OPERATORS, **BACKWARD, **CORRECTIONS, **recurrent_translations()}
+    return {PLACEHOLDER: placeholder, **_OPERATORS, **BACKWARD, **CORRECTIONS, **recurrent_translations()}
 
 
 # --- bounds -----------------------------------------------------------------------------------------------------------

@@ -115,7 +115,7 @@ class OnnxSession:
         ):
             if len(names) != count:
                 raise OnnxFileError(
-                    f"{model.name} has {len(names)} {kind}; its companion describes {count}",
+                    f"{model.name} has {len(names)} {kind}; its sidecar describes {count}",
                     hint="Export the model again.",
                 )
 

@@ -11,11 +11,11 @@ from torch._ops import HigherOrderOperator, OpOverload
 
 from exportkit.errors import ExportError
 from exportkit.export.models.source_lines import where_now, where_traced
-from exportkit.export.tracing.branch_graphs import flow_nodes
+from exportkit.export.tracing.hop_subgraphs import flow_nodes
 from exportkit.export.within_torch.dispatch import OperatorMode, watched_by
 from exportkit.onnx.corrections import NotTranslatedError
 from exportkit.onnx.decompositions import Decomposition
-from exportkit.onnx.stand_ins import CustomCall
+from exportkit.onnx.placeholders import CustomCall
 
 _DETERMINANT = "For matrices of 3 rows a, b and c, write the determinant as (a * torch.linalg.cross(b, c)).sum(-1)"
 _INVERSE = (

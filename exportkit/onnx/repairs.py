@@ -42,10 +42,10 @@ def widen_scatters(graph: onnx_ir.Graph) -> None:
         if node.domain == "" and node.op_type in _SCATTERS and combines:
             data, index, updates = node.inputs
             if data is not None and updates is not None and data.dtype in _HALVES:
-                _widen(node, data, index, updates)
+                _upcast(node, data, index, updates)
 
 
-def _widen(node: onnx_ir.Node, data: onnx_ir.Value, index: onnx_ir.Value | None, updates: onnx_ir.Value) -> None:
+def _upcast(node: onnx_ir.Node, data: onnx_ir.Value, index: onnx_ir.Value | None, updates: onnx_ir.Value) -> None:
     assert node.graph is not None
     wide = [_cast(node, value, _WIDE) for value in (data, updates)]
     scatter = onnx_ir.node(

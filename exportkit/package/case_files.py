@@ -15,39 +15,39 @@ if TYPE_CHECKING:
 
     from exportkit.package.archive import PackageReader
 
-TROUBLE = "trouble"
-"""The key of a file's metadata that says what is troublesome in a case's inputs."""
+EDGE_CASE = "edge_case"
+"""The key of a file's metadata that says what makes a case's inputs edge values."""
 
 
 OUT_OF_RANGE = ("far below", "far above")
-"""Kinds of trouble that no case has: integers that are no index into a tensor of a usual size, for `verify`."""
+"""Kinds of edge values that no case has: integers that are no index into a tensor of a usual size, for `verify`."""
 
 _SAID = re.compile(r"[\w ,.*-]{1,1000}")  # a stranger's file may say anything
 
 
-def trouble_of(head: bytes) -> str:
-    """Returns what is troublesome in the inputs of a case, such as "ties in x"; empty if they were only drawn.
+def edge_case_of(head: bytes) -> str:
+    """Returns what makes the inputs of a case edge values, such as "ties in x"; empty if they were only drawn.
 
     Args:
         head: The beginning of the case's file, which the reader of packages has checked: its header at least.
     """
     header = json.loads(head[8 : 8 + int.from_bytes(head[:8], "little")])
     metadata = header.get("__metadata__") if isinstance(header, dict) else None
-    said = str(metadata.get(TROUBLE, "")) if isinstance(metadata, dict) else ""
+    said = str(metadata.get(EDGE_CASE, "")) if isinstance(metadata, dict) else ""
     return said if _SAID.fullmatch(said) else ""
 
 
-def trouble_in(reader: PackageReader, case: Case) -> str:
-    """Returns what is troublesome in the inputs of a case of a package; empty if it cannot be read."""
+def edge_case_in(reader: PackageReader, case: Case) -> str:
+    """Returns what makes the inputs of a package's case edge values; empty if it cannot be read."""
     try:
-        return trouble_of(reader.read(case.record))
+        return edge_case_of(reader.read(case.record))
     except (PackageError, ValueError):  # what is wrong with the case, its own check says
         return ""
 
 
-def troubled_inputs(trouble: str) -> dict[str, str]:
-    """Returns by input the kind of its trouble: of "ties in x, NaN in y", ties for x and NaN for y."""
-    parts = (part.rpartition(" in ") for part in trouble.split(", "))
+def edge_inputs(edge_case: str) -> dict[str, str]:
+    """Returns by input the kind of its edge values: of "ties in x, NaN in y", ties for x and NaN for y."""
+    parts = (part.rpartition(" in ") for part in edge_case.split(", "))
     return {name: kind for kind, _, name in parts}
 
 

@@ -56,7 +56,7 @@ def push(
         step: Called with each step.
 
     Raises:
-        UsageError: The reference has no tag or has a digest, or the file is the companion of an ONNX model.
+        UsageError: The reference has no tag or has a digest, or the file is the sidecar of an ONNX model.
         PackageError: The package is bad, or a signature file beside it belongs to another package.
         RegistryError: The registry cannot be reached, or refuses.
     """

@@ -13,10 +13,10 @@ import msgspec
 from exportkit.child.child_client import ChildClient, ChildEndedError
 from exportkit.child.messages import Failed, Message
 from exportkit.child.process import describe_end
-from exportkit.eager_source import EagerFiles, EagerSource
 from exportkit.errors import ExportError, MissingOperatorError, ModelNotFoundError, UsageError
 from exportkit.package.archive import PackageReader
 from exportkit.package.manifest import Case, Manifest
+from exportkit.reference_model import ReferenceModel, ReferenceModelFiles
 from exportkit.verify.verify_worker import LOAD_TIMEOUT
 
 
@@ -34,7 +34,7 @@ class RecordCases(Message, frozen=True):
         files: For each case, the file that has the inputs, and the file to write.
     """
 
-    eager: EagerFiles
+    eager: ReferenceModelFiles
     programs: dict[str, str] | None
     manifest: str
     device: str
@@ -50,7 +50,7 @@ class CasesRecorded(Message, frozen=True):
 
 
 def record_again(
-    reader: PackageReader, manifest: Manifest, eager: EagerSource, folder: Path, *, timeout: float, unnamed: str
+    reader: PackageReader, manifest: Manifest, eager: ReferenceModel, folder: Path, *, timeout: float, unnamed: str
 ) -> tuple[tuple[Case, ...], dict[str, Path], str]:
     """Records the cases of a package again.
 
@@ -97,7 +97,7 @@ def record_again(
 def _record(
     reader: PackageReader,
     manifest: Manifest,
-    eager: EagerSource,
+    eager: ReferenceModel,
     folder: Path,
     timeout: float,
     programs: Mapping[str, Path] | None,
@@ -113,7 +113,7 @@ def _record(
     for number, name in enumerate(sorted({each.initial for each in manifest.state if each.initial is not None})):
         initial[name] = str(folder / f"state-{number}")
         reader.extract(name, Path(initial[name]))
-    source = EagerFiles.of(eager, eager.model if programs is None else None)
+    source = ReferenceModelFiles.of(eager, eager.model if programs is None else None)
     if programs is not None or with_libraries:
         packed = _packed_libraries(reader, folder, {Path(each).name for each in source.libraries})
         source = msgspec.structs.replace(source, libraries=(*source.libraries, *packed))

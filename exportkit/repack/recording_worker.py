@@ -12,52 +12,53 @@ import torch
 from safetensors.torch import load_file
 
 from exportkit.child.messages import serve
-from exportkit.eager_source import EagerSource
 from exportkit.errors import UsageError, WeightsError
 from exportkit.export.eager_calls.cases import state_sha256
 from exportkit.export.eager_calls.eager_methods import EagerMethods
-from exportkit.export.eager_calls.play import play_session
-from exportkit.export.eager_calls.record import record_played
+from exportkit.export.eager_calls.eager_run import run_eagerly
+from exportkit.export.eager_calls.numerical_stability import NumericalStability
+from exportkit.export.eager_calls.record import record_run
 from exportkit.export.eager_calls.sequences import DrawnCall
-from exportkit.export.eager_calls.steadiness import Steadiness
 from exportkit.export.models.placement import on_device, usable_device
 from exportkit.export.programs.eager_model import rebuild_eager
 from exportkit.export.programs.program_file import load_extracted
 from exportkit.export.programs.program_model import state_of
 from exportkit.fine_tune import whole_state
-from exportkit.package.case_files import trouble_of
+from exportkit.package.case_files import edge_case_of
 from exportkit.package.manifest import Case, CaseCall, Manifest, decode_checked
+from exportkit.reference_model import ReferenceModel
 from exportkit.repack.recording import CasesRecorded, RecordCases
 from exportkit.runtime.weights import read_state
 from exportkit.spec import ExportSpec
 
 
 def record(command: RecordCases) -> CasesRecorded:
-    """Records the cases. A troublesome one is left out if with these weights right code may answer it otherwise."""
+    """Records the cases. An edge case is left out if with these weights right code may answer it otherwise."""
     manifest = decode_checked(command.manifest.encode())
     device = usable_device(command.device)
     found, drawn = [], []
-    steadiness: Steadiness | None = None
+    stability: NumericalStability | None = None
     with _model(command, manifest, device) as spec:
         eager = EagerMethods(spec)
         _begin_as_packaged(eager, command, manifest)
         task = eager, manifest.methods, manifest.state
         tf32 = manifest.provenance.tf32
         old = [
-            (case, files, trouble_of(Path(files[0]).read_bytes())) for case, files in zip(command.cases, command.files)
+            (case, files, edge_case_of(Path(files[0]).read_bytes()))
+            for case, files in zip(command.cases, command.files)
         ]
-        largest = max((files[0] for _, files, trouble in old if not trouble), key=_size, default=None)
-        for case, (inputs, output), trouble in sorted(old, key=lambda each: bool(each[2])):
+        largest = max((files[0] for _, files, edge_case in old if not edge_case), key=_size, default=None)
+        for case, (inputs, output), edge_case in sorted(old, key=lambda each: bool(each[2])):
             tensors = load_file(inputs)
             calls = [_drawn(eager, manifest, tensors, number, call) for number, call in enumerate(case.calls)]
             placed = [replace(call, bound=on_device(call.bound, device)) for call in calls]
-            played = play_session(*task, placed, tf32=tf32)
-            made = record_played(played, *task[1:], tf32=tf32, trouble=trouble, rare=inputs == largest)
-            if not trouble:
+            eager_run = run_eagerly(*task, placed, tf32=tf32)
+            made = record_run(eager_run, *task[1:], tf32=tf32, edge_case=edge_case, rare=inputs == largest)
+            if not edge_case:
                 drawn.append(made)
             else:
-                steadiness = steadiness or Steadiness(*task[1:], drawn)
-                if steadiness.problem(played, made) is not None:
+                stability = stability or NumericalStability(*task[1:], drawn)
+                if stability.problem(eager_run, made) is not None:
                     continue
             Path(output).write_bytes(made.tensors)
             accuracy, dtype = dict(made.state_accuracy), made.reference_dtype
@@ -86,7 +87,7 @@ def _model(command: RecordCases, manifest: Manifest, device: torch.device) -> It
     yield _program(command, manifest, eager)
 
 
-def _program(command: RecordCases, manifest: Manifest, eager: EagerSource) -> ExportSpec:
+def _program(command: RecordCases, manifest: Manifest, eager: ReferenceModel) -> ExportSpec:
     """Reads the package's programs and gives them the new weights."""
     assert eager.weights is not None
     assert command.programs is not None

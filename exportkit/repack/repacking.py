@@ -8,16 +8,15 @@ from pathlib import Path
 
 import msgspec
 
-from exportkit.eager_source import EagerSource, unnamed
 from exportkit.errors import UsageError
 from exportkit.export.models.find_libraries import library_files
-from exportkit.onnx.files import named_model, refuse_companion
+from exportkit.onnx.files import named_model, refuse_sidecar
 from exportkit.package import openssf
 from exportkit.package import signature as own
 from exportkit.package.archive import STOCK_RECORDS, Content, PackageReader, StoredRecord, write_package
 from exportkit.package.assemble import add_libraries, check_libraries
 from exportkit.package.atomic import check_writable, temporary_folder
-from exportkit.package.case_files import trouble_of
+from exportkit.package.case_files import edge_case_of
 from exportkit.package.consistency import AOTINDUCTOR_DIR, is_complete, libraries_for
 from exportkit.package.describe_library import describe_with_needed
 from exportkit.package.keys import PrivateKey
@@ -25,6 +24,7 @@ from exportkit.package.manifest import Case, Library, Manifest, code_folder
 from exportkit.package.signing import signature_path
 from exportkit.packaging import PackOptions, verify_and_rename
 from exportkit.progress import Progress, silent
+from exportkit.reference_model import ReferenceModel, unnamed
 from exportkit.repack.recording import record_again
 from exportkit.verify.options import Against
 from exportkit.verify.report import Report
@@ -101,13 +101,13 @@ def repack(
     check_writable(output, package.stat().st_size)
     _refuse_old_signatures(output, options.sign_key)
     trust = options.verification.trust
-    eager = EagerSource(options.verification.eager.model, changes.weights, changes.op_libraries)
+    eager = ReferenceModel(options.verification.eager.model, changes.weights, changes.op_libraries)
     progress(f"checking {package.name}")
     with (
         PackageReader(package, demand=trust.demand()) as reader,
         temporary_folder(output.parent, f".{output.name[:200]}") as folder,
     ):
-        refuse_companion(reader)
+        refuse_sidecar(reader)
         reader.verify()
         new = _NewPackage.of(reader)
         new.drop_targets(changes.drop_targets)
@@ -236,7 +236,7 @@ class _NewPackage:
         """Adds cases that were recorded again."""
         self.change(cases=tuple(cases))
         self.records |= records
-        drawn = [case for case in cases if not trouble_of(records[case.record].read_bytes())]
+        drawn = [case for case in cases if not edge_case_of(records[case.record].read_bytes())]
         self.done.append(f"recorded {len(drawn)} cases again, with {by}")
 
     def _keep_libraries(self, kept: Collection[str], reason: str | None) -> None:

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from exportkit.child.messages import Message
-from exportkit.eager_source import EagerFiles, EagerSource
 from exportkit.export.export_options import CompileOptions, TraceOptions
 from exportkit.package.trust import Trust
+from exportkit.reference_model import ReferenceModel, ReferenceModelFiles
 
 
 class TraceModel(Message, frozen=True):
@@ -60,7 +60,7 @@ class TraceModel(Message, frozen=True):
         trusted: bool = False,
     ) -> TraceModel:
         """Describes what `exportkit.export.programs.resolve.resolve` takes, and the options, for another process."""
-        eager = EagerFiles.of(EagerSource(weights=weights, op_libraries=op_libraries), model)
+        eager = ReferenceModelFiles.of(ReferenceModel(weights=weights, op_libraries=op_libraries), model)
         return cls(
             model=model,
             model_kwargs=dict(model_kwargs or {}),

@@ -15,7 +15,6 @@ from typing import Protocol, Self, TypeVar
 import msgspec
 
 from exportkit.child.messages import Failed, Message
-from exportkit.eager_source import EagerSource
 from exportkit.errors import ExportError, ExportkitError, HostError
 from exportkit.export.models.find_libraries import named_libraries
 from exportkit.package.archive import PackageReader
@@ -23,6 +22,7 @@ from exportkit.package.atomic import check_writable, temporary_folder, write_who
 from exportkit.package.compiled_with import GivenOptions
 from exportkit.package.manifest import Manifest, PackagedMethod
 from exportkit.progress import Progress, silent
+from exportkit.reference_model import ReferenceModel
 from exportkit.repair.attempts import Attempt, Costs, Repaired, tried_lines
 from exportkit.repair.remedies import Patient, Remedy, left_to_eager, remedies
 from exportkit.repair.repair_commands import (
@@ -35,7 +35,7 @@ from exportkit.repair.repair_commands import (
     TraceModel,
 )
 from exportkit.verify.bisecting import searching
-from exportkit.verify.graph_bisection import BisectedCall, GraphBisection, BisectedGraph
+from exportkit.verify.graph_bisection import BisectedCall, BisectedGraph, GraphBisection
 from exportkit.verify.located import Located
 from exportkit.verify.options import VerifyOptions
 from exportkit.verify.outcomes import (
@@ -137,7 +137,7 @@ class _Repair:
         saved = task.model.endswith(".pt2")
         weights = Path(task.weights) if task.weights else None
         libraries = [Path(each) if each.startswith("/") else each for each in task.op_libraries]
-        eager = EagerSource(None if saved else task.model, weights, libraries)
+        eager = ReferenceModel(None if saved else task.model, weights, libraries)
         self._options = VerifyOptions(against="cases" if saved else "both", eager=eager, seed=task.seed)
 
     def __enter__(self) -> Self:

@@ -91,7 +91,7 @@ class UnreadableCaseError(Exception):
 
 
 def tensors_of(content: bytes) -> dict[str, np.ndarray]:
-    """Returns the tensors of a safetensors file as arrays; those of dtypes that NumPy lacks are widened to float32.
+    """Returns the tensors of a safetensors file as arrays; those of dtypes that NumPy lacks are upcast to float32.
 
     Raises:
         UnreadableCaseError: It is not a safetensors file, or it has a dtype that packages do not have.

@@ -10,7 +10,7 @@ import torch
 from exportkit.errors import CaseError
 from exportkit.package import manifest as package
 from exportkit.package.archive import PackageReader
-from exportkit.package.case_files import result_keys, results_in, state_keys, trouble_of
+from exportkit.package.case_files import edge_case_of, result_keys, results_in, state_keys
 
 
 class CallTensors(NamedTuple):
@@ -32,14 +32,14 @@ class CallTensors(NamedTuple):
 class CaseTensors(NamedTuple):
     """The tensors of a case, on the CPU: those of its calls, and the state after the last one, by name.
 
-    `state` is empty if the case did not record it. `trouble` says what is troublesome in the inputs, such as
+    `state` is empty if the case did not record it. `edge_case` says what makes the inputs edge values, such as
     "ties in x".
     """
 
     calls: list[CallTensors]
     state: dict[str, torch.Tensor]
     state_references: dict[str, torch.Tensor]
-    trouble: str
+    edge_case: str
 
 
 def read_case(reader: PackageReader, case: package.Case) -> CaseTensors:
@@ -66,7 +66,7 @@ def read_case(reader: PackageReader, case: package.Case) -> CaseTensors:
     state, references = (
         results_in(state_keys(manifest.state, reference=reference), tensors) for reference in (False, True)
     )
-    return CaseTensors(calls, state, references, trouble_of(content))
+    return CaseTensors(calls, state, references, edge_case_of(content))
 
 
 def _call_tensors(number: int, call: package.Call, tensors: dict[str, torch.Tensor]) -> CallTensors:

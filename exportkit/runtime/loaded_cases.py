@@ -50,14 +50,14 @@ class LoadedCase:
         state_sizes: The sizes of the state, by dimension: `model.session(**case.state_sizes)`.
         state: The state after the last call, by name; empty if it was not recorded.
         state_references: What it should have been, on the CPU.
-        trouble: What is troublesome in the inputs, such as "ties in x"; empty if they were only drawn.
+        edge_case: What makes the inputs edge values, such as "ties in x"; empty if they were only drawn.
     """
 
     calls: tuple[LoadedCall, ...]
     state_sizes: Mapping[str, int]
     state: Mapping[str, torch.Tensor]
     state_references: Mapping[str, torch.Tensor]
-    trouble: str = ""
+    edge_case: str = ""
 
     @property
     def args(self) -> tuple[Any, ...]:
@@ -123,7 +123,7 @@ class Cases(Sequence[LoadedCase]):
             size.dimension for each in manifest.state for size in each.shape if isinstance(size, package.Size)
         }
         sizes = {name: size for call in case.calls for name, size in call.sizes.items() if name in dimensions}
-        return LoadedCase(calls, sizes, self._moved(tensors.state), tensors.state_references, tensors.trouble)
+        return LoadedCase(calls, sizes, self._moved(tensors.state), tensors.state_references, tensors.edge_case)
 
     def _call(self, recorded: package.CaseCall, tensors: CallTensors) -> LoadedCall:
         call = self._reader.manifest.method(recorded.method).call

@@ -17,7 +17,7 @@ from exportkit.package import core
 from exportkit.package.archive import PackageReader
 from exportkit.package.consistency import match_state
 from exportkit.package.manifest import Manifest, Target, Weight
-from exportkit.package.weights_advice import advised, to_safetensors
+from exportkit.package.weights_hints import advised, to_safetensors
 from exportkit.runtime.initial_state import check_given_state, same_content
 from exportkit.runtime.native import use_native
 

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from exportkit.transformers.turn import ATTENTION, current
+from exportkit.transformers.step_context import ATTENTION, current
 
 
 def run_experts(experts: Any, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:

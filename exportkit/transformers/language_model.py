@@ -14,7 +14,7 @@ from exportkit.spec import ExportSpec, Method
 from exportkit.transformers.experts import register_experts
 from exportkit.transformers.layer_forms import layer_forms
 from exportkit.transformers.session_model import SessionModel
-from exportkit.transformers.turn import register
+from exportkit.transformers.step_context import register
 
 _EXAMPLE = 7  # tokens of the example prompt
 _STEPS = 2  # that are tried after it
@@ -39,7 +39,7 @@ def spec(
         name: The package's name. Default: the model's type, such as `llama`.
 
     Raises:
-        UsageError: The model is none of these, or has a part that is not supported, or does not answer in turns what it
+        UsageError: The model is none of these, or has a part that is not supported, or does not answer in steps what it
             answers at once. The message names it.
     """
     config = _checked(model, cache_length, prompt, batch)
@@ -123,7 +123,7 @@ def _checked(model: nn.Module, cache_length: int, prompt: int, batch: int) -> An
 
 
 def _check_turns(session: SessionModel, tokens: Tensor) -> None:
-    """Refuses a model that does not answer in turns, over the cache, what it answers at once.
+    """Refuses a model that does not answer in steps, over the cache, what it answers at once.
 
     A model may do something of its own with positions, masks or the cache. Then this finds it, not a user.
     """

@@ -11,7 +11,7 @@ from torch import Tensor
 from transformers import cache_utils
 from transformers.cache_utils import Cache, CacheLayerMixin, LinearAttentionLayer
 
-from exportkit.transformers.turn import Turn
+from exportkit.transformers.step_context import StepContext
 
 DummyLayer: Any = getattr(cache_utils, "DummyLayer", CacheLayerMixin)  # which came with transformers 5.2x
 
@@ -47,20 +47,20 @@ class Attending(CacheLayerMixin):
 
     is_compileable = True  # then the model makes its masks always
 
-    def __init__(self, tensors: Mapping[str, Tensor], turn: Turn, window: int | None) -> None:
+    def __init__(self, tensors: Mapping[str, Tensor], step: StepContext, window: int | None) -> None:
         super().__init__()
         self.keys, self.values = tensors["keys"], tensors["values"]
         self.is_initialized = True
         self.is_sliding = window is not None
-        self._turn = turn
+        self._step = step
 
     def lazy_initialization(self, *_: Any) -> None:
         """Does nothing: the tensors exist."""
 
     def update(self, key_states: Tensor, value_states: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
-        """Writes the keys and values [batch, heads, count, width] of the turn; returns all."""
+        """Writes the keys and values [batch, heads, count, width] of the step; returns all."""
         for kept, new in ((self.keys, key_states), (self.values, value_states)):
-            _write(kept, new.to(kept.dtype), self._turn)
+            _write(kept, new.to(kept.dtype), self._step)
         return self.keys, self.values
 
     def get_mask_sizes(self, *_: Any) -> tuple[int, int]:
@@ -68,7 +68,7 @@ class Attending(CacheLayerMixin):
         return self.keys.shape[2], 0
 
     def get_seq_length(self) -> int:
-        """Returns 0: each row has its own, which the turn knows."""
+        """Returns 0: each row has its own, which the step knows."""
         return 0
 
     def get_max_length(self) -> int:
@@ -78,23 +78,23 @@ class Attending(CacheLayerMixin):
     get_max_cache_shape = get_max_length  # its name before transformers 5.20
 
 
-def _write(kept: Tensor, new: Tensor, turn: Turn) -> None:
-    """Writes the tokens of a turn into a layer.
+def _write(kept: Tensor, new: Tensor, step: StepContext) -> None:
+    """Writes the tokens of a step into a layer.
 
     A row that is full keeps what it has. Columns without a token write what the row's first token writes, too, or, if
     the row has none, what is there: an index must name some slot, and where two write one they write the same.
     """
     slots, rows = kept.shape[2], torch.arange(kept.shape[0], device=kept.device)[:, None]
     new = new.transpose(1, 2)  # [batch, count, heads, width], as an index that is split by a slice takes it
-    fits = turn.real & (turn.positions < turn.length)
-    first = turn.start[:, None].clamp(max=turn.length - 1)
-    places = torch.where(fits, turn.positions, first) % slots
-    if turn.single:
+    fits = step.real & (step.positions < step.length)
+    first = step.start[:, None].clamp(max=step.length - 1)
+    places = torch.where(fits, step.positions, first) % slots
+    if step.single:
         new = torch.where(fits[..., None, None], new, kept[rows, :, places])
     else:
         count = new.shape[1]
-        begin = (count - turn.lengths).clamp(0, count - 1)[:, None]  # the column of a row's first token
-        writes = (turn.lengths > 0)[:, None] & (turn.start < turn.length)[:, None]
+        begin = (count - step.lengths).clamp(0, count - 1)[:, None]  # the column of a row's first token
+        writes = (step.lengths > 0)[:, None] & (step.start < step.length)[:, None]
         filler = torch.where(writes[..., None, None], new[rows, begin], kept[rows, :, first % slots])
         new = torch.where(fits[..., None, None], new, filler)
     kept[rows, :, places] = new
@@ -119,8 +119,8 @@ class Recurring(LinearAttentionLayer):
 class AttendingAndRecurring(Recurring, Attending):
     """A layer with both."""
 
-    def __init__(self, tensors: Mapping[str, Tensor], turn: Turn, window: int | None) -> None:
-        Attending.__init__(self, tensors, turn, window)
+    def __init__(self, tensors: Mapping[str, Tensor], step: StepContext, window: int | None) -> None:
+        Attending.__init__(self, tensors, step, window)
         Recurring.__init__(self, tensors)
 
     def lazy_initialization(self, *_: Any, **__: Any) -> None:
@@ -133,20 +133,20 @@ def _numbered(tensors: Mapping[str, Tensor], kind: str) -> dict[int, Tensor]:
     return {int(name.removeprefix(kind)): tensor for name, tensor in tensors.items() if name.startswith(kind)}
 
 
-def cache_of(forms: Sequence[LayerForm], tensors: Sequence[Mapping[str, Tensor]], turn: Turn) -> Cache:
+def cache_of(forms: Sequence[LayerForm], tensors: Sequence[Mapping[str, Tensor]], step: StepContext) -> Cache:
     """Returns transformers' cache of a model over tensors, for one call.
 
     Args:
         forms: What each layer remembers.
         tensors: Its tensors.
-        turn: The tokens of the call.
+        step: The tokens of the call.
     """
     layers = []
     for form, own in zip(forms, tensors):
         if form.attends and form.recurs:
-            layers.append(AttendingAndRecurring(own, turn, form.window))
+            layers.append(AttendingAndRecurring(own, step, form.window))
         elif form.attends:
-            layers.append(Attending(own, turn, form.window))
+            layers.append(Attending(own, step, form.window))
         elif form.recurs:
             layers.append(Recurring(own))
         else:

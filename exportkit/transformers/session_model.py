@@ -13,7 +13,7 @@ from torch.func import functional_call
 
 from exportkit.transformers.layer_forms import cache_argument
 from exportkit.transformers.layers import LayerForm, cache_of
-from exportkit.transformers.turn import Turn, taking
+from exportkit.transformers.step_context import StepContext, taking
 
 Tensors = Sequence[Mapping[str, Tensor]]
 
@@ -69,14 +69,14 @@ class SessionModel(nn.Module):
             column = torch.arange(count, device=tokens.device)
             shifted = column - (count - lengths[:, None])
             aligned = tokens.gather(1, shifted.clamp(min=0))  # to the right: the last tokens are in one column
-            turn = Turn.of(self.position, lengths, count, self.length)
-            logits = self._logits(aligned, turn, self._tensors())
+            step = StepContext.of(self.position, lengths, count, self.length)
+            logits = self._logits(aligned, step, self._tensors())
         self.position += lengths
         return self._answer(logits)
 
     def decode(self, token: Tensor) -> Tensor:
         """Takes the next token of each row, [batch, 1]; returns the logits after it, as `prefill` does."""
-        logits = self._logits(token, Turn.one(self.position, self.length), self._tensors())
+        logits = self._logits(token, StepContext.one(self.position, self.length), self._tensors())
         self.position += 1
         return self._answer(logits)
 
@@ -87,13 +87,15 @@ class SessionModel(nn.Module):
     def _tensors(self) -> Tensors:
         return [{name: getattr(own, name) for name in form.shapes} for form, own in zip(self.forms, self.cache)]
 
-    def _logits(self, tokens: Tensor, turn: Turn, tensors: Tensors, weights: dict[str, Tensor] | None = None) -> Tensor:
+    def _logits(
+        self, tokens: Tensor, step: StepContext, tensors: Tensors, weights: dict[str, Tensor] | None = None
+    ) -> Tensor:
         """Calls the model, which writes into the tensors; returns the logits of the last column."""
-        given: dict[str, Any] = {self._argument: cache_of(self.forms, tensors, turn)}
+        given: dict[str, Any] = {self._argument: cache_of(self.forms, tensors, step)}
         if self._takes_positions:
-            given["position_ids"] = turn.positions
+            given["position_ids"] = step.positions
         given |= {"input_ids": tokens, "use_cache": True, "logits_to_keep": 1}
-        with taking(turn, self.model.config):
+        with taking(step, self.model.config):
             answer = self.model(**given) if weights is None else functional_call(self.model, weights, (), given)
         logits: Tensor = answer.logits[:, -1]
         return logits
@@ -118,8 +120,8 @@ class SessionModel(nn.Module):
             layers: list[dict[str, Tensor]] = [{} for _ in self.forms]
             for (number, name), tensor in zip(named, now):
                 layers[number][name] = tensor
-            turn = Turn.one(position, self.length)
-            new = self._logits(tokens.index_select(1, index[None]), turn, layers, dict(zip(weights, values)))
+            step = StepContext.one(position, self.length)
+            new = self._logits(tokens.index_select(1, index[None]), step, layers, dict(zip(weights, values)))
             live = index < lengths
             kept = [torch.where(_along(live, old), tensor, old) for tensor, old in zip(now, before)]
             return index + 1, torch.where(live[:, None], new, logits), position + live.to(torch.int64), *kept

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 
 from exportkit.child.messages import Message
-from exportkit.eager_source import EagerFiles
+from exportkit.reference_model import ReferenceModelFiles
 
 
 class ReadGraph(Message, frozen=True):
@@ -24,7 +24,7 @@ class ReadGraph(Message, frozen=True):
         embed_weights: Whether the weights are inside of the code.
     """
 
-    eager: EagerFiles
+    eager: ReferenceModelFiles
     program: str | None
     method: str
     manifest: str

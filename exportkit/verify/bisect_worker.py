@@ -13,7 +13,6 @@ from safetensors.torch import load_file
 
 from exportkit.child.messages import serve
 from exportkit.child.offline import go_offline
-from exportkit.eager_source import EagerSource
 from exportkit.errors import UsageError
 from exportkit.export.artifact import write_compiled, write_program
 from exportkit.export.compiling.compile_plan import CompilePlan
@@ -45,6 +44,7 @@ from exportkit.export.tracing.trace import ready_to_trace
 from exportkit.export.tracing.trace_method import trace_with_torch_export
 from exportkit.export.tracing.traced import Traced, TracedMethod
 from exportkit.package.manifest import Call, Manifest, PackagedMethod, Size, decode_checked
+from exportkit.reference_model import ReferenceModel
 from exportkit.sizes import sizes_of
 from exportkit.spec import FORWARD, ExportSpec
 from exportkit.verify.bisect_commands import (
@@ -98,7 +98,7 @@ class Cutter:
     def _method(self) -> PackagedMethod:
         return self._manifest.method(self._command.method)
 
-    def _trace(self, eager: EagerSource) -> None:
+    def _trace(self, eager: ReferenceModel) -> None:
         manifest, source = self._manifest, self._manifest.source
         made = rebuild_eager(eager, source, manifest.methods, manifest.state, self._device)
         spec = self._stack.enter_context(made)

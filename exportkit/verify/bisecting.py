@@ -17,8 +17,8 @@ from exportkit.package.atomic import temporary_folder
 from exportkit.package.compiled_with import GivenOptions, compiled_with
 from exportkit.package.manifest import Library
 from exportkit.progress import Progress, silent
-from exportkit.verify.graph_bisection import BisectedCall, GraphBisection, BisectedGraph
 from exportkit.verify.eager_plan import plan_eager
+from exportkit.verify.graph_bisection import BisectedCall, BisectedGraph, GraphBisection
 from exportkit.verify.located import Located
 from exportkit.verify.options import VerifyOptions
 from exportkit.verify.outcomes import Mismatch

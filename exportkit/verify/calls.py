@@ -10,13 +10,13 @@ from typing import Literal
 
 from exportkit.errors import CaseError
 from exportkit.package.archive import PackageReader
-from exportkit.package.case_files import OUT_OF_RANGE, trouble_in
+from exportkit.package.case_files import OUT_OF_RANGE, edge_case_in
 from exportkit.progress import Progress
 from exportkit.sizes import case_label, case_sizes, label_of
 from exportkit.verify.commands import CallsDrawn, DrawCalls, GradientsCompared
 from exportkit.verify.eager import EagerProcess
+from exportkit.verify.eager_edge_cases import plan_edge_cases
 from exportkit.verify.eager_plan import EagerPlan
-from exportkit.verify.eager_trouble import plan_trouble
 from exportkit.verify.filled_memory import CONTENTS
 from exportkit.verify.gradient_checks import GradientChecks, cases_with_gradients, declared_gradients, verdict_of
 from exportkit.verify.layouts import MAX_LAID_OUT, Layouts, label_of_layouts, layouts_of
@@ -36,7 +36,7 @@ from exportkit.verify.replayer import ReplayEndedError, Replayer, ReplayTask, ha
 from exportkit.verify.report import Check
 from exportkit.verify.session_checks import SessionChecks
 
-_TROUBLE_SEED = 900_000  # apart from those of other values
+_EDGE_SEED = 900_000  # apart from those of other values
 
 
 @dataclass(frozen=True)
@@ -69,8 +69,8 @@ class TargetCalls:
         for index, case in enumerate(manifest.cases):
             if self.options.cases and index not in self.options.cases:
                 continue
-            trouble = trouble_in(self.reader, case)
-            label = f"case {index} ({case_label(case, trouble)})"
+            edge_case = edge_case_in(self.reader, case)
+            label = f"case {index} ({case_label(case, edge_case)})"
             self.progress(f"running {label} of {self.target}")
             try:
                 read_case(self.reader, case)
@@ -80,9 +80,9 @@ class TargetCalls:
                 continue
             task = self._task(index, label)
             check = self._replayed("cases", task)
-            if trouble:
+            if edge_case:
                 check = replace(check, calls=0, beside=check.calls)
-            layouts = layouts_of(manifest, case, index, trouble, compiled=self.compiled)
+            layouts = layouts_of(manifest, case, index, edge_case, compiled=self.compiled)
             if layouts and laid_out < MAX_LAID_OUT and not manifest.onnx and isinstance(check.verdict, Match):
                 laid_out += 1
                 check = self._laid_out(check, task, layouts)
@@ -120,7 +120,7 @@ class TargetCalls:
         """Holds outputs that are gradients to differences, at recorded cases."""
         manifest = self.reader.manifest
         # Between two values that tie, or at an infinity, there is no gradient to hold them to.
-        smooth = [n for n in cases_with_gradients(manifest) if not trouble_in(self.reader, manifest.cases[n])]
+        smooth = [n for n in cases_with_gradients(manifest) if not edge_case_in(self.reader, manifest.cases[n])]
         tasks = [self._task(index, f"case {index}") for index in smooth]
         checks = GradientChecks(self.target, self.replay, manifest, self.folder, self.progress, self.options.seed)
         yield from checks.checks(tasks)
@@ -144,8 +144,8 @@ class TargetCalls:
             yield from self._beside_eager(eager, plan)
             if not eager.alive:
                 return
-            if self.options.against == "eager":  # else the recorded cases have been replayed, with their trouble
-                yield from self._trouble_beside_eager(eager, plan)
+            if self.options.against == "eager":  # else the recorded cases have been replayed, with their edge values
+                yield from self._edge_cases_beside_eager(eager, plan)
                 if not eager.alive:
                     return
             yield from self._refusals_beside_eager(eager, plan)
@@ -178,15 +178,15 @@ class TargetCalls:
         if check is not None:
             yield check
 
-    def _trouble_beside_eager(self, eager: EagerProcess, plan: EagerPlan) -> Iterator[Check]:
-        """Compares at values with the trouble of the recorded cases, drawn anew, where every right kernel agrees."""
+    def _edge_cases_beside_eager(self, eager: EagerProcess, plan: EagerPlan) -> Iterator[Check]:
+        """Compares at the edge values of the recorded cases, drawn anew, where every right kernel agrees."""
         if plan.method is None:
             return
-        for number, trouble in enumerate(plan_trouble(self.reader, plan.method, self.options.shapes)):
-            label, seed = plan.labelled(trouble.label), self.options.seed + _TROUBLE_SEED + number
+        for number, edge_case in enumerate(plan_edge_cases(self.reader, plan.method, self.options.shapes)):
+            label, seed = plan.labelled(edge_case.label), self.options.seed + _EDGE_SEED + number
             self.progress(f"comparing {self.target} with eager at {label}")
             command = DrawCalls(
-                plan.method, dict(trouble.sizes), seed, str(self._eager_file(number)), dict(trouble.kinds)
+                plan.method, dict(edge_case.sizes), seed, str(self._eager_file(number)), dict(edge_case.kinds)
             )
             answer = eager.draw(command, label=label)
             if isinstance(answer, CallsDrawn) and answer.left_out:

@@ -6,8 +6,8 @@ Each command's docstring names the class of its answer. Nothing here imports tor
 from __future__ import annotations
 
 from exportkit.child.messages import Message
-from exportkit.eager_source import EagerFiles
 from exportkit.package.manifest import Case, PackagedMethod, Source, StateTensor
+from exportkit.reference_model import ReferenceModelFiles
 from exportkit.verify.comparisons import GradientFinding
 from exportkit.verify.filled_memory import Content
 
@@ -43,13 +43,13 @@ class LoadOnnx(Message, frozen=True):
     """Tells the process of ONNX Runtime to load the models of all methods. The answer is ArtifactLoaded.
 
     Attributes:
-        companion: The absolute path of the companion, which describes the models.
+        sidecar: The absolute path of the sidecar, which describes the models.
         manifest_sha256: The digest of its manifest, which was verified. The process loads nothing that has another.
         models: By method, the absolute path. A link is not resolved, because the data may be beside the link.
         blocked: Packages that cannot be imported, besides torch and the exporter.
     """
 
-    companion: str
+    sidecar: str
     manifest_sha256: str
     models: dict[str, str]
     blocked: tuple[str, ...]
@@ -158,7 +158,7 @@ class MakeEager(Message, frozen=True):
         device: The model's device.
     """
 
-    eager: EagerFiles
+    eager: ReferenceModelFiles
     source: Source
     methods: tuple[PackagedMethod, ...]
     state: tuple[StateTensor, ...]
@@ -182,7 +182,7 @@ class DrawCalls(Message, frozen=True):
         sizes: The sizes of all calls, by dimension.
         seed: The seed of the values.
         file: The file to write.
-        kinds: By input of the only method, the kind of trouble that its values get (trouble_values.py).
+        kinds: By input of the only method, the kind of its edge values (edge_values.py).
     """
 
     method: str | None
@@ -198,7 +198,7 @@ class CallsDrawn(Message, frozen=True):
     Attributes:
         case: A case without a record.
         structures: For each call the structure of its result, as JSON.
-        left_out: Why values with trouble cannot be compared; empty if they can.
+        left_out: Why edge values cannot be compared; empty if they can.
         refused: Whether eager refuses them. The file has the inputs then; otherwise none is written with `left_out`.
     """
 

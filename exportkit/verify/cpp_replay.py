@@ -11,7 +11,7 @@ import msgspec
 
 from exportkit.errors import HostError
 from exportkit.package.archive import PackageReader
-from exportkit.package.case_files import trouble_in
+from exportkit.package.case_files import edge_case_in
 from exportkit.package.manifest import PackagedMethod
 from exportkit.sizes import shape_at
 from exportkit.verify.calls import case_label, case_sizes
@@ -148,10 +148,10 @@ def _refused(said: str, printed: str, code: int) -> LoadFailed:
 
 def _checks(reader: PackageReader, document: _Document, target: str) -> Iterator[Check]:
     for index, (case, found) in enumerate(zip(reader.manifest.cases, document.cases)):
-        trouble = trouble_in(reader, case)
-        task = ReplayTask(f"case {index} ({case_label(case, trouble)})", case, reader.path)
+        edge_case = edge_case_in(reader, case)
+        task = ReplayTask(f"case {index} ({case_label(case, edge_case)})", case, reader.path)
         verdict = _verdict(reader, task, found)
-        counts = (0, len(found.calls)) if trouble else (len(found.calls), 0)
+        counts = (0, len(found.calls)) if edge_case else (len(found.calls), 0)
         yield Check("cases", task.label, case_sizes(case), verdict, found.seconds, target, *counts)
 
 

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from typing import Self
 
 from exportkit.child.messages import Failed
-from exportkit.eager_source import EagerFiles, unnamed
 from exportkit.package.manifest import Manifest
+from exportkit.reference_model import ReferenceModelFiles, unnamed
 from exportkit.verify.commands import CallsDrawn, CompareGradients, DrawCalls, EagerMade, GradientsCompared, MakeEager
 from exportkit.verify.options import VerifyOptions
 from exportkit.verify.outcomes import Crashed, EagerDiffers, EagerFailed, EagerUnavailable, TimedOut, Verdict
@@ -69,7 +69,7 @@ class EagerProcess:
             return
         source, options = self._manifest.source, self._options
         command = MakeEager(
-            eager=EagerFiles.of(options.eager, self.model),
+            eager=ReferenceModelFiles.of(options.eager, self.model),
             source=source,
             methods=self._manifest.methods,
             state=self._manifest.state,

@@ -34,7 +34,7 @@ class Eager:
         self._eager: Any = None
         self._command: Any = None
         self._device: Any = None
-        self._recorded: list[Any] = []  # of values without trouble
+        self._recorded: list[Any] = []  # without edge values
 
     def make(self, command: MakeEager) -> EagerMade:
         """Makes MODEL from its name, arguments and seed."""
@@ -55,10 +55,10 @@ class Eager:
         from safetensors.torch import save_file
 
         from exportkit.errors import ExportError, UsageError
-        from exportkit.export.eager_calls.play import play_session
-        from exportkit.export.eager_calls.record import record_played
+        from exportkit.export.eager_calls.eager_run import run_eagerly
+        from exportkit.export.eager_calls.numerical_stability import NumericalStability
+        from exportkit.export.eager_calls.record import record_run
         from exportkit.export.eager_calls.sequences import draw_call, draw_session
-        from exportkit.export.eager_calls.steadiness import Steadiness
         from exportkit.export.models.placement import on_device
         from exportkit.package.case_files import OUT_OF_RANGE
         from exportkit.package.manifest import Case, CaseCall
@@ -68,7 +68,7 @@ class Eager:
             calls = draw_session(eager, made.methods, command.sizes, command.seed)
         else:
             method = next(each for each in made.methods if each.name == command.method)
-            calls = [self._troubled(draw_call(eager, method, command.sizes, command.seed), command)]
+            calls = [self._with_edge_values(draw_call(eager, method, command.sizes, command.seed), command)]
         calls = [replace(call, bound=on_device(call.bound, self._device)) for call in calls]
         nothing = Case(record="", calls=())
         if not set(command.kinds.values()).isdisjoint(OUT_OF_RANGE):
@@ -82,15 +82,15 @@ class Eager:
             case = Case(record="", calls=(CaseCall(call.method, command.sizes),))
             return CallsDrawn(case, (), "eager refuses them", refused=True)
         try:
-            played = play_session(eager, made.methods, made.state, calls, tf32=made.tf32)
+            eager_run = run_eagerly(eager, made.methods, made.state, calls, tf32=made.tf32)
         except (ExportError, UsageError):
             if not command.kinds:
                 raise
             return CallsDrawn(nothing, (), "eager refuses them")
-        recorded = record_played(played, made.methods, made.state, tf32=made.tf32)
+        recorded = record_run(eager_run, made.methods, made.state, tf32=made.tf32)
         if command.kinds:
-            steadiness = Steadiness(made.methods, made.state, self._recorded)
-            if problem := steadiness.problem(played, recorded):
+            stability = NumericalStability(made.methods, made.state, self._recorded)
+            if problem := stability.problem(eager_run, recorded):
                 return CallsDrawn(nothing, (), f"they are values {problem}")
         else:
             self._recorded.append(recorded)
@@ -104,20 +104,20 @@ class Eager:
         import torch
 
         from exportkit.errors import ExportError, UsageError
-        from exportkit.export.eager_calls.play import play_session
+        from exportkit.export.eager_calls.eager_run import run_eagerly
 
         torch.set_num_threads(1)
         try:
-            play_session(self._eager, self._command.methods, self._command.state, calls, tf32=self._command.tf32)
+            run_eagerly(self._eager, self._command.methods, self._command.state, calls, tf32=self._command.tf32)
         except (ExportError, UsageError):
             return b"refused"
         return b"answered"
 
-    def _troubled(self, call: DrawnCall, command: DrawCalls) -> DrawnCall:
-        """Returns a call with the trouble that a command asks for, where an input can have it."""
+    def _with_edge_values(self, call: DrawnCall, command: DrawCalls) -> DrawnCall:
+        """Returns a call with the edge values that a command asks for, where an input can have them."""
         import torch
 
-        from exportkit.export.eager_calls.trouble_values import kinds_of, troubled
+        from exportkit.export.eager_calls.edge_values import kinds_of, with_edge_values
         from exportkit.package.case_files import OUT_OF_RANGE
 
         if not command.kinds:
@@ -126,7 +126,7 @@ class Eager:
         for name, tensor in zip(call.bound.names, call.bound.tensors):
             kind = command.kinds.get(name, "")
             fits = kind in OUT_OF_RANGE or kind in kinds_of(tensor, keep_integers=False)
-            tensors.append(troubled(kind, tensor, generator) if fits else tensor)
+            tensors.append(with_edge_values(kind, tensor, generator) if fits else tensor)
         return replace(call, bound=self._eager.bind(call.method, *call.bound.with_tensors(tuple(tensors))))
 
     def compare(self, command: CompareGradients) -> GradientsCompared:

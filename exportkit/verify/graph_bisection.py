@@ -11,7 +11,6 @@ from typing import Any, Self
 import msgspec
 
 from exportkit.child.messages import Failed
-from exportkit.eager_source import EagerFiles, EagerSource, unnamed
 from exportkit.errors import UsageError
 from exportkit.export.cpu_isas import simd_bits
 from exportkit.package.archive import PackageReader
@@ -20,6 +19,7 @@ from exportkit.package.compiled_with import GivenOptions
 from exportkit.package.manifest import Library, Manifest, PackagedMethod
 from exportkit.package.trust import Trust
 from exportkit.progress import Progress, silent
+from exportkit.reference_model import ReferenceModel, ReferenceModelFiles, unnamed
 from exportkit.verify.bisect_commands import (
     CallInputs,
     CutGraph,
@@ -182,7 +182,7 @@ class GraphBisection:
         What came before a call with state is computed by MODEL alone.
         """
         subject, eager = self._subject, self._options.eager
-        given = EagerFiles.of(eager, eager.model_of(subject.manifest.source.model, subject.demanded_by))
+        given = ReferenceModelFiles.of(eager, eager.model_of(subject.manifest.source.model, subject.demanded_by))
         command = ReadGraph(
             eager=msgspec.structs.replace(given, libraries=()),
             program=None,
@@ -199,7 +199,7 @@ class GraphBisection:
                 yield msgspec.structs.replace(command, eager=given)
         if subject.program is not None and not subject.call.method.state:
             packed = tuple(str(path) for path, library in subject.libraries if library.device == "cpu")
-            files = EagerFiles(None, None, given.libraries or packed)
+            files = ReferenceModelFiles(None, None, given.libraries or packed)
             yield msgspec.structs.replace(command, eager=files, program=str(subject.program))
 
     def fails(self, cut: int, given: GivenOptions = GivenOptions()) -> bool | None:
@@ -282,7 +282,7 @@ class GraphBisection:
     def _judge(self, cut: int, made: Path) -> bool | None:
         with PackageReader(made) as reader:
             manifest, digest = reader.manifest, reader.manifest_sha256
-        libraries = EagerSource(op_libraries=self._options.eager.op_libraries)
+        libraries = ReferenceModel(op_libraries=self._options.eager.op_libraries)
         chosen = replace(self._options, against="cases", cases=(), device="auto", target=None)
         options = replace(chosen, trust=Trust(), eager=libraries)
         report = verify(made, options, unsigned=digest, progress=silent)

@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
-from exportkit.package.case_files import troubled_inputs
+from exportkit.package.case_files import edge_inputs
 from exportkit.package.dtypes import ITEM_BYTES
 from exportkit.package.manifest import Case, Manifest
 from exportkit.sizes import shape_at
@@ -24,7 +24,7 @@ _MAX_BYTES = 256 << 10  # of the inputs of such a case
 Layouts = dict[str, tuple[str, ...]]  # by method, the layout of each input
 
 
-def layouts_of(manifest: Manifest, case: Case, number: int, trouble: str, *, compiled: bool) -> Layouts:
+def layouts_of(manifest: Manifest, case: Case, number: int, edge_case: str, *, compiled: bool) -> Layouts:
     """Returns the layouts in which a case is replayed once more; none if its inputs are too large.
 
     An input that the call writes keeps its own, because it must be contiguous.
@@ -33,13 +33,13 @@ def layouts_of(manifest: Manifest, case: Case, number: int, trouble: str, *, com
         manifest: The package's manifest.
         case: The case.
         number: Its number: each input has another layout in the next case.
-        trouble: What is troublesome in it. An input of one value is expanded from that one.
+        edge_case: What makes its inputs edge values. An input of one value is expanded from that one.
         compiled: Whether a loader gives the inputs to compiled code. A program gets them as they are, and eager, too,
             needs elements that are aligned.
     """
     found, size = {}, 0
     names = tuple(name for name in LAYOUTS if name != _EXPANDED and (compiled or name != _UNALIGNED))
-    even = {name for name, kind in troubled_inputs(trouble).items() if kind in EVEN}
+    even = {name for name, kind in edge_inputs(edge_case).items() if kind in EVEN}
     for call in case.calls:
         inputs = manifest.method(call.method).call.inputs
         size += sum(math.prod(shape_at(each, call.sizes)) * ITEM_BYTES[each.dtype] for each in inputs)
@@ -120,7 +120,7 @@ def _expanded(tensor: torch.Tensor) -> torch.Tensor:
 _UNALIGNED = "from the second byte"
 _EXPANDED = "with strides of 0"
 EVEN = ("one value", "nothing", "every place", "the lowest value", "the least value", "the greatest value")
-"""The kinds of trouble (`exportkit.export.eager_calls.trouble_values`) that make all elements of an input the same."""
+"""The kinds of edge values (`exportkit.export.eager_calls.edge_values`) that make all elements of an input the same."""
 
 LAYOUTS: Mapping[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "transposed": _transposed,

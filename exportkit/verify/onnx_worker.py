@@ -40,20 +40,20 @@ class OnnxReplay:
 
     def __init__(self) -> None:
         self._models: dict[str, OnnxSession] = {}
-        self._companion: PackageReader | None = None
+        self._sidecar: PackageReader | None = None
         self._sizes: dict[int, dict[str, int]] = {}
         self._states: dict[int, list[Bits]] = {}  # by session, in the manifest's order
 
     @property
     def _reader(self) -> PackageReader:
-        assert self._companion is not None
-        return self._companion
+        assert self._sidecar is not None
+        return self._sidecar
 
     def load(self, command: LoadOnnx) -> ArtifactLoaded:
         """Loads the models.
 
         Raises:
-            OnnxFileError: The companion or a model was changed.
+            OnnxFileError: The sidecar or a model was changed.
         """
         sys.meta_path.insert(0, BlockedImports([EXPORTER, "torch", *command.blocked]))
         from exportkit.errors import OnnxFileError
@@ -63,7 +63,7 @@ class OnnxReplay:
 
         import_onnxruntime()
         start = time.perf_counter()
-        self._companion = PackageReader(Path(command.companion))
+        self._sidecar = PackageReader(Path(command.sidecar))
         manifest = self._reader.manifest
         if self._reader.manifest_sha256 != command.manifest_sha256:
             raise OnnxFileError(f"{self._reader.path.name} was changed while it was verified")

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from exportkit.eager_source import EagerSource
 from exportkit.package.trust import Trust
+from exportkit.reference_model import ReferenceModel
 
 Against = Literal["cases", "eager", "both"]
 RunBy = Literal["python", "cpp"]
@@ -40,7 +40,7 @@ class VerifyOptions:
     atol: float | None = None
     device: str = "auto"
     target: str | None = None
-    eager: EagerSource = EagerSource()
+    eager: ReferenceModel = ReferenceModel()
     seed: int = 0
     timeout: float = 600.0
     max_input_bytes: int = 32 * 10**6

@@ -93,13 +93,13 @@ class ReplayProcess:
         return cls(command, options.timeout)
 
     @classmethod
-    def of_onnx(cls, model: Path, companion: PackageReader, options: VerifyOptions) -> Self:
+    def of_onnx(cls, model: Path, sidecar: PackageReader, options: VerifyOptions) -> Self:
         """The process of an ONNX model, which ONNX Runtime runs: of several methods, the models of all."""
-        manifest = companion.manifest
-        paths = model_paths(companion) or {manifest.methods[0].name: model}
+        manifest = sidecar.manifest
+        paths = model_paths(sidecar) or {manifest.methods[0].name: model}
         command = LoadOnnx(
-            companion=str(companion.path.absolute()),
-            manifest_sha256=companion.manifest_sha256,
+            sidecar=str(sidecar.path.absolute()),
+            manifest_sha256=sidecar.manifest_sha256,
             models={method: str(path.absolute()) for method, path in paths.items()},
             blocked=blocked(options.eager.model or manifest.source.model),
         )

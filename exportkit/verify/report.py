@@ -24,7 +24,7 @@ class Check:
         seconds: The time of the calls, including input checks; None if the model was not called.
         target: The checked target, as TargetReport names it; None if the check covers all targets.
         calls: The number of calls that were made, but for those that `beside` counts.
-        beside: The number of calls with troublesome values, or with inputs in other layouts.
+        beside: The number of calls with edge values, or with inputs in other layouts.
     """
 
     against: Against

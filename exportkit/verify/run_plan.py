@@ -8,7 +8,7 @@ from pathlib import Path
 
 from exportkit.errors import UsageError
 from exportkit.export.models.find_libraries import describe_libraries
-from exportkit.onnx.files import refuse_companion
+from exportkit.onnx.files import refuse_sidecar
 from exportkit.package.archive import PackageReader
 from exportkit.package.compiled_with import NEVER_RUN_TEXT, never_run
 from exportkit.package.consistency import operators_of
@@ -54,7 +54,7 @@ def target_runs(reader: PackageReader, options: VerifyOptions) -> tuple[list[Tar
         UsageError: The device or the target does not exist.
         NoTargetError: No target runs here. The message gives a reason for each.
     """
-    refuse_companion(reader)
+    refuse_sidecar(reader)
     manifest = reader.manifest
     kind, _ = parse_device(options.device)
     candidates = named(manifest.targets, options.target)

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
 
-from exportkit.eager_source import unnamed
 from exportkit.errors import (
     ExportkitError,
     PolicyError,
@@ -21,6 +20,7 @@ from exportkit.package.archive import PackageReader
 from exportkit.package.atomic import temporary_folder
 from exportkit.package.manifest import Manifest
 from exportkit.progress import Progress, silent
+from exportkit.reference_model import unnamed
 from exportkit.verify.calls import TargetCalls
 from exportkit.verify.commands import ArtifactLoaded
 from exportkit.verify.cpp_replay import CppReplay, replay_in_cpp
@@ -53,7 +53,7 @@ def verify(
     is a verdict, even a crash.
 
     Args:
-        artifact: A `.pt2` that exportkit wrote, or an ONNX model with its companion beside it.
+        artifact: A `.pt2` that exportkit wrote, or an ONNX model with its sidecar beside it.
         options: The options; see VerifyOptions.
         unsigned: The sha256 of a manifest that needs no signature, because the caller made the artifact and verifies it
             before signing.

@@ -41,14 +41,14 @@ def listing(contents: Mapping[str, bytes]) -> tuple[Record, ...]:
     )
 
 
-def companion_records() -> dict[str, bytes]:
-    """All records of the sample companion but the manifest, in order."""
-    return dict(sorted({**samples.COMPANION_RECORDS, **STOCK_RECORDS}.items()))
+def sidecar_records() -> dict[str, bytes]:
+    """All records of the sample sidecar but the manifest, in order."""
+    return dict(sorted({**samples.SIDECAR_RECORDS, **STOCK_RECORDS}.items()))
 
 
-def companion() -> Document:
-    """The manifest of an ONNX model's companion, to be changed at will."""
-    return document(samples.companion(), companion_records())
+def sidecar() -> Document:
+    """The manifest of an ONNX model's sidecar, to be changed at will."""
+    return document(samples.sidecar(), sidecar_records())
 
 
 def stateful_records() -> dict[str, bytes]:

@@ -32,13 +32,13 @@ from exportkit.sizes import case_label
 from tests.adversarial.forge import (
     Document,
     archive,
-    companion,
-    companion_records,
     document,
     full,
     package,
     places,
     records,
+    sidecar,
+    sidecar_records,
     stateful,
     stateful_records,
 )
@@ -135,7 +135,7 @@ PACKAGED = Sample(document(), records(), [place for place in places(document()) 
 STATE_PLACES = [place for place in places(stateful()) if place and place[0] in ("methods", "state", "cases")]
 STATEFUL = Sample(stateful(), stateful_records(), STATE_PLACES)
 # Only what the package does not have.
-COMPANION = Sample(companion(), companion_records(), [place for place in places(companion()) if place[:1] == ("onnx",)])
+SIDECAR = Sample(sidecar(), sidecar_records(), [place for place in places(sidecar()) if place[:1] == ("onnx",)])
 JSON = st.one_of(
     st.none(),
     st.booleans(),
@@ -159,7 +159,7 @@ def value_at(value: Any, path: tuple[Any, ...]) -> Any:
 @settings(BOUNDED, max_examples=400)
 @given(data=st.data())
 def test_a_manifest_with_other_values_is_refused_or_can_be_written_again(file: Path, data: st.DataObject) -> None:
-    sample = data.draw(st.sampled_from([PACKAGED, PACKAGED, STATEFUL, STATEFUL, COMPANION]))
+    sample = data.draw(st.sampled_from([PACKAGED, PACKAGED, STATEFUL, STATEFUL, SIDECAR]))
     changed = copy.deepcopy(sample.document)
     for place, value in data.draw(st.lists(st.tuples(st.sampled_from(sample.places), JSON), min_size=1, max_size=3)):
         parent: Any = changed

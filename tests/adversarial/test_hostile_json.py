@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from exportkit.errors import ManifestSyntaxError, PackageError
 from exportkit.package.manifest import ConstantNode
 from tests.adversarial.forge import changed, document, package, records
-from tests.adversarial.test_fuzz import BOUNDED, COMPANION, PACKAGED, Sample, opened
+from tests.adversarial.test_fuzz import BOUNDED, PACKAGED, SIDECAR, Sample, opened
 
 _NUMBERS = [
     *("0", "-0", "1", "-1", "1.0", "-0.0", "1e0", "1E+2", "2e-3", "0e999", "1e-999", "1e999", "-1e999"),
@@ -49,7 +49,7 @@ def kinds_of_places() -> dict[str, tuple[Sample, tuple[Any, ...]]]:
     """One place for each key of a manifest, by its path."""
     return {
         re.sub(r"\d+", "0", ".".join(map(str, place))): (sample, place)
-        for sample in (COMPANION, PACKAGED)
+        for sample in (SIDECAR, PACKAGED)
         for place in reversed(sample.places)
     }
 

@@ -27,8 +27,8 @@ from tests.adversarial.forge import (
     package,
     records,
 )
-from tests.fresh import run_interpreter
 from tests.package import samples
+from tests.subprocesses import run_interpreter
 
 SECONDS = 10.0  # on a slow, busy machine; what is quadratic takes minutes
 MANY = 30_000

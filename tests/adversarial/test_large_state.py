@@ -30,7 +30,7 @@ def counter(name: str) -> m.StateTensor:
 
 
 def without_targets(**changes: object) -> m.Manifest:
-    """A companion: no code, no records."""
+    """A sidecar: no code, no records."""
     plain = with_records(targets=(), weights=(), libraries=(), operators=(), cases=())
     listed = tuple(record for record in plain.records if not record.name.startswith(("data/", "exportkit/ops")))
     return msgspec.structs.replace(plain, records=listed, **changes)

@@ -127,7 +127,7 @@ def test_a_missing_library_is_not_looked_for_in_a_module_that_the_file_names(
 
 @pytest.mark.process
 @pytest.mark.parametrize("command", ["verify", "inspect", "sign", "diff", "bench"])
-def test_the_companion_of_an_onnx_model_names_nothing_that_is_called(
+def test_the_sidecar_of_an_onnx_model_names_nothing_that_is_called(
     command: str, tmp_path: Path, mark: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("onnxruntime")
@@ -146,7 +146,7 @@ def test_the_companion_of_an_onnx_model_names_nothing_that_is_called(
 def test_only_a_registered_name_counts_and_not_what_it_stands_for(
     package: Path, mark: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("exportkit.eager_source.installed_models", lambda: {"subprocess": MODEL})
+    monkeypatch.setattr("exportkit.reference_model.installed_models", lambda: {"subprocess": MODEL})
     assert main(["verify", str(package)]) == 0
     assert "no comparison with eager" in capsys.readouterr().out
     assert not mark.exists()

@@ -32,11 +32,11 @@ from exportkit.verify import replay
 from exportkit.verify.options import VerifyOptions
 from exportkit.verify.verify import verify
 from exportkit.verify.verify_worker import VerifyWorker
-from tests.fresh import run_python
 from tests.package import samples
 from tests.package.c_library import build
 from tests.package.signers import Signer, signer, write_policy
 from tests.runtime import exportkit_run
+from tests.subprocesses import run_python
 
 MARK = "EXPORTKIT_TEST_MARK"
 CONSTRUCTOR = """

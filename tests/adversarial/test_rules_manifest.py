@@ -20,12 +20,12 @@ from tests.adversarial.forge import (
     Refused,
     at,
     changed,
-    companion,
-    companion_records,
     document,
     package,
     places,
     records,
+    sidecar,
+    sidecar_records,
 )
 from tests.package import samples
 
@@ -346,13 +346,13 @@ def test_rule_9_structures_nested_deeper_than_a_call_may_be(refused: Refused) ->
     refused(package(changed("call.result", node)), ManifestConsistencyError, "nested deeper than 32")
 
 
-ONNX = at(companion(), "onnx.0")
+ONNX = at(sidecar(), "onnx.0")
 DATA, (FUNCTION,) = ONNX["data"], ONNX["functions"]
 
 
-def companion_with(manifest: Document | None = None, **changes: object) -> bytes:
-    """A companion of an ONNX model with some keys of its manifest, and of `onnx` in it, changed."""
-    return package({**companion(), "onnx": [{**ONNX, **changes}], **(manifest or {})}, companion_records())
+def sidecar_with(manifest: Document | None = None, **changes: object) -> bytes:
+    """A sidecar of an ONNX model with some keys of its manifest, and of `onnx` in it, changed."""
+    return package({**sidecar(), "onnx": [{**ONNX, **changes}], **(manifest or {})}, sidecar_records())
 
 
 def function(**changes: str) -> Document:
@@ -360,19 +360,19 @@ def function(**changes: str) -> Document:
 
 
 def test_a_package_may_describe_an_onnx_model_and_nothing_else_that_runs(refused: Refused, file: Path) -> None:
-    file.write_bytes(companion_with())
+    file.write_bytes(sidecar_with())
     with PackageReader(file) as reader:
         assert msgspec.to_builtins(reader.manifest.onnx[0]) == {**ONNX, "functions": (FUNCTION,)}
     refused(package(changed("onnx", [ONNX])), ManifestConsistencyError, "describes an ONNX model, but has")
     unused = {**at(document(), "weights.0"), "record": None}
     for more in ({"weights": [unused]}, {"program": program()}):
-        refused(companion_with(more), ManifestConsistencyError, "describes an ONNX model, but has")
-    refused(companion_with({"onnx": []}), ManifestConsistencyError, "nothing to run")
+        refused(sidecar_with(more), ManifestConsistencyError, "describes an ONNX model, but has")
+    refused(sidecar_with({"onnx": []}), ManifestConsistencyError, "nothing to run")
 
 
 @pytest.mark.parametrize("name", ["model.onnx.data", "Größe 1.data", ".data", "a" * 255, "a\\b"])
 def test_rule_8_a_plain_file_name_is_taken(file: Path, name: str) -> None:
-    file.write_bytes(companion_with(data={**DATA, "name": name}))
+    file.write_bytes(sidecar_with(data={**DATA, "name": name}))
     with PackageReader(file) as reader:
         data = reader.manifest.onnx[0].data
         assert data is not None
@@ -401,11 +401,11 @@ def test_rule_8_a_plain_file_name_is_taken(file: Path, name: str) -> None:
 def test_rules_8_and_9_of_what_describes_an_onnx_model(
     refused: Refused, changes: dict[str, object], error: type[Exception], says: str
 ) -> None:
-    refused(companion_with(**changes), error, says)
+    refused(sidecar_with(**changes), error, says)
 
 
 def test_one_operator_may_have_several_functions(file: Path) -> None:
     overloads = [function(), function(overload="float16"), function(overload="")]
-    file.write_bytes(companion_with(functions=overloads))
+    file.write_bytes(sidecar_with(functions=overloads))
     with PackageReader(file) as reader:
         assert msgspec.to_builtins(reader.manifest.onnx[0].functions) == tuple(overloads)

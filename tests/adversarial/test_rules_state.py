@@ -169,7 +169,7 @@ def test_rule_9_code_folders_of_methods_are_no_prefixes_of_others(refused: Refus
 
 
 def test_rule_9_each_method_has_an_onnx_model_or_none_has(refused: Refused) -> None:
-    onnx = samples.companion().onnx[0]
+    onnx = samples.sidecar().onnx[0]
     whole = document(stateful_samples.manifest(targets=(), weights=(), libraries=(), onnx=(onnx,)), CONTENTS)
     whole["records"] = [record for record in whole["records"] if "aotinductor" not in record["name"]]
     contents = {record["name"]: CONTENTS[record["name"]] for record in whole["records"]}

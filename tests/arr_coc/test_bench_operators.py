@@ -12,7 +12,7 @@ from exportkit.arr_coc.bench import alternatives, operators, problem_sizes
 from exportkit.arr_coc.bench.operators import OperatorOptions, bench_operators
 from exportkit.arr_coc.ops import SPECS
 from exportkit.errors import UsageError, WrongResultError
-from tests.fresh import run_python
+from tests.subprocesses import run_python
 
 ROOT = Path(__file__).parents[2]
 CPU = torch.device("cpu")

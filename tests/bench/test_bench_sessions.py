@@ -12,16 +12,16 @@ from exportkit.bench.packages import PackageOptions, bench_packages
 from exportkit.bench.profile_nodes import ProfileOptions, profile_program
 from exportkit.bench.timing import Alternative, measure
 from exportkit.cli import main
-from exportkit.eager_source import EagerSource
 from exportkit.errors import UsageError, WrongResultError
 from exportkit.export.export_options import TraceOptions
 from exportkit.export.programs.resolve import resolve
 from exportkit.onnx.export_onnx import export_onnx
 from exportkit.package.exported_graph import graph_in
+from exportkit.reference_model import ReferenceModel
 from tests.artifacts import artifact
 
 CPU = torch.device("cpu")
-DECODER = EagerSource("tests/verify/state_models.py:decoder")
+DECODER = ReferenceModel("tests/verify/state_models.py:decoder")
 
 
 @pytest.fixture(scope="module")

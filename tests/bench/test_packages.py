@@ -16,17 +16,17 @@ from exportkit.bench import packages
 from exportkit.bench.package_sizes import parse_sizes
 from exportkit.bench.packages import PackageOptions, bench_packages
 from exportkit.bench.references import NoOperators, OperatorCalledError, WithReferences
-from exportkit.eager_source import EagerSource
 from exportkit.errors import SignatureMissingError, UsageError, WrongResultError
 from exportkit.package.archive import PackageReader
-from exportkit.package.case_files import trouble_in
+from exportkit.package.case_files import edge_case_in
 from exportkit.package.signing import sign_package
 from exportkit.package.trust import Trust
+from exportkit.reference_model import ReferenceModel
 from tests.artifacts import artifact
 from tests.package.signers import signer
 
 CPU = torch.device("cpu")
-PATCHES = EagerSource("tests/export/export_models.py:patches")
+PATCHES = ReferenceModel("tests/export/export_models.py:patches")
 
 
 @pytest.fixture(scope="module")
@@ -65,7 +65,7 @@ def test_every_way_to_compile_is_timed_under_its_name(direct):
 def test_a_model_with_irreplaceable_operators_is_timed_with_them_and_that_is_said(direct):
     rows = bench(direct, eager=PATCHES)
     with PackageReader(direct) as reader:
-        assert len(rows) == sum(not trouble_in(reader, case) for case in reader.manifest.cases)
+        assert len(rows) == sum(not edge_case_in(reader, case) for case in reader.manifest.cases)
     for row in rows:
         assert [m.name for m in row.measurements] == ["exportkit", "eager"]
         assert "through torch.ops" in row.get("eager").what

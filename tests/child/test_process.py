@@ -15,8 +15,8 @@ from exportkit.child.messages import Failed, decode, encode
 from exportkit.child.probe import Probe, Registrations, registrations
 from exportkit.child.process import ChildProcess, describe_end
 from exportkit.errors import HostError, LibraryLoadError, NoTargetError
-from tests.fresh import ROOT
 from tests.runtime.isolation import eventually, runs
+from tests.subprocesses import ROOT
 
 PROBE = "exportkit.child.probe_worker"
 

@@ -38,5 +38,5 @@ def spec(when: str) -> exportkit.ExportSpec:
     if when == "compiling":
         # As a kernel does that the compiler runs to fold a constant, or to choose the fastest.
         lowering.lowerings[torch.ops.aten.sin.default] = lambda *_: os.kill(os.getpid(), signal.SIGABRT)
-    model = {"checking": Dies, "trouble": DiesOfNan}.get(when, Sine)()
+    model = {"checking": Dies, "edge_case": DiesOfNan}.get(when, Sine)()
     return exportkit.ExportSpec(model=model, example_inputs=(torch.rand(2, 3),))

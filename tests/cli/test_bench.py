@@ -14,7 +14,7 @@ from exportkit.errors import UsageError
 from tests import commands
 from tests.artifacts import ROOT, THIRD_PARTY, artifact
 from tests.fixtures import softpool_library
-from tests.fresh import run_exportkit
+from tests.subprocesses import run_exportkit
 
 QUICK = ("--device", "cpu", "--against", "eager", "--seconds", "0.001", "--size", "B1 N1024")
 

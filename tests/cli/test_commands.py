@@ -16,7 +16,7 @@ from exportkit.package.archive import PackageReader, write_package
 from tests.artifacts import ROOT, THIRD_PARTY, artifact
 from tests.commands import run
 from tests.fixtures import softpool_library
-from tests.fresh import run_exportkit
+from tests.subprocesses import run_exportkit
 
 
 @pytest.fixture(scope="module")

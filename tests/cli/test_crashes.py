@@ -48,11 +48,11 @@ def test_a_crash_names_the_signal_the_step_and_the_line(
     assert not list(tmp_path.iterdir())
 
 
-def test_a_crash_of_troublesome_values_says_how_to_export_without_them(tmp_path: Path) -> None:
-    command = [*_EXPORT.split(), json.dumps({"when": "trouble"}), "-o", str(tmp_path / "model.pt2")]
+def test_a_crash_of_edge_values_says_how_to_export_without_them(tmp_path: Path) -> None:
+    command = [*_EXPORT.split(), json.dumps({"when": "edge_case"}), "-o", str(tmp_path / "model.pt2")]
     stdout, _ = start(*command).communicate()
-    assert "export with --no-trouble" in json.loads(stdout)["error"]["hint"]
-    process = start(*command, "--no-trouble", "--format", "program")
+    assert "export with --no-edge-cases" in json.loads(stdout)["error"]["hint"]
+    process = start(*command, "--no-edge-cases", "--format", "program")
     process.communicate()
     assert process.returncode == 0
 

@@ -79,10 +79,10 @@ def test_no_string_of_a_manifest_forges_a_line_of_inspect(tmp_path: Path, capsys
     assert shown > 20  # most are refused without being repeated
 
 
-def test_no_string_of_a_companion_forges_a_line_of_inspect(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_no_string_of_a_sidecar_forges_a_line_of_inspect(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path, shown = tmp_path / "x.pt2", 0
-    for what, document in hostile(forge.companion(), "onnx"):
-        path.write_bytes(forge.package(document, forge.companion_records()))
+    for what, document in hostile(forge.sidecar(), "onnx"):
+        path.write_bytes(forge.package(document, forge.sidecar_records()))
         text = said(capsys, "inspect", str(path))
         check(text, what)
         shown += "FORGED" in text

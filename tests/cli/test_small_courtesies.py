@@ -53,7 +53,7 @@ def test_an_export_says_that_it_replaces_what_another_wrote(tmp_path: Path, caps
     """
     lines = [line[8:] for line in text.splitlines()]
     model.write_text("\n".join(lines).replace("OUTPUT", repr(str(output))))
-    given = ("--input", "x=float32[2]", "--format", "program", "--no-trouble", "-o", output)
+    given = ("--input", "x=float32[2]", "--format", "program", "--no-edge-cases", "-o", output)
     code, _, err = run(capsys, "export", f"{model}:Net", *given)
     assert code == 0
     assert err.endswith(f"note: {output} was written by another process meanwhile, and is replaced\n")

@@ -135,13 +135,13 @@ def test_what_does_not_run_here_is_refused_unless_it_is_for_a_gpu(
 ):
     bare = {name: data for name, data in samples.RECORDS.items() if name != samples.LIBRARY}
     write_package(tmp_path / "bare.pt2", samples.manifest(libraries=()), bare)
-    write_package(tmp_path / "companion.pt2", samples.companion(), samples.COMPANION_RECORDS)
+    write_package(tmp_path / "sidecar.pt2", samples.sidecar(), samples.SIDECAR_RECORDS)
     package(tmp_path / "new.pt2", targets=(samples.target(needs_torch="9.0"),))
     gpu = samples.target(device="cuda", cpu_isa=None, cuda_architecture="sm_90")
     package(tmp_path / "gpu.pt2", targets=(gpu,))
     for name, code, message in (
         ("bare", 2, "`exportkit package`"),
-        ("companion", 2, "no compiled target"),
+        ("sidecar", 2, "no compiled target"),
         ("new", 4, "no target of the package runs here"),
         ("gpu", 0, ""),
     ):

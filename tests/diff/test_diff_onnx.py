@@ -11,7 +11,7 @@ import pytest
 from onnx import numpy_helper
 
 from exportkit.diff.comparing import compare_artifacts
-from exportkit.onnx.files import companion_path
+from exportkit.onnx.files import sidecar_path
 from exportkit.package.archive import PackageReader, write_package
 from tests.diff.test_diff import found
 from tests.onnx.small_models import write_small
@@ -30,13 +30,13 @@ def test_onnx_models_are_compared_by_their_graphs_and_initializers(tmp_path: Pat
     tensor.CopyFrom(numpy_helper.from_array(changed, tensor.name))
     content = proto.SerializeToString()
     other.write_bytes(content)
-    with PackageReader(companion_path(other)) as reader:
+    with PackageReader(sidecar_path(other)) as reader:
         described = msgspec.structs.replace(
             reader.manifest.onnx[0], size=len(content), sha256=hashlib.sha256(content).hexdigest()
         )
         manifest = msgspec.structs.replace(reader.manifest, onnx=(described,))
         records = {case.record: reader.read(case.record) for case in manifest.cases}
-    write_package(companion_path(other), manifest, records)
-    comparison = compare_artifacts(one, companion_path(other))
+    write_package(sidecar_path(other), manifest, records)
+    comparison = compare_artifacts(one, sidecar_path(other))
     (weight,) = (each for each in comparison.differences if each.effect)
     assert (weight.part, weight.what, weight.max_abs) == ("weights", tensor.name, pytest.approx(1.0, abs=1e-6))

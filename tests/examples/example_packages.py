@@ -14,8 +14,8 @@ import torch
 from tests.artifacts import ROOT
 from tests.examples.paged_package import built_package
 from tests.fixtures.stable_library import build_with_aten
-from tests.fresh import run_python
 from tests.made_once import one_maker
+from tests.subprocesses import run_python
 
 EXAMPLES = ROOT / "examples"
 _CACHE = (ROOT / ".cache").resolve() / "examples"
@@ -59,7 +59,7 @@ class Example:
 
 
 # Tests have answers of their own. Drawn cases have a thousand frames, or eight thousand bonds.
-_QUICKLY = ("--cases", "1", "--no-trouble")
+_QUICKLY = ("--cases", "1", "--no-edge-cases")
 
 NAMED = {
     "speech": Example("speech", "exportkit_speech/detector.py:spec"),

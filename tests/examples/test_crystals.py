@@ -16,10 +16,10 @@ from tritonclient.utils import np_to_triton_dtype
 
 from tests.examples import example_packages
 from tests.examples.crystal_structures import structures
-from tests.fresh import run_python
 from tests.operators.scaffold.scaffolded import imported
 from tests.runtime import exportkit_run
 from tests.serve.page.in_thread import served_packages
+from tests.subprocesses import run_python
 
 PUBLISHED = json.loads(Path(__file__).with_name("published_crystals.json").read_text())
 # In a process of its own, for the model's class is here.

@@ -15,8 +15,8 @@ import torch
 import exportkit
 from exportkit.errors import InputError
 from tests.examples import example_packages
-from tests.fresh import run_python
 from tests.operators.scaffold.scaffolded import imported
+from tests.subprocesses import run_python
 
 pytest.importorskip("transformers", reason="pip install -c constraints.txt 'exportkit[transformers]'")
 

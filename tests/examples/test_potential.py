@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.fresh import run_python
+from tests.subprocesses import run_python
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "potential"
 TORCH = Path(torch.__file__).parent
@@ -31,13 +31,13 @@ from pathlib import Path
 from exportkit.export.artifact import export_program
 from exportkit.export.export_options import TraceOptions
 from exportkit.export.programs.resolve import resolve
-from exportkit.eager_source import EagerSource
+from exportkit.reference_model import ReferenceModel
 from exportkit.verify.options import VerifyOptions
 from exportkit.verify.verify import verify
 folder = Path(sys.argv[1])
 model, library = f"{folder / 'potential.py'}:spec", folder / "libgaussians.so"
 export_program(resolve(model), folder / "program.pt2", TraceOptions(cases=2))
-eager = EagerSource(model=model, op_libraries=(library,))
+eager = ReferenceModel(model=model, op_libraries=(library,))
 report = verify(folder / "program.pt2", VerifyOptions(eager=eager, shapes=2))
 print(json.dumps([report.exit_code, [(check.against, check.verdict.kind) for check in report.checks]]))
 """
@@ -77,9 +77,9 @@ def test_a_wrong_gradient_of_an_operator_is_found_though_eager_has_it_too(exampl
     shutil.copytree(example, tmp_path / "potential")
     source = tmp_path / "potential" / "potential.py"
     text = source.read_text()
-    planted = text.replace("return slope.sum(1),", "return 1.02 * slope.sum(1),")
-    assert planted != text
-    source.write_text(planted)
+    injected = text.replace("return slope.sum(1),", "return 1.02 * slope.sum(1),")
+    assert injected != text
+    source.write_text(injected)
     code, checks = verified(tmp_path / "potential")
     assert code == 20
     assert {kind for against, kind in checks if against == "gradients"} == {"wrong_gradient"}

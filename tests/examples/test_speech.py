@@ -17,8 +17,8 @@ from exportkit.precision import with_tf32
 from tests.artifacts import ROOT
 from tests.examples import example_packages, speech_example
 from tests.examples.speech_example import FOLDER, recording, sound
-from tests.fresh import run_python
 from tests.runtime import exportkit_run
+from tests.subprocesses import run_python
 
 COUNT = 300
 HEARD = 137  # of them, before a session is saved

@@ -25,7 +25,7 @@ from exportkit.spec import ExportSpec
 from tests.export import gpu_compiler
 
 CPU = torch.device("cpu")
-HERE = TraceOptions(device="cuda", cases=1, trouble=False)
+HERE = TraceOptions(device="cuda", cases=1, edge_cases=False)
 
 
 class Mixed(torch.nn.Module):

@@ -160,7 +160,9 @@ def test_a_program_of_torchs_own_is_described_from_its_graph(tmp_path: Path) -> 
     n = torch.export.Dim("n", min=2, max=9)
     torch.export.save(torch.export.export(model, (x,), dynamic_shapes=({0: n},)), tmp_path / "stock.pt2")
     manifest = export_program(
-        resolve(str(tmp_path / "stock.pt2"), trusted=True), tmp_path / "ours.pt2", TraceOptions(cases=2, trouble=False)
+        resolve(str(tmp_path / "stock.pt2"), trusted=True),
+        tmp_path / "ours.pt2",
+        TraceOptions(cases=2, edge_cases=False),
     )
     (dimension,) = manifest.call.dimensions
     assert (dimension.min, dimension.max) == (2, 9)
@@ -242,7 +244,7 @@ def test_a_part_in_torchscript_is_cast(tmp_path: Path) -> None:
 
 def test_static_fixes_every_size(tmp_path: Path) -> None:
     manifest = export_program(
-        resolve(f"{MODELS}:structured"), tmp_path / "s.pt2", TraceOptions(static=True, trouble=False)
+        resolve(f"{MODELS}:structured"), tmp_path / "s.pt2", TraceOptions(static=True, edge_cases=False)
     )
     assert manifest.call.dimensions == ()
     assert [case.calls[0].sizes for case in manifest.cases] == [{}]

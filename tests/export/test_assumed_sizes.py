@@ -37,7 +37,7 @@ def pools() -> ExportSpec:
 def test_an_operator_whose_size_inductor_fixes_is_left_to_eager(tmp_path: Path) -> None:
     said: list[str] = []
     out = tmp_path / "pools.pt2"
-    export_aoti(EagerModel(pools()), out, TraceOptions(cases=1, trouble=False), progress=said.append)
+    export_aoti(EagerModel(pools()), out, TraceOptions(cases=1, edge_cases=False), progress=said.append)
     kernels = ("_adaptive_avg_pool2d", "adaptive_max_pool2d", "glu")
     for name in kernels:
         assert any(f"with eager's kernel of aten.{name}.default, test_assumed_sizes.py:" in line for line in said), said

@@ -17,7 +17,7 @@ from exportkit.export.compiling import compile_key as keys
 from exportkit.export.compiling.compile_key import compile_key
 from exportkit.export.compiling.program_text import UnknownPartError, encoded
 from exportkit.precision import with_tf32
-from tests.fresh import run_python
+from tests.subprocesses import run_python
 
 CPU = torch.device("cpu")
 OPTIONS: dict[str, Any] = {"cpp.cxx": ("g++",), "cpp.simdlen": 256, "aot_inductor.output_path": "/tmp/one"}

@@ -15,10 +15,10 @@ from exportkit.export.artifact import export_aoti
 from exportkit.export.compiling.model_sources import compiling_model_sources
 from exportkit.export.export_options import TraceOptions
 from exportkit.export.programs.resolve import resolve
-from tests.fresh import run_interpreter
+from tests.subprocesses import run_interpreter
 
 MODELS = str(Path(__file__).with_name("export_models.py"))
-ONE_CASE = TraceOptions(cases=1, trouble=False)  # these tests look at the compiler alone
+ONE_CASE = TraceOptions(cases=1, edge_cases=False)  # these tests look at the compiler alone
 
 # Notes its arguments, and that it waits for the other source: a compiler that is run alone gives up.
 MEETING = """#!/bin/sh

@@ -10,7 +10,6 @@ import torch
 from safetensors.torch import load as load_tensors
 
 from exportkit import load
-from exportkit.eager_source import EagerSource
 from exportkit.errors import ExportError, RefusedValueError
 from exportkit.export.artifact import export_aoti
 from exportkit.export.export_options import TraceOptions
@@ -19,6 +18,7 @@ from exportkit.export.tracing.trace import trace
 from exportkit.export.tracing.traced import Traced
 from exportkit.libraries import load_library
 from exportkit.packaging import PackOptions, build_package
+from exportkit.reference_model import ReferenceModel
 from exportkit.spec import ExportSpec
 from exportkit.verify.options import VerifyOptions
 from tests.artifacts import ROOT, artifact
@@ -40,7 +40,7 @@ def traced(spec, said: list[str] | None = None) -> Traced:
 
 @pytest.mark.parametrize(("name", "least"), [("keep-of-two", 2), ("keep-any", 0)])
 def test_a_package_answers_for_none_one_two_and_all_rows(name, least, models, tmp_path):
-    eager = EagerSource(op_libraries=[stable_library.build(SOURCE)])
+    eager = ReferenceModel(op_libraries=[stable_library.build(SOURCE)])
     options = PackOptions(VerifyOptions(against="cases", device="cpu", eager=eager), verify=True)
     _, report = build_package([artifact(name)], tmp_path / "kept.pt2", options)
     assert report is not None
@@ -80,7 +80,7 @@ def test_cases_have_none_one_two_and_all_rows(models):
     found = [
         (case.calls[0].sizes["n"], len(load_tensors(case.tensors)["0.output.0"]))
         for case in traced(models.spec(models.Rows(), 0)).cases
-        if case.trouble
+        if case.edge_case
     ]
     largest = max(rows for rows, _ in found)
     assert {(largest, kept) for kept in (0, 1, 2, largest)} <= {*found}
@@ -100,5 +100,5 @@ def test_values_that_end_the_process_are_left_out(wide, models):
     said: list[str] = []
     cases = traced(models.spec(models.Fragile(wide), 2), said).cases
     assert any("that end eager's process" in line for line in said)
-    assert any(case.trouble for case in cases)
-    assert not any("NaN in rows" in case.trouble for case in cases)
+    assert any(case.edge_case for case in cases)
+    assert not any("NaN in rows" in case.edge_case for case in cases)

@@ -22,8 +22,8 @@ from exportkit import ExportSpec
 from exportkit.errors import ExportError
 from exportkit.export.dynamic_sizes.shapes import dynamic_sizes, merge_shapes
 from exportkit.export.models.call_signature import describe_call
+from exportkit.export.models.option_parsing import parse_places
 from exportkit.export.models.source_lines import user_frame
-from exportkit.export.models.spelling import parse_places
 from exportkit.export.tracing.explain import raised_text
 from exportkit.export.tracing.torch_export import TracingTask
 from exportkit.export.tracing.trace_method import trace_with_torch_export

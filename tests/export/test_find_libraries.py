@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 from exportkit.cli.app import main
-from exportkit.eager_source import EagerSource
 from exportkit.errors import MissingLibraryError, ModelNotFoundError
 from exportkit.export.models.find_libraries import library_files
 from exportkit.package.archive import write_package
@@ -16,10 +15,11 @@ from exportkit.package.signing import sign_package
 from exportkit.package.trust import Trust
 from exportkit.packaging import PackOptions, build_package
 from exportkit.progress import Progress, silent
+from exportkit.reference_model import ReferenceModel
 from exportkit.verify.options import VerifyOptions
-from tests.fresh import run_python
 from tests.package import samples, signers
 from tests.package.c_library import PRELUDE, build, operator_library
+from tests.subprocesses import run_python
 
 MODULE = """
 from pathlib import Path
@@ -44,7 +44,7 @@ def artifact(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "artifact.pt2"
 
 
-def packed(artifact: Path, eager: EagerSource, trust: Trust = Trust(), progress: Progress = silent) -> Manifest:
+def packed(artifact: Path, eager: ReferenceModel, trust: Trust = Trust(), progress: Progress = silent) -> Manifest:
     options = PackOptions(VerifyOptions(eager=eager, trust=trust), verify=False)
     return build_package([artifact], artifact.with_name("out.pt2"), options, progress=progress)[0]
 
@@ -52,7 +52,7 @@ def packed(artifact: Path, eager: EagerSource, trust: Trust = Trust(), progress:
 @pytest.mark.parametrize("given", [["toy"], []])
 def test_the_library_is_the_one_that_the_named_module_or_the_models_loads(artifact: Path, given: list[str]) -> None:
     steps: list[str] = []
-    manifest = packed(artifact, EagerSource("toy:spec", op_libraries=given), progress=steps.append)
+    manifest = packed(artifact, ReferenceModel("toy:spec", op_libraries=given), progress=steps.append)
     assert [Path(library.record).name for library in manifest.libraries] == ["libtoy_cpu.so"]
     assert given or f"taking {artifact.with_name('libtoy_cpu.so')}, which toy loads" in steps
 
@@ -64,7 +64,7 @@ def test_a_module_that_is_installed_and_declared_may_be_given_as_well(artifact: 
     information.mkdir()
     (information / "METADATA").write_text("Metadata-Version: 2.1\nName: toy\nVersion: 1.0\n")
     (information / "entry_points.txt").write_text("[exportkit.operators]\ntoy = toy\n")
-    manifest = packed(artifact, EagerSource(op_libraries=given))
+    manifest = packed(artifact, ReferenceModel(op_libraries=given))
     assert [Path(library.record).name for library in manifest.libraries] == ["libtoy_cpu.so"]
 
 
@@ -73,7 +73,7 @@ def test_nothing_that_an_artifact_names_is_imported(artifact: Path, demanded: bo
     release = signers.signer(artifact.parent)
     sign_package(artifact, release.key)
     with pytest.raises(MissingLibraryError, match="has the operator toy::twice") as caught:
-        packed(artifact, EagerSource(), Trust([release.public]) if demanded else Trust())
+        packed(artifact, ReferenceModel(), Trust([release.public]) if demanded else Trust())
     assert "--op-library <path or module>" in (caught.value.hint or "")
     assert "--model net.py:Net" in (caught.value.hint or "")
     assert not artifact.with_name("imported").exists()
@@ -81,7 +81,7 @@ def test_nothing_that_an_artifact_names_is_imported(artifact: Path, demanded: bo
 
 def test_a_module_that_loads_no_such_library_is_refused(artifact: Path) -> None:
     with pytest.raises(MissingLibraryError, match="json loads no library that registers toy::twice"):
-        packed(artifact, EagerSource(op_libraries=["json"]))
+        packed(artifact, ReferenceModel(op_libraries=["json"]))
 
 
 def test_a_module_is_left_out_where_the_graph_calls_no_operator() -> None:
@@ -92,7 +92,7 @@ def test_a_module_is_left_out_where_the_graph_calls_no_operator() -> None:
 
 def test_a_module_that_is_not_there_is_named(artifact: Path) -> None:
     with pytest.raises(ModelNotFoundError, match="there is no module 'nowhere'"):
-        packed(artifact, EagerSource(op_libraries=["nowhere.ops"]))
+        packed(artifact, ReferenceModel(op_libraries=["nowhere.ops"]))
 
 
 def test_what_is_neither_a_file_nor_a_modules_name_is_refused(

@@ -65,7 +65,7 @@ def exported(model: nn.Module, inputs: Any, folder: Path, **fields: Any) -> set[
     """Exports a program, which is compared with eager, and returns the operators that it calls."""
     out = folder / "program.pt2"
     spec = ExportSpec(model.eval(), (inputs,), **fields)
-    export_program(EagerModel(spec), out, TraceOptions(cases=1, trouble=False))
+    export_program(EagerModel(spec), out, TraceOptions(cases=1, edge_cases=False))
     graph = load_program(out).programs["forward"].graph
     return {str(node.target).removesuffix(".default") for node in graph.nodes if node.op == "call_function"}
 

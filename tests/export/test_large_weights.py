@@ -1,4 +1,4 @@
-"""What is done with the weights of a large model: they are moved, widened and copied to the host once, or by parts."""
+"""What is done with the weights of a large model: they are moved, upcast and copied to the host once, or by parts."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from exportkit.export.eager_calls import host_copies, widened
+from exportkit.export.eager_calls import host_copies, upcast
 from exportkit.export.eager_calls.host_copies import HostCopies
-from exportkit.export.eager_calls.widened import Widened
+from exportkit.export.eager_calls.upcast import Upcast
 from exportkit.export.models.placement import prepared
 from exportkit.spec import ExportSpec
 
@@ -36,18 +36,18 @@ class Products(nn.Module):
         return nn.functional.linear(x, self.tied), mixed, x @ self.tied.t()[:, 3:70]
 
 
-def wide(model: nn.Module, tokens: Tensor, mode: Widened) -> tuple[Tensor, ...]:
+def wide(model: nn.Module, tokens: Tensor, mode: Upcast) -> tuple[Tensor, ...]:
     weights = {name: mode.parameter(tensor) for name, tensor in model.named_parameters()}
     with torch.no_grad(), mode:
         return torch.func.functional_call(model, weights, (tokens,))
 
 
-def test_a_large_parameter_is_widened_by_blocks_and_its_views_as_well(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_large_parameter_is_upcast_by_blocks_and_its_views_as_well(monkeypatch: pytest.MonkeyPatch) -> None:
     model, tokens = Products().bfloat16(), torch.randint(0, 1000, (1, 9))
-    whole = wide(model, tokens, Widened(torch.float64, torch.bfloat16))
-    monkeypatch.setattr(widened, "KEPT_BYTES", 1 << 17)
+    whole = wide(model, tokens, Upcast(torch.float64, torch.bfloat16))
+    monkeypatch.setattr(upcast, "KEPT_BYTES", 1 << 17)
     greatest = 0
-    plain_cast = widened.cast
+    plain_cast = upcast.cast
 
     def cast(tensor: Tensor, dtype: torch.dtype) -> Tensor:
         nonlocal greatest
@@ -55,8 +55,8 @@ def test_a_large_parameter_is_widened_by_blocks_and_its_views_as_well(monkeypatc
         greatest = max(greatest, made.nbytes if made is not tensor else 0)
         return made
 
-    monkeypatch.setattr(widened, "cast", cast)
-    parts = wide(model, tokens, Widened(torch.float64, torch.bfloat16, lazily=True))
+    monkeypatch.setattr(upcast, "cast", cast)
+    parts = wide(model, tokens, Upcast(torch.float64, torch.bfloat16, lazily=True))
     for one, other in zip(whole, parts, strict=True):
         assert other.dtype is torch.float64
         torch.testing.assert_close(other, one, rtol=1e-12, atol=1e-12)
@@ -79,12 +79,12 @@ LAYERS: dict[str, tuple[nn.Module, tuple[int, ...]]] = {
 
 
 @pytest.mark.parametrize("name", LAYERS)
-def test_layers_of_a_large_model_are_widened_where_they_are_used(name: str) -> None:
+def test_layers_of_a_large_model_are_upcast_where_they_are_used(name: str) -> None:
     layer, shape = LAYERS[name]
     model, x = copy.deepcopy(layer).bfloat16().eval(), torch.randn(shape, dtype=torch.float64)
-    mode = Widened(torch.float64, torch.bfloat16, lazily=True)
+    mode = Upcast(torch.float64, torch.bfloat16, lazily=True)
     before = torch.backends.cudnn.enabled
-    with_buffers = {name: widened.cast(tensor, torch.float64) for name, tensor in model.named_buffers()}
+    with_buffers = {name: upcast.cast(tensor, torch.float64) for name, tensor in model.named_buffers()}
     weights = {name: mode.parameter(tensor) for name, tensor in model.named_parameters()}
     with torch.no_grad(), mode:
         found = torch.func.functional_call(model, {**weights, **with_buffers}, (x,))
@@ -105,7 +105,7 @@ def test_a_large_parameter_that_is_written_after_a_view_of_it_is_refused() -> No
             self.weight.add_(1)
             return x @ view
 
-    mode = Widened(torch.float64, torch.bfloat16, lazily=True)
+    mode = Upcast(torch.float64, torch.bfloat16, lazily=True)
     with pytest.raises(NotImplementedError, match="is written, and views"):
         wide(Writing(), torch.ones(2, 4, dtype=torch.bfloat16), mode)
 

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor, nn
 
 from exportkit import load
-from exportkit.eager_source import EagerSource
 from exportkit.errors import ExportError, OperatorNotExportableError
 from exportkit.export.artifact import export_aoti, export_program
 from exportkit.export.models.source_lines import users_code
@@ -18,6 +17,7 @@ from exportkit.export.tracing.preflight import check_composites, check_model
 from exportkit.export.within_torch.opaque import opaque_operators, reads_memory
 from exportkit.libraries import load_library
 from exportkit.packaging import PackOptions, build_package
+from exportkit.reference_model import ReferenceModel
 from exportkit.spec import ExportSpec
 from exportkit.verify.options import VerifyOptions
 from tests.fixtures import stable_library
@@ -118,7 +118,7 @@ def test_they_go_into_a_package_that_answers(fakes, tmp_path) -> None:
     assert {each.name for each in manifest.operators} == {
         f"exportkit_opaque::{name}" for name in ("twice", "halve_", "positive")
     }
-    options = VerifyOptions(against="cases", device="cpu", eager=EagerSource(op_libraries=[library()]))
+    options = VerifyOptions(against="cases", device="cpu", eager=ReferenceModel(op_libraries=[library()]))
     build_package([tmp_path / "net.pt2"], tmp_path / "packed.pt2", PackOptions(options, verify=True))
     x = torch.randn(7, 3)
     with load(tmp_path / "packed.pt2") as model:

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from exportkit.export.eager_calls import widened
+from exportkit.export.eager_calls import upcast
 from exportkit.export.eager_calls.reference import References, references
 from exportkit.export.models.call_signature import describe_call
 from exportkit.package.manifest import OutputTolerance, TensorOutput
@@ -117,16 +117,16 @@ class Layers(nn.Module):
         return x + (1 + self.calls)
 
 
-def test_parameters_of_a_large_model_are_widened_one_after_another(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_parameters_of_a_large_model_are_upcast_one_after_another(monkeypatch: pytest.MonkeyPatch) -> None:
     model, x = Layers(1024, 16), torch.randn(2, 1024).bfloat16()  # 34 MB, and 134 in float64
     with torch.no_grad():
         model.calls.fill_(0)
     small = known(model, x)
     model.calls.data.fill_(0)
-    monkeypatch.setattr(widened, "LARGE_BYTES", 1 << 20)
-    monkeypatch.setattr(widened, "KEPT_BYTES", 1 << 24)
+    monkeypatch.setattr(upcast, "LARGE_BYTES", 1 << 20)
+    monkeypatch.setattr(upcast, "KEPT_BYTES", 1 << 24)
     live = Live()
-    monkeypatch.setattr(widened, "cast", live.cast)
+    monkeypatch.setattr(upcast, "cast", live.cast)
     large = known(model, x)
     assert 8 << 20 < live.peak < 32 << 20
     assert small is not None
@@ -140,18 +140,18 @@ def test_a_large_model_that_compares_dtypes_has_a_reference(monkeypatch: pytest.
         assert x.dtype == linear.weight.dtype
         return linear(x)
 
-    monkeypatch.setattr(widened, "LARGE_BYTES", 1)
+    monkeypatch.setattr(upcast, "LARGE_BYTES", 1)
     found = known(Lambda(function), X)
     assert found is not None
     assert found.dtype == "float64"
 
 
 class Live:
-    """Counts the bytes of widened tensors that live at once."""
+    """Counts the bytes of upcast tensors that live at once."""
 
     def __init__(self) -> None:
         self.now = self.peak = 0
-        self._cast = widened.cast
+        self._cast = upcast.cast
 
     def cast(self, tensor: Tensor, dtype: torch.dtype) -> Tensor:
         made = self._cast(tensor, dtype)

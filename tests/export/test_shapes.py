@@ -12,7 +12,7 @@ from exportkit.export.dynamic_sizes.shapes import (
     torch_dimensions,
     torch_shape,
 )
-from exportkit.export.models.spelling import parse_expression, parse_places
+from exportkit.export.models.option_parsing import parse_expression, parse_places
 from exportkit.package.manifest import Dimension, Size
 
 IMAGE = {"image": (2, 3, 64, 80), "query": (2, 24)}

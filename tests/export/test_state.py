@@ -30,7 +30,7 @@ from tests.export.state_models import Tied, Writes
 
 
 def exported(spec: ExportSpec, folder: Path, **options: Any) -> Manifest:
-    return export_program(spec, folder / "x.pt2", TraceOptions(**{"trouble": False} | options))
+    return export_program(spec, folder / "x.pt2", TraceOptions(**{"edge_cases": False} | options))
 
 
 def replayed(path: Path) -> int:
@@ -109,7 +109,7 @@ def test_methods_share_nested_state_and_take_only_what_they_use(tmp_path: Path) 
 
 
 def test_assigned_buffers_are_written_and_results_are_not_the_state_itself(tmp_path: Path) -> None:
-    exported(models.assigned(), tmp_path, trouble=True)
+    exported(models.assigned(), tmp_path, edge_cases=True)
     saved = load_program(tmp_path / "x.pt2")
     module = saved.programs["forward"].module()
     new, old = torch.full((3,), 2.0), torch.zeros(3)
@@ -164,7 +164,7 @@ def test_the_command_declares_state_and_written_inputs(tmp_path: Path, capsys: p
         "        self.h += x\n        out.copy_(self.h * 2)\n        return self.h.sum()\n"
     )
     command = ["export", f"{tmp_path}/m.py:M", "--input", "x=float32[3]", "--input", "out=float32[3]"]
-    command += ["--format", "program", "--no-trouble", "-o", str(tmp_path / "m.pt2")]
+    command += ["--format", "program", "--no-edge-cases", "-o", str(tmp_path / "m.pt2")]
     assert main([*command, "--state", "h"]) == 5
     assert "--writes NAME" in capsys.readouterr().err
     assert main([*command, "--writes", "out"]) == 5

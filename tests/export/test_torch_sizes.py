@@ -14,8 +14,8 @@ from exportkit.errors import ExportError, UsageError
 from exportkit.export.dynamic_sizes.shapes import MAX_SIZE
 from exportkit.export.dynamic_sizes.torch_sizes import plain_shapes
 from exportkit.export.export_options import TraceOptions
+from exportkit.export.models.option_parsing import parse_ranges
 from exportkit.export.models.resolved import EagerModel, SavedProgram
-from exportkit.export.models.spelling import parse_ranges
 from exportkit.export.programs.resolve import resolve
 from exportkit.export.programs.saved_program import trace_saved
 from exportkit.export.tracing.trace import ready_to_trace, trace
@@ -228,5 +228,5 @@ def test_a_saved_program_takes_no_other_sizes(saved: SavedProgram, options: dict
 def test_no_cases_of_wide_ranges_take_more_than_four_megabytes() -> None:
     wide = {"x": {0: Dim("batch"), 1: 2 * Dim("n")}, "y": {0: Dim("batch"), 1: Dim("n")}}
     found = trace(EagerModel(pair(wide)), TraceOptions(cases=8), CPU, lambda _: None)
-    assert len([case for case in found.cases if not case.trouble]) == 8
+    assert len([case for case in found.cases if not case.edge_case]) == 8
     assert sum(len(case.tensors) for case in found.cases) < 4_000_000

@@ -13,7 +13,7 @@ from exportkit.package.assemble import assemble
 from exportkit.package.manifest import Manifest
 from tests.artifacts import artifact
 from tests.fixtures import stock_loader
-from tests.fresh import run_python
+from tests.subprocesses import run_python
 
 
 @pytest.fixture

@@ -26,7 +26,7 @@ class Columns(torch.nn.Module):
 def test_columns_that_differ_are_read_where_the_kernel_writes_them(tmp_path: Path) -> None:
     out, x = tmp_path / "columns.pt2", torch.tensor([[3.0, 1, 3, 2, 1], [0, 5, 0, 5, 5]])
     spec = ExportSpec(Columns(), (x,), dynamic_shapes={"x": {0: "rows[2:9]", 1: "columns[2:40]"}})
-    export_aoti(EagerModel(spec), out, TraceOptions(cases=1, trouble=False))
+    export_aoti(EagerModel(spec), out, TraceOptions(cases=1, edge_cases=False))
     with load(out, device="cpu") as model:
         for given in (x, torch.randint(0, 2, (3, 30)).float()):
             for one, other in zip(model(given), Columns()(given), strict=True):

@@ -36,7 +36,7 @@ def test_a_slice_may_end_or_begin_at_a_value(tmp_path: Path) -> None:
     shapes = {"x": {0: "rows[3:9]"}}
     example = (torch.rand(4, 3), torch.tensor(2))
     spec = ExportSpec(Slices(), example, dynamic_shapes=shapes, draw_inputs=draw)
-    export_aoti(spec, tmp_path / "slices.pt2", TraceOptions(cases=1, trouble=False))
+    export_aoti(spec, tmp_path / "slices.pt2", TraceOptions(cases=1, edge_cases=False))
     with load(tmp_path / "slices.pt2", device="cpu") as model:
         for rows in (3, 4, 9):
             x = torch.rand(rows, 3)
@@ -58,7 +58,7 @@ def test_code_that_does_not_compile_names_the_operator_and_its_line(
     monkeypatch.setattr(inductor_changes, "_slices_with_two_ends", contextlib.nullcontext)
     spec = ExportSpec(Slice(), (torch.rand(4, 3), torch.tensor(2)))
     with pytest.raises(ExportError) as caught:
-        export_aoti(spec, tmp_path / "slice.pt2", TraceOptions(cases=1, trouble=False))
+        export_aoti(spec, tmp_path / "slice.pt2", TraceOptions(cases=1, edge_cases=False))
     assert re.fullmatch(
         r"AOTInductor could not compile the program at aten\.slice\.Tensor, test_value_slices\.py:\d+ in forward: "
         r"`return x\[: n\.item\(\)\]\.sum\(0\)`: torch \S+ wrote C\+\+ code that does not compile: .None. was not "

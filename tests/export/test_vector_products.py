@@ -85,7 +85,7 @@ def test_they_are_as_accurate_as_one_rounding_and_sums_in_float32(dtype: torch.d
     module = Products(dtype).eval().cuda()
     example = torch.randn(1, 1, max(LENGTHS), dtype=dtype, device="cuda")
     out = tmp_path / "products.pt2"
-    export_aoti(ExportSpec(module, (example,)), out, TraceOptions("cuda", cases=1, trouble=False))
+    export_aoti(ExportSpec(module, (example,)), out, TraceOptions("cuda", cases=1, edge_cases=False))
     wide = Products(torch.float64).eval().cuda()
     wide.load_state_dict(module.state_dict())
     with exportkit.load(out, "cuda") as loaded, torch.no_grad():

@@ -29,7 +29,7 @@ def main(folder: Path) -> None:
     pair = {"type": "sequence", "kind": "tuple", "items": [node, {"type": "constant", "value": None}]}
     named = forge.changed("call.result", pair)
     named["methods"][0]["call"]["outputs"][0]["name"] = "0.x"
-    manifests += [named, forge.companion()]
+    manifests += [named, forge.sidecar()]
     stateful = forge.stateful()
     every = [*manifests, stateful]
     texts = [json.dumps(one, indent=1).encode() for one in every]
@@ -37,9 +37,7 @@ def main(folder: Path) -> None:
         with PackageReader(path) as reader:
             texts.append(core.library().ek_package_manifest(reader.handle).bytes())
     _write(folder / "manifest", texts)
-    packages = [forge.package(one) for one in manifests[:-1]] + [
-        forge.package(manifests[-1], forge.companion_records())
-    ]
+    packages = [forge.package(one) for one in manifests[:-1]] + [forge.package(manifests[-1], forge.sidecar_records())]
     packages += [forge.package(stateful, forge.stateful_records()), forge.package(b"{}"), forge.archive([])]
     _write(folder / "package", packages + [path.read_bytes() for path in golden])
     tensors = [

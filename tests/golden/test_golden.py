@@ -10,8 +10,8 @@ from exportkit.libraries import host_platform
 from exportkit.package.archive import PackageReader
 from exportkit.package.manifest import FORMAT_VERSION
 from exportkit.package.trust import check_trust
-from tests.fresh import run_python
 from tests.golden.make import MAX_BYTES
+from tests.subprocesses import run_python
 
 PACKAGES = sorted(Path(__file__).parent.glob("format-*.pt2"))
 WITH_STATE = sorted(Path(__file__).parent.glob("state-*.pt2"))

@@ -13,7 +13,7 @@ import transformers
 from benchmarks import llm
 from exportkit.errors import UsageError
 from exportkit.transformers import spec
-from tests.fresh import run_python
+from tests.subprocesses import run_python
 
 _TINY = {"vocab_size": 32, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 16}
 

@@ -17,9 +17,9 @@ from exportkit.package.signing import sign_package
 from tests.artifacts import artifact
 from tests.commands import run
 from tests.fixtures import stable_library
-from tests.fresh import commands
 from tests.mistakes.mistakes_table import Mistake, mistakes
 from tests.package.signers import package, signer
+from tests.subprocesses import commands
 
 HERE = Path(__file__).parent
 VERIFY = HERE.parent / "verify"

@@ -1,4 +1,4 @@
-"""A small ONNX model with its companion, made without the exporter: y = 2 x w and n = argmax(y), for 1 to 8 rows.
+"""A small ONNX model with its sidecar, made without the exporter: y = 2 x w and n = argmax(y), for 1 to 8 rows.
 
 The factor 2 is the custom operator toy::twice, an ONNX function.
 """
@@ -122,7 +122,7 @@ def write_small(
     recorded: bytes | None = None,
     **changes: object,
 ) -> Path:
-    """Writes the model and its companion.
+    """Writes the model and its sidecar.
 
     Args:
         out: The `.onnx`.

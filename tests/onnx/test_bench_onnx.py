@@ -17,7 +17,7 @@ from exportkit.bench.results import Row
 from exportkit.bench.tables import table
 from exportkit.cli import main
 from exportkit.errors import SignatureMissingError, UsageError, WrongResultError
-from exportkit.onnx.files import MethodModel, companion_path, write_onnx
+from exportkit.onnx.files import MethodModel, sidecar_path, write_onnx
 from exportkit.package.archive import PackageReader
 from exportkit.package.signing import sign_package
 from exportkit.package.trust import Trust
@@ -95,7 +95,7 @@ def test_both_must_be_signed_where_a_key_is_given(tiny_package: Path, tmp_path: 
     sign_package(package, release.key)
     with pytest.raises(SignatureMissingError, match=r"tiny\.onnx\.exportkit"):
         bench(package, onnx=model, trust=Trust([release.public]))
-    sign_package(companion_path(model), release.key)
+    sign_package(sidecar_path(model), release.key)
     assert bench(package, onnx=model, trust=Trust([release.public]))
 
 

@@ -308,7 +308,7 @@ def test_complex_numbers_are_refused_by_the_name_of_the_tensor() -> None:
 # --- the whole export -------------------------------------------------------------------------------------------------
 
 
-def test_an_export_writes_a_model_and_a_companion_that_belong_together(tmp_path: Path) -> None:
+def test_an_export_writes_a_model_and_a_sidecar_that_belong_together(tmp_path: Path) -> None:
     out = tmp_path / "net.onnx"
     manifest = export_onnx(muladds(), out)
     with open_onnx(out) as reader:

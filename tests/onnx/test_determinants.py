@@ -35,7 +35,7 @@ def exported(function: Function, folder: Path) -> None:
     torch.manual_seed(0)
     example = torch.randn(4, 3, 3) + 2 * torch.eye(3)
     spec = ExportSpec(Model(function).eval(), (example,), dynamic_shapes={"x": {0: "n[1:9]"}})
-    export_onnx(spec, folder / "net.onnx", TraceOptions(cases=1, trouble=False))
+    export_onnx(spec, folder / "net.onnx", TraceOptions(cases=1, edge_cases=False))
 
 
 def gradient(function: Function) -> Function:

@@ -20,12 +20,12 @@ from hypothesis import strategies as st
 from onnx import TensorProto, helper, numpy_helper
 
 from exportkit.errors import ExportError, ManifestConsistencyError, OnnxFileError, PackageError, UsageError
-from exportkit.onnx.files import MethodModel, companion_path, named_model, open_onnx, read_model, write_onnx
+from exportkit.onnx.files import MethodModel, named_model, open_onnx, read_model, sidecar_path, write_onnx
 from exportkit.package.archive import STOCK_RECORDS, PackageReader, write_package
-from tests.fresh import killed_in_the_middle
 from tests.onnx import small_models
 from tests.onnx.small_models import CASE, FUNCTION, OPSET, Net, case, manifest, model_proto, write_small
 from tests.package import samples
+from tests.subprocesses import killed_in_the_middle
 
 X = np.linspace(-1, 1, 6, dtype=np.float32).reshape(2, 3)
 
@@ -45,7 +45,7 @@ def model(written: Path, tmp_path: Path) -> Path:
 
 
 def files(model: Path) -> list[Path]:
-    """The model, its companion and its data."""
+    """The model, its sidecar and its data."""
     return sorted(file for file in model.parent.iterdir() if file.name.startswith(model.name))
 
 
@@ -68,15 +68,15 @@ def test_stock_onnx_runtime_runs_what_is_written_and_it_is_as_described(tmp_path
     path = write_small(tmp_path / "a.onnx", data_threshold=threshold)
     onnx.checker.check_model(str(path), full_check=True)
     np.testing.assert_allclose(answers(path), Net()(torch.from_numpy(X))["y"].numpy(), rtol=1e-5, atol=1e-6)
-    with open_onnx(path) as companion:
-        (described,) = companion.manifest.onnx
+    with open_onnx(path) as sidecar:
+        (described,) = sidecar.manifest.onnx
         assert (described.opset, described.functions) == (OPSET, (FUNCTION,))
         assert (described.size, described.sha256) == (path.stat().st_size, sha256(path))
         assert read_model(path, described) == path.read_bytes()
-        assert companion.read(CASE) == case()
+        assert sidecar.read(CASE) == case()
         if threshold:
             assert described.data is None
-            assert files(path) == [path, companion_path(path)]
+            assert files(path) == [path, sidecar_path(path)]
         else:
             data = data_of(path)
             assert described.data is not None
@@ -152,7 +152,7 @@ def test_large_tensors_leave_the_model_in_every_dtype_and_small_ones_stay(tmp_pa
 
 def test_a_model_without_large_tensors_has_no_data_file(tmp_path: Path) -> None:
     path = write_small(tmp_path / "a.onnx", proto=model_proto(torch.ones(3, 1)), data_threshold=0)
-    assert files(path) == [path, companion_path(path)]
+    assert files(path) == [path, sidecar_path(path)]
     open_onnx(path).close()
 
 
@@ -271,28 +271,28 @@ def test_weights_of_another_model_under_the_name_of_the_first_are_refused(model:
         open_onnx(model)
 
 
-def test_a_companion_of_another_model_is_refused(model: Path, tmp_path: Path) -> None:
+def test_a_sidecar_of_another_model_is_refused(model: Path, tmp_path: Path) -> None:
     other = write_small(tmp_path / "other.onnx")
-    shutil.copy(companion_path(other), companion_path(model))
+    shutil.copy(sidecar_path(other), sidecar_path(model))
     with pytest.raises(OnnxFileError, match=r"model\.onnx is not the file that was exported"):
         open_onnx(model)
 
 
-def test_a_model_without_its_companion_is_refused_and_what_is_missing_is_named(model: Path) -> None:
-    companion_path(model).unlink()
+def test_a_model_without_its_sidecar_is_refused_and_what_is_missing_is_named(model: Path) -> None:
+    sidecar_path(model).unlink()
     with pytest.raises(OnnxFileError, match=r"model\.onnx has no model\.onnx\.exportkit beside it"):
         open_onnx(model)
 
 
-def test_another_package_under_the_name_of_a_companion_is_refused(model: Path) -> None:
-    write_package(companion_path(model), samples.manifest(), samples.RECORDS)
+def test_another_package_under_the_name_of_a_sidecar_is_refused(model: Path) -> None:
+    write_package(sidecar_path(model), samples.manifest(), samples.RECORDS)
     with pytest.raises(OnnxFileError, match="describes no ONNX model"):
         open_onnx(model)
 
 
 def test_what_is_read_for_a_runtime_is_checked_again(model: Path) -> None:
-    with open_onnx(model) as companion:
-        (described,) = companion.manifest.onnx
+    with open_onnx(model) as sidecar:
+        (described,) = sidecar.manifest.onnx
     model.write_bytes(bytes(model.stat().st_size))
     with pytest.raises(OnnxFileError, match="sha256"):
         read_model(model, described)
@@ -304,21 +304,21 @@ def test_a_link_to_a_model_is_opened_with_the_files_beside_the_model(model: Path
     link = tmp_path / "elsewhere" / name
     link.symlink_to(model)
     open_onnx(link).close()
-    shutil.copy(companion_path(write_small(tmp_path / "other.onnx")), companion_path(link))
+    shutil.copy(sidecar_path(write_small(tmp_path / "other.onnx")), sidecar_path(link))
     with pytest.raises(OnnxFileError, match=f"{name} is not the file that was exported"):
         open_onnx(link)  # what is beside the link comes first
 
 
 def test_which_files_belong_to_an_onnx_model(model: Path, tmp_path: Path) -> None:
-    assert named_model(model) == named_model(companion_path(model)) == model
+    assert named_model(model) == named_model(sidecar_path(model)) == model
     package = tmp_path / "package.pt2"
-    shutil.copy(companion_path(model), package)
+    shutil.copy(sidecar_path(model), package)
     assert named_model(package) is None
     strange = tmp_path / "strange.onnx"
     strange.write_bytes(b"not a model")
     assert named_model(strange) == strange
     renamed = model.rename(tmp_path / "model.bin")
-    shutil.copy(companion_path(model), companion_path(renamed))
+    shutil.copy(sidecar_path(model), sidecar_path(renamed))
     assert named_model(renamed) == renamed
     assert named_model(tmp_path / "none.onnx") is None
     strange.chmod(0)
@@ -327,8 +327,8 @@ def test_which_files_belong_to_an_onnx_model(model: Path, tmp_path: Path) -> Non
             named_model(strange)
 
 
-def test_the_companion_is_an_ordinary_package(model: Path) -> None:
-    with PackageReader(companion_path(model)) as reader:
+def test_the_sidecar_is_an_ordinary_package(model: Path) -> None:
+    with PackageReader(sidecar_path(model)) as reader:
         reader.verify()
         assert reader.manifest.targets == ()
         assert set(reader.names) == {CASE, *STOCK_RECORDS}

@@ -107,9 +107,9 @@ def test_a_dtype_that_onnx_runtime_does_not_have_is_refused(tmp_path: Path) -> N
         identity.run([Bits("complex64", np.zeros(2, np.uint64))])
 
 
-def test_a_model_with_another_number_of_outputs_is_not_that_of_its_companion(tmp_path: Path) -> None:
+def test_a_model_with_another_number_of_outputs_is_not_that_of_its_sidecar(tmp_path: Path) -> None:
     proto = of_nodes(TensorProto.FLOAT, helper.make_node("Identity", ["x"], ["y"]))
-    with pytest.raises(OnnxFileError, match="has 1 outputs; its companion describes 2"):
+    with pytest.raises(OnnxFileError, match="has 1 outputs; its sidecar describes 2"):
         opened(tmp_path / "m.onnx", proto, outputs=2)
 
 

@@ -18,7 +18,7 @@ from exportkit.cli import main
 from exportkit.errors import OnnxFileError
 from exportkit.export.export_options import TraceOptions
 from exportkit.onnx.export_onnx import export_onnx
-from exportkit.onnx.files import companion_path, open_onnx
+from exportkit.onnx.files import open_onnx, sidecar_path
 from exportkit.onnx.interface import Interface
 from exportkit.package import manifest as m
 from exportkit.verify.options import VerifyOptions
@@ -55,12 +55,12 @@ def step(
     return results, {**state, **present}
 
 
-def test_there_is_a_file_for_each_method_and_one_companion(decoder: Path) -> None:
+def test_there_is_a_file_for_each_method_and_one_sidecar(decoder: Path) -> None:
     there = sorted(path.name for path in decoder.parent.iterdir())
     assert there == ["dec.decode.onnx", "dec.onnx.exportkit", "dec.prefill.onnx", "dec.similar.onnx"]
-    with open_onnx(decoder.with_name("dec.decode.onnx")) as companion:
-        assert [each.method for each in companion.manifest.onnx] == ["prefill", "decode", "similar"]
-        assert companion.path == companion_path(decoder)
+    with open_onnx(decoder.with_name("dec.decode.onnx")) as sidecar:
+        assert [each.method for each in sidecar.manifest.onnx] == ["prefill", "decode", "similar"]
+        assert sidecar.path == sidecar_path(decoder)
     model = onnx.load(decoder.with_name("dec.decode.onnx"))
     assert [each.name for each in model.graph.input][:3] == ["token", "heard", "past_keys_0"]
     assert [each.name for each in model.graph.output][:3] == ["0", "written.heard", "present_keys_0"]
@@ -102,8 +102,8 @@ def test_methods_share_the_file_of_their_weights(tmp_path: Path) -> None:
             session = runtime(tmp_path / f"two.{name}.onnx")
             (answer,) = session.run(None, {key: tensor.numpy() for key, tensor in given.items()})
             np.testing.assert_allclose(answer, getattr(model, name)(*given.values()).numpy(), rtol=1e-3, atol=1e-4)
-    with open_onnx(tmp_path / "two.up.onnx") as companion:
-        assert {each.data.name for each in companion.manifest.onnx if each.data} == {data.name}
+    with open_onnx(tmp_path / "two.up.onnx") as sidecar:
+        assert {each.data.name for each in sidecar.manifest.onnx if each.data} == {data.name}
     content = bytearray(data.read_bytes())
     content[-1] ^= 1
     data.write_bytes(content)
@@ -140,7 +140,7 @@ def test_stock_onnx_runtime_remembers_what_eager_remembers(decoder: Path) -> Non
 
 @pytest.mark.process
 def test_sequences_are_verified_with_what_came_out_going_in_again(decoder: Path, capsys) -> None:
-    assert main(["verify", str(companion_path(decoder)), "--model", MODEL, "--shapes", "3", "--json"]) == 0
+    assert main(["verify", str(sidecar_path(decoder)), "--model", MODEL, "--shapes", "3", "--json"]) == 0
     said = json.loads(capsys.readouterr().out)
     labels = [check["label"] for check in said["checks"]]
     assert any("prefill, 4 times decode" in label for label in labels)
@@ -175,10 +175,10 @@ def test_a_layer_that_is_swapped_is_found(decoder: Path, tmp_path: Path) -> None
         (tmp_path / path.name).write_bytes(path.read_bytes())
     wrong = tmp_path / "dec.decode.onnx"
     swapped(wrong, "present_keys_0", "present_keys_1")
-    companion = companion_path(tmp_path / decoder.name)
+    sidecar = sidecar_path(tmp_path / decoder.name)
     with pytest.raises(OnnxFileError, match=r"dec\.decode\.onnx is not the file that was exported"):
         open_onnx(wrong)
-    with PackageReader(companion) as reader:
+    with PackageReader(sidecar) as reader:
         records = {name: reader.read(name) for name in reader.names if name not in STOCK_RECORDS}
         content = wrong.read_bytes()
         described = [
@@ -188,8 +188,8 @@ def test_a_layer_that_is_swapped_is_found(decoder: Path, tmp_path: Path) -> None
             for each in reader.manifest.onnx
         ]
         manifest = msgspec.structs.replace(reader.manifest, onnx=tuple(described))
-    write_package(companion, manifest, records)
-    report = verify(companion, VerifyOptions(against="cases"))
+    write_package(sidecar, manifest, records)
+    report = verify(sidecar, VerifyOptions(against="cases"))
     failed = [check for check in report.checks if check.verdict.exit_code]
     assert failed
     assert all("decode" in check.label for check in failed)

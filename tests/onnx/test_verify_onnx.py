@@ -17,10 +17,10 @@ import torch
 from onnx import TensorProto, helper
 
 import exportkit
-from exportkit.eager_source import EagerSource
 from exportkit.errors import NotAnArchiveError, NoTargetError, UsageError
-from exportkit.onnx.files import companion_path
+from exportkit.onnx.files import sidecar_path
 from exportkit.package.trust import Trust
+from exportkit.reference_model import ReferenceModel
 from exportkit.verify import replay
 from exportkit.verify.commands import ArtifactLoaded, CallModel
 from exportkit.verify.options import VerifyOptions
@@ -41,13 +41,13 @@ from exportkit.verify.outcomes import (
 from exportkit.verify.report import Report
 from exportkit.verify.verify import verify
 from tests.commands import run
-from tests.fresh import run_interpreter
 from tests.onnx.small_models import NET, Net, manifest, model_proto, write_small
 from tests.package.signers import Signer, signer, write_policy
 from tests.runtime import exportkit_run
+from tests.subprocesses import run_interpreter
 from tests.verify.told_worker import Told
 
-NAMED = EagerSource("net.py:Net")
+NAMED = ReferenceModel("net.py:Net")
 CASES = VerifyOptions(against="cases")
 
 
@@ -96,10 +96,10 @@ def test_a_right_model_agrees_with_its_cases_and_with_eager(model: Path, capsys:
 
 
 @pytest.mark.process
-def test_the_companion_stands_for_its_model_and_the_report_names_what_ran_it(
+def test_the_sidecar_stands_for_its_model_and_the_report_names_what_ran_it(
     model: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    code, out, _ = run(capsys, "verify", companion_path(model), "--against", "cases")
+    code, out, _ = run(capsys, "verify", sidecar_path(model), "--against", "cases")
     assert code == 0
     assert f"ONNX Runtime {onnxruntime.__version__}" in out
     assert "onnx on cpu" in out
@@ -113,9 +113,9 @@ from exportkit.verify.commands import CallModel, LoadOnnx
 from exportkit.verify.onnx_worker import OnnxReplay
 from exportkit.verify.replay import blocked
 model, folder = map(Path, sys.argv[1:])
-with open_onnx(model) as companion:
-    companion.extract(companion.manifest.cases[0].record, folder / "case")
-    digest = companion.manifest_sha256
+with open_onnx(model) as sidecar:
+    sidecar.extract(sidecar.manifest.cases[0].record, folder / "case")
+    digest = sidecar.manifest_sha256
 replay = OnnxReplay()
 models = {"forward": str(model)}
 command = LoadOnnx(str(model) + ".exportkit", digest, models, blocked("tests.models:Net"))
@@ -200,7 +200,7 @@ def fixed_rows(proto: onnx.ModelProto) -> None:
         (no_function, MissingOperator, 15),
     ],
 )
-def test_a_planted_error_has_its_verdict(
+def test_a_injected_error_has_its_verdict(
     tmp_path: Path, change: Callable[[onnx.ModelProto], None], verdict: type[object], code: int
 ) -> None:
     report = verify(write_small(tmp_path / "m.onnx", change), CASES)
@@ -339,7 +339,7 @@ def test_a_signature_covers_all_files_and_is_demanded_by_key_and_by_policy(
     assert verify(model, CASES).exit_code == 3
     data.write_bytes(content)
     other = write_small(tmp_path / "other.onnx", proto=model_proto(Net().w + 1))
-    shutil.copy(companion_path(other), companion_path(model))
+    shutil.copy(sidecar_path(other), sidecar_path(model))
     shutil.copy(other, model)
     verdict = only(verify(model, CASES))
     assert isinstance(verdict, LoadFailed)
@@ -376,15 +376,15 @@ def test_inspect_shows_the_model_without_importing_what_would_parse_it(model: Pa
     ):
         assert said in text
     document = json.loads(run_interpreter(INSPECT, model, "--json", cwd=tmp_path))
-    assert document["file"]["path"] == str(companion_path(model))
+    assert document["file"]["path"] == str(sidecar_path(model))
     assert document["manifest"]["onnx"][0]["size"] == model.stat().st_size
     assert document["manifest"]["onnx"][0]["functions"][0]["operator"] == "toy::twice"
 
 
-def test_a_companion_under_another_name_is_inspected_and_nothing_else(
+def test_a_sidecar_under_another_name_is_inspected_and_nothing_else(
     model: Path, tmp_path: Path, release: Signer, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    alone = Path(shutil.copy(companion_path(model), tmp_path / "alone.pt2"))
+    alone = Path(shutil.copy(sidecar_path(model), tmp_path / "alone.pt2"))
     assert run(capsys, "inspect", alone)[0] == 0
     for arguments in (
         ("verify", alone),
@@ -400,7 +400,7 @@ def test_a_companion_under_another_name_is_inspected_and_nothing_else(
 
 
 def test_exportkit_run_refuses_both_in_the_words_of_python(model: Path, tmp_path: Path) -> None:
-    alone = Path(shutil.copy(companion_path(model), tmp_path / "alone.pt2"))
+    alone = Path(shutil.copy(sidecar_path(model), tmp_path / "alone.pt2"))
     for file, error in ((model, NotAnArchiveError), (alone, NoTargetError)):
         with pytest.raises(error) as here:
             exportkit.load(file)

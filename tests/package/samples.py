@@ -74,11 +74,11 @@ def manifest(**changes: Any) -> m.Manifest:
     return msgspec.structs.replace(whole, **changes)
 
 
-COMPANION_RECORDS: Mapping[str, bytes] = {CASE: RECORDS[CASE]}
+SIDECAR_RECORDS: Mapping[str, bytes] = {CASE: RECORDS[CASE]}
 
 
-def companion(**changes: Any) -> m.Manifest:
-    """What stands beside an ONNX model, consistent with COMPANION_RECORDS; with some keys of `onnx` changed."""
+def sidecar(**changes: Any) -> m.Manifest:
+    """What stands beside an ONNX model, consistent with SIDECAR_RECORDS; with some keys of `onnx` changed."""
     function = m.OnnxFunction(operator="toy::twice", domain="toy", name="twice", overload="float32")
     data = m.OnnxData(name="model.onnx.data", size=2**40, sha256="1" * 64)
     onnx = m.Onnx(method="forward", size=1, sha256="0" * 64, data=data, opset=20, functions=(function,))

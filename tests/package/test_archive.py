@@ -31,8 +31,8 @@ from exportkit.package.archive import ROOT, STOCK_RECORDS, PackageReader, Stored
 from exportkit.package.manifest import MANIFEST_NAME
 from tests.adversarial import forge
 from tests.adversarial.forge import Entry, directory, local_header
-from tests.fresh import run_interpreter
 from tests.package import samples
+from tests.subprocesses import run_interpreter
 
 
 @pytest.fixture

@@ -13,8 +13,8 @@ import pytest
 from exportkit.errors import UsageError
 from exportkit.package.archive import PackageReader, write_package
 from exportkit.package.atomic import check_writable, temporary_folder, write_whole
-from tests.fresh import killed_in_the_middle
 from tests.package.samples import RECORDS, manifest
+from tests.subprocesses import killed_in_the_middle
 
 FOLDER = """
 from exportkit.package.atomic import check_writable, temporary_folder

@@ -20,8 +20,8 @@ import safetensors.numpy
 from exportkit import errors
 from exportkit.package.archive import write_package
 from tests.cpp_reader import FLAGS, SOURCES, CppReader, program
-from tests.fresh import run_interpreter
 from tests.package import samples
+from tests.subprocesses import run_interpreter
 
 
 @pytest.fixture(scope="module")

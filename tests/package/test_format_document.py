@@ -15,7 +15,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
 from exportkit import package
-from exportkit.onnx.files import COMPANION_SUFFIX
+from exportkit.onnx.files import SIDECAR_SUFFIX
 from exportkit.package import core, manifest, openssf, revocation, signature
 from exportkit.package.archive import ROOT, PackageReader, write_package
 from exportkit.package.consistency import AOTINDUCTOR_DIR, CASES_DIR, OPERATORS_DIR, STATE_DIR, is_complete
@@ -115,7 +115,7 @@ def test_numbers_and_names_in_the_text_are_those_of_the_code() -> None:
         f"at most {constant('revocation.cpp', 'kMaxReasonBytes')} bytes",
         f"nested at most {constant('signature.cpp', 'kMaxDepth')} brackets deep",
         f"that the model uses, {constant('manifest.h', 'kMinOpset')} to {constant('manifest.h', 'kMaxOpset')}.",
-        f"`model.onnx{COMPANION_SUFFIX}{signature.SUFFIX}`",
+        f"`model.onnx{SIDECAR_SUFFIX}{signature.SUFFIX}`",
         f"`model.pt2{signature.SUFFIX}` beside",
         f"`model.pt2{openssf.SUFFIX}`",
         f"nested at most {constant('openssf.cpp', 'kMaxDepth')} brackets deep",

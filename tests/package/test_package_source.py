@@ -21,9 +21,9 @@ from hypothesis import strategies as st
 from exportkit.errors import DigestMismatchError, NotAnArchiveError, PackageError, UsageError
 from exportkit.package.archive import PackageReader, write_package
 from exportkit.runtime.weights import mapped_weights
-from tests.fresh import run_python
 from tests.package import samples, signers
 from tests.package.sources import SEALED, SOURCES, Giving, Reads, ReadsInto, memory_file, pieces
+from tests.subprocesses import run_python
 
 
 @pytest.fixture(scope="module")

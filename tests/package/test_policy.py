@@ -16,9 +16,9 @@ from exportkit.package.archive import PackageReader
 from exportkit.package.signing import sign_package
 from exportkit.package.trust import Trust, check_trust, demand
 from tests.cpp_reader import program
-from tests.fresh import run_interpreter
 from tests.package.c_library import build
 from tests.package.signers import Signer, package, signer, write_policy
+from tests.subprocesses import run_interpreter
 
 MAX_BYTES = 64 << 10
 

@@ -20,8 +20,8 @@ from exportkit.package.keys import read_private_key, read_public_key
 from exportkit.package.signature import Signatures, encode_signatures, read_signatures
 from exportkit.package.signing import sign_package
 from exportkit.package.trust import check_trust, demand, signature_info
-from tests.fresh import run_interpreter
 from tests.package.signers import Signer, no_password, package, signer, written
+from tests.subprocesses import run_interpreter
 
 Change = Callable[[dict[str, Any]], object]
 

@@ -13,8 +13,8 @@ from exportkit.package.assemble import assemble
 from exportkit.package.describe_library import describe_library
 from tests.artifacts import ROOT, artifact
 from tests.fixtures import stable_library
-from tests.fresh import run_python
 from tests.runtime import tiny
+from tests.subprocesses import run_python
 
 
 @pytest.fixture(scope="module")

@@ -21,8 +21,8 @@ from exportkit.export.tracing.trace import ready_to_trace
 from exportkit.export.tracing.trace_method import trace_with_torch_export
 from exportkit.recurrent import fakes
 from tests.conftest import DEVICES
-from tests.fresh import run_python
 from tests.recurrent.recurrent_models import FEATURES, SIZE, Options, packed_inputs, packed_spec, stepped
+from tests.subprocesses import run_python
 
 ALL = {"lstm", "gru", "rnn_tanh", "rnn_relu", "pack", "unpack"}
 

@@ -14,11 +14,11 @@ from exportkit.package.assemble import assemble
 from exportkit.package.describe_library import describe_library
 from exportkit.recurrent import LIBRARIES, NAMESPACE, fakes
 from tests.artifacts import artifact
-from tests.fresh import run_python
 from tests.package import c_library
 from tests.recurrent.recurrent_models import both, packed_inputs
 from tests.recurrent.test_recurrent import answers
 from tests.runtime import exportkit_run
+from tests.subprocesses import run_python
 
 
 @pytest.fixture(scope="module")

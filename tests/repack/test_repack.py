@@ -145,10 +145,10 @@ def test_what_means_nothing_is_refused(tmp_path: Path) -> None:
         unverified(package, Changes())
     with pytest.raises(UsageError, match="there is no folder"):
         repack(package, tmp_path / "none" / "out.pt2", Changes(version="2"))
-    companion = tmp_path / "model.onnx.exportkit"
-    write_package(companion, samples.companion(), samples.COMPANION_RECORDS)
+    sidecar = tmp_path / "model.onnx.exportkit"
+    write_package(sidecar, samples.sidecar(), samples.SIDECAR_RECORDS)
     with pytest.raises(UsageError, match="is an ONNX model, which is not a package"):
-        unverified(companion, Changes(version="2"))
+        unverified(sidecar, Changes(version="2"))
     assert not (tmp_path / "out.pt2").exists()
 
 

@@ -22,7 +22,7 @@ from exportkit.repair.remedies import Patient, remedies
 from exportkit.verify.bisect_commands import CutPoint
 from exportkit.verify.outcomes import Mismatch
 from exportkit.verify.report import Check, Report
-from tests.fresh import compiler_in_forkservers, run_python
+from tests.subprocesses import compiler_in_forkservers, run_python
 
 FOLDER = Path(__file__).parent
 MODELS = f"{FOLDER / 'repair_models.py'}"

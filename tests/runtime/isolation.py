@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 
 from exportkit.package.structure import flatten
-from tests.fresh import ROOT
+from tests.subprocesses import ROOT
 
 SEARCH = {"PYTHONPATH": os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))}
 

@@ -26,11 +26,11 @@ from exportkit.runtime.cache import cache_directory, unpack_target
 from exportkit.runtime.cache.prune import cache_items, prune
 from exportkit.runtime.weights import mapped_weights
 from tests.adversarial import forge
-from tests.fresh import run_python
 from tests.package import samples
 from tests.package.signers import Signer, signer, write_policy
 from tests.runtime import exportkit_run, tiny
 from tests.runtime.test_mapped_weights import package_of
+from tests.subprocesses import run_python
 
 STRANGER = 12345
 CLONE_NEWUSER, PR_SET_DUMPABLE = 0x10000000, 4

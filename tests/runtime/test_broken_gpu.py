@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.artifacts import artifact
-from tests.fresh import run_python
+from tests.subprocesses import run_python
 
 # torch's binding holds the GIL while it waits: faulthandler ends the process without it.
 ATTEMPTS = """

@@ -198,7 +198,7 @@ def test_a_link_among_the_caches_own_folders_is_not_followed(unpacked, tmp_path)
 
 def test_a_file_that_others_may_write_to_is_replaced(unpacked):
     path = unpacked()
-    path.chmod(0o666)  # planted while the directory was open, say; its content is right, so far
+    path.chmod(0o666)  # injected while the directory was open, say; its content is right, so far
     assert stat.S_IMODE(unpacked().stat().st_mode) == 0o600
 
 

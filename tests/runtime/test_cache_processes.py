@@ -12,9 +12,9 @@ import pytest
 
 from exportkit.runtime.cache import cache_directory
 from exportkit.runtime.cache.prune import cache_items
-from tests.fresh import ROOT, killed_in_the_middle, run_python
 from tests.package import c_library
 from tests.runtime import tiny
+from tests.subprocesses import ROOT, killed_in_the_middle, run_python
 
 # Processes that have torch already, and load at the same moment: each says whether its answers were right.
 LOADERS = """

@@ -17,10 +17,10 @@ from exportkit.package.archive import PackageReader
 from exportkit.runtime.cache import cache_directory, unpack_target
 from exportkit.runtime.cache.prune import cache_items, prune
 from tests.cpp_reader import program
-from tests.fresh import killed_in_the_middle
 from tests.package import c_library
 from tests.runtime import tiny
 from tests.runtime.test_cache_processes import WRITE_SLOWLY
+from tests.subprocesses import killed_in_the_middle
 
 SIZE = 100_000
 DAY = 86400

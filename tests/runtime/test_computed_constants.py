@@ -9,8 +9,8 @@ import torch
 
 import exportkit
 from exportkit.package import manifest as m
-from tests.fresh import run_python
 from tests.runtime import tiny
+from tests.subprocesses import run_python
 
 SIDE = 8192  # the code computes 256 MiB
 

@@ -14,7 +14,7 @@ import pytest
 from exportkit.package.archive import PackageReader
 from exportkit.runtime.targets import host_cpu_isa
 from tests.artifacts import ROOT, artifact
-from tests.fresh import run_python
+from tests.subprocesses import run_python
 
 EMULATOR = shutil.which("qemu-x86_64")
 HASWELL = "x86-64-v3"  # of 2013: AVX2, and no AVX-512

@@ -1,4 +1,4 @@
-"""The driver's CUDA version is compared before code is loaded; a planted libcuda or a given version stands for it."""
+"""The driver's CUDA version is compared before code is loaded; a injected libcuda or a given version stands for it."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from exportkit.errors import NoTargetError
 from exportkit.package import core
 from exportkit.package.archive import PackageReader, write_package
 from exportkit.runtime.targets import Host, driver_cuda, host_for, pick, survey_package
-from tests.fresh import run_interpreter
 from tests.package import c_library, samples
 from tests.runtime import tiny
+from tests.subprocesses import run_interpreter
 
 HOPPER = Host("linux-x86_64", "x86-64-v4", "2.15.0+cu132", "13.2", ((9, 0),), driver="13.2")
 
@@ -134,11 +134,11 @@ def test_a_driver_older_than_torchs_cuda_is_the_reason_that_there_is_no_device()
         pick([target], "cuda", here._replace(driver=None))
 
 
-PLANTED = "int cuDriverGetVersion(int* version) { *version = 12040; return 0; }\n"
+INJECTED = "int cuDriverGetVersion(int* version) { *version = 12040; return 0; }\n"
 
 
 def test_the_driver_is_asked_without_torch_or_a_device(tmp_path: Path) -> None:
-    c_library.build(tmp_path, PLANTED, name="libcuda.so.1")
+    c_library.build(tmp_path, INJECTED, name="libcuda.so.1")
     asked = "from exportkit.runtime.targets import driver_cuda; print(driver_cuda())"
     assert run_interpreter(asked, cwd=tmp_path, LD_LIBRARY_PATH=str(tmp_path)).strip() == "12.4"
     if not os.path.exists("/dev/nvidiactl"):

@@ -13,7 +13,7 @@ from exportkit.package.archive import PackageReader, write_package
 from exportkit.package.assemble import assemble
 from exportkit.package.describe_library import describe_library
 from tests.artifacts import artifact
-from tests.fresh import run_python
+from tests.subprocesses import run_python
 
 MINOR = ".".join(torch.__version__.split(".")[:2])
 

@@ -20,7 +20,7 @@ from exportkit.errors import (
 )
 from exportkit.package import manifest as m
 from exportkit.package.archive import PackageReader, write_package
-from exportkit.package.case_files import TROUBLE, recorded_errors
+from exportkit.package.case_files import EDGE_CASE, recorded_errors
 from exportkit.runtime.native import library_path
 from exportkit.verify.compare import Reference, compare_outputs
 from exportkit.verify.outcomes import Match, Mismatch
@@ -97,16 +97,16 @@ def test_it_says_the_same_to_people(tiny_package):
     assert "case 1 (batch=4, gh=6): ok" in text
 
 
-def test_it_says_which_case_is_troublesome(tiny_package, tmp_path):
+def test_it_says_which_case_is_an_edge_case(tiny_package, tmp_path):
     with PackageReader(tiny_package) as reader:
         manifest, records = reader.manifest, {name: reader.read(name) for name in reader.names}
-    said = {TROUBLE: "ties in image, NaN in offset"}, {TROUBLE: "a" * 2000}
+    said = {EDGE_CASE: "ties in image, NaN in offset"}, {EDGE_CASE: "a" * 2000}
     for case, metadata in zip(manifest.cases, said):
         records[case.record] = save(load(records[case.record]), metadata=metadata)
-    package = tmp_path / "troubled.pt2"
+    package = tmp_path / "with_edge_values.pt2"
     write_package(package, manifest, records)
     cases = exportkit_run.load(package)["cases"]
-    assert [case["trouble"] for case in cases] == ["ties in image, NaN in offset", ""]
+    assert [case["edge_case"] for case in cases] == ["ties in image, NaN in offset", ""]
     text = exportkit_run.run(package, json_output=False).document["text"]
     assert "case 0 (batch=1, gh=1; ties in image, NaN in offset): ok" in text
     assert "case 1 (batch=4, gh=6): ok" in text

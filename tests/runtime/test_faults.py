@@ -19,8 +19,8 @@ from exportkit.package.archive import PackageReader
 from exportkit.package.atomic import temporary_folder, write_whole
 from exportkit.packaging import PackOptions, build_package
 from tests.artifacts import artifact
-from tests.fresh import killed_in_the_middle, mounted, run_python
 from tests.runtime import tiny
+from tests.subprocesses import killed_in_the_middle, mounted, run_python
 
 LOAD = """
 import sys, warnings

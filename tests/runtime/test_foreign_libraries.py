@@ -8,8 +8,8 @@ import pytest
 
 from tests.artifacts import ROOT, runs_op_shapes
 from tests.fixtures import stable_library
-from tests.fresh import run_exportkit, run_python
 from tests.runtime import exportkit_run
+from tests.subprocesses import run_exportkit, run_python
 
 MODELS = ROOT / "tests" / "runtime" / "foreign_models.py"
 

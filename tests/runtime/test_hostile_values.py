@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.artifacts import ROOT, artifact
-from tests.fresh import run_python
+from tests.subprocesses import run_python
 
 ATTACK = """
 import sys

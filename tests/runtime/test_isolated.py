@@ -32,11 +32,11 @@ from exportkit.runtime import isolated
 from exportkit.runtime.isolated import load_isolated
 from tests.artifacts import artifact
 from tests.fixtures.softpool_library import RAISE
-from tests.fresh import ROOT, mounted, run_python
 from tests.package.signers import signer
 from tests.runtime import test_swap_weights as weights
 from tests.runtime import tiny
 from tests.runtime.isolation import equal, leaves, softpool_call
+from tests.subprocesses import ROOT, mounted, run_python
 
 
 @pytest.fixture(scope="module")

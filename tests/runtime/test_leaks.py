@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from tests.fresh import run_python
+from tests.subprocesses import run_python
 
 # What a process has now: resident kB, open files, mapped files, temporary files.
 MEASURE = """

@@ -8,16 +8,16 @@ from pathlib import Path
 import pytest
 import torch
 
-from exportkit.eager_source import EagerSource
 from exportkit.package.archive import PackageReader
 from exportkit.packaging import PackOptions, build_package
+from exportkit.reference_model import ReferenceModel
 from exportkit.runtime.native import why_unusable
 from exportkit.verify.options import VerifyOptions
 from tests.artifacts import ROOT, artifact, runs_op_shapes
 from tests.fixtures import stable_library
-from tests.fresh import run_python
 from tests.package import c_library
 from tests.runtime import exportkit_run
+from tests.subprocesses import run_python
 
 MODULE = """
 extern "C" void* PyModule_Create2(void*, int);
@@ -60,7 +60,7 @@ def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ):
         shutil.copy(stable_library.build(SOURCE, text, *beside, *needs, name=name), folder)
     path = tmp_path_factory.mktemp("package") / "shapes.pt2"
-    eager = EagerSource(op_libraries=[folder / "libfirst.so"])
+    eager = ReferenceModel(op_libraries=[folder / "libfirst.so"])
     unverified = PackOptions(VerifyOptions(eager=eager), verify=False)
     build_package([artifact("op-shapes")], path, unverified)
     shutil.rmtree(folder)

@@ -29,8 +29,8 @@ from exportkit.libraries import host_platform
 from exportkit.package.archive import PackageReader
 from exportkit.package.manifest import Library, Operator
 from tests.fixtures.softpool_library import build
-from tests.fresh import run_interpreter, run_python
 from tests.runtime import tiny
+from tests.subprocesses import run_interpreter, run_python
 
 RECORD = f"exportkit/ops/{host_platform()}/libtoy.so"
 POOL = "softpool::pool(Tensor x, Tensor weights, float temperature=1.) -> Tensor"

@@ -23,8 +23,8 @@ from exportkit.package.dtypes import DTYPES, ITEM_BYTES
 from exportkit.package.manifest import Weight
 from exportkit.runtime.weights import borrowed, mapped_weights
 from tests.artifacts import artifact
-from tests.fresh import run_python
 from tests.package import samples
+from tests.subprocesses import run_python
 
 
 def package_of(path: Path, weights: Mapping[str, tuple[Weight, bytes]]) -> Path:

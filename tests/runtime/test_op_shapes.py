@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from exportkit import load
-from exportkit.eager_source import EagerSource
 from exportkit.errors import NoTargetError
 from exportkit.packaging import PackOptions, build_package
+from exportkit.reference_model import ReferenceModel
 from exportkit.verify.options import VerifyOptions
 from tests.artifacts import PASSES_DTYPES, ROOT, artifact, runs_op_shapes
 from tests.fixtures import stable_library
@@ -18,7 +18,7 @@ from tests.fixtures import stable_library
 
 def _options(verify: bool) -> PackOptions:
     library = stable_library.build(ROOT / "tests" / "export" / "op_shapes.cpp")
-    eager = EagerSource(op_libraries=[library])
+    eager = ReferenceModel(op_libraries=[library])
     return PackOptions(VerifyOptions(against="cases", device="cpu", eager=eager), verify=verify)
 
 

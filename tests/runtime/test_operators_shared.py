@@ -16,10 +16,10 @@ from exportkit.package.assemble import assemble
 from exportkit.package.describe_library import describe_library
 from tests.artifacts import THIRD_PARTY, artifact
 from tests.fixtures import softpool_library
-from tests.fresh import run_python
 from tests.package import c_library
 from tests.runtime import tiny
 from tests.runtime.test_loader import PEAKS, POOL, RECORD, library
+from tests.subprocesses import run_python
 
 PRELUDE = """
 import os, sys, threading, torch, exportkit

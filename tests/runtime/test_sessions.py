@@ -25,8 +25,8 @@ from exportkit.errors import (
     SessionClosedError,
     UsageError,
 )
-from tests.fresh import run_python
 from tests.runtime.stateful import ROWS, WIDTH, Recorder, bits
+from tests.subprocesses import run_python
 
 
 @pytest.fixture(scope="module", params=["here", "isolated"])

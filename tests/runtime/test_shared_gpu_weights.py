@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.fresh import ROOT, run_python
+from tests.subprocesses import ROOT, run_python
 
 SMALL = ["--device", "cpu", "--layers", "2", "--width", "64", "--batch", "4", "--calls", "3"]
 RUN = "import sys; from benchmarks import shared_gpu_weights; sys.exit(shared_gpu_weights.main(sys.argv[1:]))"

@@ -12,10 +12,10 @@ from exportkit.package.archive import PackageReader
 from exportkit.runtime.native import use_native
 from tests.cpp_reader import CppReader, program
 from tests.fixtures.compiled import compile_once
-from tests.fresh import run_python
 from tests.package import samples
 from tests.runtime.graphs_on_cpu import INCLUDES, RUNTIME, TORCH
 from tests.runtime.test_mapped_weights import package_of
+from tests.subprocesses import run_python
 
 WORTH_STAGING = 64 << 20  # of csrc/runtime/staged_copies.h
 

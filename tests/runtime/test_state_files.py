@@ -16,9 +16,9 @@ from safetensors.torch import load_file, save_file
 
 import exportkit
 from exportkit.errors import StateError, UsageError
-from tests.fresh import run_python
 from tests.runtime import stateful
 from tests.runtime.stateful import WIDTH, bits
+from tests.subprocesses import run_python
 
 
 @pytest.fixture(scope="module", params=["here", "isolated"])

@@ -20,8 +20,8 @@ from exportkit.errors import CompilerError
 from exportkit.export.compiling import aot_inductor, usable_compiler
 from exportkit.package.elf import read_elf
 from tests.fixtures import stock_loader
-from tests.fresh import ROOT, run_python
 from tests.runtime import tiny
+from tests.subprocesses import ROOT, run_python
 
 COMPILER = ROOT / "tests" / "fixtures" / "static_libstdcxx.sh"
 

@@ -19,7 +19,7 @@ from exportkit.package.archive import PackageReader
 from exportkit.runtime.weights import replaced_weights
 from tests.artifacts import artifact
 from tests.export.weights_models import Weighted
-from tests.fresh import run_python
+from tests.subprocesses import run_python
 
 State = dict[str, torch.Tensor]
 X = torch.linspace(-1, 1, 48).reshape(3, 16)

@@ -22,9 +22,9 @@ from exportkit.runtime.targets import (
     pick,
     survey,
 )
-from tests.fresh import run_interpreter
 from tests.package import c_library
 from tests.runtime import tiny
+from tests.subprocesses import run_interpreter
 
 V2 = ["cx16", "lahf_lm", "popcnt", "pni", "sse4_1", "sse4_2", "ssse3"]
 V3 = V2 + ["avx", "avx2", "bmi1", "bmi2", "f16c", "fma", "abm", "movbe", "xsave"]

@@ -26,8 +26,8 @@ from exportkit.package.describe_library import describe_library
 from exportkit.package.elf import oldest_torch, read_elf
 from exportkit.runtime import targets
 from tests.artifacts import artifact
-from tests.fresh import ROOT
 from tests.runtime import tiny
+from tests.subprocesses import ROOT
 
 PYTHONS = [path for path in os.environ.get("EXPORTKIT_TORCH_PYTHONS", "").split(os.pathsep) if path]
 GOLDEN = ROOT / "tests" / "golden" / "format-1-cpu.pt2"

@@ -26,11 +26,11 @@ from exportkit.errors import (
 from exportkit.runtime import isolated
 from exportkit.runtime.isolated import IsolatedModel
 from tests.fixtures.softpool_library import ABORT, EXIT, SEGFAULT, SLEEP
-from tests.fresh import ROOT, run_python
 from tests.package import c_library
 from tests.runtime import tiny
 from tests.runtime.isolation import SEARCH, equal, eventually, leaves, runs, softpool_call
 from tests.runtime.test_loader import RECORD, library
+from tests.subprocesses import ROOT, run_python
 
 
 @pytest.fixture

@@ -38,7 +38,7 @@ def test_the_catalogue_has_twelve_models_of_real_size_and_two_with_own_attention
 def test_a_small_model_goes_the_way_of_the_large_ones(tmp_path: Path) -> None:
     spec = size_catalogue.dit_xl(small=True)
     assert {tensor.dtype for tensor in spec.model.parameters()} == {torch.bfloat16}
-    options = TraceOptions(cases=2, trouble=False)
+    options = TraceOptions(cases=2, edge_cases=False)
     traced = traced_model(spec, tmp_path / "dit.pt2", options, torch.device("cpu"), silent)
     assert [case.calls[0].sizes for case in traced.cases] == [{"images": 2}, {"images": 1}]
 

@@ -11,7 +11,7 @@ import torch
 
 from exportkit.libraries import load_library
 from tests.fixtures import stable_library
-from tests.fresh import compiler_in_forkservers
+from tests.subprocesses import compiler_in_forkservers
 from tests.verify.verify_artifacts import write_artifact
 
 FOLDER = Path(__file__).parent

@@ -8,15 +8,15 @@ from typing import Any
 
 import pytest
 
-from exportkit.eager_source import EagerSource
 from exportkit.errors import UsageError
+from exportkit.reference_model import ReferenceModel
 from exportkit.verify import cpp_replay
 from exportkit.verify.options import VerifyOptions
 from exportkit.verify.outcomes import Crashed, LoadFailed, Match, Mismatch, TimedOut
 from exportkit.verify.verify import verify
 from tests.artifacts import artifact
 from tests.runtime import exportkit_run
-from tests.verify.test_planted_state import rewritten, swapped
+from tests.verify.test_injected_state import rewritten, swapped
 
 IN_CPP = VerifyOptions(against="cases", runner="cpp")
 
@@ -97,7 +97,7 @@ def test_without_the_program_the_machine_cannot_do_it(
 
 
 def test_what_it_does_not_do_is_refused(decoder: Path) -> None:
-    model = EagerSource(model="net.py:Net")
+    model = ReferenceModel(model="net.py:Net")
     for options in (
         VerifyOptions(against="eager", runner="cpp", eager=model),
         VerifyOptions(rtol=0.1, atol=0.1, runner="cpp"),

@@ -8,13 +8,13 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from exportkit.child.messages import Failed
-from exportkit.eager_source import EagerSource
 from exportkit.errors import UsageError
 from exportkit.export.programs.eager_model import input_texts
 from exportkit.installed import declared_modules
 from exportkit.libraries import host_platform
 from exportkit.package import manifest as m
 from exportkit.package.archive import PackageReader, write_package
+from exportkit.reference_model import ReferenceModel
 from exportkit.runtime.targets import Host
 from exportkit.verify import eager as eager_module
 from exportkit.verify import replay, run_plan
@@ -129,7 +129,7 @@ def answers(command, off=0.0):
 @pytest.fixture
 def run(monkeypatch, path):
     def go(artifact=path, options=None, **script):
-        monkeypatch.setattr("exportkit.eager_source.installed_models", lambda: {"models:affine": "models:affine"})
+        monkeypatch.setattr("exportkit.reference_model.installed_models", lambda: {"models:affine": "models:affine"})
         good = {"replay_load": LOADED, "replay_call": replays}
         good |= {"eager_make": EagerMade("0" * 64), "eager_draw": answers}
         worker = Script(**(good | script))
@@ -282,7 +282,7 @@ def test_an_artifact_that_names_no_model_says_how_to_name_one(run, tmp_path):
     unnamed = write_artifact(tmp_path / "c.pt2", Affine(), [(X, right(X))])
     (verdict,) = eager(run(unnamed))
     assert "--model" in verdict.message
-    assert eager(run(unnamed, options=VerifyOptions(eager=EagerSource("models:other"), shapes=1)))[0].kind == "match"
+    assert eager(run(unnamed, options=VerifyOptions(eager=ReferenceModel("models:other"), shapes=1)))[0].kind == "match"
     made = [each for each in run.worker.commands if isinstance(each, MakeEager)]
     assert made[-1].eager.model == "models:other"
 

@@ -10,12 +10,12 @@ import pytest
 import torch
 
 from exportkit.cli import main
-from exportkit.eager_source import EagerSource
 from exportkit.errors import SignatureMissingError, UsageError
 from exportkit.package.archive import PackageReader
 from exportkit.package.signing import sign_package
 from exportkit.package.trust import Trust
 from exportkit.packaging import PackOptions, build_package
+from exportkit.reference_model import ReferenceModel
 from exportkit.verify.commands import ArtifactLoaded
 from exportkit.verify.options import VerifyOptions
 from exportkit.verify.outcomes import EagerUnavailable, LoadFailed, Match
@@ -104,7 +104,7 @@ def test_a_source_that_lies_beside_a_signed_package_is_not_run(genuine: Path, ma
 
 @pytest.mark.process
 def test_it_is_run_where_the_caller_names_it_and_nowhere_else(genuine: Path, mark: Path, release: Signer):
-    verify(genuine, VerifyOptions(trust=Trust([release.public]), eager=EagerSource(SOURCE), shapes=1))
+    verify(genuine, VerifyOptions(trust=Trust([release.public]), eager=ReferenceModel(SOURCE), shapes=1))
     assert mark.exists()
     mark.unlink()
     report = verify(genuine, VerifyOptions(shapes=1))

@@ -12,7 +12,7 @@ import exportkit
 from exportkit.errors import ModelClosedError, WrongResultError
 from tests.artifacts import artifact
 from tests.verify.state_models import WIDTH, Decoder
-from tests.verify.test_planted_state import other_begin, rewritten, swapped
+from tests.verify.test_injected_state import other_begin, rewritten, swapped
 
 
 @pytest.mark.parametrize("isolate", [False, True], ids=["here", "isolated"])

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from exportkit.eager_source import EagerSource
 from exportkit.export.artifact import export_aoti
 from exportkit.export.programs.resolve import resolve
+from exportkit.reference_model import ReferenceModel
 from exportkit.verify.options import VerifyOptions
 from exportkit.verify.verify import verify
 from tests.fixtures import stable_library
@@ -60,6 +60,6 @@ def test_a_kernel_that_does_not_check_its_indices_is_compared_at_those_that_it_t
     (tmp_path / "taken.py").write_text(MODEL)
     artifact, model = tmp_path / "taken.pt2", f"{tmp_path}/taken.py:spec"
     export_aoti(resolve(model, op_libraries=[library]), artifact)
-    report = verify(artifact, VerifyOptions(eager=EagerSource(model=model, op_libraries=(library,))))
+    report = verify(artifact, VerifyOptions(eager=ReferenceModel(model=model, op_libraries=(library,))))
     assert {check.label: check.verdict.message for check in report.checks if check.failed} == {}
     assert [check for check in report.checks if check.against == "eager"]

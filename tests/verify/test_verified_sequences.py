@@ -11,19 +11,19 @@ from typing import Any
 import pytest
 
 from exportkit.cli import main
-from exportkit.eager_source import EagerSource
 from exportkit.errors import UsageError
 from exportkit.package.archive import PackageReader
+from exportkit.reference_model import ReferenceModel
 from exportkit.verify.bisecting import bisect_artifact
 from exportkit.verify.eager_plan import plan_eager
 from exportkit.verify.options import VerifyOptions
 from exportkit.verify.outcomes import CallFailed, Crashed, Match, Mismatch
 from exportkit.verify.verify import verify
 from tests.artifacts import artifact
-from tests.verify.test_planted_state import rewritten, swapped
+from tests.verify.test_injected_state import rewritten, swapped
 
 MODEL = f"{Path(__file__).parent / 'state_models.py'}:decoder"
-BOTH = VerifyOptions(shapes=3, eager=EagerSource(model=MODEL))
+BOTH = VerifyOptions(shapes=3, eager=ReferenceModel(model=MODEL))
 
 
 @pytest.fixture(scope="module")
@@ -106,7 +106,7 @@ def test_a_call_that_fails_or_crashes_says_which_one_of_the_sequence(
     from exportkit.child.messages import Failed
     from exportkit.verify import replay
     from exportkit.verify.commands import CallModel
-    from tests.verify.test_planted_state import HereWorker
+    from tests.verify.test_injected_state import HereWorker
 
     answers: list[Failed | None] = [Failed("RuntimeError", "no memory")]
 

@@ -9,10 +9,10 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from exportkit.eager_source import EagerSource
 from exportkit.errors import UsageError
 from exportkit.export.eager_calls.cases import eager_mode
 from exportkit.package import manifest as m
+from exportkit.reference_model import ReferenceModel
 from exportkit.verify.commands import LoadArtifact
 from exportkit.verify.options import VerifyOptions
 from exportkit.verify.outcomes import (
@@ -73,7 +73,7 @@ def test_misbehaviour_is_a_verdict_and_the_next_call_gets_a_new_process(
     path = artifact(Misbehaving(), [(x, right(x)) for x in inputs], operators=operators)
 
     report = verify(
-        path, VerifyOptions(against="cases", eager=EagerSource(op_libraries=[misbehaving_library]), timeout=5.0)
+        path, VerifyOptions(against="cases", eager=ReferenceModel(op_libraries=[misbehaving_library]), timeout=5.0)
     )
     found = verdicts(report)
     assert [type(v) for v in found] == [Match, CallFailed, Crashed, Match, TimedOut, NotRun]
@@ -87,9 +87,9 @@ def test_misbehaviour_is_a_verdict_and_the_next_call_gets_a_new_process(
     (tmp_path / "acting.py").write_text(f"import torch\ntorch.ops.load_library({str(misbehaving_library)!r})\n")
     monkeypatch.syspath_prepend(str(tmp_path))
     one = artifact(Misbehaving(), [(x, right(x)) for x in inputs[:1]], operators=operators)
-    found = verdicts(verify(one, VerifyOptions(against="cases", eager=EagerSource(op_libraries=["acting"]))))
+    found = verdicts(verify(one, VerifyOptions(against="cases", eager=ReferenceModel(op_libraries=["acting"]))))
     assert [type(v) for v in found] == [Match]
-    (check,) = verify(one, VerifyOptions(against="cases", eager=EagerSource(op_libraries=["json"]))).checks
+    (check,) = verify(one, VerifyOptions(against="cases", eager=ReferenceModel(op_libraries=["json"]))).checks
     assert isinstance(check.verdict, LoadFailed)
     assert "json loads no library that registers misbehaving::act" in check.verdict.message
 
@@ -107,7 +107,7 @@ def test_misbehaviour_is_a_verdict_and_the_next_call_gets_a_new_process(
 def test_eager_is_compared_at_the_ends_of_the_range_and_between(artifact):
     """Of a bare module: its inputs are made from the manifest."""
     path = artifact(Affine(), [], source="verify_models:Refusing", state_sha256=STATE)
-    report = verify(path, VerifyOptions(shapes=3, eager=EagerSource("verify_models:Refusing")))
+    report = verify(path, VerifyOptions(shapes=3, eager=ReferenceModel("verify_models:Refusing")))
     failed, *matches = verdicts(report, "eager")
     assert isinstance(failed, EagerFailed)
     assert "at least 2 rows" in failed.message

@@ -76,14 +76,14 @@ std::string verdict(bool ok) { return ok ? "ok" : "DIFFERS"; }
 // Prints a case of one call in one line, and of several in one line each.
 void print(size_t index, const CaseReport& report, size_t calls) {
   std::string title = "  case " + std::to_string(index);
-  const std::string trouble = report.trouble.empty() ? "" : "; " + report.trouble;
+  const std::string edge_case = report.edge_case.empty() ? "" : "; " + report.edge_case;
   if (calls > 1)
-    say(title + ": " + std::to_string(calls) + " calls in one session" + trouble + ": " + verdict(report.ok()));
+    say(title + ": " + std::to_string(calls) + " calls in one session" + edge_case + ": " + verdict(report.ok()));
   const std::string indent = calls > 1 ? "      " : "    ";
   for (const CallReport& call : report.calls) {
     if (calls > 1) title = "    " + call.method;
     const std::string method = calls > 1 || call.method == "forward" ? "" : call.method + "; ";
-    say(title + " (" + method + shown(call.sizes) + (calls > 1 ? "" : trouble) + "): " + verdict(call.ok()) +
+    say(title + " (" + method + shown(call.sizes) + (calls > 1 ? "" : edge_case) + "): " + verdict(call.ok()) +
         (call.problem.empty() ? "" : ", " + call.problem));
     print(call.outputs, indent);
   }
@@ -176,7 +176,7 @@ class Run {
       ok_ &= report.ok();
       cases.push_back(json_object(
           {{"ok", json_bool(report.ok())},
-           {"trouble", json_text(report.trouble)},
+           {"edge_case", json_text(report.edge_case)},
            {"seconds", number(seconds_since(start))},
            {"calls", json_list(report.calls, [](const CallReport& call) { return to_json(call); })},
            {"state", json_list(report.state, [](const OutputReport& tensor) { return to_json(tensor); })}}));

@@ -24,8 +24,8 @@ from torch._inductor.utils import op_dtype_propagation_rules
 from torch._inductor.virtualized import V
 from torch.utils._sympy.functions import FloorDiv, ModularIndexing
 
-from exportkit.export.compiling.long_sums import long_sums
-from exportkit.export.compiling.wide_columns import wide_columns
+from exportkit.export.compiling.cascade_sums import cascade_sums
+from exportkit.export.compiling.reduction_tiling import reduction_tiling
 from exportkit.export.models.source_lines import where_listed
 from exportkit.export.within_torch.opaque import without_opaque
 from exportkit.export.within_torch.torch_internals import all_replaced, replaced
@@ -51,8 +51,8 @@ def changed_inductor() -> Iterator[None]:
             _never_one_thread,
             _room_for_every_thread,
             _keys_that_are_there,
-            long_sums,
-            wide_columns,
+            cascade_sums,
+            reduction_tiling,
             _sums_at_one_place,
             _slices_with_two_ends,
             _errors_of_operators,

@@ -20,10 +20,10 @@ from exportkit.export.compiling.compile_failure import failed_operator, noted_li
 from exportkit.export.compiling.compiled_cache import Code
 from exportkit.export.compiling.eager_kernels import eager_kernels, with_tensors
 from exportkit.export.compiling.empty_attention import attention_of_any_length
-from exportkit.export.compiling.flat_weights import flat_weights
 from exportkit.export.compiling.guarded_indices import guarded_indices
 from exportkit.export.compiling.inductor_changes import changed_inductor, opaque_operators_stay_whole
 from exportkit.export.compiling.model_sources import compiling_model_sources
+from exportkit.export.compiling.packed_rnn_weights import packed_rnn_weights
 from exportkit.export.compiling.packed_weights import packed_weights
 from exportkit.export.compiling.refusable_values import may_refuse
 from exportkit.export.compiling.refusing_code import (
@@ -38,8 +38,8 @@ from exportkit.export.compiling.usable_compiler import last_lines, refuse_full_d
 from exportkit.export.compiling.vector_products import vector_products
 from exportkit.export.eager_calls.cases import eager_mode
 from exportkit.export.models.source_lines import where_listed
-from exportkit.export.tracing.branch_graphs import compilable_branches
 from exportkit.export.tracing.explain import raised_text, refused_by_compiler
+from exportkit.export.tracing.hop_subgraphs import compilable_branches
 from exportkit.export.within_torch.data_sizes import from_zero
 from exportkit.export.within_torch.opaque import opaque_operators
 from exportkit.export.within_torch.writing_operators import writing_operators
@@ -104,7 +104,7 @@ def _compiled(
                 contexts.enter_context(packed_weights())
                 contexts.enter_context(attention_of_any_length(program))
             else:
-                contexts.enter_context(flat_weights())
+                contexts.enter_context(packed_rnn_weights())
                 contexts.enter_context(vector_products())
             contexts.enter_context(eager_kernels(left_to_eager))  # the last word about how operators are taken apart
             folder = Path(options["aot_inductor.output_path"]) if device.type == "cpu" else None

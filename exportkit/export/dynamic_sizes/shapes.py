@@ -9,7 +9,7 @@ import sympy
 import torch
 
 from exportkit.errors import ExportError, UsageError
-from exportkit.export.models.spelling import parse_expression, size_of
+from exportkit.export.models.option_parsing import parse_expression, size_of
 from exportkit.package.manifest import Dimension, Size
 
 MAX_SIZE = 2**31 - 1  # recorded if a program that exportkit did not write gives a dimension no upper end

@@ -13,13 +13,13 @@ from safetensors.torch import save
 from exportkit.errors import UsageError
 from exportkit.export.eager_calls.cases import MAX_CASE_BYTES, case_sizes
 from exportkit.export.eager_calls.eager_methods import EagerMethods
-from exportkit.export.eager_calls.play import PlayedSession, play_session
-from exportkit.export.eager_calls.rare_errors import with_rare_errors
+from exportkit.export.eager_calls.eager_run import EagerRun, run_eagerly
+from exportkit.export.eager_calls.outlier_errors import with_outlier_errors
 from exportkit.export.eager_calls.reference import References, SessionReferences
 from exportkit.export.eager_calls.sequences import DrawnCall, draw_call, draw_session, session_call, with_state
 from exportkit.export.export_options import TraceOptions
 from exportkit.export.models.placement import on_device
-from exportkit.package.case_files import TROUBLE, named_results, named_tensors, result_keys, state_keys
+from exportkit.package.case_files import EDGE_CASE, named_results, named_tensors, result_keys, state_keys
 from exportkit.package.manifest import Accuracy, CaseCall, Node, PackagedMethod, StateTensor
 from exportkit.progress import Progress
 from exportkit.sizes import label_of
@@ -28,7 +28,7 @@ MAX_CASES_BYTES = 4_000_000
 """All cases of a package take at most so much, unless the example inputs are larger."""
 
 MAX_TROUBLE_BYTES = 400_000
-"""So much of that is left for the cases with troublesome values."""
+"""So much of that is left for the cases with edge values."""
 
 _SHRINKS = 4  # how often smaller sizes are tried for that
 
@@ -42,8 +42,8 @@ _FAR = (
 class RecordedCase:
     """A sequence of calls: its tensors as a safetensors file, and the rest as in the manifest.
 
-    `structures` has the structure of each result of eager, if this case was recorded now. `trouble` says what is
-    troublesome in its inputs, such as "ties in x"; it is empty for inputs that were only drawn. `far` names the results
+    `structures` has the structure of each result of eager, if this case was recorded now. `edge_case` says what makes
+    its inputs edge values, such as "ties in x"; it is empty for inputs that were only drawn. `far` names the results
     that are too far from what a wide dtype gives to have a reference.
     """
 
@@ -52,7 +52,7 @@ class RecordedCase:
     reference_dtype: Literal["float64", "float32"] | None
     state_accuracy: Mapping[str, Accuracy | None]
     structures: tuple[Node, ...] = ()
-    trouble: str = ""
+    edge_case: str = ""
     far: tuple[str, ...] = ()
 
 
@@ -87,20 +87,20 @@ def record_cases(
     cases: list[RecordedCase] = []
     told: set[str] = set()
 
-    def recorded(played: PlayedSession, *, rare: bool = False) -> RecordedCase:
-        return record_played(played, methods, state, tf32=options.tf32, rare=rare)
+    def recorded(eager_run: EagerRun, *, rare: bool = False) -> RecordedCase:
+        return record_run(eager_run, methods, state, tf32=options.tf32, rare=rare)
 
     for plan in plans:
         limit = MAX_CASE_BYTES
         for _ in range(_SHRINKS):
             found: list[RecordedCase] = []
-            largest, its_play = 0, None  # only one is kept: it has the state in a wide dtype
+            largest, its_run = 0, None  # only one is kept: it has the state in a wide dtype
             for number, calls in enumerate(plan(limit)):
                 progress(f"recording case {len(cases) + number + 1}")
-                played = play_session(eager, methods, state, _placed(calls, device), tf32=options.tf32)
-                found.append(recorded(played))
-                if its_play is None or len(found[number].tensors) > len(found[largest].tensors):
-                    largest, its_play = number, played
+                eager_run = run_eagerly(eager, methods, state, _placed(calls, device), tf32=options.tf32)
+                found.append(recorded(eager_run))
+                if its_run is None or len(found[number].tensors) > len(found[largest].tensors):
+                    largest, its_run = number, eager_run
                 if far := [name for name in found[-1].far if name not in told]:
                     progress(_FAR.format(" and ".join(f"`{name}`" for name in far)))
                     told.update(far)
@@ -110,8 +110,8 @@ def record_cases(
             if others <= budget:
                 break
             limit = int(limit * 0.8 * budget / others)
-        if its_play is not None:
-            found[largest] = recorded(its_play, rare=True)
+        if its_run is not None:
+            found[largest] = recorded(its_run, rare=True)
         cases += found
     return tuple(cases)
 
@@ -186,35 +186,35 @@ def record_case(
     Raises:
         ExportError: The model raised.
     """
-    return record_played(play_session(eager, methods, state, calls, tf32=tf32), methods, state, tf32=tf32)
+    return record_run(run_eagerly(eager, methods, state, calls, tf32=tf32), methods, state, tf32=tf32)
 
 
-def record_played(
-    played: PlayedSession,
+def record_run(
+    eager_run: EagerRun,
     methods: Sequence[PackagedMethod],
     state: Sequence[StateTensor],
     *,
     tf32: bool,
-    trouble: str = "",
+    edge_case: str = "",
     rare: bool = False,
 ) -> RecordedCase:
     """Packs inputs and results of a session, with references.
 
     Args:
-        played: What eager answered.
+        eager_run: What eager answered.
         methods: The description of its methods.
         state: The description of its state.
         tf32: Whether eager may have used TF32.
-        trouble: What is troublesome in the inputs.
+        edge_case: What makes the inputs edge values.
         rare: Whether errors that few elements have count as in several runs. One case of a package does for all.
     """
     by_name = {method.name: method for method in methods}
-    known = played.references(tf32=tf32)
+    known = eager_run.references(tf32=tf32)
     if known and rare:
-        known = with_rare_errors(known, played)
-    found: Sequence[References | None] = known.calls if known else [None] * len(played.calls)
+        known = with_outlier_errors(known, eager_run)
+    found: Sequence[References | None] = known.calls if known else [None] * len(eager_run.calls)
     tensors: dict[str, torch.Tensor] = {}
-    for number, (drawn, answered, reference) in enumerate(zip(played.calls, played.answered, found)):
+    for number, (drawn, answered, reference) in enumerate(zip(eager_run.calls, eager_run.answered, found)):
         call = by_name[drawn.method].call
         written = {name: tensor for name, tensor in answered.eager.items() if name.startswith("written.")}
         tensors |= named_tensors(f"{number}.input", drawn.bound.tensors)
@@ -222,27 +222,27 @@ def record_played(
         tensors |= named_results(result_keys(number, call), written)
         if reference is not None:
             tensors |= named_results(result_keys(number, call, reference=True), reference.outputs)
-    after = {each.name: played.after.eager[each.name] for each in played.state}
+    after = {each.name: eager_run.after.eager[each.name] for each in eager_run.state}
     tensors |= named_results(state_keys(state), after)
     if known and known.state:
         tensors |= named_results(state_keys(state, reference=True), known.state.outputs)
     return RecordedCase(
         calls=tuple(
             CaseCall(method=c.method, sizes=dict(c.sizes), accuracy=dict(r.accuracy) if r else {})
-            for c, r in zip(played.calls, found)
+            for c, r in zip(eager_run.calls, found)
         ),
-        tensors=save(tensors, metadata={TROUBLE: trouble} if trouble else None),
+        tensors=save(tensors, metadata={EDGE_CASE: edge_case} if edge_case else None),
         reference_dtype=known.dtype if known else None,
         state_accuracy=dict(known.state.accuracy) if known and known.state else {},
-        structures=played.structures,
-        trouble=trouble,
-        far=_far(played, found, known),
+        structures=eager_run.structures,
+        edge_case=edge_case,
+        far=_far(eager_run, found, known),
     )
 
 
-def _far(played: PlayedSession, found: Sequence[References | None], known: SessionReferences | None) -> tuple[str, ...]:
+def _far(eager_run: EagerRun, found: Sequence[References | None], known: SessionReferences | None) -> tuple[str, ...]:
     """Returns the results that were computed in a wide dtype, and have no reference all the same."""
-    wanted = (*(call.wanted for call in played.answered), played.after.wanted)
+    wanted = (*(call.wanted for call in eager_run.answered), eager_run.after.wanted)
     references = (*found, known.state if known else None)
     names = [name for each, has in zip(wanted, references) for name in each if has is None or name not in has.outputs]
-    return tuple(dict.fromkeys(names)) if names and played.wide is not None else ()
+    return tuple(dict.fromkeys(names)) if names and eager_run.wide is not None else ()

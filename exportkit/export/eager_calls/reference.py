@@ -13,7 +13,7 @@ from torch.utils._pytree import tree_leaves
 
 from exportkit.accuracy import eager_error
 from exportkit.export.eager_calls.state_buffers import StateBuffer, settled
-from exportkit.export.eager_calls.widened import PRECISIONS, Widened, cast, is_large
+from exportkit.export.eager_calls.upcast import PRECISIONS, Upcast, cast, is_large
 from exportkit.export.models.call_signature import BoundCall
 from exportkit.export.within_torch.gradients import gradients_of
 from exportkit.package.manifest import Accuracy, TensorOutput
@@ -128,7 +128,7 @@ class WideAnswers:
         dtype: The dtype.
         calls: The results of each call, in the order of the manifest's.
         state: The state after the last, by name.
-        eps: The epsilon of the least precise dtype that was widened.
+        eps: The epsilon of the least precise dtype that was upcast.
     """
 
     dtype: torch.dtype
@@ -172,10 +172,10 @@ def wide_answers(calls: Sequence[AnsweredCall], state: SessionState = SessionSta
     for wide in (torch.float64, torch.float32):
         if torch.finfo(wide).eps >= torch.finfo(narrow).eps:
             return None
-        # Where the mode itself fails, only weights, state and inputs are widened.
-        modes = [Widened(wide, narrow), None]
+        # Where the mode itself fails, only weights, state and inputs are upcast.
+        modes = [Upcast(wide, narrow), None]
         if is_large({tensor for call in calls for tensor in call.model.parameters()}, wide):
-            modes.insert(0, Widened(wide, narrow, lazily=True))
+            modes.insert(0, Upcast(wide, narrow, lazily=True))
         for mode in modes:
             session = _WideSession(wide, mode, state)
             try:
@@ -226,7 +226,7 @@ def wide_calls(
     Returns:
         None if it cannot be computed in float64.
     """
-    for mode in (Widened(torch.float64, torch.float32), None):
+    for mode in (Upcast(torch.float64, torch.float32), None):
         session, call = _WideSession(torch.float64, mode, SessionState()), AnsweredCall(model, bound, (), {}, ())
 
         def answers(
@@ -300,7 +300,7 @@ class _WideSession:
         state: The state by name, in that dtype.
     """
 
-    def __init__(self, wide: torch.dtype, mode: Widened | None, state: SessionState) -> None:
+    def __init__(self, wide: torch.dtype, mode: Upcast | None, state: SessionState) -> None:
         self.wide = wide
         self.state = {buffer.name: cast(buffer.at(state.sizes), wide) for buffer in state.buffers}
         self._mode = mode

@@ -37,7 +37,7 @@ def output_tolerances(
         outputs: Names and dtypes.
         given: The spec's tolerances, by name of the output.
         cast: The dtype that the model was cast to, if it was. The spec's tolerances are for the model before the cast,
-            and are widened to the precision of that dtype.
+            and are upcast to the precision of that dtype.
 
     Raises:
         UsageError: A tolerance names an output that the model does not have.
@@ -113,7 +113,7 @@ def accuracy_outputs(outputs: Sequence[TensorOutput], given: Mapping[str, Tolera
 
 
 def _numbers(tolerance: Tolerance, dtype: torch.dtype, cast: torch.dtype | None) -> tuple[float, float]:
-    """Returns rtol and atol: the given ones, widened to the precision of a cast, or the default of the dtype.
+    """Returns rtol and atol: the given ones, upcast to the precision of a cast, or the default of the dtype.
 
     The default is that of the dtype that the model computes in if that is less precise.
     """

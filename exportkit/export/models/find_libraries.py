@@ -9,7 +9,6 @@ from pathlib import Path
 from exportkit.child.child_client import ChildClient, ChildEndedError
 from exportkit.child.messages import Failed, Message
 from exportkit.child.process import describe_end
-from exportkit.eager_source import EagerSource
 from exportkit.errors import (
     ExportError,
     LibraryLoadError,
@@ -22,6 +21,7 @@ from exportkit.package.consistency import operators_of
 from exportkit.package.describe_library import describe_with_needed
 from exportkit.package.manifest import Library
 from exportkit.progress import Progress
+from exportkit.reference_model import ReferenceModel
 
 
 class Import(Message, frozen=True):
@@ -142,7 +142,7 @@ def _has_some(path: Path, operators: Set[str]) -> bool:
     return not operators_of(library) or bool(operators & operators_of(library))
 
 
-def named_libraries(eager: EagerSource, missing: Set[str], progress: Progress) -> Sequence[Path | str]:
+def named_libraries(eager: ReferenceModel, missing: Set[str], progress: Progress) -> Sequence[Path | str]:
     """Returns the libraries that were named, or else those that the module of the MODEL that was named loads.
 
     Args:

@@ -16,7 +16,7 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from exportkit.errors import HostError, UsageError
 from exportkit.export.models.call_signature import BoundCall, check_plain, describe_call
 from exportkit.export.models.entries import entry_specs
-from exportkit.export.models.spelling import check_cast
+from exportkit.export.models.option_parsing import check_cast
 from exportkit.package import core
 from exportkit.progress import Progress
 from exportkit.spec import FORWARD, ExportSpec

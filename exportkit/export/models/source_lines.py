@@ -140,11 +140,11 @@ def _first_cause(error: BaseException) -> BaseException:
 
 
 def _is_exportkit(frame: traceback.FrameSummary) -> bool:
-    return frame.filename.startswith(_EXPORTKIT) and not frame.filename.startswith(_guests())
+    return frame.filename.startswith(_EXPORTKIT) and not frame.filename.startswith(_plugins())
 
 
 @functools.cache
-def _guests() -> tuple[str, ...]:
+def _plugins() -> tuple[str, ...]:
     """Returns where models lie that exportkit's own folder has as guests: their lines are shown like a user's."""
     modules = (value.partition(":")[0].split(".") for value in installed_models().values())
     return tuple(str(Path(_EXPORTKIT, *inner)) for package, *inner in modules if package == "exportkit")

@@ -10,19 +10,19 @@ from typing import Any
 
 import torch
 
-from exportkit.eager_source import EagerSource
 from exportkit.errors import UsageError
 from exportkit.export.models.placement import parse_floating, prepared
 from exportkit.export.programs.program_model import dimension_of
 from exportkit.export.programs.resolve import resolve
 from exportkit.package.manifest import Call, PackagedMethod, Source, StateTensor
+from exportkit.reference_model import ReferenceModel
 from exportkit.sizes import shape_at
 from exportkit.spec import FORWARD, ExportSpec
 
 
 @contextmanager
 def rebuild_eager(
-    eager: EagerSource,
+    eager: ReferenceModel,
     source: Source,
     methods: Sequence[PackagedMethod],
     state: Sequence[StateTensor],
@@ -35,7 +35,7 @@ def rebuild_eager(
     Compare its `state_sha256` with the artifact's to know whether it is still the same model.
 
     Args:
-        eager: MODEL, which `EagerSource.model_of` has allowed, with its weights and libraries.
+        eager: MODEL, which `ReferenceModel.model_of` has allowed, with its weights and libraries.
         source: The artifact's source. The callable gets its arguments, which are numbers, text, booleans and null.
         methods: The artifact's methods.
         state: The artifact's state.

@@ -15,14 +15,14 @@ from exportkit.errors import ModelNotFoundError, UsageError, WeightsError
 from exportkit.export.eager_calls.cases import matches
 from exportkit.export.models.call_signature import NAMED, bind_call, left_out, parameter_names, rebind
 from exportkit.export.models.importing import import_code, named_attribute
+from exportkit.export.models.option_parsing import check_dtype, parse_input_text
 from exportkit.export.models.resolved import EagerModel, ResolvedModel
 from exportkit.export.models.source_lines import users_code
-from exportkit.export.models.spelling import check_dtype, parse_input_text
 from exportkit.libraries import LoadedLibrary, load_library
 from exportkit.package.describe_library import describe_with_needed
 from exportkit.package.manifest import Library
 from exportkit.package.trust import Trust
-from exportkit.package.weights_advice import renamed, to_safetensors
+from exportkit.package.weights_hints import renamed, to_safetensors
 from exportkit.spec import ExportSpec
 
 

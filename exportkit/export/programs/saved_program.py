@@ -20,6 +20,7 @@ from exportkit.export.programs.program_model import ForeignModel
 from exportkit.export.programs.saved_sizes import named_sizes, shapes_of
 from exportkit.export.provenance import provenance
 from exportkit.export.tracing.describe_program import describe_output, describe_program
+from exportkit.export.tracing.edge_cases import edge_cases
 from exportkit.export.tracing.preflight import (
     check_composites,
     check_model,
@@ -30,7 +31,6 @@ from exportkit.export.tracing.preflight import (
 from exportkit.export.tracing.trace import trace
 from exportkit.export.tracing.trace_method import check_writes
 from exportkit.export.tracing.traced import Traced, TracedMethod
-from exportkit.export.tracing.trouble_cases import trouble_cases
 from exportkit.package.archive import Content, PackageReader
 from exportkit.package.manifest import Manifest, Source
 from exportkit.progress import Progress
@@ -154,8 +154,8 @@ def _trace_foreign(
     method = TracedMethod(FORWARD, program, call)
     example = {FORWARD: sizes_of(call.inputs, [tensor.shape for tensor in bound.tensors])}
     cases = record_cases(eager, [method.packaged], (), example, options, device, progress)
-    if options.trouble and options.cases > 1:
-        cases += trouble_cases(eager, [method], (), cases, options, device, progress).cases
+    if options.edge_cases and options.cases > 1:
+        cases += edge_cases(eager, [method], (), cases, options, device, progress).cases
     return Traced(
         methods=(method,),
         operators=describe_operators(graph_operators(program.graph_module)),

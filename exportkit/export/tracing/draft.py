@@ -12,12 +12,12 @@ from exportkit.errors import ExportError, OperatorNotExportableError, UsageError
 from exportkit.export.dynamic_sizes.shapes import DynamicSizes
 from exportkit.export.dynamic_sizes.size_changes import SizeChange, changes_between, violated_names
 from exportkit.export.export_options import TraceOptions
+from exportkit.export.models.option_parsing import size_of
 from exportkit.export.models.placement import usable_device
 from exportkit.export.models.resolved import EagerModel, ResolvedModel
 from exportkit.export.models.source_lines import user_frame, where
-from exportkit.export.models.spelling import size_of
 from exportkit.export.tracing.explain import advice, explain_refusal, sizes_error
-from exportkit.export.tracing.line_advice import branches, needs_number
+from exportkit.export.tracing.line_hints import branches, needs_number
 from exportkit.export.tracing.preflight import check_operators, graph_operators
 from exportkit.export.tracing.torch_draft import DraftProblem, draft_export
 from exportkit.export.tracing.torch_export import RefusedByTorchError, TracingTask, export_with, sizes_that_trace

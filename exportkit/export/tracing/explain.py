@@ -18,8 +18,8 @@ from exportkit.export.dynamic_sizes.guards import with_places
 from exportkit.export.dynamic_sizes.shapes import DynamicSizes
 from exportkit.export.dynamic_sizes.size_changes import SizeChange, changes_between, violated_names
 from exportkit.export.models.source_lines import where_raised
-from exportkit.export.tracing.branch_graphs import flow_nodes
-from exportkit.export.tracing.line_advice import branches, needs_number, to_keep_the_range
+from exportkit.export.tracing.hop_subgraphs import flow_nodes
+from exportkit.export.tracing.line_hints import branches, needs_number, to_keep_the_range
 from exportkit.export.tracing.preflight import IN_CPP, OTHER_DTYPES, SAME_DTYPE
 from exportkit.export.tracing.torch_export import RefusedByTorchError, TracingTask, sizes_that_trace
 from exportkit.export.within_torch.control_flow import ControlFlowError

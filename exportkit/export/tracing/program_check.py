@@ -18,8 +18,8 @@ from exportkit.export.eager_calls.eager_methods import EagerMethods
 from exportkit.export.eager_calls.record import RecordedCase
 from exportkit.export.models.call_signature import describe_call
 from exportkit.export.models.source_lines import where_traced
-from exportkit.export.tracing.call_trail import UNWRITTEN, filled
 from exportkit.export.tracing.lifted import run_program
+from exportkit.export.tracing.operator_trace import UNWRITTEN, filled
 from exportkit.export.tracing.preflight import checking_operators, graph_operators
 from exportkit.export.tracing.repeatable import ALLOW, WRITE_FIRST, agree
 from exportkit.export.tracing.torch_export import RefusedByTorchError, export_with
@@ -249,7 +249,7 @@ def _disagreement(where: _Where, problem: str) -> ExportError:
         return ExportError(
             f"the traced program{of} {problem} where an input has NaN or an infinity, though it agrees elsewhere",
             hint="Python's max() and min() of tensors, which torch.export takes for torch.maximum and torch.minimum, "
-            "leave NaN out where it comes second: write torch's. --no-trouble records no such case.",
+            "leave NaN out where it comes second: write torch's. --no-edge-cases records no such case.",
         )
     if not where.sizes:
         return ExportError(

@@ -12,16 +12,16 @@ from torch.utils._pytree import tree_leaves
 from exportkit.errors import ExportError, OperatorNotExportableError
 from exportkit.export.models.call_signature import BoundCall
 from exportkit.export.models.source_lines import where_traced
-from exportkit.export.tracing.call_trail import (
+from exportkit.export.tracing.lifted import written_constants
+from exportkit.export.tracing.operator_trace import (
     DIFFERS,
-    CallTrail,
+    OperatorTrace,
     Writes,
     assignments_to,
     changed_number,
     fingerprint,
     first_difference,
 )
-from exportkit.export.tracing.lifted import written_constants
 from exportkit.export.within_torch.dispatch import watched_by
 
 ALLOW = "--allow-nondeterministic permits it; then only dtypes and shapes of the outputs are verified."
@@ -73,7 +73,7 @@ def check_repeatable(
     before = {name: fingerprint(tensor) for name, tensor in watched.items()}
     answers, trails, kept = [first], [], []
     for _ in range(2):
-        with watched_by(CallTrail()) as trail:
+        with watched_by(OperatorTrace()) as trail:
             answers.append(call())
         trails.append(trail)
         kept.append(_attributes(model))

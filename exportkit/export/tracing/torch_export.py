@@ -28,8 +28,8 @@ from exportkit.export.eager_calls.cases import resampled
 from exportkit.export.eager_calls.state_buffers import StateBuffer
 from exportkit.export.models.call_signature import BoundCall, describe_call, is_tensor, plain_tuples
 from exportkit.export.models.source_lines import users_code
-from exportkit.export.tracing.branch_graphs import correct_branches
 from exportkit.export.tracing.describe_program import taken_tensors
+from exportkit.export.tracing.hop_subgraphs import correct_branches
 from exportkit.export.tracing.lifted import STATE, lifted
 from exportkit.export.tracing.recurrent_layers import whole_recurrent_layers
 from exportkit.export.within_torch.batch_rules import varying_batches

@@ -20,11 +20,12 @@ from exportkit.export.eager_calls.record import record_cases
 from exportkit.export.export_options import TraceOptions
 from exportkit.export.models.call_signature import BoundCall, parameter_names
 from exportkit.export.models.entries import entry_specs
+from exportkit.export.models.option_parsing import parse_places, parse_ranges, size_of
 from exportkit.export.models.placement import parse_floating, prepared
 from exportkit.export.models.resolved import EagerModel
-from exportkit.export.models.spelling import parse_places, parse_ranges, size_of
 from exportkit.export.provenance import provenance
 from exportkit.export.tracing.describe_state import describe_state
+from exportkit.export.tracing.edge_cases import edge_cases
 from exportkit.export.tracing.inferred_sizes import with_inferred
 from exportkit.export.tracing.missed_kernels import float_products
 from exportkit.export.tracing.preflight import check_composites, describe_operators, graph_operators
@@ -33,7 +34,6 @@ from exportkit.export.tracing.torch_export import TracingTask
 from exportkit.export.tracing.trace_method import ReadyModel, trace_method
 from exportkit.export.tracing.traced import Traced
 from exportkit.export.tracing.tried_cases import tried_cases
-from exportkit.export.tracing.trouble_cases import trouble_cases
 from exportkit.export.within_torch.opaque import opaque_operators
 from exportkit.package.manifest import Source
 from exportkit.progress import Progress
@@ -67,8 +67,8 @@ def trace(model: EagerModel, options: TraceOptions, device: torch.device, progre
         examples = {name: sizes.example for name, (_, sizes) in ready.tasks.items()}
         cases = record_cases(eager, packaged, state, examples, options, device, progress)
         tried = tried_cases(eager, traced, state, options, device, progress, values=not free)
-        if options.trouble and options.cases > 1 and not free:
-            cases += trouble_cases(eager, methods, state, cases, options, device, progress).cases
+        if options.edge_cases and options.cases > 1 and not free:
+            cases += edge_cases(eager, methods, state, cases, options, device, progress).cases
         progress("comparing the program with the cases")
         check_programs(eager, traced, state, cases, values=not free, tf32=options.tf32)
         copies = HostCopies()

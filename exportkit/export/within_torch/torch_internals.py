@@ -14,8 +14,9 @@ No torch that exports has an option for any of these, so export replaces:
   (`inductor_changes`).
 - `CppKernel.need_use_acc_helper` and `_acc_helper_init`, `cpp.replace_cascade_sum_with_add` and
   `KernelGroup.codegen_group`, so that long sums are as accurate as eager's, and `lowering.use_two_step_variance`, so
-  that variances are (`long_sums`), and, with `codegen_group` again,
-  `TilingSelect.select_tiling` and `CppVecKernel.reduction_combine_vec`, so that they read whole rows (`wide_columns`).
+  that variances are (`cascade_sums`), and, with `codegen_group` again,
+  `TilingSelect.select_tiling` and `CppVecKernel.reduction_combine_vec`, so that they read whole rows
+  (`reduction_tiling`).
 - `DtypePropagationOpsHandler.__init__` (`inductor_changes`) and `KernelTemplate._template_from_string`
   (`late_templates`), so that Inductor does not do again, or without need, what takes a tenth of a second.
 - `CSEProxy.indirect_indexing`, `_default` and `device_assert_async`, `IndexPropagation.indirect_indexing`,
@@ -37,13 +38,13 @@ No torch that exports has an option for any of these, so export replaces:
   `ShapeEnv.produce_guards`, so that torch refuses no condition that holds (`guards`).
 - `proxy_tensor.maybe_handle_decomp`, so that operators that Python implements become their bodies (`operator_bodies`).
 - `torch.compile`, where torch's own loops and branches call it, and `generic_associative_scan` (`control_flow`); the
-  effect of `_linalg_check_errors` in loops, and `torch._library.utils.is_impure` with it (`branch_graphs`).
+  effect of `_linalg_check_errors` in loops, and `torch._library.utils.is_impure` with it (`hop_subgraphs`).
 - `torch.fx.Interpreter.run_node`, so that a crash names the node, and `_out_variant.to_out_variant`, so that the code
   calls the operators that the model calls (`inductor_changes`).
 - `Scheduler.codegen_extern_call` and `PythonWrapperCodegen.writeline`, so that an error of the C++ compiler names the
   operator (`compile_failure`).
 - `FakeTensorMode.dispatch`, so that code reads the results of kernels where they are (`true_strides`), and
-  `flex_attention._FLEX_ATTENTION_DISABLE_COMPILE_DEBUG`, so that its operators can be watched (`rounded_runs`).
+  `flex_attention._FLEX_ATTENTION_DISABLE_COMPILE_DEBUG`, so that its operators can be watched (`ulp_perturbation`).
 - `FakeTensorMode._cached_dispatch_impl`, so that torch remembers what is asked for again (`fake_answers`).
 - `FakeImplCtx.create_unbacked_symint`, so that sizes that depend on data begin at 0 (`data_sizes`).
 - `can_auto_functionalize`, `FallbackKernel.codegen` and `post_grad.decompose_auto_functionalized`, so that operators

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch._C import _dispatch_has_kernel_for_dispatch_key as has_kernel
 from torch.autograd.gradcheck import GradcheckError
 
-from exportkit.operators.contract.check_values import reference_of, tolerance, widened
+from exportkit.operators.contract.check_values import reference_of, tolerance, upcast
 from exportkit.operators.contract.definition import ContractCheck, Problem
 from exportkit.operators.contract.derivatives import Differentiable, differentiable
 from exportkit.operators.contract.differences import difference, shortened
@@ -104,7 +104,7 @@ def gradient_reference(trial: Trial, call: Sample) -> Problem | None:
     reference = reference_of(trial)
     trial.answer(call)
     own = differentiable(trial, call)
-    exact = differentiable(trial, widened(call), reference)
+    exact = differentiable(trial, upcast(call), reference)
     outputs = own.outputs()
     upstream = [torch.randn_like(o) for o in outputs]
     actual = torch.autograd.grad(outputs, own.inputs, upstream)

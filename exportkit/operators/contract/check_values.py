@@ -33,7 +33,7 @@ def tolerance(trial: Trial, dtype: torch.dtype) -> tuple[float, float]:
     return trial.subject.spec.tolerance(dtype) if trial.subject.spec else DEFAULT_TOLERANCES.get(dtype, (0.0, 0.0))
 
 
-def widened(call: Sample) -> Sample:
+def upcast(call: Sample) -> Sample:
     """Returns the call with every floating tensor in float64."""
     return call.with_tensors(lambda t: t.double() if t.is_floating_point() else t)
 
@@ -87,7 +87,7 @@ def equals_reference(trial: Trial, call: Sample) -> Problem | None:
 @ContractCheck("reference-float64", _HINT, order=30, unless=("determinism", "reference"))
 def equals_reference_in_float64(trial: Trial, call: Sample) -> Problem | None:
     """The kernel is as exact as its dtype: a reference in the kernel's own dtype could share its error."""
-    actual, exact = trial.answer(call), trial.fresh_answer(widened(call), reference_of(trial))
+    actual, exact = trial.answer(call), trial.fresh_answer(upcast(call), reference_of(trial))
     expected = [e.to(a.dtype) for a, e in zip(actual, exact)] if len(actual) == len(exact) else exact
     return _compared(trial, actual, expected, "the reference in float64")
 
@@ -203,7 +203,7 @@ def _in_float64(trial: Trial, call: Sample) -> list[Tensor] | None:
     if call.floating_dtype == torch.float64:
         return None
     try:
-        return trial.fresh_answer(widened(call))
+        return trial.fresh_answer(upcast(call))
     except Exception:  # the operator may not take float64; then nothing is compared with it
         return None
 

@@ -61,11 +61,11 @@ class ModelReplica:
         return self.model.alive and not self._closed.is_set()
 
     def recorded(self, method: str) -> Iterator[LoadedCall]:
-        """Yields the recorded calls of a method. Those with troublesome values are for `verify`."""
+        """Yields the recorded calls of a method. Those with edge values are for `verify`."""
         for place, case in enumerate(self.model.manifest.cases):
             if any(call.method == method for call in case.calls):
                 recorded = self.model.cases[place]
-                yield from (call for call in recorded.calls if call.method == method and not recorded.trouble)
+                yield from (call for call in recorded.calls if call.method == method and not recorded.edge_case)
 
     def call(self, method: str, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """Returns the flat outputs of a method for flat inputs.

@@ -45,7 +45,7 @@ def answer_sequences(replica: ModelReplica, *, compared: bool) -> None:
     """Replays the recorded cases that use state, each in a session. The arguments and errors are `answer_cases`'."""
     model = replica.model
     for place in _with_state(model.manifest):
-        if model.cases[place].trouble:
+        if model.cases[place].edge_case:
             continue
         try:
             verdict = replay_case(model, place)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import pytest
 
 from tests.arr_coc.model import training_processes
-from tests.fresh import run_python
+from tests.subprocesses import run_python
 
 
 @pytest.fixture(scope="module")

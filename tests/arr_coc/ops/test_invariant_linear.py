@@ -107,7 +107,7 @@ def test_half_types_are_rounded_once():
     )
 
 
-def test_long_sums_are_as_accurate_as_torchs():
+def test_cascade_sums_are_as_accurate_as_torchs():
     x, weight, bias = _call(torch.device("cpu"), torch.float32, 50, 6000, 20)
     exact = torch.nn.functional.linear(x.double(), weight.double(), bias.double())
     errors = [

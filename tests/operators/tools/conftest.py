@@ -11,9 +11,9 @@ import pytest
 
 from exportkit.cli import main
 from tests.fixtures import stable_library
-from tests.fresh import compiler_in_forkservers
+from tests.subprocesses import compiler_in_forkservers
 
-PLANTED = Path(__file__).with_name("planted_operators.py")
+INJECTED = Path(__file__).with_name("faulty_operators.py")
 
 
 def misbehaving() -> Path:

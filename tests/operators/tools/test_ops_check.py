@@ -12,7 +12,7 @@ from exportkit.cli import main
 from exportkit.operators.tools.checking import _finding
 from exportkit.operators.tools.journal import Step
 from tests.fixtures import stable_library
-from tests.operators.tools.conftest import PLANTED, misbehaving
+from tests.operators.tools.conftest import INJECTED, misbehaving
 
 
 def by_name(document: Any) -> dict[str, Any]:
@@ -26,33 +26,33 @@ def findings(checked: Any) -> dict[str, Any]:
 @pytest.mark.process
 def test_crash_hang_and_exhausted_memory_are_findings_and_the_others_are_checked(ops):
     options = ["--only", "fake-shape", "--timeout", 8, "--max-memory", "4GB"]
-    code, document = ops("check", PLANTED, *options)
+    code, document = ops("check", INJECTED, *options)
     checked = by_name(document)
     assert code == 1
     assert not document["ok"]
 
-    crash = findings(checked["planted::crashes"])["crash"]
+    crash = findings(checked["injected::crashes"])["crash"]
     assert "SIGSEGV" in crash["message"]
-    assert "torch.ops.planted.crashes(torch.randn(7, 5))" in crash["call"]
+    assert "torch.ops.injected.crashes(torch.randn(7, 5))" in crash["call"]
     assert "alone" not in crash["message"]
-    assert "The call alone does not end a process" in findings(checked["planted::damages"])["crash"]["message"]
-    hang = findings(checked["planted::hangs"])["hang"]
+    assert "The call alone does not end a process" in findings(checked["injected::damages"])["crash"]["message"]
+    hang = findings(checked["injected::hangs"])["hang"]
     assert "within 8 s" in hang["message"]
     assert "torch.float64" in hang["call"]
-    memory = findings(checked["planted::devours"])["memory"]
+    memory = findings(checked["injected::devours"])["memory"]
     assert "torch.bfloat16" in memory["call"]
     for name in ("crashes", "hangs", "devours"):
-        assert "fake-shape" in checked[f"planted::{name}"]["report"]["passed"], "what did not fail is checked"
+        assert "fake-shape" in checked[f"injected::{name}"]["report"]["passed"], "what did not fail is checked"
 
-    lie = findings(checked["planted::padded"])["fake-shape"]
+    lie = findings(checked["injected::padded"])["fake-shape"]
     assert lie["severity"] == "broken"
     assert "has shape [12], the kernel returns [9]" in lie["message"]
-    assert not findings(checked["planted::good"])
-    assert checked["planted::good"]["origin"] == "drawn"
-    assert checked["planted::unheard"]["not_checked"] is None, "the word was learned from the refusal"
-    never = checked["planted::never"]
+    assert not findings(checked["injected::good"])
+    assert checked["injected::good"]["origin"] == "drawn"
+    assert checked["injected::unheard"]["not_checked"] is None, "the word was learned from the refusal"
+    never = checked["injected::never"]
     assert "not today" in never["not_checked"]
-    assert "--calls 'planted::never=" in never["hint"]
+    assert "--calls 'injected::never=" in never["hint"]
     assert never["report"]["calls"] > 100
 
 
@@ -60,8 +60,8 @@ def test_given_calls_are_used_and_the_reference_is_compared(ops):
     library = misbehaving()
     only = ["--only", "reference", "--timeout", 8, "--dtype", "float32"]
     code, document = ops(
-        "check", library, *only, "--calls", f"misbehaving::act={PLANTED}:calls_of_act",
-        "--reference", f"misbehaving::act={PLANTED}:double",
+        "check", library, *only, "--calls", f"misbehaving::act={INJECTED}:calls_of_act",
+        "--reference", f"misbehaving::act={INJECTED}:double",
     )  # fmt: skip
     (checked,) = document["operators"]
     assert code == 1
@@ -70,7 +70,7 @@ def test_given_calls_are_used_and_the_reference_is_compared(ops):
     assert "torch.tensor([1.0, 5.0])" in findings(checked)["crash"]["call"]
     assert checked["report"]["passed"] == ["reference"]
 
-    function = f"{PLANTED}:wrong"
+    function = f"{INJECTED}:wrong"
     code, document = ops("check", library, "--only", "reference", "--operator", "act", "--reference", f"act={function}")
     assert code == 1
     assert "must equal the reference" in findings(document["operators"][0])["reference"]["message"]
@@ -78,22 +78,22 @@ def test_given_calls_are_used_and_the_reference_is_compared(ops):
 
 @pytest.mark.process
 def test_the_calls_of_a_model_are_recorded_and_varied(ops):
-    code, document = ops("check", f"{PLANTED}:Net", "--input", "x=float32[2,3,4]", "--only", "fake-shape")
+    code, document = ops("check", f"{INJECTED}:Net", "--input", "x=float32[2,3,4]", "--only", "fake-shape")
     checked = by_name(document)
     assert code == 1
-    assert set(checked) == {"planted::good", "planted::padded"}, "only what the model calls"
+    assert set(checked) == {"injected::good", "injected::padded"}, "only what the model calls"
     assert {each["origin"] for each in checked.values()} == {"model"}
-    assert set(findings(checked["planted::padded"])) == {"fake-shape"}, "the model's own size shows no fault"
+    assert set(findings(checked["injected::padded"])) == {"fake-shape"}, "the model's own size shows no fault"
 
 
 @pytest.mark.process
 def test_the_text_names_what_is_broken_and_how_to_see_it(capsys):
-    assert main(["ops", "check", str(PLANTED), "--operator", "padded", "--only", "fake-shape"]) == 1
+    assert main(["ops", "check", str(INJECTED), "--operator", "padded", "--only", "fake-shape"]) == 1
     said = capsys.readouterr()
     assert "  broken  fake-shape: The fake kernel says" in said.out
-    assert "    >>> torch.ops.planted.padded(torch.randn(1))" in said.out
+    assert "    >>> torch.ops.injected.padded(torch.randn(1))" in said.out
     assert said.out.endswith("1 operator: 1 broken, 0 not checked\n")
-    assert "checking planted::padded (1 of 1) ..." in said.err
+    assert "checking injected::padded (1 of 1) ..." in said.err
 
 
 @pytest.mark.parametrize(
@@ -101,10 +101,10 @@ def test_the_text_names_what_is_broken_and_how_to_see_it(capsys):
     [
         (["there_is_no.so"], "no file 'there_is_no.so'"),
         (["model.pt2"], "`exportkit inspect model.pt2`"),
-        ([PLANTED, "--input", "x=float32[2]"], "--input is for a model, such as my_model.py:Net"),
-        ([PLANTED, "--calls", "a.py:calls"], "--calls NS::OP=a.py:calls"),
-        ([PLANTED, "--reference", "planted::good=a.py"], "name a function"),
-        ([PLANTED, "--max-memory", "much"], "not a number with a unit"),
+        ([INJECTED, "--input", "x=float32[2]"], "--input is for a model, such as my_model.py:Net"),
+        ([INJECTED, "--calls", "a.py:calls"], "--calls NS::OP=a.py:calls"),
+        ([INJECTED, "--reference", "injected::good=a.py"], "name a function"),
+        ([INJECTED, "--max-memory", "much"], "not a number with a unit"),
     ],
 )
 def test_what_cannot_be_is_a_usage_error(arguments, said, capsys):
@@ -117,14 +117,14 @@ def test_what_cannot_be_is_a_usage_error(arguments, said, capsys):
     ("arguments", "said"),
     [
         (["--only", "fake-shapes"], "fake-shape,"),
-        (["--operator", "best"], "planted::good"),
-        (["--calls", f"planted::never={PLANTED}:nothing"], "yields no calls"),
+        (["--operator", "best"], "injected::good"),
+        (["--calls", f"injected::never={INJECTED}:nothing"], "yields no calls"),
         (["--spec", "json:dumps"], "names no OpSpec"),
         (["--dtype", "float99"], "float99"),
     ],
 )
 def test_what_only_the_library_tells_is_a_usage_error(arguments, said, capsys):
-    assert main(["ops", "check", str(PLANTED), *arguments]) == 2
+    assert main(["ops", "check", str(INJECTED), *arguments]) == 2
     assert said in capsys.readouterr().err
 
 

@@ -14,7 +14,7 @@ from exportkit.libraries import host_platform
 from exportkit.operators.tools.listing import describe_file
 from exportkit.operators.tools.source import OperatorSource, _variant, parse_source
 from tests.built import operator_library
-from tests.operators.tools.conftest import PLANTED, misbehaving
+from tests.operators.tools.conftest import INJECTED, misbehaving
 
 
 def test_a_shared_library_is_listed_with_what_it_lacks_and_needs(ops):
@@ -44,10 +44,10 @@ def test_our_own_operators_have_fakes_gradients_and_autocast_rules(capsys):
 
 @pytest.mark.process
 def test_operators_in_python_are_told_from_those_in_c(ops):
-    _, document = ops("list", PLANTED)
+    _, document = ops("list", INJECTED)
     operators = {operator["name"]: operator for operator in document["operators"]}
-    assert operators["planted::good"]["in_python"]
-    assert operators["planted::good"]["fake"] == "register_fake"
+    assert operators["injected::good"]["in_python"]
+    assert operators["injected::good"]["fake"] == "register_fake"
     assert document["files"] == []
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from exportkit.cli import main
 from exportkit.operators.tools.checking import _left
-from tests.operators.tools.conftest import PLANTED
+from tests.operators.tools.conftest import INJECTED
 
 ONLY = ["--only", "fake-shape", "--dtype", "float32"]
 
@@ -18,9 +18,9 @@ ONLY = ["--only", "fake-shape", "--dtype", "float32"]
 def checked_by(capfd: pytest.CaptureFixture[str], *arguments: object) -> tuple[int, str, list[str]]:
     """Runs the command. Returns its exit code, what it prints, and which operators it checks."""
     capfd.readouterr()
-    code = main(["ops", "check", str(PLANTED), *ONLY, *map(str, arguments)])
+    code = main(["ops", "check", str(INJECTED), *ONLY, *map(str, arguments)])
     said = capfd.readouterr()
-    return code, said.out + said.err, re.findall(r"checking planted::(\w+)", said.err)
+    return code, said.out + said.err, re.findall(r"checking injected::(\w+)", said.err)
 
 
 @pytest.mark.process
@@ -28,7 +28,7 @@ def test_what_was_done_is_kept_and_the_rest_is_checked(tmp_path: Path, capfd: py
     file = tmp_path / "results.jsonl"
     code, said, names = checked_by(capfd, "--operator", "un*", "--operator", "goo?", "--output", file)
     assert (code, names) == (0, ["unheard", "good"])
-    assert "planted::good: ok\n" in said
+    assert "injected::good: ok\n" in said
     with file.open("a") as cut:
         cut.write('{"type":"Chec')
 
@@ -36,8 +36,8 @@ def test_what_was_done_is_kept_and_the_rest_is_checked(tmp_path: Path, capfd: py
     assert (code, names) == (1, ["padded"])
     assert "2 operators: 1 broken" in said
     first, *results = map(json.loads, file.read_text().splitlines())
-    assert first["source"] == str(PLANTED)
-    assert [each["report"]["operator"] for each in results] == [f"planted::{n}" for n in ("unheard", "good", "padded")]
+    assert first["source"] == str(INJECTED)
+    assert [each["report"]["operator"] for each in results] == [f"injected::{n}" for n in ("unheard", "good", "padded")]
     assert [f["check"] for f in results[2]["report"]["findings"]] == ["fake-shape"]
 
     code, said, names = checked_by(capfd, "--operator", "good", "--output", file, "--resume", "--seed", 1)

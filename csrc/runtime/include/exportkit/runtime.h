@@ -114,7 +114,7 @@ struct RecordedCall {
 struct RecordedCase {
   std::vector<RecordedCall> calls;
   std::map<std::string, at::Tensor> state, state_references;  // after the last call; empty if they were not recorded
-  std::string trouble;  // what is troublesome in the inputs, such as "ties in x"; empty if they were only drawn
+  std::string edge_case;  // what makes the inputs edge values, such as "ties in x"; empty if they were only drawn
 };
 
 // An error relative to the magnitude of the reference, and the greatest one that FORMAT.md allows.
@@ -148,7 +148,7 @@ struct EXPORTKIT_API CallReport {
 struct EXPORTKIT_API CaseReport {
   std::vector<CallReport> calls;    // up to the first with a problem
   std::vector<OutputReport> state;  // after the last call
-  std::string trouble;              // of RecordedCase
+  std::string edge_case;              // of RecordedCase
 
   bool ok() const;
 };

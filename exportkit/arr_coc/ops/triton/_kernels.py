@@ -10,7 +10,7 @@ import triton.language as tl
 
 
 @triton.jit
-def widened(value):
+def upcast(value):
     """Converts all dtypes except float64 to float32."""
     if value.dtype == tl.float64:
         return value
@@ -23,7 +23,7 @@ def softmax_rows(x, out, rows, columns, ROWS: tl.constexpr, BLOCK: tl.constexpr)
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]
     column = tl.arange(0, BLOCK)[None, :]
     inside = (row < rows) & (column < columns)
-    value = widened(tl.load(x + row * columns + column, mask=inside, other=-float("inf")))
+    value = upcast(tl.load(x + row * columns + column, mask=inside, other=-float("inf")))
     power = tl.exp(value - tl.max(value, 1, keep_dims=True))
     # tl.max may ignore a NaN, but the sum includes it, so the whole row becomes NaN.
     tl.store(out + row * columns + column, power / tl.sum(power, 1, keep_dims=True), mask=inside)
@@ -33,11 +33,11 @@ def softmax_rows(x, out, rows, columns, ROWS: tl.constexpr, BLOCK: tl.constexpr)
 def softmax_long_row(x, out, columns, BLOCK: tl.constexpr):
     start = tl.program_id(0).to(tl.int64) * columns
     column = tl.arange(0, BLOCK)
-    highest = widened(tl.load(x + start + column, mask=column < columns, other=-float("inf")))
+    highest = upcast(tl.load(x + start + column, mask=column < columns, other=-float("inf")))
     finite = tl.where(highest == -float("inf"), 0.0, highest)  # if all values are -inf, subtract nothing
     total = tl.exp(highest - finite)
     for first in range(BLOCK, columns, BLOCK):
-        value = widened(tl.load(x + start + first + column, mask=first + column < columns, other=-float("inf")))
+        value = upcast(tl.load(x + start + first + column, mask=first + column < columns, other=-float("inf")))
         higher = tl.maximum(highest, value)
         finite = tl.where(higher == -float("inf"), 0.0, higher)
         total = total * tl.exp(highest - finite) + tl.exp(value - finite)
@@ -46,7 +46,7 @@ def softmax_long_row(x, out, columns, BLOCK: tl.constexpr):
     total = tl.sum(total * tl.exp(highest - row_highest), 0)
     for first in range(0, columns, BLOCK):
         inside = first + column < columns
-        value = widened(tl.load(x + start + first + column, mask=inside))
+        value = upcast(tl.load(x + start + first + column, mask=inside))
         tl.store(out + start + first + column, tl.exp(value - row_highest) / total, mask=inside)
 
 
@@ -55,8 +55,8 @@ def softmax_grad_rows(grad, output, out, rows, columns, ROWS: tl.constexpr, BLOC
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]
     column = tl.arange(0, BLOCK)[None, :]
     inside = (row < rows) & (column < columns)
-    y = widened(tl.load(output + row * columns + column, mask=inside, other=0.0))
-    g = widened(tl.load(grad + row * columns + column, mask=inside, other=0.0))
+    y = upcast(tl.load(output + row * columns + column, mask=inside, other=0.0))
+    g = upcast(tl.load(grad + row * columns + column, mask=inside, other=0.0))
     tl.store(out + row * columns + column, y * (g - tl.sum(y * g, 1, keep_dims=True)), mask=inside)
 
 
@@ -64,17 +64,17 @@ def softmax_grad_rows(grad, output, out, rows, columns, ROWS: tl.constexpr, BLOC
 def softmax_grad_long_row(grad, output, out, columns, BLOCK: tl.constexpr):
     start = tl.program_id(0).to(tl.int64) * columns
     column = tl.arange(0, BLOCK)
-    y = widened(tl.load(output + start + column, mask=column < columns, other=0.0))
-    product = y * widened(tl.load(grad + start + column, mask=column < columns, other=0.0))
+    y = upcast(tl.load(output + start + column, mask=column < columns, other=0.0))
+    product = y * upcast(tl.load(grad + start + column, mask=column < columns, other=0.0))
     for first in range(BLOCK, columns, BLOCK):
         inside = first + column < columns
-        y = widened(tl.load(output + start + first + column, mask=inside, other=0.0))
-        product += y * widened(tl.load(grad + start + first + column, mask=inside, other=0.0))
+        y = upcast(tl.load(output + start + first + column, mask=inside, other=0.0))
+        product += y * upcast(tl.load(grad + start + first + column, mask=inside, other=0.0))
     mean = tl.sum(product, 0)
     for first in range(0, columns, BLOCK):
         inside = first + column < columns
-        y = widened(tl.load(output + start + first + column, mask=inside))
-        g = widened(tl.load(grad + start + first + column, mask=inside))
+        y = upcast(tl.load(output + start + first + column, mask=inside))
+        g = upcast(tl.load(grad + start + first + column, mask=inside))
         tl.store(out + start + first + column, y * (g - mean), mask=inside)
 
 
@@ -129,8 +129,8 @@ def rms_norm_quantize_rows(
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]
     column = tl.arange(0, BLOCK)[None, :]
     inside = (row < rows) & (column < columns)
-    value = widened(tl.load(x + row * columns + column, mask=inside, other=0.0))
-    weighted = value * widened(tl.load(weight + column, mask=column < columns, other=0.0))
+    value = upcast(tl.load(x + row * columns + column, mask=inside, other=0.0))
+    weighted = value * upcast(tl.load(weight + column, mask=column < columns, other=0.0))
     mean_square = one_for_all(tl.sum(value * value, 1, keep_dims=True), (ROWS, BLOCK)) / columns
     inverse_rms, scale = row_scale(tl.max(magnitude_bits(weighted), 1, keep_dims=True), mean_square, value, EPS)
     tl.store(out + row * columns + column, quantize(weighted, inverse_rms, scale), mask=inside)
@@ -142,20 +142,20 @@ def rms_norm_quantize_long_row(x, weight, out, scales, columns, EPS: tl.constexp
     row = tl.program_id(0).to(tl.int64)
     start = row * columns
     column = tl.arange(0, BLOCK)
-    value = widened(tl.load(x + start + column, mask=column < columns, other=0.0))
+    value = upcast(tl.load(x + start + column, mask=column < columns, other=0.0))
     square = value * value
-    bits = magnitude_bits(value * widened(tl.load(weight + column, mask=column < columns, other=0.0)))
+    bits = magnitude_bits(value * upcast(tl.load(weight + column, mask=column < columns, other=0.0)))
     for first in range(BLOCK, columns, BLOCK):
         inside = first + column < columns
-        value = widened(tl.load(x + start + first + column, mask=inside, other=0.0))
+        value = upcast(tl.load(x + start + first + column, mask=inside, other=0.0))
         square += value * value
-        weighted = value * widened(tl.load(weight + first + column, mask=inside, other=0.0))
+        weighted = value * upcast(tl.load(weight + first + column, mask=inside, other=0.0))
         bits = tl.maximum(bits, magnitude_bits(weighted))
     inverse_rms, scale = row_scale(tl.max(bits, 0), tl.sum(square, 0) / columns, value, EPS)
     for first in range(0, columns, BLOCK):
         inside = first + column < columns
-        value = widened(tl.load(x + start + first + column, mask=inside, other=0.0))
-        weighted = value * widened(tl.load(weight + first + column, mask=inside, other=0.0))
+        value = upcast(tl.load(x + start + first + column, mask=inside, other=0.0))
+        weighted = value * upcast(tl.load(weight + first + column, mask=inside, other=0.0))
         tl.store(out + start + first + column, quantize(weighted, inverse_rms, scale), mask=inside)
     tl.store(scales + row, scale)
 
@@ -164,5 +164,5 @@ def rms_norm_quantize_long_row(x, weight, out, scales, columns, EPS: tl.constexp
 def add_elements(a, b, out, count, BLOCK: tl.constexpr):
     element = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     inside = element < count
-    total = widened(tl.load(a + element, mask=inside)) + widened(tl.load(b + element, mask=inside))
+    total = upcast(tl.load(a + element, mask=inside)) + upcast(tl.load(b + element, mask=inside))
     tl.store(out + element, total, mask=inside)

@@ -1,0 +1,215 @@
+"""What a refusal says to write in place of a line is right: the model so written traces, and answers what was meant."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch._higher_order_ops.scan import scan
+from torch._higher_order_ops.while_loop import while_loop
+from torch.torch_version import TorchVersion
+
+from exportkit import ExportSpec
+from exportkit.errors import ExportError
+from exportkit.export.artifact import export_program
+from exportkit.export.export_options import TraceOptions
+from tests.gallery.entries import LONGEST, NOISE
+
+LAYERS = torch.nn.ModuleList(torch.nn.Linear(8, 8) for _ in range(3)).requires_grad_(False)
+X, LABELS, N = torch.rand(6, 8), torch.tensor([2, 0, 1]), torch.tensor(2)
+ROWS = {"x": {0: "rows[2:64]"}}
+
+
+class Written(torch.nn.Module):
+    """A model that is a function."""
+
+    def __init__(self, function: Callable[..., Any], *inputs: Tensor) -> None:
+        super().__init__()
+        self.function, self.layers = function, LAYERS
+        self.two = len(inputs) > 1
+
+    def forward(self, x: Tensor, n: Tensor | None = None) -> Any:
+        return self.function(x, n) if self.two else self.function(x)
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A line that is refused, what is said, and the line that is written for it.
+
+    `file_since` is the first torch that writes such a program to a file; those before it compile it.
+    """
+
+    wrong: Callable[..., Any]
+    says: str
+    right: Callable[..., Any]
+    inputs: tuple[Tensor, ...] = (X,)
+    sizes: dict[str, dict[int, str]] = field(default_factory=dict)
+    file_since: str = "2.11"
+
+
+def first_rows(x: Tensor, n: Tensor) -> Tensor:
+    total = torch.zeros(8)
+    for row in range(int(n)):
+        total = total + x[row]
+    return total
+
+
+def rows_up_to(x: Tensor, n: Tensor) -> Tensor:
+    total = torch.zeros(8)
+    for row in range(6):
+        total = torch.where(row < n, total + x[row], total)
+    return total
+
+
+def halved(x: Tensor) -> Tensor:
+    while x.norm() > 1:
+        x = x * 0.5
+    return x
+
+
+def found_experts(x: Tensor) -> Tensor:
+    out = torch.zeros_like(x)
+    chosen = x.argmax(1) % 3
+    for n in chosen.unique():
+        out.index_add_(0, torch.where(chosen == n)[0], x[torch.where(chosen == n)[0]])
+    return out
+
+
+def all_experts(x: Tensor) -> Tensor:
+    out = torch.zeros_like(x)
+    chosen = x.argmax(1) % 3
+    for n in range(3):
+        out.index_add_(0, torch.where(chosen == n)[0], x[torch.where(chosen == n)[0]])
+    return out
+
+
+def asserted(x: Tensor) -> Tensor:
+    assert x.isfinite().all()
+    return x * 2
+
+
+def stated(x: Tensor) -> Tensor:
+    torch._check(x.isfinite().all().item())
+    return x * 2
+
+
+def running(x: Tensor) -> Tensor:
+    total, found = torch.zeros(8), []
+    for row in x:
+        total = total * 0.5 + row
+        found.append(total)
+    return torch.stack(found)
+
+
+def scanned(x: Tensor) -> Any:
+    def step(total: Tensor, row: Tensor) -> tuple[Tensor, Tensor]:
+        total = total * 0.5 + row
+        return total, total.clone()
+
+    return scan(step, torch.zeros(8), x)[1]
+
+
+def told(x: Tensor) -> Tensor:
+    assert f"{x.mean():.3f}"
+    return x + 1
+
+
+def told_in_eager(x: Tensor) -> Tensor:
+    if not torch.compiler.is_compiling():
+        assert f"{x.mean():.3f}"
+    return x + 1
+
+
+def kept_by_size(x: Tensor) -> Tensor:
+    return x + {6: 1.0}.get(x.shape[0], 1.0)
+
+
+def doubled(count: Any) -> Callable[[Tensor], Any]:
+    return lambda x: while_loop(lambda n, x: n < 3, lambda n, x: (n + 1, x * 2), (count, x.clone()))[1]
+
+
+PAIRS = {
+    "module": Pair(
+        lambda x, n: LAYERS[n](x), "torch.stack([f(x) for f in layers]).index_select(0, n.view(1))[0]",
+        lambda x, n: torch.stack([f(x) for f in LAYERS]).index_select(0, n.view(1))[0], (X, N),
+    ),
+    "range": Pair(first_rows, "h = torch.where(t < n, step(h), h)", rows_up_to, (X, N)),
+    "classes": Pair(
+        lambda x, i: torch.nn.functional.one_hot(i) + x[0, 0], "num_classes=",
+        lambda x, i: torch.nn.functional.one_hot(i, num_classes=3) + x[0, 0], (X, LABELS),
+    ),
+    "counts": Pair(
+        lambda x, i: x[:3].split(torch.bincount(i, minlength=3).tolist())[0], "one_hot(i, 3).sum(0).tolist()",
+        lambda x, i: x[:3].split(torch.nn.functional.one_hot(i, 3).sum(0).tolist())[0], (X, LABELS),
+    ),
+    "math": Pair(
+        lambda x: x * math.exp(x.max().item()), "torch.exp(x.max())", lambda x: x * torch.exp(x.max())
+    ),
+    "float": Pair(lambda x: x * float(x.max()), "Leave float() out", lambda x: x * x.max()),
+    "while": Pair(
+        halved, "Write while_loop(lambda x",
+        lambda x: while_loop(lambda x: x.norm() > 1, lambda x: (x * 0.5,), (x.clone(),))[0],
+    ),
+    "experts": Pair(found_experts, "Loop over all that there may be", all_experts, (X,), ROWS),
+    "assert": Pair(asserted, "torch._check(condition.item())", stated, (X,), ROWS, "2.12"),
+    "half": Pair(
+        lambda x: x[: int(x.shape[0] / 2)].sum(0), "n // 2 for int(n / 2)",
+        lambda x: x[: x.shape[0] // 2].sum(0), (X,), ROWS,
+    ),
+    "fraction": Pair(
+        lambda x: x[: int(0.3 * x.shape[0]) + 1].sum(0), "3 * n // 10 for int(0.3 * n)",
+        lambda x: x[: 3 * x.shape[0] // 10 + 1].sum(0), (X,), ROWS,
+    ),
+    "ceil": Pair(
+        lambda x: x[: math.ceil(x.shape[0] / 4)].sum(0), "-(-n // 4) in place of math.ceil(n / 4)",
+        lambda x: x[: -(-x.shape[0] // 4)].sum(0), (X,), ROWS,
+    ),
+    "root": Pair(
+        lambda x: x / math.sqrt(x.shape[0]), "torch.scalar_tensor(n).sqrt()",
+        lambda x: x / torch.scalar_tensor(x.shape[0]).sqrt(), (X,), ROWS,
+    ),
+    "rows": Pair(
+        lambda x: torch.stack([row.softmax(0) for row in x]), "torch.vmap(f)(rows)",
+        lambda x: torch.vmap(lambda row: row.softmax(0))(x), (X,), ROWS, "2.13",
+    ),
+    "scan": Pair(running, "scan(step, start, rows)", scanned, (X,), ROWS),
+    "text": Pair(told, "if not torch.compiler.is_compiling()", told_in_eager),
+    "key": Pair(kept_by_size, "no key of a dict", lambda x: x + 1.0, (X,), ROWS),
+    "equal": Pair(
+        lambda x: x * 2 if torch.equal(x[0], x[1]) else x, "(a == b).all()",
+        lambda x: torch.where((x[0] == x[1]).all(), x * 2, x),
+    ),
+    "maximum": Pair(
+        lambda x: x * max(torch.ones(()), x.sum()), "write torch's",
+        lambda x: x * torch.maximum(torch.ones(()), x.sum()),
+    ),
+    "carried": Pair(doubled(0), "torch.tensor(0) for a number", lambda x: doubled(torch.tensor(0))(x)),
+}  # fmt: skip
+
+
+def exported(function: Callable[..., Any], pair: Pair, folder: Path) -> None:
+    spec = ExportSpec(Written(function, *pair.inputs), pair.inputs, dynamic_shapes=pair.sizes)
+    export_program(spec, folder / "program.pt2", TraceOptions(cases=2, edge_cases=pair.says == "write torch's"))
+
+
+@pytest.mark.parametrize("name", PAIRS)
+def test_what_is_said_to_write_instead_traces(name: str, tmp_path: Path) -> None:
+    pair = PAIRS[name]
+    with pytest.raises(ExportError) as caught:
+        exported(pair.wrong, pair, tmp_path)
+    assert pair.says in (caught.value.hint or ""), caught.value.message
+    said = f"{caught.value.message}\n{caught.value.hint}"
+    assert NOISE.search(said) is None
+    assert len(said) < LONGEST
+    if TorchVersion(torch.__version__) >= pair.file_since:
+        exported(pair.right, pair, tmp_path)
+    else:
+        with pytest.raises(ExportError, match="cannot write the program to a file"):
+            exported(pair.right, pair, tmp_path)
+    torch.testing.assert_close(pair.right(*pair.inputs), pair.wrong(*pair.inputs))

@@ -1,0 +1,442 @@
+"""Operators that break one promise each, and honest twins. All take a matrix and, if they are right, double it."""
+
+from __future__ import annotations
+
+import struct
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from exportkit.operators.contract.operator_trial import Subject
+from exportkit.operators.contract.sample import Sample
+
+_LIBRARY = torch.library.Library("faulty", "DEF")
+_ONE = "(Tensor x) -> Tensor"
+
+
+def operator(
+    name: str,
+    kernel: Callable[..., Any],
+    fake: Callable[..., Any] | None = torch.empty_like,
+    schema: str = _ONE,
+    backward: Callable[..., Any] | None = None,
+) -> torch._ops.OpOverload:
+    _LIBRARY.define(name + schema)
+
+    def below_autograd(*args: Any) -> Any:
+        with torch._C._AutoDispatchBelowAutograd():  # as a kernel in C++
+            return kernel(*args)
+
+    _LIBRARY.impl(name, below_autograd, "CPU")
+    if fake is not None:
+        torch.library.register_fake(f"faulty::{name}", fake, lib=_LIBRARY)
+    if backward is not None:
+        torch.library.register_autograd(
+            f"faulty::{name}",
+            backward,
+            setup_context=lambda ctx, inputs, output: ctx.save_for_backward(*inputs),
+            lib=_LIBRARY,
+        )
+    return getattr(torch.ops.faulty, name).default
+
+
+def matrices(*dtypes: torch.dtype) -> tuple[Sample, ...]:
+    generator = torch.Generator().manual_seed(0)
+    shapes = [(4, 6), (2, 3), (5, 7), (0, 3), (3, 64)]
+    return tuple(
+        Sample(f"{shape}", (torch.randn(shape, generator=generator, dtype=torch.float64).to(dtype),))
+        for dtype in dtypes or (torch.float32, torch.float64)
+        for shape in shapes
+    )
+
+
+def doubled(x: Tensor) -> Tensor:
+    return x.contiguous() * 2
+
+
+def contiguous(x: Tensor) -> Tensor:
+    return x.new_empty(x.shape)
+
+
+@dataclass(frozen=True)
+class Fault:
+    """What is wrong, which check must find it, and the smallest call that shows it."""
+
+    check: str
+    subject: Subject
+    smallest: str | None
+
+
+def _subject(overload: torch._ops.OpOverload, reference: Callable[..., Any] | None = None) -> Subject:
+    return Subject(overload, matrices(), reference)
+
+
+# --- wrong shape only at odd sizes
+
+
+def _halved(x: Tensor) -> Tensor:
+    return x[:, : x.shape[1] // 2].clone(memory_format=torch.contiguous_format)
+
+
+def _halved_rounding_up(x: Tensor) -> Tensor:
+    return x.new_empty(x.shape[0], (x.shape[1] + 1) // 2)
+
+
+def _halved_fake(x: Tensor) -> Tensor:
+    return x.new_empty(x.shape[0], x.shape[1] // 2)
+
+
+EVEN = (Sample("(4, 6)", (torch.ones(4, 6),)), Sample("(2, 8)", (torch.ones(2, 8),)))
+"""Calls at which the lie about odd sizes does not show."""
+
+
+# --- dtype under autocast
+
+
+def _half_under_autocast(x: Tensor) -> Tensor:
+    return doubled(x).bfloat16() if torch.is_autocast_enabled("cpu") else doubled(x)
+
+
+# --- hidden mutation, from the third column on
+
+
+def _mutating(x: Tensor) -> Tensor:
+    result = doubled(x)
+    if x.dim() == 2 and x.shape[1] > 2 and x.shape[0]:
+        x[0, 2] = 0
+    return result
+
+
+# --- an output that is the input
+
+
+def _aliasing(x: Tensor) -> Tensor:
+    return x if x.dim() and x.shape[0] > 1 else x.clone()
+
+
+# --- strides that are taken for granted
+
+
+def _taking_strides_for_granted(x: Tensor) -> Tensor:
+    steps, step = [], 1
+    for size in reversed(x.shape):
+        steps.insert(0, step)
+        step *= max(size, 1)
+    return x.as_strided(x.shape, steps) * 2
+
+
+# --- one buffer for all threads
+
+_BUFFERS: dict[Any, Tensor] = {}
+
+
+def _racing(x: Tensor) -> Tensor:
+    buffer = _BUFFERS.setdefault((x.shape, x.dtype), torch.empty(x.shape, dtype=x.dtype))
+    for own, row in zip(buffer.view(-1), x.reshape(-1)):
+        own.copy_(row)
+    return buffer * 2
+
+
+_OWN = threading.local()
+
+
+def _with_a_buffer_for_each_thread(x: Tensor) -> Tensor:
+    _OWN.buffer = torch.empty(x.shape, dtype=x.dtype)
+    for own, row in zip(_OWN.buffer.view(-1), x.reshape(-1)):
+        own.copy_(row)
+    result, _OWN.buffer = _OWN.buffer * 2, None
+    return result
+
+
+# --- NaN
+
+
+def _laundering(x: Tensor) -> Tensor:
+    return doubled(x).nan_to_num(posinf=torch.inf, neginf=-torch.inf)
+
+
+# --- rows that look at one another
+
+
+def _coupled(x: Tensor) -> Tensor:
+    return doubled(x) + x.amax() if x.shape[0] > 2 else doubled(x)
+
+
+# --- a leak
+
+LEAKED: list[Tensor] = []
+
+
+def _leaking(x: Tensor) -> Tensor:
+    LEAKED.append(x.clone())
+    return doubled(x)
+
+
+# --- chance
+
+
+def _by_chance(x: Tensor) -> Tensor:
+    return doubled(x) + torch.rand(()).to(x)
+
+
+def _call(name: str, rows: int, columns: int) -> str:
+    return f"torch.manual_seed(0)\ntorch.ops.faulty.{name}(torch.randn({rows}, {columns}))"
+
+
+TEN = {
+    "wrong shape only at odd sizes": Fault(
+        "fake-shape",
+        Subject(operator("halved", _halved, _halved_rounding_up), EVEN),
+        _call("halved", 1, 1),
+    ),
+    "dtype under autocast": Fault(
+        "autocast",
+        _subject(operator("half_under_autocast", _half_under_autocast, contiguous)),
+        "torch.randn(1, 1)",
+    ),
+    "hidden mutation": Fault(
+        "mutation",
+        _subject(operator("mutating", _mutating, contiguous)),
+        "torch.randn(1, 3)",
+    ),
+    "aliasing output": Fault(
+        "aliasing",
+        _subject(operator("aliasing", _aliasing, torch.empty_like)),
+        "torch.randn(2, 1)",
+    ),
+    "stride assumption": Fault(
+        "strides",
+        _subject(operator("taking_strides_for_granted", _taking_strides_for_granted, contiguous)),
+        "torch.randn(2, 1)[:1].expand((2, 1))",
+    ),
+    "race": Fault("threads", _subject(operator("racing", _racing, contiguous)), "torch.ops.faulty.racing("),
+    "NaN laundering": Fault(
+        "nan",
+        _subject(operator("laundering", _laundering, contiguous), doubled),
+        "torch.randn(1, 1)",
+    ),
+    "batch coupling": Fault("batch", _subject(operator("coupled", _coupled, contiguous)), "torch.randn(3, 1)"),
+    "leak": Fault("leak", _subject(operator("leaking", _leaking, contiguous)), "torch.randn(1, 1)"),
+    "non-determinism": Fault(
+        "determinism",
+        _subject(operator("by_chance", _by_chance, contiguous)),
+        "torch.randn(1, 1)",
+    ),
+}
+"""The ten faults of the contract's promise."""
+
+
+# --- beside the ten
+
+
+def _writing_beside(x: Tensor) -> Tensor:
+    result = doubled(x)
+    if x.numel() and x.storage_offset():
+        x.as_strided((1,), (1,), x.storage_offset() - 1).zero_()
+    return result
+
+
+def _writing_nothing(x: Tensor, out: Tensor) -> None:
+    doubled(x)
+
+
+def _written(x: Tensor, out: Tensor) -> None:
+    _written_fake(x, out)
+    out.copy_(x * 2)
+
+
+def _written_fake(x: Tensor, out: Tensor) -> None:
+    torch._check(x.shape == out.shape and x.dtype == out.dtype, lambda: "x and out must be alike")
+
+
+HELD: list[Tensor] = []
+
+
+def _holding(x: Tensor) -> Tensor:
+    HELD[:] = [x]
+    return doubled(x)
+
+
+def _infinite(x: Tensor) -> Tensor:
+    return doubled(x).clamp(-1e30, 1e30)
+
+
+def _wrong_backward(ctx: Any, grad: Tensor) -> Tensor:
+    return grad * 3
+
+
+def _half_backward(ctx: Any, grad: Tensor) -> Tensor:
+    return (grad * 2).float()
+
+
+def _backward_for_dense_memory(ctx: Any, grad: Tensor) -> Tensor:
+    steps, step = [], 1
+    for size in reversed(grad.shape):
+        steps.insert(0, step)
+        step *= max(size, 1)
+    try:
+        return grad.as_strided(grad.shape, steps) * 2
+    except RuntimeError:
+        return grad * 2
+
+
+def _constant_sizes(x: Tensor) -> Tensor:
+    return x.new_empty([int(size) for size in x.shape])
+
+
+def _of_matrices_only(x: Tensor) -> Tensor:
+    torch._check(x.dim() == 2, lambda: "x must be a matrix")
+    return x.new_empty(x.shape)
+
+
+def _refusing(x: Tensor) -> Tensor:
+    if x.dim() != 2 or not x.is_floating_point():
+        raise RuntimeError("x must be a floating matrix")
+    return doubled(x)
+
+
+def _transposed(x: Tensor) -> Tensor:
+    return x.new_empty(x.shape[::-1]).permute(*reversed(range(x.dim())))
+
+
+def _not_filled(x: Tensor) -> Tensor:
+    if x.numel() == 0:
+        raise RuntimeError("the grid is empty")
+    return doubled(x)
+
+
+def _wide(x: Tensor) -> Tensor:
+    return torch.empty(x.shape, dtype=torch.float32)
+
+
+def _two() -> tuple[Sample, ...]:
+    return tuple(Sample(s.label, (s.args[0], s.args[0] + 1)) for s in matrices())
+
+
+def _alike(x: Tensor, y: Tensor) -> Tensor:
+    torch._check(x.shape == y.shape and x.dtype == y.dtype, lambda: "x and y must be alike")
+    return x.new_empty(x.shape)
+
+
+def _add_taking_strides_of_the_first(x: Tensor, y: Tensor) -> Tensor:
+    _alike(x, y)
+    if x.is_contiguous():
+        return x + y.as_strided(x.shape, x.stride(), y.storage_offset())
+    return x.contiguous() + y.contiguous()
+
+
+def _with_half_a_number(x: Tensor, factor: float) -> Tensor:
+    """What a kernel in C++ gets whose parameter is `float`: the last 32 bits of the double."""
+    return x.contiguous() * struct.unpack("<f", struct.pack("<d", factor)[:4])[0]
+
+
+def _with_factor(name: str, kernel: Callable[..., Any]) -> Subject:
+    overload = operator(name, kernel, lambda x, factor: contiguous(x), "(Tensor x, float factor) -> Tensor")
+    return Subject(overload, tuple(Sample(each.label, (*each.args, 0.5)) for each in matrices()))
+
+
+MORE = {
+    "half of a number": Fault(
+        "float-parameter", _with_factor("half_a_number", _with_half_a_number), "torch.randn(1, 1), 0.5"
+    ),
+    "no fake": Fault("fake-runs", _subject(operator("without_fake", doubled, None)), "torch.randn(1, 1)"),
+    "strides of the fake": Fault(
+        "fake-strides", _subject(operator("transposed", doubled, _transposed)), "torch.randn(2, 2)"
+    ),
+    "dtype of the fake": Fault(
+        "fake-dtype",
+        _subject(operator("wide", doubled, _wide)),
+        "torch.randn(1, 1, dtype=torch.float64)",
+    ),
+    "sizes fixed by the fake": Fault(
+        "fake-symbolic", _subject(operator("constant_sizes", doubled, _constant_sizes)), "torch.randn(2, 1)"
+    ),
+    "writing beside the elements": Fault(
+        "mutation", _subject(operator("writing_beside", _writing_beside, contiguous)), "torch.randn(1, 1)"
+    ),
+    "nothing is written": Fault(
+        "declared-mutation",
+        Subject(
+            operator("writing_nothing", _writing_nothing, lambda x, out: None, "(Tensor x, Tensor(a!) out) -> ()"),
+            _two(),
+        ),
+        "torch.tensor(",
+    ),
+    "an input is held": Fault("kept-inputs", _subject(operator("holding", _holding, contiguous)), "torch.randn(1, 1)"),
+    "an infinity is clamped": Fault(
+        "infinity", _subject(operator("infinite", _infinite, contiguous), doubled), "torch.randn(1, 1)"
+    ),
+    "another reference": Fault(
+        "reference",
+        _subject(operator("of_another_reference", doubled, contiguous), lambda x: x * 3),
+        "torch.randn(1, 1)",
+    ),
+    "strides of the first argument": Fault(
+        "strides",
+        Subject(
+            operator(
+                "strides_of_the_first",
+                _add_taking_strides_of_the_first,
+                _alike,
+                "(Tensor x, Tensor y) -> Tensor",
+            ),
+            _two(),
+        ),
+        ".repeat_interleave",
+    ),
+    "gradient": Fault(
+        "gradcheck",
+        _subject(operator("wrong_gradient", doubled, contiguous, backward=_wrong_backward)),
+        "torch.randn(1, 1, dtype=torch.float64)",
+    ),
+    "dtype of the gradient": Fault(
+        "gradient-form",
+        _subject(operator("half_gradient", doubled, contiguous, backward=_half_backward)),
+        "torch.randn(1, 1, dtype=torch.float64)",
+    ),
+    "strides of the incoming gradient": Fault(
+        "gradient-strides",
+        _subject(operator("dense_gradient", doubled, contiguous, backward=_backward_for_dense_memory)),
+        "torch.randn(2, 1)",
+    ),
+    "the fake refuses alone": Fault(
+        "refuses-alike", _subject(operator("matrices_only", doubled, _of_matrices_only)), "torch.tensor("
+    ),
+    "the kernel refuses alone": Fault(
+        "refuses-alike", _subject(operator("refusing", _refusing, contiguous)), "torch.tensor("
+    ),
+    "an empty tensor": Fault(
+        "empty",
+        Subject(operator("not_filled", _not_filled, contiguous), tuple(c for c in matrices() if c.args[0].numel())),
+        "torch.empty(",
+    ),
+    "a number that export fixes": Fault(
+        "schema",
+        Subject(
+            operator("int_size", lambda x, k: doubled(x), lambda x, k: contiguous(x), "(Tensor x, int k) -> Tensor"),
+            tuple(Sample(call.label, (*call.args, 1)) for call in matrices()),
+        ),
+        None,
+    ),
+}
+"""Lies that the other checks are for."""
+
+
+def _double_backward(ctx: Any, grad: Tensor) -> Tensor:
+    return grad * 2
+
+
+HONEST = {
+    "number": _with_factor("multiplied", lambda x, factor: x.contiguous() * factor),
+    "writes to an argument": Subject(
+        operator("written", _written, _written_fake, "(Tensor x, Tensor(a!) out) -> ()"), _two()
+    ),
+    "shape": Subject(operator("halved_honest", _halved, _halved_fake), EVEN),
+    "double": Subject(operator("doubled", doubled, contiguous, backward=_double_backward), matrices(), doubled),
+    "buffer of its thread": _subject(operator("own_buffer", _with_a_buffer_for_each_thread, contiguous)),
+}
+"""Operators that keep every promise, near the faulty ones."""

@@ -1,0 +1,98 @@
+"""The contract finds each fault, by the check that is meant to, with the smallest call; and honest twins pass."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import torch
+
+from exportkit.errors import UsageError
+from exportkit.operators.contract.check import check_operator
+from exportkit.operators.contract.definition import checks
+from exportkit.operators.contract.findings import Finding, OperatorReport, Severity
+from exportkit.operators.contract.operator_trial import Subject
+from exportkit.operators.contract.sample import Sample
+from tests.operators.contract.faulty_operators import HELD, HONEST, LEAKED, MORE, TEN, Fault
+
+COMPILERS = {"compiles", "training-compiles", "exports", "opcheck-dynamic"}
+WITHOUT_COMPILERS = [name for name in checks() if name not in COMPILERS]
+"""What the compiler finds is tested apart: it takes seconds for each operator."""
+
+MAY_RAISE = {"refuses-alike", "empty", "gradcheck"}
+"""Checks whose code raises the error that it shows."""
+
+
+def faults(report: OperatorReport) -> list[Finding]:
+    """What is found beside that most of these operators have no gradient."""
+    return [finding for finding in report.findings if finding.severity is not Severity.note]
+
+
+@pytest.mark.parametrize("lie", [pytest.param(lie, id=name) for name, lie in (TEN | MORE).items()])
+def test_a_lie_is_found_by_the_check_that_is_meant_to_with_the_smallest_call(lie: Fault):
+    report = check_operator(lie.subject, WITHOUT_COMPILERS)
+    LEAKED.clear()
+    HELD.clear()
+    assert [f.check for f in faults(report)] == [lie.check], report.findings
+    (finding,) = faults(report)
+    if lie.smallest is None:
+        assert finding.call is None
+        return
+    assert finding.call is not None
+    assert lie.smallest in finding.call, finding.call
+    if lie.check not in MAY_RAISE:
+        exec(finding.call, {"torch": torch})
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("name", HONEST)
+def test_an_honest_operator_passes_every_check(name: str):
+    report = check_operator(HONEST[name])
+    assert not faults(report), report.findings
+
+
+def test_what_one_check_found_is_not_found_again_by_others():
+    report = check_operator(TEN["non-determinism"].subject)
+    assert [f.check for f in faults(report)] == ["determinism"]
+    assert report.skipped["batch"] == "determinism found a reason for it to fail"
+
+
+def test_without_a_reference_laundered_nan_is_doubtful_and_found_by_its_influence():
+    subject = dataclasses.replace(TEN["NaN laundering"].subject, reference=None)
+    (finding,) = check_operator(subject, ["nan"]).findings
+    assert finding.severity is Severity.doubtful
+    assert "other numbers in its place show in output 0" in finding.message
+
+
+def test_checks_are_told_before_they_call():
+    told: list[tuple[str, object]] = []
+    check_operator(HONEST["double"], ["determinism", "declared-mutation"], lambda name, call: told.append((name, call)))
+    assert ("declared-mutation", None) in told
+    assert next(call for name, call in told if name == "determinism").label == "(2, 3)"
+
+
+def test_a_check_that_does_not_exist_is_refused_with_those_that_do():
+    with pytest.raises(UsageError, match=r"(?s)no checks colour.*determinism"):
+        check_operator(HONEST["double"], ["colour"])
+
+
+def test_the_callers_random_state_stays_as_it_was():
+    torch.manual_seed(5)
+    expected = torch.rand(3)
+    torch.manual_seed(5)
+    check_operator(HONEST["double"], ["reference", "determinism"])
+    assert torch.equal(torch.rand(3), expected)
+
+
+def test_lists_of_tensors_are_called_and_not_traced_with_sizes_that_vary():
+    library = torch.library.Library("lists", "DEF")
+    library.define("joined(Tensor[] xs) -> Tensor")
+    library.impl("joined", lambda xs: torch.cat([x * 2 for x in xs]), "CPU")
+    torch.library.register_fake(
+        "lists::joined", lambda xs: xs[0].new_empty((sum(x.shape[0] for x in xs), *xs[0].shape[1:])), lib=library
+    )
+    calls = tuple(Sample(f"{rows} rows", ([torch.randn(rows, 3), torch.randn(2, 3)],)) for rows in (2, 3, 5))
+    report = check_operator(Subject(torch.ops.lists.joined.default, calls), ["fake-symbolic", "exports", "autocast"])
+    assert report.findings == ()
+    assert "list of tensors" in report.skipped["exports"]
+    assert set(report.passed) == {"fake-symbolic", "autocast"}

@@ -1,0 +1,86 @@
+"""A command in a forked process is what it is in an interpreter of its own, but for the time that it takes."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.subprocesses import commands, compiler_in_forkservers, run_python
+
+CHILD = """
+import os
+from exportkit.child.process import ChildProcess
+with_torch = ChildProcess("exportkit.child.probe")
+parent = int(open(f"/proc/{with_torch.pid}/stat").read().rpartition(")")[2].split()[1])
+print(parent == os.getppid())
+"""
+
+
+def bash(script: str, folder: Path, *names: str) -> str:
+    with commands(*names) as programs:
+        environment = {**os.environ, "PATH": f"{programs}{os.pathsep}{os.environ['PATH']}", "GIVEN": "yes"}
+        ran = subprocess.run(["bash", "-c", script], cwd=folder, env=environment, capture_output=True, check=False)
+    return ran.stdout.decode() + ran.stderr.decode()
+
+
+def test_a_command_has_the_callers_files_folder_environment_and_arguments(tmp_path: Path) -> None:
+    (tmp_path / "own.py").write_text("WORD = 'imported'")
+    (tmp_path / "program.py").write_text("import own, sys; print(own.WORD, sys.argv, __name__, __file__)")
+    script = """
+    python program.py 'two words'
+    echo 'in' | python -c "import os, sys; print(input(), os.environ['GIVEN'], os.getcwd(), sys.argv)" three
+    python - <<'EOF'
+import own, sys
+print(own.WORD, file=sys.stderr)
+EOF
+    python --version
+    """
+    lines = bash(script, tmp_path, "python").splitlines()
+    assert lines == [
+        "imported ['program.py', 'two words'] __main__ program.py",
+        f"in yes {tmp_path} ['-c', 'three']",
+        f"Python {sys.version.split()[0]}",
+        "imported",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("code", "status"),
+    [
+        ("pass", 0),
+        ("import sys; sys.exit(3)", 3),
+        ("raise ValueError", 1),
+        ("import atexit, os; atexit.register(os._exit, 4)", 4),
+        ("import os, signal; os.kill(os.getpid(), signal.SIGKILL)", 128 + signal.SIGKILL),
+    ],
+)
+def test_a_command_ends_as_it_would(code: str, status: int, tmp_path: Path) -> None:
+    assert bash(f"python -c '{code}'; echo $?", tmp_path, "python").startswith(f"{status}\n")
+
+
+def test_a_command_in_the_background_gets_signals(tmp_path: Path) -> None:
+    code = "import time; print(1, flush=True); time.sleep(600)"
+    script = f"python -c '{code}' > out & while [ ! -s out ]; do sleep 0.05; done; kill $!; wait $!; echo $?"
+    assert bash(script, tmp_path, "python") == f"{128 + signal.SIGTERM}\n"
+
+
+@pytest.mark.parametrize("compiler", [False, True])
+def test_torch_is_there_and_nothing_of_ours(compiler: bool, tmp_path: Path) -> None:
+    code = "import sys; print('torch' in sys.modules, 'torch._inductor.compile_fx' in sys.modules, *sys.path[:2])"
+    there = run_python(code, cwd=tmp_path, compiler=compiler).split()
+    assert there == ["True", str(compiler), str(Path(__file__).parents[1])]
+
+
+def test_who_wants_torch_alone_gets_no_process_whose_template_had_more(tmp_path: Path) -> None:
+    with compiler_in_forkservers():
+        run_python("pass", cwd=tmp_path)
+    test_torch_is_there_and_nothing_of_ours(False, tmp_path)
+
+
+def test_children_of_a_command_are_forked_from_a_process_that_was_there_before(tmp_path: Path) -> None:
+    assert run_python(CHILD, cwd=tmp_path) == "True\n"
