@@ -4,7 +4,7 @@
 # every GPU of a release, and the others build for the GPU that is here. TORCH=2.15.0 takes another torch than the pinned
 # one, for any target: its venv is .venv-2.15.0.
 PYTHON ?= python3
-EXPORTKIT_CUDA ?= $(if $(filter test,$(MAKECMDGOALS)),check,$(if $(filter wheel reproducible,$(MAKECMDGOALS)),1,auto))
+EXPORTKIT_CUDA ?= $(if $(filter test test-all,$(MAKECMDGOALS)),check,$(if $(filter wheel reproducible,$(MAKECMDGOALS)),1,auto))
 export EXPORTKIT_CUDA
 VENV := .venv$(TORCH:%=-%)
 BIN := $(VENV)/bin
@@ -41,13 +41,15 @@ APT_SOUND := alsa-utils
 # A compiler for aarch64 and an emulator of it, for `make aarch64`.
 APT_AARCH64 := g++-aarch64-linux-gnu qemu-user
 
-.PHONY: help setup build demo weights test check triton-asan aarch64 wheel-aarch64 lint format docs site bench torches wheel reproducible clean
+.PHONY: help setup build demo weights test test-all check triton-asan aarch64 wheel-aarch64 lines lint format docs site bench torches wheel reproducible clean
 
 help:
 	@echo "make demo    export, package, verify and run ARR-COC on a photograph; writes artifacts/demo.png"
-	@echo "make test    linters and tests"
+	@echo "make test    linters and tests, but for the slow ones: for every push"
+	@echo "make test-all    all tests, with browsers, galleries, wheels and aarch64: for a release"
 	@echo "make test TORCH=2.15.0    the same with another torch than the pinned one, in a venv of its own"
 	@echo "make check   linters and the tests that start no process, but for operators' and ONNX's: for every change"
+	@echo "make lines   lines added and removed by folder: of the commits of a day"
 	@echo "make lint    ruff, mypy, import-linter, clang-format (make format mends what can be mended)"
 	@echo "make docs    the parts of the documents that come from the code and from measurements"
 	@echo "make site    the documents as a site in build/site, and the man page"
@@ -111,13 +113,14 @@ weights: $(WEIGHTS) $(TRITON)
 # The tests for aarch64 follow where its compiler and emulator are installed.
 EMULATED := $(shell command -v qemu-aarch64 >/dev/null && command -v aarch64-linux-gnu-g++ >/dev/null && echo 1)
 
-# mypy uses one core; what there is to compile gets the others.
-test:
+# mypy uses one core; what there is to compile gets the others. Tests that are marked `slow` are for `make test-all`.
+test: WHICH := -m "not slow"
+test test-all:
 	@if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null && ! dpkg -s $(APT_BROWSER) $(APT_SOUND) $(APT_REGISTRY) >/dev/null 2>&1; then \
 		apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -qq -y $(APT_BROWSER) $(APT_SOUND) $(APT_REGISTRY) >/dev/null || true; fi
 	@$(MAKE) --no-print-directory -j2 -O build lint weights
-	$(PYTEST)
-	$(if $(EMULATED),@$(MAKE) --no-print-directory aarch64)
+	$(PYTEST) $(WHICH)
+	$(if $(filter test-all,$@),$(if $(EMULATED),@$(MAKE) --no-print-directory aarch64))
 
 # Minutes are left out: tests/arr_coc/ops tries each operator in many ways, and tests/onnx converts many small models. Who
 # changes an operator runs tests/arr_coc/ops/test_<operator>.py.
@@ -145,6 +148,12 @@ triton-asan: build weights
 		-Wl,--allow-shlib-undefined -Wl,--version-script=csrc/triton/exports.map
 	EXPORTKIT_TRITON_ASAN=$(abspath build/triton-asan) $(BIN)/python -m pytest -q tests/triton_backend
 
+# Of the day before the last commit; a shallow clone has nothing to compare with.
+lines:
+	@git diff --numstat $$(git rev-list -1 --before=$$(($$(git log -1 --format=%ct) - 86400)) HEAD) HEAD -- csrc exportkit tests | \
+		awk '{ split($$3, at, "/"); more[at[1]] += $$1; less[at[1]] += $$2 } \
+		END { for (folder in more) print folder ": " more[folder] " lines added, " less[folder] " removed" }'
+
 lint: $(READY)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -163,7 +172,7 @@ docs: build $(READY)
 	$(BIN)/python -m tools.check_table
 	$(BIN)/python -m tools.library_findings
 	$(BIN)/python -m tools.c_abi
-	$(BIN)/python -m tools.planted_errors
+	$(BIN)/python -m tools.injected_errors
 	$(BIN)/python -m tools.results_tables
 	$(BIN)/python -m tools.torch_matrix page
 	$(BIN)/python -m tools.gallery_page

@@ -20,7 +20,7 @@ import pytest
 import torch
 
 from exportkit.child.process import use_forkservers
-from tests.fresh import WITH_TORCH
+from tests.subprocesses import WITH_TORCH
 
 sys.dont_write_bytecode = False
 
@@ -65,7 +65,10 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Marks what runs on CUDA, and skips it where there is none, unless a GPU was promised."""
+    """Marks what needs a browser as slow, and skips what needs CUDA where there is none and none was promised."""
+    for item in items:
+        if "launch" in getattr(item, "fixturenames", ()):
+            item.add_marker(pytest.mark.slow)
     if REQUIRE_CUDA or torch.cuda.is_available():
         return
     skip = pytest.mark.skip(reason="no CUDA device (EXPORTKIT_REQUIRE_CUDA=1 makes this a failure)")

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 
 from exportkit.cli.app import main
@@ -97,6 +98,17 @@ def entries(folder: Path = FOLDER, themes: Sequence[str] = THEMES) -> list[Entry
         modules = [node for node in tree.body if isinstance(node, ast.ClassDef) and "nn.Module" in _bases(node)]
         found += [_entry(path, node, library) for node in modules]
     return found
+
+
+def one_of_each_theme_is_quick(modules: Sequence[Entry]) -> list[Any]:
+    """Returns parameters of a test: the first module of each theme, and the others, which are slow."""
+    first = {entry.theme: entry for entry in reversed(modules)}
+    return [
+        pytest.param(
+            entry, id=f"{entry.theme}.{entry.name}", marks=() if first[entry.theme] is entry else pytest.mark.slow
+        )
+        for entry in modules
+    ]
 
 
 def _entry(path: Path, node: ast.ClassDef, library: Sequence[str]) -> Entry:

@@ -13,14 +13,14 @@ from exportkit.export.artifact import export_aoti
 from exportkit.export.export_options import TraceOptions
 from exportkit.export.programs.resolve import resolve
 from exportkit.runtime.loader import load
-from tests.gallery.entries import LINES, LONGEST, NOISE, ROOT, Entry, entries, export
+from tests.gallery.entries import LINES, LONGEST, NOISE, ROOT, Entry, entries, export, one_of_each_theme_is_quick
 from tools.gallery_page import row, shortened, unabridged
 
 ENTRIES = entries()
 PAGE = (ROOT / "docs" / "evidence" / "gallery.md").read_text()
 
 
-@pytest.mark.parametrize("entry", ENTRIES, ids=lambda entry: f"{entry.theme}.{entry.name}")
+@pytest.mark.parametrize("entry", one_of_each_theme_is_quick(ENTRIES))
 def test_a_module_of_the_gallery_ends_as_it_says(
     entry: Entry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -74,7 +74,7 @@ def test_masked_scatter_is_right_when_it_is_compiled(tmp_path: Path, monkeypatch
         [text for word, text in itertools.pairwise(words) if word == option] for option in ("--input", "--dynamic")
     )
     export_aoti(
-        resolve(words[0], inputs=inputs), tmp_path / "out.pt2", TraceOptions(dynamic=dynamic, cases=3, trouble=False)
+        resolve(words[0], inputs=inputs), tmp_path / "out.pt2", TraceOptions(dynamic=dynamic, cases=3, edge_cases=False)
     )
     with load(tmp_path / "out.pt2", device="cpu") as model:
         assert len(model.cases) == 3

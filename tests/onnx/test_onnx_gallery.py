@@ -9,14 +9,14 @@ import torch
 from torch.torch_version import TorchVersion
 
 from exportkit.verify.verify import verify
-from tests.gallery.entries import LINES, LONGEST, NOISE, ROOT, Entry, export
+from tests.gallery.entries import LINES, LONGEST, NOISE, ROOT, Entry, export, one_of_each_theme_is_quick
 from tools.gallery_page import unabridged
 from tools.onnx_gallery_page import CASES, ENTRIES, PAGE, VERSIONS, row
 
 DOCUMENT = PAGE.read_text()
 
 
-@pytest.mark.parametrize("entry", ENTRIES, ids=lambda entry: f"{entry.theme}.{entry.name}")
+@pytest.mark.parametrize("entry", one_of_each_theme_is_quick(ENTRIES))
 def test_a_module_is_verified_or_refused_as_it_says(
     entry: Entry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -4,18 +4,31 @@ from __future__ import annotations
 
 from contextlib import nullcontext
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from tests.fresh import commands
 from tests.policy.documents import INSTALLED, RUNNABLE, Block, Document, agrees, chains, documents, run
+from tests.subprocesses import commands
 
 DOCUMENTS = documents()
 BLOCKS = [pytest.param(d, b, id=f"{d.name}:{b.line}") for d in DOCUMENTS for b in d.blocks if b.language in RUNNABLE]
 README = next(document for document in DOCUMENTS if document.name == "README.md")
 
 
-@pytest.mark.parametrize("chain", chains(), ids=lambda chain: "+".join(document.name for document in chain))
+def _chains() -> list[Any]:
+    """The README and what is promised are tried with every change; the rest is slow."""
+    return [
+        pytest.param(
+            chain,
+            id="+".join(document.name for document in chain),
+            marks=() if {"README.md", "production.md"} & {document.name for document in chain} else pytest.mark.slow,
+        )
+        for chain in chains()
+    ]
+
+
+@pytest.mark.parametrize("chain", _chains())
 def test_documents_do_what_they_say(chain: list[Document], tmp_path: Path):
     folder = tmp_path / "folder"
     folder.mkdir()

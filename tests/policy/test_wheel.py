@@ -134,6 +134,7 @@ def test_a_source_distribution_has_all_that_its_build_compiles(tmp_path: Path) -
     assert not [name for name in listed if name.endswith(".so") or name.startswith(("build/", ".cache/"))]
 
 
+@pytest.mark.slow
 def test_one_wheel_serves_every_python_and_names_the_hosts_it_needs(wheel: Path) -> None:
     tag = rf"py3-none-manylinux_2_(\d+)_{platform.machine()}"
     match = re.fullmatch(rf"exportkit-[\d.]+-{tag}\.whl", wheel.name)
@@ -154,6 +155,7 @@ def test_one_wheel_serves_every_python_and_names_the_hosts_it_needs(wheel: Path)
     assert not [name for name in names if "libtorch" in name or "libc10" in name]  # the host's torch has them
 
 
+@pytest.mark.slow
 def test_the_wheel_loads_an_unsigned_package_without_compiler_and_cmake(
     wheel: Path, package: Path, tmp_path: Path
 ) -> None:
@@ -172,6 +174,7 @@ def test_the_wheel_loads_an_unsigned_package_without_compiler_and_cmake(
         run(site / "exportkit" / "bin" / "exportkit-run", package, **environment)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("version", sorted({*PYTHONS, "3.14"} - {"{}.{}".format(*sys.version_info)}))
 def test_the_wheel_reads_a_package_under_another_python(
     version: str, wheel: Path, package: Path, tmp_path: Path
