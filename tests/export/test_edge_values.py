@@ -338,4 +338,4 @@ def test_a_kernel_that_ends_the_gpu_s_context_is_named(monkeypatch):
     monkeypatch.setattr(edge_cases._Task, "_answered", lambda *_: None)
     task = edge_cases._Task(None, (), (), None, torch.device("cuda"), {}, True)
     with pytest.raises(ModelRunError, match=r"ended the GPU's context .* an illegal memory access was encountered\n"):
-        task.played([])
+        task.run([])

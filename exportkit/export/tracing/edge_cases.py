@@ -136,7 +136,7 @@ class _Task:
     linked: frozenset[_Place]
     custom: bool
 
-    def eager_run(self, calls: Sequence[DrawnCall]) -> EagerRun:
+    def run(self, calls: Sequence[DrawnCall]) -> EagerRun:
         """Lets eager answer calls that are on the CPU.
 
         Raises:
@@ -266,7 +266,7 @@ def _of_sizes(
         lambda seed: task.draw(drawn[0], largest, task.options.seed + _SEED + seed),
         task.with_edge_values,
         lambda calls: task.kinds(calls, kinds_of_rows),
-        task.eager_run,
+        task.run,
     )
     for reaching in edges:
         for calls, chosen in reaching[:_TRIES]:
@@ -327,7 +327,7 @@ def _recorded(
 def _stable(task: _Task, stability: NumericalStability, calls: Sequence[DrawnCall], name: str) -> RecordedCase | str:
     """Records a case of calls that are on the CPU, or says why it cannot be one."""
     try:
-        eager_run = task.eager_run(calls)
+        eager_run = task.run(calls)
     except _EndedError:
         return "that end eager's process"
     except (ExportError, UsageError):
