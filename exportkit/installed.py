@@ -29,7 +29,7 @@ from typing import Any, Protocol, cast
 from exportkit.errors import LibraryLoadError
 
 _OPERATORS, _MODELS = "exportkit.operators", "exportkit.models"
-_OWN = (EntryPoint("exportkit_recurrent", "exportkit.recurrent", _OPERATORS),)  # exportkit's: part of no guest
+_OWN = (EntryPoint("exportkit_recurrent", "exportkit.recurrent", _OPERATORS),)  # exportkit's: part of no plugin
 
 
 class DescribedOperator(Protocol):

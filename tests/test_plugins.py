@@ -61,7 +61,7 @@ def install_exportkit(site: Path) -> None:
 
     The setup.py there runs the checkout's, which takes the objects that are compiled in its build folder already.
     """
-    copy = ROOT / ".cache" / "guests"
+    copy = ROOT / ".cache" / "plugins"
     copy.mkdir(parents=True, exist_ok=True)
     with builds_alone():
         shutil.rmtree(copy / "exportkit", ignore_errors=True)
@@ -133,7 +133,7 @@ class Machine:
 
 @pytest.fixture(scope="module")
 def machine(tmp_path_factory: pytest.TempPathFactory) -> Machine:
-    folder = tmp_path_factory.mktemp("guests")
+    folder = tmp_path_factory.mktemp("plugins")
     site, home = folder / "site", folder / "home"
     home.mkdir()
     install_exportkit(site)

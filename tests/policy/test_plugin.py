@@ -1,4 +1,4 @@
-"""ARR-COC is a guest: the toolchain finds it as it finds everybody's package, and knows nothing of it."""
+"""ARR-COC is a plugin: the toolchain finds it as it finds everybody's package, and knows nothing of it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def docstrings(tree: ast.Module) -> Iterator[ast.Constant]:
 
 
 def named_in_code(path: Path) -> list[str]:
-    """What code, other than docstrings and help, says of the guest: modules, names and texts."""
+    """What code, other than docstrings and help, says of the plugin: modules, names and texts."""
     tree = ast.parse(path.read_text())
     documentation = set(map(id, docstrings(tree)))
     found = []
@@ -36,13 +36,13 @@ def named_in_code(path: Path) -> list[str]:
     return found
 
 
-def test_no_code_of_the_toolchain_names_the_guest() -> None:
+def test_no_code_of_the_toolchain_names_the_plugin() -> None:
     sources = [path for path in (ROOT / "exportkit").rglob("*.py") if "arr_coc" not in path.parts]
     assert len(sources) > 200
     assert {str(path): named for path in sources if (named := named_in_code(path))} == {}
 
 
-def test_no_source_of_the_reader_or_the_runtime_names_the_guest() -> None:
+def test_no_source_of_the_reader_or_the_runtime_names_the_plugin() -> None:
     sources = [path for folder in ("package", "runtime") for path in (ROOT / "csrc" / folder).rglob("*.[ch]*")]
     assert len(sources) > 50
     assert [path for path in sources if any(name in path.read_text() for name in NAMES)] == []

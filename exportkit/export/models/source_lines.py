@@ -145,7 +145,7 @@ def _is_exportkit(frame: traceback.FrameSummary) -> bool:
 
 @functools.cache
 def _plugins() -> tuple[str, ...]:
-    """Returns where models lie that exportkit's own folder has as guests: their lines are shown like a user's."""
+    """Returns where models lie that exportkit's own folder has as plugins: their lines are shown like a user's."""
     modules = (value.partition(":")[0].split(".") for value in installed_models().values())
     return tuple(str(Path(_EXPORTKIT, *inner)) for package, *inner in modules if package == "exportkit")
 
