@@ -33,7 +33,7 @@ CXX_FILES := $(filter %.c %.h %.cpp %.cu %.cuh,$(shell find csrc examples -type 
 APT_PACKAGES := cmake
 # The browser that tests the page of `exportkit serve`. Without it these tests are skipped.
 APT_BROWSER := chromium
-# A registry of containers and a client of such, for tests/registry. Without them some of these tests are skipped.
+# A registry of containers and a client of such, for the tests of OCI layouts. Without them some of these tests are skipped.
 APT_REGISTRY := docker-registry skopeo
 # Recordings of a voice, for the tests of examples/speech. Without them these tests are skipped.
 APT_SOUND := alsa-utils

@@ -90,6 +90,10 @@ class ExportError(ExportkitError):
     exit_code = 5
 
 
+class CompilationError(ExportError):
+    """AOTInductor refused the program, or wrote code that does not compile."""
+
+
 class OperatorNotExportableError(ExportError):
     """The graph calls a custom operator that has no fake kernel, or that exists in Python only."""
 
@@ -240,7 +244,7 @@ class OnnxFileError(PackageError):
 
 
 class ArtifactError(PackageError):
-    """What a registry has under a reference is not a package as `exportkit push` writes it, or not what it says."""
+    """A folder is an OCI image layout, but not one of a package, or it breaks the specification."""
 
 
 class CaseError(PackageError):
@@ -274,13 +278,6 @@ class CacheError(HostError):
 
 class PolicyError(HostError):
     """This machine's signature policy cannot be read, or other users may change it. Nothing is loaded."""
-
-
-class RegistryError(HostError):
-    """A registry cannot be reached, refuses, or does not keep to the protocol."""
-
-    def __init__(self, message: str, *, hint: str | None = None) -> None:
-        super().__init__(" ".join(message.split()), hint=hint)  # what a registry says adds no line to ours
 
 
 class CompilerError(HostError):

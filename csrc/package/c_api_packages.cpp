@@ -173,10 +173,6 @@ int ek_package_unpack_target(const ek_package* package, const char* folder, int 
   return guarded([&] { give(unpack_code(package->reader, folder, unpacking(always)), entry); });
 }
 
-int ek_pulled_entry(const char* digest, ek_entry** entry) {
-  return guarded([&] { give(pulled_entry(digest), entry); });
-}
-
 int ek_compiled_entry(const char* digest, ek_entry** entry) {
   return guarded([&] { give(compiled_entry(digest), entry); });
 }

@@ -180,16 +180,6 @@ CacheEntry compiled_entry(const std::string& digest) {
   return held_entry(cache_directory(), kCompiled, digest, "", [](const fs::path& folder) { touch(folder); });
 }
 
-CacheEntry pulled_entry(const std::string& digest) {
-  try {
-    return held_entry(cache_directory(), kPulled, digest, "", [](const fs::path& folder) { touch(folder); });
-  } catch (const std::system_error& error) {
-    throw Error(errors::kCache,
-                "the cache " + cache_directory().string() + " cannot hold a package of a registry: " + reason_of(error),
-                "Set EXPORTKIT_CACHE to a private, writable directory, or get a file with `exportkit pull`.");
-  }
-}
-
 CacheEntry unpack(const PackageReader& reader, const Library& library, const Unpacking& how) {
   const std::string name = library.record.substr(library.record.rfind('/') + 1);
   return unpack(reader, {"libraries", library.sha256, {{name, &reader.record(library.record)}}}, how);

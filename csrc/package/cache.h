@@ -12,7 +12,6 @@ namespace exportkit {
 
 inline constexpr const char* kEntryRecord = "~verified.json";
 inline constexpr const char* kWritersLock = "~lock";
-inline constexpr const char* kPulled = "pulled";
 inline constexpr const char* kCompiled = "compiled";
 
 // An unpacked entry in use: `exportkit cache prune` does not remove it while this object lives.
@@ -40,10 +39,6 @@ struct Unpacking {
 // Throws the error of a wrong record; CacheError if there is no room; UsageError if there is no such folder.
 CacheEntry unpack(const PackageReader& reader, const Library& library, const Unpacking& how);
 CacheEntry unpack_code(const PackageReader& reader, std::string_view folder, const Unpacking& how);
-
-// Returns the entry of an artifact of a registry, by the 64 digits of its digest. Whoever pulls it fills the folder.
-// Throws CacheError if the cache cannot be used: gigabytes are not put into a temporary directory.
-CacheEntry pulled_entry(const std::string& digest);
 
 // Returns the entry of compiled code. `digest` is what it was compiled from: 64 hexadecimal digits. The export that
 // compiles it fills the folder. Throws std::system_error if the cache cannot be used.

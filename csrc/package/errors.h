@@ -45,6 +45,7 @@ inline constexpr ErrorClass kLibraryLoad{"LibraryLoadError", 3};
 inline constexpr ErrorClass kSignatureMissing{"SignatureMissingError", 3};
 inline constexpr ErrorClass kSignature{"SignatureError", 3};
 inline constexpr ErrorClass kRevoked{"RevokedError", 3};
+inline constexpr ErrorClass kArtifact{"ArtifactError", 3};
 inline constexpr ErrorClass kCase{"CaseError", 3};
 inline constexpr ErrorClass kHost{"HostError", 4};
 inline constexpr ErrorClass kNoTarget{"NoTargetError", 4};

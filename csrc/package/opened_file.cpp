@@ -11,6 +11,7 @@
 #include <utility>
 
 #include "package/errors.h"
+#include "package/package_folder.h"
 
 namespace exportkit {
 namespace {
@@ -73,6 +74,8 @@ OpenedFile OpenedFile::by_path(const std::filesystem::path& path) {
   // Non-blocking, or a FIFO would wait for a writer.
   Descriptor file(open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
   if (!file) throw Error(errors::kUsage, "cannot open " + path.string() + ": " + system_message(errno));
+  struct stat status{};
+  if (fstat(file.get(), &status) == 0 && S_ISDIR(status.st_mode)) return open_in_folder(std::move(file), path);
   return {std::move(file), path, path.filename().string()};
 }
 

@@ -3,6 +3,8 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <map>
+#include <optional>
 #include <string>
 #include <string_view>
 
@@ -16,13 +18,21 @@ inline constexpr uint64_t kStreamLimit = uint64_t{8} << 30;
 // Whether a file is memory that nobody can change any more, whoever has it open: a memfd that is sealed.
 bool is_sealed(int fd);
 
+// What an OCI image layout says of a package that is one of its blobs.
+struct PackageLayer {
+  std::string sha256;                             // of the blob
+  std::map<std::string, std::string> signatures;  // the contents of signature files, by their suffixes
+};
+
 // An open file, which is read by offset.
 struct OpenedFile {
   Descriptor file;
-  std::filesystem::path path;  // empty if it was not opened by a path
-  std::string name;            // for messages: the path's last part, or what was given
+  std::filesystem::path path;              // empty if it was not opened by a path
+  std::string name;                        // for messages: the path's last part, or what was given
+  std::optional<PackageLayer> layer = {};  // nothing lies beside a blob, so all that belongs to it is here
 
-  // UsageError: the file does not exist or cannot be read.
+  // Opens a file, or the package in a folder: package_folder.h has the errors. UsageError: the path does not exist or
+  // cannot be read.
   static OpenedFile by_path(const std::filesystem::path& path);
   // The file of a descriptor, which stays the caller's and whose position does not matter. UsageError: it is not open
   // for reading. NotAnArchiveError: it is no file, but a folder, a device, a pipe or a socket.

@@ -76,7 +76,8 @@ EK_API int ek_arriving_new(const char* name, uint64_t limit, ek_arriving** arriv
 EK_API int ek_arriving_write(ek_arriving* arriving, const void* piece, size_t size);
 EK_API void ek_arriving_close(ek_arriving* arriving);
 
-/* Opens a package and checks rules 1 to 12. With a demand, it checks signatures before it reads the manifest. */
+/* Opens a package, or the one in a folder, and checks rules 1 to 12. With a demand, it checks signatures before it reads
+ * the manifest. */
 EK_API int ek_package_open(const char* path, const ek_demand* demand, ek_package** package);
 /* The same for the file of a descriptor, which stays the caller's. It must be a plain file. */
 EK_API int ek_package_open_descriptor(int descriptor, const ek_demand* demand, ek_package** package);
@@ -126,8 +127,6 @@ EK_API void ek_mapping_close(ek_mapping* mapping);
  * data/aotinductor. Files that are known to be correct are not hashed again, unless `always` is set. */
 EK_API int ek_package_unpack_library(const ek_package* package, const char* record, int always, ek_entry** entry);
 EK_API int ek_package_unpack_target(const ek_package* package, const char* folder, int always, ek_entry** entry);
-/* The cache's folder for an artifact of a registry, by the 64 digits of its digest, for whoever pulls it to fill. */
-EK_API int ek_pulled_entry(const char* digest, ek_entry** entry);
 /* The cache's folder for compiled code. `digest` is what it was compiled from: 64 hexadecimal digits. */
 EK_API int ek_compiled_entry(const char* digest, ek_entry** entry);
 /* Removes the least recently used of these until at most so many bytes are left. */

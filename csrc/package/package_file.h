@@ -44,6 +44,8 @@ class PackageFile {
   // `/proc/self/fd/<n>` is the file that was checked.
   int fd() const { return opened_file_.file.get(); }
   uint64_t size() const { return static_cast<uint64_t>(opened_.size); }
+  // What an OCI image layout says of it, if it is in one.
+  const std::optional<PackageLayer>& layer() const { return opened_file_.layer; }
   // What the file was when it was opened, and what it is now.
   const FileState& opened() const { return opened_; }
   struct stat status() const;

@@ -98,7 +98,6 @@ class Survey {
     }
     add_entries("libraries", "library");
     add_entries("targets", "target");
-    add_entries(kPulled, "pulled");
     add_entries(kCompiled, "compiled");
     add_packages();
     std::stable_sort(found.begin(), found.end(),

@@ -11,8 +11,8 @@ namespace exportkit {
 
 // Something in the cache, or a leftover.
 struct CacheItem {
-  // "library" or "target" (unpacked), "compiled" (by an export), "pulled" (from a registry), "package" (its record), or
-  // "leftover" of a killed process
+  // "library" or "target" (unpacked), "compiled" (by an export), "package" (its record), or "leftover" of a killed
+  // process
   std::string kind;
   std::filesystem::path path;
   int64_t size;  // in bytes

@@ -54,6 +54,10 @@ void PackageReader::blocks(std::string_view name, const Sink& sink) const { bloc
 
 void PackageReader::verify() const {
   in_threads(entries().size(), size(), [this](size_t i) { blocks(i, [](std::string_view) {}); });
+  if (layer() && sha256() != layer()->sha256) {
+    throw Error(errors::kDigestMismatch, path().string() + " has another digest than its name, " + sha256(),
+                "The layout was changed or damaged after it was written. Get it again.");
+  }
 }
 
 void PackageReader::check_unchanged() const {

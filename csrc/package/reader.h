@@ -39,7 +39,7 @@ class PackageReader : public PackageFile {
   // Passes a record's content to `sink` in blocks. Throws for a wrong digest after the last block.
   using Sink = std::function<void(std::string_view)>;
   void blocks(std::string_view name, const Sink& sink) const;
-  // Checks every record's digest (rule 13): DigestMismatchError.
+  // Checks every record's digest (rule 13), and the file's if an OCI image layout names it: DigestMismatchError.
   void verify() const;
   // Checks that the open file was not written to since it was opened: DigestMismatchError.
   void check_unchanged() const;

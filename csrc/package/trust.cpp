@@ -7,6 +7,7 @@
 #include "package/errors.h"
 #include "package/json_fields.h"
 #include "package/openssf.h"
+#include "package/package_folder.h"
 #include "package/revocation.h"
 #include "package/signature.h"
 #include "package/small_files.h"
@@ -18,7 +19,6 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr int kMaxDepth = 5;  // of brackets
-constexpr const char *kOwnSuffix = ".sig", *kBundleSuffix = ".sigstore.json";
 
 // A requirement for a signature by one of these keys.
 struct Demand {
@@ -154,6 +154,12 @@ struct FoundSignature {
   std::optional<std::string> content;
 };
 
+FoundSignature layer_signature(const PackageLayer& layer, const std::string& suffix) {
+  const auto found = layer.signatures.find(suffix);
+  const std::string name = "layer *" + suffix;
+  return {name, name, found == layer.signatures.end() ? std::nullopt : std::optional(found->second)};
+}
+
 FoundSignature signature_of(const PackageFile& package, const SignatureRequest& given, const std::string& suffix) {
   if (!given.signature_content.empty()) {
     if (given.signature_content.size() > kSmallFileBytes) {
@@ -163,6 +169,7 @@ FoundSignature signature_of(const PackageFile& package, const SignatureRequest& 
     return {"the given signature", "the given signature", given.signature_content};
   }
   if (given.signature.empty() && package.path().empty()) return {"signature beside it", "", std::nullopt};
+  if (given.signature.empty() && package.layer()) return layer_signature(*package.layer(), suffix);
   const fs::path file = given.signature.empty() ? signature_beside(package.path(), suffix) : fs::path(given.signature);
   return {file.string(), file.filename().string(), read_signature_file(file)};
 }
@@ -284,11 +291,12 @@ std::vector<SignatureFile> signature_files(const PackageFile& package) {
   std::vector<SignatureFile> found;
   if (package.path().empty()) return found;
   for (const char* suffix : {kOwnSuffix, kBundleSuffix}) {
-    SignatureFile file{signature_beside(package.path(), suffix), {}, {}};
+    SignatureFile file;
     try {
-      const auto content = read_signature_file(file.path);
+      file.path = package.layer() ? fs::path("layer *") += suffix : signature_beside(package.path(), suffix);
+      const auto [place, name, content] = signature_of(package, {}, suffix);
       if (!content) continue;
-      file.key_ids = key_ids(suffix, *content, file.path.filename().string());
+      file.key_ids = key_ids(suffix, *content, name);
     } catch (const Error& error) {
       file.problem = error.message();
     }

@@ -26,6 +26,15 @@ from exportkit.onnx.onnx_options import OnnxOptions
 _TRACE = TraceOptions()
 
 
+class _Export(click.Command):
+    """Keeps the arguments as they were written: --repair gives them again."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Parses them."""
+        ctx.obj = tuple(args)
+        return super().parse_args(ctx, args)
+
+
 def _decompositions(_: click.Context, __: click.Parameter, texts: Sequence[str]) -> dict[str, str]:
     """Parses "ns::op=package.module:function"."""
     found: dict[str, str] = {}
@@ -39,7 +48,7 @@ def _decompositions(_: click.Context, __: click.Parameter, texts: Sequence[str])
     return found
 
 
-@exportkit_command("export", short_help="Trace and compile a model, and record cases.")
+@exportkit_command("export", cls=_Export, short_help="Trace and compile a model, and record cases.")
 @click.argument("model")
 @output_option(required=False)
 @click.option(
@@ -162,12 +171,6 @@ def _decompositions(_: click.Context, __: click.Parameter, texts: Sequence[str])
     "first with which it is right.",
 )
 @click.option(
-    "--repair-minutes",
-    type=click.FloatRange(min=1),
-    metavar="N",
-    help="With --repair: begin no further try after N minutes. Default: 20.",
-)
-@click.option(
     "--opset",
     type=int,
     default=OnnxOptions().opset,
@@ -203,7 +206,8 @@ def _decompositions(_: click.Context, __: click.Parameter, texts: Sequence[str])
 @trusted_option("MODEL")
 @click.option("--name", help="The package's name. Default: the model's name.")
 @click.option("--model-version", default=_TRACE.version, show_default=True, help="The model's version.")
-def command(as_json: bool, **given: Any) -> int:
+@click.pass_obj
+def command(words: tuple[str, ...], as_json: bool, **given: Any) -> int:
     """Trace MODEL with torch.export, compile it with AOTInductor, record cases, and write the artifact.
 
     MODEL is a built-in name (arr-coc), package.module:attr, path/file.py:attr, or an ExportedProgram .pt2. The
@@ -217,6 +221,6 @@ def command(as_json: bool, **given: Any) -> int:
     exportkit export arr-coc --format onnx -o arr_coc.onnx
     exportkit export models/net.py:spec --repair -o net.pt2
     """  # noqa: D301 (click wants the control character, to keep the lines below it)
-    request = ExportRequest.of(given)
+    request = ExportRequest.of({**given, "words": words})
     request.check()
     return request.run(as_json)

@@ -14,8 +14,8 @@ from exportkit.onnx.files import method_path, sidecar_path
 from exportkit.progress import bytes_text
 
 if TYPE_CHECKING:
+    from exportkit.cli.repair import Repair
     from exportkit.package.manifest import Manifest
-    from exportkit.repair.attempts import Repaired
 
 _FOLLOWING = {"aoti": "package {} -o OUT.pt2", "program": "export {} -o OUT.pt2", "onnx": "verify {}"}
 
@@ -27,7 +27,7 @@ def print_written(
     as_json: bool,
     more: dict[str, Any],
     libraries: Sequence[Path | str],
-    repaired: Repaired | None = None,
+    repair: Repair | None = None,
 ) -> int:
     """Prints what was written, and the next command.
 
@@ -38,7 +38,7 @@ def print_written(
         as_json: Whether to print JSON.
         more: What else the JSON has.
         libraries: The operator libraries that the next command names.
-        repaired: How the compiled code was repaired, if it was.
+        repair: How the compiled code was repaired, if it was to be.
     """
     # ONNX models of several methods are files beside one sidecar, which stands for them.
     written = output if len(manifest.onnx) < 2 else sidecar_path(output)
@@ -49,26 +49,22 @@ def print_written(
         print_json({"file": file, "manifest": msgspec.to_builtins(manifest), **more})
         return 0
     _print_manifest(output, manifest)
-    if repaired is not None:
-        _print_repair(repaired)
+    if repair is not None:
+        _print_repair(repair)
     needed = () if output_format == "onnx" else [f"--op-library {shlex.quote(str(each))}" for each in libraries]
     following = _FOLLOWING[output_format].format(shlex.quote(str(written)))
     click.echo(f"Next: exportkit {' '.join([following, *needed])}")
     return 0
 
 
-def _print_repair(repaired: Repaired) -> None:
-    if repaired.costs is None and not repaired.attempts:
+def _print_repair(repair: Repair) -> None:
+    if not repair.problem:
         click.echo("Verified: the compiled code is right without a repair.")
         return
-    from exportkit.repair.attempts import tried_lines
-
     click.echo("Repaired:")
-    for line in [*repaired.problem.splitlines(), *tried_lines(repaired.attempts)]:
+    for line in ["\n".join(repair.problem), *map(str, repair.attempts)]:
         click.echo(printable_lines(line, "  | "))
-    click.echo(f"  with {repaired.given.arguments}")
-    if repaired.costs is not None:
-        click.echo(f"  costs {repaired.costs}")
+    click.echo(f"  with {repair.arguments}")
 
 
 def _print_manifest(output: Path, manifest: Manifest) -> None:

@@ -20,6 +20,7 @@ from exportkit.onnx.onnx_options import OnnxOptions
 from exportkit.package.atomic import check_writable
 from exportkit.package.trust import Trust
 from exportkit.progress import Progress
+from exportkit.reference_model import ReferenceModel
 
 if TYPE_CHECKING:
     from exportkit.export.cpu_isas import CpuIsa
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class ExportRequest:
-    """The arguments of `exportkit export`. All that concern tracing are in `trace`."""
+    """The arguments of `exportkit export`, and they as they were written. All that concern tracing are in `trace`."""
 
     model: str
     output: Path | None
@@ -48,7 +49,7 @@ class ExportRequest:
     embed_weights: bool
     no_cache: bool
     repair: bool
-    repair_minutes: float | None
+    words: tuple[str, ...]
     opset: int
     inline: bool
     decompositions: dict[str, str]
@@ -98,8 +99,6 @@ class ExportRequest:
             raise click.UsageError("--cuda-arch for a GPU that is not here is for --format aoti, without --repair.")
         if self.repair and (not compiled or self.draft or self.apply_suggested_fixes):
             raise click.UsageError("--repair is for --format aoti, without --draft and --apply-suggested-fixes.")
-        if self.repair_minutes is not None and not self.repair:
-            raise click.UsageError("--repair-minutes is for --repair.")
 
     @property
     def onnx(self) -> OnnxOptions:
@@ -167,14 +166,16 @@ class ExportRequest:
         return print_draft(report, as_json)
 
     def _repaired(self, output: Path, as_json: bool) -> int:
-        from exportkit.repair.repair_commands import TraceModel
-        from exportkit.repair.repairing import DEFAULT_MINUTES, export_repaired
+        from exportkit.cli.repair import Repair
 
-        task = TraceModel.of(self.model, output, self.trace, self.compiling, **self._making)
+        words = [word for word in self.words if word not in ("--repair", "--json")]
+        eager = ReferenceModel(self.model, self.weights, self.op_libraries)
         with progress() as step:
-            repaired = export_repaired(task, output, minutes=self.repair_minutes or DEFAULT_MINUTES, progress=step)
-        document = {"repair": repaired.document()}
-        return print_written(output, "aoti", repaired.manifest, as_json, document, self.op_libraries, repaired)
+            repair = Repair(words, eager, self.trace.device, self.inductor_config, self.trace.seed, step)
+            manifest = repair.run(output)
+        return print_written(
+            output, "aoti", manifest, as_json, {"repair": repair.document()}, self.op_libraries, repair
+        )
 
     def _export(self, output: Path, as_json: bool) -> int:
         others = ReplacedFile(output)

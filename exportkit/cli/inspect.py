@@ -10,32 +10,28 @@ import click
 
 from exportkit.cli.app import command as exportkit_command
 from exportkit.cli.output import print_json, print_table, printable
-from exportkit.cli.registry_options import FILE_OR_REFERENCE, registry_options
-from exportkit.cli.shared_options import EXISTING_FILE, OUTPUT_FILE, public_key_options
+from exportkit.cli.shared_options import EXISTING_FILE, OUTPUT_FILE, PACKAGE, public_key_options
 from exportkit.package.case_files import edge_case_in
 from exportkit.package.trust import Trust
 from exportkit.progress import bytes_text
-from exportkit.registry.oci_reference import RegistryReference
 from exportkit.sizes import case_label
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from exportkit.package.archive import PackageReader
     from exportkit.package.keys import PublicKey
     from exportkit.package.manifest import Manifest, PackagedMethod
     from exportkit.package.trust import SignatureInfo
-    from exportkit.registry.registry_client import RegistryOptions
     from exportkit.report.package_data import Words
 
 _NOT_HERE = "not in this artifact"
 
 
 @exportkit_command("inspect", short_help="Show what an artifact holds.")
-@click.argument("artifact", type=FILE_OR_REFERENCE)
+@click.argument("artifact", type=PACKAGE)
 @public_key_options("ARTIFACT")
 @click.option("--records", is_flag=True, help="List every record, with its digest and size.")
-@registry_options
 @click.option("--report", type=OUTPUT_FILE, metavar="FILE.html", help="Write one page with the graph, for a browser.")
 @click.option(
     "--program",
@@ -56,10 +52,9 @@ _NOT_HERE = "not in this artifact"
     help="For --report: the errors of compiled code, from `exportkit verify ARTIFACT --json > FILE.json`.",
 )
 def command(
-    artifact: Path | RegistryReference,
+    artifact: Path,
     trust: Trust,
     records: bool,
-    registry: Callable[[], RegistryOptions],
     report: Path | None,
     program: Path | None,
     profile: Path | None,
@@ -72,7 +67,7 @@ def command(
     beside ARTIFACT name; only --public-key checks the signatures.
 
     ARTIFACT may be an ONNX model: the package beside it describes it, and the digests of all its files are checked. It
-    may also be a package in a registry (oci://HOST/NAME:TAG), which is shown without its file being fetched.
+    may also be a folder: an OCI layout of `exportkit oci`, or one with a single .pt2.
 
     --report writes one page that a browser shows without a network: the graph, the operators and their libraries,
     sizes, weights, and the recorded cases. An existing file is replaced when the page is complete.
@@ -87,13 +82,6 @@ def command(
     from exportkit.package.archive import PackageReader
     from exportkit.package.trust import signature_info
 
-    if isinstance(artifact, RegistryReference):
-        from exportkit.cli.inspect_registry import inspect_in_registry
-
-        if trust != Trust() or report is not None:
-            raise click.UsageError(f"{artifact} is not fetched, which --public-key and --report need: pull it first.")
-        inspect_in_registry(artifact, registry(), as_json=as_json)
-        return
     _check_report(report, artifact, {"--program": program, "--profile": profile, "--verification": verification})
     asked = trust.demand() if trust != Trust() else None
     model = named_model(artifact)

@@ -12,16 +12,9 @@ import click
 from exportkit.cli.app import INTERRUPTED_EXIT_CODE
 from exportkit.cli.app import command as exportkit_command
 from exportkit.cli.output import print_json, printable
-from exportkit.cli.registry_options import FILE_OR_REFERENCE, registry_options
-from exportkit.cli.shared_options import EXISTING_FILE, byte_size
-from exportkit.package.trust import Trust
-from exportkit.registry.oci_reference import RegistryReference
+from exportkit.cli.shared_options import EXISTING_FILE, PACKAGE, byte_size
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from exportkit.registry.pulled_packages import PulledPackage
-    from exportkit.registry.registry_client import RegistryOptions
     from exportkit.serve.serve_options import ServeOptions
 
 _PORT = click.IntRange(min=0, max=65535)
@@ -29,7 +22,7 @@ _FOLDER = click.Path(exists=True, file_okay=False, path_type=Path)
 
 
 @exportkit_command("serve", short_help="Serve packages over HTTP and gRPC.")
-@click.argument("packages", nargs=-1, type=FILE_OR_REFERENCE, metavar="[PACKAGE]...")
+@click.argument("packages", nargs=-1, type=PACKAGE, metavar="[PACKAGE]...")
 @click.option(
     "--model-repository",
     "repository",
@@ -154,8 +147,7 @@ _FOLDER = click.Path(exists=True, file_okay=False, path_type=Path)
     help="Serve with Ray Serve: on the cluster of RAY_ADDRESS, or on this machine (extra `ray`). Only HTTP.",
 )
 @click.option("--traces", metavar="URL", help="Send OpenTelemetry traces to this OTLP endpoint (extra `traces`).")
-@registry_options
-def command(registry: Callable[[], RegistryOptions], as_json: bool, **options: Any) -> None:
+def command(as_json: bool, **options: Any) -> None:
     """Serve each PACKAGE by the Open Inference Protocol, version 2, over HTTP and gRPC.
 
     Clients of Triton and KServe work unchanged. Requests that can run together do. The URL / has a page for browsers,
@@ -166,9 +158,8 @@ def command(registry: Callable[[], RegistryOptions], as_json: bool, **options: A
     new, answers what it accepted, and exits with 0, or with 1 if that took longer than --drain-timeout. A second Ctrl-C
     ends it at once.
 
-    A PACKAGE is served under its own name, that of `exportkit package --name`. It may be in a registry
-    (oci://HOST/NAME@sha256:..., extra `registry`), and is pulled into the cache then. For a tag, a line says which
-    digest it names now.
+    A PACKAGE is served under its own name, that of `exportkit package --name`. It may be a folder: an OCI layout of
+    `exportkit oci`, or one with a single .pt2, such as a mounted image.
 
     With --json, the document has the URLs and models, and is printed when the server is ready.
 
@@ -183,10 +174,6 @@ def command(registry: Callable[[], RegistryOptions], as_json: bool, **options: A
     from exportkit.serve.process_settings import check_installed
 
     check_installed(traces=options["traces"] is not None)
-    pulled = _pulled(options["packages"], options["public_keys"], registry)
-    options["packages"] = tuple(
-        pulled[each].path if isinstance(each, RegistryReference) else each for each in options["packages"]
-    )
     asked = _options(**options)
     if options["ray"]:
         _serve_on_ray(asked, as_json)
@@ -205,22 +192,6 @@ def command(registry: Callable[[], RegistryOptions], as_json: bool, **options: A
         _exit(error.exit_code, f"error: {error.message}. {error.hint}")
     if not ended:
         _exit(0, "ended before the models were loaded")
-
-
-def _pulled(
-    packages: Sequence[Path | RegistryReference], public_keys: Sequence[Path], registry: Callable[[], RegistryOptions]
-) -> dict[RegistryReference, PulledPackage]:
-    """Puts the packages of registries into the cache. They stay there while the result lives."""
-    pulled: dict[RegistryReference, PulledPackage] = {}
-    for reference in packages:
-        if isinstance(reference, RegistryReference):
-            from exportkit.registry.pulled_packages import pulled_package
-
-            found = pulled_package(reference, trust=Trust(public_keys), options=registry(), step=_report)
-            if reference.digest is None:
-                _report(f"{reference} is {found.reference} now: give that to serve this package always")
-            pulled[reference] = found
-    return pulled
 
 
 def _serve_on_ray(asked: ServeOptions, as_json: bool) -> None:

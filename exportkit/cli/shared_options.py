@@ -21,6 +21,7 @@ from exportkit.verify.options import VerifyOptions
 F = TypeVar("F", bound=Callable[..., Any])
 
 EXISTING_FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
+PACKAGE = click.Path(exists=True, path_type=Path)  # a file, or a folder: an OCI layout, or one with a .pt2
 OUTPUT_FILE = click.Path(dir_okay=False, path_type=Path)
 
 

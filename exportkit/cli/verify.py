@@ -13,7 +13,7 @@ import click
 from exportkit.cli.app import command as exportkit_command
 from exportkit.cli.output import print_json, print_table, printable, printable_lines, progress
 from exportkit.cli.shared_options import (
-    EXISTING_FILE,
+    PACKAGE,
     check_tolerances,
     device_option,
     eager_options,
@@ -34,7 +34,7 @@ _DEFAULTS = VerifyOptions()
 
 
 @exportkit_command("verify", short_help="Run an artifact in a fresh process and compare.")
-@click.argument("artifact", type=EXISTING_FILE)
+@click.argument("artifact", type=PACKAGE)
 @click.option(
     "--against",
     type=click.Choice(get_args(Against)),
@@ -107,7 +107,8 @@ def command(
     reason; if no target can run, verification fails. The first failed check gives the exit code.
 
     ARTIFACT may be an ONNX model of `exportkit export --format onnx`. ONNX Runtime then runs it on the CPU, in a
-    process that has neither torch nor the exporter, and its outputs are compared in the same way.
+    process that has neither torch nor the exporter, and its outputs are compared in the same way. It may also be a
+    folder: an OCI layout of `exportkit oci`, or one with a single .pt2.
 
     With --public-key, or if this machine's policy requires signatures, signatures are checked first. A signature does
     not cover the model's source, so then only --model counts.

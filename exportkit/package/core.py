@@ -95,7 +95,6 @@ _FUNCTIONS: dict[str, tuple[Any, ...]] = {  # the type of the result, then those
     "ek_mapping_close": (None, c_void_p),
     "ek_package_unpack_library": (c_int, c_void_p, c_char_p, c_int, _HANDLE),
     "ek_package_unpack_target": (c_int, c_void_p, c_char_p, c_int, _HANDLE),
-    "ek_pulled_entry": (c_int, c_char_p, _HANDLE),
     "ek_compiled_entry": (c_int, c_char_p, _HANDLE),
     "ek_limit_compiled": (c_int, c_int64),
     "ek_entry_folder": (c_char_p, c_void_p),

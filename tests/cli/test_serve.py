@@ -7,15 +7,12 @@ import json
 import subprocess
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from exportkit.cli import main
 from exportkit.cli.serve import command
-from exportkit.registry import pulled_packages
-from exportkit.registry.registry_client import RegistryOptions
 from exportkit.serve import server
 from exportkit.serve.sequences.table import SequenceLimits
 from exportkit.serve.serve_options import ListenOptions, ServeOptions
@@ -222,19 +219,7 @@ def test_every_option_reaches_the_server(tiny_package: Path, folder: Path, monke
     flags = ["--isolate", "--cuda-graphs", "--no-warm-up", "--no-access-log"]
     assert main(["serve", str(tiny_package), *flags, *(str(word) for pair in words.items() for word in pair)]) == 0
     assert main(["serve", str(tiny_package), "--no-grpc"]) == 0
-    reached: list[RegistryOptions] = []
-
-    def pull(_: object, *, options: RegistryOptions, **__: object) -> SimpleNamespace:
-        reached.append(options)
-        return SimpleNamespace(path=tiny_package)
-
-    monkeypatch.setattr(pulled_packages, "pulled_package", pull)
-    registry = ["--registry-plain-http", "--registry-ca"]
-    package = f"oci://localhost/net@sha256:{'0' * 64}"
-    assert main(["serve", package, *registry, str(folder / "authority.pem")]) == 0
-    assert reached == [RegistryOptions(plain_http=True, authorities=folder / "authority.pem")]
-    given, plain, from_registry = asked
-    assert from_registry == ServeOptions(packages=(tiny_package,))
+    given, plain = asked
     assert (given.packages, given.repository) == ((tiny_package,), folder)
     assert (given.load.devices, given.load.runners) == (("cpu",), 3)
     assert (given.load.isolate, given.load.warm_up, given.load.cuda_graphs) == (True, False, True)
@@ -254,7 +239,6 @@ def test_every_option_reaches_the_server(tiny_package: Path, folder: Path, monke
     assert options <= {
         *words,
         *flags,
-        *registry,
         "--no-grpc",
         "--access-log",
         "--ray",

@@ -13,7 +13,7 @@ from sympy.logic.boolalg import BooleanFunction
 from torch._subclasses.fake_tensor import DynamicOutputShapeException, UnsupportedOperatorException
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode, PendingUnbackedSymbolNotFound
 
-from exportkit.errors import ExportError, OperatorNotExportableError
+from exportkit.errors import CompilationError, ExportError, OperatorNotExportableError
 from exportkit.export.dynamic_sizes.guards import with_places
 from exportkit.export.dynamic_sizes.shapes import DynamicSizes
 from exportkit.export.dynamic_sizes.size_changes import SizeChange, changes_between, violated_names
@@ -271,7 +271,7 @@ def flow_error(operator: str, what: str, error: Exception) -> ExportError:
     return ExportError(f"{name} {what}: {_reason(error)}", hint=hint)
 
 
-def refused_by_compiler(said: str, program: torch.export.ExportedProgram, at: str) -> ExportError:
+def refused_by_compiler(said: str, program: torch.export.ExportedProgram, at: str) -> CompilationError:
     """Explains that AOTInductor did not compile a program, with the lines that it may be about.
 
     Args:
@@ -285,9 +285,9 @@ def refused_by_compiler(said: str, program: torch.export.ExportedProgram, at: st
     works = "Tracing succeeded, so `--format program` works."
     loops = flow_nodes(program.graph_module)
     if not loops:
-        return ExportError(message, hint=f"{works} --repair looks for options that avoid what fails.")
+        return CompilationError(message, hint=f"{works} --repair looks for options that avoid what fails.")
     message += "".join(f"\n    it has {name} at {where}" for name, where in loops)
-    return ExportError(
+    return CompilationError(
         message,
         hint=f"{works} torch {torch.__version__} compiles few kinds of loops and branches: write torch.vmap(f)(rows) "
         "for map, a Python loop over a fixed length or associative_scan for scan, a fixed number of steps for "

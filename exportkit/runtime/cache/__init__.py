@@ -4,7 +4,6 @@
       libraries/<sha256>/lib*.so            an operator library, under the digest of its content
       targets/<digest>/*.so ...             a target's files, under the digest of their names and contents
       compiled/<digest>/                    code that an export compiled (exportkit.export.compiling.compiled_cache)
-      pulled/<sha256>/                      a package of a registry (exportkit.registry), by its artifact's digest
       {libraries,targets}/*/~verified.json  the verified digests of the files, and the files' state at that time
       {libraries,targets}/*/~lock           held by the writer
       packages/<device>-<inode>.json        a package with verified digests, and the file's state at that time
@@ -111,18 +110,6 @@ def unpack_target(reader: PackageReader, target: Target, method: str, *, always:
             hint="Set EXPORTKIT_CACHE to a directory with a UTF-8 name.",
         ) from error
     return entry
-
-
-def pulled_entry(sha256: str) -> Entry:
-    """Returns the entry of an artifact of a registry, which whoever pulls it fills. `library` means nothing here.
-
-    Args:
-        sha256: The 64 digits of the artifact's digest.
-
-    Raises:
-        CacheError: The cache cannot be used.
-    """
-    return Entry(core.handle("ek_pulled_entry", core.encoded(sha256)))
 
 
 def _unpack(function: str, reader: PackageReader, name: str, always: bool) -> Entry:

@@ -17,15 +17,15 @@ class Item(msgspec.Struct, frozen=True):
     """An entry of the cache, or a leftover of a killed process.
 
     Attributes:
-        kind: An unpacked library or target, code that an export compiled, a package that was pulled, the record of a
-            package, or a leftover.
+        kind: An unpacked library or target, code that an export compiled, the record of a package, or a
+            leftover.
         path: The folder or file.
         size: The size in bytes.
         used: The time of last use, in seconds since 1970.
         in_use: Whether a process uses or writes it now.
     """
 
-    kind: Literal["library", "target", "compiled", "pulled", "package", "leftover"]
+    kind: Literal["library", "target", "compiled", "package", "leftover"]
     path: Path
     size: int
     used: float

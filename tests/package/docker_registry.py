@@ -19,19 +19,17 @@ version: 0.1
 storage: {{filesystem: {{rootdirectory: {folder}/data}}}}
 http: {{addr: 127.0.0.1:{port}}}
 """
-_WITH_PASSWORDS = "auth: {{htpasswd: {{realm: tests, path: {passwords}}}}}\n"
 
 
 @contextmanager
-def docker_registry(folder: Path, passwords: Path | None = None) -> Iterator[str]:
-    """Runs it, and yields its host. `passwords` is a file of htpasswd."""
+def docker_registry(folder: Path) -> Iterator[str]:
+    """Runs it, and yields its host."""
     assert PROGRAM is not None
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     config = folder / "config.yml"
-    more = "" if passwords is None else _WITH_PASSWORDS.format(passwords=passwords)
-    config.write_text(_CONFIG.format(folder=folder, port=port) + more)
+    config.write_text(_CONFIG.format(folder=folder, port=port))
     with (folder / "log").open("wb") as log:
         process = subprocess.Popen([PROGRAM, "serve", str(config)], stdout=log, stderr=log)
     try:
@@ -51,8 +49,3 @@ def _wait_for(port: int, process: subprocess.Popen[bytes]) -> None:
         except OSError:
             time.sleep(0.05)
     raise AssertionError("docker-registry did not start")
-
-
-def blob_file(folder: Path, sha256: str) -> Path:
-    """The file in which it keeps a blob."""
-    return folder / "data/docker/registry/v2/blobs/sha256" / sha256[:2] / sha256 / "data"

@@ -1,0 +1,131 @@
+"""`export --repair`: which options are tried, in which order, and what is said where they help and where none does."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from exportkit.cli import main, repair
+from exportkit.cli.repair import remedies
+from exportkit.errors import CompilationError, ExportError
+from exportkit.package.archive import PackageReader
+from exportkit.package.compiled_with import GivenOptions, compiled_with
+from tests.subprocesses import compiler_in_templates
+
+MODELS = f"{Path(__file__).parent / 'repair_models.py'}"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _children_have_torchs_compiler() -> Iterator[None]:
+    with compiler_in_templates():
+        yield
+
+
+def test_what_costs_least_is_tried_first_and_what_leaves_all_to_eager_last() -> None:
+    tried = [what for what, _ in remedies("cpu", {})]
+    assert tried == [
+        "values rounded to their dtype, as eager does",
+        "the operator left to eager's kernel",
+        "no patterns replaced in the graph",
+        "nothing fused",
+        "no vector instructions written",
+        "all of these together",
+        "every operator left to eager's kernel",
+    ]
+    on_gpu = [what for what, _ in remedies("cuda:1", {"cpp.enable_unsafe_math_opt_flag": True})]
+    assert on_gpu[0] == "without the options that allow inaccurate code"
+    assert "reductions in one kernel" in on_gpu
+    assert "no vector instructions written" not in on_gpu
+
+
+def test_options_are_written_as_export_takes_them() -> None:
+    given = GivenOptions({"cpp.simdlen": 1}).with_more(GivenOptions({}, ("aten.amin.default",)))
+    assert given.arguments == "--inductor-config cpp.simdlen=1 --eager-kernel aten.amin.default"
+    assert GivenOptions({"cpp.cxx": ["/tmp/evil"], "cpp.simdlen": 1}).plain == GivenOptions({"cpp.simdlen": 1})
+
+
+@pytest.mark.process
+def test_wrong_code_is_repaired_at_its_node(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """torch's own hook makes relu wrong. Leaving the one operator to eager is the first candidate that helps."""
+    monkeypatch.setattr(repair, "REMEDIES", repair.REMEDIES[1:])
+    out = tmp_path / "relu.pt2"
+    config = "cpp.inject_relu_bug_TESTING_ONLY=accuracy"
+    arguments = ["export", f"{MODELS}:relu", "-o", str(out), "--repair", "--inductor-config", config, "--cases", "1"]
+    assert main([*arguments, "--json"]) == 0
+    said = json.loads(capsys.readouterr().out)["repair"]
+    assert "the compiled code differs: " in said["problem"]
+    assert "node 1 of 1, relu (aten.relu.default), repair_models.py:" in said["problem"]
+    assert said["arguments"] == "--eager-kernel aten.relu.default"
+    assert [attempt["result"] for attempt in said["attempts"]] == ["right"]
+    with PackageReader(out) as reader:
+        remembered = compiled_with(reader, reader.manifest.targets[0])
+    assert remembered.eager_kernels == ("aten.relu.default",)
+    assert main(["verify", str(out), "--against", "cases"]) == 0
+    assert main(["inspect", str(out)]) == 0
+    assert "--eager-kernel aten.relu.default" in capsys.readouterr().out
+
+
+@pytest.mark.process
+def test_an_operator_that_does_not_compile_is_left_to_eager(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(repair, "REMEDIES", repair.REMEDIES[1:])
+    out = tmp_path / "refused.pt2"
+    assert main(["export", f"{MODELS}:refused", "-o", str(out), "--repair", "--cases", "1"]) == 0
+    said = capsys.readouterr().out
+    assert "does not compile: AOTInductor could not compile the program at aten.relu.default, repair_models.py:" in said
+    assert "with --eager-kernel aten.relu.default" in said
+
+
+def _refusing(monkeypatch: pytest.MonkeyPatch, kind: type[ExportError], message: str) -> list[list[str]]:
+    """Every export fails with this error; nothing is compiled. Returns the commands."""
+    commands: list[list[str]] = []
+
+    def run(command: list[str], **_: Any) -> SimpleNamespace:
+        commands.append(command)
+        error = {"kind": kind.__name__, "message": message, "hint": "Try it.", "exit_code": kind.exit_code}
+        return SimpleNamespace(returncode=kind.exit_code, stdout=json.dumps({"error": error}))
+
+    monkeypatch.setattr(repair.subprocess, "run", run)
+    return commands
+
+
+def test_where_nothing_helps_everything_that_was_tried_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    refused = "AOTInductor could not compile the program at aten.relu.default, net.py:3: no\nmore"
+    commands = _refusing(monkeypatch, CompilationError, refused)
+    out = tmp_path / "relu.pt2"
+    assert main(["export", "--repair", "--name", "x", "-o", str(out), "--", f"{MODELS}:relu"]) == ExportError.exit_code
+    said = capsys.readouterr().err
+    report = (tmp_path / "relu.pt2.repair.txt").read_text()
+    assert not out.exists()
+    for text in (said, report):
+        assert "the model does not compile: AOTInductor could not compile the program at aten.relu.default" in text
+        assert "tried aten.relu.default left to eager's kernel: does not compile: AOTInductor" in text
+        assert "tried every operator left to eager's kernel" in text
+    assert "nothing that was tried makes the compiled code right" in said
+    end = commands[-1].index("--")
+    assert commands[-1][4 : end + 2] == [
+        *("export", "--name", "x", "-o", str(out), "--eager-kernel", "aten"),
+        *("--output", commands[-1][end - 2], "--json", "--", f"{MODELS}:relu"),
+    ]
+
+
+def test_a_model_that_cannot_be_traced_is_no_matter_of_options(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    commands = _refusing(monkeypatch, ExportError, "torch.export cannot trace it")
+    out = tmp_path / "relu.pt2"
+    assert main(["export", f"{MODELS}:relu", "-o", str(out), "--repair"]) == ExportError.exit_code
+    assert "torch.export cannot trace it\n  Try it." in capsys.readouterr().err
+    assert len(commands) == 1
+    assert main(["export", f"{MODELS}:relu", "-o", "x.onnx", "--format", "onnx", "--repair"]) == 2
+    assert "--repair is for --format aoti" in capsys.readouterr().err
