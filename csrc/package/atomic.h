@@ -1,6 +1,6 @@
 // Atomic writing of files, and temporary folders that do not outlive their process, even a killed one.
 // An unfinished file has a temporary name and is locked by the process that writes it. A temporary name without a lock
-// was left by a killed process; the next process that writes there removes it, or `exportkit cache prune`.
+// was left by a killed process; the next process that writes there removes it, or `exportkit doctor --prune-cache`.
 #pragma once
 
 #include <sys/types.h>

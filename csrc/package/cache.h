@@ -14,7 +14,7 @@ inline constexpr const char* kEntryRecord = "~verified.json";
 inline constexpr const char* kWritersLock = "~lock";
 inline constexpr const char* kCompiled = "compiled";
 
-// An unpacked entry in use: `exportkit cache prune` does not remove it while this object lives.
+// An unpacked entry in use: `exportkit doctor --prune-cache` does not remove it while this object lives.
 class CacheEntry {
  public:
   CacheEntry(std::filesystem::path folder, const std::string& library, Descriptor locked)

@@ -56,7 +56,7 @@ std::optional<EntryRecord> read_entry_record(const std::filesystem::path& path);
 // files' last change, so that the next change gives them a later time.
 void write_entry_record(const std::filesystem::path& path, const std::map<std::string, VerifiedFile>& files);
 
-// Notes that something was used, for `exportkit cache prune`.
+// Notes that something was used, for `exportkit doctor --prune-cache`.
 void touch(const std::filesystem::path& path);
 
 }  // namespace exportkit

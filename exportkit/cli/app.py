@@ -8,6 +8,7 @@ from __future__ import annotations
 import difflib
 import gc
 import importlib
+import itertools
 import signal
 import sys
 import traceback
@@ -32,24 +33,14 @@ BUG_EXIT_CODE = 70  # EX_SOFTWARE of sysexits.h
 INTERRUPTED_EXIT_CODE = 130  # 128 + SIGINT, as in a shell
 
 # In the order of the work. Each name is a module whose attribute `command` is the command.
-COMMANDS = (
-    "export",
-    "verify",
-    "package",
-    "sign",
-    "revoke",
-    "inspect",
-    "sbom",
-    "diff",
-    "repack",
-    "oci",
-    "serve",
-    "triton",
-    "ops",
-    "bench",
-    "cache",
-    "doctor",
-)
+GROUPS = {
+    "Make": ("export", "package", "repack"),
+    "Check": ("verify", "inspect", "diff", "doctor"),
+    "Ship": ("sign", "revoke", "oci"),
+    "Run": ("serve", "triton", "bench"),
+    "Operators": ("ops",),
+}
+COMMANDS = tuple(itertools.chain(*GROUPS.values()))
 
 _SETTINGS = {"help_option_names": ["-h", "--help"], "max_content_width": 110}
 
@@ -101,7 +92,7 @@ def _unusable(entry: EntryPoint, error: Exception) -> click.Command:
 
 
 class Commands(LazyGroup):
-    """All commands, with the exit codes below them."""
+    """All commands by what they are for, with the exit codes below them."""
 
     modules: ClassVar[Mapping[str, str]] = {name: name for name in COMMANDS}
 
@@ -118,6 +109,17 @@ class Commands(LazyGroup):
         except Exception as error:  # a stranger's module may raise anything, and the other commands go on
             return _unusable(entry, error)
         return installed
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Writes the commands, by group."""
+        names = self.list_commands(ctx)
+        wide = max(map(len, names))
+        for title, group in (GROUPS | {"Of installed packages": names[len(COMMANDS) :]}).items():
+            found = [(name, self.get_command(ctx, name)) for name in group]
+            rows = [(name.ljust(wide), command.get_short_help_str(80)) for name, command in found if command]
+            if rows:
+                with formatter.section(title):
+                    formatter.write_dl(rows)
 
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Writes the exit codes."""

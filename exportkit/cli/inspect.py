@@ -32,6 +32,7 @@ _NOT_HERE = "not in this artifact"
 @click.argument("artifact", type=PACKAGE)
 @public_key_options("ARTIFACT")
 @click.option("--records", is_flag=True, help="List every record, with its digest and size.")
+@click.option("--sbom", type=OUTPUT_FILE, metavar="FILE.json", help="Write a bill of materials: SPDX 2.3, JSON.")
 @click.option("--report", type=OUTPUT_FILE, metavar="FILE.html", help="Write one page with the graph, for a browser.")
 @click.option(
     "--program",
@@ -55,6 +56,7 @@ def command(
     artifact: Path,
     trust: Trust,
     records: bool,
+    sbom: Path | None,
     report: Path | None,
     program: Path | None,
     profile: Path | None,
@@ -69,11 +71,15 @@ def command(
     ARTIFACT may be an ONNX model: the package beside it describes it, and the digests of all its files are checked. It
     may also be a folder: an OCI layout of `exportkit oci`, or one with a single .pt2.
 
+    --sbom lists what the package is made of: its libraries and code with digests, torch, compilers. SOURCE_DATE_EPOCH
+    gives the document its time.
+
     --report writes one page that a browser shows without a network: the graph, the operators and their libraries,
     sizes, weights, and the recorded cases. An existing file is replaced when the page is complete.
 
     \b
     exportkit inspect arr_coc.pt2
+    exportkit inspect arr_coc.pt2 --sbom arr_coc.spdx.json
     exportkit inspect arr_coc.pt2 --report arr_coc.html --program arr_coc_program.pt2
     """  # noqa: D301 (click wants the control character, to keep the lines below it)
     import msgspec
@@ -107,14 +113,22 @@ def command(
                     for fit in operators_fits(reader.manifest, reader.read)
                 ],
             }
+        if sbom is not None:
+            from exportkit.package.atomic import write_whole
+            from exportkit.package.sbom import package_sbom
+
+            write_whole(sbom, package_sbom(reader))
         if report is not None:
             from exportkit.report.report_page import ReportSources, write_report
 
             size = write_report(reader, _words(reader), ReportSources(program, profile, verification), report)
         if as_json:
             print_json(document)
-        elif report is not None:
-            click.echo(f"{report}: {bytes_text(size)}, for a browser")
+        elif report is not None or sbom is not None:
+            if sbom is not None:
+                click.echo(f"{sbom}: a bill of materials")
+            if report is not None:
+                click.echo(f"{report}: {bytes_text(size)}, for a browser")
         else:
             _print(reader, _signature_rows(signatures, signers))
             if records:

@@ -1,4 +1,4 @@
-"""`exportkit cache`: look, and remove."""
+"""`exportkit doctor --cache` and `--prune-cache`: look, and remove."""
 
 from __future__ import annotations
 
@@ -30,17 +30,17 @@ def entry(monkeypatch, tmp_path: Path) -> Path:
 
 
 def run(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[int, str, str]:
-    return commands.run(capsys, "cache", *arguments)
+    return commands.run(capsys, "doctor", *arguments)
 
 
 def test_info_says_where_it_is_and_what_is_in_it(entry, capsys):
-    code, out, _ = run(capsys, "info")
+    code, out, _ = run(capsys, "--cache")
     assert code == 0
     first, row = out.splitlines()
     assert first.startswith(str(entry.parents[1]))
     assert row.split()[0] == "target"
     assert row.endswith(str(entry))
-    code, out, _ = run(capsys, "info", "--json")
+    code, out, _ = run(capsys, "--cache", "--json")
     document = json.loads(out)
     assert code == 0
     assert document["directory"] == str(entry.parents[1])
@@ -50,11 +50,11 @@ def test_info_says_where_it_is_and_what_is_in_it(entry, capsys):
     assert document["size"] == document["items"][0]["size"] > 3000
 
 
-@pytest.mark.parametrize("limit", ["--all", "--max-size=2kB", "--older-than=0s"])
+@pytest.mark.parametrize("limit", ["all", "2kB", "0s"])
 def test_prune_removes_and_says_what(entry, capsys, limit):
-    code, out, _ = run(capsys, "prune", "--json", "--max-size", "1 GB", "--older-than", "30d")
+    code, out, _ = run(capsys, "--json", "--prune-cache", "1 GB", "--prune-cache", "30d")
     assert (code, json.loads(out)["removed"]) == (0, [])
-    code, out, _ = run(capsys, "prune", "--json", limit)
+    code, out, _ = run(capsys, "--json", "--prune-cache", limit)
     document = json.loads(out)
     assert code == 0
     assert [item["path"] for item in document["removed"]] == [str(entry)]
@@ -62,20 +62,16 @@ def test_prune_removes_and_says_what(entry, capsys, limit):
     assert not entry.exists()
 
 
-def test_prune_without_limits_removes_what_is_left_over_only(entry, capsys):
-    code, out, _ = run(capsys, "prune")
+def test_prune_of_leftovers_removes_nothing_else(entry, capsys):
+    code, out, _ = run(capsys, "--prune-cache", "leftovers")
     assert code == 0
     assert "removed 0, 0 bytes; 3." in out
     assert entry.exists()
 
 
-@pytest.mark.parametrize(
-    ("option", "value"),
-    [("--max-size", v) for v in ("", "-1", "2 GiB", "GB", "1e9", "nan")]
-    + [("--older-than", v) for v in ("30", "", "-1d", "1w", "d", "inf")],
-)
-def test_what_is_no_size_or_time_is_refused(entry, capsys, option, value):
-    code, out, err = run(capsys, "prune", option, value)
+@pytest.mark.parametrize("value", ["", "-1", "2 GiB", "GB", "1e9", "nan", "30", "-1d", "1w", "d", "inf"])
+def test_what_is_no_size_or_time_is_refused(entry, capsys, value):
+    code, out, err = run(capsys, "--prune-cache", value)
     assert (code, out) == (2, "")
     assert f"{value!r} is not a number with a unit, such as" in err
     assert entry.exists()
@@ -88,15 +84,17 @@ def test_a_cache_that_is_not_ours_is_an_error_and_keeps_what_it_leads_to(tmp_pat
     (tmp_path / "cache" / "libraries").symlink_to(tmp_path / "precious")
     (tmp_path / "cache").chmod(0o777)
     monkeypatch.setenv("EXPORTKIT_CACHE", str(tmp_path / "cache"))
-    for command in (["info"], ["prune", "--all"]):
+    for command in (["--cache"], ["--prune-cache", "all"]):
         code, out, err = run(capsys, *command)
         assert (code, out) == (4, "")
         assert f"the cache {tmp_path / 'cache'} cannot be used" in err
     assert list((tmp_path / "precious").iterdir())
 
 
-def test_no_command_of_it_imports_torch(entry):
+def test_it_does_not_import_torch(entry):
     code = "import sys; from exportkit.cli import main"
-    code += "; main(['cache', 'info']); main(['cache', 'prune']); print('torch' in sys.modules)"
+    code += (
+        "; main(['doctor', '--cache']); main(['doctor', '--prune-cache', 'leftovers']); print('torch' in sys.modules)"
+    )
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert result.stdout.splitlines()[-1] == "False"

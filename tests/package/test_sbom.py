@@ -48,18 +48,20 @@ def test_the_command_writes_the_same_document_for_the_same_package(
 ) -> None:
     monkeypatch.setenv("SOURCE_DATE_EPOCH", "1000000000")
     path, file = package(tmp_path), tmp_path / "model.spdx.json"
-    assert run(capsys, "sbom", path, "-o", file)[0] == 0
-    code, out, _ = run(capsys, "sbom", path)
-    assert (code, out) == (0, file.read_text())
-    assert json.loads(out)["creationInfo"]["created"] == "2001-09-09T01:46:40Z"
-    _, out, _ = run(capsys, "sbom", path, "--json")
-    assert json.loads(out) == {"path": None, "document": json.loads(file.read_text())}
+    assert run(capsys, "inspect", path, "--sbom", file)[:2] == (0, f"{file}: a bill of materials\n")
+    written = file.read_bytes()
+    assert json.loads(written)["creationInfo"]["created"] == "2001-09-09T01:46:40Z"
+    assert run(capsys, "inspect", path, "--sbom", file, "--json")[0] == 0
+    assert file.read_bytes() == written
     content = bytearray(path.read_bytes())
     with PackageReader(path) as reader:
         content[reader.data_offset(next(name for name in reader.names if name.endswith(".so")))] ^= 1
     path.write_bytes(content)
-    assert run(capsys, "sbom", path)[0] == 3
-    assert run(capsys, "sbom", package(tmp_path, "other.pt2"), "--public-key", signer(tmp_path).public)[0] == 3
+    file.unlink()
+    assert run(capsys, "inspect", path, "--sbom", file)[0] == 3
+    unsigned, keys = package(tmp_path, "other.pt2"), ("--public-key", signer(tmp_path).public)
+    assert run(capsys, "inspect", unsigned, "--sbom", file, *keys)[0] == 3
+    assert not file.exists()
 
 
 def test_names_that_no_address_or_number_has_are_escaped(tmp_path: Path) -> None:

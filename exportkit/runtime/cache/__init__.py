@@ -10,7 +10,7 @@
 
 The library that reads packages (csrc/package/cache.cpp, trust_records.cpp) keeps the cache for Python and C++.
 
-The cache may be deleted at any time. `exportkit cache prune` deletes no file that a running model uses.
+The cache may be deleted at any time. `exportkit doctor --prune-cache` deletes no file that a running model uses.
 
 **Names.** A target's digest is the SHA-256 of one line `<sha256>  <name>` (ended by a newline) for each of its
 records, sorted by name. The name is without `data/aotinductor/<target>/`, so the lines are the output of `sha256sum`
