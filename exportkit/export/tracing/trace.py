@@ -24,6 +24,7 @@ from exportkit.export.models.placement import parse_floating, prepared
 from exportkit.export.models.resolved import EagerModel
 from exportkit.export.models.spelling import parse_places, parse_ranges, size_of
 from exportkit.export.provenance import provenance
+from exportkit.export.torch_patches.opaque import opaque_operators
 from exportkit.export.tracing.describe_state import describe_state
 from exportkit.export.tracing.inferred_sizes import with_inferred
 from exportkit.export.tracing.missed_kernels import float_products
@@ -34,7 +35,6 @@ from exportkit.export.tracing.trace_method import ReadyModel, trace_method
 from exportkit.export.tracing.traced import Traced
 from exportkit.export.tracing.tried_cases import tried_cases
 from exportkit.export.tracing.trouble_cases import trouble_cases
-from exportkit.export.within_torch.opaque import opaque_operators
 from exportkit.package.manifest import Source
 from exportkit.progress import Progress
 from exportkit.spec import ExportSpec
