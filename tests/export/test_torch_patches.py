@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
+import subprocess
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
@@ -16,6 +18,11 @@ from exportkit.export.torch_patches.table import PATCHES, Patch
 from exportkit.support import EXPORTING_TORCHES
 from tests.fresh import ROOT
 
+MISFITS = """
+from exportkit.export.torch_patches.patched import is_needed, misfit
+from exportkit.export.torch_patches.table import PATCHES
+print([reason for patch in PATCHES.values() if is_needed(patch) and (reason := misfit(patch))])
+"""
 EXPORTER = [path for part in ("export", "onnx") for path in (ROOT / "exportkit" / part).rglob("*.py")]
 
 
@@ -51,10 +58,19 @@ def test_each_patch_fits_this_torch(key: str) -> None:
     assert not is_needed(PATCHES[key]) or misfit(PATCHES[key]) is None
 
 
+@pytest.mark.parametrize("python", filter(None, os.environ.get("EXPORTKIT_TORCH_PYTHONS", "").split(os.pathsep)))
+def test_each_patch_fits_the_other_torches(python: str) -> None:
+    """`tests/runtime/test_torch_versions.py` says how to make these interpreters."""
+    found = subprocess.run([python, "-c", MISFITS], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    assert found.splitlines()[-1] == "[]"
+
+
 def test_each_patch_is_used_and_says_where_torch_hears_of_it() -> None:
     code = "\n".join(path.read_text() for path in EXPORTER if path.name != "table.py")
-    used = set(re.findall(r'"([\w.]+)"', code)) | {f"torch.{name}" for name in re.findall(r'"(\w+)"', code)}
-    used |= {f"{layer}.forward" for layer in ("LSTM", "GRU", "RNN")}
+    used = set(re.findall(r'"([\w.]+)"', code))
+    layers = (ROOT / "exportkit" / "export" / "tracing" / "recurrent_layers.py").read_text()
+    used |= {f"torch.{name}" for name in re.findall(r'"(\w+)"', layers)}
+    used |= {f"{name}.forward" for name in re.findall(r'"(\w+)"', layers)}
     assert PATCHES.keys() - used == set()
     upstream = {patch.upstream for patch in PATCHES.values()}
     files = {f"docs/upstream/{path.name}" for path in (ROOT / "docs" / "upstream").glob("*.md")}

@@ -32,7 +32,7 @@ Wrapper = Callable[[Any], Any]
 def patched(key: str, wrapper: Wrapper) -> Iterator[None]:
     """Replaces an attribute of torch while the block runs, if this torch needs that.
 
-    Only this thread calls the replacement of a function with a signature. All threads see another value.
+    Only this thread calls the replacement of a function. All threads see that of a value.
 
     Args:
         key: The entry of the table, such as "GraphLowering.get_attr".

@@ -22,8 +22,7 @@ class Patch:
         why: What the replacement does.
         upstream: The issue or pull request, or the file in docs/upstream that is ready to be one.
         signatures: Its parameters, as this table was written against: one for each way in which versions of torch have
-            them. `...` is any default, and ANY any parameters: the replacement hands them on. Empty: a value, or a
-            function in C.
+            them. `...` is any default, and ANY any parameters: the replacement hands them on. Empty: a value.
         until: The first version of torch that does not need the replacement. Empty: all need it.
     """
 
@@ -66,12 +65,12 @@ _TABLE = (
         "https://github.com/pytorch/pytorch/issues/126339",
         {
             "torch._VF:vf": "",
-            "torch:lstm": "",
-            "torch:gru": "",
-            "torch:rnn_tanh": "",
-            "torch:rnn_relu": "",
-            "torch:_pack_padded_sequence": "",
-            "torch:_pad_packed_sequence": "",
+            "torch:lstm": ANY,
+            "torch:gru": ANY,
+            "torch:rnn_tanh": ANY,
+            "torch:rnn_relu": ANY,
+            "torch:_pack_padded_sequence": ANY,
+            "torch:_pad_packed_sequence": ANY,
             "torch.nn.modules.rnn:RNNBase.get_expected_hidden_size": "(self, input, batch_sizes)",
             "torch.nn.modules.rnn:LSTM.forward": "(self, input, hx=...)",
             "torch.nn.modules.rnn:GRU.forward": "(self, input, hx=...)",
@@ -86,7 +85,7 @@ _TABLE = (
     *_patches(
         "Loops and branches run in eager mode, and are traced with copies where Dynamo refuses memory that is shared.",
         "https://github.com/pytorch/pytorch/issues/193810",
-        {"torch:compile": "(...)"},
+        {"torch:compile": ANY},
     ),
     *_patches(
         "torch's own asks whether there are elements, which fixes every size.",
@@ -98,7 +97,7 @@ _TABLE = (
     *_patches(
         "A gradient within a model is traced below autograd; torch.export traces above it.",
         "https://github.com/pytorch/pytorch/issues/125984",
-        {"torch.export._trace:make_fx": "(...)"},
+        {"torch.export._trace:make_fx": ANY},
     ),
     *_patches(
         "It is seen that a model asks for gradients, which torch.export does not trace.",
@@ -312,7 +311,7 @@ _TABLE = (
     *_patches(
         "A machine of one thread writes code that is right for more.",
         "docs/upstream/threads-of-another-machine.md",
-        {"torch:get_num_threads": ""},
+        {"torch:get_num_threads": ANY},
     ),
     *_patches(
         "Code calls the operators that the model calls: for those with the tag `out`, torch writes what does not compile.",
@@ -327,7 +326,7 @@ _TABLE = (
     *_patches(
         "An export does not wait for others: Inductor locks by the name of what it writes.",
         "docs/upstream/exports-that-wait.md",
-        {"torch.utils._filelock:FileLock": "(...)"},
+        {"torch.utils._filelock:FileLock": ANY},
     ),
     *_patches(
         "Code is for the chosen instruction set, before torch 2.13, and can be unloaded.",
