@@ -170,8 +170,8 @@ def _torch() -> HostFinding:
 
 def _torch_patches() -> HostFinding:
     """Compares this torch with the table of what export replaces in it, which imports Inductor."""
+    from exportkit.export.torch_patches.patch_table import PATCHES
     from exportkit.export.torch_patches.patched import is_needed, misfit
-    from exportkit.export.torch_patches.table import PATCHES
 
     needed = [patch for patch in PATCHES.values() if is_needed(patch)]
     if differs := [reason for patch in needed if (reason := misfit(patch)) is not None]:

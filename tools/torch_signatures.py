@@ -12,7 +12,7 @@ import argparse
 import ast
 from pathlib import Path
 
-from exportkit.export.torch_patches.table import ANY, PATCHES, Patch
+from exportkit.export.torch_patches.patch_table import ANY, PATCHES, Patch
 
 
 def signature_in(folder: Path, owner: str, name: str) -> str | None:

@@ -29,7 +29,7 @@ from exportkit.export.cpu_isas import default_cpu_isa
 from exportkit.export.export_options import TraceOptions
 from exportkit.export.programs.resolve import resolve
 from exportkit.export.torch_patches import patched
-from exportkit.export.torch_patches.table import PATCHES
+from exportkit.export.torch_patches.patch_table import PATCHES
 from exportkit.export.tracing.trace import trace
 from exportkit.export.tracing.traced import Traced
 from exportkit.progress import silent

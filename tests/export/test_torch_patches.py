@@ -13,14 +13,14 @@ import torch
 
 from exportkit.errors import ExportError
 from exportkit.export.torch_patches import patched as door
+from exportkit.export.torch_patches.patch_table import PATCHES, Patch
 from exportkit.export.torch_patches.patched import all_patched, is_needed, misfit, patched
-from exportkit.export.torch_patches.table import PATCHES, Patch
 from exportkit.support import EXPORTING_TORCHES
 from tests.fresh import ROOT
 
 MISFITS = """
 from exportkit.export.torch_patches.patched import is_needed, misfit
-from exportkit.export.torch_patches.table import PATCHES
+from exportkit.export.torch_patches.patch_table import PATCHES
 print([reason for patch in PATCHES.values() if is_needed(patch) and (reason := misfit(patch))])
 """
 EXPORTER = [path for part in ("export", "onnx") for path in (ROOT / "exportkit" / part).rglob("*.py")]
@@ -66,7 +66,7 @@ def test_each_patch_fits_the_other_torches(python: str) -> None:
 
 
 def test_each_patch_is_used_and_says_where_torch_hears_of_it() -> None:
-    code = "\n".join(path.read_text() for path in EXPORTER if path.name != "table.py")
+    code = "\n".join(path.read_text() for path in EXPORTER if path.name != "patch_table.py")
     used = set(re.findall(r'"([\w.]+)"', code))
     layers = (ROOT / "exportkit" / "export" / "tracing" / "recurrent_layers.py").read_text()
     used |= {f"torch.{name}" for name in re.findall(r'"(\w+)"', layers)}

@@ -1,6 +1,6 @@
 """Replaces private functions of torch while a block runs: the one door through which export does so.
 
-What may be replaced stands in the table (`table.py`), with the reason. Without `replaced`, these change torch:
+What may be replaced stands in the table (`patch_table.py`), with the reason. Without `replaced`, these change torch:
 `quiet_torch` adds an attribute to errors, so that torch.export prints no half-traced graph, and `batch_rules`, `opaque`
 and `branch_graphs` register kernels and effects for a while.
 """
@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 from exportkit.errors import ExportError
-from exportkit.export.torch_patches.table import ANY, PATCHES, Patch
+from exportkit.export.torch_patches.patch_table import ANY, PATCHES, Patch
 from exportkit.support import exporting_torches
 
 DOOR = __file__  # between a replacement and its caller, in stacks of calls

@@ -1,4 +1,4 @@
-"""Replaces attributes of torch that have no entry in the table (`table.py`) yet."""
+"""Replaces attributes of torch that have no entry in the table (`patch_table.py`) yet."""
 
 from __future__ import annotations
 
