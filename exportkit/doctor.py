@@ -19,7 +19,7 @@ from pathlib import Path
 
 from exportkit.installed import libraries_of, operator_namespaces
 from exportkit.progress import Progress, silent
-from exportkit.support import EXPORTING_TORCHES, LACKS, OLDEST_TORCH, PYTHONS
+from exportkit.support import EXPORTING_TORCHES, LACKS, OLDEST_TORCH, PYTHONS, exporting_torches
 
 _INSTALL_TORCH = f"pip install 'torch>={OLDEST_TORCH}'"
 
@@ -61,12 +61,20 @@ class HostReport:
 # The findings that each capability needs. Every machine for exportkit should have the first three capabilities.
 _NEEDS: dict[str, tuple[str, ...]] = {
     "load and run a CPU package": ("platform", "torch", "package reader", "policies", "cache"),
-    "export an ExportedProgram": ("torch", "package reader"),
-    "compile for the CPU": ("platform", "torch", "package reader", "compiler", "temporary files"),
+    "export an ExportedProgram": ("torch", "torch patches", "package reader"),
+    "compile for the CPU": ("platform", "torch", "torch patches", "package reader", "compiler", "temporary files"),
     "check signatures": ("package reader", "signatures"),
     "export and verify ONNX models": ("torch", "package reader", "ONNX"),
     "load and run a CUDA package": ("platform", "torch", "package reader", "policies", "cache", "CUDA device"),
-    "compile for CUDA": ("platform", "torch", "package reader", "compiler", "temporary files", "CUDA device"),
+    "compile for CUDA": (
+        "platform",
+        "torch",
+        "torch patches",
+        "package reader",
+        "compiler",
+        "temporary files",
+        "CUDA device",
+    ),
     "build CUDA operators": ("compiler", "nvcc"),
     "run calls as CUDA graphs": ("torch", "C++ runtime", "CUDA device", "CUDA graphs"),
     "run packages in worker processes (isolate=True)": (
@@ -81,7 +89,7 @@ BASIC = ("load and run a CPU package", "export an ExportedProgram", "compile for
 
 
 def diagnose(progress: Progress = silent) -> HostReport:
-    """Checks this machine. Imports torch, runs the compiler once and loads each operator library in a process.
+    """Checks this machine. Imports torch and Inductor, compiles once and loads each operator library in a process.
 
     Args:
         progress: Called with each step before it starts.
@@ -91,6 +99,8 @@ def diagnose(progress: Progress = silent) -> HostReport:
     findings += [_signatures(), _if_reader("policies", _policies), _onnx(), _if_reader("CPU", _cpu)]
     findings += [_if_torch("C++ runtime", _runtime), _if_torch("CUDA device", _cuda_device)]
     findings += [_if_torch("CUDA graphs", _cuda_graphs), _if_torch("worker processes", _worker_processes)]
+    progress("comparing torch with what export replaces in it")
+    findings.append(_if_torch("torch patches", _torch_patches))
     progress("compiling a probe")
     findings += [_if_torch("compiler", _compiler), _nvcc(), _temporary_files()]
     findings.append(_if_reader("cache", _cache))
@@ -156,6 +166,19 @@ def _torch() -> HostFinding:
     detail = f"{torch.__version__}, {built}, {torch.get_num_threads()} threads{abi}{lacks}"
     ok = _numbers(minor) >= _numbers(OLDEST_TORCH)
     return HostFinding("torch", ok, detail, None if ok else _INSTALL_TORCH)
+
+
+def _torch_patches() -> HostFinding:
+    """Compares this torch with the table of what export replaces in it, which imports Inductor."""
+    from exportkit.export.torch_patches.patch_table import PATCHES
+    from exportkit.export.torch_patches.patched import is_needed, misfit
+
+    needed = [patch for patch in PATCHES.values() if is_needed(patch)]
+    if differs := [reason for patch in needed if (reason := misfit(patch)) is not None]:
+        hint = f"Export replaces these. Export with torch {exporting_torches()}; any torch loads packages."
+        return HostFinding("torch patches", False, f"this torch {'; '.join(differs)}", hint)
+    names = ", ".join(sorted(patch.key for patch in needed))
+    return HostFinding("torch patches", True, f"{len(needed)}, made while a model is exported: {names}")
 
 
 def _libstdcxx() -> HostFinding:

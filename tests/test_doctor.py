@@ -8,6 +8,7 @@ import re
 import resource
 import sys
 import tempfile
+from dataclasses import replace
 from importlib import metadata
 from pathlib import Path
 
@@ -17,6 +18,8 @@ from exportkit import doctor
 from exportkit.cli import main
 from exportkit.doctor import BASIC, HostFinding, diagnose
 from exportkit.errors import CompilerError, HostError
+from exportkit.export.torch_patches import patch_table
+from exportkit.export.torch_patches.patched import is_needed
 from exportkit.support import NEWEST_TORCH
 
 
@@ -42,6 +45,18 @@ def test_this_machine_can_do_what_the_tests_do(here):
     able = {capability.name: capability for capability in here.capabilities}
     for name in BASIC:
         assert able[name].ok, able[name].missing
+
+
+def test_a_torch_that_differs_from_the_table_of_patches_is_said_to(monkeypatch):
+    found = doctor._torch_patches()
+    assert found.ok
+    assert int(found.detail.partition(",")[0]) == sum(map(is_needed, patch_table.PATCHES.values()))
+    assert "GraphLowering.get_attr" in found.detail
+    patch = patch_table.PATCHES["GraphLowering.get_attr"]
+    monkeypatch.setattr(patch_table, "PATCHES", {patch.key: replace(patch, name="gone")})
+    differs = doctor._torch_patches()
+    assert (differs.ok, differs.detail) == (False, "this torch has no GraphLowering.gone")
+    assert "2.13" in differs.hint
 
 
 def test_packages_that_onnx_models_need_have_their_versions_or_are_missing(monkeypatch):

@@ -18,7 +18,7 @@ from exportkit.errors import UsageError
 from exportkit.export.eager_calls.cases import state_sha256
 from exportkit.export.eager_calls.eager_methods import EagerMethods
 from exportkit.export.programs.eager_model import rebuild_eager
-from exportkit.export.within_torch.gradients import in_its_mode
+from exportkit.export.torch_patches.gradients import in_its_mode
 from exportkit.installed import DescribedOperator, described_operators
 from exportkit.package.manifest import Call, Manifest, PackagedMethod
 from exportkit.package.trust import Trust

@@ -39,7 +39,7 @@ from exportkit.export.eager_calls.reference import references
 from exportkit.export.eager_calls.tolerances import accuracy_outputs
 from exportkit.export.models.call_signature import describe_call
 from exportkit.export.programs.resolve import load_operator_libraries
-from exportkit.export.within_torch.gradients import call_model
+from exportkit.export.torch_patches.gradients import call_model
 from exportkit.package.case_files import recorded_errors
 from exportkit.package.manifest import Call, Manifest, PackagedMethod
 from exportkit.package.trust import Trust

@@ -18,9 +18,9 @@ from exportkit.export.export_options import CompileOptions, TraceOptions, check_
 from exportkit.export.models.placement import tracing_device, usable_device
 from exportkit.export.models.resolved import EagerModel, ResolvedModel
 from exportkit.export.programs.saved_program import trace_saved
+from exportkit.export.torch_patches.quiet import quiet_torch
 from exportkit.export.tracing.trace import trace
 from exportkit.export.tracing.traced import Traced
-from exportkit.export.within_torch.quiet import quiet_torch
 from exportkit.package.archive import Content, write_package
 from exportkit.package.atomic import check_writable, temporary_folder
 from exportkit.package.consistency import CASES_DIR

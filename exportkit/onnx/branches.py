@@ -16,7 +16,7 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from exportkit.errors import ExportError
 from exportkit.export.dynamic_sizes.guards import placed_relation, relation_text
 from exportkit.export.models.source_lines import where, where_traced
-from exportkit.export.within_torch.torch_internals import replaced
+from exportkit.export.torch_patches.patched import DOOR, patched
 
 _TORCH = str(Path(torch.__file__).parent)
 _SYMBOLS = torch.__file__  # where torch defines SymInt and SymBool, whose __bool__ and __int__ Python calls
@@ -55,7 +55,7 @@ def refusing_branches(name: str, ranges: Ranges) -> Iterator[None]:
 
         return look
 
-    with replaced(ShapeEnv, "_log_guard", looking):
+    with patched("ShapeEnv._log_guard", looking):
         yield
 
 
@@ -89,7 +89,7 @@ def refusing_decompositions(ranges: Ranges) -> Iterator[None]:
         return look
 
     try:
-        with replaced(ShapeEnv, "_log_guard", looking):
+        with patched("ShapeEnv._log_guard", looking):
             yield
     except Exception as error:
         if refused:  # torch would have added the node to its message
@@ -122,7 +122,7 @@ def _outside(stack: traceback.StackSummary) -> tuple[traceback.FrameSummary, boo
 
 
 def _of_torch(file: str) -> bool:
-    return file.startswith(_TORCH) or file == __file__
+    return file.startswith(_TORCH) or file in (__file__, DOOR)
 
 
 def _always(guard: sympy.Basic, env: ShapeEnv, ranges: Ranges) -> bool:

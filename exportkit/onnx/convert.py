@@ -16,8 +16,8 @@ from torch.onnx._internal.exporter._registration import ONNXRegistry
 
 from exportkit import __version__
 from exportkit.errors import ExportError, ExportkitError
-from exportkit.export.within_torch.quiet import quiet_torch
-from exportkit.export.within_torch.torch_internals import replaced
+from exportkit.export.torch_patches.patched import patched
+from exportkit.export.torch_patches.quiet import quiet_torch
 from exportkit.onnx.bodies import traced_body
 from exportkit.onnx.branches import refusing_decompositions
 from exportkit.onnx.decompositions import Decomposition, decomposition_of
@@ -180,24 +180,23 @@ class _Conversion:
 def _one_registry() -> Iterator[None]:
     """Gives every conversion in the block a copy of one table: making it takes longer than a small function does."""
 
-    def keeping(from_torchlib: Any) -> Any:
-        def copied(cls: type[ONNXRegistry], **options: Any) -> ONNXRegistry:
-            registry = copy.copy(
-                _registry(from_torchlib.__get__(None, cls), len(torch._C._dispatch_get_all_op_names()), **options)
-            )
+    def keeping(from_torchlib: Callable[..., ONNXRegistry]) -> Callable[..., ONNXRegistry]:
+        def copied(_: object, **options: Any) -> ONNXRegistry:
+            made = _registry(from_torchlib, len(torch._C._dispatch_get_all_op_names()), **options)
+            registry = copy.copy(made)
             registry.functions = {operator: list(functions) for operator, functions in registry.functions.items()}
             return registry
 
-        return classmethod(copied)
+        return copied
 
-    with replaced(ONNXRegistry, "from_torchlib", keeping):
+    with patched("ONNXRegistry.from_torchlib", keeping):
         yield
 
 
 @functools.lru_cache(maxsize=2)
 def _registry(make: Callable[..., ONNXRegistry], operators: int, **options: Any) -> ONNXRegistry:
     """Makes a table. It lacks the operators that come later, such as torchvision's when it is imported."""
-    return make(**options)
+    return make(ONNXRegistry, **options)
 
 
 def _forget_constants(graph: torch.fx.Graph) -> None:

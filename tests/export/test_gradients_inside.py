@@ -15,7 +15,7 @@ from exportkit.errors import ExportError, UsageError
 from exportkit.export.artifact import export_program
 from exportkit.export.export_options import TraceOptions
 from exportkit.export.models.resolved import EagerModel
-from exportkit.export.within_torch.gradients import call_model
+from exportkit.export.torch_patches.gradients import call_model
 from exportkit.package.archive import PackageReader
 from exportkit.package.manifest import encode_manifest
 
@@ -74,10 +74,15 @@ def in_place(net: nn.Sequential, x: Tensor) -> Tensor:
     return grad(net[1:](hidden).sum(), x)[0]
 
 
-def batched(net: nn.Module, x: Tensor) -> Tensor | None:
-    x, unused = x.detach().requires_grad_(), torch.ones(2, requires_grad=True)
+def of_rows_by_the_older_vmap(net: nn.Module, x: Tensor) -> Tensor:
+    x = x.detach().requires_grad_()
+    return grad(net(x).squeeze(1), x, torch.eye(x.shape[0]), is_grads_batched=True)[0]
+
+
+def of_rows(net: nn.Module, x: Tensor) -> Tensor:
+    x = x.detach().requires_grad_()
     y = net(x).squeeze(1)
-    return grad(y, [x, unused], torch.eye(len(y)), is_grads_batched=True, allow_unused=True)[0]
+    return torch.vmap(lambda v: grad(y, x, v)[0])(torch.eye(x.shape[0]))
 
 
 def norm_of_rows(net: nn.Module, x: Tensor) -> tuple[Tensor, Tensor]:
@@ -89,7 +94,7 @@ MODELS: dict[str, Callable[..., object]] = {
     each.__name__: each
     for each in (
         first_order, enabled_inside, of_the_input_itself, second_order, of_several, of_weights, by_backward, in_place,
-        batched, norm_of_rows,
+        of_rows, norm_of_rows,
     )
 } | {
     "func.grad": lambda net, x: func.grad(lambda q: inner(net, q))(x),
@@ -98,7 +103,7 @@ MODELS: dict[str, Callable[..., object]] = {
     "func.jacrev of rows": lambda net, x: func.vmap(func.jacrev(net))(x),
     "func.jacfwd of rows": lambda net, x: func.vmap(func.jacfwd(net))(x),
     "func.jacrev twice": lambda net, x: func.jacrev(func.jacrev(lambda q: inner(net, q)))(x[:2]),
-    "autograd.functional": lambda net, x: torch.autograd.functional.jacobian(net, x, vectorize=True),
+    "func.jacrev": lambda net, x: func.jacrev(net)(x),
     "a product with the Hessian": lambda net, x: func.jvp(func.grad(lambda q: inner(net, q)), (x,), (x.sin(),))[1],
 }  # fmt: skip
 
@@ -162,6 +167,11 @@ def test_an_operator_without_a_gradient_is_named_with_its_line(tmp_path: Path) -
             lambda net, x: torch.autograd.functional.jacobian(net, x),
             r"inside.py:\d+ .* needs x:0 == 6",
         ),  # a Python loop
+        (of_rows_by_the_older_vmap, r"older vmap of torch.* at .*inside.py:\d+ in of_rows_by(.|\n)*Write torch.vmap\("),
+        (
+            lambda net, x: torch.autograd.functional.jacobian(net, x, vectorize=True),
+            r"older vmap(.|\n)*torch.func.jacrev\(f\)",
+        ),
         (lambda net, x: grad(net(x), x.requires_grad_())[0], r"inside.py:\d+ .*only for scalar outputs"),
         (lambda net, x: grad(net(x).sum(), torch.ones(2).requires_grad_())[0], r"inside.py:\d+ .*allow_unused=True"),
     ],

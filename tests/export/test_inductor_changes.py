@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -13,10 +14,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch._export.serde.serialize import GraphModuleSerializer
 from torch._inductor import config, sizevars
-from torch._inductor.codegen.wrapper import PythonWrapperCodegen
+from torch._inductor.codegen.cpp_wrapper_cpu import CppWrapperCpu
 from torch._inductor.utils import parallel_num_threads
 from torch.nn.attention.flex_attention import flex_attention
 from torch.nn.functional import scaled_dot_product_attention
+from torch.utils import _filelock
 from torch.utils._sympy.functions import FloorDiv, ModularIndexing
 
 from exportkit.errors import ExportError
@@ -26,6 +28,8 @@ from exportkit.export.compiling.inductor_changes import MODEL_LOCK, changed_indu
 from exportkit.export.cpu_isas import default_cpu_isa
 from exportkit.export.export_options import TraceOptions
 from exportkit.export.programs.resolve import resolve
+from exportkit.export.torch_patches import patched
+from exportkit.export.torch_patches.patch_table import PATCHES
 from exportkit.export.tracing.trace import trace
 from exportkit.export.tracing.traced import Traced
 from exportkit.progress import silent
@@ -245,31 +249,40 @@ def options_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, plan: CompilePla
     return seen
 
 
-@pytest.mark.parametrize("line", ["f(p, 0, t);", "AOTI_TORCH_ERROR_CODE_CHECK(f(p, 0, t));"])
-def test_the_error_of_a_custom_operator_stops_the_code(line: str) -> None:
-    """torch 2.11 writes the first form, which drops the error; 2.13 the second."""
+def test_the_error_of_a_custom_operator_stops_the_code(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch 2.11 writes a call that drops the error."""
+    name, call = "generate_fallback_kernel_with_runtime_lookup_aot", "aoti_torch_proxy_executor_call_function(p, 0, t)"
 
-    class Wrapper(PythonWrapperCodegen):
+    class Wrapper:
         def __init__(self) -> None:
-            self.lines = []
+            self.lines: list[str] = []
 
-    wrapper, call = Wrapper(), "aoti_torch_proxy_executor_call_function"
+        def writeline(self, line: str) -> None:
+            self.lines.append(line)
+
+    def written(self: Wrapper, op_overload: object, raw_args: object, output_args: object, raw_outputs: object) -> None:
+        self.writeline(f"{call};")
+        self.writeline("return;")
+
+    patch = PATCHES[f"CppWrapperCpu.{name}"]
+    monkeypatch.setattr(CppWrapperCpu, name, written)
+    monkeypatch.setattr(patched, "PATCHES", {**PATCHES, patch.key: replace(patch, until="")})
+    wrapper: Any = Wrapper()
     with changed_inductor():
-        wrapper.writeline(line.replace("f(", f"{call}("))
-        wrapper.writeline("return;")
-    assert wrapper.lines == [f"AOTI_TORCH_ERROR_CODE_CHECK({call}(p, 0, t));", "return;"]
+        getattr(CppWrapperCpu, name)(wrapper, None, (), (), ())
+    wrapper.writeline("done;")
+    assert wrapper.lines == [f"AOTI_TORCH_ERROR_CODE_CHECK({call});", "return;", "done;"]
 
 
 def test_an_export_does_not_wait_for_another_one_s_compiler(tmp_path: Path) -> None:
-    locks = pytest.importorskip("torch.utils._filelock")
-    held = locks.FileLock(str(tmp_path / MODEL_LOCK))
+    held = _filelock.FileLock(str(tmp_path / MODEL_LOCK))
     with held, changed_inductor():
-        with locks.FileLock(str(tmp_path / MODEL_LOCK), timeout=0):
+        with _filelock.FileLock(str(tmp_path / MODEL_LOCK), timeout=0):
             pass
-        other = locks.FileLock(str(tmp_path / "other.lock"), timeout=0)
+        other = _filelock.FileLock(str(tmp_path / "other.lock"), timeout=0)
         with other:
             assert other.is_locked
-    assert locks.FileLock is type(held)
+    assert _filelock.FileLock is type(held)
 
 
 def test_integers_that_a_call_leaves_to_their_defaults_are_written_down() -> None:

@@ -130,6 +130,11 @@ def kept_by_size(x: Tensor) -> Tensor:
     return x + {6: 1.0}.get(x.shape[0], 1.0)
 
 
+def covariance(x: Tensor) -> Tensor:
+    d = x - x.mean(1, keepdim=True)
+    return d @ d.T / (x.shape[1] - 1)
+
+
 def doubled(count: Any) -> Callable[[Tensor], Any]:
     return lambda x: while_loop(lambda n, x: n < 3, lambda n, x: (n + 1, x * 2), (count, x.clone()))[1]
 
@@ -188,6 +193,19 @@ PAIRS = {
     "maximum": Pair(
         lambda x: x * max(torch.ones(()), x.sum()), "write torch's",
         lambda x: x * torch.maximum(torch.ones(()), x.sum()),
+    ),
+    "length": Pair(
+        lambda x: torch.cat([x, x[: len(x) - 1]]), "x.shape[0] for len(x)",
+        lambda x: torch.cat([x, x[: x.shape[0] - 1]]), (X,), ROWS,
+    ),
+    "distances": Pair(
+        lambda x: torch.cdist(x, torch.ones(8, 8)), 'compute_mode="donot_use_mm_for_euclid_dist"',
+        lambda x: torch.cdist(x, torch.ones(8, 8), compute_mode="donot_use_mm_for_euclid_dist"), (X,), ROWS,
+    ),
+    "covariance": Pair(lambda x: torch.cov(x), "d @ d.T / (x.shape[1] - 1) for torch.cov(x)", covariance, (X,), ROWS),
+    "correlation": Pair(
+        lambda x: torch.corrcoef(x), "divided by s[:, None] * s with s = x.std(1)",
+        lambda x: covariance(x) / (x.std(1)[:, None] * x.std(1)), (X,), ROWS,
     ),
     "carried": Pair(doubled(0), "torch.tensor(0) for a number", lambda x: doubled(torch.tensor(0))(x)),
 }  # fmt: skip

@@ -6,7 +6,7 @@ import pytest
 import sympy
 from torch.utils._sympy.functions import FloorDiv, Max, Mod
 
-from exportkit.export.within_torch.plain_products import plain_products
+from exportkit.export.torch_patches.plain_products import plain_products
 
 A, B = (sympy.Symbol(name, positive=True, integer=True) for name in "ab")
 PLAIN = [

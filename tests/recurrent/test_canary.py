@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch.export import Dim
 
-from exportkit.export.within_torch.quiet import quiet_torch
+from exportkit.export.torch_patches.quiet import quiet_torch
 
 
 @pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU, nn.RNN])

@@ -17,9 +17,9 @@ from exportkit.export.compiling.eager_kernels import has_kernel
 from exportkit.export.dynamic_sizes.guards import placed_relation
 from exportkit.export.dynamic_sizes.tried_sizes import Ranges, counterexamples
 from exportkit.export.models.source_lines import where_traced
-from exportkit.export.within_torch.torch_internals import replaced
+from exportkit.export.torch_patches.patched import DOOR, patched
 
-_ASKING = ("/symbolic_shapes.py", "/sym_node.py", "/recording.py", "/torch/__init__.py")
+_ASKING = ("/symbolic_shapes.py", "/sym_node.py", "/recording.py", "/torch/__init__.py", DOOR)
 
 
 class AssumedSizeError(BaseException):
@@ -78,7 +78,7 @@ def no_assumed_sizes(program: torch.export.ExportedProgram) -> Iterator[None]:
 
         return noted
 
-    with replaced(ShapeEnv, "_log_guard", looking), replaced(torch.fx.Interpreter, "run_node", noting):
+    with patched("ShapeEnv._log_guard", looking), patched("Interpreter.run_node", noting):
         try:
             yield
         except Exception as error:

@@ -15,7 +15,7 @@ from torch._inductor.codegen.wrapper import PythonWrapperCodegen
 from torch._inductor.scheduler import Scheduler
 
 from exportkit.export.models.source_lines import where_listed, where_traced
-from exportkit.export.within_torch.torch_internals import all_replaced
+from exportkit.export.torch_patches.patched import all_patched
 
 _TARGET = re.compile(r"^\s*target: (\S+)$", re.MULTILINE)
 _REFUSED = re.compile(r"^(\S+/model\.\w+\.cpp):(\d+):\d+: error: (.+)$", re.MULTILINE)
@@ -71,7 +71,7 @@ def noted_lines() -> Iterator[Mapping[str, torch.fx.Node]]:
 
         return noted
 
-    with all_replaced((Scheduler, "codegen_extern_call", for_node), (PythonWrapperCodegen, "writeline", for_line)):
+    with all_patched(("Scheduler.codegen_extern_call", for_node), ("PythonWrapperCodegen.writeline", for_line)):
         yield written
 
 

@@ -12,7 +12,7 @@ import torch
 from torch.fx import traceback
 
 from exportkit.errors import UsageError
-from exportkit.export.within_torch.torch_internals import all_replaced
+from exportkit.export.torch_patches.patched import all_patched
 
 EVERY = "aten"
 """Stands for all of torch's operators."""
@@ -65,7 +65,6 @@ def eager_kernels(operators: Sequence[str]) -> AbstractContextManager[None]:
     """
     if not operators:
         return nullcontext()
-    from torch._inductor import compile_fx, graph  # imported late: they take seconds
 
     left = frozenset(operators)
 
@@ -80,8 +79,8 @@ def eager_kernels(operators: Sequence[str]) -> AbstractContextManager[None]:
 
         return decided
 
-    return all_replaced(
-        (compile_fx, "select_decomp_table", kept), (graph, "fallback_node_due_to_unsupported_type", forced)
+    return all_patched(
+        ("compile_fx.select_decomp_table", kept), ("graph.fallback_node_due_to_unsupported_type", forced)
     )
 
 

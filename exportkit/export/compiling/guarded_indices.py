@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
+from functools import partial
 from typing import Any
 
 import sympy
@@ -14,7 +15,7 @@ import torch
 from torch._inductor import ir
 from torch._inductor.virtualized import ops
 
-from exportkit.export.within_torch.torch_internals import all_replaced
+from exportkit.export.torch_patches.patched import all_patched
 
 _ALONG = frozenset({"gather", "index_select", "index_add", "index_copy", "index_reduce", "scatter", "scatter_add"}) | {
     "scatter_reduce"
@@ -31,16 +32,16 @@ def guarded_indices() -> AbstractContextManager[None]:
     Raises:
         ExportError: This torch lacks a function that is replaced for that.
     """
-    return all_replaced(
-        (ir.FallbackKernel, "create", _with_guards),
-        (ir.IndexPutFallback, "__init__", _put),
-        (ir.ScatterFallback, "__init__", _scattered),
+    return all_patched(
+        ("FallbackKernel.create", _with_guards),
+        ("IndexPutFallback.__init__", _put),
+        ("ScatterFallback.__init__", _scattered),
     )
 
 
-def _with_guards(create: Any) -> Any:
+def _with_guards(create: Callable[..., Any]) -> Callable[..., Any]:
     def guarded(cls: type, kernel: Any, *args: Any, **kwargs: Any) -> Any:
-        make = create.__get__(None, cls)
+        make = partial(create, cls)
         if not isinstance(kernel, torch._ops.OpOverload) or kernel.namespace != "aten":
             return make(kernel, *args, **kwargs)
         names = [argument.name for argument in kernel._schema.arguments]
@@ -51,7 +52,7 @@ def _with_guards(create: Any) -> Any:
         args = tuple(changed.get(name, value) for name, value in zip(names, args))
         return make(kernel, *args, **{**kwargs, **{n: v for n, v in changed.items() if n in kwargs}})
 
-    return classmethod(guarded)
+    return guarded
 
 
 def _put(make: Callable[..., None]) -> Callable[..., None]:

@@ -14,12 +14,10 @@ from typing import Any
 import sympy
 import torch
 from sympy.core.function import Application
-from torch._export.serde.serialize import GraphModuleSerializer
-from torch._inductor import compile_fx, config, ir, lowering, sizevars
+from torch._inductor import config, ir, lowering
 from torch._inductor.codegen.common import DeferredLine, pointwise_overrides_data
 from torch._inductor.codegen.cpp import CppKernel, CppVecKernel
 from torch._inductor.codegen.cpp_utils import DTYPE_TO_CPP, cexpr_index
-from torch._inductor.codegen.wrapper import PythonWrapperCodegen
 from torch._inductor.utils import op_dtype_propagation_rules
 from torch._inductor.virtualized import V
 from torch.utils._sympy.functions import FloorDiv, ModularIndexing
@@ -27,8 +25,9 @@ from torch.utils._sympy.functions import FloorDiv, ModularIndexing
 from exportkit.export.compiling.cascade_sums import cascade_sums
 from exportkit.export.compiling.reduction_tiling import reduction_tiling
 from exportkit.export.models.source_lines import where_listed
-from exportkit.export.within_torch.opaque import without_opaque
-from exportkit.export.within_torch.torch_internals import all_replaced, replaced
+from exportkit.export.torch_patches.opaque import without_opaque
+from exportkit.export.torch_patches.patched import all_patched, patched
+from exportkit.export.torch_patches.torch_internals import replaced
 from exportkit.libraries import TORCH_NAMESPACES
 from exportkit.progress import note, notes
 
@@ -63,13 +62,13 @@ def changed_inductor() -> Iterator[None]:
         changes.enter_context(numbers_written_down())
         changes.enter_context(_no_wait_for_others())
         if notes():
-            changes.enter_context(replaced(torch.fx.Interpreter, "run_node", _noting))
+            changes.enter_context(patched("Interpreter.run_node", _noting))
         yield
 
 
 def taken_apart(operator: object, into: Callable[..., Any]) -> AbstractContextManager[None]:
     """Lets a function take an operator apart while the block runs; where it returns NotImplemented, it stays whole."""
-    return replaced(compile_fx, "select_decomp_table", lambda select: lambda: {**select(), operator: into})
+    return patched("compile_fx.select_decomp_table", lambda select: lambda: {**select(), operator: into})
 
 
 def _noting(run: Callable[..., Any]) -> Callable[..., Any]:
@@ -102,7 +101,7 @@ def _quick_simplify() -> AbstractContextManager[None]:
 
         return expand_or_simplify
 
-    return replaced(sympy, "simplify", quick)
+    return patched("sympy.simplify", quick)
 
 
 def _dtype_rules_once() -> AbstractContextManager[None]:
@@ -143,7 +142,7 @@ def _whole_rows() -> AbstractContextManager[None]:
 
         return joined
 
-    return replaced(sizevars, "join_dimensions", with_sums)
+    return patched("sizevars.join_dimensions", with_sums)
 
 
 def _divided_loops() -> AbstractContextManager[None]:
@@ -160,7 +159,7 @@ def _divided_loops() -> AbstractContextManager[None]:
 
         return decided
 
-    return replaced(CppKernel, "decide_parallel_depth", for_our_threads)
+    return patched("CppKernel.decide_parallel_depth", for_our_threads)
 
 
 def _never_one_thread() -> AbstractContextManager[None]:
@@ -169,7 +168,7 @@ def _never_one_thread() -> AbstractContextManager[None]:
     For one thread, Inductor lets each thread of a parallel region do what one of them should. With more threads where
     it runs, such code counts `count += 1` several times.
     """
-    return replaced(torch, "get_num_threads", lambda count: lambda: max(count(), 2))
+    return patched("torch.get_num_threads", lambda count: lambda: max(count(), 2))
 
 
 class _ThreadsAtRunTime(int):
@@ -184,13 +183,7 @@ def _room_for_every_thread() -> AbstractContextManager[None]:
 
     Inductor writes the number of threads of the machine that compiles. With more, a package would write beyond it.
     """
-    from torch._inductor.codegen import cpp_flex_attention_template
-
-    return replaced(
-        cpp_flex_attention_template,
-        "parallel_num_threads",
-        lambda count: lambda: _ThreadsAtRunTime(count()),
-    )
+    return patched("cpp_flex_attention_template.parallel_num_threads", lambda count: lambda: _ThreadsAtRunTime(count()))
 
 
 _EIGHT_KEYS = "N % Vectorized::size() == 0 && 24"
@@ -202,12 +195,11 @@ def _keys_that_are_there() -> AbstractContextManager[None]:
     With vectors of eight, Inductor takes 8 last keys for 16. It reads memory after the keys, and writes their scores
     over the greatest scores of other rows, or after its memory.
     """
-    gemm = importlib.import_module("torch._inductor.codegen.cpp_micro_gemm").CppMicroGemmFP32Vec
 
     def counted(template: str) -> str:
         return template.replace(_EIGHT_KEYS, "N == BLOCK_N && 24")
 
-    return replaced(gemm, "TEMPLATE_KERNEL", counted)
+    return patched("CppMicroGemmFP32Vec.TEMPLATE_KERNEL", counted)
 
 
 def _sums_at_one_place() -> AbstractContextManager[None]:
@@ -231,7 +223,7 @@ def _sums_at_one_place() -> AbstractContextManager[None]:
 
         return stored
 
-    return replaced(CppVecKernel, "store", with_numbers)
+    return patched("CppVecKernel.store", with_numbers)
 
 
 def _slices_with_two_ends() -> AbstractContextManager[None]:
@@ -248,7 +240,7 @@ def _slices_with_two_ends() -> AbstractContextManager[None]:
 
         return made
 
-    return replaced(ir.DynamicSliceSize, "__init__", with_both)
+    return patched("DynamicSliceSize.__init__", with_both)
 
 
 def operators_as_called() -> AbstractContextManager[None]:
@@ -256,10 +248,7 @@ def operators_as_called() -> AbstractContextManager[None]:
 
     torch 2.13 calls those, with a function of C that only its own operators have, and does not compile.
     """
-    if importlib.util.find_spec("torch._library._out_variant") is None:
-        return nullcontext()  # torch 2.11
-    variants = importlib.import_module("torch._library._out_variant")
-    return replaced(variants, "to_out_variant", lambda _: lambda operator: None)
+    return patched("_out_variant.to_out_variant", lambda _: lambda operator: None)
 
 
 def opaque_operators_stay_whole() -> AbstractContextManager[None]:
@@ -267,9 +256,9 @@ def opaque_operators_stay_whole() -> AbstractContextManager[None]:
 
     torch has them in both tables if their library was loaded before Inductor. 2.11 looks into the second, too.
     """
-    return all_replaced(
-        (compile_fx, "select_decomp_table", lambda select: lambda: without_opaque(select())),
-        (lowering, "decompositions", without_opaque),
+    return all_patched(
+        ("compile_fx.select_decomp_table", lambda select: lambda: without_opaque(select())),
+        ("lowering.decompositions", without_opaque),
     )
 
 
@@ -316,7 +305,7 @@ def numbers_written_down() -> AbstractContextManager[None]:
 
         return serialized
 
-    return replaced(GraphModuleSerializer, "serialize_inputs", complete)
+    return patched("GraphModuleSerializer.serialize_inputs", complete)
 
 
 def _integers_by_default(operator: torch._ops.OpOverload) -> dict[str, Any]:
@@ -351,16 +340,13 @@ def _no_wait_for_others() -> AbstractContextManager[None]:
     Inductor locks by the name of what it generates. All exports of a user would wait for one another, and fail after
     ten minutes, though each has a folder of its own.
     """
-    if importlib.util.find_spec("torch.utils._filelock") is None:
-        return nullcontext()
-    locks = importlib.import_module("torch.utils._filelock")
 
     def others_only(lock: Callable[..., Any]) -> Callable[..., Any]:
         return lambda path, *args, **kwargs: (
             nullcontext() if Path(path).name == MODEL_LOCK else lock(path, *args, **kwargs)
         )
 
-    return replaced(locks, "FileLock", others_only)
+    return patched("_filelock.FileLock", others_only)
 
 
 _CALL = "aoti_torch_proxy_executor_call_function("
@@ -369,16 +355,19 @@ _CALL = "aoti_torch_proxy_executor_call_function("
 def _errors_of_operators() -> AbstractContextManager[None]:
     """Lets the code stop where a custom operator fails.
 
-    Before torch 2.13, it went on (pytorch#180884). An operator that only writes into its arguments then failed
-    unnoticed: the call succeeded, and nothing was written.
+    Before torch 2.13, it went on. An operator that only writes into its arguments then failed unnoticed: the call
+    succeeded, and nothing was written.
     """
 
-    def checked(write: Callable[[PythonWrapperCodegen, Any], None]) -> Callable[[PythonWrapperCodegen, Any], None]:
-        def written(wrapper: PythonWrapperCodegen, line: Any) -> None:
-            if isinstance(line, str) and line.startswith(_CALL):
-                line = f"AOTI_TORCH_ERROR_CODE_CHECK({line.rstrip(';')});"
-            write(wrapper, line)
+    def checked(call: Callable[..., None]) -> Callable[..., None]:
+        def called(wrapper: Any, *args: Any) -> None:
+            write = wrapper.writeline
+            wrapper.writeline = lambda line: write(
+                f"AOTI_TORCH_ERROR_CODE_CHECK({line.rstrip(';')});" if line.startswith(_CALL) else line
+            )
+            call(wrapper, *args)
+            del wrapper.writeline
 
-        return written
+        return called
 
-    return replaced(PythonWrapperCodegen, "writeline", checked)
+    return patched("CppWrapperCpu.generate_fallback_kernel_with_runtime_lookup_aot", checked)

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any
 
-from exportkit.export.within_torch.torch_internals import replaced
+from exportkit.export.torch_patches.torch_internals import replaced
 
 
 def late_templates() -> AbstractContextManager[None]:

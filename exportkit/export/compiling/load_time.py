@@ -11,11 +11,11 @@ from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
-from torch._inductor import compile_fx, config
-from torch._inductor.graph import GraphLowering, getattr_recursive
+from torch._inductor import config
+from torch._inductor.graph import getattr_recursive
 from torch.fx import Graph, GraphModule, Node
 
-from exportkit.export.within_torch.torch_internals import all_replaced
+from exportkit.export.torch_patches.patched import all_patched
 
 _FOLDING = "aot_inductor.use_runtime_constant_folding"
 
@@ -59,6 +59,6 @@ def computed_at_load(change: Callable[[Graph], set[Node]], applies: Callable[[Gr
 
         return lower
 
-    changes = all_replaced((compile_fx, "split_const_gm", changing), (GraphLowering, "get_attr", writing_small_ones))
+    changes = all_patched(("compile_fx.split_const_gm", changing), ("GraphLowering.get_attr", writing_small_ones))
     with config.patch({_FOLDING: False, "post_grad_custom_post_pass": decide}), changes:
         yield

@@ -29,7 +29,7 @@ from exportkit.export.compiling.lean_sources import (
     leave_out_wide_vectors,
     write_header_without_regex,
 )
-from exportkit.export.within_torch.torch_internals import replaced
+from exportkit.export.torch_patches.torch_internals import replaced
 from exportkit.package.atomic import write_whole
 
 KEPT_OBJECTS = 256  # of about 200 KB each

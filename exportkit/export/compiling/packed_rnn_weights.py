@@ -25,7 +25,7 @@ from torch.fx import Graph, Node
 from torch.utils._python_dispatch import _disable_current_modes
 
 from exportkit.export.compiling.load_time import computed_at_load
-from exportkit.export.within_torch.torch_internals import replaced
+from exportkit.export.torch_patches.patched import patched
 from exportkit.recurrent import NAMESPACE
 
 _aten = torch.ops.aten
@@ -47,7 +47,7 @@ def packed_rnn_weights() -> Iterator[None]:
 
     with (
         computed_at_load(lay_out, applies=lambda graph: bool(_layers(graph))),
-        replaced(GraphLowering, "call_function", call_function),
+        patched("GraphLowering.call_function", call_function),
     ):
         yield
 

@@ -24,7 +24,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_leaves
 
 from exportkit.export.eager_calls.host_copies import elements
-from exportkit.export.within_torch.opaque import has_one_kernel, has_own_fake
+from exportkit.export.torch_patches.opaque import has_one_kernel, has_own_fake
 from exportkit.libraries import TORCH_NAMESPACES
 
 # Where a node comes from: comments in the generated code. `from_node` counts by its operators (eager_kernels.py).

@@ -16,7 +16,7 @@ from torch.export.graph_signature import InputKind
 
 from exportkit.errors import ExportError
 from exportkit.export.eager_calls.host_copies import HostCopies
-from exportkit.export.within_torch.torch_internals import replaced
+from exportkit.export.torch_patches.patched import patched
 from exportkit.package.consistency import WEIGHTS_DIR
 from exportkit.package.dtypes import DTYPES
 from exportkit.package.manifest import Weight
@@ -105,7 +105,7 @@ class ProgramWeights:
 
             return lower
 
-        with replaced(GraphLowering, "get_attr", keeping_weights):
+        with patched("GraphLowering.get_attr", keeping_weights):
             yield
 
     def take(self, constants: Mapping[str, torch.Tensor], device: torch.device) -> dict[str, str]:

@@ -14,7 +14,7 @@ from torch._inductor.codegen.cpp import CppVecKernel, KernelGroup, TilingSelect
 from torch._inductor.codegen.cpp_utils import _get_dtype_from_loopbodies, _get_loop_body
 from torch._inductor.virtualized import V
 
-from exportkit.export.within_torch.torch_internals import all_replaced
+from exportkit.export.torch_patches.patched import all_patched
 
 VECTORS = 8  # Two are loaded in a cycle, and an addition takes four. Sixteen would not fit the registers of AVX2.
 _HEADER = "#include <torch/csrc/inductor/cpp_prefix.h>"
@@ -54,10 +54,10 @@ def reduction_tiling() -> AbstractContextManager[None]:
     Inductor takes one, or one element where the columns are apart, and walks down all rows before it takes the next: it
     reads a part of each line of the cache. Over 4,096 rows of 1,024 columns a sum took four times as long as eager's.
     """
-    return all_replaced(
-        (TilingSelect, "select_tiling", _several_vectors),
-        (CppVecKernel, "reduction_combine_vec", _whole_vectors),
-        (KernelGroup, "codegen_group", _with_conversions),
+    return all_patched(
+        ("TilingSelect.select_tiling", _several_vectors),
+        ("CppVecKernel.reduction_combine_vec", _whole_vectors),
+        ("KernelGroup.codegen_group", _with_conversions),
     )
 
 

@@ -11,20 +11,18 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from functools import partial, wraps
+from functools import partial
 from typing import Any
 
 import sympy
 import torch
 from torch._guards import detect_fake_mode
-from torch._inductor import index_propagation, ir, select_algorithm
-from torch._inductor.codegen import common, cpp, cpp_flex_attention_template, cpp_wrapper_cpu, triton
-from torch._inductor.graph import GraphLowering
+from torch._inductor import index_propagation
+from torch._inductor.codegen import common, cpp, triton
 from torch._inductor.utils import sympy_index_symbol
 from torch._inductor.virtualized import NullHandler, V
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._pytree import tree_leaves, tree_structure
-from torch.utils._sympy import printers
 
 from exportkit.export.compiling.attention_values import refuse_in_attention
 from exportkit.export.compiling.refusable_values import DIVISIONS, bounds_of, constant_indices
@@ -37,7 +35,7 @@ from exportkit.export.compiling.refusing_host_code import (
     selecting_in_range,
 )
 from exportkit.export.models.source_lines import where_listed
-from exportkit.export.within_torch.torch_internals import all_replaced
+from exportkit.export.torch_patches.patched import all_patched
 from exportkit.package.compiled_with import MOST_PLACES, REFUSED_LENGTH, REFUSED_PLACES
 
 INPUT = "exportkit_refused"
@@ -72,24 +70,25 @@ def writing_refusals(writing: RefusingCode) -> AbstractContextManager[None]:
         RefusesValuesError: It would be needed, and the program was given no memory for them.
         ExportError: This torch lacks a function that is replaced for that.
     """
-    return all_replaced(
-        (common.CSEProxy, "indirect_indexing", writing._in_range),
-        (common.CSEProxy, "load", writing._known),
-        (common.CSEProxy, "_default", writing._divided),
-        (common.CSEProxy, "device_assert_async", writing._asserted),
-        (index_propagation.IndexPropagation, "indirect_indexing", _as_values),
-        (common.Kernel, "indirect_assert", writing._noted),
-        (cpp.CppVecKernel, "indirect_assert", writing._noted),
-        (cpp_flex_attention_template.CppFlexAttentionTemplate, "modification", writing._modifying),
-        (select_algorithm.TritonTemplateKernel, "modification", writing._modifying),
-        (select_algorithm.ModificationWrapper, "indirect_indexing", writing._modification_in_range),
-        (triton.TritonKernel, "inductor_meta_common", _without_debugging),
-        (cpp_wrapper_cpu.CppWrapperCpu, "generate_end", writing._with_places),
-        (cpp_wrapper_cpu.CppWrapperCpu, "codegen_dynamic_select_index", selecting_in_range),
-        (ir.AssertScalar, "codegen", refusing_scalars),
-        (GraphLowering, "run_node", looking_up_alone),
-        (GraphLowering, "run_node", reducing_something),
-        *((printers.CppPrinter, name, dividing) for name in ("_print_FloorDiv", "_print_PythonMod")),
+    return all_patched(
+        ("CSEProxy.indirect_indexing", writing._in_range),
+        ("CSEProxy.load", writing._known),
+        ("CSEProxy._default", writing._divided),
+        ("CSEProxy.device_assert_async", writing._asserted),
+        ("IndexPropagation.indirect_indexing", _as_values),
+        ("Kernel.indirect_assert", writing._noted),
+        ("CppVecKernel.indirect_assert", writing._noted),
+        ("CppFlexAttentionTemplate.modification", writing._modifying),
+        ("TritonTemplateKernel.modification", writing._modifying),
+        ("ModificationWrapper.indirect_indexing", writing._modification_in_range),
+        ("TritonKernel.inductor_meta_common", _without_debugging),
+        ("CppWrapperCpu.generate_end", writing._with_places),
+        ("CppWrapperCpu.codegen_dynamic_select_index", selecting_in_range),
+        ("AssertScalar.codegen", refusing_scalars),
+        ("GraphLowering.run_node", looking_up_alone),
+        ("GraphLowering.run_node", reducing_something),
+        ("CppPrinter._print_FloorDiv", dividing),
+        ("CppPrinter._print_PythonMod", dividing),
     )
 
 
@@ -253,7 +252,6 @@ class RefusingCode:
     def _modifying(self, modify: Callable[..., Any]) -> Callable[..., Any]:
         """Knows which attention's `score_mod` or `mask_mod` is written into a template."""
 
-        @wraps(modify)  # a template finds it by its name
         def modified(template: Any, *args: Any, **kwargs: Any) -> Any:
             number = kwargs.get("subgraph_number")  # in Triton's templates
             self._modification = args[0] if number is None else template.subgraphs[number]
@@ -322,9 +320,9 @@ def _as_values(index: Callable[..., Any]) -> Callable[..., Any]:
     return indexed
 
 
-def _without_debugging(meta: Any) -> Any:
+def _without_debugging(meta: Callable[[type], dict[str, Any]]) -> Callable[[type], dict[str, Any]]:
     """Lets Triton compile no assertions: it would compile its own, against overflow, too."""
-    return classmethod(lambda cls: {**meta.__get__(None, cls)(), "assert_indirect_indexing": False})
+    return lambda cls: {**meta(cls), "assert_indirect_indexing": False}
 
 
 def _chosen(proxy: Any, value: Any, size: sympy.Expr, not_negative: bool, less: bool) -> Any:

@@ -38,11 +38,11 @@ from exportkit.export.compiling.usable_compiler import last_lines, refuse_full_d
 from exportkit.export.compiling.vector_products import vector_products
 from exportkit.export.eager_calls.cases import eager_mode
 from exportkit.export.models.source_lines import where_listed
+from exportkit.export.torch_patches.data_sizes import from_zero
+from exportkit.export.torch_patches.opaque import opaque_operators
+from exportkit.export.torch_patches.writing_operators import writing_operators
 from exportkit.export.tracing.explain import raised_text, refused_by_compiler
 from exportkit.export.tracing.hop_subgraphs import compilable_branches
-from exportkit.export.within_torch.data_sizes import from_zero
-from exportkit.export.within_torch.opaque import opaque_operators
-from exportkit.export.within_torch.writing_operators import writing_operators
 
 
 def run_inductor(

@@ -11,7 +11,7 @@ import torch
 from torch._inductor import config, cpp_builder, cpu_vec_isa
 
 from exportkit.export.cpu_isas import simd_bits
-from exportkit.export.within_torch.torch_internals import replaced
+from exportkit.export.torch_patches.patched import patched
 
 
 @contextmanager
@@ -32,11 +32,11 @@ def compiling_for(isa: str | None) -> Iterator[dict[str, Any]]:
     march: str | None = isa or ""
     if hasattr(config.cpp, "march"):  # pytorch#184297 added the option in 2.13
         options["cpp.march"], march = march, None
-    flags = replaced(cpp_builder, "_get_optimization_cflags", _with_flags(march))
+    flags = patched("cpp_builder._get_optimization_cflags", _with_flags(march))
     # Given the width alone, torch takes the richest instruction set of this CPU: AVX512 with VNNI or AMX, which
     # x86-64-v4 does not have.
     vector = _vector_isa(isa)
-    with flags, replaced(cpu_vec_isa, "valid_vec_isa_list", lambda _: lambda: [vector]):
+    with flags, patched("cpu_vec_isa.valid_vec_isa_list", lambda _: lambda: [vector]):
         yield options
 
 

@@ -13,8 +13,8 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from exportkit.export.within_torch.dispatch import OperatorMode, watched_by
-from exportkit.export.within_torch.torch_internals import replaced
+from exportkit.export.torch_patches.dispatch import OperatorMode, watched_by
+from exportkit.export.torch_patches.patched import patched
 
 _Order: TypeAlias = tuple[int, ...]  # the dimensions as they lie in memory, the one with the greatest stride first
 _Call: TypeAlias = tuple[Any, ...]  # an operator, and its arguments that are no tensors
@@ -49,7 +49,7 @@ def true_strides(program: torch.export.ExportedProgram) -> Iterator[None]:
 
         return dispatched
 
-    with replaced(FakeTensorMode, "dispatch", corrected):
+    with patched("FakeTensorMode.dispatch", corrected):
         yield
 
 

@@ -15,7 +15,7 @@ from weakref import WeakSet
 
 import sympy
 import torch
-from torch._inductor import compile_fx, config
+from torch._inductor import config
 from torch._inductor.choices import InductorChoices
 from torch._inductor.codegen.simd_kernel_features import SIMDKernelFeatures
 from torch._inductor.codegen.triton import FixedTritonConfig
@@ -23,10 +23,9 @@ from torch._inductor.graph import GraphLowering
 from torch._inductor.lowering import lowerings
 from torch._inductor.runtime.hints import DeviceProperties
 from torch._inductor.runtime.runtime_utils import last_power_of_2, next_power_of_2
-from torch._inductor.scheduler import ForeachKernelSchedulerNode
 from torch._inductor.virtualized import V
 
-from exportkit.export.within_torch.torch_internals import all_replaced
+from exportkit.export.torch_patches.patched import all_patched
 
 ELEMENTS = 8  # of a row that a thread reads at a time: 16 bytes, or 32 of float32
 THREADS = (64, 512)  # of a block
@@ -49,11 +48,11 @@ def vector_products() -> Iterator[None]:
     What comes after the product is computed with it. The row is computed once, before it: Inductor would compute it
     again for each of the matrix' rows.
     """
-    changes = all_replaced(
-        (compile_fx, "select_decomp_table", _vectors_as_rows),
-        (GraphLowering, "call_function", _with_products),
-        (InductorChoices, "triton_kernel_kwargs", _with_blocks),
-        (ForeachKernelSchedulerNode, "combinable_nodes", _beside_products),
+    changes = all_patched(
+        ("compile_fx.select_decomp_table", _vectors_as_rows),
+        ("GraphLowering.call_function", _with_products),
+        ("InductorChoices.triton_kernel_kwargs", _with_blocks),
+        ("ForeachKernelSchedulerNode.combinable_nodes", _beside_products),
     )
     with changes, config.patch(combo_kernels=True, combo_kernels_pointwise_only=True):
         yield
@@ -117,13 +116,13 @@ def _with_products(call: _Call) -> _Call:
     return called
 
 
-def _beside_products(combinable: Any) -> Any:
+def _beside_products(combinable: _Call) -> _Call:
     """Lets Inductor combine kernels in graphs with such products alone."""
 
     def chosen(cls: type, nodes: list[Any]) -> list[Any]:
-        return combinable.__get__(None, cls)(nodes) if V.graph in _WITH_PRODUCTS else []
+        return combinable(cls, nodes) if V.graph in _WITH_PRODUCTS else []
 
-    return classmethod(chosen)
+    return chosen
 
 
 def _product(row: Any, matrix: Any) -> Any:

@@ -17,7 +17,7 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from exportkit.export.dynamic_sizes.declared import Declared
 from exportkit.export.models.source_lines import asked_by_user, user_frame, where
-from exportkit.export.within_torch.torch_internals import replaced
+from exportkit.export.torch_patches.patched import patched
 
 SOURCE = re.compile(r"L\[['\"](?P<name>\w+)['\"]\](?P<path>.*?)\.size\(\)\[(?P<dim>\d+)\]")
 
@@ -232,7 +232,7 @@ def guard_log(declared: Declared, *, forgiving: bool = False) -> Iterator[GuardL
 
         return without_true
 
-    with replaced(ShapeEnv, "_log_guard", recording), replaced(ShapeEnv, "produce_guards", producing):
+    with patched("ShapeEnv._log_guard", recording), patched("ShapeEnv.produce_guards", producing):
         yield log
 
 

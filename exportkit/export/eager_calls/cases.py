@@ -17,7 +17,7 @@ from exportkit.errors import ExportError, UsageError
 from exportkit.export.eager_calls.host_copies import HostCopies, elements
 from exportkit.export.models.call_signature import BoundCall, describe_call
 from exportkit.export.models.source_lines import users_code
-from exportkit.export.within_torch.control_flow import eager_control_flow
+from exportkit.export.torch_patches.control_flow import eager_control_flow
 from exportkit.package.dtypes import DTYPES
 from exportkit.package.manifest import Call, TensorInput
 from exportkit.precision import with_tf32

@@ -12,7 +12,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 from exportkit.export.eager_calls.state_buffers import StateBuffer, holding, settled, state_buffers
 from exportkit.export.models.call_signature import BoundCall, describe_call, look_into_dataclasses
 from exportkit.export.models.entries import entry_specs, written_names
-from exportkit.export.within_torch.gradients import asks, gradients_of
+from exportkit.export.torch_patches.gradients import asks, gradients_of
 from exportkit.spec import ExportSpec
 
 

@@ -15,7 +15,7 @@ from exportkit.accuracy import eager_error
 from exportkit.export.eager_calls.state_buffers import StateBuffer, settled
 from exportkit.export.eager_calls.upcast import PRECISIONS, Upcast, cast, is_large
 from exportkit.export.models.call_signature import BoundCall
-from exportkit.export.within_torch.gradients import gradients_of
+from exportkit.export.torch_patches.gradients import gradients_of
 from exportkit.package.manifest import Accuracy, TensorOutput
 
 _TF32_EPS = 2.0**-10  # of a product's factors

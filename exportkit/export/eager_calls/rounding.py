@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_leaves
 
-from exportkit.export.within_torch.dispatch import UncompiledMode, mapped
+from exportkit.export.torch_patches.dispatch import UncompiledMode, mapped
 
 _MOST = 1 << 20  # elements of a summand that is changed; weights may have more, and are the same in all code
 

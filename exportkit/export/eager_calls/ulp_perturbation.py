@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from exportkit.errors import ExportError, UsageError
 from exportkit.export.eager_calls.eager_run import EagerRun
 from exportkit.export.eager_calls.rounding import Rounded
-from exportkit.export.within_torch.torch_internals import replaced
+from exportkit.export.torch_patches.patched import patched
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ def _attention_with_modes() -> AbstractContextManager[None]:
     attention = sys.modules.get("torch.nn.attention.flex_attention")
     if attention is None:
         return nullcontext()
-    return replaced(attention, "_FLEX_ATTENTION_DISABLE_COMPILE_DEBUG", lambda _: True)
+    return patched("flex_attention._FLEX_ATTENTION_DISABLE_COMPILE_DEBUG", lambda _: True)
 
 
 def perturbed_answers(eager_run: EagerRun, seed: int) -> PerturbedAnswers | None:

@@ -11,7 +11,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
-from exportkit.export.within_torch.dispatch import UncompiledMode, mapped
+from exportkit.export.torch_patches.dispatch import UncompiledMode, mapped
 
 # A cast to one of these is a choice of precision, and is upcast. A cast to float8 or to an integer changes what the
 # model computes, and stays.

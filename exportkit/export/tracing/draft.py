@@ -16,6 +16,7 @@ from exportkit.export.models.option_parsing import size_of
 from exportkit.export.models.placement import usable_device
 from exportkit.export.models.resolved import EagerModel, ResolvedModel
 from exportkit.export.models.source_lines import user_frame, where
+from exportkit.export.torch_patches.operator_bodies import BodyError
 from exportkit.export.tracing.explain import advice, explain_refusal, sizes_error
 from exportkit.export.tracing.line_hints import branches, needs_number
 from exportkit.export.tracing.preflight import check_operators, graph_operators
@@ -23,7 +24,6 @@ from exportkit.export.tracing.torch_draft import DraftProblem, draft_export
 from exportkit.export.tracing.torch_export import RefusedByTorchError, TracingTask, export_with, sizes_that_trace
 from exportkit.export.tracing.trace import ready_to_trace, trace
 from exportkit.export.tracing.trace_method import check_writes
-from exportkit.export.within_torch.operator_bodies import BodyError
 from exportkit.progress import silent
 
 TRIES = 5

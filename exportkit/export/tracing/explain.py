@@ -18,12 +18,12 @@ from exportkit.export.dynamic_sizes.guards import with_places
 from exportkit.export.dynamic_sizes.shapes import DynamicSizes
 from exportkit.export.dynamic_sizes.size_changes import SizeChange, changes_between, violated_names
 from exportkit.export.models.source_lines import where_raised
+from exportkit.export.torch_patches.control_flow import ControlFlowError
+from exportkit.export.torch_patches.operator_bodies import BodyError
 from exportkit.export.tracing.hop_subgraphs import flow_nodes
 from exportkit.export.tracing.line_hints import branches, needs_number, to_keep_the_range
 from exportkit.export.tracing.preflight import IN_CPP, OTHER_DTYPES, SAME_DTYPE
 from exportkit.export.tracing.torch_export import RefusedByTorchError, TracingTask, sizes_that_trace
-from exportkit.export.within_torch.control_flow import ControlFlowError
-from exportkit.export.within_torch.operator_bodies import BodyError
 
 _TRIES = 2  # a tie that nobody named is a guess, and what torch says itself comes after it
 
@@ -102,18 +102,12 @@ def _explained(error: Exception, model: torch.nn.Module) -> ExportError:
         return _depends_on_values(error, place)
     if isinstance(error, ControlFlowError):
         return flow_error(error.operator, f"cannot be traced{at}", error.error)
-    if any("/torch/nested/" in frame.filename for frame in traceback.extract_tb(error.__traceback__)):
-        return ExportError(
-            f"torch.export cannot trace nested tensors, and the model makes one{at}",
-            hint="Take rows of one length and a mask instead: rows = values[(offsets[:-1, None] + "
-            "torch.arange(longest)).clamp(max=len(values) - 1)], and attn_mask=torch.arange(longest) < "
-            "offsets.diff()[:, None]; rows[mask] has the values again.",
-        )
-    if any(frame.name == "linearize" for frame in traceback.extract_tb(error.__traceback__)):
-        return ExportError(
-            f"torch.func.linearize traces the model by itself, which cannot be traced{at}",
-            hint="Write torch.func.jvp(f, (x,), (v,)): it returns f(x) and the derivative in the direction v.",
-        )
+    frames = [f"{frame.filename} in {frame.name}" for frame in traceback.extract_tb(error.__traceback__)]
+    for pattern, meaning, hint in _WITHIN:
+        if any(re.search(pattern, frame) for frame in frames):
+            return ExportError(f"{meaning}{at}", hint=hint)
+    if text.startswith("aten.equal") and re.search(r"\b(cov|corrcoef)\(", place):
+        return ExportError(f"torch.cov and torch.corrcoef read a tensor, to know whether to warn{at}", hint=_COVARIANCE)
     if isinstance(error, (DynamicOutputShapeException, UnsupportedOperatorException)):
         return _without_shape(text, at)
     if isinstance(error, PendingUnbackedSymbolNotFound):
@@ -125,6 +119,31 @@ def _explained(error: Exception, model: torch.nn.Module) -> ExportError:
             return ExportError(f"{meaning}{at}: {_first_line(text)}", hint=hint)
     return ExportError(f"torch.export refused the model{at}: {raised_text(error)}")
 
+
+# By where within torch an error was raised.
+_WITHIN = (
+    (
+        "/torch/nested/",
+        "torch.export cannot trace nested tensors, and the model makes one",
+        "Take rows of one length and a mask instead: rows = values[(offsets[:-1, None] + "
+        "torch.arange(longest)).clamp(max=len(values) - 1)], and attn_mask=torch.arange(longest) < "
+        "offsets.diff()[:, None]; rows[mask] has the values again.",
+    ),
+    (
+        " in linearize$",
+        "torch.func.linearize traces the model by itself, which cannot be traced",
+        "Write torch.func.jvp(f, (x,), (v,)): it returns f(x) and the derivative in the direction v.",
+    ),
+    (
+        "/torch/_vmap_internals.py in ",
+        "is_grads_batched=True and vectorize=True use an older vmap of torch, which knows no size that varies",
+        "Write torch.vmap(lambda v: torch.autograd.grad(y, x, v)[0])(vectors), or torch.func.jacrev(f)(x).",
+    ),
+)
+_COVARIANCE = (
+    "Write d = x - x.mean(1, keepdim=True), and d @ d.T / (x.shape[1] - 1) for torch.cov(x); that, divided by "
+    "s[:, None] * s with s = x.std(1), is torch.corrcoef(x)."
+)
 
 _IN_PLACE_OF = {
     "linalg_lstsq": "Write torch.linalg.pinv(a) @ b in its place.",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -13,7 +12,7 @@ from torch.utils._pytree import tree_leaves
 
 from exportkit.errors import ExportError
 from exportkit.export.models.source_lines import where_traced
-from exportkit.export.within_torch.torch_internals import replaced
+from exportkit.export.torch_patches.patched import patched
 
 _VMAP = "torch._functorch.predispatch"  # the module of what torch.vmap leaves in a graph
 _LIFTS = (torch.ops.aten.lift_fresh_copy.default, torch.ops.aten.lift_fresh.default)
@@ -143,10 +142,9 @@ def _checks_without_order() -> Iterator[None]:
         yield  # torch 2.11 has no such effect
         return
     before = effects._get_effect(_CHECK)
-    utils = importlib.import_module("torch._library.utils")
     effects._register_effectful_op(_CHECK, None)
     try:
-        with replaced(utils, "is_impure", lambda ask: lambda op, **how: op is _CHECK or ask(op, **how)):
+        with patched("utils.is_impure", lambda ask: lambda op, **how: op is _CHECK or ask(op, **how)):
             yield
     finally:
         effects._register_effectful_op(_CHECK, before)

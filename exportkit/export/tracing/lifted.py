@@ -19,7 +19,7 @@ from exportkit.export.eager_calls.state_buffers import StateBuffer, place_of, se
 from exportkit.export.models.call_signature import BoundCall
 from exportkit.export.models.entries import written_names
 from exportkit.export.models.source_lines import where_traced
-from exportkit.export.within_torch.quiet import quiet_torch
+from exportkit.export.torch_patches.quiet import quiet_torch
 
 STATE = "exportkit_state"
 """The keyword argument of a traced program that has its state, a tuple of tensors. It comes after all others."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -11,12 +11,15 @@ from typing import Any
 import torch
 from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import FakeTensor
+from torch.nn.modules.module import (
+    register_module_buffer_registration_hook,
+    register_module_parameter_registration_hook,
+)
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_leaves
 
 from exportkit.export.models.source_lines import where_now
-from exportkit.export.within_torch.dispatch import OperatorMode
-from exportkit.export.within_torch.torch_internals import replaced
+from exportkit.export.torch_patches.dispatch import OperatorMode
 from exportkit.libraries import TORCH_NAMESPACES
 
 UNWRITTEN = {
@@ -103,16 +106,12 @@ def assignments_to(names: Sequence[str]) -> Iterator[list[str]]:
     """
     lines: list[str] = []
 
-    def noting(assign: Callable[..., None]) -> Callable[..., None]:
-        def assigning(module: torch.nn.Module, name: str, value: Any) -> None:
-            if isinstance(value, torch.Tensor) and module._buffers.get(name) is not value:
-                found = [each for each in names if re.split("[ .]", each)[-1] == name]
-                lines.extend(f"{each}: another tensor at {where_now()}" for each in found)
-            assign(module, name, value)
+    def note(module: torch.nn.Module, name: str, value: object) -> None:
+        if module._buffers.get(name, module._parameters.get(name)) is not value:
+            found = [each for each in names if re.split("[ .]", each)[-1] == name]
+            lines.extend(f"{each}: another tensor at {where_now()}" for each in found)
 
-        return assigning
-
-    with replaced(torch.nn.Module, "__setattr__", noting):
+    with register_module_buffer_registration_hook(note), register_module_parameter_registration_hook(note):
         yield lines
 
 

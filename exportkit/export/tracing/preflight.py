@@ -22,16 +22,16 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 from exportkit.errors import OperatorNotExportableError, UsageError
 from exportkit.export.models.fake_kernels import fake_to_write
 from exportkit.export.models.source_lines import raised_by_user, user_frame
-from exportkit.export.within_torch.dispatch import UNDEFINED, OperatorMode, watched_by
-from exportkit.export.within_torch.opaque import (
+from exportkit.export.torch_patches.dispatch import UNDEFINED, OperatorMode, watched_by
+from exportkit.export.torch_patches.opaque import (
     composite_calls,
     opaque_operators,
     reads_memory,
     run_composite,
     uncertain_operators,
 )
-from exportkit.export.within_torch.operator_bodies import body_of, python_key
-from exportkit.export.within_torch.quiet import quiet_torch
+from exportkit.export.torch_patches.operator_bodies import body_of, python_key
+from exportkit.export.torch_patches.quiet import quiet_torch
 from exportkit.libraries import TORCH_NAMESPACES
 from exportkit.package.manifest import Operator
 from exportkit.progress import Progress, silent

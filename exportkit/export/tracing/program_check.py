@@ -18,13 +18,13 @@ from exportkit.export.eager_calls.eager_methods import EagerMethods
 from exportkit.export.eager_calls.record import RecordedCase
 from exportkit.export.models.call_signature import describe_call
 from exportkit.export.models.source_lines import where_traced
+from exportkit.export.torch_patches.dispatch import OperatorMode, watched_by
 from exportkit.export.tracing.lifted import run_program
 from exportkit.export.tracing.operator_trace import UNWRITTEN, filled
 from exportkit.export.tracing.preflight import checking_operators, graph_operators
 from exportkit.export.tracing.repeatable import ALLOW, WRITE_FIRST, agree
 from exportkit.export.tracing.torch_export import RefusedByTorchError, export_with
 from exportkit.export.tracing.trace_method import TracedTask
-from exportkit.export.within_torch.dispatch import OperatorMode, watched_by
 from exportkit.package.case_files import result_keys, results_in, results_of, state_keys, state_results
 from exportkit.package.manifest import StateTensor, TensorOutput
 from exportkit.package.structure import plain

@@ -10,7 +10,7 @@ tests/recurrent/test_canary.py fails as soon as torch.export keeps them whole by
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from functools import partial, wraps
 from typing import Any
 
@@ -21,7 +21,7 @@ from torch.nn.utils.rnn import PackedSequence
 
 from exportkit.export.dynamic_sizes.guards import UnrolledLayer
 from exportkit.export.models.source_lines import where_now
-from exportkit.export.within_torch.torch_internals import replaced
+from exportkit.export.torch_patches.patched import all_patched
 from exportkit.recurrent.fakes import registered
 
 Size = int | torch.SymInt
@@ -44,13 +44,12 @@ def whole_recurrent_layers(unrolled: list[UnrolledLayer]) -> Iterator[None]:
     }
     for name, function in functions.items():
         vars(function)["__name__"] = name  # Dynamo, which traces torch.cond, asks every function of torch
-    with ExitStack() as stack:
-        stack.enter_context(replaced(torch._VF, "vf", lambda vf: _Instead(vf, functions)))
-        for name, function in functions.items():
-            stack.enter_context(replaced(torch, name, partial(_second, second=function)))
-        stack.enter_context(replaced(RNNBase, "get_expected_hidden_size", batches.expecting))
-        for kind in dict.fromkeys(_LAYERS.values()):
-            stack.enter_context(replaced(kind, "forward", batches.with_first_state))
+    with all_patched(
+        ("_VF.vf", lambda vf: _Instead(vf, functions)),
+        *((f"torch.{name}", partial(_second, second=function)) for name, function in functions.items()),
+        ("RNNBase.get_expected_hidden_size", batches.expecting),
+        *((f"{layer}.forward", batches.with_first_state) for layer in ("LSTM", "GRU", "RNN")),
+    ):
         yield
 
 

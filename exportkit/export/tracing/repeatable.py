@@ -12,6 +12,7 @@ from torch.utils._pytree import tree_leaves
 from exportkit.errors import ExportError, OperatorNotExportableError
 from exportkit.export.models.call_signature import BoundCall
 from exportkit.export.models.source_lines import where_traced
+from exportkit.export.torch_patches.dispatch import watched_by
 from exportkit.export.tracing.lifted import written_constants
 from exportkit.export.tracing.operator_trace import (
     DIFFERS,
@@ -22,7 +23,6 @@ from exportkit.export.tracing.operator_trace import (
     fingerprint,
     first_difference,
 )
-from exportkit.export.within_torch.dispatch import watched_by
 
 ALLOW = "--allow-nondeterministic permits it; then only dtypes and shapes of the outputs are verified."
 """What the hint of an error about values says last."""

@@ -16,8 +16,8 @@ from torch.utils._pytree import KeyPath, key_get
 
 from exportkit.errors import ExportError, UsageError
 from exportkit.export.eager_calls.sequences import DrawnCall
+from exportkit.export.torch_patches.dispatch import OperatorMode, watched_by
 from exportkit.export.tracing.traced import TracedMethod
-from exportkit.export.within_torch.dispatch import OperatorMode, watched_by
 
 TRIES = 64
 _EDGES = (0, 1, 2)

@@ -28,22 +28,19 @@ from exportkit.export.eager_calls.cases import resampled
 from exportkit.export.eager_calls.state_buffers import StateBuffer
 from exportkit.export.models.call_signature import BoundCall, describe_call, is_tensor, plain_tuples
 from exportkit.export.models.source_lines import users_code
+from exportkit.export.torch_patches.batch_rules import varying_batches
+from exportkit.export.torch_patches.control_flow import ControlFlowError, traceable_control_flow, weights_apart
+from exportkit.export.torch_patches.data_sizes import from_zero
+from exportkit.export.torch_patches.distributions import unchecked_distributions
+from exportkit.export.torch_patches.fake_answers import remembered_when_repeated
+from exportkit.export.torch_patches.gradients import gradients_of, traced
+from exportkit.export.torch_patches.operator_bodies import traced_bodies
+from exportkit.export.torch_patches.plain_products import plain_products
+from exportkit.export.torch_patches.quiet import quiet_torch
 from exportkit.export.tracing.describe_program import taken_tensors
 from exportkit.export.tracing.hop_subgraphs import correct_branches
 from exportkit.export.tracing.lifted import STATE, lifted
 from exportkit.export.tracing.recurrent_layers import whole_recurrent_layers
-from exportkit.export.within_torch.batch_rules import varying_batches
-from exportkit.export.within_torch.control_flow import ControlFlowError, traceable_control_flow, weights_apart
-from exportkit.export.within_torch.covariances import traceable_covariances
-from exportkit.export.within_torch.data_sizes import from_zero
-from exportkit.export.within_torch.distances import varying_distances
-from exportkit.export.within_torch.distributions import unchecked_distributions
-from exportkit.export.within_torch.fake_answers import remembered_when_repeated
-from exportkit.export.within_torch.gradients import gradients_of, traced
-from exportkit.export.within_torch.lengths import varying_lengths
-from exportkit.export.within_torch.operator_bodies import traced_bodies
-from exportkit.export.within_torch.plain_products import plain_products
-from exportkit.export.within_torch.quiet import quiet_torch
 from exportkit.sizes import label_of
 from exportkit.spec import ExportSpec
 
@@ -265,9 +262,6 @@ def _traceable(model: torch.nn.Module, log: GuardLog) -> Iterator[None]:
             remembered_when_repeated(),
             from_zero(),
             plain_products(),
-            varying_lengths(),
-            varying_distances(),
-            traceable_covariances(),
             unchecked_distributions(),
             varying_batches(),
             traceable_control_flow(),

@@ -24,6 +24,7 @@ from exportkit.export.models.option_parsing import parse_places, parse_ranges, s
 from exportkit.export.models.placement import parse_floating, prepared
 from exportkit.export.models.resolved import EagerModel
 from exportkit.export.provenance import provenance
+from exportkit.export.torch_patches.opaque import opaque_operators
 from exportkit.export.tracing.describe_state import describe_state
 from exportkit.export.tracing.edge_cases import edge_cases
 from exportkit.export.tracing.inferred_sizes import with_inferred
@@ -34,7 +35,6 @@ from exportkit.export.tracing.torch_export import TracingTask
 from exportkit.export.tracing.trace_method import ReadyModel, trace_method
 from exportkit.export.tracing.traced import Traced
 from exportkit.export.tracing.tried_cases import tried_cases
-from exportkit.export.within_torch.opaque import opaque_operators
 from exportkit.package.manifest import Source
 from exportkit.progress import Progress
 from exportkit.spec import ExportSpec

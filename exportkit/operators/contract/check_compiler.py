@@ -12,8 +12,8 @@ from torch._inductor import config as inductor
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from exportkit.export.compiling.inductor_changes import opaque_operators_stay_whole, operators_as_called
-from exportkit.export.within_torch.data_sizes import from_zero
-from exportkit.export.within_torch.opaque import opaque_operators
+from exportkit.export.torch_patches.data_sizes import from_zero
+from exportkit.export.torch_patches.opaque import opaque_operators
 from exportkit.operators.contract.check_out_overloads import tagged_overload
 from exportkit.operators.contract.check_values import tolerance
 from exportkit.operators.contract.definition import ContractCheck, Problem

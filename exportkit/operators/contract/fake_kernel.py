@@ -17,7 +17,7 @@ from torch._subclasses.fake_tensor import (
 )
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
 
-from exportkit.export.within_torch.opaque import has_one_kernel, has_own_fake, opaque_operators, reads_memory
+from exportkit.export.torch_patches.opaque import has_one_kernel, has_own_fake, opaque_operators, reads_memory
 from exportkit.operators.contract.operator_trial import NotApplicable, Trial
 from exportkit.operators.contract.sample import Sample, tensors
 

@@ -11,10 +11,10 @@ from torch._ops import OpOverload
 from exportkit.errors import UsageError
 from exportkit.export.models.placement import prepared
 from exportkit.export.models.source_lines import users_code, where_now
+from exportkit.export.torch_patches.dispatch import OperatorMode, watched_by
+from exportkit.export.torch_patches.gradients import call_model
+from exportkit.export.torch_patches.opaque import composite_calls, run_composite
 from exportkit.export.tracing.preflight import is_custom, qualified_name
-from exportkit.export.within_torch.dispatch import OperatorMode, watched_by
-from exportkit.export.within_torch.gradients import call_model
-from exportkit.export.within_torch.opaque import composite_calls, run_composite
 from exportkit.operators.contract.sample import Sample
 from exportkit.spec import ExportSpec
 

@@ -11,7 +11,7 @@ from torch._library.simple_registry import singleton
 from torch._library.triton import triton_ops_to_kernels
 from torch._ops import OpOverload
 
-from exportkit.export.within_torch.opaque import has_one_kernel, has_own_fake
+from exportkit.export.torch_patches.opaque import has_one_kernel, has_own_fake
 from exportkit.libraries import TORCH_NAMESPACES
 
 _DEVICES: Mapping[str, str] = {"CPU": "cpu", "CUDA": "cuda", "XPU": "xpu", "MPS": "mps", "PrivateUse1": "privateuse1"}

@@ -13,7 +13,7 @@ from typing import Any
 
 from torch._subclasses.fake_tensor import FakeTensorMode, _BypassDispatchCache, _CacheKeyState
 
-from exportkit.export.within_torch.torch_internals import replaced
+from exportkit.export.torch_patches.torch_internals import replaced
 
 
 def remembered_when_repeated() -> AbstractContextManager[None]:

@@ -8,20 +8,18 @@ from typing import Any, TypeVar
 from weakref import WeakSet
 
 import torch
-import torch.autograd.forward_ad
-from torch._functorch import eager_transforms
 from torch.utils._pytree import tree_map_only
 
-from exportkit.export.within_torch.torch_internals import all_replaced, replaced
+from exportkit.export.torch_patches.patched import all_patched, patched
 
 T = TypeVar("T")
 
 # Through these a model asks for gradients: torch.autograd.grad and its like, and torch.func.
 _ENTRANCES = (
-    (torch.autograd, "_engine_run_backward"),
-    (torch.autograd.forward_ad, "enter_dual_level"),
-    (eager_transforms, "grad_increment_nesting"),
-    (eager_transforms, "jvp_increment_nesting"),
+    "autograd._engine_run_backward",
+    "forward_ad.enter_dual_level",
+    "eager_transforms.grad_increment_nesting",
+    "eager_transforms.jvp_increment_nesting",
 )
 _TURNED_OFF = (
     "does not require grad and does not have a grad_fn",
@@ -115,9 +113,7 @@ def traced(model: torch.nn.Module, trace: Callable[[], T]) -> T:
                 if not refusals:
                     return result
         _differentiating.add(model)
-    import torch.export._trace  # imported late: it takes a second, which processes that only call models do not have
-
-    with replaced(torch.export._trace, "make_fx", _below_autograd):
+    with patched("_trace.make_fx", _below_autograd):
         try:
             return trace()
         except Exception as error:
@@ -142,7 +138,7 @@ def _refused_gradients() -> Iterator[list[_AsksForGradientsError]]:
 
         return refuse
 
-    with all_replaced(*((owner, name, refusing) for owner, name in _ENTRANCES)):
+    with all_patched(*((entrance, refusing) for entrance in _ENTRANCES)):
         yield refusals
 
 

@@ -19,8 +19,8 @@ from torch._ops import OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from exportkit.export.within_torch.operator_bodies import in_python
-from exportkit.export.within_torch.torch_internals import replaced
+from exportkit.export.torch_patches.operator_bodies import in_python
+from exportkit.export.torch_patches.patched import patched
 from exportkit.libraries import TORCH_NAMESPACES
 
 _COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd
@@ -143,7 +143,7 @@ def opaque_operators() -> Iterator[None]:
                 fakes.append((holder, fake))
             operator._dispatch_cache.clear()
         kept.update(found)
-        with replaced(OpOverload, "decompose", _unless_kept):
+        with patched("OpOverload.decompose", _unless_kept):
             yield
     finally:
         kept.difference_update(found)

@@ -12,10 +12,9 @@ from torch._C import _dispatch_has_kernel_for_dispatch_key as has_kernel
 from torch._library.triton import triton_ops_to_kernels
 from torch._ops import OpOverload
 from torch.amp.autocast_mode import _enter_autocast, _exit_autocast
-from torch.fx.experimental import proxy_tensor
 from torch.utils._pytree import tree_leaves
 
-from exportkit.export.within_torch.torch_internals import replaced
+from exportkit.export.torch_patches.patched import patched
 from exportkit.libraries import TORCH_NAMESPACES
 
 
@@ -71,7 +70,7 @@ def traced_bodies() -> AbstractContextManager[None]:
     Raises:
         ExportError: This torch lacks the function that is changed.
     """
-    return replaced(proxy_tensor, "maybe_handle_decomp", _with_bodies)
+    return patched("proxy_tensor.maybe_handle_decomp", _with_bodies)
 
 
 def _with_bodies(decomposed: Callable[..., Any]) -> Callable[..., Any]:

@@ -16,12 +16,10 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch._higher_order_ops import auto_functionalize
 from torch._inductor import ir
-from torch._inductor.fx_passes import post_grad
 from torch._library.utils import is_builtin, is_tensorlist_like_type
 
-from exportkit.export.within_torch.torch_internals import replaced
+from exportkit.export.torch_patches.patched import patched
 
 
 @contextmanager
@@ -32,10 +30,10 @@ def writing_operators() -> Iterator[None]:
         ExportError: This torch lacks a function that is changed.
     """
     with (
-        replaced(auto_functionalize, "can_auto_functionalize", _also_lists),
-        replaced(ir, "can_auto_functionalize", _also_lists),  # imported by its name
-        replaced(ir.FallbackKernel, "codegen", _with_empty_lists),
-        replaced(post_grad, "decompose_auto_functionalized", _with_two_results),
+        patched("auto_functionalize.can_auto_functionalize", _also_lists),
+        patched("ir.can_auto_functionalize", _also_lists),  # imported by its name
+        patched("FallbackKernel.codegen", _with_empty_lists),
+        patched("post_grad.decompose_auto_functionalized", _with_two_results),
     ):
         yield
 
@@ -74,7 +72,7 @@ def _with_two_results(decompose: Callable[..., None]) -> Callable[..., None]:
         return called
 
     def decomposed(graph: torch.fx.Graph) -> None:
-        with replaced(auto_functionalize, "auto_functionalized_v2_dense", two):
+        with patched("auto_functionalize.auto_functionalized_v2_dense", two):
             decompose(graph)
 
     return decomposed

@@ -8,7 +8,6 @@ and tracing makes copies where Dynamo refuses. associative_scan is written out w
 from __future__ import annotations
 
 import functools
-import importlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -16,7 +15,7 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_leaves, tree_map, tree_map_only
 
-from exportkit.export.within_torch.torch_internals import replaced
+from exportkit.export.torch_patches.patched import patched
 
 Combine = Callable[..., Sequence[torch.Tensor]]
 
@@ -41,10 +40,9 @@ class ControlFlowError(Exception):
 @contextmanager
 def traceable_control_flow() -> Iterator[None]:
     """Lets torch trace more loops and branches while the block runs."""
-    module = importlib.import_module(f"{_PACKAGE}associative_scan")  # the package has a function of this name
     with (
-        replaced(torch, "compile", _handing(_traced)),
-        replaced(module, "generic_associative_scan", lambda _: associative_scan),
+        patched("torch.compile", _handing(_traced)),
+        patched("associative_scan.generic_associative_scan", lambda _: associative_scan),
     ):
         yield
 
@@ -52,7 +50,7 @@ def traceable_control_flow() -> Iterator[None]:
 @contextmanager
 def eager_control_flow() -> Iterator[None]:
     """Lets eager mode run loops and branches in Python, as torch documents them, while the block runs."""
-    with replaced(torch, "compile", _handing(_run)):
+    with patched("torch.compile", _handing(_run)):
         yield
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import sympy
 from sympy.core.function import Application
 
-from exportkit.export.within_torch.torch_internals import replaced
+from exportkit.export.torch_patches.patched import patched
 
 
 def plain_products() -> AbstractContextManager[None]:
@@ -17,7 +17,7 @@ def plain_products() -> AbstractContextManager[None]:
 
     It would change nothing. But its first call imports SymPy's physical units, and takes 0.15 seconds.
     """
-    return replaced(sympy, "simplify", _unless_plain)
+    return patched("sympy.simplify", _unless_plain)
 
 
 def _unless_plain(simplify: Callable[..., Any]) -> Callable[..., Any]:

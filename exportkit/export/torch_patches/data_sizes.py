@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch._library.fake_impl import FakeImplCtx
 
-from exportkit.export.within_torch.torch_internals import replaced
+from exportkit.export.torch_patches.patched import patched
 
 
 def from_zero() -> AbstractContextManager[None]:
@@ -22,7 +22,7 @@ def from_zero() -> AbstractContextManager[None]:
     Raises:
         ExportError: This torch lacks the function that is changed.
     """
-    return replaced(FakeImplCtx, "create_unbacked_symint", _of_any_size)
+    return patched("FakeImplCtx.create_unbacked_symint", _of_any_size)
 
 
 def _of_any_size(_: Callable[..., torch.SymInt]) -> Callable[..., torch.SymInt]:

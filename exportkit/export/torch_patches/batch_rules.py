@@ -1,23 +1,13 @@
-"""Lets torch.vmap be traced where torch's own rules ask for sizes as numbers, which would fix them.
-
-- The rules of LayerNorm and its gradient ask for the sizes of its statistics.
-- `torch.autograd.grad(..., is_grads_batched=True)` and `torch.autograd.functional` with `vectorize=True` use an older
-  vmap, whose tensors have no sizes that vary.
-"""
+"""Lets LayerNorm be traced under torch.vmap: torch's own rules ask for the sizes of its statistics as numbers."""
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from functools import wraps
-from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_flatten, tree_unflatten
-
-from exportkit.export.within_torch.torch_internals import replaced
 
 Size = int | torch.SymInt
 
@@ -31,8 +21,7 @@ def varying_batches() -> Iterator[None]:
             warnings.simplefilter("ignore")  # that torch's own rule is overridden
             torch.library.register_vmap("aten::native_layer_norm", _layer_norm, lib=library)
             torch.library.register_vmap("aten::native_layer_norm_backward", _layer_norm_backward, lib=library)
-        with replaced(torch._vmap_internals, "_vmap", _todays_vmap):
-            yield
+        yield
     finally:
         library._destroy()
 
@@ -95,27 +84,3 @@ def _layer_norm_backward(
 def _first(tensor: Tensor, dim: int | None, size: Size) -> Tensor:
     """Returns a tensor whose batch is its first dimension."""
     return tensor.expand(size, *tensor.shape) if dim is None else tensor.movedim(dim, 0).contiguous()
-
-
-def _todays_vmap(_: object) -> Callable[..., Any]:
-    """Returns the older vmap, made of today's: it also lets None through, where nothing depends on an input."""
-
-    def _vmap(
-        func: Callable[..., Any], in_dims: Any = 0, out_dims: Any = 0, allow_none_pass_through: bool = False
-    ) -> Callable[..., Any]:
-        @wraps(func)
-        def wrapped(*args: Any) -> Any:
-            tree: list[Any] = []
-
-            def tensors_alone(*inner: Any) -> tuple[Tensor, ...]:
-                leaves, spec = tree_flatten(func(*inner), is_leaf=lambda leaf: leaf is None)
-                tree[:] = [spec, [leaf is None for leaf in leaves]]
-                return tuple(leaf for leaf in leaves if leaf is not None)
-
-            found = iter(torch.vmap(tensors_alone, in_dims, out_dims)(*args))
-            spec, missing = tree
-            return tree_unflatten([None if none else next(found) for none in missing], spec)
-
-        return wrapped
-
-    return _vmap
