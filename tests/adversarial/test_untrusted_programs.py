@@ -127,7 +127,6 @@ def test_nothing_of_an_untrusted_program_runs(
         ["export", evil, "-o", out],
         ["export", evil, "--draft"],
         ["export", evil, "--repair", "-o", out],
-        ["bench", evil, "--device", "cpu", "--seconds", "0.001", "--profile", out],
     ):
         assert main([str(each) for each in command]) != 0
         said = "".join(capfd.readouterr())
