@@ -8,9 +8,7 @@ see:
 
 Of docs/reports.md, from a report:
 
-    exportkit export arr-coc --format program -o arr_coc_program.pt2
-    exportkit bench arr_coc_program.pt2 --device cpu --profile profile.json
-    exportkit inspect arr_coc.pt2 --report report.html --program arr_coc_program.pt2 --profile profile.json
+    exportkit inspect arr_coc.pt2 --report report.html
     python -m tools.pictures report report.html
 """
 
@@ -112,13 +110,6 @@ def _png(pixels: np.ndarray) -> bytes:
     return file.getvalue()
 
 
-def _graph(browser: Browser, report: str) -> bytes:
-    """The graph of a report, with what is said about its first custom operator."""
-    page = _open(browser, report, "light", (1280, 900), "#origin")
-    page.locator(".graph .box.custom").first.click()
-    return page.locator("#graph").screenshot()
-
-
 def _cases(browser: Browser, report: str) -> bytes:
     """The recorded cases of a report, with the errors of each output."""
     return _open(browser, report, "dark", (1280, 900), "#origin").locator("#cases").screenshot()
@@ -135,7 +126,7 @@ def _write(screenshot: bytes, name: str, *, colours: int | None) -> None:
 
 
 def main() -> None:
-    """Takes the two pictures of a server's page, or of a report."""
+    """Takes the pictures of a server's page, or the one of a report."""
     from playwright.sync_api import sync_playwright
 
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -149,7 +140,6 @@ def main() -> None:
         browser = driver.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
         if asked.command == "report":
             url = asked.report.resolve().as_uri()
-            _write(_graph(browser, url), "report-graph.png", colours=128)
             _write(_cases(browser, url), "report-cases.png", colours=128)
         else:
             with _traffic(asked.url, asked.model):

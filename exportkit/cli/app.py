@@ -21,7 +21,7 @@ import click
 import exportkit
 from exportkit.child.process_end import end_at_once
 from exportkit.cli.output import print_json, printable, printable_lines
-from exportkit.errors import EXIT_CODES, CompilationError, ExportError, ExportkitError, HostError
+from exportkit.errors import EXIT_CODES, ExportError, ExportkitError, HostError
 from exportkit.installed import declared
 
 if TYPE_CHECKING:
@@ -206,8 +206,7 @@ def _crashed(crash: Crash, as_json: bool) -> int:
     )
     if crash.step.startswith("recording edge values"):
         hint += " If only such values kill it, as NaN does LAPACK's eigenvalues, export with --no-edge-cases."
-    kind = CompilationError if crash.step.startswith("compiling") else ExportError
-    return _show(kind.__name__, message, hint, kind.exit_code, as_json)
+    return _show("ExportError", message, hint, ExportError.exit_code, as_json)
 
 
 def _main(arguments: Sequence[str]) -> int:

@@ -18,12 +18,10 @@ from exportkit.cli.shared_options import (
     device_option,
     eager_options,
     public_key_options,
-    trusted_option,
 )
 
 if TYPE_CHECKING:
     from exportkit.bench.results import Results
-    from exportkit.reference_model import ReferenceModel
 
 _OPERATORS = "ops"
 _DTYPES = ["float32", "float64", "float16", "bfloat16"]
@@ -85,14 +83,6 @@ _DTYPES = ["float32", "float64", "float16", "bfloat16"]
 )
 @public_key_options("each package")
 @click.option("-o", "--output", type=OUTPUT_FILE, help="Write the results as JSON, after each row.")
-@click.option(
-    "--profile",
-    type=OUTPUT_FILE,
-    metavar="FILE.json",
-    help="Instead time each node of the exported program in WHAT, not compiled, and write what `exportkit inspect "
-    "--report` shows.",
-)
-@trusted_option("the program of --profile")
 @click.option("--plot", type=OUTPUT_FILE, help="Draw a bar chart with the limit: .svg or .png (needs matplotlib).")
 def command(
     what: tuple[str, ...],
@@ -100,7 +90,6 @@ def command(
     threads: int | None,
     output: Path | None,
     plot: Path | None,
-    profile: Path | None,
     as_json: bool,
     **options: Any,
 ) -> None:
@@ -126,7 +115,6 @@ def command(
     exportkit bench arr_coc.pt2 --size batch=8,gh=28,gw=28 --plot arr_coc.svg
     exportkit bench arr_coc.pt2 --onnx arr_coc.onnx --device cpu --threads 2
     exportkit bench llama.pt2 --method decode --model llama.py:spec
-    exportkit bench arr_coc_program.pt2 --profile profile.json
     """  # noqa: D301 (click wants the control character, to keep the lines below it)
     _check_files(output, plot)
     packages = [Path(name) for name in what if name.endswith(".pt2")]
@@ -134,9 +122,6 @@ def command(
         raise click.UsageError(f"{models[0]} is timed beside a package: exportkit bench PACKAGE.pt2 --onnx {models[0]}")
     if packages and len(packages) < len(what):
         raise click.UsageError("operators and packages cannot be timed together; run bench once for each.")
-    if profile is not None:
-        _profile(what, profile, output, plot, device=device, threads=threads, as_json=as_json, **options)
-        return
     # torch's profiler, which counts memory, prints a line to stderr when it starts.
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")
     results: Results | None = None
@@ -179,48 +164,6 @@ def _check_files(output: Path | None, plot: Path | None) -> None:
         from exportkit.bench.plot import check_can_draw
 
         check_can_draw()
-
-
-def _profile(
-    what: tuple[str, ...],
-    profile: Path,
-    output: Path | None,
-    plot: Path | None,
-    *,
-    as_json: bool,
-    sizes: tuple[str, ...],
-    **options: Any,
-) -> None:
-    """Times the nodes of one program."""
-    of_alternatives = ("against", "dtype", "onnx", "cuda_graphs", "sequence")
-    given = [f"--{name.replace('_', '-')}" for name in of_alternatives if options[name]]
-    eager: ReferenceModel = options["eager"]
-    given += [option for option, value in (("--model", eager.model), ("--weights", eager.weights)) if value]
-    given += [option for option, value in (("--output", output), ("--plot", plot)) if value is not None]
-    if given:
-        raise click.UsageError(f"{given[0]} is not for --profile, which times one program's nodes.")
-    if len(what) != 1 or not Path(what[0]).is_file():
-        raise click.UsageError("--profile times the nodes of one program: give one .pt2 with a program.")
-    if len(sizes) > 1:
-        raise click.UsageError("--profile takes one --size: that of a recorded call.")
-    from exportkit.package.atomic import check_writable, write_whole
-
-    check_writable(profile)
-    with progress() as step:
-        step("importing torch")
-        from exportkit.bench.profile_nodes import ProfileOptions, profile_program
-        from exportkit.package.node_times import encode_profile
-
-        wanted = {name: options[name] for name in ("device", "threads", "seconds", "trust", "trusted", "method")}
-        size = sizes[0] if sizes else None
-        chosen = ProfileOptions(size=size, op_libraries=eager.op_libraries, **wanted)
-        found = profile_program(Path(what[0]), chosen, step)
-        write_whole(profile, encode_profile(found))
-    if as_json:
-        click.echo(encode_profile(found), nl=False)
-    else:
-        nodes = f"{len(found.nodes)} nodes, {found.total:.2f} ms in all at {found.sizes}"
-        click.echo(printable(f"{profile}: {nodes}, each the median of {found.runs} runs"))
 
 
 def _of_operators(what: tuple[str, ...], step: Any, **options: Any) -> Any:

@@ -58,11 +58,11 @@ def print_written(
 
 
 def _print_repair(repair: Repair) -> None:
-    if not repair.problem:
+    if not repair.arguments:
         click.echo("Verified: the compiled code is right without a repair.")
         return
     click.echo("Repaired:")
-    for line in ["\n".join(repair.problem), *map(str, repair.attempts)]:
+    for line in [*map(str, repair.attempts), *repair.places]:
         click.echo(printable_lines(line, "  | "))
     click.echo(f"  with {repair.arguments}")
 

@@ -17,7 +17,7 @@ from exportkit.progress import bytes_text
 from exportkit.sizes import case_label
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
     from exportkit.package.archive import PackageReader
     from exportkit.package.keys import PublicKey
@@ -33,19 +33,7 @@ _NOT_HERE = "not in this artifact"
 @public_key_options("ARTIFACT")
 @click.option("--records", is_flag=True, help="List every record, with its digest and size.")
 @click.option("--sbom", type=OUTPUT_FILE, metavar="FILE.json", help="Write a bill of materials: SPDX 2.3, JSON.")
-@click.option("--report", type=OUTPUT_FILE, metavar="FILE.html", help="Write one page with the graph, for a browser.")
-@click.option(
-    "--program",
-    type=EXISTING_FILE,
-    metavar="PROGRAM.pt2",
-    help="For --report: the exported program of the same model, where ARTIFACT has only compiled code.",
-)
-@click.option(
-    "--profile",
-    type=EXISTING_FILE,
-    metavar="FILE.json",
-    help="For --report: the times of the nodes, from `exportkit bench PROGRAM.pt2 --profile FILE.json`.",
-)
+@click.option("--report", type=OUTPUT_FILE, metavar="FILE.html", help="Write one page, for a browser.")
 @click.option(
     "--verification",
     type=EXISTING_FILE,
@@ -58,8 +46,6 @@ def command(
     records: bool,
     sbom: Path | None,
     report: Path | None,
-    program: Path | None,
-    profile: Path | None,
     verification: Path | None,
     as_json: bool,
 ) -> None:
@@ -74,13 +60,13 @@ def command(
     --sbom lists what the package is made of: its libraries and code with digests, torch, compilers. SOURCE_DATE_EPOCH
     gives the document its time.
 
-    --report writes one page that a browser shows without a network: the graph, the operators and their libraries,
-    sizes, weights, and the recorded cases. An existing file is replaced when the page is complete.
+    --report writes one page that a browser shows without a network: the operators and their libraries, sizes, weights,
+    and the recorded cases. An existing file is replaced when the page is complete.
 
     \b
     exportkit inspect arr_coc.pt2
     exportkit inspect arr_coc.pt2 --sbom arr_coc.spdx.json
-    exportkit inspect arr_coc.pt2 --report arr_coc.html --program arr_coc_program.pt2
+    exportkit inspect arr_coc.pt2 --report arr_coc.html --verification verification.json
     """  # noqa: D301 (click wants the control character, to keep the lines below it)
     import msgspec
 
@@ -88,7 +74,7 @@ def command(
     from exportkit.package.archive import PackageReader
     from exportkit.package.trust import signature_info
 
-    _check_report(report, artifact, {"--program": program, "--profile": profile, "--verification": verification})
+    _check_report(report, artifact, verification)
     asked = trust.demand() if trust != Trust() else None
     model = named_model(artifact)
     with PackageReader(artifact, demand=asked) if model is None else open_onnx(model, demand=asked) as reader:
@@ -119,9 +105,9 @@ def command(
 
             write_whole(sbom, package_sbom(reader))
         if report is not None:
-            from exportkit.report.report_page import ReportSources, write_report
+            from exportkit.report.report_page import write_report
 
-            size = write_report(reader, _words(reader), ReportSources(program, profile, verification), report)
+            size = write_report(reader, _words(reader), verification, report)
         if as_json:
             print_json(document)
         elif report is not None or sbom is not None:
@@ -136,15 +122,15 @@ def command(
                 print_table([(r.sha256[:16], bytes_text(r.size), r.name) for r in reader.manifest.records])
 
 
-def _check_report(report: Path | None, artifact: Path, sources: Mapping[str, Path | None]) -> None:
+def _check_report(report: Path | None, artifact: Path, verification: Path | None) -> None:
     """Refuses what could not be written, before the work on it."""
     if report is None:
-        if given := [option for option, path in sources.items() if path is not None]:
-            raise click.UsageError(f"{given[0]} is for a report: name the page with --report FILE.html.")
+        if verification is not None:
+            raise click.UsageError("--verification is for a report: name the page with --report FILE.html.")
         return
     if report.suffix != ".html":
         raise click.UsageError(f"--report {report}: give a file that ends in .html.")
-    if report.exists() and any(path is not None and report.samefile(path) for path in (artifact, *sources.values())):
+    if report.exists() and any(path is not None and report.samefile(path) for path in (artifact, verification)):
         raise click.UsageError(f"--report {report}: the page would replace a file that it is made from.")
     from exportkit.package.atomic import check_writable
 

@@ -6,19 +6,21 @@ docs/adr/0058-repairs.md says what is tried.
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import re
-import subprocess
-import sys
-import time
+import socket
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import redirect_stdout
 from dataclasses import dataclass, field, replace
 from functools import reduce
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from exportkit import errors
+from exportkit.child.messages import Failed, Message, serve
+from exportkit.cli.app import main as run_command
 from exportkit.errors import CompilationError, CompilerError, ExportError, ExportkitError
 from exportkit.export.models.find_libraries import named_libraries
 from exportkit.package.archive import PackageReader
@@ -32,55 +34,58 @@ from exportkit.verify.bisecting import searching
 from exportkit.verify.options import VerifyOptions
 from exportkit.verify.report import Report
 from exportkit.verify.verify import verify
+from exportkit.verify.verify_worker import VerifyWorker
 
 _MOST_OPERATORS = 3  # left to eager one after the other: each takes a search
+_SECONDS = 3600.0  # of an export
 _CODES_FAULT = (  # what other options of the compiler may change
     *(outcomes.Mismatch, outcomes.WrongDtype, outcomes.WrongShape, outcomes.WrongStructure),
     *(outcomes.CallFailed, outcomes.Crashed, outcomes.TimedOut, outcomes.LoadFailed),
 )
 _AT = re.compile(r"could not compile the program at (\w+\.\w+\.\w+)")
 
-# What users turn on and what costs accuracy, with torch's own value.
-_STRICT = {
-    "cpp.enable_floating_point_contract_flag": "off",
-    "cpp.enable_unsafe_math_opt_flag": False,
-    "emulate_precision_casts": True,
-}
-
 
 class Remedy(NamedTuple):
     """Options that may make the code right, and their device. None: eager's kernels for operators that go wrong."""
 
     what: str
-    options: Mapping[str, Any] | None
+    given: GivenOptions | None
     device: str = ""
 
 
+_EXACT = {"eager_numerics.division_rounding": True, "eager_numerics.use_pytorch_libdevice": True}
+_UNFUSED = {"max_fusion_size": 1, "epilogue_fusion": False, "realize_opcount_threshold": 0}
 # In the order of what they usually cost.
 REMEDIES = (
-    Remedy("values rounded to their dtype, as eager does", {"emulate_precision_casts": True}),
-    Remedy(
-        "division and functions as eager's",
-        {"eager_numerics.division_rounding": True, "eager_numerics.use_pytorch_libdevice": True},
-        "cuda",
-    ),
+    Remedy("values rounded to their dtype, as eager does", GivenOptions({"emulate_precision_casts": True})),
+    Remedy("division and functions as eager's", GivenOptions(_EXACT), "cuda"),
     Remedy("the operator left to eager's kernel", None),
-    Remedy("reductions in one kernel", {"split_reductions": False}, "cuda"),
-    Remedy("no patterns replaced in the graph", {"pattern_matcher": False}),
-    Remedy("nothing fused", {"max_fusion_size": 1, "epilogue_fusion": False, "realize_opcount_threshold": 0}),
-    Remedy("no vector instructions written", {"cpp.simdlen": 1}, "cpu"),
+    Remedy("reductions in one kernel", GivenOptions({"split_reductions": False}), "cuda"),
+    Remedy("no patterns replaced in the graph", GivenOptions({"pattern_matcher": False})),
+    Remedy("nothing fused", GivenOptions(_UNFUSED)),
+    Remedy("no vector instructions written", GivenOptions({"cpp.simdlen": 1}), "cpu"),
 )
 
 
-def remedies(device: str, asked: Mapping[str, Any]) -> Iterator[tuple[str, GivenOptions | None]]:
-    """Yields what to try on a device, beside what the user asked for; at last several together, and all to eager."""
-    allowed = {name: value for name, value in _STRICT.items() if asked.get(name, value) != value}
-    first = [Remedy("without the options that allow inaccurate code", allowed)] if allowed else []
-    chosen = [*first, *(remedy for remedy in REMEDIES if device.startswith(remedy.device))]
-    given = [None if remedy.options is None else GivenOptions(remedy.options) for remedy in chosen]
-    yield from zip((remedy.what for remedy in chosen), given)
-    yield "all of these together", reduce(GivenOptions.with_more, filter(None, given))
+def remedies(device: str) -> Iterator[tuple[str, GivenOptions | None]]:
+    """Yields what to try on a device; at last several together, and every operator left to eager's kernel."""
+    chosen = [(remedy.what, remedy.given) for remedy in REMEDIES if device.startswith(remedy.device)]
+    yield from chosen
+    yield "all of these together", reduce(GivenOptions.with_more, filter(None, (given for _, given in chosen)))
     yield "every operator left to eager's kernel", GivenOptions({}, ("aten",))
+
+
+class Export(Message, frozen=True):
+    """Tells a process to run `exportkit export` with these arguments. The answer is Exported."""
+
+    words: tuple[str, ...]
+
+
+class Exported(Message, frozen=True):
+    """The exit code of the command, and what it printed as JSON."""
+
+    code: int
+    document: dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -93,7 +98,6 @@ class Attempt:
     refused: str = ""
     report: Report | None = None
     verified: VerifyOptions = VerifyOptions()
-    seconds: float = 0
 
     @property
     def right(self) -> bool:
@@ -102,14 +106,14 @@ class Attempt:
 
     @property
     def text(self) -> str:
-        """What came of it, in one line."""
+        """What came of it."""
         failure = self.report.failure if self.report else None
         said = (failure.verdict.message if failure else self.refused).strip().partition("\n")[0][:300]
         return f"{'does not compile' if self.refused else 'differs'}: {said}" if said else "right"
 
     def __str__(self) -> str:
         """One line."""
-        return f"tried {self.what}: {self.text} ({self.seconds:.0f} s)"
+        return f"tried {self.what}: {self.text}"
 
 
 @dataclass
@@ -120,21 +124,19 @@ class Repair:
         words: The arguments of `exportkit export`, without --repair.
         eager: The model, as they name it.
         device: Its device.
-        asked: The options of the compiler among them.
         seed: The seed of the cases.
         progress: Called with each step before it starts.
-        problem: What is wrong without more options, in lines; none if nothing is.
-        attempts: What was tried. The last one is right.
+        attempts: What was tried, first no more options. The last one is right.
+        places: Where the code goes wrong, as far as it was found.
     """
 
     words: Sequence[str]
     eager: ReferenceModel
     device: str
-    asked: Mapping[str, Any]
     seed: int
     progress: Progress
-    problem: list[str] = field(default_factory=list)
     attempts: list[Attempt] = field(default_factory=list)
+    places: list[str] = field(default_factory=list)
 
     def run(self, out: Path) -> Manifest:
         """Exports the model and verifies it. If it is wrong or does not compile, tries options until it is right.
@@ -144,34 +146,27 @@ class Repair:
             ExportkitError: The model cannot be traced, or its code not be verified.
         """
         with temporary_folder(out.parent, f".{out.name[:200]}") as folder:
-            found = self._export("no more options", GivenOptions(), folder)
-            if not found.right:
-                self.problem.append(f"the {'model' if found.refused else 'compiled code'} {found.text}")
-                found = self._look(found)
-            if not found.right:
+            first = last = self._try("no more options", GivenOptions(), folder)
+            for what, given in remedies(self.device):
+                if last.right:
+                    break
+                last = self._leave_operators(first) if given is None else self._try(what, given, folder)
+            if not last.right:
                 raise self._refusal(out)
-            with PackageReader(found.path) as reader:
+            with PackageReader(last.path) as reader:
                 manifest = reader.manifest
-            os.replace(found.path, out)
+            os.replace(last.path, out)
         return manifest
 
     @property
     def arguments(self) -> str:
         """The arguments that make the code right; "" if it was right without."""
-        return self.attempts[-1].given.arguments if self.attempts else ""
+        return self.attempts[-1].given.arguments
 
     def document(self) -> dict[str, Any]:
         """Returns the repair as JSON."""
         tried = [{"what": x.what, "options": x.given.arguments, "result": x.text} for x in self.attempts]
-        return {"problem": "\n".join(self.problem), "arguments": self.arguments, "attempts": tried}
-
-    def _look(self, first: Attempt) -> Attempt:
-        last = first
-        for what, given in remedies(self.device, self.asked):
-            last = self._leave_operators(first) if given is None else self._try(what, given, first)
-            if last.right:
-                break
-        return last
+        return {"arguments": self.arguments, "attempts": tried, "places": self.places}
 
     def _leave_operators(self, last: Attempt) -> Attempt:
         """Leaves the operator at which the code goes wrong to eager's kernel, then the one that is wrong then."""
@@ -180,47 +175,46 @@ class Repair:
             if not operator.startswith("aten.") or operator in last.given.eager_kernels:
                 break
             given = last.given.with_more(GivenOptions({}, (operator,)))
-            last = self._try(f"{', '.join(given.eager_kernels)} left to eager's kernel", given, last)
+            last = self._try(f"{', '.join(given.eager_kernels)} left to eager's kernel", given, last.path.parent)
         return last
 
     def _locate(self, last: Attempt) -> str:
         """Returns the operator at which the code goes wrong, and notes its place; "" if it cannot be found."""
         if last.report is None:
-            found = _AT.search(last.refused)
-            return found[1] if found else ""
+            return found[1] if (found := _AT.search(last.refused)) else ""
         try:
             with searching(last.path, last.report, last.verified, ours=True, progress=self.progress) as search:
                 located = search.locate()
         except ExportkitError as error:
-            self.problem.append(error.message)
+            self.places.append(error.message)
             return ""
-        self.problem.append(located.message if located.point is None else located.place)
+        self.places.append(located.message if located.point is None else located.place)
         return "" if located.point is None else located.point.operator
 
-    def _try(self, what: str, given: GivenOptions, last: Attempt) -> Attempt:
-        begin = time.monotonic()
-        attempt = self._export(what, given, last.path.parent)
-        self.attempts.append(replace(attempt, seconds=time.monotonic() - begin))
-        return attempt
-
-    def _export(self, what: str, given: GivenOptions, folder: Path) -> Attempt:
+    def _try(self, what: str, given: GivenOptions, folder: Path) -> Attempt:
         """Exports the model with more options, and verifies what came of it."""
         self.progress(f"exporting {self.eager.model} in a process of its own: {what}")
         path = folder / f"{len(self.attempts)}.pt2"
         words = [*given.arguments.split(), "--output", str(path), "--json"]
         end = self.words.index("--") if "--" in self.words else len(self.words)
-        command = [sys.executable, "-P", "-m", "exportkit", "export", *self.words[:end], *words, *self.words[end:]]
-        same = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
-        done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, env=same, check=False)
-        if done.returncode:
-            return Attempt(what, given, path, self._refused(done.stdout))
-        return Attempt(what, given, path, "", *self._verify(path))
+        command = Export(("export", *self.words[:end], *words, *self.words[end:]))
+        with VerifyWorker("exportkit.cli.repair", search_path="caller") as worker:
+            answer = worker.ask(command, Exported, doing="exporting the model", timeout=_SECONDS)
+        if isinstance(answer, Failed):
+            raise answer.exception()
+        if not isinstance(answer, Exported):
+            attempt = Attempt(what, given, path, answer.message)
+        elif answer.code:
+            attempt = Attempt(what, given, path, self._refused(answer.document["error"]))
+        else:
+            attempt = Attempt(what, given, path, "", *self._verify(path))
+        self.attempts.append(attempt)
+        return attempt
 
-    def _refused(self, said: str) -> str:
+    def _refused(self, error: Mapping[str, Any]) -> str:
         """Returns why a try did not compile. The first one may have failed before that: this raises its error."""
-        error = json.loads(said)["error"]
         kind = getattr(errors, error["kind"], ExportError)
-        if not self.problem and not issubclass(kind, (CompilationError, CompilerError)):
+        if not self.attempts and not issubclass(kind, (CompilationError, CompilerError)):
             raise kind(error["message"], hint=error["hint"])
         return str(error["message"])
 
@@ -239,9 +233,18 @@ class Repair:
 
     def _refusal(self, out: Path) -> ExportError:
         file = out.with_name(f"{out.name}.repair.txt")
-        lines = [*self.problem, *map(str, self.attempts)]
+        lines = ["nothing that was tried makes the compiled code right", *map(str, self.attempts), *self.places]
         write_whole(file, "\n".join(lines).encode() + b"\n")
-        return ExportError(
-            "\n".join(["nothing that was tried makes the compiled code right", *lines]),
-            hint=f"{file} has this report. `--format program` writes the program, which is not compiled.",
-        )
+        way = f"{file} has this report. `--format program` writes the program, which is not compiled."
+        return ExportError("\n".join(lines), hint=way)
+
+
+def main(connection: socket.socket) -> None:
+    """Entry point of the process of a try."""
+
+    def export(command: Export) -> Exported:
+        with redirect_stdout(io.StringIO()) as printed:
+            code = run_command(command.words)
+        return Exported(code, json.loads(printed.getvalue()))
+
+    serve(connection, {Export: export})

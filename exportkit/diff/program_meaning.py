@@ -115,7 +115,7 @@ class _GraphReader:
         self._names: dict[str, str] = {}
         self._symbols = {} if symbols is None else symbols
 
-    def inputs(self, program: saved.ProgramGraph) -> list[Any]:
+    def inputs(self, program: saved.GraphModule) -> list[Any]:
         """Names the inputs of a program by what they are: weights and constants by their names in the model."""
         found = []
         for index, (spec, argument) in enumerate(zip(program.signature.input_specs, program.graph.inputs)):

@@ -6,21 +6,17 @@ describes it; only what is needed here is decoded, so that other minor versions 
 
 from __future__ import annotations
 
-import hashlib
 import os
 import re
 import zipfile
 import zlib
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, BinaryIO, cast
 
 import msgspec
 
-from exportkit.errors import NoManifestError, PackageError, UsageError
+from exportkit.errors import PackageError
 from exportkit.package.archive import PackageReader
-from exportkit.package.manifest import Manifest
 
 SCHEMA_MAJOR = 8  # of torch's schema of programs
 MAX_BYTES = 64 << 20  # of the JSON
@@ -102,40 +98,20 @@ class SchemaVersion(msgspec.Struct, frozen=True):
 class _Program(msgspec.Struct, frozen=True):
     graph_module: GraphModule
     schema_version: SchemaVersion
-    torch_version: str = ""
-
-
-@dataclass(frozen=True)
-class ProgramGraph:
-    """The graph of an ExportedProgram.
-
-    Attributes:
-        graph: The nodes.
-        signature: What its inputs and outputs are.
-        sha256: The digest of the JSON. It tells whether something was made from the same program.
-        torch: The torch that wrote it.
-        manifest: The manifest of the artifact that it was read from; None for a file of torch.
-    """
-
-    graph: Graph
-    signature: GraphSignature
-    sha256: str
-    torch: str
-    manifest: Manifest | None
 
 
 # Made at import: exportkit.package.manifest says why.
 _DECODER = msgspec.json.Decoder(_Program)
 
 
-def graph_of(reader: PackageReader, method: str | None = None) -> ProgramGraph | None:
+def graph_of(reader: PackageReader, method: str) -> GraphModule | None:
     """Reads the graph of a method of an open artifact; None if the artifact has no program.
 
-    The caller checks the digests (`reader.verify`). Without a method, it is that of the default one.
+    The caller checks the digests (`reader.verify`).
 
     Raises:
         ProgramGraphError: The record of the program is not what torch writes.
-        UsageError: There is no such method, or no default.
+        UsageError: There is no such method.
     """
     program = reader.manifest.program
     if program is None:
@@ -143,36 +119,9 @@ def graph_of(reader: PackageReader, method: str | None = None) -> ProgramGraph |
     handle = reader.handle  # the file stays open as long as this is referred to
     record = program.records[reader.manifest.method(method).name]
     file = _Window(reader.fileno(), reader.data_offset(record), reader.record(record).size)
-    found = _read(file, f"{reader.path}, {record}", reader.manifest)
+    found = _read(file, f"{reader.path}, {record}")
     del handle
     return found
-
-
-def graph_in(path: Path, method: str | None = None) -> ProgramGraph:
-    """Reads the graph of a file: of an artifact with a program, whose digests are checked, or of a file of torch.
-
-    `method` is for an artifact, as for `graph_of`.
-
-    Raises:
-        ProgramGraphError: The file has no program, or not one that torch writes.
-        PackageError: It is an artifact that breaks a rule of the format.
-        UsageError: The file cannot be read, or it has no such method.
-    """
-    try:
-        with PackageReader(path) as reader:
-            reader.verify()
-            found = graph_of(reader, method)
-        if found is None:
-            raise ProgramGraphError(
-                f"{path} has compiled code, but no program", hint="Export the model with --format program as well."
-            )
-        return found
-    except NoManifestError:
-        try:
-            with path.open("rb") as file:
-                return _read(_Window(file.fileno(), 0, os.fstat(file.fileno()).st_size), str(path), None)
-        except OSError as error:
-            raise UsageError(f"cannot read {path}: {error.strerror}") from error
 
 
 def tensors_in(argument: Argument) -> Iterator[str]:
@@ -226,10 +175,9 @@ class _Window:
         return content
 
 
-def _read(file: _Window, name: str, manifest: Manifest | None) -> ProgramGraph:
-    text = _text(file, name)
+def _read(file: _Window, name: str) -> GraphModule:
     try:
-        program = _DECODER.decode(text)
+        program = _DECODER.decode(_text(file, name))
     except (msgspec.DecodeError, RecursionError) as error:
         raise ProgramGraphError(f"{name} has no graph in the form that torch writes: {error}") from error
     if program.schema_version.major != SCHEMA_MAJOR:
@@ -238,9 +186,7 @@ def _read(file: _Window, name: str, manifest: Manifest | None) -> ProgramGraph:
             f"{name} has a program of schema {version}; this exportkit reads schema {SCHEMA_MAJOR}",
             hint="Export it with a torch that this exportkit supports.",
         )
-    module = program.graph_module
-    digest = hashlib.sha256(text).hexdigest()
-    return ProgramGraph(module.graph, module.signature, digest, program.torch_version, manifest)
+    return program.graph_module
 
 
 def _text(file: _Window, name: str) -> bytes:

@@ -33,7 +33,7 @@ _SIGNATURE_LAYER = "application/vnd.cncf.model.doc.v1.raw"
 _NAMES = ("org.cncf.model.filepath", "org.opencontainers.image.title")
 
 
-class Layout(NamedTuple):
+class OciLayout(NamedTuple):
     """An OCI image layout.
 
     Attributes:
@@ -49,7 +49,7 @@ class Layout(NamedTuple):
     signatures: tuple[str, ...]
 
 
-def write_layout(package: Path, output: Path) -> Layout:
+def write_layout(package: Path, output: Path) -> OciLayout:
     """Writes a package and the signature files beside it. The same files give the same bytes.
 
     Args:
@@ -86,7 +86,7 @@ def _signatures(reader: PackageReader) -> dict[str, bytes]:
     return found
 
 
-def _write(reader: PackageReader, name: str, signatures: dict[str, bytes], folder: Path) -> Layout:
+def _write(reader: PackageReader, name: str, signatures: dict[str, bytes], folder: Path) -> OciLayout:
     blobs = folder / "blobs" / "sha256"
     blobs.mkdir(parents=True)
 
@@ -111,7 +111,7 @@ def _write(reader: PackageReader, name: str, signatures: dict[str, bytes], folde
     described = add(_json(manifest), _IMAGE_MANIFEST) | {"artifactType": _MODEL}
     (folder / "index.json").write_bytes(_json({"schemaVersion": 2, "manifests": [described]}))
     (folder / "oci-layout").write_bytes(_json({"imageLayoutVersion": "1.0.0"}))
-    return Layout(described["digest"], reader.sha256, reader.size, tuple(name + suffix for suffix in signatures))
+    return OciLayout(described["digest"], reader.sha256, reader.size, tuple(name + suffix for suffix in signatures))
 
 
 def _copy(file: BinaryIO, path: Path) -> None:

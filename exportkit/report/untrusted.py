@@ -32,10 +32,6 @@ class PageLimits:
     case_bytes: int = 128 << 20  # that are read for them
     calls: int = 500  # of operators by compiled code
     checks: int = 500
-    nodes: int = 5000
-    edges: int = 30_000
-    ends: int = 500  # inputs of the graph, and outputs
-    arguments: int = 40  # of a node
 
 
 class LeftOut:

@@ -9,14 +9,12 @@ import torch
 
 from exportkit.bench import sessions
 from exportkit.bench.packages import PackageOptions, bench_packages
-from exportkit.bench.profile_nodes import ProfileOptions, profile_program
 from exportkit.bench.timing import Alternative, measure
 from exportkit.cli import main
 from exportkit.errors import UsageError, WrongResultError
 from exportkit.export.export_options import TraceOptions
 from exportkit.export.programs.resolve import resolve
 from exportkit.onnx.export_onnx import export_onnx
-from exportkit.package.exported_graph import graph_in
 from exportkit.reference_model import ReferenceModel
 from tests.artifacts import artifact
 
@@ -130,12 +128,3 @@ def test_a_package_without_state_has_no_sequence():
 def test_method_and_sequence_exclude_each_other(decoder, capsys):
     assert main(["bench", str(decoder), "--method", "decode", "--sequence"]) == 2
     assert "exclude each other" in capsys.readouterr().err
-
-
-def test_the_nodes_of_a_method_are_timed_with_a_new_sessions_state():
-    path = artifact("decoder-program")
-    profile = profile_program(path, ProfileOptions(device="cpu", seconds=1e-3, method="decode"), lambda step: None)
-    assert len(profile.nodes) == len(graph_in(path, "decode").graph.nodes)
-    assert profile.sizes == "batch=2"
-    with pytest.raises(UsageError, match="several methods"):
-        profile_program(path, ProfileOptions(device="cpu"), lambda step: None)

@@ -39,8 +39,8 @@ def test_the_classes_of_the_two_languages_have_one_name_and_one_exit_code() -> N
     in_python = {
         name for name, kind in vars(errors).items() if isinstance(kind, type) and issubclass(kind, errors.PackageError)
     }
-    # ONNX, registries and programs are Python's.
-    assert in_cpp == in_python - {"PackageError", "OnnxFileError", "ArtifactError", "UntrustedProgramError"}
+    # ONNX and programs are Python's.
+    assert in_cpp == in_python - {"PackageError", "OnnxFileError", "UntrustedProgramError"}
 
 
 OPEN_AND_REFUSE = """

@@ -8,16 +8,13 @@ import subprocess
 import sys
 from pathlib import Path
 
-import msgspec
 import pytest
 
 from exportkit.cli import main
 from exportkit.package.archive import PackageReader
-from exportkit.package.exported_graph import graph_in
-from exportkit.package.node_times import NodeTime, Profile, encode_profile
 from exportkit.report.argument_text import argument_text
 from exportkit.report.package_data import Words
-from exportkit.report.report_page import ReportSources, report_data
+from exportkit.report.report_page import report_data
 from exportkit.report.untrusted import PageLimits
 from tests.artifacts import artifact
 from tests.report.written import call, document, node, package, program
@@ -35,22 +32,6 @@ def data_of(page: Path) -> dict:
     return json.loads(found[1])
 
 
-def profile(path: Path, **changes: object) -> Path:
-    made = Profile(
-        format_version=1,
-        graph_sha256=graph_in(path).sha256,
-        device="a CPU",
-        threads=1,
-        torch="2.13.0",
-        sizes="batch=2",
-        runs=5,
-        nodes=(NodeTime(1.5, 1.0, 2.0),),
-    )
-    file = path.with_suffix(".profile.json")
-    file.write_bytes(encode_profile(msgspec.structs.replace(made, **changes)))
-    return file
-
-
 def verification(path: Path) -> Path:
     outputs = [{"name": "y", "compared": 4, "mismatched": 0, "max_abs": "inf", "error": None, "note": None}]
     verdict = {"kind": "match", "message": "fine", "exit_code": 0, "outputs": outputs}
@@ -66,14 +47,10 @@ def test_the_page_has_what_the_files_say(capsys, tmp_path: Path):
     artifact = package(tmp_path / "a.pt2")
     page = tmp_path / "a.html"
     page.write_text("an older page")
-    given = ("--profile", profile(artifact), "--verification", verification(artifact))
-    code, out, _ = inspect(capsys, artifact, "--report", page, *given)
+    code, out, _ = inspect(capsys, artifact, "--report", page, "--verification", verification(artifact))
     assert code == 0
     assert out.startswith(f"{page}: ")
     data = data_of(page)
-    assert [each["title"] for each in data["graphs"][0]["nodes"]] == ["x", "relu", "y"]
-    assert data["graphs"][0]["edges"] == [[0, 1], [1, 2]]
-    assert data["graphs"][0]["profile"]["nodes"] == [[1.5, 1.0, 2.0]]
     assert data["verification"]["checks"][0]["verdict"]["outputs"][0]["max_abs"] == "inf"
     assert data["methods"][0]["inputs"] == [["x", "float32[4]"]]
     assert data["cases"][0][:1] == ["the exported sizes"]
@@ -108,39 +85,28 @@ def test_only_the_script_of_the_page_may_run_and_nothing_may_be_fetched(capsys, 
     assert not re.search(r"innerHTML|insertAdjacentHTML|document\.write|\beval\(|new Function", text)
 
 
-def other_program(folder: Path) -> Path:
-    return package(folder / "other.pt2", program(document([node("z", "x")], ["z"])), call=call(("z",)))
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--profile", "PROFILE"], "--profile is for a report: name the page with --report FILE.html"),
+        (["--verification", "VERIFICATION"], "--verification is for a report: name the page with --report FILE.html"),
         (["--report", "a.txt"], "give a file that ends in .html"),
         (["--report", "missing/a.html"], "there is no folder"),
-        (["--report", "a.html", "--profile", "VERIFICATION"], "is not a profile"),
-        (["--report", "a.html", "--profile", "OTHER PROFILE"], "is the profile of another program"),
-        (["--report", "a.html", "--profile", "SHORT PROFILE"], "is the profile of another program"),
-        (["--report", "a.html", "--profile", "NEW PROFILE"], "is a profile of version 2"),
-        (["--report", "a.html", "--verification", "PROFILE"], "is not a verification"),
+        (["--report", "a.html", "--verification", "NO VERIFICATION"], "is not a verification"),
         (["--report", "a.html", "--verification", "OTHER VERIFICATION"], "is a verification of another artifact"),
-        (["--report", "a.html", "--program", "OTHER PROGRAM"], "is the program of another model"),
     ],
 )
 def test_what_does_not_fit_is_refused_and_no_page_is_written(
     options: list[str], message: str, capsys, tmp_path: Path, monkeypatch
 ):
     monkeypatch.chdir(tmp_path)
-    artifact, other = package(tmp_path / "a.pt2"), package(tmp_path / "b.pt2")
+    artifact = package(tmp_path / "a.pt2")
+    other = package(tmp_path / "other.pt2", program(document([node("z", "x")], ["z"])), call=call(("z",)))
+    (tmp_path / "no.json").write_text("{}")
     files = {
-        "PROFILE": profile(artifact),
         "VERIFICATION": verification(artifact),
-        "OTHER PROFILE": profile(other_program(tmp_path)),
-        "SHORT PROFILE": profile(other, nodes=()),
-        "OTHER VERIFICATION": verification(other_program(tmp_path)),
-        "OTHER PROGRAM": tmp_path / "other.pt2",
+        "NO VERIFICATION": tmp_path / "no.json",
+        "OTHER VERIFICATION": verification(other),
     }
-    files["NEW PROFILE"] = profile(package(tmp_path / "c.pt2"), format_version=2)
     (tmp_path / "a.html").write_text("an older page")
     code, _, err = inspect(capsys, artifact, *[files.get(option, option) for option in options])
     assert code == 2, err
@@ -159,43 +125,13 @@ def test_a_page_does_not_replace_what_it_is_made_from(capsys, tmp_path: Path):
     assert artifact.read_bytes() == before
 
 
-def test_a_given_program_is_shown(capsys, tmp_path: Path):
-    artifact = package(tmp_path / "a.pt2")
-    given = package(tmp_path / "b.pt2", program(document([node("w", "x"), node("y", "w")], ["y"])))
-    code, _, err = inspect(capsys, artifact, "--report", tmp_path / "a.html", "--program", given)
-    assert code == 0, err
-    graph = data_of(tmp_path / "a.html")["graphs"][0]
-    assert (graph["file"], graph["same_weights"], len(graph["nodes"])) == ("b.pt2", True, 4)
-
-
-def test_a_program_that_cannot_be_read_costs_the_graph_only(capsys, tmp_path: Path):
-    code, _, err = inspect(capsys, package(tmp_path / "a.pt2", b"garbage"), "--report", tmp_path / "a.html")
-    assert code == 0, err
-    data = data_of(tmp_path / "a.html")
-    assert data["graphs"] == []
-    assert "is not a file of torch.export.save" in data["no_graph"]
-
-
-def test_a_package_of_compiled_code_says_how_to_get_a_graph(capsys, tiny_package: Path, tmp_path: Path):
-    code, _, err = inspect(capsys, tiny_package, "--report", tmp_path / "a.html")
-    assert code == 0, err
-    assert "--format program" in data_of(tmp_path / "a.html")["no_graph"]
-    given = ("--program", tiny_package)
-    code, _, err = inspect(capsys, tiny_package, "--report", tmp_path / "a.html", *given)
-    assert code == 3
-    assert "has compiled code, but no program" in err
-
-
 def test_what_is_too_much_is_left_out_with_a_note(tmp_path: Path):
-    nodes = [node(f"n{i}", f"n{i - 1}" if i else "x") for i in range(10)]
     words = Words("", "", (), (), (), (), (), None, ())
-    with PackageReader(package(tmp_path / "a.pt2", program(document(nodes, ["n9"])))) as reader:
-        data = report_data(reader, words, ReportSources(), PageLimits(nodes=3, rows=1))
-    assert "7 of 10 nodes of the graph" in data["left_out"]
+    with PackageReader(package(tmp_path / "a.pt2")) as reader:
+        data = report_data(reader, words, None, PageLimits(rows=1))
     assert any(note.endswith("records, which are smaller than those listed") for note in data["left_out"])
     assert sum(size for _, size, *_ in data["records"]) == data["file"]["size"]
     assert data["records"][1][0].endswith("smaller records")
-    assert [each["title"] for each in data["graphs"][0]["nodes"]] == ["x", "relu", "relu", "relu", "y"]
 
 
 def test_a_report_does_not_import_torch(tmp_path: Path):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
@@ -13,13 +13,8 @@ from exportkit.cli import main
 from exportkit.package.archive import PackageReader, write_package
 from exportkit.report.untrusted import LeftOut
 from exportkit.report.verification import read_verification
-from tests.artifacts import artifact
 from tests.package import stateful_samples as samples
 from tests.report.test_inspect_report import data_of
-from tests.report.test_report_in_chromium import opened
-
-if TYPE_CHECKING:
-    from playwright.sync_api import Browser
 
 
 @pytest.fixture
@@ -74,29 +69,6 @@ def test_results_are_summarized_by_method_and_the_state_by_itself(sample: Path, 
     assert named[None, "cache.keys"]["errors"]["greatest"] == 1e-7
     assert "errors" not in named[None, "step"]
     assert [row[0] for row in data["cases"]] == ["batch=2", "decode, forward, decode; batch=2"]
-
-
-def test_each_method_has_its_graph_whose_inputs_are_the_state_too(tmp_path: Path) -> None:
-    data = report_of(artifact("decoder-program"), tmp_path / "page.html")
-    assert [graph["method"] for graph in data["graphs"]] == ["prefill", "decode", "similar"]
-    inputs = [[node["title"] for node in graph["nodes"] if node["kind"] == "input"] for graph in data["graphs"]]
-    assert inputs[1][:3] == ["token", "heard", "state keys_0"]
-    assert inputs[2] == ["x", "y"]
-    assert data["left_out"] == []
-
-
-@pytest.mark.process
-def test_a_reader_chooses_the_method_whose_graph_is_shown(browser: Browser, tmp_path: Path) -> None:
-    report_of(artifact("decoder-program"), tmp_path / "page.html")
-    with opened(browser, tmp_path / "page.html") as page:
-        choice = page.get_by_label("Method", exact=True)
-        assert choice.locator("option").all_inner_texts() == ["prefill", "decode", "similar"]
-        before = page.locator(".graph .box").count()
-        choice.select_option("similar")
-        assert 0 < page.locator(".graph .box").count() < before
-        choice.select_option("prefill")
-        assert page.locator(".graph .box").count() == before
-        assert page.locator("#state tbody tr").count() == 6
 
 
 def test_errors_of_compiled_code_are_those_of_the_method_that_was_called(sample: Path, tmp_path: Path) -> None:

@@ -29,13 +29,6 @@ def node(name: str, *inputs: Any, target: str = "torch.ops.aten.relu.default", *
     return {"target": target, "inputs": named, "outputs": [argument(name)], "metadata": metadata, "name": name}
 
 
-def inside(path: str, kind: str = "Block") -> str:
-    """The nn_module_stack of a module at a path such as `encoder.block`."""
-    parts = path.split(".")
-    steps = [".".join(parts[: number + 1]) for number in range(len(parts))] if path else []
-    return ";".join(["L__self__,,model.Model", *(f"L__self__{step},{step},model.{kind}" for step in steps)])
-
-
 def document(nodes: Sequence[Mapping[str, Any]], outputs: Sequence[str] = (), **changes: Any) -> dict[str, Any]:
     """A program of one input `x`, in the form that torch writes."""
     names = ["x", *(each["name"] for each in nodes)]

@@ -1,10 +1,9 @@
-// The sections beside the graph.
+// The sections of the page.
 
 import { dotted, el } from "../../web/static/dom.js";
 import { errorHistogram, shareBar, treemap, valueHistogram } from "./charts.js";
 import { bytesText, countText, numberText, shareText, shortened, timeText } from "./text.js";
 
-const SLOWEST = 20;
 const LISTED = 12; // rows of a long table that are shown at once
 const DIGITS = 16; // of a digest
 const NUMBER = /^(< )?[\d.,e+-]+( (µs|ms|s|kB|MB|GB|bytes|%))?$/;
@@ -23,36 +22,6 @@ export function headSection(data) {
     el("h2", {}, data.name, " ", el("span", { class: "faint" }, data.version)),
     el("p", { class: "about" }, `${data.file.name}, ${bytesText(data.file.size)}, ${data.made_by}`),
     el("p", { class: "pills" }, [signed, verified].filter(Boolean).map(([kind, text]) => el("span", { class: `pill ${kind}` }, text))),
-  );
-}
-
-export function slowestSection(graph, go) {
-  const { profile } = graph;
-  const timed = graph.nodes.map((node, id) => ({ node, id, ms: profile.nodes[node.index]?.[0] ?? 0 })).filter(({ ms }) => ms > 0);
-  const total = timed.reduce((sum, { ms }) => sum + ms, 0) || 1;
-  const byTarget = new Map();
-  for (const { node, ms } of timed) {
-    const found = byTarget.get(node.target) ?? { title: node.title, kind: node.kind, count: 0, ms: 0 };
-    byTarget.set(node.target, { ...found, count: found.count + 1, ms: found.ms + ms });
-  }
-  const slowest = timed.sort((one, other) => other.ms - one.ms).slice(0, SLOWEST);
-  const operators = [...byTarget.values()].sort((one, other) => other.ms - one.ms).slice(0, SLOWEST);
-  const mark = (kind, title) => (kind === "custom" ? `◆ ${title}` : title);
-  const spread = (node) => { const [, q1, q3] = profile.nodes[node.index]; return `${timeText(q1)} to ${timeText(q3)}`; };
-  return card(
-    "times",
-    "Times",
-    el("p", { class: "about" }, `${timeText(total)} in all nodes of a call at ${profile.sizes}: each by itself, not compiled, the median of ${countText(profile.runs, "run")} on ${profile.device}, torch ${profile.torch}. A compiled package fuses nodes.`),
-    el(
-      "div",
-      { class: "two" },
-      columns("Slowest nodes", ["node", "time", "share"], slowest.map(({ node, id, ms }) => [
-        el("button", { type: "button", class: "link", title: node.target, click: () => go(id) }, mark(node.kind, node.name || node.title)),
-        el("span", { title: `quartiles ${spread(node)}` }, timeText(ms)),
-        el("span", { class: "share-of" }, shareBar(ms / total), shareText(ms / total)),
-      ])),
-      columns("By operator", ["operator", "calls", "time", "share"], operators.map(({ title, kind, count, ms }) => [mark(kind, title), String(count), timeText(ms), el("span", { class: "share-of" }, shareBar(ms / total), shareText(ms / total))])),
-    ),
   );
 }
 
@@ -80,31 +49,18 @@ export function stateSection({ state }) {
   );
 }
 
-/** Returns the section, and the rows of the operators by name, to which nodes link. */
 export function operatorSection(data) {
-  const rows = new Map();
-  const calls = new Map();
-  const drawn = data.graphs.length > 0;
-  const targets = new Map();
-  for (const graph of data.graphs) {
-    for (const node of graph.nodes) if (node.operator) calls.set(node.operator, (calls.get(node.operator) ?? 0) + 1);
-    for (const [target, count] of Object.entries(graph.calls)) targets.set(target, (targets.get(target) ?? 0) + count);
-  }
-  const body = data.operators.map(([name, schema, library], index) => {
+  const operators = data.operators.map(([name, schema, library]) => {
     const given = library !== null && data.libraries[library] ? data.libraries[library][0] : null;
-    const id = `operator-${index}`;
-    rows.set(name, { id, given: given ? `from ${given}` : "from a library that is not in this artifact" });
-    return { id, cells: [el("span", {}, el("b", {}, "◆ ", name), el("code", { class: "schema" }, schema)), drawn ? String(calls.get(name) ?? 0) : null, given ? el("code", {}, given) : data.onnx.length ? "the ONNX model" : el("span", { class: "problem" }, "not in this artifact; exportkit package adds it")] };
+    return [el("span", {}, el("b", {}, "◆ ", name), el("code", { class: "schema" }, schema)), given ? el("code", {}, given) : data.onnx.length ? "the ONNX model" : el("span", { class: "problem" }, "not in this artifact; exportkit package adds it")];
   });
   const libraries = data.libraries.map(([name, text, size, digest]) => [el("code", {}, name), text, bytesText(size), el("code", { title: digest }, digest.slice(0, DIGITS))]);
-  const section = card(
+  return card(
     "operators",
     "Operators and libraries",
-    body.length ? columns("Custom operators that the model calls", ["operator", drawn && "calls", "library"], body) : el("p", { class: "faint" }, "The model calls no custom operator."),
+    operators.length ? columns("Custom operators that the model calls", ["operator", "library"], operators) : el("p", { class: "faint" }, "The model calls no custom operator."),
     libraries.length > 0 && columns("Libraries", ["library", "what it has and needs", "size", "sha256"], libraries),
-    drawn && el("details", {}, el("summary", {}, "All targets that the graph calls"), columns("", ["target", "calls"], [...targets].sort((one, other) => other[1] - one[1]).map(([target, count]) => [el("code", {}, target), String(count)]))),
   );
-  return { section, rows };
 }
 
 export function targetSection(data) {
@@ -243,9 +199,6 @@ export function originSection(data) {
     ]),
   ].filter(Boolean);
   const facts = [["made by", data.made_by], ["model", data.source], ["file sha256", data.file.sha256], ["manifest sha256", data.manifest_sha256]];
-  const [graph] = data.graphs;
-  for (const each of data.graphs) facts.push([data.graphs.length > 1 ? `graph sha256 of ${each.method}` : "graph sha256", each.sha256]);
-  if (graph) facts.push(["graph from", graph.file ? `${graph.file}, ${graph.same_weights ? "exported from the same model and weights" : "which may have other weights"}` : "this artifact"]);
   return card(
     "origin",
     "Signatures and origin",
@@ -264,13 +217,12 @@ function named([name, ...rest]) {
   return [el("code", {}, dotted(shortened(name, 120))), ...rest];
 }
 
-/** A table under a title. A row is a list of cells, or {id, cells}; a heading that is false leaves its column out. */
+/** A table under a title. */
 function columns(title, headings, rows) {
   if (!rows.length) return null;
-  const kept = (cells) => cells.filter((_, index) => headings[index] !== false && headings[index] !== null && headings[index] !== undefined);
-  const row = ({ id, cells }) => el("tr", { id }, kept(cells).map((cell) => el("td", { class: NUMBER.test(cell) && "number" }, cell)));
-  const head = headings.some(Boolean) && el("thead", {}, el("tr", {}, kept(headings).map((heading) => el("th", { scope: "col" }, heading))));
-  return el("div", { class: "columns" }, title && el("h4", {}, title), el("table", {}, head || null, el("tbody", {}, rows.map((each) => row(Array.isArray(each) ? { cells: each } : each)))));
+  const row = (cells) => el("tr", {}, cells.map((cell) => el("td", { class: NUMBER.test(cell) && "number" }, cell)));
+  const head = headings.some(Boolean) && el("thead", {}, el("tr", {}, headings.map((heading) => el("th", { scope: "col" }, heading))));
+  return el("div", { class: "columns" }, title && el("h4", {}, title), el("table", {}, head || null, el("tbody", {}, rows.map(row))));
 }
 
 /** A table whose later rows are shown on demand. */
