@@ -1,4 +1,4 @@
-"""Spares the compiler headers that a model does not need, and the part of a wrapper that all models have."""
+"""Spares the compiler std::regex, and the part of a wrapper that all models have."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ _INTERFACE = Path(torch.__file__).parent / "_inductor" / "codegen" / "aoti_runti
 _BEGINNING = "#include <torch/csrc/inductor/aoti_include/cpu.h>"
 _CONTAINER = "#include <torch/csrc/inductor/aoti_runtime/model_container.h>\n"
 _DEFINED = re.compile(r"^(?:#define|struct) (\w+)", re.MULTILINE)
-_WIDE = re.compile(r"__m512|__mmask|__m(?:128|256)b?h\b|_tile_")
 _DEVICE_HEADER = "torch/csrc/inductor/aoti_runtime/model_base.h"
 _WITH_REGEX = """  std::regex re("(cpu|cuda|xpu|mps)(:([0-9]+))?");
   std::smatch sm;
@@ -59,19 +58,6 @@ def write_header_without_regex(folder: Path) -> None:
     header = folder / _DEVICE_HEADER
     header.parent.mkdir(parents=True, exist_ok=True)
     header.write_text(text.replace(namespace, namespace + _DEVICE_TEXT, 1))
-
-
-def leave_out_wide_vectors(folder: Path, headers: Path) -> None:
-    """Hides g++'s headers for AVX-512 and AMX behind empty ones: code without these need not read them.
-
-    Args:
-        folder: Where the compiler looks first.
-        headers: The folder of g++'s own headers.
-    """
-    folder.mkdir(exist_ok=True)
-    for header in headers.glob("*intrin.h"):
-        if _WIDE.search(header.read_text()):
-            (folder / header.name).touch()
 
 
 def interface_source() -> str:

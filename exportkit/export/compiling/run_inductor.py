@@ -61,7 +61,7 @@ def run_inductor(
         device: Its device.
         options: The options of Inductor.
         left_to_eager: The operators that are left to eager's kernels, from `read_eager_kernels`.
-        keep: Whether object files are kept, and may come from an earlier compilation.
+        keep: Whether ccache may be used.
         tf32: Whether the code may use TF32.
 
     Raises:
@@ -87,6 +87,7 @@ def _compiled(
     tf32: bool,
 ) -> Code:
     args, kwargs = program.example_inputs
+    folder = Path(options["aot_inductor.output_path"])
     try:
         with ExitStack() as contexts:
             # Inductor decides about TF32 for the kernels that it writes.
@@ -107,9 +108,9 @@ def _compiled(
                 contexts.enter_context(flat_weights())
                 contexts.enter_context(vector_products())
             contexts.enter_context(eager_kernels(left_to_eager))  # the last word about how operators are taken apart
-            folder = Path(options["aot_inductor.output_path"]) if device.type == "cpu" else None
             with config.patch(options):
-                contexts.enter_context(compiling_model_sources(keep=keep, folder=folder))
+                of_cpu = folder if device.type == "cpu" else None
+                contexts.enter_context(compiling_model_sources(keep=keep, folder=of_cpu))
             contexts.enter_context(warnings.catch_warnings())
             # torch 2.13 copies its own deprecated LeafSpec.
             warnings.filterwarnings("ignore", message=".*LeafSpec.*", category=FutureWarning)
@@ -132,7 +133,7 @@ def _compiled(
             raise cause from None
         refuse_full_disk(cause)
         if isinstance(cause, (exc.CppCompileError, exc.InvalidCxxCompiler)):
-            if (wrong := wrong_code(str(cause), written)) is None:
+            if (wrong := wrong_code(str(cause), written, folder)) is None:
                 raise CompilerError(
                     f"the C++ compiler refused the generated code: {last_lines(str(cause), 8)}",
                     hint="`exportkit doctor` shows which compiler is used. Set CXX to use another one.",
