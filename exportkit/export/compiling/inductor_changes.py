@@ -16,11 +16,10 @@ import torch
 from sympy.core.function import Application
 from torch._export.serde.serialize import GraphModuleSerializer
 from torch._inductor import compile_fx, config, ir, lowering, sizevars
-from torch._inductor.codegen.common import DeferredLine, pointwise_overrides_data
+from torch._inductor.codegen.common import DeferredLine
 from torch._inductor.codegen.cpp import CppKernel, CppVecKernel
 from torch._inductor.codegen.cpp_utils import DTYPE_TO_CPP, cexpr_index
 from torch._inductor.codegen.wrapper import PythonWrapperCodegen
-from torch._inductor.utils import op_dtype_propagation_rules
 from torch._inductor.virtualized import V
 from torch.utils._sympy.functions import FloorDiv, ModularIndexing
 
@@ -45,7 +44,6 @@ def changed_inductor() -> Iterator[None]:
     with ExitStack() as changes:
         for change in (
             _quick_simplify,
-            _dtype_rules_once,
             _whole_rows,
             _divided_loops,
             _never_one_thread,
@@ -103,24 +101,6 @@ def _quick_simplify() -> AbstractContextManager[None]:
         return expand_or_simplify
 
     return replaced(sympy, "simplify", quick)
-
-
-def _dtype_rules_once() -> AbstractContextManager[None]:
-    """Keeps the rules for dtypes: Inductor has one object for them, and fills it anew for each operation of a loop."""
-    handler = importlib.import_module("torch._inductor.dtype_propagation").DtypePropagationOpsHandler
-    filled = (0, 0)
-
-    def once(fill: Callable[[Any], None]) -> Callable[[Any], None]:
-        def filled_once(rules: Any) -> None:
-            nonlocal filled
-            known = len(op_dtype_propagation_rules), len(pointwise_overrides_data)
-            if filled != known:
-                fill(rules)
-                filled = known
-
-        return filled_once
-
-    return replaced(handler, "__init__", once)
 
 
 def _whole_rows() -> AbstractContextManager[None]:

@@ -42,7 +42,6 @@ from exportkit.export.within_torch.fake_answers import remembered_when_repeated
 from exportkit.export.within_torch.gradients import gradients_of, traced
 from exportkit.export.within_torch.lengths import varying_lengths
 from exportkit.export.within_torch.operator_bodies import traced_bodies
-from exportkit.export.within_torch.plain_products import plain_products
 from exportkit.export.within_torch.quiet import quiet_torch
 from exportkit.sizes import label_of
 from exportkit.spec import ExportSpec
@@ -264,7 +263,6 @@ def _traceable(model: torch.nn.Module, log: GuardLog) -> Iterator[None]:
             whole_recurrent_layers(log.unrolled),
             remembered_when_repeated(),
             from_zero(),
-            plain_products(),
             varying_lengths(),
             varying_distances(),
             traceable_covariances(),

@@ -6,8 +6,8 @@ No torch that exports has an option for any of these, so export replaces:
   tensors still are (`load_time`).
 - `cpu_vec_isa.valid_vec_isa_list` and `cpp_builder._get_optimization_cflags`, so that the code is for
   the chosen instruction set and not for this machine, and can be unloaded (`toolchain`).
-- `CppBuilder.build`, so that the sources of a model are compiled at the same time, and once (`model_sources`).
-- `sympy.simplify`, which takes long where torch divides sizes (`plain_products`) and where Inductor looks for strides,
+- `CppBuilder.build`, so that the sources of a model are compiled at the same time (`model_sources`).
+- `sympy.simplify`, which takes long where Inductor looks for strides,
   `sizevars.join_dimensions`, which misses rows that lie one after the other, `CppKernel.decide_parallel_depth`, so that
   every machine writes the same loops, and `cpp_flex_attention_template.parallel_num_threads`, so that every thread has
   its memory, and `CppMicroGemmFP32Vec.TEMPLATE_KERNEL`, so that attention reads no keys that are not there
@@ -16,8 +16,6 @@ No torch that exports has an option for any of these, so export replaces:
   `KernelGroup.codegen_group`, so that long sums are as accurate as eager's, and `lowering.use_two_step_variance`, so
   that variances are (`long_sums`), and, with `codegen_group` again,
   `TilingSelect.select_tiling` and `CppVecKernel.reduction_combine_vec`, so that they read whole rows (`wide_columns`).
-- `DtypePropagationOpsHandler.__init__` (`inductor_changes`) and `KernelTemplate._template_from_string`
-  (`late_templates`), so that Inductor does not do again, or without need, what takes a tenth of a second.
 - `CSEProxy.indirect_indexing`, `_default` and `device_assert_async`, `IndexPropagation.indirect_indexing`,
   `Kernel.indirect_assert` and `CppVecKernel.indirect_assert`, `TritonKernel.inductor_meta_common`,
   `CppWrapperCpu.generate_end` and `codegen_dynamic_select_index`, `AssertScalar.codegen`, and how `CppPrinter` prints
