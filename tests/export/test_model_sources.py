@@ -1,18 +1,14 @@
-"""A model's sources are compiled by ccache, without std::regex, and to the same bytes in any folder."""
+"""A model's sources are compiled by ccache where it is installed, and to the same bytes in any folder."""
 
 from __future__ import annotations
 
 import os
-import re
 import shutil
-import subprocess
-from itertools import product
 from pathlib import Path
 
 import pytest
 from torch._inductor import config, cpp_builder
 
-from exportkit.export.compiling import lean_sources
 from exportkit.export.compiling.model_sources import compiling_model_sources
 
 # Notes what it is told, and does it.
@@ -61,65 +57,3 @@ def test_ccache_compiles_the_same_in_any_folder_and_only_where_caches_may_be_use
     assert _compile(tmp_path / "3", text, force_disable_caches=True) == first
     assert _compile(tmp_path / "4", text, keep=False) == first
     assert len(log.read_text().splitlines()) == 2
-
-
-@pytest.mark.parametrize(
-    ("beginning", "rest", "apart"),
-    [
-        ("cpu.h", "int model;", True),
-        ("cuda.h", "int model;", False),  # it includes what another interface was compiled with
-        ("cpu.h", "void run() { AOTINoGradGuard guard; }", False),
-        ("cpu.h", "AOTInductorModelContainerHandle handle;", False),
-    ],
-)
-def test_the_interface_leaves_a_wrapper_that_does_not_need_it(
-    tmp_path: Path, beginning: str, rest: str, apart: bool
-) -> None:
-    wrapper = tmp_path / "model.wrapper.cpp"
-    whole = f"{lean_sources.interface_source().replace('cpu.h', beginning)}\n{rest}\n"
-    wrapper.write_text(whole)
-    assert lean_sources.cut_interface(wrapper) == apart
-    text = wrapper.read_text()
-    assert (text == whole) is not apart
-    assert ("AOTIRuntimeError AOTInductorModelContainerRun(" in text) is not apart
-    assert rest in text
-    assert "#include <iostream>" in text
-
-
-def test_torchs_header_parses_devices_without_regex_as_with(tmp_path: Path) -> None:
-    """The original expression is the oracle."""
-    lean_sources.write_header_without_regex(tmp_path)
-    header = (tmp_path / lean_sources._DEVICE_HEADER).read_text()
-    assert "regex" not in re.sub(r"//.*", "", header)
-    kinds = ("", "c", "cpu", "cuda", "xpu", "mps", "cpucuda", "CPU", "meta", " cpu", "cuda ")
-    ends = ("", ":", ":0", ":17", "::", ":0:", ":-1", ":a", ":1a", ": 1", "0", ":00", ":1 ")
-    texts = [kind + end for kind, end in product(kinds, ends)]
-    lines = "\n".join(
-        f'  {{ const std::string device = "{text}"; const DeviceText parts(device);'
-        " puts((std::to_string(parts.matched)"
-        ' + (parts.matched ? " " + parts[1].str() + " " + std::to_string(parts[3].matched) + parts[3].str() : ""))'
-        ".c_str()); }"
-        for text in texts
-    )
-    source = tmp_path / "main.cpp"
-    source.write_text(
-        f"#include <cstdio>\n#include <string>\n{lean_sources._DEVICE_TEXT}\nint main() {{\n{lines}\n}}\n"
-    )
-    subprocess.run(["g++", "-std=c++20", str(source), "-o", str(tmp_path / "main")], check=True)
-    said = subprocess.run([tmp_path / "main"], capture_output=True, text=True, check=True).stdout.splitlines()
-    expression = re.compile("(cpu|cuda|xpu|mps)(:([0-9]+))?")
-    expected = []
-    for text in texts:
-        match = expression.fullmatch(text)
-        number = match[3] if match else None
-        expected.append(f"1 {match[1]} {int(number is not None)}{number or ''}" if match else "0")
-    assert said == expected
-
-
-def test_a_header_that_torch_changed_is_used_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    header = tmp_path / "torch" / "include" / lean_sources._DEVICE_HEADER
-    header.parent.mkdir(parents=True)
-    header.write_text("#include <regex>\nnamespace torch::aot_inductor {\n std::regex re(other); }\n")
-    monkeypatch.setattr(lean_sources.torch, "__file__", str(tmp_path / "torch" / "__init__.py"))
-    lean_sources.write_header_without_regex(tmp_path / "include")
-    assert not (tmp_path / "include").exists()

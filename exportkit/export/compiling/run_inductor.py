@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import gc
 import warnings
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Sequence
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch._inductor import config, exc
+from torch._inductor import exc
 from torch.utils._pytree import tree_structure
 
 from exportkit.errors import CompilerError
@@ -92,7 +91,6 @@ def _compiled(
         with ExitStack() as contexts:
             # Inductor decides about TF32 for the kernels that it writes.
             contexts.enter_context(eager_mode(tf32=tf32))
-            contexts.enter_context(_rare_collections())
             contexts.enter_context(opaque_operators())
             contexts.enter_context(changed_inductor())
             contexts.enter_context(opaque_operators_stay_whole())
@@ -108,9 +106,7 @@ def _compiled(
                 contexts.enter_context(flat_weights())
                 contexts.enter_context(vector_products())
             contexts.enter_context(eager_kernels(left_to_eager))  # the last word about how operators are taken apart
-            with config.patch(options):
-                of_cpu = folder if device.type == "cpu" else None
-                contexts.enter_context(compiling_model_sources(keep=keep, folder=of_cpu))
+            contexts.enter_context(compiling_model_sources(keep=keep))
             contexts.enter_context(warnings.catch_warnings())
             # torch 2.13 copies its own deprecated LeafSpec.
             warnings.filterwarnings("ignore", message=".*LeafSpec.*", category=FutureWarning)
@@ -150,21 +146,6 @@ def _compiled(
         else:
             paths.append(Path(str(file)))
     return Code(paths, constants)
-
-
-@contextmanager
-def _rare_collections() -> Iterator[None]:
-    """Lets Python search for garbage rarely, and not among what there is: compiling makes much and drops little."""
-    thresholds, free = gc.get_threshold(), gc.get_freeze_count() == 0
-    gc.set_threshold(max(100_000, thresholds[0]), *thresholds[1:])
-    if free:
-        gc.freeze()
-    try:
-        yield
-    finally:
-        gc.set_threshold(*thresholds)
-        if free:
-            gc.unfreeze()
 
 
 def returning_tensors(module: torch.fx.GraphModule) -> torch.fx.GraphModule:
