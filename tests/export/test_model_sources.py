@@ -1,14 +1,18 @@
-"""A model's sources are compiled by ccache where it is installed, and to the same bytes in any folder."""
+"""A model's sources are compiled by ccache where there is one, without std::regex, and alike in any folder."""
 
 from __future__ import annotations
 
 import os
+import re
 import shutil
+import subprocess
+from itertools import product
 from pathlib import Path
 
 import pytest
 from torch._inductor import config, cpp_builder
 
+from exportkit.export.compiling import device_header
 from exportkit.export.compiling.model_sources import compiling_model_sources
 
 # Notes what it is told, and does it.
@@ -57,3 +61,42 @@ def test_ccache_compiles_the_same_in_any_folder_and_only_where_caches_may_be_use
     assert _compile(tmp_path / "3", text, force_disable_caches=True) == first
     assert _compile(tmp_path / "4", text, keep=False) == first
     assert len(log.read_text().splitlines()) == 2
+
+
+def test_torchs_header_parses_devices_without_regex_as_with(tmp_path: Path) -> None:
+    """The original expression is the oracle."""
+    device_header.write_header_without_regex(tmp_path)
+    header = (tmp_path / device_header._DEVICE_HEADER).read_text()
+    assert "regex" not in re.sub(r"//.*", "", header)
+    kinds = ("", "c", "cpu", "cuda", "xpu", "mps", "cpucuda", "CPU", "meta", " cpu", "cuda ")
+    ends = ("", ":", ":0", ":17", "::", ":0:", ":-1", ":a", ":1a", ": 1", "0", ":00", ":1 ")
+    texts = [kind + end for kind, end in product(kinds, ends)]
+    lines = "\n".join(
+        f'  {{ const std::string device = "{text}"; const DeviceText parts(device);'
+        " puts((std::to_string(parts.matched)"
+        ' + (parts.matched ? " " + parts[1].str() + " " + std::to_string(parts[3].matched) + parts[3].str() : ""))'
+        ".c_str()); }"
+        for text in texts
+    )
+    source = tmp_path / "main.cpp"
+    source.write_text(
+        f"#include <cstdio>\n#include <string>\n{device_header._DEVICE_TEXT}\nint main() {{\n{lines}\n}}\n"
+    )
+    subprocess.run(["g++", "-std=c++20", str(source), "-o", str(tmp_path / "main")], check=True)
+    said = subprocess.run([tmp_path / "main"], capture_output=True, text=True, check=True).stdout.splitlines()
+    expression = re.compile("(cpu|cuda|xpu|mps)(:([0-9]+))?")
+    expected = []
+    for text in texts:
+        match = expression.fullmatch(text)
+        number = match[3] if match else None
+        expected.append(f"1 {match[1]} {int(number is not None)}{number or ''}" if match else "0")
+    assert said == expected
+
+
+def test_a_header_that_torch_changed_is_used_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    header = tmp_path / "torch" / "include" / device_header._DEVICE_HEADER
+    header.parent.mkdir(parents=True)
+    header.write_text("#include <regex>\nnamespace torch::aot_inductor {\n std::regex re(other); }\n")
+    monkeypatch.setattr(device_header.torch, "__file__", str(tmp_path / "torch" / "__init__.py"))
+    device_header.write_header_without_regex(tmp_path / "include")
+    assert not (tmp_path / "include").exists()

@@ -12,7 +12,11 @@ from typing import Any
 
 from torch._inductor import config, cpp_builder
 
+from exportkit.export.compiling.device_header import write_header_without_regex
 from exportkit.export.within_torch.torch_internals import replaced
+
+_INCLUDE = "include"
+"""The folder beside a source whose headers are read in place of torch's."""
 
 
 @contextmanager
@@ -32,6 +36,7 @@ def compiling_model_sources(*, keep: bool = True) -> Iterator[None]:
             def start(builder: Any) -> None:
                 target = builder.get_target_file_path()
                 if target.endswith((".wrapper.o", ".kernel.o")):
+                    write_header_without_regex(Path(target).with_name(_INCLUDE))
                     sources.append(pool.submit(_compile, builder.get_command_line(), ccache))
                     return
                 if target.endswith(".so"):
@@ -65,5 +70,5 @@ def _compile(line: str, ccache: str | None) -> None:
     told = shlex.split(line)
     place = next(place for place, argument in enumerate(told) if argument.endswith(".cpp"))
     source = Path(told[place])
-    told[place : place + 1] = [source.name, f"-ffile-prefix-map={source.parent}=.", "-w"]
+    told[place : place + 1] = [source.name, "-I", _INCLUDE, f"-ffile-prefix-map={source.parent}=.", "-w"]
     cpp_builder.run_compile_cmd(shlex.join([*([ccache] if ccache else []), *told]), cwd=str(source.parent))
