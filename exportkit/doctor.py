@@ -327,6 +327,7 @@ def _compiler() -> HostFinding:
     given = shutil.which(os.environ.get("CXX", ""))
     if given and (reason := objection(given)):
         detail += f"; $CXX is ignored, {reason}"
+    detail += ", with ccache" if shutil.which("ccache") else "; install ccache to compile no source twice"
     return HostFinding("compiler", True, detail)
 
 

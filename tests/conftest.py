@@ -56,6 +56,7 @@ def pytest_configure(config: pytest.Config) -> None:
         folder = tempfile.TemporaryDirectory(prefix="exportkit-tests-", ignore_cleanup_errors=True)
         config.add_cleanup(folder.cleanup)
         os.environ["EXPORTKIT_CACHE"] = f"{folder.name}/cache"
+        os.environ["CCACHE_DIR"] = f"{folder.name}/ccache"
     gc.set_threshold(100_000)  # as `exportkit` does: importing creates millions of objects and little garbage
     # Otherwise Inductor compiles and runs ten programs to see whether this CPU has the instructions that it names.
     os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "1")

@@ -20,7 +20,12 @@ from exportkit.precision import with_tf32
 from tests.subprocesses import run_python
 
 CPU = torch.device("cpu")
-OPTIONS: dict[str, Any] = {"cpp.cxx": ("g++",), "cpp.simdlen": 256, "aot_inductor.output_path": "/tmp/one"}
+OPTIONS: dict[str, Any] = {
+    "cpp.cxx": ("g++",),
+    "cpp.simdlen": 256,
+    "aot_inductor.enable_line_tables": False,
+    "aot_inductor.output_path": "/tmp/one",
+}
 
 
 class Model(torch.nn.Module):
@@ -55,7 +60,7 @@ def program(
 
 def key(of: torch.export.ExportedProgram | None = None, *, outside: bool = True, **options: Any) -> str:
     more = {"isa": "x86-64-v3", "tf32": False}
-    return compile_key(of or program(), CPU, OPTIONS | options, weights_outside=outside, **more)
+    return compile_key(of or program(), CPU, OPTIONS | options, weights={"w": "00"} if outside else None, **more)
 
 
 @pytest.fixture(scope="module")
@@ -122,7 +127,7 @@ def test_every_option_of_inductor_counts(plain: str) -> None:
     """One by one, set in the process or given to the compiler. Left out are places, and how many compile at a time."""
     traced, names = program(), {}
     for name, value in config.get_config_copy().items():
-        if name == "aot_inductor.custom_op_libs":
+        if name in ("aot_inductor.custom_op_libs", *keys.WITH_PLACES):
             continue
         names[name] = key(traced, **{name: other_value(OPTIONS.get(name, value))})
     same = {name for name, found in names.items() if found == plain}
@@ -225,13 +230,14 @@ def test_the_kind_of_gpu_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     kinds = [Properties(), Properties(minor=1), Properties(name="another"), Properties(multi_processor_count=114)]
     for kind in kinds:
         monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device, kind=kind: kind)
-        found.add(compile_key(traced, torch.device("cuda"), OPTIONS, weights_outside=True))
+        found.add(compile_key(traced, torch.device("cuda"), OPTIONS, weights={}))
     assert len(found) == len(kinds)
 
 
 def test_what_has_no_text_has_no_key() -> None:
     traced = program()
-    for options in ({"post_grad_custom_pre_pass": lambda graph: graph}, {"aot_inductor.custom_op_libs": ["mine"]}):
+    given = ({"post_grad_custom_pre_pass": lambda graph: graph}, {"aot_inductor.custom_op_libs": ["mine"]})
+    for options in (*given, *({name: True} for name in keys.WITH_PLACES)):
         with pytest.raises(UnknownPartError):
             key(traced, **options)
     node = next(iter(traced.graph.nodes))

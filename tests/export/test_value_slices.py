@@ -71,5 +71,5 @@ def test_code_that_does_not_compile_names_the_operator_and_its_line(
 def test_what_the_compiler_lacks_is_not_taken_for_wrong_code(tmp_path: Path) -> None:
     source = tmp_path / "model.wrapper.cpp"
     source.write_text("#include <missing.h>\n")
-    assert wrong_code(f"{source}:1:10: fatal error: missing.h: No such file or directory", {}) is None
-    assert wrong_code("/usr/bin/ld: cannot find -ltorch", {}) is None
+    assert wrong_code("model.wrapper.cpp:1:10: fatal error: missing.h: No such file or directory", {}, tmp_path) is None
+    assert wrong_code("/usr/bin/ld: cannot find -ltorch", {}, tmp_path) is None

@@ -19,9 +19,10 @@ from torch._inductor import config
 from exportkit.errors import CompilerError, ExportError
 from exportkit.export.compiling.absent_gpu import AbsentGpu
 from exportkit.export.compiling.compile_absent import WITHOUT_GPU, compile_absent
+from exportkit.export.compiling.compile_key import compile_key
 from exportkit.export.compiling.compile_plan import CompilePlan
-from exportkit.export.compiling.known_code import KnownCode
-from exportkit.export.compiling.late_templates import late_templates
+from exportkit.export.compiling.compiled_cache import find_code, keep_code
+from exportkit.export.compiling.program_text import UnknownPartError
 from exportkit.export.compiling.program_weights import ProgramWeights
 from exportkit.export.compiling.toolchain import compiling_for, torch_minor
 from exportkit.export.compiling.usable_compiler import usable_compiler
@@ -195,18 +196,21 @@ def _code(
         if plan.believed:
             options |= WITHOUT_GPU
         options |= {**plan.inductor_config, **plan.remembered(float_products(program))}
-        known = KnownCode(program, weights, device)
+        key = None
         if plan.cache and not plan.believed:
-            known.look_up(options, isa=cpu_isa, eager_kernels=plan.eager_kernels, tf32=tf32)
-        code = known.find(folder)
+            digests = weights.digests if weights else None
+            decides: dict[str, Any] = {"isa": cpu_isa, "eager_kernels": plan.eager_kernels, "tf32": tf32}
+            try:
+                key = compile_key(program, device, options, weights=digests, **decides)
+            except UnknownPartError as error:
+                progress(f"the code is not kept in the cache: it depends on {error}")
+        code = find_code(key, folder, program, device) if key else None
         if code is not None:
             progress("taking the code from the cache")
         else:
-            with late_templates():
-                from exportkit.export.compiling.assumed_sizes import (
-                    AssumedSizeError,
-                )  # imported late: these take seconds
-                from exportkit.export.compiling.run_inductor import run_inductor
+            # Imported late: these take seconds.
+            from exportkit.export.compiling.assumed_sizes import AssumedSizeError
+            from exportkit.export.compiling.run_inductor import run_inductor
 
             left = tuple(plan.eager_kernels)
             while code is None:
@@ -217,10 +221,9 @@ def _code(
                 except AssumedSizeError as error:
                     left = (*left, _left_to_eager(error, left))
                     progress(f"compiling with eager's kernel of {error.at}: {error}")
-    target = _target(device, cpu_isa, ptx, code.files)
-    if reason := known.keep(code):
-        progress(f"the code is not kept in the cache: {reason}")
-    return target, [*code.files], code.constants
+            if key and (reason := keep_code(key, code, weights)):
+                progress(f"the code is not kept in the cache: {reason}")
+    return _target(device, cpu_isa, ptx, code.files), [*code.files], code.constants
 
 
 def _left_to_eager(error: AssumedSizeError, left: Sequence[str]) -> str:

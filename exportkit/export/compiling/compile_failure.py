@@ -18,7 +18,7 @@ from exportkit.export.models.source_lines import where_listed, where_traced
 from exportkit.export.torch_patches.patched import all_patched
 
 _TARGET = re.compile(r"^\s*target: (\S+)$", re.MULTILINE)
-_REFUSED = re.compile(r"^(\S+/model\.\w+\.cpp):(\d+):\d+: error: (.+)$", re.MULTILINE)
+_REFUSED = re.compile(r"^(model\.\w+\.cpp):(\d+):\d+: error: (.+)$", re.MULTILINE)
 
 
 @dataclass(frozen=True)
@@ -75,12 +75,13 @@ def noted_lines() -> Iterator[Mapping[str, torch.fx.Node]]:
         yield written
 
 
-def wrong_code(said: str, written: Mapping[str, torch.fx.Node]) -> tuple[str, str] | None:
+def wrong_code(said: str, written: Mapping[str, torch.fx.Node], folder: Path) -> tuple[str, str] | None:
     """Returns what is wrong with generated C++, and the operator that it was written for with its line, or "".
 
     Args:
         said: What the C++ compiler said.
         written: Lines of the code, from `noted_lines`.
+        folder: Where the sources are.
 
     Returns:
         None if the compiler does not complain about a line that torch wrote.
@@ -88,7 +89,7 @@ def wrong_code(said: str, written: Mapping[str, torch.fx.Node]) -> tuple[str, st
     match = _REFUSED.search(said)
     if match is None:
         return None
-    line = Path(match[1]).read_text().splitlines()[int(match[2]) - 1].strip()
+    line = (folder / match[1]).read_text().splitlines()[int(match[2]) - 1].strip()
     node = written.get(line)
     at = str(FailedOperator(str(node.target), where_traced(node))) if node else ""
     return f"torch {torch.__version__} wrote C++ code that does not compile: {match[3]}\n    {line}", at

@@ -45,6 +45,8 @@ _PLACES = re.compile(r"(_CACHE_DIR|_DUMP_DIR|_HOME_DIR|^TORCH_HOME|^TORCH_LOGS.*
 _UNUSED_OPTIONS = re.compile(
     r"(^aot_inductor\.output_path|cutlass_dir|^compile_threads|^worker_start_method|log_?path|^_cache_config.*|^_save.*)$"
 )
+# With these, Inductor writes places in the source into the code, which are not in the program's text.
+WITH_PLACES = ("cpp.enable_kernel_profile", "aot_inductor.enable_line_tables", "trace.enabled")
 # torch's folders whose sources decide what the code is; the headers are what it is compiled with.
 _TORCH_SOURCES = (
     *("_decomp", "_export", "_functorch", "_higher_order_ops", "_inductor", "_library", "_prims", "_prims_common"),
@@ -59,7 +61,7 @@ def compile_key(
     device: torch.device,
     options: Mapping[str, Any],
     *,
-    weights_outside: bool,
+    weights: Mapping[str, str] | None,
     **more: Any,
 ) -> str:
     """Returns the digest of what the code of a program depends on, in the contexts that it is compiled in.
@@ -68,21 +70,21 @@ def compile_key(
         program: The program.
         device: The device that it is compiled for.
         options: The options of Inductor that exportkit sets or was given.
-        weights_outside: Whether the code reads the weights from outside. Then their values do not count here.
+        weights: The digests of the weights, if they are known. The compiler may compute with any.
         more: What else decides, by name.
 
     Raises:
         UnknownPartError: Something has no text, such as a function among Inductor's options. The message names it.
     """
-    # Inductor may be told to write places in the source into the code.
     told = {**config.get_config_copy(), **options}
-    places = any(told.get(name) for name in ("cpp.enable_kernel_profile", "aot_inductor.enable_line_tables"))
-    places = places or any(told.get(name) for name in told if name.startswith("trace.") and "enabled" in name)
     if told.get("aot_inductor.custom_op_libs"):
         raise UnknownPartError("libraries that are linked to it")
+    if any(told.get(name) for name in WITH_PLACES):
+        raise UnknownPartError("places in the source of the model")
     told = {name: value for name, value in told.items() if not _UNUSED_OPTIONS.search(name)}
     parts = [
-        program_text(program, values=not weights_outside, places=places),
+        program_text(program, values=weights is None),
+        f"weights {encoded(weights)}",
         *(f"option {name} {encoded(value)}" for name, value in sorted(told.items())),
         *(f"more {name} {encoded(value)}" for name, value in sorted(more.items())),
         *_settings(),

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import functools
-import importlib
-import importlib.util
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
@@ -15,10 +13,9 @@ import sympy
 import torch
 from sympy.core.function import Application
 from torch._inductor import config, ir, lowering
-from torch._inductor.codegen.common import DeferredLine, pointwise_overrides_data
+from torch._inductor.codegen.common import DeferredLine
 from torch._inductor.codegen.cpp import CppKernel, CppVecKernel
 from torch._inductor.codegen.cpp_utils import DTYPE_TO_CPP, cexpr_index
-from torch._inductor.utils import op_dtype_propagation_rules
 from torch._inductor.virtualized import V
 from torch.utils._sympy.functions import FloorDiv, ModularIndexing
 
@@ -27,7 +24,6 @@ from exportkit.export.compiling.reduction_tiling import reduction_tiling
 from exportkit.export.models.source_lines import where_listed
 from exportkit.export.torch_patches.opaque import without_opaque
 from exportkit.export.torch_patches.patched import all_patched, patched
-from exportkit.export.torch_patches.torch_internals import replaced
 from exportkit.libraries import TORCH_NAMESPACES
 from exportkit.progress import note, notes
 
@@ -44,7 +40,6 @@ def changed_inductor() -> Iterator[None]:
     with ExitStack() as changes:
         for change in (
             _quick_simplify,
-            _dtype_rules_once,
             _whole_rows,
             _divided_loops,
             _never_one_thread,
@@ -102,24 +97,6 @@ def _quick_simplify() -> AbstractContextManager[None]:
         return expand_or_simplify
 
     return patched("sympy.simplify", quick)
-
-
-def _dtype_rules_once() -> AbstractContextManager[None]:
-    """Keeps the rules for dtypes: Inductor has one object for them, and fills it anew for each operation of a loop."""
-    handler = importlib.import_module("torch._inductor.dtype_propagation").DtypePropagationOpsHandler
-    filled = (0, 0)
-
-    def once(fill: Callable[[Any], None]) -> Callable[[Any], None]:
-        def filled_once(rules: Any) -> None:
-            nonlocal filled
-            known = len(op_dtype_propagation_rules), len(pointwise_overrides_data)
-            if filled != known:
-                fill(rules)
-                filled = known
-
-        return filled_once
-
-    return replaced(handler, "__init__", once)
 
 
 def _whole_rows() -> AbstractContextManager[None]:

@@ -47,18 +47,17 @@ class UnknownPartError(Exception):
     """A program has a part that cannot be written down. The message names it."""
 
 
-def program_text(program: torch.export.ExportedProgram, *, values: bool, places: bool = False) -> str:
+def program_text(program: torch.export.ExportedProgram, *, values: bool) -> str:
     """Writes a program down.
 
     Args:
         program: The program.
         values: Whether the values of its weights count. Those of other constants always do.
-        places: Whether the places in the source count, too.
 
     Raises:
         UnknownPartError: It has a part of which this module does not know whether code depends on it.
     """
-    lines = [*_graph(program.graph_module, places)]
+    lines = [*_graph(program.graph_module)]
     lines += [f"{part} {encoded(spec)}" for part in ("inputs", "outputs") for spec in _specs(program, part)]
     lines += [f"range {name} {bounds}" for name, bounds in sorted(map(_texts, program.range_constraints.items()))]
     lines += [f"structure {encoded(program.call_spec.in_spec)} {encoded(program.call_spec.out_spec)}"]
@@ -91,10 +90,10 @@ def encoded(value: Any) -> str:
     raise UnknownPartError(f"a {type(value).__module__}.{type(value).__qualname__}")
 
 
-def _graph(module: torch.fx.GraphModule, places: bool) -> Iterator[str]:
+def _graph(module: torch.fx.GraphModule) -> Iterator[str]:
     """Yields a line for each node, and the lines of the graphs within."""
     for node in module.graph.nodes:
-        meta = {key: value for key, value in node.meta.items() if places or key not in _PLACES}
+        meta = {key: value for key, value in node.meta.items() if key not in _PLACES}
         made_from = [_origin(source) for source in node.meta.get("from_node") or ()]
         target = node.target if isinstance(node.target, str) else _operator(node.target)
         yield " ".join(
@@ -107,7 +106,7 @@ def _graph(module: torch.fx.GraphModule, places: bool) -> Iterator[str]:
                 raise UnknownPartError(f"the module {name}, which is no graph")
             continue
         yield f"graph {name}"
-        yield from _graph(part, places)
+        yield from _graph(part)
         yield f"end {name}"
 
 

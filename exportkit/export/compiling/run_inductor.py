@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import gc
 import warnings
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Sequence
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch._inductor import config, exc
+from torch._inductor import exc
 from torch.utils._pytree import tree_structure
 
 from exportkit.errors import CompilerError
@@ -61,7 +60,7 @@ def run_inductor(
         device: Its device.
         options: The options of Inductor.
         left_to_eager: The operators that are left to eager's kernels, from `read_eager_kernels`.
-        keep: Whether object files are kept, and may come from an earlier compilation.
+        keep: Whether ccache may be used.
         tf32: Whether the code may use TF32.
 
     Raises:
@@ -87,11 +86,11 @@ def _compiled(
     tf32: bool,
 ) -> Code:
     args, kwargs = program.example_inputs
+    folder = Path(options["aot_inductor.output_path"])
     try:
         with ExitStack() as contexts:
             # Inductor decides about TF32 for the kernels that it writes.
             contexts.enter_context(eager_mode(tf32=tf32))
-            contexts.enter_context(_rare_collections())
             contexts.enter_context(opaque_operators())
             contexts.enter_context(changed_inductor())
             contexts.enter_context(opaque_operators_stay_whole())
@@ -107,9 +106,7 @@ def _compiled(
                 contexts.enter_context(packed_rnn_weights())
                 contexts.enter_context(vector_products())
             contexts.enter_context(eager_kernels(left_to_eager))  # the last word about how operators are taken apart
-            folder = Path(options["aot_inductor.output_path"]) if device.type == "cpu" else None
-            with config.patch(options):
-                contexts.enter_context(compiling_model_sources(keep=keep, folder=folder))
+            contexts.enter_context(compiling_model_sources(keep=keep))
             contexts.enter_context(warnings.catch_warnings())
             # torch 2.13 copies its own deprecated LeafSpec.
             warnings.filterwarnings("ignore", message=".*LeafSpec.*", category=FutureWarning)
@@ -132,7 +129,7 @@ def _compiled(
             raise cause from None
         refuse_full_disk(cause)
         if isinstance(cause, (exc.CppCompileError, exc.InvalidCxxCompiler)):
-            if (wrong := wrong_code(str(cause), written)) is None:
+            if (wrong := wrong_code(str(cause), written, folder)) is None:
                 raise CompilerError(
                     f"the C++ compiler refused the generated code: {last_lines(str(cause), 8)}",
                     hint="`exportkit doctor` shows which compiler is used. Set CXX to use another one.",
@@ -149,21 +146,6 @@ def _compiled(
         else:
             paths.append(Path(str(file)))
     return Code(paths, constants)
-
-
-@contextmanager
-def _rare_collections() -> Iterator[None]:
-    """Lets Python search for garbage rarely, and not among what there is: compiling makes much and drops little."""
-    thresholds, free = gc.get_threshold(), gc.get_freeze_count() == 0
-    gc.set_threshold(max(100_000, thresholds[0]), *thresholds[1:])
-    if free:
-        gc.freeze()
-    try:
-        yield
-    finally:
-        gc.set_threshold(*thresholds)
-        if free:
-            gc.unfreeze()
 
 
 def returning_tensors(module: torch.fx.GraphModule) -> torch.fx.GraphModule:

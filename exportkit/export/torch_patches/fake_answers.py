@@ -13,7 +13,7 @@ from typing import Any
 
 from torch._subclasses.fake_tensor import FakeTensorMode, _BypassDispatchCache, _CacheKeyState
 
-from exportkit.export.torch_patches.torch_internals import replaced
+from exportkit.export.torch_patches.patched import patched
 
 
 def remembered_when_repeated() -> AbstractContextManager[None]:
@@ -22,7 +22,7 @@ def remembered_when_repeated() -> AbstractContextManager[None]:
     Raises:
         ExportError: This torch lacks the function that is changed.
     """
-    return replaced(FakeTensorMode, "_cached_dispatch_impl", _from_the_second)
+    return patched("FakeTensorMode._cached_dispatch_impl", _from_the_second)
 
 
 def _from_the_second(remembering: Callable[..., Any]) -> Callable[..., Any]:

@@ -120,6 +120,11 @@ _TABLE = (
         {"torch._library.fake_impl:FakeImplCtx.create_unbacked_symint": "(self, *, min=..., max=...)"},
     ),
     *_patches(
+        "torch remembers what an operator answers to fake tensors from its second call of a kind on.",
+        "docs/upstream/first-answers-of-fake-tensors.md",
+        {"torch._subclasses.fake_tensor:FakeTensorMode._cached_dispatch_impl": "(self, func, types, args, kwargs)"},
+    ),
+    *_patches(
         "Distributions are traced without the checks that read their arguments, as torch.compile does.",
         "https://github.com/pytorch/pytorch/issues/151094",
         {"torch.distributions.distribution:Distribution._validate_args": ""},
@@ -322,6 +327,11 @@ _TABLE = (
         "Numbers left to their defaults are in the list of calls; without them a call ends with a mismatch of ints.",
         "https://github.com/pytorch/pytorch/pull/194261",
         {"torch._export.serde.serialize:GraphModuleSerializer.serialize_inputs": "(self, target, args, kwargs=...)"},
+    ),
+    *_patches(
+        "The two C++ sources of a model are compiled at the same time.",
+        "docs/upstream/sources-one-after-the-other.md",
+        {"torch._inductor.cpp_builder:CppBuilder.build": "(self)"},
     ),
     *_patches(
         "An export does not wait for others: Inductor locks by the name of what it writes.",

@@ -35,7 +35,6 @@ from exportkit.export.torch_patches.distributions import unchecked_distributions
 from exportkit.export.torch_patches.fake_answers import remembered_when_repeated
 from exportkit.export.torch_patches.gradients import gradients_of, traced
 from exportkit.export.torch_patches.operator_bodies import traced_bodies
-from exportkit.export.torch_patches.plain_products import plain_products
 from exportkit.export.torch_patches.quiet import quiet_torch
 from exportkit.export.tracing.describe_program import taken_tensors
 from exportkit.export.tracing.hop_subgraphs import correct_branches
@@ -261,7 +260,6 @@ def _traceable(model: torch.nn.Module, log: GuardLog) -> Iterator[None]:
             whole_recurrent_layers(log.unrolled),
             remembered_when_repeated(),
             from_zero(),
-            plain_products(),
             unchecked_distributions(),
             varying_batches(),
             traceable_control_flow(),
