@@ -17,7 +17,8 @@ from exportkit.runtime.graphs import GraphReport, empty_inputs, graph_report
 from exportkit.runtime.inputs import InputPlan
 from exportkit.runtime.loaded_cases import Cases
 from exportkit.runtime.methods import LoadedMethod, MethodPlan, ModelCode, describe_call
-from exportkit.runtime.requests import Answers, use_own_stream
+from exportkit.runtime.native import try_rows
+from exportkit.runtime.requests import Answers, TriedRows, use_own_stream
 from exportkit.runtime.runner import Construction
 from exportkit.runtime.session import Session
 from exportkit.runtime.state import LocalState, State, StatePlan, empty_state
@@ -169,6 +170,23 @@ class Model:
             return runner.run_requests(prepared, outputs)
         except RuntimeError as error:
             raise self._code.run_error(plan, error, [each for request in prepared for each in request]) from error
+
+    def try_rows(self, method: str, most: int) -> TriedRows:
+        """Finds out by the recorded cases whether the rows of one request, or of one session, influence another's.
+
+        Args:
+            method: The method that is called.
+            most: The most rows of a call. There will be fewer if the model fails on so many.
+
+        Raises:
+            ModelRunError: The recorded cases cannot be read or run.
+            ModelClosedError: The model was closed.
+        """
+        runners = self._code.open_runners()
+        try:
+            return try_rows(self._reader, self.target.name, self.device, runners, method, most)
+        except RuntimeError as error:
+            raise ModelRunError(f"the rows of {method} cannot be tried: {str(error).partition(chr(10))[0]}") from error
 
     def _host_plan(self, plan: MethodPlan) -> InputPlan:
         if (known := self._host_inputs.get(plan.name)) is None:

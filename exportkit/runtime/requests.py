@@ -29,6 +29,22 @@ class Answers(NamedTuple):
     output_seconds: float
 
 
+class TriedRows(NamedTuple):
+    """How many rows of several requests a call may have, as far as the recorded cases show.
+
+    Attributes:
+        most: The most rows of a call; 0: each request runs alone.
+        dimension: The dimension of which each request brings a part.
+        reason: Why each request runs alone.
+        bit_equal: Whether answers had the same bits, however requests were put together.
+    """
+
+    most: int
+    dimension: str = ""
+    reason: str = ""
+    bit_equal: bool = True
+
+
 def joined(requests: Sequence[Sequence[torch.Tensor]]) -> list[torch.Tensor]:
     """Returns the inputs of all requests, one after the other along axis 0. Those of one alone are not copied."""
     return list(requests[0]) if len(requests) == 1 else [_concatenated(parts) for parts in zip(*requests)]

@@ -17,7 +17,7 @@ class JoinedSteps:
     """Runs one method for several sessions of this process at once. Only one thread uses it."""
 
     def __init__(self, method: PackagedMethod, dimension: str) -> None:
-        """`dimension` is that of `row_dimension`."""
+        """`dimension` is that of `Batching`."""
         self._method = method.name
         self._dimension = dimension
         self._arguments = arguments_of(method.call)
