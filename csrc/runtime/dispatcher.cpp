@@ -74,12 +74,11 @@ void close(int64_t handle) {
   handles<const Code>().remove(handle);
 }
 
-std::tuple<std::vector<at::Tensor>, double, double, double, double> run_all(int64_t handle,
-                                                                            const std::vector<at::Tensor>& tensors,
-                                                                            int64_t requests,
-                                                                            const std::vector<int64_t>& outputs) {
+std::tuple<std::vector<at::Tensor>, double, double, double, double> run_all(
+    int64_t handle, const std::vector<at::Tensor>& tensors, int64_t requests, const std::vector<int64_t>& outputs,
+    const std::vector<at::Tensor>& states, const std::vector<int64_t>& written) {
   const Work work;
-  Answers answers = run_requests(*code(handle), tensors, requests, outputs);
+  Answers answers = run_requests(*code(handle), tensors, requests, outputs, states, written);
   return {std::move(answers.outputs), answers.input_seconds, answers.wait_seconds, answers.run_seconds,
           answers.output_seconds};
 }
@@ -118,8 +117,8 @@ TORCH_LIBRARY(exportkit, m) {
   m.def("why_no_graphs() -> str", why_no_graphs);
   m.def("close(int handle) -> ()", close);
   m.def(
-      "run_requests(int handle, Tensor[] tensors, int requests, int[] outputs) -> (Tensor[], float, float, float, "
-      "float)",
+      "run_requests(int handle, Tensor[] tensors, int requests, int[] outputs, Tensor[] states, int[] written) -> "
+      "(Tensor[], float, float, float, float)",
       run_all);
   m.def("try_rows(int package, str target, Device device, int[] methods, str name, int most) -> (int, str, str, bool)",
         try_rows_of);

@@ -1,13 +1,8 @@
 #include "runtime/joined_steps.h"
 
-#include <ATen/ops/_foreach_copy.h>
-#include <ATen/ops/empty.h>
-
-#include <bit>
-#include <cstring>
-
 #include "package/errors.h"
 #include "runtime/inputs.h"
+#include "runtime/joined_state.h"
 
 namespace exportkit {
 namespace {
@@ -27,54 +22,13 @@ void wait_for_call(const Model::Impl& model, size_t method, const Workspace& wor
   model.look(method, workspace.refused);
 }
 
-// Makes room for the state of so many rows. Memory grows to a power of two, so that it rarely grows.
-void make_room(Workspace& workspace, const Model::Impl& model, size_t method, const std::string& dimension,
-               int64_t rows) {
-  if (rows <= workspace.rows && !workspace.state.empty()) return;
-  workspace.state.clear(), workspace.rows = 0;
-  const auto grown = static_cast<int64_t>(std::bit_ceil(static_cast<uint64_t>(rows)));
-  for (const StateUse& use : model.manifest().methods[method].state) {
-    const StateTensor& state = model.manifest().state[static_cast<size_t>(use.index)];
-    const auto options = at::TensorOptions(dtype_of(state.dtype)).device(model.package.device());
-    workspace.state.push_back(at::empty(shape_at(state.shape, {{dimension, grown}}), options));
-  }
-  workspace.rows = grown;
-}
-
-// Copies each session's state into the state of all. With `back`, copies what the call wrote to the sessions. A GPU
-// gets one launch for many tensors.
-void copy_state(const std::vector<StateUse>& uses, const std::vector<Session::Impl*>& sessions, const Tensors& all,
-                bool back) {
-  Tensors to, from;
+// By place in what a method uses.
+std::vector<int64_t> written_state(const std::vector<StateUse>& uses) {
+  std::vector<int64_t> written;
   for (size_t i = 0; i < uses.size(); ++i) {
-    if (back && !uses[i].written) continue;
-    char* place = static_cast<char*>(all[i].mutable_data_ptr());
-    int64_t row = 0;
-    for (const Session::Impl* session : sessions) {
-      const at::Tensor& own = session->state[static_cast<size_t>(uses[i].index)];
-      if (own.nbytes() == 0) continue;
-      if (own.is_cpu()) {
-        std::memcpy(back ? own.mutable_data_ptr() : place, back ? place : own.const_data_ptr(), own.nbytes());
-        place += own.nbytes();
-        continue;
-      }
-      (back ? to : from).push_back(own);
-      (back ? from : to).push_back(all[i].narrow(0, row, own.size(0)));
-      row += own.size(0);
-    }
+    if (uses[i].written) written.push_back(static_cast<int64_t>(i));
   }
-  if (!to.empty()) at::_foreach_copy_(to, from, /*non_blocking=*/true);
-}
-
-void write_back(const std::vector<StateUse>& uses, const std::vector<Session::Impl*>& sessions, const Tensors& all) {
-  try {
-    copy_state(uses, sessions, all, /*back=*/true);
-  } catch (const std::exception& error) {
-    for (Session::Impl* session : sessions) {
-      session->break_for(std::string("its state was not written: ") + error.what());
-    }
-    throw;
-  }
+  return written;
 }
 
 }  // namespace
@@ -82,18 +36,22 @@ void write_back(const std::vector<StateUse>& uses, const std::vector<Session::Im
 std::vector<at::Tensor> run_joined(const Model::Impl& model, size_t method, const std::vector<Session::Impl*>& sessions,
                                    const std::vector<at::Tensor>& inputs, Workspace& workspace) {
   const MethodInfo& info = model.methods[method];
-  const std::vector<StateUse>& uses = model.manifest().methods[method].state;
-  const std::string& dimension = info.dimensions[info.row_dimension.value()].name;
   const int64_t rows = inputs.front().size(0);
-  make_room(workspace, model, method, dimension, rows);
-  StateInUse all{{{dimension, rows}}, {}, {}, {}};
-  for (const at::Tensor& state : workspace.state) all.tensors.push_back(state.narrow(0, 0, rows));
-  copy_state(uses, sessions, all.tensors, /*back=*/false);
+  SessionStates states;
+  for (const Session::Impl* session : sessions) states.push_back(session->methods[method].tensors);
+  StateInUse all{{{info.dimensions[info.row_dimension.value()].name, rows}}, gather_state(states, workspace), {}, {}};
   Tensors outputs = begin_call(model, method, inputs, all, workspace);
   wait_for_call(model, method, workspace);
   for (Session::Impl* session : sessions) session->need_whole();  // an earlier call has ended only now
   check_outputs(info, outputs, rows);
-  write_back(uses, sessions, all.tensors);
+  try {
+    scatter_state(all.tensors, states, written_state(model.manifest().methods[method].state));
+  } catch (const std::exception& error) {
+    for (Session::Impl* session : sessions) {
+      session->break_for(std::string("its state was not written: ") + error.what());
+    }
+    throw;
+  }
   return outputs;
 }
 

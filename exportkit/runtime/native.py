@@ -90,10 +90,21 @@ class NativeRunner:
         """See `Runner.look`."""
         torch.ops.exportkit.look.default(self._handle, refused)
 
-    def run_requests(self, requests: Sequence[Sequence[torch.Tensor]], outputs: Sequence[int], /) -> Answers:
-        """Runs requests together, without the GIL from the first step to the last. See `Model.run_requests`."""
+    def run_requests(
+        self,
+        requests: Sequence[Sequence[torch.Tensor]],
+        outputs: Sequence[int],
+        /,
+        states: Sequence[torch.Tensor] = (),
+        written: Sequence[int] = (),
+    ) -> Answers:
+        """Runs requests together, without the GIL from the first step to the last. See `Model.run_requests`.
+
+        With state, `states` has what the method uses of each request's session, of which `written` are written.
+        """
         tensors = [tensor for request in requests for tensor in request]
-        return Answers(*self._run_requests(self._handle, tensors, len(requests), list(outputs)))
+        found = self._run_requests(self._handle, tensors, len(requests), list(outputs), list(states), list(written))
+        return Answers(*found)
 
     def capture(self, arguments: list[torch.Tensor], own: int, /) -> list[torch.Tensor] | None:
         """Makes a graph for the arguments' sizes, and returns its own inputs. See `Runner.capture`."""
