@@ -1,8 +1,14 @@
 #include "runtime/joined_steps.h"
 
+#include <ATen/ops/_foreach_copy.h>
+#include <ATen/ops/empty.h>
+
+#include <bit>
+#include <cstring>
+#include <numeric>
+
 #include "package/errors.h"
 #include "runtime/inputs.h"
-#include "runtime/joined_state.h"
 
 namespace exportkit {
 namespace {
@@ -22,6 +28,42 @@ void wait_for_call(const Model::Impl& model, size_t method, const Workspace& wor
   model.look(method, workspace.refused);
 }
 
+// Makes room for the state of so many rows. Memory grows to a power of two, so that it rarely grows.
+void make_room(Workspace& workspace, const Tensors& like, int64_t rows) {
+  if (rows <= workspace.rows && !workspace.state.empty()) return;
+  workspace.state.clear(), workspace.rows = 0;
+  const auto grown = static_cast<int64_t>(std::bit_ceil(static_cast<uint64_t>(rows)));
+  for (const at::Tensor& state : like) {
+    std::vector<int64_t> sizes = state.sizes().vec();
+    sizes[0] = grown;
+    workspace.state.push_back(at::empty(sizes, state.options()));
+  }
+  workspace.rows = grown;
+}
+
+// Copies the sessions' tensors at these places into those of all, or back. A GPU gets one launch for many tensors.
+void copy_state(const Tensors& all, const SessionStates& sessions, const std::vector<int64_t>& places, bool back) {
+  Tensors to, from;
+  for (const int64_t index : places) {
+    const auto i = static_cast<size_t>(index);
+    char* place = static_cast<char*>(all[i].mutable_data_ptr());
+    int64_t row = 0;
+    for (const Tensors& session : sessions) {
+      const at::Tensor& own = session[i];
+      if (own.nbytes() == 0) continue;
+      if (own.is_cpu()) {
+        std::memcpy(back ? own.mutable_data_ptr() : place, back ? place : own.const_data_ptr(), own.nbytes());
+        place += own.nbytes();
+        continue;
+      }
+      (back ? to : from).push_back(own);
+      (back ? from : to).push_back(all[i].narrow(0, row, own.size(0)));
+      row += own.size(0);
+    }
+  }
+  if (!to.empty()) at::_foreach_copy_(to, from, /*non_blocking=*/true);
+}
+
 // By place in what a method uses.
 std::vector<int64_t> written_state(const std::vector<StateUse>& uses) {
   std::vector<int64_t> written;
@@ -32,6 +74,23 @@ std::vector<int64_t> written_state(const std::vector<StateUse>& uses) {
 }
 
 }  // namespace
+
+std::vector<at::Tensor> gather_state(const SessionStates& sessions, Workspace& workspace) {
+  int64_t rows = 0;
+  for (const Tensors& session : sessions) rows += session.front().size(0);
+  make_room(workspace, sessions.front(), rows);
+  Tensors all;
+  for (const at::Tensor& state : workspace.state) all.push_back(state.narrow(0, 0, rows));
+  std::vector<int64_t> places(all.size());
+  std::iota(places.begin(), places.end(), 0);
+  copy_state(all, sessions, places, /*back=*/false);
+  return all;
+}
+
+void scatter_state(const std::vector<at::Tensor>& all, const SessionStates& sessions,
+                   const std::vector<int64_t>& written) {
+  copy_state(all, sessions, written, /*back=*/true);
+}
 
 std::vector<at::Tensor> run_joined(const Model::Impl& model, size_t method, const std::vector<Session::Impl*>& sessions,
                                    const std::vector<at::Tensor>& inputs, Workspace& workspace) {

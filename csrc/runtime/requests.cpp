@@ -9,7 +9,7 @@
 #include <chrono>
 #include <cstring>
 
-#include "runtime/joined_state.h"
+#include "runtime/joined_steps.h"
 
 namespace exportkit {
 namespace {
