@@ -18,7 +18,6 @@
 #include "runtime/c_api_errors.h"
 #include "runtime/dlpack_tensors.h"
 #include "runtime/joined_steps.h"
-#include "runtime/workspaces.h"
 
 namespace exportkit {
 
@@ -39,7 +38,6 @@ class Texts {
 struct OpenModel {
   Model model;
   Description description{model};
-  std::vector<Workspaces> workspaces{model.methods().size()};  // of each method
   Texts texts;
 
   explicit OpenModel(Model opened) : model(std::move(opened)) {}

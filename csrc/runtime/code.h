@@ -18,6 +18,7 @@
 #include "exportkit/runtime.h"
 #include "runtime/graphs.h"
 #include "runtime/refused_values.h"
+#include "runtime/workspaces.h"
 
 namespace torch::inductor {
 class AOTIModelContainerRunner;
@@ -51,6 +52,8 @@ class Code {
   c10::Device device() const { return device_; }
   // Has a turn for each of the runners, for callers that prepare a call before its turn.
   std::counting_semaphore<>& turns() const { return turns_; }
+  // Has memory for callers that put several requests together.
+  Workspaces& workspaces() const { return workspaces_; }
 
   // Runs flat inputs that the package allows on the current stream of the model's device, and returns flat outputs.
   // Throws c10::Error if the code refuses a value: on a GPU, that may be one of an earlier call on this stream, or one
@@ -94,6 +97,7 @@ class Code {
   size_t runners_;
   bool in_turns_;  // one call launches at a time, and need not wait until the last one's kernels have ended
   mutable std::counting_semaphore<> turns_;
+  mutable Workspaces workspaces_;
   Constants constants_;
   mutable std::optional<Lent> lent_;
   mutable std::unique_ptr<torch::inductor::AOTIModelContainerRunner> runner_;  // null after a first call that failed

@@ -3,11 +3,14 @@
 
 #include <tuple>
 
+#include "package/c_api.h"
 #include "package/fork_gate.h"
 #include "runtime/code.h"
 #include "runtime/device_weights.h"
 #include "runtime/handles.h"
+#include "runtime/model_impl.h"
 #include "runtime/requests.h"
+#include "runtime/tried_rows.h"
 
 namespace exportkit {
 namespace {
@@ -71,14 +74,28 @@ void close(int64_t handle) {
   handles<const Code>().remove(handle);
 }
 
-std::tuple<std::vector<at::Tensor>, double, double, double, double> run_all(int64_t handle,
-                                                                            const std::vector<at::Tensor>& tensors,
-                                                                            int64_t requests,
-                                                                            const std::vector<int64_t>& outputs) {
+std::tuple<std::vector<at::Tensor>, double, double, double, double> run_all(
+    int64_t handle, const std::vector<at::Tensor>& tensors, int64_t requests, const std::vector<int64_t>& outputs,
+    const std::vector<at::Tensor>& states, const std::vector<int64_t>& written) {
   const Work work;
-  Answers answers = run_requests(*code(handle), tensors, requests, outputs);
+  Answers answers = run_requests(*code(handle), tensors, requests, outputs, states, written);
   return {std::move(answers.outputs), answers.input_seconds, answers.wait_seconds, answers.run_seconds,
           answers.output_seconds};
+}
+
+// `package` is the address of an open ek_package, `methods` has the code of each of its methods.
+std::tuple<int64_t, std::string, std::string, bool> try_rows_of(int64_t package, const std::string& target,
+                                                                c10::Device device, const std::vector<int64_t>& methods,
+                                                                const std::string& name, int64_t most) {
+  const Work work;
+  CurrentCode::Methods loaded;
+  for (const int64_t handle : methods) loaded.push_back(code(handle));
+  const PackageReader& reader = reinterpret_cast<const ek_package*>(package)->reader;
+  const Model model(std::make_shared<Model::Impl>(reader, target, device, std::move(loaded)));
+  const MethodInfo& method = model.method(name);
+  TriedRows tried = try_rows(model, method, most);
+  const std::string dimension = tried.most > 0 ? method.dimensions[method.row_dimension.value()].name : "";
+  return {tried.most, dimension, std::move(tried.reason), tried.bit_equal};
 }
 
 }  // namespace
@@ -100,9 +117,11 @@ TORCH_LIBRARY(exportkit, m) {
   m.def("why_no_graphs() -> str", why_no_graphs);
   m.def("close(int handle) -> ()", close);
   m.def(
-      "run_requests(int handle, Tensor[] tensors, int requests, int[] outputs) -> (Tensor[], float, float, float, "
-      "float)",
+      "run_requests(int handle, Tensor[] tensors, int requests, int[] outputs, Tensor[] states, int[] written) -> "
+      "(Tensor[], float, float, float, float)",
       run_all);
+  m.def("try_rows(int package, str target, Device device, int[] methods, str name, int most) -> (int, str, str, bool)",
+        try_rows_of);
 }
 
 }  // namespace exportkit

@@ -5,6 +5,7 @@
 
 #include <bit>
 #include <cstring>
+#include <numeric>
 
 #include "package/errors.h"
 #include "runtime/inputs.h"
@@ -28,30 +29,27 @@ void wait_for_call(const Model::Impl& model, size_t method, const Workspace& wor
 }
 
 // Makes room for the state of so many rows. Memory grows to a power of two, so that it rarely grows.
-void make_room(Workspace& workspace, const Model::Impl& model, size_t method, const std::string& dimension,
-               int64_t rows) {
+void make_room(Workspace& workspace, const Tensors& like, int64_t rows) {
   if (rows <= workspace.rows && !workspace.state.empty()) return;
   workspace.state.clear(), workspace.rows = 0;
   const auto grown = static_cast<int64_t>(std::bit_ceil(static_cast<uint64_t>(rows)));
-  for (const StateUse& use : model.manifest().methods[method].state) {
-    const StateTensor& state = model.manifest().state[static_cast<size_t>(use.index)];
-    const auto options = at::TensorOptions(dtype_of(state.dtype)).device(model.package.device());
-    workspace.state.push_back(at::empty(shape_at(state.shape, {{dimension, grown}}), options));
+  for (const at::Tensor& state : like) {
+    std::vector<int64_t> sizes = state.sizes().vec();
+    sizes[0] = grown;
+    workspace.state.push_back(at::empty(sizes, state.options()));
   }
   workspace.rows = grown;
 }
 
-// Copies each session's state into the state of all. With `back`, copies what the call wrote to the sessions. A GPU
-// gets one launch for many tensors.
-void copy_state(const std::vector<StateUse>& uses, const std::vector<Session::Impl*>& sessions, const Tensors& all,
-                bool back) {
+// Copies the sessions' tensors at these places into those of all, or back. A GPU gets one launch for many tensors.
+void copy_state(const Tensors& all, const SessionStates& sessions, const std::vector<int64_t>& places, bool back) {
   Tensors to, from;
-  for (size_t i = 0; i < uses.size(); ++i) {
-    if (back && !uses[i].written) continue;
+  for (const int64_t index : places) {
+    const auto i = static_cast<size_t>(index);
     char* place = static_cast<char*>(all[i].mutable_data_ptr());
     int64_t row = 0;
-    for (const Session::Impl* session : sessions) {
-      const at::Tensor& own = session->state[static_cast<size_t>(uses[i].index)];
+    for (const Tensors& session : sessions) {
+      const at::Tensor& own = session[i];
       if (own.nbytes() == 0) continue;
       if (own.is_cpu()) {
         std::memcpy(back ? own.mutable_data_ptr() : place, back ? place : own.const_data_ptr(), own.nbytes());
@@ -66,34 +64,53 @@ void copy_state(const std::vector<StateUse>& uses, const std::vector<Session::Im
   if (!to.empty()) at::_foreach_copy_(to, from, /*non_blocking=*/true);
 }
 
-void write_back(const std::vector<StateUse>& uses, const std::vector<Session::Impl*>& sessions, const Tensors& all) {
+// By place in what a method uses.
+std::vector<int64_t> written_state(const std::vector<StateUse>& uses) {
+  std::vector<int64_t> written;
+  for (size_t i = 0; i < uses.size(); ++i) {
+    if (uses[i].written) written.push_back(static_cast<int64_t>(i));
+  }
+  return written;
+}
+
+}  // namespace
+
+std::vector<at::Tensor> gather_state(const SessionStates& sessions, Workspace& workspace) {
+  int64_t rows = 0;
+  for (const Tensors& session : sessions) rows += session.front().size(0);
+  make_room(workspace, sessions.front(), rows);
+  Tensors all;
+  for (const at::Tensor& state : workspace.state) all.push_back(state.narrow(0, 0, rows));
+  std::vector<int64_t> places(all.size());
+  std::iota(places.begin(), places.end(), 0);
+  copy_state(all, sessions, places, /*back=*/false);
+  return all;
+}
+
+void scatter_state(const std::vector<at::Tensor>& all, const SessionStates& sessions,
+                   const std::vector<int64_t>& written) {
+  copy_state(all, sessions, written, /*back=*/true);
+}
+
+std::vector<at::Tensor> run_joined(const Model::Impl& model, size_t method, const std::vector<Session::Impl*>& sessions,
+                                   const std::vector<at::Tensor>& inputs, Workspace& workspace) {
+  const MethodInfo& info = model.methods[method];
+  const int64_t rows = inputs.front().size(0);
+  SessionStates states;
+  for (const Session::Impl* session : sessions) states.push_back(session->methods[method].tensors);
+  StateInUse all{{{info.dimensions[info.row_dimension.value()].name, rows}}, gather_state(states, workspace), {}, {}};
+  Tensors outputs = begin_call(model, method, inputs, all, workspace);
+  wait_for_call(model, method, workspace);
+  for (Session::Impl* session : sessions) session->need_whole();  // an earlier call has ended only now
+  check_outputs(info, outputs, rows);
   try {
-    copy_state(uses, sessions, all, /*back=*/true);
+    scatter_state(all.tensors, states, written_state(model.manifest().methods[method].state));
   } catch (const std::exception& error) {
     for (Session::Impl* session : sessions) {
       session->break_for(std::string("its state was not written: ") + error.what());
     }
     throw;
   }
-}
-
-}  // namespace
-
-std::vector<at::Tensor> run_joined(const Model::Impl& model, size_t method, const std::vector<Session::Impl*>& sessions,
-                                   const std::vector<at::Tensor>& inputs, Workspace& workspace) {
-  const MethodInfo& info = model.methods[method];
-  const std::vector<StateUse>& uses = model.manifest().methods[method].state;
-  const std::string& dimension = info.dimensions[info.row_dimension.value()].name;
-  const int64_t rows = inputs.front().size(0);
-  make_room(workspace, model, method, dimension, rows);
-  StateInUse all{{{dimension, rows}}, {}, {}, {}};
-  for (const at::Tensor& state : workspace.state) all.tensors.push_back(state.narrow(0, 0, rows));
-  copy_state(uses, sessions, all.tensors, /*back=*/false);
-  Tensors outputs = begin_call(model, method, inputs, all, workspace);
-  wait_for_call(model, method, workspace);
-  for (Session::Impl* session : sessions) session->need_whole();  // an earlier call has ended only now
-  check_outputs(info, outputs, rows);
-  write_back(uses, sessions, all.tensors);
   return outputs;
 }
 

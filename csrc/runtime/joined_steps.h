@@ -10,6 +10,14 @@
 
 namespace exportkit {
 
+using SessionStates = std::vector<std::vector<at::Tensor>>;  // of each session, what a method uses
+
+// The rows of all sessions, one after another, in memory that the workspace keeps.
+std::vector<at::Tensor> gather_state(const SessionStates& sessions, Workspace& workspace);
+// Copies what a call wrote into `all`, the tensors at these places, back to the sessions.
+void scatter_state(const std::vector<at::Tensor>& all, const SessionStates& sessions,
+                   const std::vector<int64_t>& written);
+
 // Runs a method that has rows by `row_rule`. `inputs` have the rows of all sessions, whose turns the caller holds. The
 // workspace keeps the gathered state. No session changes if the call fails, or if its outputs do not have all rows:
 // ModelRunError, RefusedValueError.

@@ -97,10 +97,21 @@ Model::Impl::Impl(const Opening& open, const OpenOptions& options)
       state_dimensions(exportkit::state_dimensions(manifest())),
       plans(plans_of(manifest(), package.device())),
       files(unpack_all(package)),
-      weights(package.reader()),
+      weights(std::in_place, package.reader()),
       bytes(bytes_of(manifest(), package.target())),
-      code(load(weights.tensors())),
+      code(load(weights->tensors())),
       initial(package.reader(), package.device()) {}
+
+Model::Impl::Impl(const PackageReader& reader, const std::string& target, c10::Device device,
+                  CurrentCode::Methods loaded)
+    : package(reader, target, device),
+      methods(describe_methods(manifest())),
+      places(places_of(methods)),
+      state(describe_state(manifest())),
+      state_dimensions(exportkit::state_dimensions(manifest())),
+      plans(plans_of(manifest(), device)),
+      code(std::move(loaded)),
+      initial(reader, device) {}
 
 size_t Model::Impl::index_of(const std::string& name) const {
   if (const auto place = places.find(name); place != places.end()) return place->second;
@@ -210,7 +221,7 @@ void Model::swap_weights(const std::string& path) {
   }
   impl_->code.replace([&] {
     auto loaded = impl_->load(
-        replaced_weights(manifest, impl_->package.target(), impl_->weights.tensors(), impl_->initial, path));
+        replaced_weights(manifest, impl_->package.target(), impl_->weights->tensors(), impl_->initial, path));
     for (size_t i = 0; impl_->package.cuda_graphs() && i < loaded.size(); ++i) {
       capture_as(*loaded[i], *impl_->code.get(i));
     }

@@ -21,14 +21,16 @@ struct Model::Impl {
   std::map<std::string_view, size_t> places;  // of the methods, by name
   std::vector<TensorInfo> state;
   std::vector<DimensionRange> state_dimensions;
-  std::vector<InputPlan> plans;   // of each method
-  std::vector<CacheEntry> files;  // of each method's code
-  MappedWeights weights;
-  uint64_t bytes;  // of the weights, on the device
+  std::vector<InputPlan> plans;          // of each method
+  std::vector<CacheEntry> files;         // of each method's code
+  std::optional<MappedWeights> weights;  // unset where others loaded the code
+  uint64_t bytes = 0;                    // of the weights, on the device
   CurrentCode code;
   InitialState initial;
 
   Impl(const Opening& open, const OpenOptions& options);
+  // A package that the caller has opened, with the code of each method that it has loaded: no weights are read again.
+  Impl(const PackageReader& reader, const std::string& target, c10::Device device, CurrentCode::Methods loaded);
 
   const Manifest& manifest() const { return package.reader().manifest(); }
 

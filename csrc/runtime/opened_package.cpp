@@ -97,8 +97,17 @@ std::vector<int64_t> written_arguments(const Method& method) {
 OpenedPackage::OpenedPackage(const Opening& open, OpenOptions options)
     : options_(checked(std::move(options))),
       asked_{options_.public_keys, options_.signature, options_.signature_content},
-      reader_(open(), &asked_),
+      own_(std::in_place, open(), &asked_),
+      reader_(*own_),
       choice_(verified_choice()) {}
+
+OpenedPackage::OpenedPackage(const PackageReader& reader, const std::string& target, c10::Device device)
+    : reader_(reader), choice_{nullptr, device.is_cpu() ? -1 : device.index()} {
+  for (const Target& each : reader.manifest().targets) {
+    if (each.name == target) choice_.target = &each;
+  }
+  TORCH_CHECK(choice_.target != nullptr, reader.name(), " has no target ", target);
+}
 
 Choice OpenedPackage::verified_choice() const {
   verify_once(reader_, options_.verify == Verify::kAlways);

@@ -5,6 +5,7 @@
 
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 
 #include "exportkit/runtime.h"
@@ -24,6 +25,8 @@ class OpenedPackage {
   // Opens a package, checks its required signatures and every digest, and picks a target that runs here. Runs no code
   // of the package. Throws the errors of exportkit.load.
   OpenedPackage(const Opening& open, OpenOptions options);
+  // A package that the caller has opened and checked, and a target that it has loaded. Both must outlive this object.
+  OpenedPackage(const PackageReader& reader, const std::string& target, c10::Device device);
 
   const PackageReader& reader() const { return reader_; }
   const Target& target() const { return *choice_.target; }
@@ -44,7 +47,8 @@ class OpenedPackage {
 
   OpenOptions options_;
   SignatureRequest asked_;
-  PackageReader reader_;
+  std::optional<PackageReader> own_;
+  const PackageReader& reader_;
   Choice choice_;
 };
 

@@ -150,8 +150,9 @@ void RequestRun::run_group(const Group& group) noexcept {
 
 // Runs requests in one call and ends them. False if that fails for several: none has ended then.
 bool RequestRun::ran(std::span<Member> members) {
-  auto workspace = open_.workspaces[method_].take();
-  const auto end_of_use = c10::make_scope_exit([&] { open_.workspaces[method_].give_back(std::move(workspace)); });
+  const std::shared_ptr<const Code> code = model_.code.get(method_);
+  auto workspace = code->workspaces().take();
+  const auto end_of_use = c10::make_scope_exit([&] { code->workspaces().give_back(std::move(workspace)); });
   Tensors outputs;
   try {
     outputs = outputs_of(members, *workspace);

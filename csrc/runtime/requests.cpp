@@ -9,6 +9,8 @@
 #include <chrono>
 #include <cstring>
 
+#include "runtime/joined_steps.h"
+
 namespace exportkit {
 namespace {
 
@@ -65,6 +67,20 @@ Tensors join(const Tensors& tensors, int64_t requests, c10::Device device) {
   return joined;
 }
 
+// The states of each request's session.
+SessionStates sessions_of(const Tensors& tensors, const Tensors& states, int64_t requests) {
+  TORCH_CHECK(int64_t(states.size()) % requests == 0, states.size(), " state tensors of ", requests, " requests");
+  const size_t inputs = tensors.size() / size_t(requests), uses = states.size() / size_t(requests);
+  SessionStates sessions;
+  for (size_t i = 0; uses > 0 && i < size_t(requests); ++i) {
+    sessions.emplace_back(states.begin() + i * uses, states.begin() + (i + 1) * uses);
+    const int64_t rows = sessions.back().front().size(0);
+    TORCH_CHECK(tensors[i * inputs].size(0) == rows, "a request has ", tensors[i * inputs].size(0),
+                " rows, and its session ", rows);
+  }
+  return sessions;
+}
+
 // The copies from a GPU may still run when this returns.
 at::Tensor fetch(const at::Tensor& output) {
   if (output.device().is_cpu()) return output.contiguous();
@@ -80,21 +96,30 @@ void wait(c10::Device device) {
 
 }  // namespace
 
-Answers run_requests(const Code& code, const Tensors& tensors, int64_t requests, const std::vector<int64_t>& outputs) {
+Answers run_requests(const Code& code, const Tensors& tensors, int64_t requests, const std::vector<int64_t>& outputs,
+                     const Tensors& states, const std::vector<int64_t>& written) {
   using Clock = std::chrono::steady_clock;
   const auto seconds = [](Clock::duration time) { return std::chrono::duration<double>(time).count(); };
   const c10::Device device = code.device();
   const auto started = Clock::now();
-  const Tensors inputs = join(tensors, requests, device);
+  Tensors arguments = join(tensors, requests, device);
+  const SessionStates sessions = sessions_of(tensors, states, requests);
+  auto workspace = code.workspaces().take();
+  const auto end_of_use = c10::make_scope_exit([&] { code.workspaces().give_back(std::move(workspace)); });
+  if (!sessions.empty() && !workspace->refused) workspace->refused = code.session_memory();
   const auto joined = Clock::now();
   Tensors found;
   code.turns().acquire();
   const auto began = Clock::now();
   {
     const auto end_of_turn = c10::make_scope_exit([&code] { code.turns().release(); });
-    found = code.run(inputs);
+    Tensors all;
+    if (!sessions.empty()) all = gather_state(sessions, *workspace);
+    arguments.insert(arguments.end(), all.begin(), all.end());
+    found = code.run(arguments, workspace->refused);
     wait(device);
-    code.look();
+    code.look(workspace->refused);
+    scatter_state(all, sessions, written);
   }
   const auto ran = Clock::now();
   Answers answers;

@@ -18,9 +18,12 @@ struct Answers {
 // Joins the inputs of the requests along axis 0, waits for a runner, runs them on the current stream, waits for them,
 // and returns the outputs of these numbers. `tensors` has all inputs of the first request, then all of the second; each
 // is contiguous, on the CPU, and what the package allows. A single request may have scalar inputs. A server calls this
-// without Python's lock; if it made each step from Python, it would wait for the lock after each. Throws c10::Error if
-// the tensors do not fit together, and what Code::run throws.
+// without Python's lock; if it made each step from Python, it would wait for the lock after each. Of a method with
+// state, `states` has the tensors that it uses of the first request's session, then of the second's, on the device: the
+// code gets their rows together, and what it wrote, `written` by place, goes back. Throws c10::Error if the tensors do
+// not fit together, and what Code::run throws; no session was changed then.
 Answers run_requests(const Code& code, const std::vector<at::Tensor>& tensors, int64_t requests,
-                     const std::vector<int64_t>& outputs);
+                     const std::vector<int64_t>& outputs, const std::vector<at::Tensor>& states,
+                     const std::vector<int64_t>& written);
 
 }  // namespace exportkit

@@ -9,7 +9,7 @@
 namespace exportkit {
 
 // The dimension that is the first size of every input, every output and all state of a method, and no other size, as an
-// index of its dimensions; or why there is none. exportkit/serve/engine has the same rule.
+// index of its dimensions; or why there is none.
 struct RowRule {
   std::optional<size_t> dimension;
   std::string reason;

@@ -118,7 +118,7 @@ class RequestTrial {
     for (const std::vector<Tensors>& requests : all_requests()) {
       if (std::string reason = try_requests(requests); !reason.empty()) return impossible(std::move(reason));
     }
-    if (shown_) return {most_, {}};
+    if (shown_) return {most_, {}, bit_equal_};
     return impossible("the recorded cases have no two different rows, which would show that they are independent");
   }
 
@@ -214,9 +214,11 @@ class RequestTrial {
         most_ = count / 2 * fewest_;  // perhaps there is no memory for so many
         return {};
       }
-      const std::string differ = difference(comparison_, method_.name, together(alone), outputs);
+      const Tensors expected = together(alone);
+      const std::string differ = difference(comparison_, method_.name, expected, outputs);
       if (!differ.empty()) return "rows influence one another: " + differ;
       shown_ = true;
+      bit_equal_ = bit_equal_ && same_bits(expected, outputs);
     }
     return {};
   }
@@ -226,7 +228,7 @@ class RequestTrial {
   const Comparison comparison_;
   const int64_t fewest_;
   int64_t most_;
-  bool shown_ = false;
+  bool shown_ = false, bit_equal_ = true;
 };
 
 // --- with state ------------------------------------------------------------------------------------------------------
@@ -258,7 +260,7 @@ class SequenceTrial {
     if (same_results(alone[0], alone[1])) {
       return impossible("other inputs do not change the answers of the recorded sequence");
     }
-    bool shown = false;
+    bool shown = false, bit_equal = true;
     for (int64_t count = 2; count * rows <= most_ && count <= kMostSequences; count *= 2) {
       std::vector<size_t> chosen;
       for (size_t n = 0; n < static_cast<size_t>(count); ++n) chosen.push_back(n % kKinds);
@@ -271,10 +273,11 @@ class SequenceTrial {
       for (size_t n = 0; n < chosen.size(); ++n) {
         const std::string differ = difference_of(alone[chosen[n]], played[n]);
         if (!differ.empty()) return impossible("sequences influence one another: " + differ);
+        bit_equal = bit_equal && same_results(alone[chosen[n]], played[n]);
       }
       shown = true;
     }
-    if (shown) return {most_, {}};
+    if (shown) return {most_, {}, bit_equal};
     return impossible("a batch has at most " + std::to_string(most_) + " rows, which leaves no room for two sequences");
   }
 

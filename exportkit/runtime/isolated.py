@@ -17,10 +17,11 @@ from exportkit.package.archive import PackageReader
 from exportkit.package.package_source import PackageSource
 from exportkit.package.trust import demand
 from exportkit.runtime.isolated_code import WorkerRunner, WorkerState
-from exportkit.runtime.isolated_messages import LoadPackage, PackageLoaded, TorchSettings
+from exportkit.runtime.isolated_messages import LoadPackage, PackageLoaded, TorchSettings, TryRows
 from exportkit.runtime.isolated_process import EXIT_GRACE_SECONDS, Control, Worker
 from exportkit.runtime.methods import ModelCode, plan_methods
 from exportkit.runtime.model import Model
+from exportkit.runtime.requests import TriedRows
 from exportkit.runtime.state import State
 from exportkit.runtime.targets import named
 from exportkit.runtime.tensor_socket import TensorSocket
@@ -57,6 +58,10 @@ class IsolatedModel(Model):
         """
         super().close()
         self._worker.close(timeout)
+
+    def try_rows(self, method: str, most: int) -> TriedRows:
+        """See `Model.try_rows`."""
+        return self._worker.ask(TryRows(method, most), [])[0].rows
 
     def use_own_stream(self) -> None:
         """Does nothing: each of the worker's threads has a stream."""

@@ -12,6 +12,7 @@ from msgspec import Struct
 
 from exportkit.child.messages import Message
 from exportkit.precision import Float32Precision
+from exportkit.runtime.requests import TriedRows
 
 
 class TorchSettings(Struct, frozen=True):
@@ -77,6 +78,13 @@ class RunRequests(Message, frozen=True):
     outputs: tuple[int, ...]
 
 
+class TryRows(Message, frozen=True):
+    """Asks how many rows a call may have: `Model.try_rows`. The answer is Ran."""
+
+    method: str
+    most: int
+
+
 class Capture(Message, frozen=True):
     """Makes a CUDA graph: `Runner.capture`. Its tensors are the inputs, and the state has these sizes."""
 
@@ -136,17 +144,20 @@ class Ran(Message, frozen=True):
         graphs: Whether the model has CUDA graphs, for `Capture`.
         report: What `Runner.graph_report` says, for `ReportGraphs`.
         session: The number of the new session, for `MakeSession`.
+        rows: What `Model.try_rows` returns, for `TryRows`.
     """
 
     seconds: tuple[float, float, float] = (0.0, 0.0, 0.0)
     graphs: bool = False
     report: str | None = None
     session: int = -1
+    rows: TriedRows = TriedRows(0)
 
 
 Question = (
     Run
     | RunRequests
+    | TryRows
     | Capture
     | ReportGraphs
     | Swap

@@ -29,6 +29,7 @@ from exportkit.runtime.isolated_messages import (
     RunRequests,
     Swap,
     TorchSettings,
+    TryRows,
     WriteState,
 )
 from exportkit.runtime.loader import load
@@ -108,6 +109,8 @@ class _Served:
             return self._run(message, tensors)
         if isinstance(message, RunRequests):
             return self._run_requests(message, tensors)
+        if isinstance(message, TryRows):
+            return Ran(rows=self.model.try_rows(message.method, message.most)), []
         if isinstance(message, Swap):
             self.model.swap_weights(dict(zip(message.names, tensors)) if message.path is None else message.path)
             return Ran(), []

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType, TracebackType
 from typing import Any, Self
 
@@ -17,7 +18,8 @@ from exportkit.runtime.graphs import GraphReport, empty_inputs, graph_report
 from exportkit.runtime.inputs import InputPlan
 from exportkit.runtime.loaded_cases import Cases
 from exportkit.runtime.methods import LoadedMethod, MethodPlan, ModelCode, describe_call
-from exportkit.runtime.requests import Answers, use_own_stream
+from exportkit.runtime.native import NativeRunner, try_rows
+from exportkit.runtime.requests import Answers, TriedRows, use_own_stream
 from exportkit.runtime.runner import Construction
 from exportkit.runtime.session import Session
 from exportkit.runtime.state import LocalState, State, StatePlan, empty_state
@@ -111,26 +113,6 @@ class Model:
                 hint="`manifest.state` lists its tensors. Closed sessions free theirs.",
             ) from error
 
-    def session_over(
-        self, tensors: Sequence[torch.Tensor], sizes: Mapping[str, int], *, initialise: bool = True
-    ) -> Session:
-        """Makes a session whose state lies in memory of the caller's, who may keep that of many in one block.
-
-        Args:
-            tensors: The state in the manifest's order, with its dtypes and shapes, contiguous and aligned as an input
-                must be. Nobody else may use them while the session is open.
-            sizes: As of `session`.
-            initialise: Whether they get the values that a new session has.
-
-        Raises:
-            UsageError, ModelClosedError: As `session`.
-        """
-        self._code.open_runners()
-        checked = self._state.checked_sizes(sizes)
-        if initialise:
-            self._state.initialise(tensors)
-        return Session(self._code, LocalState(self._code, self._state, list(tensors)), checked)
-
     def _new_state(self, sizes: Mapping[str, int]) -> State:
         return LocalState.new(self._code, self._state, sizes)
 
@@ -155,9 +137,52 @@ class Model:
         """
         plan = self._code.plan(method)
         runner = self._code.runner(plan.name)
-        if plan.state or plan.written:
-            what = "has state" if plan.state else "writes into its inputs"
-            raise UsageError(f"{plan.name} of {self.manifest.name} {what}, so requests cannot be joined for it")
+        if plan.state:
+            raise UsageError(
+                f"{plan.name} of {self.manifest.name} has state, so requests cannot be joined for it",
+                hint="`run_steps` joins steps of sessions.",
+            )
+        return self._run_joined(plan, runner.run_requests, requests, outputs)
+
+    def run_steps(
+        self,
+        steps: Sequence[tuple[Session, Sequence[torch.Tensor]]],
+        outputs: Sequence[int],
+        method: str | None = None,
+    ) -> Answers:
+        """Runs a step of several sessions in one call, where `try_rows` allows it. See `run_requests`.
+
+        Args:
+            steps: Sessions of this process, which nobody else calls meanwhile, each with its flat inputs.
+            outputs: The numbers of the outputs that are wanted.
+            method: The method that is called.
+
+        Raises:
+            UsageError: As `run_requests`; or the C++ runtime does not run the package in this process.
+            SessionClosedError: A session was closed.
+            InputError, ModelRunError, ModelClosedError: As `run_requests`. No session was changed.
+        """
+        plan = self._code.plan(method)
+        runner = self._code.runner(plan.name)
+        if not isinstance(runner, NativeRunner):
+            raise UsageError(f"only the C++ runtime joins steps of {plan.name}, for sessions of its own process")
+        states = [list(session.state.values()) for session, _ in steps]
+        used = [state[index] for state in states for index in plan.state]
+        written = [place for place, index in enumerate(plan.state) if index in plan.written_state]
+        run = functools.partial(runner.run_requests, states=used, written=written)
+        return self._run_joined(plan, run, [inputs for _, inputs in steps], outputs)
+
+    def _run_joined(
+        self,
+        plan: MethodPlan,
+        run: Callable[[list[list[torch.Tensor]], Sequence[int]], Answers],
+        requests: Sequence[Sequence[torch.Tensor]],
+        outputs: Sequence[int],
+    ) -> Answers:
+        if plan.inputs.written:
+            raise UsageError(
+                f"{plan.name} of {self.manifest.name} writes into its inputs, so requests cannot be joined for it"
+            )
         count = len(plan.call.outputs)
         if unknown := [number for number in outputs if not 0 <= number < count]:
             raise UsageError(
@@ -166,9 +191,26 @@ class Model:
             )
         prepared = self._host_plan(plan).prepare_requests(requests)
         try:
-            return runner.run_requests(prepared, outputs)
+            return run(prepared, outputs)
         except RuntimeError as error:
             raise self._code.run_error(plan, error, [each for request in prepared for each in request]) from error
+
+    def try_rows(self, method: str, most: int) -> TriedRows:
+        """Finds out by the recorded cases whether the rows of one request, or of one session, influence another's.
+
+        Args:
+            method: The method that is called.
+            most: The most rows of a call. There will be fewer if the model fails on so many.
+
+        Raises:
+            ModelRunError: The recorded cases cannot be read or run.
+            ModelClosedError: The model was closed.
+        """
+        runners = self._code.open_runners()
+        try:
+            return try_rows(self._reader, self.target.name, self.device, runners, method, most)
+        except RuntimeError as error:
+            raise ModelRunError(f"the rows of {method} cannot be tried: {str(error).partition(chr(10))[0]}") from error
 
     def _host_plan(self, plan: MethodPlan) -> InputPlan:
         if (known := self._host_inputs.get(plan.name)) is None:

@@ -18,9 +18,10 @@ import torch
 
 from exportkit.errors import HostError, UsageError
 from exportkit.libraries import LIBRARY_DIR
+from exportkit.package.archive import PackageReader
 from exportkit.runtime.cache import Entry, callers_level
 from exportkit.runtime.graphs import GraphUse
-from exportkit.runtime.requests import Answers
+from exportkit.runtime.requests import Answers, TriedRows
 from exportkit.runtime.targets import Choice
 
 _NAME = "libexportkit_runtime.so"
@@ -89,10 +90,21 @@ class NativeRunner:
         """See `Runner.look`."""
         torch.ops.exportkit.look.default(self._handle, refused)
 
-    def run_requests(self, requests: Sequence[Sequence[torch.Tensor]], outputs: Sequence[int], /) -> Answers:
-        """Runs requests together, without the GIL from the first step to the last. See `Model.run_requests`."""
+    def run_requests(
+        self,
+        requests: Sequence[Sequence[torch.Tensor]],
+        outputs: Sequence[int],
+        /,
+        states: Sequence[torch.Tensor] = (),
+        written: Sequence[int] = (),
+    ) -> Answers:
+        """Runs requests together, without the GIL from the first step to the last. See `Model.run_requests`.
+
+        With state, `states` has what the method uses of each request's session, of which `written` are written.
+        """
         tensors = [tensor for request in requests for tensor in request]
-        return Answers(*self._run_requests(self._handle, tensors, len(requests), list(outputs)))
+        found = self._run_requests(self._handle, tensors, len(requests), list(outputs), list(states), list(written))
+        return Answers(*found)
 
     def capture(self, arguments: list[torch.Tensor], own: int, /) -> list[torch.Tensor] | None:
         """Makes a graph for the arguments' sizes, and returns its own inputs. See `Runner.capture`."""
@@ -109,6 +121,26 @@ class NativeRunner:
     def graph_report(self) -> str | None:
         """Returns which graphs there are, as JSON; None without graphs."""
         return torch.ops.exportkit.graph_report.default(self._handle) if self._has_graphs else None
+
+
+def try_rows(
+    reader: PackageReader, target: str, device: torch.device, runners: Mapping[str, object], method: str, most: int
+) -> TriedRows:
+    """Finds out how many rows of several requests a call may have: csrc/runtime/tried_rows.h. Raises RuntimeError.
+
+    Args:
+        reader: The open package.
+        target: The name of its target.
+        device: The device of the target's code.
+        runners: The target's code of every method, in the manifest's order.
+        method: The method that is called.
+        most: The most rows of a call.
+    """
+    native = [runner._handle for runner in runners.values() if isinstance(runner, NativeRunner)]
+    if len(native) < len(runners):
+        return TriedRows(0, reason="only the C++ runtime finds out whether rows influence one another")
+    package = reader.handle  # it stays open until the call has ended
+    return TriedRows(*torch.ops.exportkit.try_rows.default(int(package), target, device, native, method, most))
 
 
 def _function_of(operator: Any) -> Callable[..., Any]:

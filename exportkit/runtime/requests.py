@@ -8,8 +8,6 @@ from typing import NamedTuple
 
 import torch
 
-_SIGNED = {torch.uint16: torch.int16, torch.uint32: torch.int32, torch.uint64: torch.int64}  # for older torch's `cat`
-
 
 class Answers(NamedTuple):
     """What a call answered to several requests.
@@ -29,9 +27,31 @@ class Answers(NamedTuple):
     output_seconds: float
 
 
+class TriedRows(NamedTuple):
+    """How many rows of several requests a call may have, as far as the recorded cases show.
+
+    Attributes:
+        most: The most rows of a call; 0: each request runs alone.
+        dimension: The dimension of which each request brings a part.
+        reason: Why each request runs alone.
+        bit_equal: Whether answers had the same bits, however requests were put together.
+    """
+
+    most: int
+    dimension: str = ""
+    reason: str = ""
+    bit_equal: bool = True
+
+
 def joined(requests: Sequence[Sequence[torch.Tensor]]) -> list[torch.Tensor]:
     """Returns the inputs of all requests, one after the other along axis 0. Those of one alone are not copied."""
-    return list(requests[0]) if len(requests) == 1 else [_concatenated(parts) for parts in zip(*requests)]
+    if len(requests) == 1:
+        return list(requests[0])
+    flat = [torch.cat([part.reshape(-1).view(torch.uint8) for part in parts]) for parts in zip(*requests)]
+    return [  # by their bytes, because `cat` lacks some dtypes
+        each.view(first.dtype).view(shape)
+        for each, first, shape in zip(flat, requests[0], joined_shapes(requests), strict=True)
+    ]
 
 
 def joined_shapes(requests: Sequence[Sequence[torch.Tensor]]) -> list[tuple[int, ...]]:
@@ -63,10 +83,3 @@ def use_own_stream(device: torch.device) -> None:
     """Gives this thread a CUDA stream, so that its calls run beside other threads'. Does nothing on a CPU."""
     if device.type == "cuda":
         torch.cuda.set_stream(torch.cuda.Stream(device))
-
-
-def _concatenated(parts: Sequence[torch.Tensor]) -> torch.Tensor:
-    dtype = parts[0].dtype
-    if (signed := _SIGNED.get(dtype)) is None:
-        return torch.cat(list(parts))
-    return torch.cat([part.view(signed) for part in parts]).view(dtype)

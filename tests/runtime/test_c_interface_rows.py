@@ -1,8 +1,6 @@
-"""exportkit.h says of rows what the server says: by the manifest, and by the recorded cases."""
+"""Which rows may go together: what the manifest says, and what the recorded cases show."""
 
 from __future__ import annotations
-
-from pathlib import Path
 
 import msgspec
 import pytest
@@ -10,11 +8,8 @@ import torch
 
 import exportkit
 from exportkit.package import manifest as m
-from exportkit.serve.engine.batchable import row_dimension
-from exportkit.serve.engine.model_replica import ModelReplica
-from exportkit.serve.engine.row_trials import try_rows as try_in_python
 from tests.artifacts import artifact
-from tests.runtime import c_interface, counting, everything, tiny
+from tests.runtime import c_interface, counting, tiny
 from tests.runtime.c_interface import Refused
 from tests.runtime.c_requests import try_rows
 from tests.serve.engine import rows, ticker
@@ -48,30 +43,6 @@ def by_manifest(model: c_interface.Model, name: str) -> str:
     return about.row_reason.decode()
 
 
-def agree(library: c_interface.Library, package: Path) -> str:
-    """What both say of the last method."""
-    with library.open(package) as model, exportkit.load(package) as loaded:
-        for method in loaded.manifest.methods:
-            wanted = row_dimension(loaded.manifest, method)
-            said = by_manifest(model, method.name)
-            assert said == (wanted if isinstance(wanted, str) else wanted.name)
-    return said
-
-
-def test_the_rows_of_a_method_are_those_that_the_server_finds(c_library, tmp_path, tiny_package, recorder_package):
-    for package in (
-        tiny_package,
-        recorder_package,
-        rows.write(tmp_path / "rows.pt2"),
-        ticker.write(tmp_path / "ticker.pt2"),
-        everything.write(tmp_path / "everything.pt2"),
-        counting.write(tmp_path / "counting.pt2"),
-        artifact("words"),
-        artifact("notebook"),
-    ):
-        agree(c_library, package)
-
-
 N, TWICE, MORE = m.Size(dimension="n"), m.Size(dimension="batch", scale=2), m.Size(dimension="batch", offset=1)
 
 
@@ -99,7 +70,7 @@ N, TWICE, MORE = m.Size(dimension="n"), m.Size(dimension="batch", scale=2), m.Si
         ([(BATCH,)], [(BATCH,)], (2, 4), "batch"),
     ],
 )
-def test_a_method_without_rows_says_why_in_the_servers_words(c_library, tmp_path, inputs, outputs, range_, said):
+def test_rows_are_the_first_size_of_everything_and_no_other(c_library, tmp_path, inputs, outputs, range_, said):
     given = call(inputs, outputs, *range_)
     used = {size.dimension for tensor in given.inputs for size in tensor.shape if isinstance(size, m.Size)}
     complete = msgspec.structs.replace(
@@ -112,7 +83,9 @@ def test_a_method_without_rows_says_why_in_the_servers_words(c_library, tmp_path
         result=m.SequenceNode(kind="list", items=tuple(m.TensorNode(index=place) for place in range(len(outputs)))),
         dimensions=tuple(each for each in given.dimensions if each.name in used),
     )
-    assert said in agree(c_library, tiny.write(tmp_path / "rows.pt2", tiny.tiny_files(), call=complete))
+    package = tiny.write(tmp_path / "rows.pt2", tiny.tiny_files(), call=complete)
+    with c_library.open(package) as model:
+        assert said in by_manifest(model, "forward")
 
 
 def test_state_of_one_size_has_no_rows(c_library, tmp_path):
@@ -120,28 +93,11 @@ def test_state_of_one_size_has_no_rows(c_library, tmp_path):
         state = msgspec.structs.replace(manifest.state[0], shape=(64,))
         return msgspec.structs.replace(manifest, state=(state,), cases=())
 
-    agree(c_library, ticker.write(tmp_path / "ticker.pt2", change=fixed))
+    with c_library.open(ticker.write(tmp_path / "ticker.pt2", change=fixed)) as model:
+        assert by_manifest(model, "forward") == "the size of the state is not batch alone"
 
 
 # --- what the recorded cases show -------------------------------------------------------------------------------------
-
-
-def of_server(package: Path, most: int) -> tuple[int, str | None]:
-    """What the server finds."""
-    replica = ModelReplica(lambda: exportkit.load(package))
-    try:
-        method = replica.model.manifest.method()
-        found = row_dimension(replica.model.manifest, method)
-        assert isinstance(found, m.Dimension)
-        tried = try_in_python(replica, method, found, min(most, found.max))
-        return (tried.max_rows, None) if tried.enabled else (0, tried.reason)
-    finally:
-        replica.close()
-
-
-def same(one: str | None, other: str | None) -> bool:
-    """By how much outputs differ is said in words of each."""
-    return (one and one.partition(" (")[0]) == (other and other.partition(" (")[0])
 
 
 def loosened(manifest: m.Manifest) -> m.Manifest:
@@ -151,7 +107,7 @@ def loosened(manifest: m.Manifest) -> m.Manifest:
     return msgspec.structs.replace(manifest, methods=tiny.forward(changed))
 
 
-def test_recorded_cases_show_what_they_show_the_server(c_library, tmp_path):
+def test_recorded_cases_show_whether_rows_are_independent(c_library, tmp_path):
     equal = {name: torch.zeros_like(tensor) for name, tensor in rows.example(4, coupling=1.0).items()}
     packages = {
         "independent": rows.write(tmp_path / "independent.pt2", rows.example(4), rows.example(1)),
@@ -165,15 +121,24 @@ def test_recorded_cases_show_what_they_show_the_server(c_library, tmp_path):
         "no sequences": counting.write(tmp_path / "counting.pt2"),
         "indices": artifact("words"),
     }
-    shown = {}
+    most = {"independent": 32, "pairs": 32, "sequences": 16, "indices": 64}
+    reasons = {
+        "coupled": "rows influence one another: sum",
+        "no cases": "no two different rows",
+        "equal rows": "no two different rows",
+        "any values": "the values of `sum` need not repeat",
+        "coupled sequences": "sequences influence one another: 0",
+        "no sequences": "no recorded sequence",
+    }
     for name, package in packages.items():
-        for most in (5, 1 << 40):
-            with c_library.open(package) as model:
-                found, reason = shown[name] = try_rows(model, most)
-            wanted, wanted_reason = of_server(package, most)
-            assert found == wanted, (name, reason, wanted_reason)
-            assert same(reason, wanted_reason), (reason, wanted_reason)
-    assert {name for name, (found, _) in shown.items() if found} == {"independent", "pairs", "sequences", "indices"}
+        with c_library.open(package) as model, exportkit.load(package) as loaded:
+            method = loaded.manifest.method().name
+            for asked in (4, 1 << 40):
+                found, reason = try_rows(model, asked)
+                assert found == min(asked, most.get(name, 0)), reason
+                assert reasons.get(name, "") in (reason or "")
+                tried = loaded.try_rows(method, asked)
+                assert (tried.most, tried.reason) == (found, reason or "")
 
 
 def test_rows_are_asked_for_with_a_number_and_of_a_method(c_library, tmp_path, recorder_package, tiny_package):

@@ -19,6 +19,7 @@ from tests.fixtures.softpool_library import RAISE
 from tests.runtime import everything, exportkit_run, tiny
 from tests.runtime.everything import drawn, example
 from tests.runtime.isolation import equal
+from tests.serve.engine import ticker
 
 SIZES = [(1,), (40,), (2, 1, 3), (1, 1), (3,) * 13]
 
@@ -159,10 +160,10 @@ def test_the_cpp_runtime_refuses_what_does_not_fit_together(package):
         with pytest.raises(RuntimeError, match="not contiguous"):
             run([[one[0], turned, *one[2:]]], [0])
         with pytest.raises(RuntimeError, match="1 tensors of 2 requests"):
-            torch.ops.exportkit.run_requests(model._code.runners["forward"]._handle, one[:1], 2, [0])
+            torch.ops.exportkit.run_requests(model._code.runners["forward"]._handle, one[:1], 2, [0], [], [])
         for count in (0, -1):
             with pytest.raises(RuntimeError, match=f"tensors of {count} requests"):
-                torch.ops.exportkit.run_requests(model._code.runners["forward"]._handle, one, count, [0])
+                torch.ops.exportkit.run_requests(model._code.runners["forward"]._handle, one, count, [0], [], [])
         for output in (-1, len(DATATYPES)):
             with pytest.raises(RuntimeError, match=f"no output {output}"):
                 run([one], [output])
@@ -175,6 +176,22 @@ def test_requests_that_run_alone_are_not_copied_and_shapes_are_those_of_all():
     assert joined_shapes([one]) == [tuple(tensor.shape) for tensor in one]
     assert joined_shapes([one, other]) == [tuple(tensor.shape) for tensor in joined([one, other])]
     assert joined_shapes([[torch.tensor(1.0)]]) == [()]
+
+
+def test_steps_of_sessions_run_together_as_alone(tmp_path):
+    exportkit_run.require_built()
+    with exportkit.load(ticker.write(tmp_path / "ticker.pt2")) as model:
+        together, alone = ([model.session(batch=rows) for rows in (2, 1, 3)] for _ in range(2))
+        for number in range(3):
+            given = [list(ticker.inputs(number, session.sizes["batch"]).values()) for session in alone]
+            (output,) = model.run_steps(list(zip(together, given)), [0]).outputs
+            assert bits(output) == b"".join(bits(session(*each)) for session, each in zip(alone, given))
+        with pytest.raises(ModelRunError, match="a request has 1 rows, and its session 2"):
+            model.run_steps([(together[0], given[1]), (together[1], given[0])], [0])
+        for one, other in zip(together, alone):
+            assert bits(one.state["memory"]) == bits(other.state["memory"])
+        with pytest.raises(UsageError, match="has state"):
+            model.run_requests(given, [0])
 
 
 @pytest.mark.cuda

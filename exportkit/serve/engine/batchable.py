@@ -1,12 +1,10 @@
-"""Which models may get the rows of several requests in one call: what the manifest says about it."""
+"""Whether the rows of several requests may share a call."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
-from exportkit.package.manifest import Dimension, Manifest, PackagedMethod, Size, TensorInput, TensorOutput
-from exportkit.runtime.state import state_dimensions
+from exportkit.package.manifest import Dimension
 
 
 @dataclass(frozen=True)
@@ -35,40 +33,3 @@ class Batching:
     def enabled(self) -> bool:
         """Whether requests run together."""
         return self.dimension is not None
-
-
-def row_dimension(manifest: Manifest, method: PackagedMethod) -> Dimension | str:
-    """Finds the dimension that is axis 0 of every input, output and state of a method, and no other size anywhere.
-
-    Returns:
-        The dimension, or why requests, or steps of different sequences, cannot run together.
-    """
-    call = method.call
-    if not call.inputs or not call.outputs:
-        return "the model has no inputs or no outputs"
-    first = call.inputs[0].shape[0] if call.inputs[0].shape else None
-    if not isinstance(first, Size):
-        return f"the first size of input `{call.inputs[0].name}` does not vary"
-    tensors: tuple[TensorInput | TensorOutput, ...] = (*call.inputs, *call.outputs)
-    for tensor in tensors:
-        if reason := _why_not(f"`{tensor.name}`", tensor.shape, first.dimension, "requests"):
-            return reason
-    (dimension,) = (each for each in call.dimensions if each.name == first.dimension)
-    if dimension.max < 2 * max(dimension.min, 1):
-        return f"{dimension.name} is from {dimension.min} to {dimension.max}, which leaves no room for two requests"
-    if method.state and set(state_dimensions(manifest)) != {dimension.name}:
-        return f"the size of the state is not {dimension.name} alone"
-    for state in (manifest.state[use.index] for use in method.state):
-        if reason := _why_not(f"the state `{state.name}`", state.shape, dimension.name, "sequences"):
-            return reason
-    return dimension
-
-
-def _why_not(what: str, shape: Sequence[int | Size | None], rows: str, whose: str) -> str | None:
-    """Returns why a tensor does not consist of one row for each number in the dimension `rows`."""
-    if not shape or shape[0] != Size(dimension=rows):
-        return f"the first size of {what} is not {rows}, so its rows are not the {whose}'"
-    for axis, size in enumerate(shape[1:], 1):
-        if isinstance(size, Size) and size.dimension == rows:
-            return f"the size of {what} in dimension {axis} depends on {rows} as well"
-    return None

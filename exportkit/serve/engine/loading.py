@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -16,15 +16,16 @@ from exportkit.package.manifest import PackagedMethod
 from exportkit.runtime.loader import load
 from exportkit.runtime.model import Model
 from exportkit.serve.batching.pending import BatchLimits
-from exportkit.serve.engine.batchable import Batching, row_dimension
+from exportkit.serve.engine.batchable import Batching
 from exportkit.serve.engine.folder import PackageFile
 from exportkit.serve.engine.model_description import ModelDescription
 from exportkit.serve.engine.model_replica import ModelReplica
-from exportkit.serve.engine.row_trials import try_rows
 from exportkit.serve.engine.servable import Servable, servable
 from exportkit.serve.engine.warm_up import answer_cases, answer_sequences
 from exportkit.serve.sequences.table import SequenceLimits
 from exportkit.serve.serve_options import LoadOptions
+
+_ANY_ROWS = 2**62  # a method allows fewer
 
 
 @dataclass(frozen=True, eq=False)
@@ -141,20 +142,15 @@ def _batching(
     replicas: Sequence[ModelReplica], method: PackagedMethod, limits: BatchLimits, options: LoadOptions
 ) -> Batching:
     """Returns how requests of a method, or steps of different sequences, may run together."""
-    found = row_dimension(replicas[0].model.manifest, method)
-    if isinstance(found, str):
-        return Batching.impossible(found)
     if method.state and options.isolate:
         return Batching.impossible("the state is in a worker process, so each step runs alone")
-    most = found.max if limits.max_rows is None else min(found.max, limits.max_rows)
-    if most < 2 * max(found.min, 1):
-        return Batching.impossible(f"batches have at most {most} rows, which leaves no room for two requests")
     if not options.warm_up:
         return Batching.impossible("the warm-up is off, which would show that rows do not influence one another")
-    batching = Batching(found, most)
+    most, bit_equal = _ANY_ROWS if limits.max_rows is None else limits.max_rows, True
     for replica in replicas:
-        tried = try_rows(replica, method, found, batching.max_rows)
-        if not tried.enabled:
-            return tried
-        batching = replace(tried, bit_equal=tried.bit_equal and batching.bit_equal)
-    return batching
+        tried = replica.try_rows(method.name, most)
+        if not tried.most:
+            return Batching.impossible(tried.reason)
+        most, bit_equal = tried.most, bit_equal and tried.bit_equal
+    (dimension,) = (each for each in method.call.dimensions if each.name == tried.dimension)
+    return Batching(dimension, most, bit_equal=bit_equal)

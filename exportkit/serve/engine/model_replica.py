@@ -16,6 +16,7 @@ from exportkit.package.structure import builder, flatten
 from exportkit.runtime.isolated import IsolatedModel
 from exportkit.runtime.loaded_cases import LoadedCall
 from exportkit.runtime.model import Model
+from exportkit.runtime.requests import TriedRows
 
 # Seconds before a worker process is started again, where the one before died without an answer: doubled each time.
 FIRST_DELAY, _LONGEST_DELAY = 0.25, 10.0
@@ -77,6 +78,10 @@ class ModelReplica:
         """
         args, kwargs = arguments_of(self.model.manifest.method(method).call)(inputs)
         return tensors_in(self.answered(lambda model: model.methods[method](*args, **kwargs)))
+
+    def try_rows(self, method: str, most: int) -> TriedRows:
+        """See `Model.try_rows`. Raises WorkerLostError if the worker process died."""
+        return self.answered(lambda model: model.try_rows(method, most))
 
     def answered(self, ask: Callable[[Model], T]) -> T:
         """Asks the model. Raises WorkerLostError if its worker process died."""

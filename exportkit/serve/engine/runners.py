@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import accumulate
 
 import torch
@@ -66,21 +67,16 @@ class BatchRunner(ABC):
             taken: The time at which they left the queue.
         """
 
-    def _answers(
-        self,
-        requests: _Requests,
-        taken: float,
-        outputs: Mapping[int, torch.Tensor],
-        spent: tuple[float, float, float],
-    ) -> list[Outcome]:
-        """Counts a batch that ran, and gives each request its rows of the outputs, which are on the CPU, contiguous.
-
-        `spent` has the seconds for inputs, for the run, and for outputs.
-        """
+    def _answers(self, requests: _Requests, taken: float, call: Callable[[Sequence[int]], Answers]) -> list[Outcome]:
+        """Runs requests in one call, which gets the outputs that are wanted, and gives each its rows of the answers."""
+        wanted = sorted({place for request in requests for place in request.outputs})
+        ran = call(wanted)
+        self.waited = ran.wait_seconds
+        spent = (ran.input_seconds, ran.run_seconds, ran.output_seconds)
         rows = sum(request.rows for request in requests)
         self._counted.executed(rows, compute_input=spent[0], compute_infer=spent[1], compute_output=spent[2])
         sizes = [request.inputs[0].shape[0] for request in requests] if len(requests) > 1 else None
-        parts = {place: _parts_of(*self._outputs[place], output, sizes) for place, output in outputs.items()}
+        parts = {place: _parts_of(*self._outputs[place], out, sizes) for place, out in zip(wanted, ran.outputs)}
         name, version = self._described.name, self._described.version
         return [
             InferAnswer(
@@ -141,11 +137,7 @@ class RequestRunner(BatchRunner):
 
     def _together(self, requests: _Requests, taken: float) -> list[Outcome]:
         """Runs requests in one call. Raises what the model raises."""
-        wanted = sorted({place for request in requests for place in request.outputs})
-        ran = self._call([request.inputs for request in requests], wanted)
-        self.waited = ran.wait_seconds
-        spent = (ran.input_seconds, ran.run_seconds, ran.output_seconds)
-        return self._answers(requests, taken, dict(zip(wanted, ran.outputs)), spent)
+        return self._answers(requests, taken, partial(self._call, [request.inputs for request in requests]))
 
     def _call(self, inputs: Sequence[Sequence[torch.Tensor]], outputs: Sequence[int]) -> Answers:
         return self._replica.answered(lambda model: model.run_requests(inputs, outputs, self._method))

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import logging
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import torch
 
 from exportkit.errors import ExportkitError, ModelClosedError
-from exportkit.runtime.requests import joined
+from exportkit.runtime.requests import run_in_steps
 from exportkit.serve.engine.checked_request import CheckedRequest, Outcome
 from exportkit.serve.engine.held_session import AGAIN, ENDED, HeldSession
-from exportkit.serve.engine.joined_steps import JoinedSteps
 from exportkit.serve.engine.model_description import ModelDescription
 from exportkit.serve.engine.model_replica import ModelReplica, arguments_of, tensors_in
 from exportkit.serve.engine.runners import BatchRunner
@@ -22,20 +20,16 @@ from exportkit.serve.statuses import SequenceError, ServeError
 
 _log = logging.getLogger(__name__)
 
-_Flat = list[torch.Tensor]
-
 
 class StepRunner(BatchRunner):
-    """Runs steps of a method with state. `waited` stays 0."""
+    """Runs steps of a method with state."""
 
     def __init__(
         self, replica: ModelReplica, described: ModelDescription, counted: Statistics, *, warm_up: bool
     ) -> None:
         """See BatchRunner."""
         super().__init__(replica, described, counted, warm_up=warm_up)
-        method, rows = replica.model.manifest.method(self._method), described.batching.dimension
-        self._arguments = arguments_of(method.call)
-        self._joined = None if rows is None else JoinedSteps(method, rows.name)
+        self._arguments = arguments_of(described.call)
 
     def _warm_up(self) -> None:
         model = self._replica.model
@@ -47,32 +41,25 @@ class StepRunner(BatchRunner):
     def run(self, requests: Sequence[CheckedRequest], taken: float) -> list[Outcome]:
         """Runs steps of different sequences. If they fail together, no state was changed, and each runs alone."""
         going = [step for step in requests if not _session_of(step).closed]  # others would fail together
-        if self._joined is not None and len(going) > 1:
+        if len(going) > 1:
             try:
                 with self._replica.slot():
-                    ran = dict(zip(going, self._together(self._joined, going, taken)))
+                    ran = dict(zip(going, self._together(going, taken)))
                 return [ran.get(step) or self._alone(step, taken) for step in requests]
             except ExportkitError as error:
                 _log.warning("%d steps failed together, and run one by one: %s", len(going), error.message)
         return [self._alone(step, taken) for step in requests]
 
-    def _together(self, together: JoinedSteps, steps: Sequence[CheckedRequest], taken: float) -> list[Outcome]:
+    def _together(self, steps: Sequence[CheckedRequest], taken: float) -> list[Outcome]:
         """Runs steps in one call. What it raises was raised before any state was changed, or the device is broken."""
-
-        def run(inputs: _Flat) -> _Flat:
-            outputs = together.run(model, sessions, inputs)
-            if self._replica.device.type == "cuda":
-                torch.cuda.current_stream(self._replica.device).synchronize()
-            return outputs
-
         model = self._replica.model
-        sessions = [_session_of(step).open(model) for step in steps]
-        return self._timed(steps, taken, run)
+        given = [(_session_of(step).open(model), step.inputs) for step in steps]
+        return self._answers(steps, taken, lambda wanted: model.run_steps(given, wanted, self._method))
 
     def _alone(self, step: CheckedRequest, taken: float) -> Outcome:
         """Runs a step. None runs twice: the state may be half written."""
 
-        def run(inputs: _Flat) -> _Flat:
+        def run(inputs: list[torch.Tensor]) -> list[torch.Tensor]:
             args, kwargs = self._arguments(inputs)
             outputs = tensors_in(session.methods[self._method](*args, **kwargs))
             session.synchronize()
@@ -82,7 +69,8 @@ class StepRunner(BatchRunner):
         try:
             with self._replica.slot():
                 session = held.open(self._replica.model)
-                (answer,) = self._timed([step], taken, run)
+                device, given = self._replica.device, [step.inputs]
+                (answer,) = self._answers([step], taken, lambda wanted: run_in_steps(run, device, given, wanted))
                 return answer
         except ServeError as error:
             return error
@@ -92,17 +80,6 @@ class StepRunner(BatchRunner):
             if held.closed:  # meanwhile, so that the state was gone
                 return SequenceError(ENDED, hint=AGAIN)
             return self._failure_of(error)
-
-    def _timed(self, steps: Sequence[CheckedRequest], taken: float, run: Callable[[_Flat], _Flat]) -> list[Outcome]:
-        """Brings the inputs of steps to the device, runs them, and brings the outputs back."""
-        began = time.perf_counter()
-        inputs = [tensor.to(self._replica.device) for tensor in joined([step.inputs for step in steps])]
-        moved = time.perf_counter()
-        found = run(inputs)
-        ran = time.perf_counter()
-        wanted = {place for step in steps for place in step.outputs}
-        outputs = {place: found[place].cpu().contiguous() for place in wanted}
-        return self._answers(steps, taken, outputs, (moved - began, ran - moved, time.perf_counter() - ran))
 
 
 def _session_of(step: CheckedRequest) -> HeldSession:

@@ -1,4 +1,4 @@
-"""Which models are batched: what the manifest allows, and what the recorded cases then show."""
+"""Which models are batched: where the C++ runtime finds that rows are independent."""
 
 from __future__ import annotations
 
@@ -6,13 +6,9 @@ import asyncio
 
 import pytest
 
-from exportkit.errors import ModelRunError
 from exportkit.serve.batching.pending import BatchLimits
-from exportkit.serve.engine.model_replica import ModelReplica
 from tests.serve.engine import rows
 from tests.serve.engine.asking import only, serving
-
-# --- what the recorded cases show -------------------------------------------------------------------------------------
 
 
 def metadata(package, **options):
@@ -57,15 +53,7 @@ def test_what_was_not_shown_is_not_batched(rows_package, options, reason):
     assert reason in batching["reason"]
 
 
-def test_batches_are_as_large_as_the_model_can_run(rows_package, monkeypatch):
-    """Simulated: there is no memory for more than 5 rows."""
-    call = ModelReplica.call
-
-    def small(self, method, inputs):
-        if len(inputs[0]) > 5:
-            raise ModelRunError("out of memory")
-        return call(self, method, inputs)
-
-    monkeypatch.setattr(ModelReplica, "call", small)
-    batching, config = metadata(rows_package)
-    assert (batching["enabled"], batching["max_rows"], config["max_batch_size"]) == (True, 4, 4)
+def test_torchs_own_binding_runs_each_request_alone(rows_package, monkeypatch):
+    monkeypatch.setenv("EXPORTKIT_RUNTIME", "python")
+    batching, _ = metadata(rows_package)
+    assert batching["reason"] == "only the C++ runtime finds out whether rows influence one another"

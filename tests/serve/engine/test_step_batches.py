@@ -10,8 +10,8 @@ import torch
 
 import exportkit
 from exportkit.errors import ModelRunError
+from exportkit.runtime.model import Model
 from exportkit.serve.batching.pending import BatchLimits
-from exportkit.serve.engine.joined_steps import JoinedSteps
 from exportkit.serve.protocol.inference import SequenceStep
 from exportkit.serve.statuses import BadRequestError
 from tests.serve.engine import ticker
@@ -78,16 +78,16 @@ def test_sequences_whose_rows_influence_one_another_never_run_together(tmp_path,
 
 
 def test_steps_that_fail_together_run_one_by_one_and_lose_no_state(package, monkeypatch):
-    whole = JoinedSteps.run
+    whole = Model.run_steps
     tried = []
 
-    def sometimes(self, model, sessions, inputs):
-        tried.append(len(sessions))
-        if len(tried) > 6:  # after the warm-up
+    def sometimes(self, steps, *how):
+        tried.append(len(steps))
+        if len(tried) > 2:
             raise ModelRunError("no memory for so many")
-        return whole(self, model, sessions, inputs)
+        return whole(self, steps, *how)
 
-    monkeypatch.setattr(JoinedSteps, "run", sometimes)
+    monkeypatch.setattr(Model, "run_steps", sometimes)
     found, counted, batching, _ = run(played(package, GATHERING))
     assert batching["enabled"]
     assert counted.executions > 20

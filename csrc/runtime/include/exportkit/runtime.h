@@ -243,10 +243,11 @@ class EXPORTKIT_API Model {
   CaseReport replay(size_t index) const;
 
   struct Impl;
-  const std::shared_ptr<Impl>& impl() const { return impl_; }  // for this library
+  // For this library:
+  explicit Model(std::shared_ptr<Impl> impl);
+  const std::shared_ptr<Impl>& impl() const { return impl_; }
 
  private:
-  explicit Model(std::shared_ptr<Impl> impl);
   std::shared_ptr<Impl> impl_;
 };
 
