@@ -75,7 +75,7 @@ OpenedFile OpenedFile::by_path(const std::filesystem::path& path) {
   Descriptor file(open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
   if (!file) throw Error(errors::kUsage, "cannot open " + path.string() + ": " + system_message(errno));
   struct stat status{};
-  if (fstat(file.get(), &status) == 0 && S_ISDIR(status.st_mode)) return open_in_folder(std::move(file), path);
+  if (fstat(file.get(), &status) == 0 && S_ISDIR(status.st_mode)) return open_in_folder(path);
   return {std::move(file), path, path.filename().string()};
 }
 

@@ -76,8 +76,8 @@ EK_API int ek_arriving_new(const char* name, uint64_t limit, ek_arriving** arriv
 EK_API int ek_arriving_write(ek_arriving* arriving, const void* piece, size_t size);
 EK_API void ek_arriving_close(ek_arriving* arriving);
 
-/* Opens a package, or the one in a folder, and checks rules 1 to 12. With a demand, it checks signatures before it reads
- * the manifest. */
+/* Opens a package, or the one in a folder, and checks rules 1 to 12. With a demand, it checks signatures before it
+ * reads the manifest. */
 EK_API int ek_package_open(const char* path, const ek_demand* demand, ek_package** package);
 /* The same for the file of a descriptor, which stays the caller's. It must be a plain file. */
 EK_API int ek_package_open_descriptor(int descriptor, const ek_demand* demand, ek_package** package);

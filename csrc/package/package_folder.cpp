@@ -1,14 +1,7 @@
 #include "package/package_folder.h"
 
-#include <dirent.h>
-#include <fcntl.h>
-#include <sys/stat.h>
-
-#include <memory>
-#include <utility>
 #include <vector>
 
-#include "package/container.h"
 #include "package/errors.h"
 #include "package/json_fields.h"
 #include "package/sha256.h"
@@ -24,78 +17,38 @@ constexpr size_t kMaxBytes = size_t{4} << 20;  // of a manifest, which is what r
 constexpr const char* kImageManifest = "application/vnd.oci.image.manifest.v1+json";
 constexpr const char* kModel = "application/vnd.cncf.model.manifest.v1+json";
 constexpr const char* kPackageLayer = "application/vnd.cncf.model.weight.v1.raw";
-constexpr const char* kFilePath = "org.cncf.model.filepath";
+constexpr std::string_view kFilePath = "org.cncf.model.filepath", kSha256 = "sha256:";
 
 [[noreturn]] void refuse(const fs::path& path, const std::string& what) {
   throw Error(errors::kArtifact, path.string() + " " + what,
               "`exportkit oci` writes such folders, and `skopeo copy` copies them whole.");
 }
 
-// A file or a folder of this folder, which must not be a link.
-Descriptor inside(const Descriptor& folder, const char* name, const fs::path& path, int flags) {
-  Descriptor found(openat(folder.get(), name, O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOFOLLOW | flags));
-  struct stat status{};
-  if (found) return found;
-  const int error = errno;
-  if (fstatat(folder.get(), name, &status, AT_SYMLINK_NOFOLLOW) == 0 && S_ISLNK(status.st_mode)) {
-    refuse(path, "is a link, which could lead out of the folder");
+[[noreturn]] void mismatch(const fs::path& path, const std::string& what) {
+  throw Error(errors::kDigestMismatch, path.string() + " has " + what,
+              "The copy is incomplete or damaged. Copy it again.");
+}
+
+fs::path not_a_link(fs::path path) {
+  if (fs::is_symlink(path)) refuse(path, "is a link, which could lead out of the folder");
+  return path;
+}
+
+std::string small_file(const fs::path& path, size_t most = kMaxBytes) {
+  std::optional<std::string> content;
+  try {
+    content = read_limited(not_a_link(path), /*guarded=*/false, most);
+  } catch (const std::invalid_argument& error) {
+    refuse(path, error.what());
   }
-  if (error == ENOENT) refuse(path, "does not exist");
-  throw FileError(path, error);
+  if (!content) refuse(path, "does not exist");
+  return *content;
 }
 
-uint64_t size_of(const Descriptor& file, const fs::path& path) {
-  struct stat status{};
-  if (fstat(file.get(), &status) != 0) throw FileError(path);
-  if (!S_ISREG(status.st_mode)) refuse(path, "is not a plain file");
-  return static_cast<uint64_t>(status.st_size);
-}
+using Members = std::map<std::string_view, std::function<void()>>;
 
-std::string small_content(const Descriptor& file, const fs::path& path, size_t most = kMaxBytes) {
-  const uint64_t size = size_of(file, path);
-  if (size > most) refuse(path, "has more than " + std::to_string(most) + " bytes");
-  return read_at(file.get(), 0, size);
-}
-
-// Content that a manifest names. `file` is the name that it has outside the layout.
-struct Content {
-  std::string media_type, sha256, file;
-  int64_t size = -1;
-};
-
-std::string digest(JsonReader& json) {
-  const std::string value = json.string();
-  constexpr std::string_view kAlgorithm = "sha256:";
-  const bool known = value.starts_with(kAlgorithm) && value.size() == kAlgorithm.size() + 64 &&
-                     value.find_first_not_of("0123456789abcdef", kAlgorithm.size()) == std::string::npos;
-  if (!known) json.fail("expected sha256: and 64 hexadecimal digits");
-  return value.substr(kAlgorithm.size());
-}
-
-Content content(JsonReader& json) {
-  Content found;
-  json.object([&](std::string_view key) {
-    if (key == "mediaType") {
-      found.media_type = json.string();
-    } else if (key == "digest") {
-      found.sha256 = digest(json);
-    } else if (key == "size") {
-      found.size = json.integer();
-    } else if (key == "annotations") {
-      json.object([&](std::string_view name) { name == kFilePath ? void(found.file = json.string()) : json.skip(); });
-    } else {
-      json.skip();
-    }
-  });
-  if (found.media_type.empty() || found.sha256.empty() || found.size < 0) {
-    json.fail("expected mediaType, digest and size");
-  }
-  return found;
-}
-
-// Reads an object that must have these keys.
-void read_json(const std::string& text, const fs::path& path,
-               const std::function<std::map<std::string_view, std::function<void()>>(JsonReader&)>& members) {
+// Reads an object of a file that must have these keys.
+void read_json(const fs::path& path, const std::string& text, const std::function<Members(JsonReader&)>& members) {
   try {
     JsonReader json = JsonReader::checked(text, kMaxDepth);
     read_members(json, members(json));
@@ -104,117 +57,123 @@ void read_json(const std::string& text, const fs::path& path,
   }
 }
 
-class ImageLayout {
- public:
-  ImageLayout(const Descriptor& folder, const fs::path& path)
-      : path_(path),
-        blobs_(
-            inside(inside(folder, "blobs", path / "blobs", O_DIRECTORY), "sha256", path / "blobs/sha256", O_DIRECTORY)),
-        index_(small_content(inside(folder, "index.json", path / "index.json", 0), path / "index.json")) {}
+// A blob as a descriptor names it. `file` is the name that it has outside the layout.
+struct Blob {
+  fs::path path;
+  std::string media_type, sha256, file;
+  int64_t size = -1;
 
-  OpenedFile package(std::string name) const {
-    const std::vector<Content> layers = layers_of(only_manifest());
-    const Content* package = nullptr;
-    for (const Content& layer : layers) {
-      if (layer.media_type != kPackageLayer) continue;
-      if (package != nullptr) refuse(path_, "has an artifact of several packages; one has one");
-      package = &layer;
+  void check_size() const {
+    std::error_code unreadable;
+    const uintmax_t found = fs::file_size(not_a_link(path), unreadable);
+    if (unreadable) refuse(path, "cannot be read: " + unreadable.message());
+    if (found != static_cast<uintmax_t>(size)) {
+      mismatch(path, std::to_string(found) + " bytes; its descriptor says " + std::to_string(size));
     }
-    if (package == nullptr) refuse(path_, std::string("has no layer of type ") + kPackageLayer);
-    OpenedFile opened{blob(*package), blob_path(*package), std::move(name)};
-    opened.layer = {package->sha256, {}};
-    for (const Content& layer : layers) {
-      for (const char* suffix : {kOwnSuffix, kBundleSuffix}) {
-        if (layer.file != package->file + suffix) continue;
-        if (!opened.layer->signatures.emplace(suffix, text_of(layer, kSmallFileBytes)).second) {
-          refuse(path_, "has several signatures " + shown(layer.file));
-        }
-      }
-    }
-    return opened;
   }
 
- private:
-  fs::path blob_path(const Content& content) const { return path_ / "blobs/sha256" / content.sha256; }
-
-  Descriptor blob(const Content& content) const {
-    const fs::path path = blob_path(content);
-    Descriptor file = inside(blobs_, content.sha256.c_str(), path, 0);
-    if (const uint64_t size = size_of(file, path); size != static_cast<uint64_t>(content.size)) {
-      throw Error(errors::kDigestMismatch,
-                  path.string() + " has " + std::to_string(size) + " bytes; its descriptor says " +
-                      std::to_string(content.size),
-                  "The copy is incomplete or damaged. Copy it again.");
-    }
-    return file;
+  std::string text(size_t most = kMaxBytes) const {
+    check_size();
+    const std::string content = small_file(path, most);
+    if (sha256_hex(content) != sha256) mismatch(path, "another digest than its name");
+    return content;
   }
-
-  std::string text_of(const Content& content, size_t most = kMaxBytes) const {
-    std::string text = small_content(blob(content), blob_path(content), most);
-    if (sha256_hex(text) == content.sha256) return text;
-    throw Error(errors::kDigestMismatch, blob_path(content).string() + " has another digest than its name",
-                "The copy is damaged. Copy it again.");
-  }
-
-  Content only_manifest() const {
-    std::vector<Content> manifests;
-    read_json(index_, path_ / "index.json", [&](JsonReader& json) {
-      return std::map<std::string_view, std::function<void()>>{
-          {"manifests", [&] { json.array([&] { manifests.push_back(content(json)); }); }}};
-    });
-    if (manifests.size() != 1) {
-      throw Error(errors::kUsage, path_.string() + " has " + std::to_string(manifests.size()) + " manifests, not one",
-                  "Copy one into a layout of its own: skopeo copy oci:DIR:NAME oci:NEW.");
-    }
-    if (manifests[0].media_type != kImageManifest) {
-      refuse(path_, "has no manifest of an artifact, but " + shown(manifests[0].media_type));
-    }
-    return manifests[0];
-  }
-
-  std::vector<Content> layers_of(const Content& manifest) const {
-    std::string kind;
-    std::vector<Content> layers;
-    read_json(text_of(manifest), blob_path(manifest), [&](JsonReader& json) {
-      return std::map<std::string_view, std::function<void()>>{
-          {"artifactType", [&] { kind = json.string(); }},
-          {"layers", [&] { json.array([&] { layers.push_back(content(json)); }); }}};
-    });
-    if (kind != kModel) refuse(path_, "has an artifact of type " + shown(kind) + "; a package's is " + kModel);
-    return layers;
-  }
-
-  fs::path path_;
-  Descriptor blobs_;
-  std::string index_;
 };
 
-OpenedFile only_package(const Descriptor& folder, const fs::path& path) {
-  struct Close {
-    void operator()(DIR* stream) const { closedir(stream); }
-  };
-  const std::unique_ptr<DIR, Close> entries(opendir(("/proc/self/fd/" + std::to_string(folder.get())).c_str()));
-  if (!entries) throw FileError(path);
-  std::vector<std::string> names;
-  while (const dirent* entry = readdir(entries.get())) {
-    if (std::string_view(entry->d_name).ends_with(".pt2")) names.emplace_back(entry->d_name);
+std::string digest(JsonReader& json) {
+  const std::string value = json.string();
+  if (!value.starts_with(kSha256) || value.size() != kSha256.size() + 64 ||
+      value.find_first_not_of("0123456789abcdef", kSha256.size()) != std::string::npos) {
+    json.fail("expected sha256: and 64 hexadecimal digits");
   }
-  if (names.size() != 1) {
-    throw Error(errors::kUsage,
-                path.string() + " is a folder with " + std::to_string(names.size()) + " .pt2 files, not one",
-                names.empty() ? "Give a package, a folder with one, or an OCI image layout (`exportkit oci`)."
-                              : "Give one of the files.");
+  return value.substr(kSha256.size());
+}
+
+// Reads a list of descriptors.
+std::vector<Blob> blobs(JsonReader& json, const fs::path& folder) {
+  std::vector<Blob> found;
+  json.array([&] {
+    Blob blob;
+    json.object([&](std::string_view key) {
+      if (key == "mediaType") {
+        blob.media_type = json.string();
+      } else if (key == "digest") {
+        blob.sha256 = digest(json);
+      } else if (key == "size") {
+        blob.size = json.integer();
+      } else if (key == "annotations") {
+        json.object([&](std::string_view name) { name == kFilePath ? void(blob.file = json.string()) : json.skip(); });
+      } else {
+        json.skip();
+      }
+    });
+    if (blob.media_type.empty() || blob.sha256.empty() || blob.size < 0) {
+      json.fail("expected mediaType, digest and size");
+    }
+    blob.path = folder / blob.sha256;
+    found.push_back(blob);
+  });
+  return found;
+}
+
+// The layers of the only artifact.
+std::vector<Blob> layers_of(const fs::path& path) {
+  const fs::path folder = not_a_link(not_a_link(path / "blobs") / "sha256"), index = path / "index.json";
+  std::vector<Blob> manifests, layers;
+  read_json(index, small_file(index),
+            [&](JsonReader& json) { return Members{{"manifests", [&] { manifests = blobs(json, folder); }}}; });
+  if (manifests.size() != 1) {
+    throw Error(errors::kUsage, path.string() + " has " + std::to_string(manifests.size()) + " manifests, not one",
+                "Copy one into a layout of its own: skopeo copy oci:DIR:NAME oci:NEW.");
   }
-  const fs::path file = path / names[0];
-  return {inside(folder, names[0].c_str(), file, 0), file, names[0]};
+  const Blob& manifest = manifests[0];
+  if (manifest.media_type != kImageManifest) {
+    refuse(path, "has no manifest of an artifact, but " + shown(manifest.media_type));
+  }
+  std::string kind;
+  read_json(manifest.path, manifest.text(), [&](JsonReader& json) {
+    return Members{{"artifactType", [&] { kind = json.string(); }}, {"layers", [&] { layers = blobs(json, folder); }}};
+  });
+  if (kind != kModel) refuse(path, "has an artifact of type " + shown(kind) + "; a package's is " + kModel);
+  return layers;
+}
+
+OpenedFile open_layout(const fs::path& path) {
+  const std::vector<Blob> layers = layers_of(path);
+  const Blob* package = nullptr;
+  for (const Blob& layer : layers) {
+    if (layer.media_type != kPackageLayer) continue;
+    if (package != nullptr) refuse(path, "has an artifact of several packages; one has one");
+    package = &layer;
+  }
+  if (package == nullptr) refuse(path, std::string("has no layer of type ") + kPackageLayer);
+  package->check_size();
+  OpenedFile opened = OpenedFile::by_path(package->path);
+  opened.name = fs::weakly_canonical(path).filename().string();
+  opened.layer = {package->sha256, {}};
+  for (const Blob& layer : layers) {
+    for (const char* suffix : {kOwnSuffix, kBundleSuffix}) {
+      if (layer.file != package->file + suffix) continue;
+      const bool is_new = opened.layer->signatures.emplace(suffix, layer.text(kSmallFileBytes)).second;
+      if (!is_new) refuse(path, "has several signatures " + shown(layer.file));
+    }
+  }
+  return opened;
 }
 
 }  // namespace
 
-OpenedFile open_in_folder(Descriptor folder, const fs::path& path) {
-  struct stat status{};
-  if (fstatat(folder.get(), "oci-layout", &status, AT_SYMLINK_NOFOLLOW) != 0) return only_package(folder, path);
-  return ImageLayout(folder, path).package(fs::weakly_canonical(path).filename().string());
+OpenedFile open_in_folder(const fs::path& path) {
+  if (fs::exists(fs::symlink_status(path / "oci-layout"))) return open_layout(path);
+  std::vector<fs::path> packages;
+  for (const auto& entry : fs::directory_iterator(path)) {
+    if (entry.path().extension() == ".pt2" && !entry.is_directory()) packages.push_back(entry.path());
+  }
+  if (packages.size() == 1) return OpenedFile::by_path(not_a_link(packages[0]));
+  throw Error(errors::kUsage,
+              path.string() + " is a folder with " + std::to_string(packages.size()) + " .pt2 files, not one",
+              packages.empty() ? "Give a package, a folder with one, or an OCI image layout (`exportkit oci`)."
+                               : "Give one of the files.");
 }
 
 }  // namespace exportkit

@@ -15,6 +15,6 @@ inline constexpr const char *kOwnSuffix = ".sig", *kBundleSuffix = ".sigstore.js
 //
 // UsageError: there is no package, or more than one. ArtifactError: the layout breaks a rule. DigestMismatchError: a
 // blob is not what its descriptor says; the package's own digest is checked with those of its records.
-OpenedFile open_in_folder(Descriptor folder, const std::filesystem::path& path);
+OpenedFile open_in_folder(const std::filesystem::path& path);
 
 }  // namespace exportkit

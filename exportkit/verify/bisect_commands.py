@@ -42,21 +42,18 @@ class CutPoint(Message, frozen=True):
         operator: Its operator.
         where: The line of the model's code, or "".
         values: The names of the values that its result consists of.
-        reaches: The numbers of the results that depend on it.
     """
 
     name: str
     operator: str
     where: str
     values: tuple[str, ...]
-    reaches: tuple[int, ...] = ()
 
 
 class GraphRead(Message, frozen=True):
-    """The nodes after which the graph can be cut, in its order, and the operator that computes each result."""
+    """The nodes after which the graph can be cut, in its order."""
 
     points: tuple[CutPoint, ...]
-    results: tuple[str, ...] = ()
 
 
 class CallInputs(Message, frozen=True):

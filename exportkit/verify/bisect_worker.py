@@ -30,8 +30,6 @@ from exportkit.export.programs.cut_program import (
     cut_call,
     cut_points,
     own_values,
-    result_nodes,
-    sources_of,
     values_after,
 )
 from exportkit.export.programs.cut_state import call_with_state, state_before, used_by, written_state
@@ -83,16 +81,8 @@ class Cutter:
         else:
             self._trace(eager)
         points = cut_points(self._program)
-        results = result_nodes(self._program)
-        reached: dict[torch.fx.Node, list[int]] = {node: [] for node in points}
-        for number, result in enumerate(results):
-            for node in sources_of(result):
-                reached.get(node, []).append(number)
         go_offline()
-        return GraphRead(
-            tuple(_described(node, tuple(reached[node])) for node in points),
-            tuple(str(node.target) for node in results),
-        )
+        return GraphRead(tuple(_described(node) for node in points))
 
     @property
     def _method(self) -> PackagedMethod:
@@ -208,8 +198,8 @@ class Cutter:
         write_compiled(traced, out, plan, version="0")
 
 
-def _described(node: torch.fx.Node, reaches: tuple[int, ...]) -> CutPoint:
-    return CutPoint(node.name, str(node.target), where_traced(node), own_values(node), reaches)
+def _described(node: torch.fx.Node) -> CutPoint:
+    return CutPoint(node.name, str(node.target), where_traced(node), own_values(node))
 
 
 def dynamic_texts(call: Call) -> list[str]:

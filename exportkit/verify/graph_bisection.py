@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Self
@@ -106,14 +106,12 @@ class GraphBisection:
 
     Attributes:
         folder: Where its files are.
-        results: The operator that computes each result of the graph, once it was read.
     """
 
     def __init__(self, subject: BisectedGraph, options: VerifyOptions, folder: Path, progress: Progress) -> None:
         self._subject, self._options, self.folder, self._progress = subject, options, folder, progress
         self._worker: VerifyWorker | None = None
         self._points: tuple[CutPoint, ...] = ()
-        self.results: tuple[str, ...] = ()
         self._failed: dict[int, tuple[Check, Manifest]] = {}
         self._untested: dict[int, str] = {}
         self._input_bytes = 0
@@ -125,15 +123,14 @@ class GraphBisection:
         if self._worker is not None:
             self._worker.close()
 
-    def locate(self, budget: int | None = None, *, fails: Callable[[int], bool | None] | None = None) -> Located:
+    def locate(self, budget: int | None = None) -> Located:
         """Searches for the first cut that fails.
 
         Args:
             budget: The number of cuts to test. None tests as many as needed.
-            fails: Tests a cut. Default: `fails` of this search.
         """
         self._start()
-        found = bisect(len(self._points), fails or self.fails, budget=budget)
+        found = bisect(len(self._points), self._fails, budget=budget)
         failed = self._failed.get(found.fails) if found.fails is not None else None
         return Located(
             label=self._subject.label,
@@ -147,15 +144,6 @@ class GraphBisection:
             untested=self._untested,
         )
 
-    @property
-    def method(self) -> PackagedMethod:
-        """The method whose graph is cut."""
-        return self._subject.call.method
-
-    def why_untested(self, cut: int) -> str:
-        """Returns why a cut could not be compiled or loaded."""
-        return self._untested.get(cut, "")
-
     def _start(self) -> None:
         """Starts the process that cuts, and lets it read the graph in the first way that works."""
         refusals = []
@@ -165,7 +153,7 @@ class GraphBisection:
             timeout = max(self._options.timeout, LOAD_TIMEOUT)
             answer = self._worker.ask(command, GraphRead, doing="reading the graph", timeout=timeout)
             if isinstance(answer, GraphRead) and answer.points:
-                self._points, self.results = answer.points, answer.results
+                self._points = answer.points
                 return
             if isinstance(answer, GraphRead):
                 raise UsageError("the graph has no node, so that there is nothing to cut")
@@ -202,19 +190,11 @@ class GraphBisection:
             files = ReferenceModelFiles(None, None, given.libraries or packed)
             yield msgspec.structs.replace(command, eager=files, program=str(subject.program))
 
-    def fails(self, cut: int, given: GivenOptions = GivenOptions()) -> bool | None:
-        """Compiles the graph up to a node and verifies it.
-
-        Args:
-            cut: The number of the node.
-            given: Options of the compiler, in addition to those of the artifact.
-
-        Returns:
-            Whether it differs from eager; None if it cannot be compiled or loaded.
-        """
+    def _fails(self, cut: int) -> bool | None:
+        """Compiles the graph up to a node and verifies it: whether it differs from eager; None if it has no code."""
         with tempfile.TemporaryDirectory(dir=self.folder) as place:
             made = Path(place) / "cut.pt2"
-            answer = self._cut(cut, made, given)
+            answer = self._cut(cut, made)
             if isinstance(answer, str):
                 self._untested[cut] = answer
                 return None
@@ -222,12 +202,6 @@ class GraphBisection:
             if self._subject.libraries and self._subject.compiled:
                 assemble([made], self._subject.libraries, made)
             return self._judge(cut, made)
-
-    def refused(self, cut: int, given: GivenOptions = GivenOptions()) -> str | None:
-        """Compiles the graph up to a node, and says why that fails; None if it does not. Arguments: see `fails`."""
-        with tempfile.TemporaryDirectory(dir=self.folder) as place:
-            answer = self._cut(cut, Path(place) / "cut.pt2", given)
-            return answer if isinstance(answer, str) else None
 
     def write_reproduction(
         self, located: Located, depth: int | None, options: Mapping[str, Any], output: Path
@@ -258,19 +232,18 @@ class GraphBisection:
         bits = simd_bits(self._subject.cpu_isa)
         return {**({"cpp.simdlen": bits} if bits else {}), **self._subject.given.inductor_config}
 
-    def _cut(self, cut: int, made: Path, given: GivenOptions) -> GraphCut | str:
+    def _cut(self, cut: int, made: Path) -> GraphCut | str:
         """Writes the artifact of a cut, or says why there is none."""
         point = self._points[cut]
         self._progress(f"cutting after node {cut + 1} of {len(self._points)}, {point.name} ({point.operator})")
         if self._worker is None or not self._worker.alive:
             self._start()
         assert self._worker is not None
-        given = self._subject.given.with_more(given)
         command = CutGraph(
             point=cut,
             call=self._subject.call.message,
-            inductor_config=dict(given.inductor_config),
-            eager_kernels=given.eager_kernels,
+            inductor_config=dict(self._subject.given.inductor_config),
+            eager_kernels=self._subject.given.eager_kernels,
             output=str(made),
         )
         timeout = max(self._options.timeout, LOAD_TIMEOUT)

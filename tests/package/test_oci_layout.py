@@ -267,7 +267,7 @@ def _no_json(layout: Path) -> None:
         (_of_another_type, errors.ArtifactError, "an artifact of type 'application/vnd.docker.ai'"),
         (_out_of_the_folder, errors.ArtifactError, "expected sha256: and 64 hexadecimal digits"),
         (_of_another_size, errors.DigestMismatchError, "its descriptor says 7"),
-        (_lost, errors.ArtifactError, "does not exist"),
+        (_lost, errors.ArtifactError, "cannot be read: No such file"),
         (_linked, errors.ArtifactError, "is a link, which could lead out of the folder"),
         (_linked_folder, errors.ArtifactError, "is a link"),
         (_another_package, errors.DigestMismatchError, "has another digest than its name"),

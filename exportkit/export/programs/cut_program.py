@@ -38,24 +38,6 @@ def cut_points(program: ExportedProgram) -> list[torch.fx.Node]:
     return points
 
 
-def result_nodes(program: ExportedProgram) -> list[torch.fx.Node]:
-    """Returns the nodes that compute the tensors that a program returns, each with all of its results."""
-    outputs = [spec.arg.name for spec in program.graph_signature.output_specs if spec.kind is OutputKind.USER_OUTPUT]
-    returned = {node.name: node for node in program.graph.output_node().all_input_nodes}
-    found = [returned[name] for name in outputs if name in returned]
-    return [node.all_input_nodes[0] if _is_part(node) else node for node in found]
-
-
-def sources_of(node: torch.fx.Node) -> set[torch.fx.Node]:
-    """Returns a node and all nodes that it is computed from."""
-    found, left = {node}, [node]
-    while left:
-        new = [each for each in left.pop().all_input_nodes if each not in found]
-        found.update(new)
-        left += new
-    return found
-
-
 def own_values(point: torch.fx.Node) -> tuple[str, ...]:
     """Returns the names of the values that a node's result consists of."""
     return (point.name, *(user.name for user in point.users if _is_part(user) and user.users))
