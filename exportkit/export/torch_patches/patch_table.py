@@ -125,8 +125,8 @@ _TABLE = (
         {"torch._subclasses.fake_tensor:FakeTensorMode._cached_dispatch_impl": "(self, func, types, args, kwargs)"},
     ),
     *_patches(
-        "Distributions are traced without the checks that read their arguments, as torch.compile does.",
-        "https://github.com/pytorch/pytorch/issues/151094",
+        "Distributions are traced without checks that read their arguments, as torch.compile does (pytorch#151094).",
+        "https://github.com/pytorch/pytorch/pull/186291",
         {"torch.distributions.distribution:Distribution._validate_args": ""},
     ),
     *_patches(
@@ -294,7 +294,7 @@ _TABLE = (
     ),
     *_patches(
         "Code stops where a custom operator fails.",
-        "https://github.com/pytorch/pytorch/issues/180884",
+        "https://github.com/pytorch/pytorch/pull/180884",
         {
             "torch._inductor.codegen.cpp_wrapper_cpu:CppWrapperCpu.generate_fallback_kernel_with_runtime_lookup_aot": "(self, op_overload, raw_args, output_args, raw_outputs)"
         },

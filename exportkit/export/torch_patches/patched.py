@@ -110,12 +110,12 @@ class _Change:
         self._owner, self._name = owner_of(patch), patch.name
         self._original = vars(self._owner)[patch.name]
         self._here = threading.local() if patch.signatures else None
-        if self._here is not None:
+        if (here := self._here) is not None:
             function = _function(self._original)
 
             @functools.wraps(function, updated=())
             def in_this_thread(*args: Any, **kwargs: Any) -> Any:
-                return self.current()(*args, **kwargs)
+                return getattr(here, "function", function)(*args, **kwargs)
 
             is_method = isinstance(self._original, (classmethod, staticmethod))
             setattr(self._owner, self._name, type(self._original)(in_this_thread) if is_method else in_this_thread)
