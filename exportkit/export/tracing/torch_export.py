@@ -38,7 +38,6 @@ from exportkit.export.within_torch.covariances import traceable_covariances
 from exportkit.export.within_torch.data_sizes import from_zero
 from exportkit.export.within_torch.distances import varying_distances
 from exportkit.export.within_torch.distributions import unchecked_distributions
-from exportkit.export.within_torch.fake_answers import remembered_when_repeated
 from exportkit.export.within_torch.gradients import gradients_of, traced
 from exportkit.export.within_torch.lengths import varying_lengths
 from exportkit.export.within_torch.operator_bodies import traced_bodies
@@ -261,7 +260,6 @@ def _traceable(model: torch.nn.Module, log: GuardLog) -> Iterator[None]:
             quiet_torch(),
             _attention_of_no_machine(),
             whole_recurrent_layers(log.unrolled),
-            remembered_when_repeated(),
             from_zero(),
             varying_lengths(),
             varying_distances(),

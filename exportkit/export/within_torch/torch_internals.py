@@ -7,8 +7,7 @@ No torch that exports has an option for any of these, so export replaces:
 - `cpu_vec_isa.valid_vec_isa_list` and `cpp_builder._get_optimization_cflags`, so that the code is for
   the chosen instruction set and not for this machine, and can be unloaded (`toolchain`).
 - `CppBuilder.build`, so that the sources of a model are compiled at the same time (`model_sources`).
-- `sympy.simplify`, which takes long where Inductor looks for strides,
-  `sizevars.join_dimensions`, which misses rows that lie one after the other, `CppKernel.decide_parallel_depth`, so that
+- `sizevars.join_dimensions`, which misses rows that lie one after the other, `CppKernel.decide_parallel_depth`, so that
   every machine writes the same loops, and `cpp_flex_attention_template.parallel_num_threads`, so that every thread has
   its memory, and `CppMicroGemmFP32Vec.TEMPLATE_KERNEL`, so that attention reads no keys that are not there
   (`inductor_changes`).
@@ -42,7 +41,6 @@ No torch that exports has an option for any of these, so export replaces:
   operator (`compile_failure`).
 - `FakeTensorMode.dispatch`, so that code reads the results of kernels where they are (`true_strides`), and
   `flex_attention._FLEX_ATTENTION_DISABLE_COMPILE_DEBUG`, so that its operators can be watched (`rounded_runs`).
-- `FakeTensorMode._cached_dispatch_impl`, so that torch remembers what is asked for again (`fake_answers`).
 - `FakeImplCtx.create_unbacked_symint`, so that sizes that depend on data begin at 0 (`data_sizes`).
 - `can_auto_functionalize`, `FallbackKernel.codegen` and `post_grad.decompose_auto_functionalized`, so that operators
   that write may return lists of tensors, or be given nothing to write into (`writing_operators`).
