@@ -11,7 +11,6 @@ from typing import Any
 
 import sympy
 import torch
-from sympy.core.function import Application
 from torch._inductor import config, ir, lowering
 from torch._inductor.codegen.common import DeferredLine
 from torch._inductor.codegen.cpp import CppKernel, CppVecKernel
@@ -39,7 +38,6 @@ def changed_inductor() -> Iterator[None]:
     """
     with ExitStack() as changes:
         for change in (
-            _quick_simplify,
             _whole_rows,
             _divided_loops,
             _never_one_thread,
@@ -77,26 +75,6 @@ def _noting(run: Callable[..., Any]) -> Callable[..., Any]:
         return run(interpreter, node)
 
     return noted
-
-
-def _quick_simplify() -> AbstractContextManager[None]:
-    """Expands polynomials where Inductor calls SymPy's `simplify`.
-
-    Inductor simplifies the differences of indices to see their strides, hundreds of times. Nearly all are polynomials
-    of indices, sizes and their quotients, for which `expand` finds the same in a tenth of the time.
-    """
-
-    def quick(simplify: Callable[..., Any]) -> Callable[..., Any]:
-        def expand_or_simplify(expression: Any, *args: Any, **kwargs: Any) -> Any:
-            if isinstance(expression, sympy.Expr):
-                parts = expression.atoms(sympy.Symbol, Application)
-                if expression.is_polynomial(*parts):
-                    return sympy.expand(expression)
-            return simplify(expression, *args, **kwargs)
-
-        return expand_or_simplify
-
-    return patched("sympy.simplify", quick)
 
 
 def _whole_rows() -> AbstractContextManager[None]:

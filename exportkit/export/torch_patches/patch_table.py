@@ -35,7 +35,7 @@ class Patch:
 
     @property
     def key(self) -> str:
-        """The name in this table and in messages, such as "GraphLowering.get_attr" or "sympy.simplify"."""
+        """The name in this table and in messages, such as "GraphLowering.get_attr" or "torch.compile"."""
         return f"{self.owner.replace(':', '.').rpartition('.')[2]}.{self.name}"
 
 
@@ -120,19 +120,9 @@ _TABLE = (
         {"torch._library.fake_impl:FakeImplCtx.create_unbacked_symint": "(self, *, min=..., max=...)"},
     ),
     *_patches(
-        "torch remembers what an operator answers to fake tensors from its second call of a kind on.",
-        "docs/upstream/first-answers-of-fake-tensors.md",
-        {"torch._subclasses.fake_tensor:FakeTensorMode._cached_dispatch_impl": "(self, func, types, args, kwargs)"},
-    ),
-    *_patches(
         "Distributions are traced without checks that read their arguments, as torch.compile does (pytorch#151094).",
         "https://github.com/pytorch/pytorch/pull/186291",
         {"torch.distributions.distribution:Distribution._validate_args": ""},
-    ),
-    *_patches(
-        "Its first call imports physical units, for 0.15 seconds, and changes no product of sizes.",
-        "https://github.com/pytorch/pytorch/issues/141675",
-        {"sympy:simplify": "(expr, ratio=..., measure=..., rational=..., inverse=..., doit=..., **kwargs)"},
     ),
     *_patches(
         "Operators that Python implements become their bodies: hosts do not have their source.",

@@ -32,7 +32,6 @@ from exportkit.export.torch_patches.batch_rules import varying_batches
 from exportkit.export.torch_patches.control_flow import ControlFlowError, traceable_control_flow, weights_apart
 from exportkit.export.torch_patches.data_sizes import from_zero
 from exportkit.export.torch_patches.distributions import unchecked_distributions
-from exportkit.export.torch_patches.fake_answers import remembered_when_repeated
 from exportkit.export.torch_patches.gradients import gradients_of, traced
 from exportkit.export.torch_patches.operator_bodies import traced_bodies
 from exportkit.export.torch_patches.quiet import quiet_torch
@@ -258,7 +257,6 @@ def _traceable(model: torch.nn.Module, log: GuardLog) -> Iterator[None]:
             quiet_torch(),
             _attention_of_no_machine(),
             whole_recurrent_layers(log.unrolled),
-            remembered_when_repeated(),
             from_zero(),
             unchecked_distributions(),
             varying_batches(),
