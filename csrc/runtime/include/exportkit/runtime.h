@@ -148,7 +148,7 @@ struct EXPORTKIT_API CallReport {
 struct EXPORTKIT_API CaseReport {
   std::vector<CallReport> calls;    // up to the first with a problem
   std::vector<OutputReport> state;  // after the last call
-  std::string edge_case;              // of RecordedCase
+  std::string edge_case;            // of RecordedCase
 
   bool ok() const;
 };
