@@ -1,5 +1,8 @@
 #include "package/package_folder.h"
 
+#include <dirent.h>
+
+#include <memory>
 #include <vector>
 
 #include "package/errors.h"
@@ -166,8 +169,12 @@ OpenedFile open_layout(const fs::path& path) {
 OpenedFile open_in_folder(const fs::path& path) {
   if (fs::exists(fs::symlink_status(path / "oci-layout"))) return open_layout(path);
   std::vector<fs::path> packages;
-  for (const auto& entry : fs::directory_iterator(path)) {
-    if (entry.path().extension() == ".pt2" && !entry.is_directory()) packages.push_back(entry.path());
+  // Uses readdir for the reason given in atomic.cpp.
+  const std::unique_ptr<DIR, int (*)(DIR*)> entries(opendir(path.c_str()), closedir);
+  if (!entries) throw FileError(path);
+  while (const dirent* entry = readdir(entries.get())) {
+    const fs::path file = path / entry->d_name;
+    if (file.extension() == ".pt2" && !fs::is_directory(file)) packages.push_back(file);
   }
   if (packages.size() == 1) return OpenedFile::by_path(not_a_link(packages[0]));
   throw Error(errors::kUsage,
