@@ -15,14 +15,14 @@ from exportkit.errors import CompilationError, ExportError
 from exportkit.package.archive import PackageReader
 from exportkit.package.compiled_with import GivenOptions, compiled_with
 from exportkit.verify.verify_worker import VerifyWorker
-from tests.subprocesses import compiler_in_templates
+from tests.subprocesses import compiler_in_forkservers
 
 MODELS = f"{Path(__file__).parent / 'repair_models.py'}"
 
 
 @pytest.fixture(scope="module", autouse=True)
 def _children_have_torchs_compiler() -> Iterator[None]:
-    with compiler_in_templates():
+    with compiler_in_forkservers():
         yield
 
 
