@@ -12,35 +12,11 @@ import torch
 from exportkit.errors import WeightsError
 from exportkit.export.eager_calls.cases import digest_of_state
 from exportkit.export.eager_calls.host_copies import elements
-from exportkit.package.archive import STOCK_RECORDS, Content, PackageReader, StoredRecord, write_package
+from exportkit.package.archive import Content, PackageReader
 from exportkit.package.consistency import WEIGHTS_DIR, match_state
 from exportkit.package.manifest import Manifest
 from exportkit.package.weights_hints import advised
 from exportkit.runtime.weights import described, read_state, replaced_weights
-
-
-def with_weights(package: Path, weights: Path, out: Path) -> Manifest:
-    """Writes a package with other weights, without compiling.
-
-    The new package has no cases and no program, because both contain the old weights or their outputs.
-
-    Args:
-        package: An artifact or a package.
-        weights: A safetensors file with the model's whole state.
-        out: The package to write. It may be the same file.
-
-    Returns:
-        The new manifest.
-
-    Raises:
-        WeightsError: The weights do not fit the model, or the package's weights are inside the compiled code.
-        PackageError: The package breaks a rule of the format.
-    """
-    with PackageReader(package) as reader:
-        records: dict[str, Content] = {
-            name: StoredRecord(reader, name) for name in reader.names if name not in STOCK_RECORDS
-        }
-        return write_package(out, replace_weights(reader, reader.manifest, records, weights), records)
 
 
 def replace_weights(reader: PackageReader, manifest: Manifest, records: dict[str, Content], weights: Path) -> Manifest:
@@ -53,7 +29,7 @@ def replace_weights(reader: PackageReader, manifest: Manifest, records: dict[str
         weights: A safetensors file with the model's whole state.
 
     Raises:
-        WeightsError: The same as for `with_weights`.
+        WeightsError: The weights do not fit the model, or the package's weights are inside the compiled code.
     """
     if not any(weight.state for weight in manifest.weights):
         raise WeightsError(

@@ -50,7 +50,6 @@ def build_package(
     *,
     name: str | None = None,
     version: str | None = None,
-    weights: Path | None = None,
     progress: Progress = silent,
 ) -> tuple[Manifest, Report | None]:
     """Assembles a package and verifies it. `output` is written only if the verification passes.
@@ -68,15 +67,13 @@ def build_package(
         options: How the package is verified and signed.
         name: The package's name. Default: the first artifact's.
         version: The model's version. Default: the first artifact's.
-        weights: A file with another fine-tune's weights. The package then has no cases.
         progress: Called with each step before it starts.
 
     Returns:
         The manifest and the verification's report, which is None if it was skipped.
 
     Raises:
-        UsageError: The output's folder cannot be written to, the artifacts do not belong together, or the weights do
-            not fit them.
+        UsageError: The output's folder cannot be written to, or the artifacts do not belong together.
         PackageError: An artifact is bad or lacks a required signature, or no library defines an operator.
         PolicyError: A policy of this machine cannot be read or trusted.
     """
@@ -102,12 +99,6 @@ def build_package(
         unverified = folder / output.name
         progress("writing the package")
         manifest = assemble(artifacts, described, unverified, name=name, version=version, demand=trust.demand())
-        if weights is not None:
-            progress(f"replacing the weights with {weights.name}")
-            from exportkit.fine_tune import with_weights  # imports torch's compiler, which takes seconds
-
-            manifest = with_weights(unverified, weights, unverified)
-            eager = replace(eager, weights=weights)
         # The package has the libraries, and MODEL loads its own.
         verification = replace(options.verification, eager=replace(eager, op_libraries=()))
         options = replace(options, verification=verification)

@@ -1,8 +1,7 @@
-"""`exportkit package X --weights F`: another fine-tune's package, of the same compiled code."""
+"""Another fine-tune's weights in a package of the same compiled code."""
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import msgspec
@@ -11,16 +10,13 @@ import torch
 from safetensors.torch import save_file
 
 import exportkit
-from exportkit.cli import main
 from exportkit.errors import WeightsError
 from exportkit.export.eager_calls.cases import state_sha256
-from exportkit.fine_tune import with_weights
-from exportkit.package.archive import STOCK_RECORDS, PackageReader, StoredRecord, write_package
-from exportkit.packaging import PackOptions, build_package
-from exportkit.reference_model import ReferenceModel
+from exportkit.fine_tune import replace_weights
+from exportkit.package.archive import STOCK_RECORDS, Content, PackageReader, StoredRecord, write_package
+from exportkit.package.manifest import Manifest
 from exportkit.spec import FORWARD
-from exportkit.verify.options import VerifyOptions
-from tests.artifacts import ROOT, artifact
+from tests.artifacts import artifact
 from tests.export.weights_models import Weighted
 
 X = torch.linspace(-1, 1, 48).reshape(3, 16)
@@ -38,6 +34,13 @@ def tuned(tmp_path: Path) -> Path:
 @pytest.fixture(autouse=True)
 def _own_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("EXPORTKIT_CACHE", str(tmp_path / "exportkit-cache"))
+
+
+def with_weights(package: Path, weights: Path, out: Path) -> Manifest:
+    """Writes a package with other weights and without cases."""
+    with PackageReader(package) as reader:
+        records: dict[str, Content] = {n: StoredRecord(reader, n) for n in reader.names if n not in STOCK_RECORDS}
+        return write_package(out, replace_weights(reader, reader.manifest, records, weights), records)
 
 
 def test_it_answers_as_the_model_with_those_weights(tuned: Path, tmp_path: Path) -> None:
@@ -82,26 +85,6 @@ def test_the_same_weights_give_the_package_without_its_cases(tmp_path: Path) -> 
     assert (tmp_path / "same.pt2").read_bytes() == (tmp_path / "without.pt2").read_bytes()
 
 
-def test_it_is_compared_with_the_eager_model_that_has_those_weights(tuned: Path, tmp_path: Path) -> None:
-    eager = ReferenceModel("tests/export/weights_models.py:weighted")
-    options = PackOptions(VerifyOptions(against="eager", device="cpu", eager=eager, shapes=3))
-    manifest, report = build_package([artifact("weighted")], tmp_path / "tuned.pt2", options, weights=tuned)
-    assert report is not None
-    ran = [target.name for target in report.targets if target.left_out is None]
-    assert ran
-    found = [(check.target, check.against, check.failed) for check in report.checks]
-    assert found == [(name, "eager", False) for name in ran for _ in range(3)]
-    assert (tmp_path / "tuned.pt2").exists()
-    assert manifest.name == "weighted"
-
-
-def test_weights_that_do_not_fit_write_nothing(tuned: Path, tmp_path: Path) -> None:
-    save_file({"few": torch.zeros(3)}, tuned)
-    with pytest.raises(WeightsError, match=r"missing: mix or tied, temperature"):
-        build_package([artifact("weighted")], tmp_path / "tuned.pt2", weights=tuned)
-    assert [path.name for path in tmp_path.iterdir() if path.suffix == ".pt2"] == []
-
-
 def test_weights_inside_the_code_are_not_exchanged(tuned: Path, tmp_path: Path) -> None:
     with pytest.raises(WeightsError, match=r"triton-cpu\.pt2 has no weights outside its compiled code"):
         with_weights(artifact("triton-cpu"), tuned, tmp_path / "tuned.pt2")
@@ -119,16 +102,3 @@ def test_a_weight_that_is_built_into_some_target_can_be_given_with_its_value_onl
     state = {name: tensor.detach().contiguous().clone() for name, tensor in Weighted(1).state_dict().items()}
     save_file({**state, "few": Weighted(0).few.detach()}, tuned)
     with_weights(tmp_path / "x.pt2", tuned, tmp_path / "tuned.pt2")
-
-
-def test_the_command_line_says_what_it_compared(
-    tuned: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(ROOT)  # where the model's source is found
-    command = ["package", str(artifact("weighted")), "--weights", str(tuned)]
-    command += ["--model", "tests/export/weights_models.py:weighted"]
-    command += ["--device", "cpu", "--name", "tuned", "-o", str(tmp_path / "tuned.pt2"), "--json"]
-    assert main(command) == 0
-    said = json.loads(capsys.readouterr().out)
-    assert said["manifest"]["name"] == "tuned"
-    assert {check["against"] for check in said["verification"]["checks"]} == {"eager"}

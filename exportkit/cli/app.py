@@ -34,7 +34,7 @@ INTERRUPTED_EXIT_CODE = 130  # 128 + SIGINT, as in a shell
 
 # In the order of the work. Each name is a module whose attribute `command` is the command.
 GROUPS = {
-    "Make": ("export", "package", "repack"),
+    "Make": ("export", "package"),
     "Check": ("verify", "inspect", "diff", "doctor"),
     "Ship": ("sign", "revoke", "oci"),
     "Run": ("serve", "triton", "bench"),

@@ -96,12 +96,20 @@ def pack_options(artifact: str, recorded: str) -> Callable[[F], F]:
 )
 @click.option("--name", help="The package's name. Default: the first artifact's.")
 @click.option("--model-version", "version", help="The model's version. Default: the first artifact's.")
-@weights_option("Replace the weights with another fine-tune's: the model's whole state_dict.")
+@weights_option("Of one package: replace the weights with another fine-tune's, the model's whole state_dict.")
+@click.option(
+    "--drop-target",
+    "drop_targets",
+    multiple=True,
+    metavar="NAME",
+    help="Of one package: leave out a target. Repeatable.",
+)
 @pack_options("each ARTIFACT", "the first artifact")
 def command(
     artifacts: tuple[Path, ...],
     output: Path,
     weights: Path | None,
+    drop_targets: tuple[str, ...],
     verification: VerifyOptions,
     verify: bool,
     sign_key: PrivateKey | None,
@@ -115,13 +123,18 @@ def command(
     pass. Packaging therefore runs the code of each ARTIFACT. If --public-key or this machine's policy requires
     signatures, each ARTIFACT must be signed before any of it runs. The package is signed last, after it passed.
 
-    With --weights nothing is compiled. The package has no cases, because the recorded outputs belong to the old
-    weights. It is compared with the eager model instead, which --model names; --no-verify writes it unseen.
+    One ARTIFACT that is a package already is changed, without compiling: an --op-library takes the place of those
+    with its name or its operators, and all other records stay byte for byte. It may be the output, too: until the new
+    package has passed, it stays as it is. An old signature is not taken over.
+
+    With --weights the recorded answers cannot hold. They are recorded again, with the recorded inputs: by the eager
+    model that --model names, else by the ExportedProgram if the package has one. If neither can, nothing is written.
 
     \b
     exportkit package arr_coc_aoti.pt2 -o arr_coc.pt2
     exportkit package cpu.pt2 cuda.pt2 --op-library build/libmyops.so -o model.pt2
-    exportkit package model.pt2 --weights tuned.safetensors --model net.py:Net --name tuned -o tuned.pt2
+    exportkit package model.pt2 --weights tuned.safetensors --model net.py:Net --model-version 2 -o tuned.pt2
+    exportkit package model.pt2 --drop-target cuda_sm_90 -o cpu.pt2
     """  # noqa: D301 (click wants the control character, to keep the lines below it)
     with progress() as step:
         step("importing the packager")
@@ -129,12 +142,20 @@ def command(
 
         start_forkserver_early()
         from exportkit.packaging import PackOptions, build_package
+        from exportkit.repack.repacking import Changes, is_package, repack
 
-        if weights is not None:  # the recorded cases belong to the old weights
-            verification = dataclasses.replace(verification, against="eager")
         options = PackOptions(verification, verify, sign_key)
-        manifest, report = build_package(artifacts, output, options, weights=weights, progress=step, **named)
-    print_packed(output, manifest, report, sign_key, as_json=as_json)
+        changes = Changes(weights, verification.eager.op_libraries, drop_targets=drop_targets, **named)
+        of_one = weights is not None or drop_targets
+        if of_one and len(artifacts) > 1:
+            raise click.UsageError("--weights and --drop-target change one package: put the artifacts together first.")
+        if of_one or (len(artifacts) == 1 and changes != Changes() and is_package(artifacts[0], verification.trust)):
+            changed = repack(artifacts[0], output, changes, options, progress=step)
+            manifest, report, done = changed.manifest, changed.report, changed.done
+        else:
+            manifest, report = build_package(artifacts, output, options, progress=step, **named)
+            done = None
+    print_packed(output, manifest, report, sign_key, as_json=as_json, done=done)
 
 
 def print_packed(

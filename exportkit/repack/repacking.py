@@ -17,11 +17,12 @@ from exportkit.package.archive import STOCK_RECORDS, Content, PackageReader, Sto
 from exportkit.package.assemble import add_libraries, check_libraries
 from exportkit.package.atomic import check_writable, temporary_folder
 from exportkit.package.case_files import edge_case_of
-from exportkit.package.consistency import AOTINDUCTOR_DIR, is_complete, libraries_for
+from exportkit.package.consistency import AOTINDUCTOR_DIR, is_complete, libraries_for, missing_operators
 from exportkit.package.describe_library import describe_with_needed
 from exportkit.package.keys import PrivateKey
 from exportkit.package.manifest import Case, Library, Manifest, code_folder
 from exportkit.package.signing import signature_path
+from exportkit.package.trust import Trust
 from exportkit.packaging import PackOptions, verify_and_rename
 from exportkit.progress import Progress, silent
 from exportkit.reference_model import ReferenceModel, unnamed
@@ -38,12 +39,14 @@ class Changes:
         weights: A safetensors file with the whole state of another fine-tune.
         op_libraries: Operator libraries, or modules whose import loads some. Each replaces the libraries that have its
             name or define one of its operators; if there is none, it is added.
+        name: The package's new name.
         version: The model's new version.
         drop_targets: The names of targets to leave out.
     """
 
     weights: Path | None = None
     op_libraries: Sequence[Path | str] = ()
+    name: str | None = None
     version: str | None = None
     drop_targets: Sequence[str] = ()
 
@@ -61,6 +64,12 @@ class Repacked:
     manifest: Manifest
     report: Report | None
     done: tuple[str, ...]
+
+
+def is_package(artifact: Path, trust: Trust) -> bool:
+    """Whether a file has operator libraries, and so is more than compiled code."""
+    with PackageReader(artifact, demand=trust.demand()) as reader:
+        return bool(reader.manifest.libraries)
 
 
 def repack(
@@ -94,7 +103,7 @@ def repack(
     if changes == Changes():
         raise UsageError(
             "there is nothing to change",
-            hint="Give --weights, --op-library, --model-version or --drop-target. `exportkit sign` only signs.",
+            hint="Give --weights, --op-library, --name, --model-version or --drop-target. `exportkit sign` only signs.",
         )
     if named_model(package) is not None:
         raise UsageError(f"{package.name} is an ONNX model, which is not a package", hint="Export it again instead.")
@@ -114,8 +123,12 @@ def repack(
         if changes.op_libraries:
             operators = [operator.name for operator in reader.manifest.operators]
             new.replace_libraries(library_files(changes.op_libraries, operators, progress), progress)
-        if changes.version is not None:
-            new.change(version=changes.version)
+        if missing := [one for target in new.manifest.targets for one in missing_operators(new.manifest, target)]:
+            raise UsageError(
+                f"{package.name} is no package: it has no library for {missing[0].name}",
+                hint="Package it first, without --weights and --drop-target; then change the package.",
+            )
+        new.change(**{key: value for key in ("name", "version") if (value := getattr(changes, key)) is not None})
         if changes.weights is not None:
             new.replace_weights(changes.weights, progress)
         if changes.weights is not None and reader.manifest.cases:

@@ -136,7 +136,7 @@ def test_nothing_of_an_untrusted_program_runs(
     for command in (
         ["verify", evil],
         ["package", evil, "-o", out],
-        ["repack", evil, "--model-version", "2", "-o", out],
+        ["package", evil, "--model-version", "2", "-o", out],
         ["diff", evil, evil, "--run"],
     ):
         assert main([str(each) for each in command]) == 3

@@ -1,4 +1,4 @@
-"""`exportkit repack`: what is replaced, what stays byte for byte, and what is refused."""
+"""A package that is changed: what is replaced, what stays byte for byte, and what is refused."""
 
 from __future__ import annotations
 
@@ -190,7 +190,7 @@ def test_another_build_takes_the_place_of_a_library_and_is_verified(
 ) -> None:
     build = stable_library.build(SOURCE, None, "-O2")
     out = tmp_path / "out.pt2"
-    code, text, _ = run(capsys, "repack", shapes, "--op-library", build, "-o", out, "--json")
+    code, text, _ = run(capsys, "package", shapes, "--op-library", build, "-o", out, "--json")
     said = json.loads(text)
     assert code == 0
     assert {check["verdict"]["kind"] for check in said["verification"]["checks"]} == {"match"}
@@ -208,7 +208,7 @@ def test_a_library_that_computes_something_else_is_not_written(
     wrong = SOURCE.read_text().replace("return scaled(x, -1);", "return scaled(x, -1.5);")
     assert wrong != SOURCE.read_text()
     build = stable_library.build(SOURCE, wrong, name="renamed_shapes")
-    code, text, _ = run(capsys, "repack", shapes, "--op-library", build, "-o", tmp_path / "out.pt2")
+    code, text, _ = run(capsys, "package", shapes, "--op-library", build, "-o", tmp_path / "out.pt2")
     assert code == 1
     assert "was not written" in text
     assert "a given library defines its operators" in text
@@ -246,7 +246,7 @@ def test_other_weights_get_cases_of_their_own_with_the_same_inputs(
 ) -> None:
     old, out = artifact("weighted"), tmp_path / "out.pt2"
     code, text, _ = run(
-        capsys, "repack", old, "--weights", tuned, "--model", MODEL, "-o", out, "--device", "cpu", "--json"
+        capsys, "package", old, "--weights", tuned, "--model", MODEL, "-o", out, "--device", "cpu", "--json"
     )
     said = json.loads(text)
     assert code == 0, text
@@ -269,6 +269,18 @@ def test_other_weights_get_cases_of_their_own_with_the_same_inputs(
             torch.testing.assert_close(recorded["0.output.0"], answer)
             assert not torch.allclose(recorded["0.output.0"], tensors["0.output.0"]), "the old weights' answer"
             assert again.calls[0].accuracy.keys() == case.calls[0].accuracy.keys()
+
+
+def test_what_was_never_packaged_gets_no_other_weights(
+    tuned: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, _, said = run(capsys, "package", artifact("patches"), "--weights", tuned, "-o", tmp_path / "out.pt2")
+    assert code == 2
+    assert "is no package: it has no library for arr_coc::" in said
+    assert "Package it first" in said
+    code, _, said = run(capsys, "package", *[artifact("weighted")] * 2, "--weights", tuned, "-o", tmp_path / "out.pt2")
+    assert (code, "change one package" in said) == (2, True)
+    assert not (tmp_path / "out.pt2").exists()
 
 
 @pytest.fixture

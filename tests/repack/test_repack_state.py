@@ -41,7 +41,7 @@ def answers(path: Path) -> list[dict[str, torch.Tensor]]:
 def test_other_weights_get_sequences_of_their_own_with_the_same_inputs(tuned, tmp_path, capsys) -> None:
     old, out = artifact("decoder"), tmp_path / "out.pt2"
     options = ["--weights", str(tuned), "--model", MODEL, "-o", str(out), "--device", "cpu", "--json"]
-    code = main(["repack", str(old), *options])
+    code = main(["package", str(old), *options])
     said = json.loads(capsys.readouterr().out)
     assert code == 0, said
     checks = said["verification"]["checks"]
