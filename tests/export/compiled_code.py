@@ -19,7 +19,7 @@ def compile_code(
     program: torch.export.ExportedProgram, folder: Path, *, isa: str | None = default_cpu_isa(), **of_inductor: Any
 ) -> Path:
     """A program compiled as an export compiles it, as torch's own package. `of_inductor` adds options."""
-    options = {"aot_inductor.precompile_headers": False, **of_inductor}  # see docs/adr/0018-export-time.md
+    options = {"aot_inductor.precompile_headers": False, **of_inductor}  # see docs/adr/0079-fast-exports.md
     package = str(folder / "code.pt2")
     # In a folder of its own: sources for two instruction sets would read the headers of the first.
     apart = mock.patch.dict(os.environ, TORCHINDUCTOR_CACHE_DIR=str(folder))

@@ -61,8 +61,9 @@ def test_every_picture_is_on_a_page():
 
 
 def test_the_documents_are_at_most_50_000_words():
-    """README.md and all pages of docs/, generated ones too, counted like `wc -w`."""
+    """README.md and all pages of docs/, generated ones too, counted like `wc -w`; but for the reports to torch."""
     pages = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]
+    pages = [page for page in pages if page.parent.name != "upstream"]
     assert sum(len(page.read_text().split()) for page in pages) <= 50_000
 
 

@@ -174,7 +174,7 @@ def _code(
             "cpp.cxx": _compiler(plan),
             "cpp.dynamic_threads": True,  # otherwise the code uses this machine's number of threads everywhere
             # Compiling a precompiled header takes more than twice the time that a model saves by it, leaves 280 MB in
-            # the temporary folder, and needs the openssl program (docs/adr/0018-export-time.md).
+            # the temporary folder, and needs the openssl program (docs/adr/0079-fast-exports.md).
             "aot_inductor.precompile_headers": False,
             "aot_inductor.package": True,
             "aot_inductor.output_path": str(folder),
