@@ -164,8 +164,12 @@ class Document:
 
 
 def documents() -> list[Document]:
-    """Returns the documents whose blocks say what happens to them: README, docs/ and the other pages at the top."""
-    return [Document(path) for path in sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])]
+    """Returns the documents whose blocks say what happens to them: README, docs/ and the other pages at the top.
+
+    Reports to torch are not among them: what they show is wrong.
+    """
+    pages = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
+    return [Document(path) for path in pages if path.parent.name != "upstream"]
 
 
 def chains() -> list[list[Document]]:
