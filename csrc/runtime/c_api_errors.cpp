@@ -54,6 +54,7 @@ constexpr std::pair<ErrorClass, int> kCodes[] = {
     {errors::kSignature, EXPORTKIT_SIGNATURE_ERROR},
     {errors::kCase, EXPORTKIT_CASE_ERROR},
     {errors::kRevoked, EXPORTKIT_REVOKED_ERROR},
+    {errors::kArtifact, EXPORTKIT_ARTIFACT_ERROR},
     {errors::kHost, EXPORTKIT_HOST_ERROR},
     {errors::kNoTarget, EXPORTKIT_NO_TARGET_ERROR},
     {errors::kTorchVersion, EXPORTKIT_TORCH_VERSION_ERROR},
