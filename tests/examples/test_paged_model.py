@@ -14,6 +14,8 @@ from exportkit.errors import InputError, ModelRunError, SessionBrokenError
 from tests.examples import example_packages
 from tests.operators.scaffold.scaffolded import imported
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def models(on_path: Path) -> ModuleType:

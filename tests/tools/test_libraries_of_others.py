@@ -15,6 +15,8 @@ from tools.libraries.page import DOCUMENT, page
 from tools.libraries.rows import ROWS
 from tools.libraries.steps import find, missing, tried
 
+pytestmark = pytest.mark.slow
+
 _HERE = [row for row in ROWS if "cpu" in row.devices and not row.note]
 _TAKEN = ("list", "export", "package", "load", "run")  # `package` verifies; `check` is about the library itself
 
