@@ -317,7 +317,7 @@ def _worker_processes() -> HostFinding:
 def _compiler() -> HostFinding:
     """Finds the C++ compiler that `export` would use and checks that its output loads with torch."""
     from exportkit.errors import CompilerError
-    from exportkit.export.compiling.usable_compiler import objection, usable_compiler
+    from exportkit.export.compile.usable_compiler import objection, usable_compiler
 
     try:
         path = usable_compiler()

@@ -10,8 +10,8 @@ import msgspec
 import torch
 
 from exportkit.errors import WeightsError
-from exportkit.export.eager_calls.cases import digest_of_state
-from exportkit.export.eager_calls.host_copies import elements
+from exportkit.export.record.cases import digest_of_state
+from exportkit.export.record.host_copies import elements
 from exportkit.package.archive import Content, PackageReader
 from exportkit.package.consistency import WEIGHTS_DIR, match_state
 from exportkit.package.manifest import Manifest

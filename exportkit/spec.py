@@ -233,7 +233,7 @@ def _inside(model: torch.nn.Module) -> torch.nn.Module:
 
 
 def _are_shapes(shapes: object) -> bool:
-    """Returns whether a value can be dynamic shapes. exportkit.export.dynamic_sizes reads what is inside."""
+    """Returns whether a value can be dynamic shapes. exportkit.export.sizes reads what is inside."""
     if isinstance(shapes, Mapping):
         return all(isinstance(dims, (Mapping, tuple, list, type(None))) for dims in shapes.values())
     return isinstance(shapes, (tuple, list)) or type(shapes).__name__ in ("ShapesCollection", "AdditionalInputs")

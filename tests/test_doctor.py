@@ -82,7 +82,7 @@ def test_a_compiler_that_cannot_be_used_is_a_finding_with_the_exporter_s_own_rea
     def none():
         raise CompilerError("no C++ compiler: g++ links libstdc++ statically", hint="Set CXX.")
 
-    monkeypatch.setattr("exportkit.export.compiling.usable_compiler.usable_compiler", none)
+    monkeypatch.setattr("exportkit.export.compile.usable_compiler.usable_compiler", none)
     assert doctor._compiler() == HostFinding(
         "compiler", False, "no C++ compiler: g++ links libstdc++ statically", "Set CXX."
     )

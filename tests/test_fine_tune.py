@@ -11,7 +11,7 @@ from safetensors.torch import save_file
 
 import exportkit
 from exportkit.errors import WeightsError
-from exportkit.export.eager_calls.cases import state_sha256
+from exportkit.export.record.cases import state_sha256
 from exportkit.fine_tune import replace_weights
 from exportkit.package.archive import STOCK_RECORDS, Content, PackageReader, StoredRecord, write_package
 from exportkit.package.manifest import Manifest

@@ -9,12 +9,12 @@ import torch
 from exportkit import ExportSpec
 from exportkit.errors import UsageError
 from exportkit.export.artifact import export_program
-from exportkit.export.eager_calls.cases import eager_mode
-from exportkit.export.eager_calls.eager_methods import EagerMethods
-from exportkit.export.eager_calls.record import record_case
-from exportkit.export.eager_calls.sequences import DrawnCall
 from exportkit.export.export_options import TraceOptions
 from exportkit.export.programs.resolve import resolve
+from exportkit.export.record.cases import eager_mode
+from exportkit.export.record.eager_methods import EagerMethods
+from exportkit.export.record.record import record_case
+from exportkit.export.record.sequences import DrawnCall
 from exportkit.package.archive import PackageReader
 from exportkit.package.manifest import (
     Call,

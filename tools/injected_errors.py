@@ -14,8 +14,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
-from exportkit.export.eager_calls.reference import references
 from exportkit.export.models.call_signature import describe_call
+from exportkit.export.record.reference import references
 from exportkit.package.manifest import OutputTolerance, TensorOutput
 from exportkit.verify.compare import Reference, compare_outputs
 from exportkit.verify.comparisons import OutputComparison, OutputError

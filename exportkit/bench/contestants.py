@@ -15,9 +15,9 @@ from exportkit.bench.references import WithReferences
 from exportkit.bench.results import OURS, OURS_EAGER, OURS_GRAPHS
 from exportkit.bench.timing import Within
 from exportkit.errors import UsageError
-from exportkit.export.eager_calls.cases import state_sha256
-from exportkit.export.eager_calls.eager_methods import EagerMethods
 from exportkit.export.programs.eager_model import rebuild_eager
+from exportkit.export.record.cases import state_sha256
+from exportkit.export.record.eager_methods import EagerMethods
 from exportkit.export.torch_patches.gradients import in_its_mode
 from exportkit.installed import DescribedOperator, described_operators
 from exportkit.package.manifest import Call, Manifest, PackagedMethod

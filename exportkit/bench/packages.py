@@ -34,11 +34,11 @@ from exportkit.bench.results import Measurement, Row
 from exportkit.bench.sessions import session_rows
 from exportkit.bench.timing import Alternative, Within, measure
 from exportkit.errors import UsageError, WrongResultError
-from exportkit.export.eager_calls.cases import draw_inputs, eager_mode
-from exportkit.export.eager_calls.reference import references
-from exportkit.export.eager_calls.tolerances import accuracy_outputs
 from exportkit.export.models.call_signature import describe_call
 from exportkit.export.programs.resolve import load_operator_libraries
+from exportkit.export.record.cases import draw_inputs, eager_mode
+from exportkit.export.record.reference import references
+from exportkit.export.record.tolerances import accuracy_outputs
 from exportkit.export.torch_patches.gradients import call_model
 from exportkit.package.case_files import recorded_errors
 from exportkit.package.manifest import Call, Manifest, PackagedMethod

@@ -34,11 +34,11 @@ from exportkit.bench.references import NoOperators, OperatorCalledError, WithRef
 from exportkit.bench.results import Measurement, Row
 from exportkit.bench.timing import Alternative, Within, measure
 from exportkit.errors import DigestMismatchError, UsageError, WrongResultError
-from exportkit.export.eager_calls.eager_methods import EagerMethods
-from exportkit.export.eager_calls.record import record_case
-from exportkit.export.eager_calls.sequences import DrawnCall, draw_call, draw_session, session_call
-from exportkit.export.eager_calls.state_buffers import holding, place_of
 from exportkit.export.models.placement import on_device
+from exportkit.export.record.eager_methods import EagerMethods
+from exportkit.export.record.record import record_case
+from exportkit.export.record.sequences import DrawnCall, draw_call, draw_session, session_call
+from exportkit.export.record.state_buffers import holding, place_of
 from exportkit.package.archive import PackageReader
 from exportkit.package.case_files import edge_case_in, named_results, named_tensors, result_keys, state_keys
 from exportkit.package.manifest import Case, Manifest, PackagedMethod

@@ -11,7 +11,7 @@ from exportkit.cli.output import print_json, printable, printable_lines
 from exportkit.errors import ExportError
 
 if TYPE_CHECKING:
-    from exportkit.export.tracing.draft import Draft
+    from exportkit.export.trace.draft import Draft
 
 
 def print_draft(draft: Draft, as_json: bool) -> int:

@@ -24,8 +24,8 @@ from exportkit.reference_model import ReferenceModel
 
 if TYPE_CHECKING:
     from exportkit.export.cpu_isas import CpuIsa
-    from exportkit.export.dynamic_sizes.size_changes import SizeChange
     from exportkit.export.models.resolved import ResolvedModel
+    from exportkit.export.sizes.size_changes import SizeChange
     from exportkit.package.manifest import Manifest
 
 
@@ -159,7 +159,7 @@ class ExportRequest:
     def _draft(self, as_json: bool) -> int:
         with progress() as step:
             resolved = self._resolved(step)
-            from exportkit.export.tracing.draft import draft_of
+            from exportkit.export.trace.draft import draft_of
 
             step("looking for all that keeps the model from being exported")
             report = draft_of(resolved, self.trace)
@@ -180,7 +180,7 @@ class ExportRequest:
     def _export(self, output: Path, as_json: bool) -> int:
         others = ReplacedFile(output)
         if self.output_format == "aoti":
-            from exportkit.export.compiling.usable_compiler import look_for_compiler
+            from exportkit.export.compile.usable_compiler import look_for_compiler
 
             look_for_compiler()  # while torch is imported, which takes one core
         with progress() as shown:
@@ -198,7 +198,7 @@ class ExportRequest:
         """Returns how to trace, with the suggested sizes if they are asked for, and what they changed."""
         if not self.apply_suggested_fixes:
             return self.trace, ()
-        from exportkit.export.tracing.draft import suggested_changes, with_changes
+        from exportkit.export.trace.draft import suggested_changes, with_changes
 
         step("looking for sizes that the model takes")
         changes = suggested_changes(resolved, self.trace, allow_narrowing=self.allow_narrowing)

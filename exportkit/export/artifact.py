@@ -11,16 +11,16 @@ import msgspec
 import torch
 
 from exportkit.errors import ExportError
-from exportkit.export.compiling.aot_inductor import compile_methods
-from exportkit.export.compiling.compile_plan import CompilePlan
-from exportkit.export.compiling.program_weights import ProgramWeights
+from exportkit.export.compile.aot_inductor import compile_methods
+from exportkit.export.compile.compile_plan import CompilePlan
+from exportkit.export.compile.program_weights import ProgramWeights
 from exportkit.export.export_options import CompileOptions, TraceOptions, check_name
 from exportkit.export.models.placement import tracing_device, usable_device
 from exportkit.export.models.resolved import EagerModel, ResolvedModel
 from exportkit.export.programs.saved_program import trace_saved
 from exportkit.export.torch_patches.quiet import quiet_torch
-from exportkit.export.tracing.trace import trace
-from exportkit.export.tracing.traced import Traced
+from exportkit.export.trace.trace import trace
+from exportkit.export.trace.traced import Traced
 from exportkit.package.archive import Content, write_package
 from exportkit.package.atomic import check_writable, temporary_folder
 from exportkit.package.consistency import CASES_DIR

@@ -14,8 +14,8 @@ import torch
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from exportkit.errors import ExportError
-from exportkit.export.dynamic_sizes.guards import placed_relation, relation_text
 from exportkit.export.models.source_lines import where, where_traced
+from exportkit.export.sizes.guards import placed_relation, relation_text
 from exportkit.export.torch_patches.patched import DOOR, patched
 
 _TORCH = str(Path(torch.__file__).parent)

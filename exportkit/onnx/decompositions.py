@@ -9,7 +9,7 @@ import torch
 from torch._ops import OpOverload
 
 from exportkit.errors import ExportError
-from exportkit.export.tracing.preflight import qualified_name
+from exportkit.export.trace.preflight import qualified_name
 from exportkit.installed import described_operators
 
 Decomposition = Callable[..., Any]

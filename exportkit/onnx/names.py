@@ -12,8 +12,8 @@ import torch
 from onnx_ir.passes.common import NameFixPass
 from torch.export.graph_signature import InputKind, TensorArgument
 
-from exportkit.export.dynamic_sizes.shapes import linear_in_one
 from exportkit.export.models.source_lines import where_listed
+from exportkit.export.sizes.shapes import linear_in_one
 from exportkit.onnx.interface import Interface
 from exportkit.package.manifest import Call, Size, StateTensor, TensorInput, TensorOutput
 

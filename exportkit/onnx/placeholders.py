@@ -24,7 +24,7 @@ from torch.utils._pytree import KeyPath, SequenceKey, tree_leaves
 
 from exportkit.errors import ExportError
 from exportkit.export.models.source_lines import where_traced
-from exportkit.export.tracing.preflight import is_custom, qualified_name
+from exportkit.export.trace.preflight import is_custom, qualified_name
 from exportkit.recurrent import NAMESPACE
 
 Tensors = Sequence[torch.Tensor]

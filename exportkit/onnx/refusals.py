@@ -12,7 +12,7 @@ from torch._ops import HigherOrderOperator, OpOverload
 from exportkit.errors import ExportError
 from exportkit.export.models.source_lines import where_now, where_traced
 from exportkit.export.torch_patches.dispatch import OperatorMode, watched_by
-from exportkit.export.tracing.hop_subgraphs import flow_nodes
+from exportkit.export.trace.hop_subgraphs import flow_nodes
 from exportkit.onnx.corrections import NotTranslatedError
 from exportkit.onnx.decompositions import Decomposition
 from exportkit.onnx.placeholders import CustomCall

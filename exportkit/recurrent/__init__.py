@@ -1,7 +1,7 @@
 """The operators `exportkit_recurrent::*`: recurrent layers of any length, and sequences packed and unpacked.
 
 torch.export unrolls `nn.LSTM` and its kin, which fixes the length. While exportkit traces, each call becomes one of
-these operators instead (`exportkit.export.tracing.recurrent_layers`). They call torch's own layers, so that the bits
+these operators instead (`exportkit.export.trace.recurrent_layers`). They call torch's own layers, so that the bits
 are eager's. A package carries their library, csrc/recurrent, like that of any operator; no option is needed.
 
 Programs name these operators for ever: what one computes never changes. What computes something else gets another name.

@@ -13,16 +13,16 @@ from safetensors.torch import load_file
 
 from exportkit.child.messages import serve
 from exportkit.errors import UsageError, WeightsError
-from exportkit.export.eager_calls.cases import state_sha256
-from exportkit.export.eager_calls.eager_methods import EagerMethods
-from exportkit.export.eager_calls.eager_run import run_eagerly
-from exportkit.export.eager_calls.numerical_stability import NumericalStability
-from exportkit.export.eager_calls.record import record_run
-from exportkit.export.eager_calls.sequences import DrawnCall
 from exportkit.export.models.placement import on_device, usable_device
 from exportkit.export.programs.eager_model import rebuild_eager
 from exportkit.export.programs.program_file import load_extracted
 from exportkit.export.programs.program_model import state_of
+from exportkit.export.record.cases import state_sha256
+from exportkit.export.record.eager_methods import EagerMethods
+from exportkit.export.record.eager_run import run_eagerly
+from exportkit.export.record.numerical_stability import NumericalStability
+from exportkit.export.record.record import record_run
+from exportkit.export.record.sequences import DrawnCall
 from exportkit.fine_tune import whole_state
 from exportkit.package.case_files import edge_case_of
 from exportkit.package.manifest import Case, CaseCall, Manifest, decode_checked

@@ -15,11 +15,7 @@ from exportkit.child.messages import serve
 from exportkit.child.offline import go_offline
 from exportkit.errors import UsageError
 from exportkit.export.artifact import write_compiled, write_program
-from exportkit.export.compiling.compile_plan import CompilePlan
-from exportkit.export.eager_calls.cases import state_sha256
-from exportkit.export.eager_calls.eager_methods import EagerMethods
-from exportkit.export.eager_calls.record import record_case
-from exportkit.export.eager_calls.sequences import DrawnCall, draw_call, draw_session
+from exportkit.export.compile.compile_plan import CompilePlan
 from exportkit.export.export_options import TraceOptions
 from exportkit.export.models.call_signature import BoundCall, describe_call
 from exportkit.export.models.placement import on_device, usable_device
@@ -36,11 +32,15 @@ from exportkit.export.programs.cut_state import call_with_state, state_before, u
 from exportkit.export.programs.eager_model import rebuild_eager
 from exportkit.export.programs.program_file import load_extracted
 from exportkit.export.programs.reproduction import reproduction, reproduction_source, values_of
-from exportkit.export.tracing.lifted import STATE
-from exportkit.export.tracing.preflight import describe_operators, graph_operators
-from exportkit.export.tracing.trace import ready_to_trace
-from exportkit.export.tracing.trace_method import trace_with_torch_export
-from exportkit.export.tracing.traced import Traced, TracedMethod
+from exportkit.export.record.cases import state_sha256
+from exportkit.export.record.eager_methods import EagerMethods
+from exportkit.export.record.record import record_case
+from exportkit.export.record.sequences import DrawnCall, draw_call, draw_session
+from exportkit.export.trace.lifted import STATE
+from exportkit.export.trace.preflight import describe_operators, graph_operators
+from exportkit.export.trace.trace import ready_to_trace
+from exportkit.export.trace.trace_method import trace_with_torch_export
+from exportkit.export.trace.traced import Traced, TracedMethod
 from exportkit.package.manifest import Call, Manifest, PackagedMethod, Size, decode_checked
 from exportkit.reference_model import ReferenceModel
 from exportkit.sizes import sizes_of

@@ -39,7 +39,7 @@ def plan_eager(manifest: Manifest, options: VerifyOptions) -> tuple[EagerPlan, .
     count, limits = options.shapes, {"seed": options.seed, "max_bytes": options.max_input_bytes}
     several = len(manifest.methods) > 1
     if any(method.state for method in manifest.methods):
-        from exportkit.export.eager_calls.sequences import session_call
+        from exportkit.export.record.sequences import session_call
 
         sizes = plan_sizes(session_call(manifest.methods), count, **limits)
         plans.append(EagerPlan(None, sizes, "a session"))

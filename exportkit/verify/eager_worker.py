@@ -21,7 +21,7 @@ from exportkit.verify.commands import (
 )
 
 if TYPE_CHECKING:
-    from exportkit.export.eager_calls.sequences import DrawnCall
+    from exportkit.export.record.sequences import DrawnCall
 
 _SECONDS = 60  # for a call with values out of range
 
@@ -38,10 +38,10 @@ class Eager:
 
     def make(self, command: MakeEager) -> EagerMade:
         """Makes MODEL from its name, arguments and seed."""
-        from exportkit.export.eager_calls.cases import state_sha256
-        from exportkit.export.eager_calls.eager_methods import EagerMethods
         from exportkit.export.models.placement import usable_device
         from exportkit.export.programs.eager_model import rebuild_eager
+        from exportkit.export.record.cases import state_sha256
+        from exportkit.export.record.eager_methods import EagerMethods
 
         self._command, self._device = command, usable_device(command.device)
         model = rebuild_eager(command.eager.source(), command.source, command.methods, command.state, self._device)
@@ -55,11 +55,11 @@ class Eager:
         from safetensors.torch import save_file
 
         from exportkit.errors import ExportError, UsageError
-        from exportkit.export.eager_calls.eager_run import run_eagerly
-        from exportkit.export.eager_calls.numerical_stability import NumericalStability
-        from exportkit.export.eager_calls.record import record_run
-        from exportkit.export.eager_calls.sequences import draw_call, draw_session
         from exportkit.export.models.placement import on_device
+        from exportkit.export.record.eager_run import run_eagerly
+        from exportkit.export.record.numerical_stability import NumericalStability
+        from exportkit.export.record.record import record_run
+        from exportkit.export.record.sequences import draw_call, draw_session
         from exportkit.package.case_files import OUT_OF_RANGE
         from exportkit.package.manifest import Case, CaseCall
 
@@ -104,7 +104,7 @@ class Eager:
         import torch
 
         from exportkit.errors import ExportError, UsageError
-        from exportkit.export.eager_calls.eager_run import run_eagerly
+        from exportkit.export.record.eager_run import run_eagerly
 
         torch.set_num_threads(1)
         try:
@@ -117,7 +117,7 @@ class Eager:
         """Returns a call with the edge values that a command asks for, where an input can have them."""
         import torch
 
-        from exportkit.export.eager_calls.edge_values import kinds_of, with_edge_values
+        from exportkit.export.record.edge_values import kinds_of, with_edge_values
         from exportkit.package.case_files import OUT_OF_RANGE
 
         if not command.kinds:
@@ -131,9 +131,9 @@ class Eager:
 
     def compare(self, command: CompareGradients) -> GradientsCompared:
         """Compares gradients with differences, in the widest dtype that the model can be computed in."""
-        from exportkit.export.eager_calls.reference import wide_calls
-        from exportkit.export.eager_calls.sequences import draw_call
         from exportkit.export.models.placement import on_device
+        from exportkit.export.record.reference import wide_calls
+        from exportkit.export.record.sequences import draw_call
         from exportkit.precision import with_tf32
         from exportkit.verify.gradient_checks import gradient_findings
 

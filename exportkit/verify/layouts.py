@@ -120,7 +120,7 @@ def _expanded(tensor: torch.Tensor) -> torch.Tensor:
 _UNALIGNED = "from the second byte"
 _EXPANDED = "with strides of 0"
 EVEN = ("one value", "nothing", "every place", "the lowest value", "the least value", "the greatest value")
-"""The kinds of edge values (`exportkit.export.eager_calls.edge_values`) that make all elements of an input the same."""
+"""The kinds of edge values (`exportkit.export.record.edge_values`) that make all elements of an input the same."""
 
 LAYOUTS: Mapping[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "transposed": _transposed,

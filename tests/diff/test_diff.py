@@ -23,7 +23,7 @@ from safetensors.torch import save
 from exportkit.diff.comparing import compare_artifacts
 from exportkit.diff.difference import Comparison
 from exportkit.errors import PackageError
-from exportkit.export.eager_calls.host_copies import elements
+from exportkit.export.record.host_copies import elements
 from exportkit.libraries import LIBRARY_DIR
 from exportkit.package import manifest as m
 from exportkit.package.archive import PackageReader, write_package

@@ -9,9 +9,9 @@ from unittest import mock
 
 import torch
 
-from exportkit.export.compiling.inductor_changes import changed_inductor
-from exportkit.export.compiling.model_sources import compiling_model_sources
-from exportkit.export.compiling.toolchain import compiling_for
+from exportkit.export.compile.inductor_changes import changed_inductor
+from exportkit.export.compile.model_sources import compiling_model_sources
+from exportkit.export.compile.toolchain import compiling_for
 from exportkit.export.cpu_isas import default_cpu_isa
 
 

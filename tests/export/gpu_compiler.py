@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from exportkit.errors import CompilerError
-from exportkit.export.compiling.compile_absent import cuda_home
+from exportkit.export.compile.compile_absent import cuda_home
 
 
 def require() -> None:

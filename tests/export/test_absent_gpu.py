@@ -13,8 +13,8 @@ import torch
 
 from exportkit.errors import ExportError, HostError, NoTargetError, UsageError
 from exportkit.export.artifact import export_aoti
-from exportkit.export.compiling.absent_gpu import AbsentGpu, _store, parse_gpus
-from exportkit.export.compiling.compile_plan import CompilePlan
+from exportkit.export.compile.absent_gpu import AbsentGpu, _store, parse_gpus
+from exportkit.export.compile.compile_plan import CompilePlan
 from exportkit.export.export_options import CompileOptions, TraceOptions
 from exportkit.package.archive import PackageReader
 from exportkit.package.compiled_with import never_run

@@ -14,7 +14,7 @@ from safetensors.torch import load as load_tensors
 from exportkit import ExportSpec
 from exportkit.errors import ExportError, HostError, ModelNotFoundError, UsageError
 from exportkit.export.artifact import export_aoti, export_program
-from exportkit.export.compiling.aot_inductor import called_operators, torch_that_calls
+from exportkit.export.compile.aot_inductor import called_operators, torch_that_calls
 from exportkit.export.export_options import TraceOptions
 from exportkit.export.models.resolved import EagerModel
 from exportkit.export.programs.resolve import resolve

@@ -11,8 +11,8 @@ from torch.nn import functional
 from exportkit import ExportSpec
 from exportkit.errors import ExportError
 from exportkit.export.artifact import export_aoti
-from exportkit.export.compiling.aot_inductor import _left_to_eager
-from exportkit.export.compiling.assumed_sizes import AssumedSizeError, no_assumed_sizes
+from exportkit.export.compile.aot_inductor import _left_to_eager
+from exportkit.export.compile.assumed_sizes import AssumedSizeError, no_assumed_sizes
 from exportkit.export.export_options import TraceOptions
 from exportkit.export.models.resolved import EagerModel
 from exportkit.package.archive import PackageReader

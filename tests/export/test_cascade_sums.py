@@ -14,7 +14,7 @@ from torch.export import Dim
 from torch.nn import functional
 
 from exportkit.accuracy import allowed_error, measure_error, typical_magnitude
-from exportkit.export.compiling.inductor_changes import changed_inductor
+from exportkit.export.compile.inductor_changes import changed_inductor
 from exportkit.package.manifest import Accuracy
 from tests.export.compiled_code import compile_code
 

@@ -13,9 +13,9 @@ import pytest
 import torch
 from torch._inductor import config
 
-from exportkit.export.compiling import compile_key as keys
-from exportkit.export.compiling.compile_key import compile_key
-from exportkit.export.compiling.program_text import UnknownPartError, encoded
+from exportkit.export.compile import compile_key as keys
+from exportkit.export.compile.compile_key import compile_key
+from exportkit.export.compile.program_text import UnknownPartError, encoded
 from exportkit.precision import with_tf32
 from tests.subprocesses import run_python
 

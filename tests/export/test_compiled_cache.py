@@ -13,15 +13,15 @@ from typing import Any, NoReturn
 import pytest
 import torch
 
-from exportkit.export.compiling import compiled_cache
-from exportkit.export.compiling.aot_inductor import compile_methods
-from exportkit.export.compiling.compile_plan import CompilePlan
-from exportkit.export.compiling.compiled_cache import Code, find_code, keep_code
-from exportkit.export.compiling.program_weights import ProgramWeights
+from exportkit.export.compile import compiled_cache
+from exportkit.export.compile.aot_inductor import compile_methods
+from exportkit.export.compile.compile_plan import CompilePlan
+from exportkit.export.compile.compiled_cache import Code, find_code, keep_code
+from exportkit.export.compile.program_weights import ProgramWeights
 from exportkit.export.cpu_isas import default_cpu_isa
 from exportkit.export.export_options import TraceOptions
 from exportkit.export.programs.resolve import resolve
-from exportkit.export.tracing.trace import trace
+from exportkit.export.trace.trace import trace
 from exportkit.runtime.cache.prune import cache_items, prune
 
 CPU = torch.device("cpu")

@@ -14,8 +14,8 @@ from exportkit.errors import ExportError, RefusedValueError
 from exportkit.export.artifact import export_aoti
 from exportkit.export.export_options import TraceOptions
 from exportkit.export.models.resolved import EagerModel
-from exportkit.export.tracing.trace import trace
-from exportkit.export.tracing.traced import Traced
+from exportkit.export.trace.trace import trace
+from exportkit.export.trace.traced import Traced
 from exportkit.libraries import load_library
 from exportkit.packaging import PackOptions, build_package
 from exportkit.reference_model import ReferenceModel

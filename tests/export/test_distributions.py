@@ -11,7 +11,7 @@ from exportkit import ExportSpec
 from exportkit.errors import ExportError
 from exportkit.export.export_options import TraceOptions
 from exportkit.export.models.resolved import EagerModel
-from exportkit.export.tracing.trace import trace
+from exportkit.export.trace.trace import trace
 
 
 class Policy(torch.nn.Module):

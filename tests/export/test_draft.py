@@ -15,16 +15,16 @@ from torch import Tensor
 from exportkit import ExportSpec
 from exportkit.cli.app import main
 from exportkit.errors import ExportError, UsageError
-from exportkit.export.dynamic_sizes.shapes import DynamicSizes, dynamic_sizes
-from exportkit.export.dynamic_sizes.size_changes import changes_between
 from exportkit.export.export_options import TraceOptions
 from exportkit.export.models.call_signature import BoundCall, describe_call
 from exportkit.export.models.resolved import EagerModel, SavedProgram
 from exportkit.export.programs.resolve import resolve
-from exportkit.export.tracing import torch_export
-from exportkit.export.tracing.draft import TRIES, Draft, draft_of, suggested_changes, with_changes
-from exportkit.export.tracing.explain import explain_refusal
-from exportkit.export.tracing.torch_export import RefusedByTorchError, TracingTask, export_with, sizes_that_trace
+from exportkit.export.sizes.shapes import DynamicSizes, dynamic_sizes
+from exportkit.export.sizes.size_changes import changes_between
+from exportkit.export.trace import torch_export
+from exportkit.export.trace.draft import TRIES, Draft, draft_of, suggested_changes, with_changes
+from exportkit.export.trace.explain import explain_refusal
+from exportkit.export.trace.torch_export import RefusedByTorchError, TracingTask, export_with, sizes_that_trace
 from tests.gallery.entries import operator_library
 
 GALLERY = Path("tests/gallery")

@@ -9,9 +9,9 @@ import torch
 from torch._inductor.exc import LoweringException
 
 from exportkit.errors import ExportError, UsageError
-from exportkit.export.compiling.compile_failure import failed_operator
-from exportkit.export.compiling.compile_plan import read_inductor_config
-from exportkit.export.compiling.eager_kernels import _is_callable, read_eager_kernels, with_tensors
+from exportkit.export.compile.compile_failure import failed_operator
+from exportkit.export.compile.compile_plan import read_inductor_config
+from exportkit.export.compile.eager_kernels import _is_callable, read_eager_kernels, with_tensors
 
 
 def test_names_of_operators_are_read_and_wrong_ones_refused() -> None:

@@ -13,14 +13,14 @@ from torch.nn.attention.flex_attention import flex_attention
 
 from exportkit import ExportSpec, Tolerance
 from exportkit.errors import ModelRunError
-from exportkit.export.eager_calls.edge_values import SPREADING, kinds_of, planned, with_edge_values
-from exportkit.export.eager_calls.record import MAX_CASES_BYTES, RecordedCase
-from exportkit.export.eager_calls.rounding import Rounded
 from exportkit.export.export_options import TraceOptions
 from exportkit.export.models.resolved import EagerModel
-from exportkit.export.tracing import edge_cases
-from exportkit.export.tracing.edge_cases import MAX_EDGE_CASES
-from exportkit.export.tracing.trace import trace
+from exportkit.export.record.edge_values import SPREADING, kinds_of, planned, with_edge_values
+from exportkit.export.record.record import MAX_CASES_BYTES, RecordedCase
+from exportkit.export.record.rounding import Rounded
+from exportkit.export.trace import edge_cases
+from exportkit.export.trace.edge_cases import MAX_EDGE_CASES
+from exportkit.export.trace.trace import trace
 from exportkit.package.case_files import edge_case_of
 from exportkit.verify.layouts import EVEN
 

@@ -20,13 +20,13 @@ from torch.torch_version import TorchVersion
 import exportkit
 from exportkit import ExportSpec
 from exportkit.errors import ExportError
-from exportkit.export.dynamic_sizes.shapes import dynamic_sizes, merge_shapes
 from exportkit.export.models.call_signature import describe_call
 from exportkit.export.models.option_parsing import parse_places
 from exportkit.export.models.source_lines import user_frame
-from exportkit.export.tracing.explain import raised_text
-from exportkit.export.tracing.torch_export import TracingTask
-from exportkit.export.tracing.trace_method import trace_with_torch_export
+from exportkit.export.sizes.shapes import dynamic_sizes, merge_shapes
+from exportkit.export.trace.explain import raised_text
+from exportkit.export.trace.torch_export import TracingTask
+from exportkit.export.trace.trace_method import trace_with_torch_export
 
 
 def traced(model: torch.nn.Module, args: tuple[Tensor, ...], shapes: dict[str, dict[int, str]]) -> Any:
@@ -142,7 +142,7 @@ def test_a_value_within_the_range_that_the_code_excludes_bounds_the_suggested_ra
 
 
 def test_nothing_is_suggested_that_does_not_trace(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("exportkit.export.tracing.explain.sizes_that_trace", lambda *_, **__: None)
+    monkeypatch.setattr("exportkit.export.trace.explain.sizes_that_trace", lambda *_, **__: None)
     error = refused(Fixed(), torch.rand(4, 3), x={0: "batch[1:8]"})
     assert "--dynamic" not in (error.hint or "")
     assert "No sizes that exportkit tried work" in (error.hint or "")

@@ -22,16 +22,16 @@ from torch.utils import _filelock
 from torch.utils._sympy.functions import FloorDiv, ModularIndexing
 
 from exportkit.errors import ExportError
-from exportkit.export.compiling.aot_inductor import compile_methods
-from exportkit.export.compiling.compile_plan import CompilePlan, read_inductor_config
-from exportkit.export.compiling.inductor_changes import MODEL_LOCK, changed_inductor
+from exportkit.export.compile.aot_inductor import compile_methods
+from exportkit.export.compile.compile_plan import CompilePlan, read_inductor_config
+from exportkit.export.compile.inductor_changes import MODEL_LOCK, changed_inductor
 from exportkit.export.cpu_isas import default_cpu_isa
 from exportkit.export.export_options import TraceOptions
 from exportkit.export.programs.resolve import resolve
 from exportkit.export.torch_patches import patched
 from exportkit.export.torch_patches.patch_table import PATCHES
-from exportkit.export.tracing.trace import trace
-from exportkit.export.tracing.traced import Traced
+from exportkit.export.trace.trace import trace
+from exportkit.export.trace.traced import Traced
 from exportkit.progress import silent
 from exportkit.verify.filled_memory import CONTENTS, filled_memory
 

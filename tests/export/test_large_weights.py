@@ -10,10 +10,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from exportkit.export.eager_calls import host_copies, upcast
-from exportkit.export.eager_calls.host_copies import HostCopies
-from exportkit.export.eager_calls.upcast import Upcast
 from exportkit.export.models.placement import prepared
+from exportkit.export.record import host_copies, upcast
+from exportkit.export.record.host_copies import HostCopies
+from exportkit.export.record.upcast import Upcast
 from exportkit.spec import ExportSpec
 
 

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 from torch._inductor import config, cpp_builder
 
-from exportkit.export.compiling import device_header
-from exportkit.export.compiling.model_sources import compiling_model_sources
+from exportkit.export.compile import device_header
+from exportkit.export.compile.model_sources import compiling_model_sources
 
 # Notes what it is told, and does it.
 LOGGING = """#!/bin/sh

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from exportkit.export.compiling.inductor_changes import changed_inductor
+from exportkit.export.compile.inductor_changes import changed_inductor
 
 
 def sums(x: torch.Tensor, rows: torch.Tensor, wide: torch.Tensor) -> tuple[torch.Tensor, ...]:

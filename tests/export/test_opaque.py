@@ -14,7 +14,7 @@ from exportkit.export.artifact import export_aoti, export_program
 from exportkit.export.models.source_lines import users_code
 from exportkit.export.programs.resolve import resolve
 from exportkit.export.torch_patches.opaque import opaque_operators, reads_memory
-from exportkit.export.tracing.preflight import check_composites, check_model
+from exportkit.export.trace.preflight import check_composites, check_model
 from exportkit.libraries import load_library
 from exportkit.packaging import PackOptions, build_package
 from exportkit.reference_model import ReferenceModel

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from exportkit.errors import ExportError, OperatorNotExportableError
 from exportkit.export.export_options import TraceOptions
 from exportkit.export.models.resolved import EagerModel
-from exportkit.export.tracing.trace import trace
+from exportkit.export.trace.trace import trace
 from exportkit.spec import ExportSpec
 
 CPU = torch.device("cpu")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from exportkit.export.compiling.inductor_changes import changed_inductor
+from exportkit.export.compile.inductor_changes import changed_inductor
 
 _LIBRARY = torch.library.Library("exportkit_test_outs", "DEF")
 

@@ -12,13 +12,13 @@ from torch import Tensor
 
 from exportkit.accuracy import allowed_error, eager_error
 from exportkit.export.artifact import export_program
-from exportkit.export.eager_calls import record
-from exportkit.export.eager_calls.eager_methods import EagerMethods
-from exportkit.export.eager_calls.eager_run import EagerRun, run_eagerly
-from exportkit.export.eager_calls.outlier_errors import with_outlier_errors
-from exportkit.export.eager_calls.reference import References, SessionReferences
-from exportkit.export.eager_calls.sequences import DrawnCall
 from exportkit.export.export_options import TraceOptions
+from exportkit.export.record import record
+from exportkit.export.record.eager_methods import EagerMethods
+from exportkit.export.record.eager_run import EagerRun, run_eagerly
+from exportkit.export.record.outlier_errors import with_outlier_errors
+from exportkit.export.record.reference import References, SessionReferences
+from exportkit.export.record.sequences import DrawnCall
 from exportkit.package.archive import PackageReader
 from exportkit.package.case_files import edge_case_in
 from exportkit.package.manifest import (

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 import exportkit
-from exportkit.export.compiling import packed_weights
-from exportkit.export.compiling.packed_weights import pack
+from exportkit.export.compile import packed_weights
+from exportkit.export.compile.packed_weights import pack
 from exportkit.package.archive import PackageReader
 from exportkit.package.elf import read_elf
 from tests.artifacts import artifact

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from exportkit.errors import ExportError, OperatorNotExportableError
-from exportkit.export.tracing.preflight import check_model, check_operators, graph_operators, qualified_name
+from exportkit.export.trace.preflight import check_model, check_operators, graph_operators, qualified_name
 from exportkit.libraries import load_library
 from tests.fixtures import stable_library
 

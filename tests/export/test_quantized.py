@@ -10,9 +10,9 @@ from torch import Tensor, nn
 
 from exportkit.cli import main
 from exportkit.export.artifact import export_program
-from exportkit.export.compiling.compile_plan import CompilePlan
+from exportkit.export.compile.compile_plan import CompilePlan
 from exportkit.export.torch_patches.operator_bodies import traced_bodies
-from exportkit.export.tracing.missed_kernels import float_products
+from exportkit.export.trace.missed_kernels import float_products
 from exportkit.spec import ExportSpec
 from tests.runtime import tiny
 

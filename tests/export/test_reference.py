@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from exportkit.export.eager_calls import upcast
-from exportkit.export.eager_calls.reference import References, references
 from exportkit.export.models.call_signature import describe_call
+from exportkit.export.record import upcast
+from exportkit.export.record.reference import References, references
 from exportkit.package.manifest import OutputTolerance, TensorOutput
 
 

@@ -17,7 +17,7 @@ from exportkit.cli.describe import output_rows
 from exportkit.errors import ExportError, OperatorNotExportableError
 from exportkit.export.artifact import export_program
 from exportkit.export.export_options import TraceOptions
-from exportkit.export.tracing.repeatable import agree
+from exportkit.export.trace.repeatable import agree
 from exportkit.package.manifest import ANY_VALUE, Manifest
 from exportkit.verify.compare import compare_outputs
 from exportkit.verify.options import VerifyOptions
@@ -207,8 +207,8 @@ def test_an_operator_that_keeps_a_state_or_writes_in_secret_is_named(
     library.define("op(Tensor x) -> Tensor")
     library.impl("op", {"state": lambda x: x + next(count), "write": lambda x: x.mul_(2) + 1}[kernel], "CPU")
     # The operators here are written in Python, which is refused for a reason of its own.
-    monkeypatch.setattr("exportkit.export.tracing.preflight._check_registered", lambda *_: None)
-    monkeypatch.setattr("exportkit.export.tracing.preflight._check_fake", lambda *_: None)
+    monkeypatch.setattr("exportkit.export.trace.preflight._check_registered", lambda *_: None)
+    monkeypatch.setattr("exportkit.export.trace.preflight._check_fake", lambda *_: None)
     with pytest.raises(error, match=message):
         export(lambda m, x: torch.ops.exportkit_kept.op(x * 2), tmp_path)
 

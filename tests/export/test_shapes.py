@@ -4,7 +4,8 @@ import pytest
 import torch
 
 from exportkit.errors import UsageError
-from exportkit.export.dynamic_sizes.shapes import (
+from exportkit.export.models.option_parsing import parse_expression, parse_places
+from exportkit.export.sizes.shapes import (
     DynamicSizes,
     Symbols,
     dynamic_sizes,
@@ -12,7 +13,6 @@ from exportkit.export.dynamic_sizes.shapes import (
     torch_dimensions,
     torch_shape,
 )
-from exportkit.export.models.option_parsing import parse_expression, parse_places
 from exportkit.package.manifest import Dimension, Size
 
 IMAGE = {"image": (2, 3, 64, 80), "query": (2, 24)}

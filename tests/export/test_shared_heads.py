@@ -12,7 +12,7 @@ from torch.nn.functional import scaled_dot_product_attention
 import exportkit
 from exportkit import ExportSpec
 from exportkit.export.artifact import export_aoti
-from exportkit.export.compiling.shared_heads import heads_as_queries
+from exportkit.export.compile.shared_heads import heads_as_queries
 from exportkit.export.export_options import TraceOptions
 
 BATCH, HEADS, SHARED, LENGTH, WIDTH = 3, 6, 2, 33, 16

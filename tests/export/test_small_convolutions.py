@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from exportkit.export.compiling.small_convolutions import decomposed
+from exportkit.export.compile.small_convolutions import decomposed
 
 CONVOLUTIONS: dict[int, Callable[..., Tensor]] = {
     1: torch.nn.functional.conv1d,

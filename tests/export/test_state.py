@@ -15,14 +15,14 @@ from exportkit import ExportSpec
 from exportkit.cli import main
 from exportkit.errors import ExportError, UsageError
 from exportkit.export.artifact import export_program
-from exportkit.export.eager_calls.eager_methods import EagerMethods
 from exportkit.export.export_options import TraceOptions
 from exportkit.export.models.resolved import EagerModel
 from exportkit.export.programs.program_file import load_program
 from exportkit.export.programs.program_model import state_of
 from exportkit.export.programs.resolve import resolve
-from exportkit.export.tracing.draft import draft_of
-from exportkit.export.tracing.lifted import run_program
+from exportkit.export.record.eager_methods import EagerMethods
+from exportkit.export.trace.draft import draft_of
+from exportkit.export.trace.lifted import run_program
 from exportkit.package.archive import PackageReader
 from exportkit.package.manifest import Manifest, Size, StateUse
 from tests.export import state_models as models

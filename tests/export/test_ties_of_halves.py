@@ -14,7 +14,7 @@ from torch.torch_version import TorchVersion
 from exportkit import ExportSpec
 from exportkit.export.export_options import TraceOptions
 from exportkit.export.models.resolved import EagerModel
-from exportkit.export.tracing.trace import trace
+from exportkit.export.trace.trace import trace
 from tests.export.compiled_code import compile_code
 
 

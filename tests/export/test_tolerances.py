@@ -5,7 +5,7 @@ import torch
 
 from exportkit import Tolerance
 from exportkit.errors import UsageError
-from exportkit.export.eager_calls.tolerances import DEFAULTS, accuracy_outputs, output_tolerances
+from exportkit.export.record.tolerances import DEFAULTS, accuracy_outputs, output_tolerances
 from exportkit.package.manifest import OutputTolerance, TensorOutput
 
 OUTPUTS = [("scores", torch.float32), ("best", torch.int64)]

@@ -15,8 +15,8 @@ import pytest
 from exportkit.errors import CompilerError, UsageError
 from exportkit.export import cpu_isas
 from exportkit.export.artifact import export_aoti
-from exportkit.export.compiling import usable_compiler
-from exportkit.export.compiling.compile_plan import read_inductor_config
+from exportkit.export.compile import usable_compiler
+from exportkit.export.compile.compile_plan import read_inductor_config
 from exportkit.export.export_options import CompileOptions
 from exportkit.export.programs.resolve import resolve
 from tests.artifacts import artifact

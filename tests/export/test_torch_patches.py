@@ -68,7 +68,7 @@ def test_each_patch_fits_the_other_torches(python: str) -> None:
 def test_each_patch_is_used_and_says_where_torch_hears_of_it() -> None:
     code = "\n".join(path.read_text() for path in EXPORTER if path.name != "patch_table.py")
     used = set(re.findall(r'"([\w.]+)"', code))
-    layers = (ROOT / "exportkit" / "export" / "tracing" / "recurrent_layers.py").read_text()
+    layers = (ROOT / "exportkit" / "export" / "trace" / "recurrent_layers.py").read_text()
     used |= {f"torch.{name}" for name in re.findall(r'"(\w+)"', layers)}
     used |= {f"{name}.forward" for name in re.findall(r'"(\w+)"', layers)}
     assert PATCHES.keys() - used == set()

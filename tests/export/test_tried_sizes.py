@@ -11,7 +11,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch.utils._sympy.functions import FloorDiv, Max, Min, Mod, ModularIndexing
 
-from exportkit.export.dynamic_sizes.tried_sizes import Ranges, counterexamples, holds
+from exportkit.export.sizes.tried_sizes import Ranges, counterexamples, holds
 
 N, M, B = (sympy.Symbol(name, integer=True, nonnegative=True) for name in "nmb")
 SMALL: Ranges = {N: (1, 100), M: (1, 100), B: (1, 8)}

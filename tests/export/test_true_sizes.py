@@ -14,8 +14,8 @@ from exportkit import ExportSpec
 from exportkit.errors import ExportError
 from exportkit.export.export_options import TraceOptions
 from exportkit.export.models.resolved import EagerModel
-from exportkit.export.tracing.trace import trace
-from exportkit.export.tracing.traced import Traced
+from exportkit.export.trace.trace import trace
+from exportkit.export.trace.traced import Traced
 from tests.export import sizes_models as models
 
 

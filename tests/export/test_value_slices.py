@@ -12,8 +12,8 @@ from torch import Tensor
 
 from exportkit.errors import ExportError
 from exportkit.export.artifact import export_aoti
-from exportkit.export.compiling import inductor_changes
-from exportkit.export.compiling.compile_failure import wrong_code
+from exportkit.export.compile import inductor_changes
+from exportkit.export.compile.compile_failure import wrong_code
 from exportkit.export.export_options import TraceOptions
 from exportkit.runtime.loader import load
 from exportkit.spec import ExportSpec

@@ -12,7 +12,7 @@ from torch._subclasses import FakeTensorMode
 
 import exportkit
 from exportkit.export.artifact import export_aoti
-from exportkit.export.compiling.vector_products import blocks, is_vector_product
+from exportkit.export.compile.vector_products import blocks, is_vector_product
 from exportkit.export.export_options import CompileOptions, TraceOptions
 from exportkit.package.archive import PackageReader
 from exportkit.package.elf import read_elf

@@ -17,9 +17,9 @@ from torch.utils._pytree import tree_leaves
 from exportkit import ExportSpec
 from exportkit.export.export_options import TraceOptions
 from exportkit.export.models.resolved import EagerModel
-from exportkit.export.tracing.describe_program import describe_output, describe_program
-from exportkit.export.tracing.trace import ready_to_trace
-from exportkit.export.tracing.trace_method import trace_with_torch_export
+from exportkit.export.trace.describe_program import describe_output, describe_program
+from exportkit.export.trace.trace import ready_to_trace
+from exportkit.export.trace.trace_method import trace_with_torch_export
 from exportkit.onnx.convert import Converted, convert
 from exportkit.package.manifest import PackagedMethod
 

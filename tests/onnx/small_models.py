@@ -15,7 +15,7 @@ import torch
 from onnx import TensorProto, helper, numpy_helper
 from safetensors.torch import save
 
-from exportkit.export.eager_calls.cases import state_sha256
+from exportkit.export.record.cases import state_sha256
 from exportkit.onnx.files import DATA_THRESHOLD, MethodModel, write_onnx
 from exportkit.package import manifest as m
 

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from exportkit.errors import WeightsError
-from exportkit.export.compiling.program_weights import is_dense
+from exportkit.export.compile.program_weights import is_dense
 from exportkit.package.consistency import match_state
 from tests.package import samples, stateful_samples
 

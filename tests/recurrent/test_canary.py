@@ -12,7 +12,7 @@ from exportkit.export.torch_patches.quiet import quiet_torch
 
 @pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU, nn.RNN])
 def test_torch_export_still_fixes_the_length_of_a_recurrent_layer(kind: type[nn.RNNBase]) -> None:
-    """If not: exportkit/export/tracing/recurrent_layers.py need not replace it, once torch 2.13 no longer exports.
+    """If not: exportkit/export/trace/recurrent_layers.py need not replace it, once torch 2.13 no longer exports.
 
     exportkit/recurrent and csrc/recurrent must stay: packages and programs that are written call the operators.
     """

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from exportkit import ExportSpec
-from exportkit.export.compiling import packed_rnn_weights
-from exportkit.export.compiling.packed_rnn_weights import Layer, lay_out
+from exportkit.export.compile import packed_rnn_weights
+from exportkit.export.compile.packed_rnn_weights import Layer, lay_out
 from tests.recurrent.recurrent_models import FEATURES, SIZE, both, packed_inputs
 from tests.recurrent.test_recurrent import traced
 

@@ -17,8 +17,8 @@ from exportkit import ExportSpec
 from exportkit.errors import ExportError
 from exportkit.export.export_options import TraceOptions
 from exportkit.export.models.resolved import EagerModel
-from exportkit.export.tracing.trace import ready_to_trace
-from exportkit.export.tracing.trace_method import trace_with_torch_export
+from exportkit.export.trace.trace import ready_to_trace
+from exportkit.export.trace.trace_method import trace_with_torch_export
 from exportkit.recurrent import fakes
 from tests.conftest import DEVICES
 from tests.recurrent.recurrent_models import FEATURES, SIZE, Options, packed_inputs, packed_spec, stepped

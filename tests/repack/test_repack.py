@@ -19,7 +19,7 @@ from exportkit.errors import (
     UsageError,
     WeightsError,
 )
-from exportkit.export.eager_calls.cases import state_sha256
+from exportkit.export.record.cases import state_sha256
 from exportkit.package import manifest as m
 from exportkit.package.archive import STOCK_RECORDS, PackageReader, StoredRecord, write_package
 from exportkit.package.assemble import assemble

@@ -17,7 +17,7 @@ import torch
 import exportkit
 from exportkit import doctor
 from exportkit.errors import CompilerError
-from exportkit.export.compiling import aot_inductor, usable_compiler
+from exportkit.export.compile import aot_inductor, usable_compiler
 from exportkit.package.elf import read_elf
 from tests.fixtures import stock_loader
 from tests.runtime import tiny

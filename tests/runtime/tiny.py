@@ -21,7 +21,7 @@ import torch
 from safetensors.torch import save
 from torch._inductor.config import aot_inductor
 
-from exportkit.export.compiling.model_sources import compiling_model_sources
+from exportkit.export.compile.model_sources import compiling_model_sources
 from exportkit.libraries import host_platform
 from exportkit.package import manifest as m
 from exportkit.package.archive import write_package

@@ -36,7 +36,7 @@ _SCRIPT = """
 import json, os, sys
 from pathlib import Path
 # The replay lets nobody import the exporter.
-import exportkit.export.programs.eager_model, exportkit.export.eager_calls.numerical_stability
+import exportkit.export.programs.eager_model, exportkit.export.record.numerical_stability
 from exportkit.reference_model import ReferenceModel
 from exportkit.export.artifact import export_program
 from exportkit.export.programs.resolve import resolve

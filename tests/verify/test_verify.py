@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from exportkit.errors import UsageError
-from exportkit.export.eager_calls.cases import eager_mode
+from exportkit.export.record.cases import eager_mode
 from exportkit.package import manifest as m
 from exportkit.reference_model import ReferenceModel
 from exportkit.verify.commands import LoadArtifact

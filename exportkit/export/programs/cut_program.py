@@ -14,9 +14,9 @@ from torch.export.graph_signature import ExportGraphSignature, OutputKind, Outpu
 from torch.utils._pytree import tree_structure
 
 from exportkit.errors import ExportError
-from exportkit.export.eager_calls.cases import check_packable
-from exportkit.export.eager_calls.tolerances import output_tolerances
 from exportkit.export.models.placement import parse_floating
+from exportkit.export.record.cases import check_packable
+from exportkit.export.record.tolerances import output_tolerances
 from exportkit.package.manifest import Call, MappingNode, Source, TensorNode, TensorOutput
 
 _NESTING = {"_vmap_increment_nesting": 1, "_vmap_decrement_nesting": -1}  # in which vmap begins and ends

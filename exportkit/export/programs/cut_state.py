@@ -7,11 +7,11 @@ from collections.abc import Mapping, Sequence
 import msgspec
 import torch
 
-from exportkit.export.eager_calls.cases import eager_mode
-from exportkit.export.eager_calls.eager_methods import EagerMethods
-from exportkit.export.eager_calls.sequences import DrawnCall
 from exportkit.export.models.placement import on_device
-from exportkit.export.tracing.lifted import STATE
+from exportkit.export.record.cases import eager_mode
+from exportkit.export.record.eager_methods import EagerMethods
+from exportkit.export.record.sequences import DrawnCall
+from exportkit.export.trace.lifted import STATE
 from exportkit.package.manifest import (
     Call,
     Dimension,

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from exportkit.export.tracing.lifted import STATE
+from exportkit.export.trace.lifted import STATE
 from exportkit.package.manifest import Manifest, PackagedMethod, Size, StateTensor
 from exportkit.spec import FORWARD, ExportSpec, Method
 

@@ -12,12 +12,12 @@ from typing import Any
 import torch
 
 from exportkit.errors import ModelNotFoundError, UsageError, WeightsError
-from exportkit.export.eager_calls.cases import matches
 from exportkit.export.models.call_signature import NAMED, bind_call, left_out, parameter_names, rebind
 from exportkit.export.models.importing import import_code, named_attribute
 from exportkit.export.models.option_parsing import check_dtype, parse_input_text
 from exportkit.export.models.resolved import EagerModel, ResolvedModel
 from exportkit.export.models.source_lines import users_code
+from exportkit.export.record.cases import matches
 from exportkit.libraries import LoadedLibrary, load_library
 from exportkit.package.describe_library import describe_with_needed
 from exportkit.package.manifest import Library

@@ -10,27 +10,27 @@ from torch.export.passes import move_to_device_pass
 from torch.utils._pytree import tree_map_only
 
 from exportkit.errors import DigestMismatchError, UsageError
-from exportkit.export.dynamic_sizes.size_changes import sizes_as_texts
-from exportkit.export.eager_calls.cases import eager_mode, state_sha256
-from exportkit.export.eager_calls.eager_methods import EagerMethods
-from exportkit.export.eager_calls.record import RecordedCase, record_cases
 from exportkit.export.export_options import TraceOptions
 from exportkit.export.models.resolved import EagerModel, SavedProgram
 from exportkit.export.programs.program_model import ForeignModel
 from exportkit.export.programs.saved_sizes import named_sizes, shapes_of
 from exportkit.export.provenance import provenance
-from exportkit.export.tracing.describe_program import describe_output, describe_program
-from exportkit.export.tracing.edge_cases import edge_cases
-from exportkit.export.tracing.preflight import (
+from exportkit.export.record.cases import eager_mode, state_sha256
+from exportkit.export.record.eager_methods import EagerMethods
+from exportkit.export.record.record import RecordedCase, record_cases
+from exportkit.export.sizes.size_changes import sizes_as_texts
+from exportkit.export.trace.describe_program import describe_output, describe_program
+from exportkit.export.trace.edge_cases import edge_cases
+from exportkit.export.trace.preflight import (
     check_composites,
     check_model,
     check_operators,
     describe_operators,
     graph_operators,
 )
-from exportkit.export.tracing.trace import trace
-from exportkit.export.tracing.trace_method import check_writes
-from exportkit.export.tracing.traced import Traced, TracedMethod
+from exportkit.export.trace.trace import trace
+from exportkit.export.trace.trace_method import check_writes
+from exportkit.export.trace.traced import Traced, TracedMethod
 from exportkit.package.archive import Content, PackageReader
 from exportkit.package.manifest import Manifest, Source
 from exportkit.progress import Progress

@@ -7,11 +7,11 @@ from collections.abc import Mapping
 import torch
 
 from exportkit.errors import ExportError, UsageError
-from exportkit.export.dynamic_sizes.shapes import DynamicSizes, Symbols, dynamic_sizes
-from exportkit.export.eager_calls.eager_methods import EagerMethods
 from exportkit.export.export_options import TraceOptions
 from exportkit.export.models.option_parsing import parse_expression, parse_places, parse_ranges
-from exportkit.export.tracing.describe_program import taken_tensors
+from exportkit.export.record.eager_methods import EagerMethods
+from exportkit.export.sizes.shapes import DynamicSizes, Symbols, dynamic_sizes
+from exportkit.export.trace.describe_program import taken_tensors
 from exportkit.package.manifest import Size
 from exportkit.spec import FORWARD, ExportSpec
 

@@ -14,7 +14,7 @@ from exportkit.export.models.source_lines import users_code, where_now
 from exportkit.export.torch_patches.dispatch import OperatorMode, watched_by
 from exportkit.export.torch_patches.gradients import call_model
 from exportkit.export.torch_patches.opaque import composite_calls, run_composite
-from exportkit.export.tracing.preflight import is_custom, qualified_name
+from exportkit.export.trace.preflight import is_custom, qualified_name
 from exportkit.operators.contract.sample import Sample
 from exportkit.spec import ExportSpec
 

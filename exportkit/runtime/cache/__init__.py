@@ -3,7 +3,7 @@
     <cache>/                                $EXPORTKIT_CACHE, or exportkit under $XDG_CACHE_HOME or ~/.cache
       libraries/<sha256>/lib*.so            an operator library, under the digest of its content
       targets/<digest>/*.so ...             a target's files, under the digest of their names and contents
-      compiled/<digest>/                    code that an export compiled (exportkit.export.compiling.compiled_cache)
+      compiled/<digest>/                    code that an export compiled (exportkit.export.compile.compiled_cache)
       {libraries,targets}/*/~verified.json  the verified digests of the files, and the files' state at that time
       {libraries,targets}/*/~lock           held by the writer
       packages/<device>-<inode>.json        a package with verified digests, and the file's state at that time

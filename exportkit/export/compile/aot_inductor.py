@@ -1,0 +1,351 @@
+"""Compiles an ExportedProgram with AOTInductor: one target of a package."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import torch
+from torch._inductor import config
+
+from exportkit.errors import CompilerError, ExportError
+from exportkit.export.compile.absent_gpu import AbsentGpu
+from exportkit.export.compile.compile_absent import WITHOUT_GPU, compile_absent
+from exportkit.export.compile.compile_key import compile_key
+from exportkit.export.compile.compile_plan import CompilePlan
+from exportkit.export.compile.compiled_cache import find_code, keep_code
+from exportkit.export.compile.program_text import UnknownPartError
+from exportkit.export.compile.program_weights import ProgramWeights
+from exportkit.export.compile.toolchain import compiling_for, torch_minor
+from exportkit.export.compile.usable_compiler import usable_compiler
+from exportkit.export.export_options import CudaArch
+from exportkit.export.trace.missed_kernels import float_products
+from exportkit.export.trace.traced import Traced, TracedMethod
+from exportkit.libraries import TORCH_NAMESPACES, host_platform, schemas_of
+from exportkit.package.consistency import AOTINDUCTOR_DIR
+from exportkit.package.cuda_code import cuda_architectures, strictest
+from exportkit.package.elf import oldest_torch, read_elf
+from exportkit.package.manifest import Operator, Target, code_folder
+from exportkit.progress import Progress, silent
+from exportkit.spec import FORWARD
+from exportkit.support import OLDEST_TORCH
+
+if TYPE_CHECKING:
+    from exportkit.export.compile.assumed_sizes import AssumedSizeError
+
+_NUMBERED = ("as_scalar_type", "as_layout", "as_memory_format")
+_NUMBERED_SINCE = "2.12"
+"""torch 2.11 takes the numbers that torch.export has for dtypes for its own: int64 is float16 to an operator."""
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """A target with its files, for one or several methods.
+
+    Attributes:
+        target: For the manifest.
+        records: Files or contents, by name in the archive.
+        operators: The custom operators that the code calls through the dispatcher.
+    """
+
+    target: Target
+    records: Mapping[str, bytes | Path]
+    operators: tuple[Operator, ...]
+
+
+def compile_methods(
+    traced: Traced,
+    folder: Path,
+    plan: CompilePlan,
+    cpu_isa: str | None,
+    gpu: AbsentGpu | None = None,
+    *,
+    weights: ProgramWeights | None,
+    progress: Progress,
+) -> Compiled:
+    """Compiles the methods of a traced model for one part of a plan.
+
+    Arguments and errors are the same as for `compile_program`.
+    """
+    folder.mkdir(exist_ok=True)
+    if plan.device.type == "cuda" and gpu is None:
+        torch.cuda.empty_cache()  # of what recording left: Inductor tries kernels on copies of large weights
+    found = [
+        compile_program(
+            *(method, folder / method.name, plan, cpu_isa, gpu),
+            weights=weights,
+            tf32=traced.provenance.tf32,
+            progress=progress,
+        )
+        for method in traced.methods
+    ]
+    codes = [each.target.cuda_architecture for each in found]
+    target = msgspec.structs.replace(
+        found[0].target,
+        # One method may have kernels for this GPU alone, and another none.
+        cuda_architecture=codes[0] and max(codes, key=lambda code: len(code or "")),
+        # The newest of what each needs.
+        needs_torch=max((each.target.needs_torch for each in found), key=_version),
+        constants={name: constants for each in found for name, constants in each.target.constants.items()},
+    )
+    records = {name: content for each in found for name, content in each.records.items()}
+    operators = {operator.name: operator for each in found for operator in each.operators}
+    return Compiled(target, records, tuple(operators[name] for name in sorted(operators)))
+
+
+def compile_program(
+    method: TracedMethod,
+    folder: Path,
+    plan: CompilePlan,
+    cpu_isa: str | None,
+    gpu: AbsentGpu | None = None,
+    *,
+    weights: ProgramWeights | None,
+    tf32: bool,
+    progress: Progress,
+) -> Compiled:
+    """Compiles a traced method for one part of a plan.
+
+    Args:
+        method: The method, traced on the plan's device.
+        folder: Folder for the files. It is created if it does not exist.
+        plan: What is compiled.
+        cpu_isa: One of the plan's instruction sets.
+        gpu: One of the plan's GPUs that are not here; None compiles for the plan's device.
+        weights: The weights of all methods, to keep outside of the code. None leaves them inside.
+        tf32: Whether the code may use TF32.
+        progress: Is told what happens next.
+
+    Raises:
+        CompilerError: No compiler can be used.
+        ExportError: AOTInductor refused the program, its code does not compile, or a weight cannot stay outside of it.
+    """
+    folder.mkdir(exist_ok=True)
+    of = "" if method.name == FORWARD else f"{method.name} "
+    if gpu is None:
+        progress(f"compiling {of}for {_target_text(plan.device, cpu_isa)} with {_compiler(plan)[-1]}")
+        target, files, constants = _code(method.program, folder, plan, cpu_isa, weights, tf32=tf32, progress=progress)
+    else:
+        progress(f"compiling {of}for {gpu.architecture}, which is not here, with {_compiler(plan)[-1]}")
+        arch: CudaArch = "native+ptx" if gpu.ptx else "native"
+
+        def compile_there(
+            program: torch.export.ExportedProgram, device: torch.device
+        ) -> tuple[Target, list[Path], Mapping[str, torch.Tensor]]:
+            there = replace(plan, device=device, cuda_arch=arch, believed=True)
+            return _code(program, folder, there, cpu_isa, weights, tf32=tf32, progress=silent)
+
+        target, files, constants = compile_absent(method.program, gpu, folder, compile_there)
+    found = weights.take(constants, plan.device) if weights else {}
+    records, operators, oldest = _records(files, code_folder(target.name, method.name))
+    needs = max(target.needs_torch, oldest, key=_version)
+    target = msgspec.structs.replace(target, constants={method.name: found}, needs_torch=needs)
+    return Compiled(target, records, operators)
+
+
+def _compiler(plan: CompilePlan) -> Sequence[str]:
+    return plan.inductor_config.get("cpp.cxx") or (usable_compiler(),)
+
+
+def _code(
+    program: torch.export.ExportedProgram,
+    folder: Path,
+    plan: CompilePlan,
+    cpu_isa: str | None,
+    weights: ProgramWeights | None,
+    *,
+    tf32: bool,
+    progress: Progress,
+) -> tuple[Target, list[Path], Mapping[str, torch.Tensor]]:
+    """Returns the target without its constants, the files of its code, and the constants outside of them."""
+    device = plan.device
+    ptx = device.type == "cuda" and plan.cuda_arch == "native+ptx" and _can_add_ptx(device, progress)
+    with compiling_for(cpu_isa) as options:
+        options |= weights.options if weights else {}
+        options |= {
+            "cpp.cxx": _compiler(plan),
+            "cpp.dynamic_threads": True,  # otherwise the code uses this machine's number of threads everywhere
+            # Compiling a precompiled header takes more than twice the time that a model saves by it, leaves 280 MB in
+            # the temporary folder, and needs the openssl program (docs/adr/0079-fast-exports.md).
+            "aot_inductor.precompile_headers": False,
+            "aot_inductor.package": True,
+            "aot_inductor.output_path": str(folder),
+            "aot_inductor.model_name_for_generated_files": "model",
+            "aot_inductor.metadata": {},  # AOTInductor writes into it: not into that of the next model
+            # An operator library may name functions of its own here, which code calls past the dispatcher. A loader
+            # opens libraries so that nothing else finds their functions.
+            "aot_inductor.custom_ops_to_c_shims": {},
+        }
+        if hasattr(config.aot_inductor, "enable_line_tables"):  # not in torch 2.11, which makes none
+            options["aot_inductor.enable_line_tables"] = False
+        if device.type == "cuda":
+            # ld and objcopy put the kernels into the library. Without these tools the kernels are files beside it.
+            options["aot_inductor.embed_kernel_binary"] = bool(shutil.which("ld") and shutil.which("objcopy"))
+            options["aot_inductor.emit_multi_arch_kernel"] = ptx
+            # Otherwise Inductor times two forms of each kernel, at the example's sizes and on a GPU that may be busy.
+            # Its choice costs other sizes up to a tenth of a call (docs/performance.md).
+            options["triton.autotune_pointwise"] = False
+        if plan.believed:
+            options |= WITHOUT_GPU
+        options |= {**plan.inductor_config, **plan.remembered(float_products(program))}
+        key = None
+        if plan.cache and not plan.believed:
+            digests = weights.digests if weights else None
+            decides: dict[str, Any] = {"isa": cpu_isa, "eager_kernels": plan.eager_kernels, "tf32": tf32}
+            try:
+                key = compile_key(program, device, options, weights=digests, **decides)
+            except UnknownPartError as error:
+                progress(f"the code is not kept in the cache: it depends on {error}")
+        code = find_code(key, folder, program, device) if key else None
+        if code is not None:
+            progress("taking the code from the cache")
+        else:
+            # Imported late: these take seconds.
+            from exportkit.export.compile.assumed_sizes import AssumedSizeError
+            from exportkit.export.compile.run_inductor import run_inductor
+
+            left = tuple(plan.eager_kernels)
+            while code is None:
+                options |= replace(plan, eager_kernels=left).remembered(float_products(program))
+                try:
+                    with weights.outside() if weights else nullcontext():
+                        code = run_inductor(program, device, options, left_to_eager=left, keep=plan.cache, tf32=tf32)
+                except AssumedSizeError as error:
+                    left = (*left, _left_to_eager(error, left))
+                    progress(f"compiling with eager's kernel of {error.at}: {error}")
+            if key and (reason := keep_code(key, code, weights)):
+                progress(f"the code is not kept in the cache: {reason}")
+    return _target(device, cpu_isa, ptx, code.files), [*code.files], code.constants
+
+
+def _left_to_eager(error: AssumedSizeError, left: Sequence[str]) -> str:
+    """Returns the operator that is left to eager's kernel.
+
+    Raises:
+        ExportError: There is none, or it was left to eager already.
+    """
+    if error.operator is None or error.operator in left:
+        raise ExportError(
+            f"torch's compiler fixes a size that was declared to vary{f' at {error.at}' if error.at else ''}: its code "
+            f"would be right only where {error.condition}",
+            hint="Narrow the range with --dynamic, or write that line otherwise. `--format program` works for all.",
+        ) from error
+    return error.operator
+
+
+def _library(files: Sequence[Path]) -> Path:
+    return next(file for file in files if file.suffix == ".so")
+
+
+def _target(device: torch.device, cpu_isa: str | None, ptx: bool, files: Sequence[Path]) -> Target:
+    """Describes the compiled code for the manifest. Which GPUs run it is said by the code, not by the device.
+
+    Raises:
+        CompilerError: The library would crash when it is loaded.
+    """
+    elf = read_elf(_library(files))
+    if elf.static_libstdcxx:
+        raise CompilerError(
+            "the compiled model contains a copy of libstdc++, so it would crash in std::regex when it is loaded",
+            hint="Use a compiler that links it dynamically: CXX=/usr/bin/g++.",
+        )
+    architecture = None
+    if device.type == "cuda":
+        architecture = "sm_{}{}".format(*torch.cuda.get_device_capability(device))
+    return Target(
+        name=_target_name(cpu_isa, architecture, host_platform()),
+        device="cuda" if architecture else "cpu",
+        platform=host_platform(),
+        cpu_isa=cpu_isa,
+        cuda_architecture=architecture and strictest(cuda_architectures(files), architecture),
+        cuda_ptx=ptx,
+        needs_torch=oldest_torch(elf.torch_symbols) or torch_minor(),
+        built_with_torch=str(torch.__version__),
+        built_with_cuda=torch.version.cuda if architecture else None,
+    )
+
+
+def _version(text: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in text.split("."))
+
+
+def _records(files: list[Path], folder: str) -> tuple[dict[str, bytes | Path], tuple[Operator, ...], str]:
+    """Returns the files of a folder of compiled code, the operators it calls, and the oldest torch that calls them."""
+    folder = f"{AOTINDUCTOR_DIR}/{folder}"
+    records: dict[str, bytes | Path] = {}
+    called: set[str] = set()
+    oldest = OLDEST_TORCH
+    for file in files:
+        if file.name.endswith(".wrapper.cpp"):
+            # torch 2.11 finds the model by this name. The source is left out: it is large and may be confidential.
+            records[f"{folder}/{file.name}"] = b""
+        elif file.suffix != ".cpp":
+            records[f"{folder}/{file.name}"] = file
+        if file.name.endswith(".wrapper.json"):
+            nodes = json.loads(file.read_text())
+            called |= called_operators(nodes)
+            oldest = max(oldest, torch_that_calls(nodes), key=_version)
+    # They may be others than the traced program calls: an operator without kernels of its own calls some.
+    operators = tuple(Operator(name=name, schema=schema) for name, schema in schemas_of(called).items())
+    return records, operators, oldest
+
+
+def torch_that_calls(nodes: Mapping[str, Any]) -> str:
+    """Returns the oldest torch that calls the operators of AOTInductor's list with the arguments written there."""
+    calls = (node.get("node", node) for node in nodes.get("nodes", ()))
+    numbered = any(kind in given["arg"] for call in calls for given in call.get("inputs", ()) for kind in _NUMBERED)
+    return _NUMBERED_SINCE if numbered else OLDEST_TORCH
+
+
+def called_operators(nodes: Mapping[str, Any]) -> set[str]:
+    """Finds the custom operators in AOTInductor's list of the operators that it calls through the dispatcher."""
+    called = set()
+    for node in nodes.get("nodes", ()):
+        # "myops::scale", or "torch.ops.aten.foo.default" in the notation of torch.export's schema.
+        name = node.get("target") or node.get("node", {}).get("target", "")
+        name = _dispatcher_name(name)
+        if name.partition("::")[0] not in TORCH_NAMESPACES:
+            called.add(name)
+    return called
+
+
+def _dispatcher_name(target: str) -> str:
+    if "::" in target:
+        return target.removesuffix(".default")
+    namespace, name, overload = target.removeprefix("torch.ops.").split(".")
+    return f"{namespace}::{name}" if overload == "default" else f"{namespace}::{name}.{overload}"
+
+
+def _can_add_ptx(device: torch.device, progress: Progress) -> bool:
+    """Tells whether PTX would run on newer GPUs, and can be compiled."""
+    major, minor = torch.cuda.get_device_capability(device)
+    if major >= 9:
+        # Triton and torch compile for sm_90a and its successors. Only that architecture runs such PTX.
+        progress(f"no PTX: code for sm_{major}{minor} uses instructions that only this architecture has")
+        return False
+    home = os.environ.get("CUDA_HOME", "")
+    if not any(shutil.which(tool) for tool in ("nvcc", os.environ.get("CUDACXX", ""), f"{home}/bin/nvcc") if tool):
+        progress("no PTX: it needs nvcc, which is neither on the path nor in $CUDA_HOME/bin")
+        return False
+    return True
+
+
+def _target_name(cpu_isa: str | None, architecture: str | None, platform: str) -> str:
+    """Names a target. The targets of one package have different names: a GPU may be in hosts of two platforms."""
+    machine = platform.partition("-")[2]
+    name = f"cuda_{architecture}" if architecture else f"cpu_{cpu_isa or 'baseline'}"
+    return re.sub(r"\W", "_", f"{name}_{machine}" if architecture and machine != "x86_64" else name)
+
+
+def _target_text(device: torch.device, cpu_isa: str | None) -> str:
+    if device.type == "cuda":
+        return "cuda (sm_{}{})".format(*torch.cuda.get_device_capability(device))
+    return f"cpu ({cpu_isa or 'baseline'})"

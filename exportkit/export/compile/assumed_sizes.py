@@ -1,0 +1,103 @@
+"""Stops Inductor where it takes sizes that were declared to vary for those of the example."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import FrameType
+from typing import Any
+
+import sympy
+import torch
+from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode, ShapeEnv
+
+from exportkit.export.compile.compile_failure import FailedOperator
+from exportkit.export.compile.eager_kernels import has_kernel
+from exportkit.export.models.source_lines import where_traced
+from exportkit.export.sizes.guards import placed_relation
+from exportkit.export.sizes.tried_sizes import Ranges, counterexamples
+from exportkit.export.torch_patches.patched import DOOR, patched
+
+_ASKING = ("/symbolic_shapes.py", "/sym_node.py", "/recording.py", "/torch/__init__.py", DOOR)
+
+
+class AssumedSizeError(BaseException):
+    """Code would be right for some of the declared sizes alone. No `except Exception` of torch's catches it.
+
+    Attributes:
+        condition: What the sizes would have to be.
+        node: What is compiled there, if that is known.
+    """
+
+    def __init__(self, condition: str, node: torch.fx.Node | None) -> None:
+        self.condition, self._node = condition, node
+        super().__init__(f"it would be right only where {condition}")
+
+    @property
+    def operator(self) -> str | None:
+        """The operator, if eager's kernel can be called in place of the code."""
+        return str(self._node.target) if self._node is not None and has_kernel(self._node.target) else None
+
+    @property
+    def at(self) -> str:
+        """The operator and the line of the model, or ""."""
+        return str(FailedOperator(str(self._node.target), where_traced(self._node))) if self._node is not None else ""
+
+
+@contextmanager
+def no_assumed_sizes(program: torch.export.ExportedProgram) -> Iterator[None]:
+    """Raises AssumedSizeError where a condition on declared sizes that they do not all fulfil is noted.
+
+    Torch takes such a condition for granted from then on, and compiled code checks none. What is asked to choose a
+    layout is forgiven, as while tracing: the cases hold the code against eager. A condition on sizes that depend on
+    data cannot be noted, and raises, too.
+    """
+    ranges: Ranges = {
+        symbol: (max(int(range_.lower), 2), int(range_.upper))
+        for symbol, range_ in program.range_constraints.items()
+        if isinstance(range_.lower, sympy.Integer) and isinstance(range_.upper, sympy.Integer) and range_.upper >= 2
+    }
+    last: torch.fx.Node | None = None
+
+    def looking(log_guard: Callable[..., None]) -> Callable[..., None]:
+        def look(env: ShapeEnv, prefix: str, guard: Any, *rest: Any, **named: Any) -> None:
+            symbols: set[sympy.Symbol] = getattr(guard, "free_symbols", set())
+            declared = prefix == "eval" and symbols and symbols <= ranges.keys()  # else checked where code runs
+            if declared and not _of_layout(guard) and counterexamples(guard, ranges):
+                raise AssumedSizeError(placed_relation(guard, env), last)
+            log_guard(env, prefix, guard, *rest, **named)
+
+        return look
+
+    def noting(run: Callable[..., Any]) -> Callable[..., Any]:
+        def noted(interpreter: torch.fx.Interpreter, node: torch.fx.Node) -> Any:
+            nonlocal last
+            last = node if node.op == "call_function" else None
+            return run(interpreter, node)
+
+        return noted
+
+    with patched("ShapeEnv._log_guard", looking), patched("Interpreter.run_node", noting):
+        try:
+            yield
+        except Exception as error:
+            cause: BaseException | None = error
+            while cause is not None and not isinstance(cause, GuardOnDataDependentSymNode):
+                cause = getattr(cause, "inner_exception", None) or cause.__cause__ or cause.__context__
+            if cause is None:
+                raise
+            raise AssumedSizeError(str(cause.cond), last) from error
+
+
+def _of_layout(condition: sympy.Basic) -> bool:
+    """Returns whether a condition says that a size is not 1, or is asked by what describes an operator's result."""
+    frame: FrameType | None = sys._getframe(2)
+    while frame is not None and frame.f_code.co_filename.endswith(_ASKING):
+        frame = frame.f_back
+    if frame is not None and frame.f_code.co_filename.endswith("/_subclasses/fake_impls.py"):
+        return True
+    if isinstance(condition, (sympy.Lt, sympy.Le)):
+        condition = condition.reversed
+    least = 2 if isinstance(condition, sympy.Ge) else 1
+    return isinstance(condition, (sympy.Gt, sympy.Ge, sympy.Ne)) and condition.rhs == least

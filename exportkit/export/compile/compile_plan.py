@@ -1,0 +1,173 @@
+"""What is compiled on a machine, and the options of Inductor that are given for it."""
+
+from __future__ import annotations
+
+import difflib
+import importlib.util
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Self
+
+import torch
+from torch._inductor import config
+
+from exportkit.errors import HostError, UsageError
+from exportkit.export.compile.absent_gpu import AbsentGpu, parse_gpus
+from exportkit.export.compile.compile_absent import cuda_home
+from exportkit.export.compile.eager_kernels import read_eager_kernels
+from exportkit.export.compile.usable_compiler import usable_compiler
+from exportkit.export.cpu_isas import check_cpu_isa, default_cpu_isa
+from exportkit.export.export_options import CompileOptions, CudaArch
+from exportkit.package.compiled_with import COMPILED_WITH, MISSED_KERNELS, NEVER_RUN, GivenOptions
+
+# These decide which files exist and where the weights are. The format depends on them.
+_RESERVED = (
+    *("aot_inductor.package", "aot_inductor.package_cpp_only", "aot_inductor.output_path"),
+    *("aot_inductor.model_name_for_generated_files", "aot_inductor.package_constants_in_so"),
+    *("aot_inductor.package_constants_on_disk_format", "aot_inductor.link_libtorch", "cpp.march", "cpp.simdlen"),
+    *("aot_inductor.cross_target_platform", "cpp.dynamic_threads"),
+)
+# The only choice of a vector's length: the target's instruction set has another one.
+WITHOUT_VECTORS = ("cpp.simdlen", 1)
+# These compute with the weights at compile time, or decide whether Inductor does.
+_FOR_EMBEDDED_WEIGHTS = (
+    *("freezing", "always_keep_tensor_constants", "joint_graph_constant_folding"),
+    "aot_inductor.use_runtime_constant_folding",
+)
+
+
+@dataclass(frozen=True)
+class CompilePlan:
+    """What is compiled on this machine.
+
+    Attributes:
+        device: cpu or cuda. The model is traced on it, and code is compiled for it if `here`.
+        cpu_isas: The instruction sets of the CPU code, or of the host code of a CUDA target: one target for each. None
+            is the architecture's baseline.
+        cuda_arch: Whether to add PTX.
+        inductor_config: Options from `read_inductor_config`. They override ours.
+        embed_weights: Keeps the weights inside the code.
+        eager_kernels: The operators that are left to eager's kernels, from `read_eager_kernels`.
+        here: Whether code is compiled for the device.
+        gpus: The GPUs that are not here, for each of which there is a target.
+        believed: Whether the device is one of these, in the process that compiles for it.
+        cache: Whether code may come from the cache (`compiled_cache`).
+    """
+
+    device: torch.device
+    cpu_isas: Sequence[str | None]
+    cuda_arch: CudaArch = "native"
+    inductor_config: Mapping[str, Any] = field(default_factory=dict)
+    embed_weights: bool = False
+    eager_kernels: Sequence[str] = ()
+    here: bool = True
+    gpus: Sequence[AbsentGpu] = ()
+    believed: bool = False
+    cache: bool = False
+
+    @classmethod
+    def of(cls, options: CompileOptions, device: torch.device) -> Self:
+        """Plans what the options ask for, and checks that it can be compiled here.
+
+        Raises:
+            UsageError: An option is unknown, or does not fit this machine or the device.
+            CompilerError: This machine has no usable C++ compiler.
+        """
+        isas = tuple(dict.fromkeys(options.cpu_isas)) or (default_cpu_isa(),)
+        for isa in isas:
+            check_cpu_isa(isa)
+        inductor_config = read_inductor_config(options.inductor_config, embed_weights=options.embed_weights)
+        if (device.type != "cpu" or options.gpus) and len(isas) > 1:
+            raise UsageError(
+                f"{' and '.join(map(str, isas))} were given for device cuda",
+                hint="Give one CPU instruction set for a CUDA target.",
+            )
+        if "cpp.cxx" not in inductor_config:
+            usable_compiler()  # checked first, because tracing takes minutes
+        left = read_eager_kernels(options.eager_kernels)
+        given = (options.cuda_arch, inductor_config, options.embed_weights, left)
+        plan = cls(device, isas, *given, cache=options.cache)
+        return plan._for_gpus(parse_gpus(options.gpus)) if options.gpus else plan
+
+    def _for_gpus(self, gpus: Sequence[AbsentGpu]) -> Self:
+        """Plans for these GPUs alone. One may be here.
+
+        Raises:
+            HostError: This torch cannot compile for GPUs.
+            CompilerError: CUDA's headers are not here.
+        """
+        if self.embed_weights:
+            raise UsageError(
+                "code for a GPU that is not here cannot have the weights inside",
+                hint="Leave out --embed-weights, or export on each GPU.",
+            )
+        if torch.version.cuda is None or importlib.util.find_spec("triton") is None:
+            raise HostError(
+                f"code for a GPU needs torch for CUDA, which has Triton; this is torch {torch.__version__}",
+                hint="Install a CUDA build of torch. No GPU or driver is needed.",
+            )
+        cuda_home()
+        capability = torch.cuda.get_device_capability(self.device) if self.device.type == "cuda" else None
+        mine = next((gpu for gpu in gpus if gpu.capability == capability), None)
+        others = tuple(gpu for gpu in gpus if gpu is not mine)
+        arch: CudaArch = "native+ptx" if mine is not None and mine.ptx else "native"
+        return replace(self, cuda_arch=arch, here=mine is not None, gpus=others)
+
+    @property
+    def parts(self) -> Sequence[tuple[str | None, AbsentGpu | None]]:
+        """What becomes a target of its own: an instruction set, and a GPU that is not here."""
+        here: list[tuple[str | None, AbsentGpu | None]] = [(isa, None) for isa in self.cpu_isas if self.here]
+        return [*here, *((self.cpu_isas[0], gpu) for gpu in self.gpus)]
+
+    def remembered(self, missed: Sequence[str]) -> dict[str, dict[str, str]]:
+        """Returns the option of Inductor that writes what was given, and is missed, into the metadata of the code."""
+        notes = {MISSED_KERNELS: json.dumps(missed)} if missed else {}
+        if self.inductor_config or self.eager_kernels:
+            notes[COMPILED_WITH] = GivenOptions(self.inductor_config, tuple(self.eager_kernels)).encoded()
+        if self.believed:
+            notes[NEVER_RUN] = "true"
+        others = self.inductor_config.get("aot_inductor.metadata", {})
+        return {"aot_inductor.metadata": {**others, **notes}} if notes else {}
+
+
+def read_inductor_config(given: Mapping[str, Any], *, embed_weights: bool = False) -> dict[str, Any]:
+    """Reads options of torch._inductor.config. A text value is read as JSON if it is valid JSON.
+
+    Raises:
+        UsageError: torch does not know an option, or exportkit sets it, or it needs the weights inside of the code.
+    """
+    known = config.get_config_copy()
+    options = {}
+    for name, value in given.items():
+        if name in _RESERVED and (name, _read_value(value)) != WITHOUT_VECTORS:
+            raise UsageError(f"--inductor-config {name}: exportkit sets it, because the package format depends on it")
+        if name in _FOR_EMBEDDED_WEIGHTS and not embed_weights:
+            raise UsageError(
+                f"--inductor-config {name}: weights that can be swapped need exportkit's value",
+                hint="Add --embed-weights to keep the weights inside the compiled code and choose a value.",
+            )
+        if name not in known:
+            close = difflib.get_close_matches(name, known, n=3)
+            raise UsageError(
+                f"torch._inductor.config has no option {name!r}",
+                hint=f"Did you mean {', '.join(close)}?" if close else None,
+            )
+        options[name] = _read_value(value)
+    if options.get("cpp.threads") == 1:
+        raise UsageError(
+            "--inductor-config cpp.threads=1: what Inductor writes for one thread is wrong where more threads run it",
+            hint="The process that loads a package chooses the number: OMP_NUM_THREADS=1, or torch.set_num_threads(1).",
+        )
+    if isinstance(compiler := options.get("cpp.cxx"), str):
+        options["cpp.cxx"] = (compiler,)
+    return options
+
+
+def _read_value(value: Any) -> Any:
+    if not isinstance(value, str):
+        return value
+    try:
+        return json.loads(value.lower() if value in ("True", "False") else value)
+    except json.JSONDecodeError:
+        return None if value == "None" else value

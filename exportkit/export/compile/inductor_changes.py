@@ -1,0 +1,328 @@
+"""Changes how Inductor writes code, while a program is compiled."""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from pathlib import Path
+from typing import Any
+
+import sympy
+import torch
+from torch._inductor import config, ir, lowering
+from torch._inductor.codegen.common import DeferredLine
+from torch._inductor.codegen.cpp import CppKernel, CppVecKernel
+from torch._inductor.codegen.cpp_utils import DTYPE_TO_CPP, cexpr_index
+from torch._inductor.virtualized import V
+from torch.utils._sympy.functions import FloorDiv, ModularIndexing
+
+from exportkit.export.compile.cascade_sums import cascade_sums
+from exportkit.export.compile.reduction_tiling import reduction_tiling
+from exportkit.export.models.source_lines import where_listed
+from exportkit.export.torch_patches.opaque import without_opaque
+from exportkit.export.torch_patches.patched import all_patched, patched
+from exportkit.libraries import TORCH_NAMESPACES
+from exportkit.progress import note, notes
+
+_LOOP_THREADS = 8  # with which Inductor decides how many loops are divided among threads
+
+
+@contextmanager
+def changed_inductor() -> Iterator[None]:
+    """Makes all changes while the block runs.
+
+    Raises:
+        ExportError: This torch lacks a function that export changes.
+    """
+    with ExitStack() as changes:
+        for change in (
+            _whole_rows,
+            _divided_loops,
+            _never_one_thread,
+            _room_for_every_thread,
+            _keys_that_are_there,
+            cascade_sums,
+            reduction_tiling,
+            _sums_at_one_place,
+            _slices_with_two_ends,
+            _errors_of_operators,
+            _kernels_of_libraries,
+        ):
+            changes.enter_context(change())
+        changes.enter_context(operators_as_called())
+        changes.enter_context(numbers_written_down())
+        changes.enter_context(_no_wait_for_others())
+        if notes():
+            changes.enter_context(patched("Interpreter.run_node", _noting))
+        yield
+
+
+def taken_apart(operator: object, into: Callable[..., Any]) -> AbstractContextManager[None]:
+    """Lets a function take an operator apart while the block runs; where it returns NotImplemented, it stays whole."""
+    return patched("compile_fx.select_decomp_table", lambda select: lambda: {**select(), operator: into})
+
+
+def _noting(run: Callable[..., Any]) -> Callable[..., Any]:
+    """Notes each node of a graph before torch runs, folds or lowers it."""
+    place = functools.lru_cache(maxsize=1000)(where_listed)
+
+    def noted(interpreter: torch.fx.Interpreter, node: torch.fx.Node) -> Any:
+        if node.op == "call_function":
+            where = place(node.meta.get("stack_trace") or "")
+            note("", f"{node.target}{' of ' + where if where else ''}")
+        return run(interpreter, node)
+
+    return noted
+
+
+def _whole_rows() -> AbstractContextManager[None]:
+    """Lets Inductor see that `n * (i // n) + i % n` is `i` where n is a sum, such as an image's gh * gw + 1 tokens.
+
+    It looks for one term `n * (i // n)`. But it multiplies products out, so that there is one for each term of n. It
+    then takes rows that lie one after the other for rows with gaps, and copies the input of a matrix product.
+    """
+
+    def with_sums(join: Callable[[sympy.Expr], sympy.Expr]) -> Callable[[sympy.Expr], sympy.Expr]:
+        def joined(index: sympy.Expr) -> sympy.Expr:
+            index = join(index)
+            for rest in sorted(index.atoms(ModularIndexing), key=sympy.default_sort_key):
+                base, divisor, size = rest.args
+                quotient, scale = FloorDiv(base, divisor * size), index.coeff(rest)
+                if size.is_Add and scale != 0 and sympy.expand(index.coeff(quotient) - scale * size) == 0:
+                    others = sympy.expand(index - scale * (rest + size * quotient))
+                    return joined(others + scale * FloorDiv(base, divisor))
+            return index
+
+        return joined
+
+    return patched("sizevars.join_dimensions", with_sums)
+
+
+def _divided_loops() -> AbstractContextManager[None]:
+    """Lets the threads of a CPU share more loops than the one over the batch.
+
+    Inductor joins outer loops until the example's sizes occupy the threads of the machine that compiles. With two
+    threads and an example of two samples this is the loop over the batch, and a batch of one would run on one thread
+    on every machine. With one number for all machines, all write the same code.
+    """
+
+    def for_our_threads(decide: Callable[..., Any]) -> Callable[..., Any]:
+        def decided(kernel: CppKernel, deepest: Any, threads: int) -> Any:
+            return decide(kernel, deepest, threads if config.cpp.threads > 0 else _LOOP_THREADS)
+
+        return decided
+
+    return patched("CppKernel.decide_parallel_depth", for_our_threads)
+
+
+def _never_one_thread() -> AbstractContextManager[None]:
+    """Lets a machine of one thread write the code that others write.
+
+    For one thread, Inductor lets each thread of a parallel region do what one of them should. With more threads where
+    it runs, such code counts `count += 1` several times.
+    """
+    return patched("torch.get_num_threads", lambda count: lambda: max(count(), 2))
+
+
+class _ThreadsAtRunTime(int):
+    """A number of threads that is written into code as the number there will be."""
+
+    def __str__(self) -> str:
+        return "at::get_num_threads()"
+
+
+def _room_for_every_thread() -> AbstractContextManager[None]:
+    """Lets attention with a function (flex_attention) have memory for each thread that runs it.
+
+    Inductor writes the number of threads of the machine that compiles. With more, a package would write beyond it.
+    """
+    return patched("cpp_flex_attention_template.parallel_num_threads", lambda count: lambda: _ThreadsAtRunTime(count()))
+
+
+_EIGHT_KEYS = "N % Vectorized::size() == 0 && 24"
+
+
+def _keys_that_are_there() -> AbstractContextManager[None]:
+    """Lets attention with a function (flex_attention) read and write the last keys of a block, and none after them.
+
+    With vectors of eight, Inductor takes 8 last keys for 16. It reads memory after the keys, and writes their scores
+    over the greatest scores of other rows, or after its memory.
+    """
+
+    def counted(template: str) -> str:
+        return template.replace(_EIGHT_KEYS, "N == BLOCK_N && 24")
+
+    return patched("CppMicroGemmFP32Vec.TEMPLATE_KERNEL", counted)
+
+
+def _sums_at_one_place() -> AbstractContextManager[None]:
+    """Lets a vector be added to one element, as `index_add` does where its target has one column.
+
+    Inductor adds a vector to as many elements as it has, and fails in an assertion where its index is one number.
+    """
+
+    def with_numbers(store: Callable[..., None]) -> Callable[..., None]:
+        def stored(kernel: CppVecKernel, name: str, index: sympy.Expr, value: Any, mode: Any = None) -> None:
+            place = kernel.rename_indexing(index)
+            varying = kernel.itervars[kernel.tiling_idx]
+            if mode != "atomic_add" or kernel._try_get_const_stride(place, varying) != 0:
+                store(kernel, name, index, value, mode)
+                return
+            target, count = kernel.args.output(name), cexpr_index(kernel.num_elems)
+            kept = f"std::array<{DTYPE_TO_CPP[V.graph.get_dtype(name)]}, {kernel.tiling_factor}> each; "
+            given = value if value.is_vec else kernel.broadcast(value)
+            added = f"for (long i = 0; i < {count}; ++i) atomic_add(&{target}[{cexpr_index(place)}], each[i]);"
+            kernel.stores.writeline(DeferredLine(name, f"{{ {kept}{given}.store(each.data(), {count}); {added} }}"))
+
+        return stored
+
+    return patched("CppVecKernel.store", with_numbers)
+
+
+def _slices_with_two_ends() -> AbstractContextManager[None]:
+    """Gives a slice that begins or ends at a value, `x[: n.item()]`, its other end.
+
+    torch writes `None` into the C++ code there, which does not compile. torch 2.11 writes the end of
+    `x[n.item() :]` as 2 ** 63, which is negative in C++, so that the slice is empty.
+    """
+
+    def with_both(make: Callable[..., None]) -> Callable[..., None]:
+        def made(slice_: ir.DynamicSliceSize, symbol: Any, start: Any, end: Any, step: Any, size: Any) -> None:
+            open_ended = end is None or (isinstance(end, int | sympy.Integer) and end >= sys.maxsize)
+            make(slice_, symbol, 0 if start is None else start, size if open_ended else end, step, size)
+
+        return made
+
+    return patched("DynamicSliceSize.__init__", with_both)
+
+
+def operators_as_called() -> AbstractContextManager[None]:
+    """Lets the code call the operators that the model calls, not their overloads with the tag `out`.
+
+    torch 2.13 calls those, with a function of C that only its own operators have, and does not compile.
+    """
+    return patched("_out_variant.to_out_variant", lambda _: lambda operator: None)
+
+
+def opaque_operators_stay_whole() -> AbstractContextManager[None]:
+    """Lets Inductor take no operator apart that `opaque_operators` keeps whole.
+
+    torch has them in both tables if their library was loaded before Inductor. 2.11 looks into the second, too.
+    """
+    return all_patched(
+        ("compile_fx.select_decomp_table", lambda select: lambda: without_opaque(select())),
+        ("lowering.decompositions", without_opaque),
+    )
+
+
+@contextmanager
+def _kernels_of_libraries() -> Iterator[None]:
+    """Lets the code call the operators of libraries that taught Inductor what to write in their place.
+
+    That calls functions of the library, and a loader opens libraries so that nothing else finds their functions.
+    """
+    taught: dict[Any, Callable[..., Any]] = {
+        operator: write
+        for operator, write in lowering.lowerings.items()
+        if isinstance(operator, torch._ops.OpOverload)
+        and operator.namespace not in TORCH_NAMESPACES
+        and operator not in lowering.fallbacks
+    }
+    for operator in taught:
+        del lowering.lowerings[operator]
+    try:
+        yield
+    finally:
+        lowering.lowerings.update(taught)
+        lowering.fallbacks.difference_update(taught)
+
+
+def numbers_written_down() -> AbstractContextManager[None]:
+    """Writes down the numbers that a call of an operator leaves to their defaults.
+
+    Integers that only have a name are passed by the code, but torch leaves them out of the list of calls, and a run
+    ends with "Mismatch between ints consumed and num_ints": up to torch 2.14 `index_add` of bfloat16, whose `alpha` is
+    1. A dtype, layout or memory format is a number in a schema, and torch takes it for one.
+    """
+
+    def complete(serialize: Callable[..., Any]) -> Callable[..., Any]:
+        def serialized(serializer: Any, target: Any, args: Any, kwargs: dict[str, Any] | None = None) -> Any:
+            if isinstance(target, torch._ops.OpOverload):
+                kwargs = {**_integers_by_default(target), **(kwargs or {})}
+                named = {argument.name: argument.real_type for argument in target._schema.arguments}
+                args = [*map(_typed, named.values(), args), *args[len(named) :]]
+                kwargs = {
+                    name: _typed(named[name], value) if name in named else value for name, value in kwargs.items()
+                }
+            return serialize(serializer, target, args, kwargs)
+
+        return serialized
+
+    return patched("GraphModuleSerializer.serialize_inputs", complete)
+
+
+def _integers_by_default(operator: torch._ops.OpOverload) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for argument in operator._schema.arguments:
+        default = argument.default_value
+        numbers = default if isinstance(default, list) else [default]
+        if argument.kwarg_only and numbers and all(type(number) is int for number in numbers):
+            found[argument.name] = default
+    return found
+
+
+def _typed(kind: Any, value: Any) -> Any:
+    name = (kind.getElementType() if kind.kind() == "OptionalType" else kind).kind()
+    if type(value) is not int:
+        return value
+    if name == "ScalarTypeType":
+        return torch.ops.aten.zeros.default([0], dtype=value).dtype
+    if name == "LayoutType":
+        return torch.ops.aten.zeros.default([0], layout=value).layout
+    if name == "MemoryFormatType":
+        return (torch.contiguous_format, torch.preserve_format, torch.channels_last, torch.channels_last_3d)[value]
+    return value
+
+
+MODEL_LOCK = "model.lock"  # by the name that every generated file has, which aot_inductor.py sets
+
+
+def _no_wait_for_others() -> AbstractContextManager[None]:
+    """Lets exports compile at the same time.
+
+    Inductor locks by the name of what it generates. All exports of a user would wait for one another, and fail after
+    ten minutes, though each has a folder of its own.
+    """
+
+    def others_only(lock: Callable[..., Any]) -> Callable[..., Any]:
+        return lambda path, *args, **kwargs: (
+            nullcontext() if Path(path).name == MODEL_LOCK else lock(path, *args, **kwargs)
+        )
+
+    return patched("_filelock.FileLock", others_only)
+
+
+_CALL = "aoti_torch_proxy_executor_call_function("
+
+
+def _errors_of_operators() -> AbstractContextManager[None]:
+    """Lets the code stop where a custom operator fails.
+
+    Before torch 2.13, it went on. An operator that only writes into its arguments then failed unnoticed: the call
+    succeeded, and nothing was written.
+    """
+
+    def checked(call: Callable[..., None]) -> Callable[..., None]:
+        def called(wrapper: Any, *args: Any) -> None:
+            write = wrapper.writeline
+            wrapper.writeline = lambda line: write(
+                f"AOTI_TORCH_ERROR_CODE_CHECK({line.rstrip(';')});" if line.startswith(_CALL) else line
+            )
+            call(wrapper, *args)
+            del wrapper.writeline
+
+        return called
+
+    return patched("CppWrapperCpu.generate_fallback_kernel_with_runtime_lookup_aot", checked)

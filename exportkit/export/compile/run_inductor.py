@@ -1,0 +1,164 @@
+"""Runs AOTInductor, with what export changes in it. Importing this takes two seconds."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from contextlib import ExitStack
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch._inductor import exc
+from torch.utils._pytree import tree_structure
+
+from exportkit.errors import CompilerError
+from exportkit.export.compile.assumed_sizes import no_assumed_sizes
+from exportkit.export.compile.compile_failure import failed_operator, noted_lines, wrong_code
+from exportkit.export.compile.compiled_cache import Code
+from exportkit.export.compile.eager_kernels import eager_kernels, with_tensors
+from exportkit.export.compile.empty_attention import attention_of_any_length
+from exportkit.export.compile.guarded_indices import guarded_indices
+from exportkit.export.compile.inductor_changes import changed_inductor, opaque_operators_stay_whole
+from exportkit.export.compile.model_sources import compiling_model_sources
+from exportkit.export.compile.packed_rnn_weights import packed_rnn_weights
+from exportkit.export.compile.packed_weights import packed_weights
+from exportkit.export.compile.refusable_values import may_refuse
+from exportkit.export.compile.refusing_code import (
+    RefusesValuesError,
+    RefusingCode,
+    writing_refusals,
+)
+from exportkit.export.compile.shared_heads import shared_heads
+from exportkit.export.compile.small_convolutions import small_convolutions
+from exportkit.export.compile.true_strides import true_strides
+from exportkit.export.compile.usable_compiler import last_lines, refuse_full_disk
+from exportkit.export.compile.vector_products import vector_products
+from exportkit.export.models.source_lines import where_listed
+from exportkit.export.record.cases import eager_mode
+from exportkit.export.torch_patches.data_sizes import from_zero
+from exportkit.export.torch_patches.opaque import opaque_operators
+from exportkit.export.torch_patches.writing_operators import writing_operators
+from exportkit.export.trace.explain import raised_text, refused_by_compiler
+from exportkit.export.trace.hop_subgraphs import compilable_branches
+
+
+def run_inductor(
+    program: torch.export.ExportedProgram,
+    device: torch.device,
+    options: dict[str, Any],
+    *,
+    left_to_eager: Sequence[str],
+    keep: bool,
+    tf32: bool,
+) -> Code:
+    """Compiles a program with AOTInductor.
+
+    Args:
+        program: The program.
+        device: Its device.
+        options: The options of Inductor.
+        left_to_eager: The operators that are left to eager's kernels, from `read_eager_kernels`.
+        keep: Whether ccache may be used.
+        tf32: Whether the code may use TF32.
+
+    Raises:
+        AssumedSizeError: The code would be right for some of the declared sizes alone.
+        CompilerError: The C++ compiler does not work.
+        ExportError: AOTInductor refused the program, or wrote code that does not compile.
+    """
+    compile_with = partial(_compiled, program, device, options, left_to_eager, keep=keep, tf32=tf32)
+    try:
+        return compile_with(refuses=may_refuse(program))
+    except RefusesValuesError:  # an operator that was taken apart, of which that was not seen
+        return compile_with(refuses=True)
+
+
+def _compiled(
+    program: torch.export.ExportedProgram,
+    device: torch.device,
+    options: dict[str, Any],
+    left_to_eager: Sequence[str],
+    *,
+    refuses: bool,
+    keep: bool,
+    tf32: bool,
+) -> Code:
+    args, kwargs = program.example_inputs
+    folder = Path(options["aot_inductor.output_path"])
+    try:
+        with ExitStack() as contexts:
+            # Inductor decides about TF32 for the kernels that it writes.
+            contexts.enter_context(eager_mode(tf32=tf32))
+            contexts.enter_context(opaque_operators())
+            contexts.enter_context(changed_inductor())
+            contexts.enter_context(opaque_operators_stay_whole())
+            contexts.enter_context(from_zero())
+            contexts.enter_context(writing_operators())
+            written = contexts.enter_context(noted_lines())
+            if device.type == "cpu":
+                contexts.enter_context(small_convolutions())
+                contexts.enter_context(shared_heads())
+                contexts.enter_context(packed_weights())
+                contexts.enter_context(attention_of_any_length(program))
+            else:
+                contexts.enter_context(packed_rnn_weights())
+                contexts.enter_context(vector_products())
+            contexts.enter_context(eager_kernels(left_to_eager))  # the last word about how operators are taken apart
+            contexts.enter_context(compiling_model_sources(keep=keep))
+            contexts.enter_context(warnings.catch_warnings())
+            # torch 2.13 copies its own deprecated LeafSpec.
+            warnings.filterwarnings("ignore", message=".*LeafSpec.*", category=FutureWarning)
+            module = returning_tensors(program.module(check_guards=False))
+            if left_to_eager:
+                with_tensors(module, left_to_eager)
+            contexts.enter_context(compilable_branches(module))
+            contexts.enter_context(true_strides(program))
+            refusing = RefusingCode(program, device)
+            if refuses:
+                kwargs = refusing.add_input(module, args, kwargs)
+            contexts.enter_context(writing_refusals(refusing))
+            contexts.enter_context(guarded_indices())
+            contexts.enter_context(no_assumed_sizes(program))
+            files = torch._inductor.aot_compile(module, args, kwargs, options=options)
+    except Exception as error:
+        # Inductor raises its own errors, wrapped or not, and a custom operator's fake kernel may raise anything.
+        cause = getattr(error, "inner_exception", None) or error
+        if isinstance(cause, RefusesValuesError):
+            raise cause from None
+        refuse_full_disk(cause)
+        if isinstance(cause, (exc.CppCompileError, exc.InvalidCxxCompiler)):
+            if (wrong := wrong_code(str(cause), written, folder)) is None:
+                raise CompilerError(
+                    f"the C++ compiler refused the generated code: {last_lines(str(cause), 8)}",
+                    hint="`exportkit doctor` shows which compiler is used. Set CXX to use another one.",
+                ) from error
+            said, at = wrong
+        else:
+            said, at = raised_text(cause), str(failed_operator(error) or where_listed(str(cause)))
+        raise refused_by_compiler(said, program, at) from error
+    paths: list[Path] = []
+    constants: dict[str, torch.Tensor] = {}
+    for file in files:  # type: ignore[union-attr]  # with aot_inductor.package it is a list
+        if isinstance(file, dict):  # the weights outside of the code: tensors with properties, by name
+            constants |= {name: tensor for name, (tensor, _) in file.items()}
+        else:
+            paths.append(Path(str(file)))
+    return Code(paths, constants)
+
+
+def returning_tensors(module: torch.fx.GraphModule) -> torch.fx.GraphModule:
+    """Removes the constants from the outputs of a program's module, in place.
+
+    AOTInductor would return a tensor for None and for each number. The manifest has the constants and their places.
+    """
+    output = module.graph.output_node()
+    returned: Any = output.args[0]
+    tensors = tuple(value for value in returned if isinstance(value, torch.fx.Node))
+    if len(tensors) < len(returned):
+        output.args = (tensors,)
+        codegen: Any = module.graph._codegen
+        codegen.pytree_info = codegen.pytree_info._replace(out_spec=tree_structure(tensors))
+        module.recompile()
+    return module

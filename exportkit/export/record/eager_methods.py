@@ -1,0 +1,170 @@
+"""Calls the methods of an eager model, with state that belongs to a session: what a package is compared with."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.utils._pytree import tree_leaves, tree_map_only
+
+from exportkit.export.models.call_signature import BoundCall, describe_call, look_into_dataclasses
+from exportkit.export.models.entries import entry_specs, written_names
+from exportkit.export.record.state_buffers import StateBuffer, holding, settled, state_buffers
+from exportkit.export.torch_patches.gradients import asks, gradients_of
+from exportkit.spec import ExportSpec
+
+
+@dataclass(frozen=True)
+class EagerAnswer:
+    """What a method answered.
+
+    Attributes:
+        result: The result, as the method returned it; what shared memory with the state or a written input is a copy.
+        outputs: Its tensors, in the order of the call's outputs.
+        written: What the method has made of the inputs that it is declared to write, by the input's name.
+    """
+
+    result: Any
+    outputs: tuple[torch.Tensor, ...]
+    written: Mapping[str, torch.Tensor]
+
+    def results(self, outputs: Sequence[str]) -> dict[str, torch.Tensor]:
+        """Returns all results by name, given the outputs' names. What is written has the name `written.<input>`."""
+        named = dict(zip(outputs, self.outputs, strict=True))
+        return named | {f"written.{name}": tensor for name, tensor in self.written.items()}
+
+
+class EagerMethods:
+    """The methods of an eager model. Its own buffers stay as they are: each session has its own.
+
+    Attributes:
+        entries: By method, a spec with one entry: a module whose `forward` is the method.
+        buffers: The buffers that are state.
+        called: The methods that were called once: whether they ask for gradients is known.
+    """
+
+    def __init__(self, spec: ExportSpec) -> None:
+        """Finds the methods and the state of a spec, whose model is in eval mode and on its device.
+
+        Raises:
+            UsageError: The spec names a method or state that the model does not have.
+        """
+        self.entries: dict[str, ExportSpec] = entry_specs(spec)
+        self.buffers: tuple[StateBuffer, ...] = state_buffers(spec)
+        self.spec = spec
+        self.called: set[str] = set()
+
+    def bind(self, method: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> BoundCall:
+        """Splits a call of a method into its parts.
+
+        Raises:
+            UsageError: The call does not fit the method.
+        """
+        return describe_call(self.entries[method].model, args, kwargs)
+
+    def written(self, method: str, bound: BoundCall) -> tuple[str, ...]:
+        """Returns the names of the input tensors that a method is declared to write."""
+        return written_names(bound.names, self.entries[method].writes)
+
+    def session(self, sizes: Mapping[str, int] | None = None) -> EagerSession:
+        """Opens a session, whose state begins as the model's.
+
+        Args:
+            sizes: Of the state's dimensions. Default: the model's own.
+        """
+        return EagerSession(self, sizes or {})
+
+
+class EagerSession:
+    """A sequence of calls of an eager model, and its state.
+
+    A call that raises leaves the state half written: `reset` it.
+    """
+
+    def __init__(
+        self, methods: EagerMethods, sizes: Mapping[str, int], state: Mapping[str, torch.Tensor] | None = None
+    ) -> None:
+        self._methods = methods
+        self._sizes = dict(sizes)
+        self._state = dict(state) if state is not None else self._new()
+
+    @property
+    def state(self) -> Mapping[str, torch.Tensor]:
+        """The state by name: the tensors themselves, which later calls may change."""
+        return self._state
+
+    def reset(self) -> None:
+        """Gives the state the values that a new session has."""
+        self._state = self._new()
+
+    def fork(self) -> EagerSession:
+        """Returns a session that goes on from here by itself."""
+        copies = {name: tensor.clone() for name, tensor in self._state.items()}
+        return EagerSession(self._methods, self._sizes, copies)
+
+    def call(self, method: str, bound: BoundCall, *, copies: bool = True) -> EagerAnswer:
+        """Calls a method.
+
+        Args:
+            method: The method's name.
+            bound: The call, with tensors on the model's device.
+            copies: Gives the method copies of all inputs, so that the call's own tensors do not change. Else only of
+                those that it is declared to write.
+
+        Raises:
+            UsageError: The model has assigned to a state buffer what cannot be state.
+            Exception: Whatever the model raises.
+        """
+        model = self._methods.entries[method].model
+        if method in self._methods.called:
+            return self._call(method, bound, copies=copies)
+        self._methods.called.add(method)
+        before = self.fork().state
+        try:
+            return self._call(method, bound, copies=copies)
+        except RuntimeError as error:
+            if not asks(model, error):
+                raise
+        self._state = dict(before)
+        return self._call(method, bound, copies=copies)
+
+    def _call(self, method: str, bound: BoundCall, *, copies: bool) -> EagerAnswer:
+        model = self._methods.entries[method].model
+        wanted = self._methods.written(method, bound)
+        given = tuple(
+            t.clone() if copies or name in wanted else t.detach() for name, t in zip(bound.names, bound.tensors)
+        )
+        args, kwargs = bound.with_tensors(given)
+        buffers = self._methods.buffers
+        in_place = {name: self._state[buffer.name] for buffer in buffers for name in buffer.names}
+        with holding(model, in_place) as held, gradients_of(model):
+            result = model(*args, **kwargs)
+            now = {
+                buffer.name: settled(self._state[buffer.name], {name: held.now(name) for name in buffer.names})
+                for buffer in buffers
+            }
+        look_into_dataclasses(result)
+        changing = [*self._state.values(), *(t for name, t in zip(bound.names, given) if name in wanted)]
+        # Memory of a new tensor may be that of another state or of the result.
+        self._state = {name: new if new is self._state[name] else _copy(new) for name, new in now.items()}
+        result = tree_map_only(torch.Tensor, lambda t: t.detach() if t.requires_grad else t, result)
+        if changing:
+            result = tree_map_only(torch.Tensor, lambda t: _copy(t) if _shares(t, changing) else t, result)
+        outputs = tuple(leaf for leaf in tree_leaves(result) if isinstance(leaf, torch.Tensor))
+        return EagerAnswer(result, outputs, {name: t for name, t in zip(bound.names, given) if name in wanted})
+
+    def _new(self) -> dict[str, torch.Tensor]:
+        return {buffer.name: buffer.at(self._sizes) for buffer in self._methods.buffers}
+
+
+def _copy(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.detach().clone(memory_format=torch.contiguous_format)
+
+
+def _shares(tensor: torch.Tensor, others: list[torch.Tensor]) -> bool:
+    if tensor.layout is not torch.strided:
+        return False
+    address = tensor.untyped_storage().data_ptr()
+    return any(other.untyped_storage().data_ptr() == address for other in others)

@@ -1,0 +1,248 @@
+"""Records cases: sequences of eager's calls with what it answered, and with what it should have answered."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import torch
+from safetensors.torch import save
+
+from exportkit.errors import UsageError
+from exportkit.export.export_options import TraceOptions
+from exportkit.export.models.placement import on_device
+from exportkit.export.record.cases import MAX_CASE_BYTES, case_sizes
+from exportkit.export.record.eager_methods import EagerMethods
+from exportkit.export.record.eager_run import EagerRun, run_eagerly
+from exportkit.export.record.outlier_errors import with_outlier_errors
+from exportkit.export.record.reference import References, SessionReferences
+from exportkit.export.record.sequences import DrawnCall, draw_call, draw_session, session_call, with_state
+from exportkit.package.case_files import EDGE_CASE, named_results, named_tensors, result_keys, state_keys
+from exportkit.package.manifest import Accuracy, CaseCall, Node, PackagedMethod, StateTensor
+from exportkit.progress import Progress
+from exportkit.sizes import label_of
+
+MAX_CASES_BYTES = 4_000_000
+"""All cases of a package take at most so much, unless the example inputs are larger."""
+
+MAX_TROUBLE_BYTES = 400_000
+"""So much of that is left for the cases with edge values."""
+
+_SHRINKS = 4  # how often smaller sizes are tried for that
+
+_FAR = (
+    "eager and the same in a wider dtype agree in less than half of the digits of {}: rounding decides it, or it is "
+    "drawn; it is held to fixed limits, which right code may miss (in the spec, a Tolerance says how near is right)"
+)
+
+
+@dataclass(frozen=True)
+class RecordedCase:
+    """A sequence of calls: its tensors as a safetensors file, and the rest as in the manifest.
+
+    `structures` has the structure of each result of eager, if this case was recorded now. `edge_case` says what makes
+    its inputs edge values, such as "ties in x"; it is empty for inputs that were only drawn. `far` names the results
+    that are too far from what a wide dtype gives to have a reference.
+    """
+
+    calls: tuple[CaseCall, ...]
+    tensors: bytes
+    reference_dtype: Literal["float64", "float32"] | None
+    state_accuracy: Mapping[str, Accuracy | None]
+    structures: tuple[Node, ...] = ()
+    edge_case: str = ""
+    far: tuple[str, ...] = ()
+
+
+def record_cases(
+    eager: EagerMethods,
+    methods: Sequence[PackagedMethod],
+    state: Sequence[StateTensor],
+    examples: Mapping[str, Mapping[str, int]],
+    options: TraceOptions,
+    device: torch.device,
+    progress: Progress,
+) -> tuple[RecordedCase, ...]:
+    """Draws calls and records what eager answers: single calls of each method without state, and sessions.
+
+    Args:
+        eager: The model, which is on `device`.
+        methods: The description of its methods.
+        state: The description of its state.
+        examples: By method, the sizes of the example inputs.
+        options: The number of cases of each kind, their seed, and whether eager may use TF32.
+        device: The model's device.
+        progress: Called with a description of each case.
+    """
+    plans: list[Callable[[int], list[list[DrawnCall]]]] = [
+        functools.partial(_calls, eager, method, examples[method.name], options)
+        for method in methods
+        if not method.state
+    ]
+    if stateful := with_state(methods):
+        example = {name: size for method in reversed(stateful) for name, size in examples[method.name].items()}
+        plans.append(functools.partial(_sessions, eager, methods, example, options))
+    cases: list[RecordedCase] = []
+    told: set[str] = set()
+
+    def recorded(eager_run: EagerRun, *, rare: bool = False) -> RecordedCase:
+        return record_run(eager_run, methods, state, tf32=options.tf32, rare=rare)
+
+    for plan in plans:
+        limit = MAX_CASE_BYTES
+        for _ in range(_SHRINKS):
+            found: list[RecordedCase] = []
+            largest, its_run = 0, None  # only one is kept: it has the state in a wide dtype
+            for number, calls in enumerate(plan(limit)):
+                progress(f"recording case {len(cases) + number + 1}")
+                eager_run = run_eagerly(eager, methods, state, _placed(calls, device), tf32=options.tf32)
+                found.append(recorded(eager_run))
+                if its_run is None or len(found[number].tensors) > len(found[largest].tensors):
+                    largest, its_run = number, eager_run
+                if far := [name for name in found[-1].far if name not in told]:
+                    progress(_FAR.format(" and ".join(f"`{name}`" for name in far)))
+                    told.update(far)
+            # The first two are the example's and the smallest, whatever they take.
+            fixed, others = (sum(len(case.tensors) for case in part) for part in (found[:2], found[2:]))
+            budget = max((MAX_CASES_BYTES - MAX_TROUBLE_BYTES) // len(plans) - fixed, MAX_CASES_BYTES // 10)
+            if others <= budget:
+                break
+            limit = int(limit * 0.8 * budget / others)
+        if its_run is not None:
+            found[largest] = recorded(its_run, rare=True)
+        cases += found
+    return tuple(cases)
+
+
+def _calls(
+    eager: EagerMethods, method: PackagedMethod, example: Mapping[str, int], options: TraceOptions, max_bytes: int
+) -> list[list[DrawnCall]]:
+    """Draws single calls of a method."""
+    planned = case_sizes(method.call, example, options.cases, options.seed, max_bytes=max_bytes)
+    return [[draw_call(eager, method, sizes, options.seed + number)] for number, sizes in enumerate(planned)]
+
+
+def _sessions(
+    eager: EagerMethods,
+    methods: Sequence[PackagedMethod],
+    example: Mapping[str, int],
+    options: TraceOptions,
+    max_bytes: int,
+) -> list[list[DrawnCall]]:
+    """Draws sessions of the methods with state."""
+    planned = case_sizes(session_call(methods), example, options.cases, options.seed, max_bytes=max_bytes)
+    sessions = []
+    for number, sizes in enumerate(planned):
+        calls = draw_session(eager, methods, sizes, options.seed + number)
+        _check_size(calls, sizes)
+        sessions.append(calls)
+    return sessions
+
+
+def record_drawn(
+    eager: EagerMethods,
+    methods: Sequence[PackagedMethod],
+    state: Sequence[StateTensor],
+    calls: Sequence[DrawnCall],
+    options: TraceOptions,
+    device: torch.device,
+) -> RecordedCase:
+    """Records calls that were drawn on the CPU. `record_case` has the rest."""
+    return record_case(eager, methods, state, _placed(calls, device), tf32=options.tf32)
+
+
+def _placed(calls: Sequence[DrawnCall], device: torch.device) -> list[DrawnCall]:
+    return [replace(call, bound=on_device(call.bound, device)) for call in calls]
+
+
+def _check_size(calls: Sequence[DrawnCall], sizes: Mapping[str, int]) -> None:
+    size = sum(tensor.numel() * tensor.element_size() for call in calls for tensor in call.bound.tensors)
+    if size > 4 * MAX_CASE_BYTES:
+        raise UsageError(
+            f"the inputs of a session at {label_of(sizes)} take {size:,} bytes, too many for a recorded case",
+            hint="Let draw_sequence return fewer or smaller calls, or give smaller example inputs.",
+        )
+
+
+def record_case(
+    eager: EagerMethods,
+    methods: Sequence[PackagedMethod],
+    state: Sequence[StateTensor],
+    calls: Sequence[DrawnCall],
+    *,
+    tf32: bool,
+) -> RecordedCase:
+    """Runs the eager model in a session of its own, and packs inputs and results, with references.
+
+    Args:
+        eager: The model.
+        methods: The description of its methods.
+        state: The description of its state.
+        calls: The calls, on the model's device.
+        tf32: Whether the model, but not its reference, may use TF32.
+
+    Raises:
+        ExportError: The model raised.
+    """
+    return record_run(run_eagerly(eager, methods, state, calls, tf32=tf32), methods, state, tf32=tf32)
+
+
+def record_run(
+    eager_run: EagerRun,
+    methods: Sequence[PackagedMethod],
+    state: Sequence[StateTensor],
+    *,
+    tf32: bool,
+    edge_case: str = "",
+    rare: bool = False,
+) -> RecordedCase:
+    """Packs inputs and results of a session, with references.
+
+    Args:
+        eager_run: What eager answered.
+        methods: The description of its methods.
+        state: The description of its state.
+        tf32: Whether eager may have used TF32.
+        edge_case: What makes the inputs edge values.
+        rare: Whether errors that few elements have count as in several runs. One case of a package does for all.
+    """
+    by_name = {method.name: method for method in methods}
+    known = eager_run.references(tf32=tf32)
+    if known and rare:
+        known = with_outlier_errors(known, eager_run)
+    found: Sequence[References | None] = known.calls if known else [None] * len(eager_run.calls)
+    tensors: dict[str, torch.Tensor] = {}
+    for number, (drawn, answered, reference) in enumerate(zip(eager_run.calls, eager_run.answered, found)):
+        call = by_name[drawn.method].call
+        written = {name: tensor for name, tensor in answered.eager.items() if name.startswith("written.")}
+        tensors |= named_tensors(f"{number}.input", drawn.bound.tensors)
+        tensors |= named_tensors(f"{number}.output", answered.outputs)
+        tensors |= named_results(result_keys(number, call), written)
+        if reference is not None:
+            tensors |= named_results(result_keys(number, call, reference=True), reference.outputs)
+    after = {each.name: eager_run.after.eager[each.name] for each in eager_run.state}
+    tensors |= named_results(state_keys(state), after)
+    if known and known.state:
+        tensors |= named_results(state_keys(state, reference=True), known.state.outputs)
+    return RecordedCase(
+        calls=tuple(
+            CaseCall(method=c.method, sizes=dict(c.sizes), accuracy=dict(r.accuracy) if r else {})
+            for c, r in zip(eager_run.calls, found)
+        ),
+        tensors=save(tensors, metadata={EDGE_CASE: edge_case} if edge_case else None),
+        reference_dtype=known.dtype if known else None,
+        state_accuracy=dict(known.state.accuracy) if known and known.state else {},
+        structures=eager_run.structures,
+        edge_case=edge_case,
+        far=_far(eager_run, found, known),
+    )
+
+
+def _far(eager_run: EagerRun, found: Sequence[References | None], known: SessionReferences | None) -> tuple[str, ...]:
+    """Returns the results that were computed in a wide dtype, and have no reference all the same."""
+    wanted = (*(call.wanted for call in eager_run.answered), eager_run.after.wanted)
+    references = (*found, known.state if known else None)
+    names = [name for each, has in zip(wanted, references) for name in each if has is None or name not in has.outputs]
+    return tuple(dict.fromkeys(names)) if names and eager_run.wide is not None else ()

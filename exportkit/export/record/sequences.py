@@ -1,0 +1,149 @@
+"""Draws the calls of a session: for cases, and for comparing a package with eager."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from exportkit.errors import UsageError
+from exportkit.export.models.call_signature import BoundCall
+from exportkit.export.models.source_lines import users_code
+from exportkit.export.record.cases import check_drawn, draw_inputs, dtype_of
+from exportkit.export.record.eager_methods import EagerMethods
+from exportkit.package.manifest import Call, ConstantNode, Dimension, PackagedMethod
+from exportkit.sizes import label_of, sizes_of
+
+REPEATS = 4
+"""How often the last method with state is called by default: its last calls read what its first ones wrote."""
+
+
+@dataclass(frozen=True)
+class DrawnCall:
+    """A call to make.
+
+    Attributes:
+        method: The method's name.
+        bound: The call, with tensors on the CPU.
+        sizes: Its sizes by dimension.
+    """
+
+    method: str
+    bound: BoundCall
+    sizes: Mapping[str, int]
+
+
+def with_state(methods: Sequence[PackagedMethod]) -> list[PackagedMethod]:
+    """Returns the methods that use state."""
+    return [method for method in methods if method.state]
+
+
+def session_call(methods: Sequence[PackagedMethod]) -> Call:
+    """Returns a call with the inputs and the dimensions of a whole session, for `plan_sizes`.
+
+    A dimension has the range that all methods with state allow which have it.
+    """
+    calls = [method.call for method in _default_order(methods)]
+    ranges: dict[str, Dimension] = {}
+    for call in calls:
+        for each in call.dimensions:
+            known = ranges.get(each.name, each)
+            ranges[each.name] = Dimension(name=each.name, min=max(known.min, each.min), max=min(known.max, each.max))
+    inputs = tuple(tensor for call in calls for tensor in call.inputs)
+    return Call(
+        parameters=(), inputs=inputs, result=ConstantNode(value=None), outputs=(), dimensions=tuple(ranges.values())
+    )
+
+
+def draw_session(
+    eager: EagerMethods, methods: Sequence[PackagedMethod], sizes: Mapping[str, int], seed: int
+) -> list[DrawnCall]:
+    """Draws the calls of one session, on the CPU: those of the spec's `draw_sequence`, or the default ones.
+
+    Args:
+        eager: The model.
+        methods: The description of its methods.
+        sizes: The size of each dimension of `session_call`.
+        seed: The seed of the values.
+
+    Raises:
+        UsageError: `draw_sequence` or `draw_inputs` returned calls that the methods do not take.
+        ExportError: One of them raised.
+    """
+    if eager.spec.draw_sequence is not None:
+        return _drawn_by_user(eager, methods, sizes, seed)
+    drawn = []
+    for number, method in enumerate(_default_order(methods)):
+        own = {each.name: sizes[each.name] for each in method.call.dimensions}
+        # Another seed for each: the same inputs again would hide a method that ignores them.
+        drawn.append(draw_call(eager, method, own, seed + 1000 * number))
+    return drawn
+
+
+def draw_call(eager: EagerMethods, method: PackagedMethod, sizes: Mapping[str, int], seed: int) -> DrawnCall:
+    """Draws one call of a method, on the CPU.
+
+    Args:
+        eager: The model.
+        method: The description of the method.
+        sizes: The size of each of its dimensions.
+        seed: The seed of the values.
+
+    Raises:
+        UsageError: `draw_inputs` returned a call that the method does not take.
+        ExportError: It raised.
+    """
+    args, kwargs = draw_inputs(eager.entries[method.name], method.call, sizes, seed)
+    return DrawnCall(method.name, eager.bind(method.name, args, kwargs), sizes)
+
+
+def _default_order(methods: Sequence[PackagedMethod]) -> list[PackagedMethod]:
+    stateful = with_state(methods)
+    return [*stateful, *stateful[-1:] * (REPEATS - 1)]
+
+
+def _drawn_by_user(
+    eager: EagerMethods, methods: Sequence[PackagedMethod], sizes: Mapping[str, int], seed: int
+) -> list[DrawnCall]:
+    assert eager.spec.draw_sequence is not None
+    what = f"the spec's draw_sequence at {label_of(sizes)}"
+    with users_code(what):
+        answer: Any = eager.spec.draw_sequence(dict(sizes), torch.Generator().manual_seed(seed))
+    by_name = {method.name: method.call for method in with_state(methods)}
+    held = {each.name for method in with_state(methods) for each in method.call.dimensions}
+    drawn = []
+    for number, each in enumerate(answer if isinstance(answer, (list, tuple)) else ()):
+        if not (isinstance(each, (list, tuple)) and [type(part) for part in each[1:]] == [tuple, dict]):
+            raise UsageError(f"{what} returned {each!r:.80} as call {number}", hint=_SEQUENCE)
+        name, args, kwargs = each
+        if name not in by_name:
+            raise UsageError(
+                f"{what} returned a call of {name!r}, which is no method with state",
+                hint=f"Those are {', '.join(by_name)}.",
+            )
+        bound, call = eager.bind(name, args, kwargs), by_name[name]
+        own = sizes_of(call.inputs, [tensor.shape for tensor in bound.tensors])
+        check_drawn(bound, call, own, f"{what}, call {number} ({name}),")
+        tensors = tuple(t.detach().cpu().to(dtype_of(w)).contiguous() for t, w in zip(bound.tensors, call.inputs))
+        drawn.append(DrawnCall(name, eager.bind(name, *bound.with_tensors(tensors)), own))
+    if not drawn:
+        raise UsageError(f"{what} returned no calls, but a {type(answer).__name__}", hint=_SEQUENCE)
+    _check_state_sizes(eager, drawn, held, what)
+    return drawn
+
+
+def _check_state_sizes(eager: EagerMethods, drawn: Sequence[DrawnCall], held: set[str], what: str) -> None:
+    for dimension in sorted({each.dimension for each in eager.buffers if each.dimension} & held):
+        found = {call.sizes[dimension] for call in drawn if dimension in call.sizes}
+        if not found:
+            raise UsageError(f"{what} returned no call with `{dimension}`, which the state has")
+        if len(found) > 1:
+            raise UsageError(
+                f"{what} returned calls whose `{dimension}` is {' and '.join(map(str, sorted(found)))}: it is the "
+                "state's, so that a session has one"
+            )
+
+
+_SEQUENCE = 'It must return a list of calls such as [("prefill", (ids,), {}), ("decode", (token,), {})].'

@@ -1,0 +1,211 @@
+"""Finds the buffers that are state: what methods write and what outlives a call."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+
+from exportkit.errors import UsageError
+from exportkit.export.record.cases import matches
+from exportkit.spec import ExportSpec
+
+
+@dataclass(frozen=True)
+class StateBuffer:
+    """A buffer that is state.
+
+    Attributes:
+        name: Its first name in the model.
+        aliases: Its other names there, of tied buffers.
+        initial: What a new session begins with, in a copy without gaps. Where the first axis is a dimension, one row.
+        dimension: The dimension that is its first axis, or None.
+        exported: The size of the first axis in the model, if that is a dimension.
+    """
+
+    name: str
+    aliases: tuple[str, ...]
+    initial: torch.Tensor
+    dimension: str | None = None
+    exported: int = 1
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """All names."""
+        return (self.name, *self.aliases)
+
+    def at(self, sizes: Mapping[str, int]) -> torch.Tensor:
+        """Returns a new tensor for a session of these sizes. A size that is not given is the model's own."""
+        if self.dimension is None:
+            return self.initial.clone()
+        rows = sizes.get(self.dimension, self.exported)
+        return self.initial.expand(rows, *self.initial.shape[1:]).clone(memory_format=torch.contiguous_format)
+
+
+def state_buffers(spec: ExportSpec) -> tuple[StateBuffer, ...]:
+    """Returns the buffers that a spec's patterns match, in the order of the model.
+
+    Raises:
+        UsageError: A pattern matches no buffer, or a parameter. A buffer shares memory with another tensor of the
+            model, or its rows, of which a session may have any number, do not begin alike.
+    """
+    patterns = spec.state_dimensions
+    if not patterns:
+        return ()
+    model = spec.model
+    buffers = dict(model.named_buffers(remove_duplicate=False))
+    parameters = dict(model.named_parameters(remove_duplicate=False))
+    names: dict[int, list[str]] = {}
+    for name, tensor in buffers.items():
+        names.setdefault(id(tensor), []).append(name)
+    dimensions: dict[int, str | None] = {}
+    for pattern, dimension in patterns.items():
+        if wrong := [n for n in parameters if matches(n, [pattern])]:
+            raise UsageError(
+                f"--state {pattern} matches the parameter {wrong[0]}, and state is buffers",
+                hint="Use a narrower pattern, or make it a buffer: self.register_buffer(...).",
+            )
+        matched = [n for n in buffers if matches(n, [pattern])]
+        if not matched:
+            raise UsageError(
+                f"--state {pattern} matches no buffer of {type(model).__name__}",
+                hint=f"It has the buffers {', '.join(buffers)}."
+                if buffers
+                else "It has no buffers: self.register_buffer(name, tensor) makes one.",
+            )
+        for name in matched:
+            if dimensions.setdefault(id(buffers[name]), dimension) != dimension:
+                raise UsageError(
+                    f"two patterns of the state give the first axis of {name} to `{dimension}` and to "
+                    f"`{dimensions[id(buffers[name])]}`"
+                )
+    found = [
+        _buffer(tuple(names[number]), buffers[names[number][0]], dimensions[number])
+        for number in names
+        if number in dimensions
+    ]
+    _check_memory({"buffer": buffers, "parameter": parameters}, {name for each in found for name in each.names})
+    return tuple(found)
+
+
+def _buffer(names: tuple[str, ...], tensor: torch.Tensor, dimension: str | None) -> StateBuffer:
+    initial = tensor.detach().clone(memory_format=torch.contiguous_format)
+    if dimension is None:
+        return StateBuffer(names[0], names[1:], initial)
+    if not initial.dim() or not initial.shape[0]:
+        raise UsageError(
+            f"the state {names[0]} has the shape {list(initial.shape)}, so that its first axis cannot be `{dimension}`",
+            hint="Give it a first axis, or leave out the dimension.",
+        )
+    first = initial[:1].clone()
+    if not _same_bits(initial, first.expand_as(initial)):
+        raise UsageError(
+            f"the rows of the state {names[0]} differ, and a session of another `{dimension}` would not know with "
+            "which to begin",
+            hint="Let all rows begin with the same values, or leave out the dimension.",
+        )
+    return StateBuffer(names[0], names[1:], first, dimension, initial.shape[0])
+
+
+def _same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
+    return bool(((one == other) | ((one != one) & (other != other))).all())  # NaN equals NaN
+
+
+def _check_memory(tensors: Mapping[str, Mapping[str, torch.Tensor]], state: set[str]) -> None:
+    """Refuses state that shares memory with another tensor of the model: a session has a copy of the state alone."""
+    known: list[tuple[str, bool, torch.Tensor]] = []
+    seen: set[int] = set()
+    for kind, named in tensors.items():
+        for name, tensor in named.items():
+            if id(tensor) in seen or not isinstance(tensor, torch.Tensor) or tensor.layout is not torch.strided:
+                continue
+            seen.add(id(tensor))
+            known.append((f"{kind} {name}", kind == "buffer" and name in state, tensor))
+    for text, is_state, tensor in known:
+        for other_text, _, other in known if is_state else ():
+            if other is not tensor and _overlap(tensor, other):
+                raise UsageError(
+                    f"the state of {text} shares memory with the {other_text}",
+                    hint="Make it a buffer with memory of its own: register_buffer(name, tensor.clone()).",
+                )
+
+
+def _overlap(one: torch.Tensor, other: torch.Tensor) -> bool:
+    if not one.numel() or not other.numel():
+        return False
+    if one.untyped_storage().data_ptr() != other.untyped_storage().data_ptr():
+        return False
+    (a, b), (c, d) = _extent(one), _extent(other)
+    return a < d and c < b
+
+
+def _extent(tensor: torch.Tensor) -> tuple[int, int]:
+    last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride()))
+    return tensor.data_ptr(), tensor.data_ptr() + (last + 1) * tensor.element_size()
+
+
+class Held:
+    """The state buffers of a model while a session's tensors stand in their place."""
+
+    def __init__(self, places: Mapping[str, tuple[torch.nn.Module, str]]) -> None:
+        self._places = places
+
+    def now(self, name: str) -> torch.Tensor | None:
+        """What the model has in the buffer's place, which the model's code may have replaced."""
+        module, key = self._places[name]
+        return module._buffers.get(key)
+
+
+@contextmanager
+def holding(model: torch.nn.Module, tensors: Mapping[str, torch.Tensor]) -> Iterator[Held]:
+    """Puts tensors in the places of buffers, by name, while the block runs."""
+    places = {name: place_of(model, name) for name in tensors}
+    before = {name: module._buffers[key] for name, (module, key) in places.items()}
+    try:
+        for name, (module, key) in places.items():
+            module._buffers[key] = tensors[name]
+        yield Held(places)
+    finally:
+        for name, (module, key) in places.items():
+            module._buffers[key] = before[name]
+
+
+def place_of(model: torch.nn.Module, name: str) -> tuple[torch.nn.Module, str]:
+    """Returns the module of a buffer, and the buffer's name there."""
+    path, _, key = name.rpartition(".")
+    return model.get_submodule(path), key
+
+
+def settled(before: torch.Tensor, now: Mapping[str, torch.Tensor | None]) -> torch.Tensor:
+    """Returns the tensor that a buffer is after a call, in which the model may have assigned another one to it.
+
+    Args:
+        before: The tensor that stood in its place.
+        now: What stands in each of its places now, by name.
+
+    Raises:
+        UsageError: The model has assigned something else than a tensor of the same form, or to one name of several.
+    """
+    assigned = {name: tensor for name, tensor in now.items() if tensor is not before}
+    if not assigned:
+        return before
+    name, new = next(iter(assigned.items()))
+    if len(now) > 1 and (len(assigned) < len(now) or any(tensor is not new for tensor in assigned.values())):
+        raise UsageError(
+            f"the model assigns a new tensor to the buffer {name}, which is also {', '.join(sorted({*now} - {name}))}",
+            hint=f"Write into it instead, so that it stays one buffer: self.{name.rpartition('.')[2]}.copy_(...).",
+        )
+    if not isinstance(new, torch.Tensor):
+        raise UsageError(f"the model assigns a {type(new).__name__} to the buffer {name}, which is state")
+    if new.shape != before.shape or new.dtype != before.dtype or new.device != before.device:
+        raise UsageError(
+            f"the model assigns {_form(new)} to the buffer {name}, which is {_form(before)}: state keeps its form",
+            hint="Keep a buffer of the greatest size and a position, or take it as an input and return it.",
+        )
+    return new
+
+
+def _form(tensor: torch.Tensor) -> str:
+    return f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)} on {tensor.device.type}"

@@ -1,0 +1,312 @@
+"""Records what torch.export concludes about sizes, and at which line; lets it refuse only what is untrue."""
+
+from __future__ import annotations
+
+import functools
+import re
+import traceback
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import sympy
+import torch
+from torch.export.exported_program import _convert_guards_to_code, _get_shape_env
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
+from exportkit.export.models.source_lines import asked_by_user, user_frame, where
+from exportkit.export.sizes.declared import Declared
+from exportkit.export.torch_patches.patched import patched
+
+SOURCE = re.compile(r"L\[['\"](?P<name>\w+)['\"]\](?P<path>.*?)\.size\(\)\[(?P<dim>\d+)\]")
+
+
+@dataclass(frozen=True)
+class Condition:
+    """A condition on sizes for which a trace is right.
+
+    Attributes:
+        env: torch's record of the trace's sizes.
+        guard: The condition, in the symbols of the trace.
+        frame: The line of the model that needed it, or None.
+        torchs_own: Whether torch asked for it inside of an operator, and not Python's code.
+    """
+
+    env: ShapeEnv
+    guard: Any
+    frame: traceback.FrameSummary | None
+    torchs_own: bool
+
+
+@dataclass(frozen=True)
+class UnrolledLayer:
+    """A recurrent layer whose length is fixed.
+
+    Attributes:
+        layer: Its class, such as nn.LSTM.
+        line: The line of the model that calls it.
+        why: What torch unrolls it for, such as "is under autocast".
+        hint: What to write instead.
+    """
+
+    layer: str
+    line: str
+    why: str
+    hint: str
+
+
+@dataclass
+class GuardLog:
+    """The conditions on sizes, in the order in which the model's lines needed them.
+
+    Attributes:
+        declared: What the caller declared of sizes.
+        entries: The conditions.
+        forgiving: Whether conditions by which operators choose a layout may fail.
+        forgiven: Those that do.
+        tried: Sizes at which they do, where the program must be held against eager.
+        unrolled: Recurrent layers that torch unrolled, which fixes their length.
+    """
+
+    declared: Declared = field(default_factory=Declared)
+    entries: list[Condition] = field(default_factory=list)
+    forgiving: bool = False
+    forgiven: set[sympy.Basic] = field(default_factory=set)
+    tried: list[dict[str, int]] = field(default_factory=list)
+    unrolled: list[UnrolledLayer] = field(default_factory=list)
+
+    def refuting(self, env: ShapeEnv, guards: Sequence[Any]) -> list[Any]:
+        """Returns those of torch's guards because of which the declared sizes are to be refused.
+
+        Operators ask whether strides differ, and whether a size inside of the model is 0 or 1. If that is forgiven,
+        such a condition is none of them, nor is what fails only where one does.
+        """
+        users = {entry.guard for entry in self.entries if not entry.torchs_own}
+        untrue = [(guard, named) for guard in guards if (named := self._named(guard.expr, env)) is not None]
+        untrue = [(guard, named) for guard, named in untrue if self.declared.untrue(named)]
+        if not self.forgiving:
+            return [guard for guard, _ in untrue]
+        plain = [named for guard, named in untrue if guard.expr not in users and _says_differs(named)]
+        kept = []
+        for guard, named in untrue:
+            elsewhere = sympy.Or(named, *(sympy.Not(each) for each in plain))
+            if guard.expr in users or (named not in plain and (not plain or self.declared.untrue(elsewhere))):
+                kept.append(guard)
+            else:
+                self.forgiven.add(guard.expr)
+                self.tried += [sizes for sizes in self.declared.failing(named) if sizes not in self.tried]
+        return kept
+
+    def drop_untrue(self, program: torch.export.ExportedProgram) -> None:
+        """Removes what a program asserts of sizes and what fails at declared ones: there it was held against eager."""
+        env = _get_shape_env(program.graph_module)
+        if env is not None:
+            env.guards = [
+                guard
+                for guard in env.guards
+                if (named := self._named(guard.expr, env)) is None or not self.declared.untrue(named)
+            ]
+            program._guards_code = _convert_guards_to_code(program.graph_module)
+
+    def lines(self, places: Iterable[str]) -> list[str]:
+        """Returns the lines that depended on one of the places, such as "image:2", each once.
+
+        A condition that holds for all declared sizes is no reason to refuse them, and is left out.
+        """
+        wanted = set(places)
+        found: dict[str, list[tuple[bool, int, str]]] = {}
+        for entry in self.entries:
+            sources = _places_of_symbols(entry.env)
+            symbols: set[sympy.Symbol] = getattr(entry.guard, "free_symbols", set())
+            if entry.frame is None or not any(sources.get(symbol) in wanted for symbol in symbols):
+                continue
+            if not self._untrue(entry):
+                continue
+            text = placed_relation(entry.guard, entry.env)
+            # One line may need several conditions: the one that fixes a size says most, and the shortest is clearest.
+            found.setdefault(where(entry.frame), []).append((not _fixes_size(entry.guard), len(text), text))
+        return [f"{place} needs {min(texts)[2]}" for place, texts in found.items()]
+
+    def hold_at(self, values: Mapping[str, int], *, equations: bool = False) -> bool:
+        """Returns whether every condition on these places alone holds if the places have these sizes.
+
+        Args:
+            values: A size for each place.
+            equations: Only equations count. Tracing also assumes that no size is 1, which torch forgives.
+        """
+        places_of = functools.cache(_places_of_symbols)
+        for entry in self.entries:
+            guard = entry.guard
+            symbols = getattr(guard, "free_symbols", None)
+            if not symbols or (equations and not isinstance(guard, sympy.Eq)):
+                continue
+            if guard in self.forgiven or not (equations or self._untrue(entry)):
+                continue
+            places = places_of(entry.env)
+            known = {symbol: values[place] for symbol in symbols if (place := places.get(symbol) or "") in values}
+            if isinstance(guard, sympy.Basic) and len(known) == len(symbols) and not _holds(guard, known):
+                return False
+        return True
+
+    def constant_sizes(self) -> list[sympy.Basic]:
+        """Returns the untrue conditions, in names, by which torch itself took a size inside of the model for 0 or 1."""
+        found = []
+        for entry in self.entries:
+            named = self._named(entry.guard, entry.env)
+            if isinstance(named, sympy.Eq) and any(side in (0, 1) for side in named.args) and self._untrue(entry):
+                found += [named] if entry.torchs_own and named not in found else []
+        return found
+
+    def bounded(self, name: str) -> bool:
+        """Returns whether an inequality on one name alone is untrue. torch drops those on sizes with a factor."""
+        for entry in self.entries:
+            named = self._named(entry.guard, entry.env)
+            if not isinstance(named, (sympy.Gt, sympy.Ge, sympy.Lt, sympy.Le)) or _says_differs(named):
+                continue
+            if {symbol.name for symbol in named.free_symbols} == {name} and self._untrue(entry):
+                return True
+        return False
+
+    def ties(self) -> dict[str, str]:
+        """Returns the names that must follow another, such as {"m": "2*n + 1"}. torch drops those with a factor."""
+        found: dict[str, str] = {}
+        for entry in self.entries:
+            named = self._named(entry.guard, entry.env)
+            if isinstance(named, sympy.Eq) and self._of_names(named, 2) and self._untrue(entry):
+                for symbol in sorted(named.free_symbols, key=self.declared.widest_first):
+                    solution = _solved(sympy.expand(named.lhs - named.rhs), symbol)
+                    if solution is not None and not set(found) & {each.name for each in named.free_symbols}:
+                        found[symbol.name] = str(solution)
+        return found
+
+    def branches(self) -> list[sympy.Basic]:
+        """Returns the untrue conditions of Python's code, in names, that relate several names: torch ignores those."""
+        found = [
+            named
+            for entry in self.entries
+            if not entry.torchs_own
+            and (named := self._named(entry.guard, entry.env)) is not None
+            and len(named.free_symbols) > 1
+            and self._of_names(named, len(named.free_symbols))
+            and self._untrue(entry)
+        ]
+        return list(dict.fromkeys(found))
+
+    def _of_names(self, condition: sympy.Basic, count: int) -> bool:
+        """Returns whether a condition is on so many names, and on nothing else."""
+        symbols = condition.free_symbols
+        return len(symbols) == count and all(symbol.name in self.declared.ranges for symbol in symbols)
+
+    def _untrue(self, entry: Condition) -> bool:
+        named = self._named(entry.guard, entry.env)
+        return entry.guard not in self.forgiven and (named is None or self.declared.untrue(named))
+
+    def _named(self, guard: object, env: ShapeEnv) -> sympy.Basic | None:
+        if not isinstance(guard, sympy.Basic):
+            return None
+        return self.declared.in_names(guard, _places_of_symbols(env))
+
+
+@contextmanager
+def guard_log(declared: Declared, *, forgiving: bool = False) -> Iterator[GuardLog]:
+    """Records which line of the model's code each guard on a size comes from, and lets torch refuse only untrue ones.
+
+    torch's own record (SLoc) has the line inside of torch, which does not help the user. And torch refuses what it
+    cannot prove: a minimum, a division that rounds, a relation of two places that have one name.
+    """
+    log = GuardLog(declared, forgiving=forgiving)
+
+    def recording(log_guard: Callable[..., None]) -> Callable[..., None]:
+        def record(env: ShapeEnv, prefix: str, guard: object, *rest: Any, **named: Any) -> None:
+            stack = traceback.extract_stack()
+            log.entries.append(Condition(env, guard, user_frame(stack), not asked_by_user(stack)))
+            log_guard(env, prefix, guard, *rest, **named)
+
+        return record
+
+    def producing(produce: Callable[..., Any]) -> Callable[..., Any]:
+        def without_true(env: ShapeEnv, *args: Any, guards: Sequence[Any] | None = None, **named: Any) -> Any:
+            kept = log.refuting(env, env.guards if guards is None else guards)
+            return produce(env, *args, guards=kept, **named)
+
+        return without_true
+
+    with patched("ShapeEnv._log_guard", recording), patched("ShapeEnv.produce_guards", producing):
+        yield log
+
+
+def with_places(line: str) -> str:
+    """Returns a line of torch's message with the places named as on the command line."""
+    line = re.sub(r"\s*If you're using mark_dynamic.*", "", line)
+    return SOURCE.sub(_place, line)
+
+
+def _places_of_symbols(env: ShapeEnv) -> dict[sympy.Symbol, str | None]:
+    return {symbol: _source_place(names) for symbol, names in env.var_to_sources.items()}
+
+
+def _source_place(sources: Iterable[object]) -> str | None:
+    """Turns `L['image'].size()[2]` into "image:2". Nested inputs become "batch.mask:0"."""
+    for source in sources:
+        if match := SOURCE.fullmatch(str(getattr(source, "name", ""))):
+            return _place(match)
+    return None
+
+
+def _place(match: re.Match[str]) -> str:
+    path = "".join(f".{part}" for part in re.findall(r"\w+", match["path"]))
+    return f"{match['name']}{path}:{match['dim']}"
+
+
+def _holds(guard: sympy.Basic, sizes: Mapping[sympy.Symbol, int]) -> bool:
+    try:
+        return bool(guard.xreplace(sizes) != sympy.false)
+    except ZeroDivisionError:  # a condition on a size that is 0 there
+        return False
+
+
+def _solved(difference: sympy.Expr, symbol: sympy.Symbol) -> sympy.Expr | None:
+    """Returns what a symbol is where a difference is 0: a multiple of the other symbol, and a number; or None."""
+    others = sorted(difference.free_symbols - {symbol}, key=str)
+    if len(others) != 1 or not difference.is_polynomial(symbol, *others):
+        return None
+    polynomial = sympy.Poly(difference, symbol, *others)
+    if polynomial.total_degree() != 1:
+        return None
+    own, factor, rest = (polynomial.coeff_monomial(each) for each in (symbol, others[0], 1))
+    scale, offset = -factor / own, -rest / own
+    return scale * others[0] + offset if scale.is_Integer and scale > 0 and offset.is_Integer else None
+
+
+def _says_differs(condition: sympy.Basic) -> bool:
+    """Returns whether a condition says that two numbers differ, or that a size inside of the model is not 0 or 1.
+
+    Operators ask so to choose a layout: whether a part of a tensor is contiguous, or a view of it exists.
+    """
+    if isinstance(condition, (sympy.Gt, sympy.Ge)):
+        return condition.rhs in (0, 1) or (isinstance(condition, sympy.Ge) and condition.rhs == 2)
+    if isinstance(condition, (sympy.Lt, sympy.Le)):
+        return condition.lhs in (0, 1) or (isinstance(condition, sympy.Le) and condition.lhs == 2)
+    return isinstance(condition, sympy.Ne)
+
+
+def _fixes_size(guard: object) -> bool:
+    return isinstance(guard, sympy.Eq) and (guard.lhs.is_Integer or guard.rhs.is_Integer)
+
+
+def placed_relation(guard: object, env: ShapeEnv) -> str:
+    """Writes a guard in Python's notation, with the places of the inputs' sizes, such as "image:2"."""
+    text, sources = relation_text(guard), _places_of_symbols(env)
+    symbols: set[sympy.Symbol] = getattr(guard, "free_symbols", set())
+    for symbol in sorted(symbols, key=lambda symbol: -len(symbol.name)):
+        text = re.sub(rf"\b{symbol.name}\b", sources.get(symbol) or symbol.name, text)
+    return text
+
+
+def relation_text(guard: object) -> str:
+    """Writes a guard in Python's notation, where SymPy has Eq(a, b)."""
+    for kind, sign in ((sympy.Eq, "=="), (sympy.Ne, "!=")):
+        if isinstance(guard, kind):
+            return f"{guard.lhs} {sign} {guard.rhs}"
+    return str(guard)

@@ -1,0 +1,153 @@
+"""Describes a traced program's call for the manifest."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.export.graph_signature import ConstantArgument, InputKind, OutputKind, TensorArgument
+
+from exportkit.errors import ExportError
+from exportkit.export.models.call_signature import BoundCall, check_plain, is_tensor, look_into_dataclasses
+from exportkit.export.record.cases import check_packable
+from exportkit.export.record.tolerances import check_gradients, output_tolerances
+from exportkit.export.sizes.shapes import DynamicSizes, Symbols
+from exportkit.package.manifest import Call, Node, Size, TensorInput, TensorOutput
+from exportkit.package.structure import flatten, names
+from exportkit.spec import ExportSpec
+
+
+def describe_output(result: Any) -> Node:
+    """Returns the structure of a model's result.
+
+    Raises:
+        UsageError: The result contains a value or a kind of tensor that a manifest cannot describe.
+        ExportError: The result contains no tensor.
+    """
+    look_into_dataclasses(result)
+    node, leaves = flatten(result, is_tensor, where="the model's output")
+    if not leaves:
+        raise ExportError("the model returns no tensor", hint="A compiled model returns at least one.")
+    for name, leaf in zip(names(node), leaves):
+        check_plain(f"output {name}", leaf)
+    return node
+
+
+@dataclass(frozen=True)
+class DescribedProgram:
+    """What a program takes and returns.
+
+    Attributes:
+        call: The call, for the manifest.
+        state: The shapes of the state tensors that the program takes after the call's.
+    """
+
+    call: Call
+    state: tuple[tuple[int | Size, ...], ...]
+
+
+def describe_program(
+    program: torch.export.ExportedProgram,
+    bound: BoundCall,
+    sizes: DynamicSizes,
+    output: Node,
+    spec: ExportSpec,
+    *,
+    written: Collection[str] = (),
+    cast: torch.dtype | None = None,
+) -> DescribedProgram:
+    """Describes a traced program for the manifest.
+
+    Args:
+        program: The traced program. What it takes beyond the tensors of the call is state.
+        bound: The call it was traced with.
+        sizes: The dynamic sizes.
+        output: The structure of the model's result for that call.
+        spec: The spec, which has the tolerances.
+        written: The names of the input tensors that it writes.
+        cast: The dtype that the model was cast to, or None.
+
+    Raises:
+        UsageError: A tolerance names an unknown output.
+        ExportError: A size does not depend on one dimension alone, an output is a varying number, or a dtype cannot be
+            packed.
+    """
+    signature = program.graph_signature
+    values = {n.name: n.meta.get("val") for n in program.graph.nodes}
+    taken = taken_tensors(program)
+    returned = [s.arg for s in signature.output_specs if s.kind is OutputKind.USER_OUTPUT]
+    # Constants are the same in every call. A size or .item() is not, and cannot be returned.
+    if varying := [i for i, arg in enumerate(returned) if not isinstance(arg, (TensorArgument, ConstantArgument))]:
+        raise ExportError(
+            f"output {varying[0]} of {len(returned)} is a number that varies from call to call, such as a size",
+            hint="Return it as a tensor, such as torch.scalar_tensor(x.shape[0]), or leave it out.",
+        )
+    given, output_names = _tensors(values, returned), names(output)
+    taken, state = taken[: len(bound.tensors)], taken[len(bound.tensors) :]
+    if len(taken) != len(bound.tensors) or len(given) != len(output_names):
+        raise ExportError(
+            f"the traced program takes {len(taken)} tensors and returns {len(given)}; the model takes "
+            f"{len(bound.tensors)} and returns {len(output_names)}",
+            hint="The model's result must have the same structure for all inputs.",
+        )
+    for name, value in zip((*bound.names, *output_names), (*taken, *given)):
+        check_packable(name, value.dtype)
+    symbols = Symbols(
+        [(name, tuple(value.shape)) for name, value in zip(bound.names, taken)], sizes, program.range_constraints
+    )
+    results = [(name, value.dtype) for name, value in zip(output_names, given)]
+    results += [(f"written.{name}", value.dtype) for name, value in zip(bound.names, taken) if name in written]
+    tolerances = dict(zip((name for name, _ in results), output_tolerances(results, spec.tolerances, cast=cast)))
+    inputs = tuple(
+        TensorInput(
+            name=name,
+            dtype=_dtype_name(value.dtype),
+            shape=_fixed_shape(name, value, symbols),
+            written=tolerances[f"written.{name}"] if name in written else None,
+        )
+        for name, value in zip(bound.names, taken)
+    )
+    outputs = tuple(
+        TensorOutput(
+            name=name,
+            dtype=_dtype_name(value.dtype),
+            shape=tuple(symbols.size(size) for size in value.shape),
+            tolerance=tolerances[name],
+        )
+        for name, value in zip(output_names, given)
+    )
+    check_gradients(inputs, outputs, repeats=not (state or written))
+    call = Call(
+        parameters=bound.parameters,
+        inputs=inputs,
+        result=output,
+        outputs=outputs,
+        dimensions=tuple(symbols.dimensions),
+    )
+    return DescribedProgram(call, tuple(_fixed_shape("a state", value, symbols) for value in state))
+
+
+def taken_tensors(program: torch.export.ExportedProgram) -> list[torch.Tensor]:
+    """Returns the fake tensors that a program takes from its caller, in order."""
+    values = {n.name: n.meta.get("val") for n in program.graph.nodes}
+    specs = program.graph_signature.input_specs
+    return _tensors(values, [s.arg for s in specs if s.kind is InputKind.USER_INPUT])
+
+
+def _tensors(values: dict[str, Any], arguments: Sequence[Any]) -> list[torch.Tensor]:
+    """Returns the values of a signature's tensor arguments. The text "relu" may be a constant, so names do not do."""
+    return [values[argument.name] for argument in arguments if isinstance(argument, TensorArgument)]
+
+
+def _fixed_shape(name: str, value: torch.Tensor, symbols: Symbols) -> tuple[Any, ...]:
+    shape = tuple(symbols.size(size) for size in value.shape)
+    if None in shape:
+        raise ExportError(f"{name} was traced as {list(value.shape)}, where a size depends on several dimensions")
+    return shape
+
+
+def _dtype_name(dtype: torch.dtype) -> str:
+    """Returns such as `float32`."""
+    return str(dtype).removeprefix("torch.")

@@ -1,0 +1,350 @@
+"""Records cases with values that are apt to show a wrong kernel, where every right kernel gives the same answer.
+
+Eager is the judge, so a case is kept only if its answer does not depend on how a right kernel rounds: eager takes the
+values, is near its float64 reference, and answers the same when every operator rounds otherwise (ADR 0059).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+
+import torch
+from torch.torch_version import TorchVersion
+
+from exportkit.child.forked import in_fork
+from exportkit.errors import ExportError, ModelRunError, UsageError
+from exportkit.export.export_options import TraceOptions
+from exportkit.export.models.placement import on_device
+from exportkit.export.record.cases import case_sizes
+from exportkit.export.record.eager_methods import EagerMethods
+from exportkit.export.record.eager_run import EagerRun, run_eagerly
+from exportkit.export.record.edge_values import kinds_of, kinds_of_rows, planned, with_edge_values
+from exportkit.export.record.numerical_stability import ROUNDING, NumericalStability
+from exportkit.export.record.record import (
+    MAX_CASES_BYTES,
+    MAX_TROUBLE_BYTES,
+    RecordedCase,
+    record_run,
+)
+from exportkit.export.record.sequences import DrawnCall, draw_call, draw_session, session_call, with_state
+from exportkit.export.trace.index_inputs import index_inputs
+from exportkit.export.trace.preflight import graph_operators
+from exportkit.export.trace.size_cases import data_sizes, sized_calls
+from exportkit.export.trace.traced import TracedMethod
+from exportkit.package.case_files import results_of
+from exportkit.package.manifest import PackagedMethod, StateTensor
+from exportkit.progress import Progress
+from exportkit.sizes import input_bytes
+from exportkit.tensor_bytes import tensor_bytes
+
+MAX_EDGE_CASES = 12
+"""For each method without state, and for the sessions, at most so many."""
+
+_LARGE_WEIGHTS = 256 << 20  # bytes; a model with more is called less often
+_FEW = 3
+_SECONDS = 60  # for a call of eager with custom operators
+_TRIES = 2  # for each case that there may be: a try calls eager five times
+_SIZES = 6
+_SMALL_INPUTS = 1 << 15  # bytes of a call's inputs, if its sizes may vary
+_SEED = 500_000  # apart from those of the drawn cases
+_ILL_CONDITIONED = "of which rounding decides `{}`, as it does for drawn values ({})"
+_SAY_HOW_NEAR = "in the spec, a Tolerance says how near is right"
+_ROUND_AS_EAGER = "--inductor-config emulate_precision_casts=True rounds each operator's result as eager does"
+
+_Place = tuple[str, int]  # a method, and the place of one of its inputs
+
+
+@dataclass(frozen=True)
+class EdgeCases:
+    """The recorded cases, and how many were left out, by the reason."""
+
+    cases: tuple[RecordedCase, ...]
+    left_out: Mapping[str, int]
+
+    def __str__(self) -> str:
+        """One line, such as "7 cases with edge values; left out: 2 that eager refuses"."""
+        reasons = ", ".join(f"{count} {reason}" for reason, count in self.left_out.items())
+        return f"{len(self.cases)} cases with edge values" + (f"; left out: {reasons}" if reasons else "")
+
+
+def edge_cases(
+    eager: EagerMethods,
+    traced: Sequence[TracedMethod],
+    state: Sequence[StateTensor],
+    drawn: Sequence[RecordedCase],
+    options: TraceOptions,
+    device: torch.device,
+    progress: Progress,
+) -> EdgeCases:
+    """Draws calls once more, gives them edge values, and records what eager answers to them.
+
+    Args:
+        eager: The model, which is on `device`.
+        traced: Its methods.
+        state: The description of its state.
+        drawn: The drawn cases: edge cases have their sizes.
+        options: The seed of the cases, and whether eager may use TF32.
+        device: The model's device.
+        progress: Called with a description of each step.
+    """
+    if looping := [method.name for method in traced if _loops(method.program.graph_module)]:
+        progress(f"no cases with edge values: a loop of {', '.join(looping)} may not end with them")
+        return EdgeCases((), {})
+    methods = [method.packaged for method in traced]
+    custom = any(graph_operators(method.program.graph_module) for method in traced)
+    task = _Task(eager, methods, state, options, device, index_inputs(eager, traced), custom)
+    stateful = {method.name for method in with_state(methods)}
+    units = [[method.name] for method in methods if not method.state] + ([sorted(stateful)] if stateful else [])
+    spent = sum(len(case.tensors) for case in drawn)
+    budget = max(MAX_CASES_BYTES - spent, MAX_TROUBLE_BYTES) // max(len(units), 1)
+    kept: list[RecordedCase] = []
+    left_out: Counter[str] = Counter()
+    stability = NumericalStability(methods, state, drawn)
+    for unit in units:
+        progress(f"recording edge values of {', '.join(unit)}")
+        of_unit = [case for case in drawn if {call.method for call in case.calls} <= set(unit)]
+        sized = [case for each in traced if [each.name] == unit for case in _of_sizes(task, stability, each, of_unit)]
+        for case in itertools.chain(sized, _recorded(task, stability, of_unit, left_out)):
+            if sum(len(each.tensors) for each in kept) + len(case.tensors) > budget * (1 + units.index(unit)):
+                left_out["that would make the package too large"] += 1
+            else:
+                kept.append(case)
+    found = EdgeCases(tuple(kept), left_out)
+    progress(str(found))
+    return found
+
+
+@dataclass(frozen=True)
+class _Task:
+    """What draws the calls of edge cases.
+
+    Attributes:
+        linked: The inputs of integers that must stay as they are drawn.
+        custom: Whether the model calls custom operators, which values may lead to end the process.
+    """
+
+    eager: EagerMethods
+    methods: Sequence[PackagedMethod]
+    state: Sequence[StateTensor]
+    options: TraceOptions
+    device: torch.device
+    linked: frozenset[_Place]
+    custom: bool
+
+    def run(self, calls: Sequence[DrawnCall]) -> EagerRun:
+        """Lets eager answer calls that are on the CPU.
+
+        Raises:
+            ExportError: The model raised, or would have ended this process.
+            UsageError: It assigned to its state what cannot be state.
+        """
+        placed = [replace(call, bound=on_device(call.bound, self.device)) for call in calls]
+        if self.custom and self.device.type == "cpu":
+            ended = in_fork(lambda: self._survived(placed), seconds=_SECONDS)
+            if isinstance(ended, str):
+                raise _EndedError(f"the eager model's process {ended}")
+        try:
+            return self._answered(placed)
+        finally:
+            self._check_gpu()
+
+    def _check_gpu(self) -> None:
+        """Refuses values with which a kernel ended the GPU's context, of which this process can ask nothing more."""
+        if self.device.type != "cuda":
+            return
+        try:
+            torch.cuda.synchronize(self.device)  # until then, nothing says so
+        except RuntimeError as error:
+            raise ModelRunError(
+                "a kernel ended the GPU's context when it was given NaN, or another value that is tried: "
+                + str(error).partition("\n")[0],
+                hint="Let the model check what the kernel does not, or record no such values: --no-edge-cases.",
+            ) from error
+
+    def _survived(self, calls: Sequence[DrawnCall]) -> bytes:
+        torch.set_num_threads(1)
+        with suppress(ExportError, UsageError):
+            self._answered(calls)
+        return b""
+
+    def _answered(self, calls: Sequence[DrawnCall]) -> EagerRun:
+        eager_run = run_eagerly(self.eager, self.methods, self.state, calls, tf32=self.options.tf32)
+        _ = eager_run.wide  # in its float64, too, a kernel may end the process
+        return eager_run
+
+    @property
+    def most(self) -> int:
+        weights = sum(tensor.nbytes for tensor in self.eager.spec.model.state_dict().values())
+        return MAX_EDGE_CASES if weights <= _LARGE_WEIGHTS else _FEW
+
+    def ties_of_halves(self, result: str) -> bool:
+        """Whether a result is integers of a model in 16 bits: what eager rounds to ties, fused code does not round.
+
+        Before torch 2.13 no option makes code for a CPU round.
+        """
+        if TorchVersion(torch.__version__) < "2.13":
+            return False
+        exact = {each.name for method in self.methods for each in results_of(method.call) if "int" in each.dtype}
+        halves = {torch.bfloat16, torch.float16}
+        return result in exact and any(t.dtype in halves for t in self.eager.spec.model.state_dict().values())
+
+    def sizes(self, like: RecordedCase) -> list[dict[str, int]]:
+        """Returns small sizes for cases of the same methods, the largest first: vector loops need some elements."""
+        method = self._method(like)
+        call = session_call(self.methods) if method.state else method.call
+        example = {name: size for each in like.calls for name, size in each.sizes.items()}
+        found = case_sizes(call, example, _SIZES, self.options.seed + _SEED, max_bytes=_SMALL_INPUTS)
+        found.sort(key=lambda sizes: -input_bytes(call, sizes))
+        small = [sizes for sizes in found if input_bytes(call, sizes) <= _SMALL_INPUTS]
+        return small[: _SIZES // 2] or found[-1:]
+
+    def draw(self, like: RecordedCase, sizes: Mapping[str, int], seed: int) -> list[DrawnCall]:
+        """Draws calls like those of a case, on the CPU."""
+        method = self._method(like)
+        if method.state:
+            return draw_session(self.eager, self.methods, sizes, seed)
+        return [draw_call(self.eager, method, sizes, seed)]
+
+    def _method(self, like: RecordedCase) -> PackagedMethod:
+        return next(each for each in self.methods if each.name == like.calls[0].method)
+
+    def kinds(
+        self, calls: Sequence[DrawnCall], of_input: Callable[..., tuple[str, ...]] = kinds_of
+    ) -> dict[_Place, tuple[str, ...]]:
+        """Returns by input the kinds that it can have in all calls."""
+        found: dict[_Place, tuple[str, ...]] = {}
+        for call in calls:
+            for index, tensor in enumerate(call.bound.tensors):
+                place = call.method, index
+                known = of_input(tensor, keep_integers=place in self.linked)
+                found[place] = tuple(kind for kind in found.get(place, known) if kind in known)
+        return {place: kinds for place, kinds in found.items() if kinds}
+
+    def with_edge_values(self, calls: Sequence[DrawnCall], chosen: Mapping[_Place, str], seed: int) -> list[DrawnCall]:
+        """Returns the calls with these kinds of edge values."""
+        generator = torch.Generator().manual_seed(seed)
+        changed = []
+        for call in calls:
+            tensors = tuple(
+                with_edge_values(chosen[place], tensor, generator)
+                if (place := (call.method, index)) in chosen
+                else tensor
+                for index, tensor in enumerate(call.bound.tensors)
+            )
+            changed.append(replace(call, bound=self.eager.bind(call.method, *call.bound.with_tensors(tensors))))
+        return changed
+
+    def name(self, calls: Sequence[DrawnCall], chosen: Mapping[_Place, str]) -> str:
+        """Returns such as "ties in x, NaN in y"."""
+        names = {(call.method, i): name for call in calls for i, name in enumerate(call.bound.names)}
+        return ", ".join(f"{kind} in {names[place]}" for place, kind in chosen.items())
+
+
+class _EndedError(ExportError):
+    """Values ended the process in which eager was given them."""
+
+
+def _of_sizes(
+    task: _Task, stability: NumericalStability, method: TracedMethod, drawn: Sequence[RecordedCase]
+) -> Iterator[RecordedCase]:
+    """Yields steady cases of a method in which the sizes that depend on data are 0, 1, 2 and the greatest."""
+    if not drawn or not (sizes := data_sizes(method)):
+        return
+    largest = task.sizes(drawn[0])[0]
+    try:
+        task.draw(drawn[0], largest, task.options.seed)
+    except (ExportError, UsageError):  # the spec's function does not draw them
+        return
+    seen: set[str] = set()
+    edges = sized_calls(
+        sizes,
+        lambda seed: task.draw(drawn[0], largest, task.options.seed + _SEED + seed),
+        task.with_edge_values,
+        lambda calls: task.kinds(calls, kinds_of_rows),
+        task.run,
+    )
+    for reaching in edges:
+        for calls, chosen in reaching[:_TRIES]:
+            if (digest := _digest(calls)) in seen:
+                break
+            seen.add(digest)
+            case = _stable(task, stability, calls, task.name(calls, chosen))
+            if isinstance(case, RecordedCase):
+                yield case
+                break
+
+
+def _recorded(
+    task: _Task, stability: NumericalStability, drawn: Sequence[RecordedCase], left_out: Counter[str]
+) -> Iterator[RecordedCase]:
+    """Yields the steady cases of one method, or of sessions. Where inputs together are not, each is tried alone."""
+    if not drawn:
+        return
+    sizes, seen, found, tries, compared = task.sizes(drawn[0]), set[str](), 0, 0, False
+    most = task.most
+    for number in range(most):
+        try:
+            calls = task.draw(drawn[0], sizes[number % len(sizes)], task.options.seed + _SEED + number)
+        except (ExportError, UsageError):  # the drawn cases have other sizes, which the spec's function could draw
+            left_out["that the spec's function does not draw"] += 1
+            continue
+        kinds = task.kinds(calls)
+        plan = planned(kinds, most)
+        if number >= len(plan):
+            break
+        together = plan[number]
+        alone = [{place: kind} for place, kind in together.items()] if len(together) > 1 else []
+        for chosen in (together, *alone):
+            changed = task.with_edge_values(calls, chosen, number)
+            if found == most or (digest := _digest(changed)) in seen or digest == _digest(calls):
+                continue
+            if tries == _TRIES * most:
+                left_out["that were too many to try"] += len(plan) - number
+                return
+            seen.add(digest)
+            tries += 1
+            case = _stable(task, stability, changed, task.name(calls, chosen))
+            if case == ROUNDING and not compared:
+                compared = True
+                if _stable(task, stability, calls, "") == ROUNDING:
+                    advice = _ROUND_AS_EAGER if task.ties_of_halves(stability.unstable) else _SAY_HOW_NEAR
+                    left_out[_ILL_CONDITIONED.format(stability.unstable, advice)] += len(plan) - number
+                    return
+            if isinstance(case, RecordedCase):
+                found += 1
+                yield case
+                if chosen is together:
+                    break
+            elif chosen is not together or not alone:
+                left_out[case] += 1
+
+
+def _stable(task: _Task, stability: NumericalStability, calls: Sequence[DrawnCall], name: str) -> RecordedCase | str:
+    """Records a case of calls that are on the CPU, or says why it cannot be one."""
+    try:
+        eager_run = task.run(calls)
+    except _EndedError:
+        return "that end eager's process"
+    except (ExportError, UsageError):
+        return "that eager refuses"
+    case = record_run(eager_run, task.methods, task.state, tf32=task.options.tf32, edge_case=name)
+    return stability.problem(eager_run, case) or case
+
+
+def _loops(module: torch.fx.GraphModule) -> bool:
+    """Whether a graph, or one within it, repeats something until a value is right: with NaN or infinity it never is."""
+    graphs = (part.graph for part in module.modules() if isinstance(part, torch.fx.GraphModule))
+    return any(getattr(node.target, "__name__", "") == "while_loop" for graph in graphs for node in graph.nodes)
+
+
+def _digest(calls: Sequence[DrawnCall]) -> str:
+    digest = hashlib.sha256()
+    for call in calls:
+        for tensor in call.bound.tensors:
+            digest.update(tensor_bytes(tensor).numpy().data if tensor.numel() else b"")
+    return digest.hexdigest()

@@ -1,0 +1,372 @@
+"""Explains torch.export's errors in terms of the command line: which input, which line, what to write instead."""
+
+from __future__ import annotations
+
+import re
+import traceback
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+
+import sympy
+import torch
+from sympy.logic.boolalg import BooleanFunction
+from torch._subclasses.fake_tensor import DynamicOutputShapeException, UnsupportedOperatorException
+from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode, PendingUnbackedSymbolNotFound
+
+from exportkit.errors import CompilationError, ExportError, OperatorNotExportableError
+from exportkit.export.models.source_lines import where_raised
+from exportkit.export.sizes.guards import with_places
+from exportkit.export.sizes.shapes import DynamicSizes
+from exportkit.export.sizes.size_changes import SizeChange, changes_between, violated_names
+from exportkit.export.torch_patches.control_flow import ControlFlowError
+from exportkit.export.torch_patches.operator_bodies import BodyError
+from exportkit.export.trace.hop_subgraphs import flow_nodes
+from exportkit.export.trace.line_hints import branches, needs_number, to_keep_the_range
+from exportkit.export.trace.preflight import IN_CPP, OTHER_DTYPES, SAME_DTYPE
+from exportkit.export.trace.torch_export import RefusedByTorchError, TracingTask, sizes_that_trace
+
+_TRIES = 2  # a tie that nobody named is a guess, and what torch says itself comes after it
+
+
+def explain_refusal(refused: RefusedByTorchError, task: TracingTask, *, strict: bool = False) -> ExportError:
+    """Returns the error to raise instead of an error from torch.export.
+
+    Sizes are advised only if torch.export took the model with them: it is called again, at most twice.
+
+    Args:
+        refused: The refusal.
+        task: What was refused.
+        strict: Advises only sizes for which no condition fails by which an operator chose a layout.
+    """
+    if violated_names(str(refused)):
+        found = sizes_that_trace(task, refused, _TRIES, strict=strict)
+        changes = changes_between(refused.sizes, found[0], task.examples) if found else ()
+        return sizes_error(refused, changes)
+    return _explained(refused.error, task.spec.model)
+
+
+def sizes_error(refused: RefusedByTorchError, changes: Sequence[SizeChange]) -> ExportError:
+    """Explains that the model does not take every size that the caller declared.
+
+    Args:
+        refused: The refusal.
+        changes: The sizes with which torch.export takes the model; empty if none were found.
+    """
+    text = str(refused)
+    names = violated_names(text)
+    places = _places(refused.sizes, names)
+    lines = refused.log.lines(place for name in names for place in places[name])
+    reasons = lines or [with_places(line) for line in re.findall(r"^  - (.*)$", text, re.MULTILINE)]
+    unrolled = [layer for layer in dict.fromkeys(refused.log.unrolled) if any(layer.line in line for line in reasons)]
+    reasons += [
+        f"{layer.layer} there {layer.why}, where torch unrolls it, which fixes its length" for layer in unrolled
+    ]
+    about = ", ".join(f"`{name}` ({', '.join(places[name])})" for name in names if places[name]) or "a size"
+    message = f"the model does not take every size that {about} was declared to have:" + "".join(
+        f"\n    {reason}" for reason in dict.fromkeys(reasons)
+    )
+    if unrolled:
+        written = f" Or write {advice(changes)}." if changes else ""
+        return ExportError(message, hint=" ".join(dict.fromkeys(layer.hint for layer in unrolled)) + written)
+    otherwise = f" {kept}" if (kept := to_keep_the_range(reasons)) else ""
+    if not changes:
+        return ExportError(
+            message,
+            hint="Change that line, declare a range in which the condition holds, or give example inputs of other "
+            f"sizes. No sizes that exportkit tried work.{otherwise}",
+        )
+    return ExportError(message, hint=f"Write {advice(changes)}. The model traces with it.{otherwise}")
+
+
+def advice(changes: Sequence[SizeChange]) -> str:
+    """Returns the changes as options, with what they mean."""
+    options = " ".join(change.option for change in changes)
+    return f"{options} ({'; '.join(dict.fromkeys(change.meaning for change in changes))})"
+
+
+def _explained(error: Exception, model: torch.nn.Module) -> ExportError:
+    if isinstance(error, BodyError):
+        inside = _explained(error.error, model)
+        called = where_raised(error).partition(": `")[0]
+        return OperatorNotExportableError(
+            f"operator {error.operator}{f' (called at {called})' if called else ''} is implemented in Python, hosts do "
+            f"not have its source, and its body cannot be traced in its place: {inside.message}",
+            hint=f"{inside.hint or 'Write its body with operators of torch.'} {IN_CPP}",
+        )
+    text = str(error)
+    place = where_raised(error)
+    at = f" at {place}" if place else ""
+    if isinstance(error, ControlFlowError) and isinstance(error.error, GuardOnDataDependentSymNode):
+        error = error.error
+    if isinstance(error, GuardOnDataDependentSymNode):
+        return _depends_on_values(error, place)
+    if isinstance(error, ControlFlowError):
+        return flow_error(error.operator, f"cannot be traced{at}", error.error)
+    frames = [f"{frame.filename} in {frame.name}" for frame in traceback.extract_tb(error.__traceback__)]
+    for pattern, meaning, hint in _WITHIN:
+        if any(re.search(pattern, frame) for frame in frames):
+            return ExportError(f"{meaning}{at}", hint=hint)
+    if text.startswith("aten.equal") and re.search(r"\b(cov|corrcoef)\(", place):
+        return ExportError(f"torch.cov and torch.corrcoef read a tensor, to know whether to warn{at}", hint=_COVARIANCE)
+    if isinstance(error, (DynamicOutputShapeException, UnsupportedOperatorException)):
+        return _without_shape(text, at)
+    if isinstance(error, PendingUnbackedSymbolNotFound):
+        return _lost_size(at)
+    if re.search("__obj_flatten__|PackedParams", text):
+        return _packed(model, at)
+    for pattern, meaning, hint in _KNOWN:
+        if re.search(pattern, text):
+            return ExportError(f"{meaning}{at}: {_first_line(text)}", hint=hint)
+    return ExportError(f"torch.export refused the model{at}: {raised_text(error)}")
+
+
+# By where within torch an error was raised.
+_WITHIN = (
+    (
+        "/torch/nested/",
+        "torch.export cannot trace nested tensors, and the model makes one",
+        "Take rows of one length and a mask instead: rows = values[(offsets[:-1, None] + "
+        "torch.arange(longest)).clamp(max=len(values) - 1)], and attn_mask=torch.arange(longest) < "
+        "offsets.diff()[:, None]; rows[mask] has the values again.",
+    ),
+    (
+        " in linearize$",
+        "torch.func.linearize traces the model by itself, which cannot be traced",
+        "Write torch.func.jvp(f, (x,), (v,)): it returns f(x) and the derivative in the direction v.",
+    ),
+    (
+        "/torch/_vmap_internals.py in ",
+        "is_grads_batched=True and vectorize=True use an older vmap of torch, which knows no size that varies",
+        "Write torch.vmap(lambda v: torch.autograd.grad(y, x, v)[0])(vectors), or torch.func.jacrev(f)(x).",
+    ),
+)
+_COVARIANCE = (
+    "Write d = x - x.mean(1, keepdim=True), and d @ d.T / (x.shape[1] - 1) for torch.cov(x); that, divided by "
+    "s[:, None] * s with s = x.std(1), is torch.corrcoef(x)."
+)
+
+_IN_PLACE_OF = {
+    "linalg_lstsq": "Write torch.linalg.pinv(a) @ b in its place.",
+    "histogram": "Write torch.histc(x, bins=4, min=0, max=1) in its place.",
+    "_ctc_loss": "Compute the loss outside of the model, from what forward returns.",
+}
+
+
+def _without_shape(operator: str, at: str) -> ExportError:
+    return ExportError(
+        f"torch.export does not know the shape of what {operator} returns{at}",
+        hint=_IN_PLACE_OF.get(
+            operator.split(".")[1] if operator.startswith("aten.") else "",
+            "Write that part with other operators of torch, or as an operator of your own with a fake kernel "
+            "(torch.library.register_fake).",
+        ),
+    )
+
+
+def _lost_size(at: str) -> ExportError:
+    hint = (
+        "In the fake kernel, make each size that depends on values once (torch.library.get_ctx().new_dynamic_size()), "
+        "and give it to a result."
+    )
+    if "combinations(" in at:
+        hint = (
+            "Make the pairs with the model, self.register_buffer('pairs', torch.combinations(torch.arange(5))), or "
+            "compute with all of them, y = x[:, :, None] - x[:, None, :], and keep each once: torch.triu(y, 1)."
+        )
+    return ExportError(f"torch loses track of a size that depends on values{at}", hint=hint)
+
+
+def _packed(model: torch.nn.Module, at: str) -> ExportError:
+    quantized = {name: type(m) for name, m in model.named_modules() if type(m).__module__.startswith(_QUANTIZED)}
+    inner = [name for name in quantized if any(name.startswith(f"{outer}.") for outer in quantized)]
+    layers = [f"{name or 'all of it'} ({of.__name__})" for name, of in quantized.items() if name not in inner]
+    named = f": {', '.join(layers[:5])}{' ...' if len(layers) > 5 else ''}" if layers else ""
+    return ExportError(
+        f"the model contains a packed object of torch.ao's quantization, which torch.export cannot see into{at}{named}",
+        hint="Quantize with torchao (quantize_), which leaves nn.LSTM and nn.GRU in floating point, or export the "
+        "model before it is quantized.",
+    )
+
+
+_QUANTIZED = "torch.ao.nn.quantized"
+
+
+def _depends_on_values(error: GuardOnDataDependentSymNode, place: str) -> ExportError:
+    """Explains that Python needs a value that only a call's tensors give."""
+    is_truth = isinstance(error.cond, (sympy.Rel, BooleanFunction))
+    if is_truth and "Size-like symbols: u" in str(error) and not re.search(r"\b(if|elif|while|for|assert)\b", place):
+        return ExportError(
+            f"torch asks whether {error.cond} at {place}, of a size that depends on data",
+            hint="Say in the model what the size is, such as torch._check(x.shape[0] > 0). Eager checks that, too, and "
+            "the package refuses what eager refuses.",
+        )
+    what, hint = (branches if is_truth else needs_number)(place, traceback.extract_tb(error.__traceback__))
+    at = f" at {place}" if place else ""
+    return ExportError(f"{what}{at}, which is unknown when the model is compiled", hint=hint)
+
+
+_KNOWN = (
+    (OTHER_DTYPES, "the model computes with tensors of two dtypes", SAME_DTYPE),
+    (
+        r"\.numpy\(\) is not supported|numpy",
+        "the model calls NumPy",
+        "Write that part with torch's operators, or as a custom operator in C++ (TORCH_LIBRARY).",
+    ),
+    (
+        r"Cannot access data pointer|doesn't have storage|data_ptr|incompatible function arguments",
+        "the model passes a tensor to code that is not a PyTorch operator",
+        "Register that code as an operator (TORCH_LIBRARY in C++, and a fake kernel; torch.library.triton_op for a "
+        "Triton kernel): torch.export cannot see into it.",
+    ),
+    (
+        r"torch\.jit|ScriptModule|ScriptObject",
+        "the model contains TorchScript",
+        "Export the original nn.Module. torch.export does not accept TorchScript.",
+    ),
+    (
+        r"unhashable type: .*Sym(Int|Float)",
+        "the model looks up a size that varies",
+        "Compute from the size in every call: it is no key of a dict, of a set or of functools.lru_cache.",
+    ),
+    (
+        r"passed to FakeTensor\.__format__",
+        "the model writes the value of a tensor as text",
+        "Leave that out while the model is traced: if not torch.compiler.is_compiling(): ...",
+    ),
+    (
+        r"^aten\.(equal|allclose)\b",
+        "the model asks whether tensors are equal, and the answer is Python's own",
+        "Compare with (a == b).all() or torch.isclose(a, b).all(), and choose with torch.where(condition, a, b).",
+    ),
+)
+
+
+def _places(sizes: DynamicSizes, names: Iterable[str]) -> dict[str, list[str]]:
+    """Returns the places of each name: {"gh": ["image:2"]}."""
+    return {
+        name: [f"{t}:{d}" for t, dims in sizes.places.items() for d, size in dims.items() if size.dimension == name]
+        for name in names
+    }
+
+
+# By torch's name of a loop or a branch: what torch calls it, and what it asks of the model.
+_FLOW: Mapping[str, tuple[str, str]] = {
+    "cond": (
+        "torch.cond",
+        "Let both branches return as many tensors, of the same rank, dtype and device: write .to(dtype) or pad in one "
+        "of them. Or compute both and choose with torch.where(condition, a, b).",
+    ),
+    "while_loop": (
+        "while_loop",
+        "Let the body return a tuple with a tensor for each that it takes (torch.tensor(0) for a number), of the same "
+        "sizes and dtype: allocate at full size before the loop, and write out of place. Inside of the body, write "
+        "w.transpose(0, 1), not w.T.",
+    ),
+    "scan": (
+        "scan",
+        "Let the body return the carry, of the sizes and dtype that it got, and what to stack, and write out of place. "
+        "Inside of the body, write w.transpose(0, 1), not w.T.",
+    ),
+    "map": (
+        "map",
+        "Let the function return tensors and write into nothing, or apply it to all rows at once: torch.vmap(f)(rows).",
+    ),
+    "associative_scan": (
+        "associative_scan",
+        'Write combine_mode="generic": exportkit writes that out with torch\'s operators, on any device.',
+    ),
+}
+
+
+def flow_error(operator: str, what: str, error: Exception) -> ExportError:
+    """Explains that torch cannot trace or compile a loop or a branch.
+
+    Args:
+        operator: torch's name of it, such as while_loop or map_impl.
+        what: What cannot be done, and where.
+        error: torch's error.
+    """
+    name, hint = _FLOW.get(operator.removesuffix("_impl"), (operator, None))
+    return ExportError(f"{name} {what}: {_reason(error)}", hint=hint)
+
+
+def refused_by_compiler(said: str, program: torch.export.ExportedProgram, at: str) -> CompilationError:
+    """Explains that AOTInductor did not compile a program, with the lines that it may be about.
+
+    Args:
+        said: What it raised, or what is wrong with its code.
+        program: The program.
+        at: The operator that it failed at and the line of the model, or "".
+    """
+    message = f"AOTInductor could not compile the program{f' at {at}' if at else ''}: {said}"
+    if "CUDA error" in message:
+        message += "\n    this process can use the GPU no more"
+    works = "Tracing succeeded, so `--format program` works."
+    loops = flow_nodes(program.graph_module)
+    if not loops:
+        return CompilationError(message, hint=f"{works} --repair looks for options that avoid what fails.")
+    message += "".join(f"\n    it has {name} at {where}" for name, where in loops)
+    return CompilationError(
+        message,
+        hint=f"{works} torch {torch.__version__} compiles few kinds of loops and branches: write torch.vmap(f)(rows) "
+        "for map, a Python loop over a fixed length or associative_scan for scan, a fixed number of steps for "
+        "while_loop, torch.where for cond.",
+    )
+
+
+def _reason(error: Exception) -> str:
+    """Returns what torch says is wrong in one sentence: Dynamo's explanation, or an error within it, or the error."""
+    text = str(error)
+    inner = re.search(r"got (\w+)\(['\"](.+?)['\"]\)", text, re.DOTALL)
+    explained = re.search(r"Explanation: (.+?)(?: Found in <|$)", text, re.MULTILINE)
+    if inner:
+        said = inner[2]
+    elif explained:
+        said = explained[1]
+    else:
+        said = f"{type(error).__name__}: {_first_line(text)}"
+        differing = re.search(r"differ in '(.+?)'", text)
+        said += f" {differing[1]}" if differing else ""
+    return short_text(said)
+
+
+# From here on torch prints graphs, its own lines, and advice about its own tools.
+_BEYOND = re.compile(
+    r"^\s*(graph\(\):|While executing|Original traceback|from user code|Developer debug context|Found from"
+    r"|Exception raised|Hint: Please open|args\[\d+\]:|The error above occurred|Use tlparse"
+    r"|CUDA kernel errors might be|class .*\(torch\.nn\.Module\))",
+    re.MULTILINE,
+)
+_MOST = 600
+
+
+def short_text(text: str) -> str:
+    """Returns a message of torch without graphs, without advice about torch's other tools, and of bounded length."""
+    text = _BEYOND.split(text, maxsplit=1)[0]
+    text = re.sub(
+        r"INTERNAL ASSERT FAILED at .*?, please report a bug to PyTorch\.?", "an assertion of torch's failed.", text
+    )
+    kept = [line.strip() for line in text.splitlines()]
+    kept = [
+        line for line in kept if line and not re.search("TORCH_LOGS|TORCHDYNAMO|http|[Pp]lease file an issue", line)
+    ]
+    whole = "\n    ".join(kept[:12])
+    return whole if len(whole) <= _MOST else f"{whole[: _MOST - 4]} ..."
+
+
+def _first_line(text: str) -> str:
+    line = next((line.strip() for line in text.splitlines() if line.strip()), "no message")
+    return line.partition(" If you're using torch.compile")[0]  # the rest takes it for an error of torch
+
+
+def raised_text(error: BaseException) -> str:
+    """Returns an error's kind and message. One without a message has the line of torch's code that raised it."""
+    said = f"{type(error).__name__}: {short_text(str(error))}".rstrip()
+    if not said.partition("\n")[0].endswith("Error:"):
+        return said
+    while error.__cause__ or error.__context__:
+        error = error.__cause__ or error.__context__ or error
+    frames = traceback.extract_tb(error.__traceback__)
+    raised = f", in {Path(frames[-1].filename).name}:{frames[-1].lineno}" if frames else ""
+    first, line, rest = said.partition("\n")
+    return f"{first} without a message{raised}{line}{rest}"

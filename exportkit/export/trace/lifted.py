@@ -1,0 +1,242 @@
+"""Makes arguments of a model's state: a traced program has no memory of its own, and writes into what it is given."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import inspect
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch.export import ExportedProgram
+from torch.export.graph_signature import ExportGraphSignature, InputKind, TensorArgument
+from torch.utils._pytree import tree_leaves, tree_map_only, tree_structure
+
+from exportkit.errors import ExportError
+from exportkit.export.models.call_signature import BoundCall
+from exportkit.export.models.entries import written_names
+from exportkit.export.models.source_lines import where_traced
+from exportkit.export.record.state_buffers import StateBuffer, place_of, settled
+from exportkit.export.torch_patches.quiet import quiet_torch
+
+STATE = "exportkit_state"
+"""The keyword argument of a traced program that has its state, a tuple of tensors. It comes after all others."""
+
+
+@contextmanager
+def lifted(
+    model: torch.nn.Module, bound: BoundCall, buffers: Sequence[StateBuffer], writes: Sequence[str]
+) -> Iterator[None]:
+    """Replaces a module's forward by one that takes the state as the keyword argument `exportkit_state`.
+
+    The buffers are no buffers meanwhile: torch.export copes with few ways of changing those. What the model assigns to
+    one is written into the argument. A result that shares memory with what is written becomes a copy, because the next
+    call would change it.
+
+    Args:
+        model: The module of a method.
+        bound: The example call.
+        buffers: The state.
+        writes: The inputs that are declared to be written.
+    """
+    if not buffers and not writes:
+        yield
+        return
+    forward, own = model.forward, "forward" in vars(model)
+    wanted = written_names(bound.names, writes)
+    places = {name: place_of(model, name) for buffer in buffers for name in buffer.names}
+    before = [(module, dict(module._buffers)) for module in dict.fromkeys(module for module, _ in places.values())]
+
+    @functools.wraps(forward)
+    def lifted_forward(*args: Any, **kwargs: Any) -> Any:
+        state: tuple[torch.Tensor, ...] = kwargs.pop(STATE, ())
+        for buffer, tensor in zip(buffers, state, strict=True):
+            for name in buffer.names:
+                module, key = places[name]
+                module.__dict__[key] = tensor  # an attribute: torch.export records what is assigned to a buffer
+        try:
+            result = forward(*args, **kwargs)
+        finally:
+            now = {name: module.__dict__.pop(key, None) for name, (module, key) in places.items()}
+        new = [settled(tensor, {name: now[name] for name in buffer.names}) for buffer, tensor in zip(buffers, state)]
+        # Of two buffers that change places, the first would be lost when the second is written.
+        new = [t if t is old or not _shares(t, state) else t.clone() for old, t in zip(state, new)]
+        tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
+        changing = [*state, *(tensor for name, tensor in zip(bound.names, tensors) if name in wanted)]
+        # Copied first: a result may be what a buffer was before the model assigned to it.
+        result = tree_map_only(torch.Tensor, lambda t: t.clone() if _shares(t, changing) else t, result)
+        for old, tensor in zip(state, new):
+            if tensor is not old:
+                old.copy_(tensor)
+        return result
+
+    if buffers:
+        lifted_forward.__dict__["__signature__"] = _with_state(inspect.signature(forward))
+    model.forward = lifted_forward
+    for module, key in places.values():
+        del module._buffers[key]
+    try:
+        yield
+    finally:
+        for module, known in before:
+            module._buffers.clear()
+            module._buffers.update(known)
+        if own:
+            model.forward = forward
+        else:
+            del model.forward
+
+
+def _with_state(signature: inspect.Signature) -> inspect.Signature:
+    parameters = list(signature.parameters.values())
+    place = next((i for i, p in enumerate(parameters) if p.kind is inspect.Parameter.VAR_KEYWORD), len(parameters))
+    parameters.insert(place, inspect.Parameter(STATE, inspect.Parameter.KEYWORD_ONLY))
+    return signature.replace(parameters=parameters)
+
+
+def _shares(tensor: torch.Tensor, others: Sequence[torch.Tensor]) -> bool:
+    alias: Any = getattr(torch._C, "_is_alias_of")  # noqa: B009 (torch declares none)
+    return any(alias(tensor, other) for other in others)
+
+
+# --- the traced program -----------------------------------------------------------------------------------------------
+
+
+def taken(program: ExportedProgram) -> list[str]:
+    """Returns the names of the tensors that a program takes from its caller, in order."""
+    specs = program.graph_signature.input_specs
+    return [s.arg.name for s in specs if s.kind is InputKind.USER_INPUT and isinstance(s.arg, TensorArgument)]
+
+
+def written_tensors(program: ExportedProgram, *, traced: bool) -> tuple[list[int], list[str]]:
+    """Finds what a program writes: the tensors that it takes, by their places, and the buffers of its own.
+
+    Args:
+        program: The program.
+        traced: Whether it was traced in this process. Its fake tensors share memory then where the real ones do, and
+            it need not be decomposed, which takes as long as tracing.
+    """
+    parts = [part for part in program.graph_module.modules() if isinstance(part, torch.fx.GraphModule)]
+    writing = [(part, node) for part in parts for node in part.graph.nodes if _written_by(node)]
+    signature = program.graph_signature
+    if traced and all(part is program.graph_module for part, _ in writing):
+        written = [leaf.meta["val"] for _, node in writing for leaf in _written_by(node)]
+        holders = {n.name: n.meta["val"] for n in program.graph.nodes if n.op == "placeholder"}
+        found = {n for n, v in holders.items() if isinstance(v, torch.Tensor) and _shares(v, written)}
+        buffers = {signature.inputs_to_buffers[name] for name in found if name in signature.inputs_to_buffers}
+    elif writing or signature.user_inputs_to_mutate or signature.buffers_to_mutate:
+        try:
+            with quiet_torch():
+                signature = program.run_decompositions({}).graph_signature
+        except Exception as error:  # torch raises several kinds where it cannot follow a write
+            raise _written_within(program, writing) from error
+        found, buffers = set(signature.user_inputs_to_mutate.values()), set(signature.buffers_to_mutate.values())
+    else:
+        return [], []
+    return [place for place, name in enumerate(taken(program)) if name in found], sorted(buffers)
+
+
+def written_constants(program: ExportedProgram) -> list[str]:
+    """Returns the operators of a newly traced program that write into its constants, and the lines that call them."""
+    names = program.graph_signature.inputs_to_lifted_tensor_constants
+    constants = [node.meta["val"] for node in program.graph.nodes if node.op == "placeholder" and node.name in names]
+    return [
+        _line(node)
+        for node in program.graph.nodes
+        if any(_shares(leaf.meta["val"], constants) for leaf in _written_by(node))
+    ]
+
+
+def _written_within(
+    program: ExportedProgram, writing: Sequence[tuple[torch.fx.GraphModule, torch.fx.Node]]
+) -> ExportError:
+    lines = dict.fromkeys(_line(node) for part, node in writing if part is not program.graph_module)
+    return ExportError(
+        "the model writes into a tensor inside of a branch or a loop, and torch cannot follow that:"
+        + "".join(f"\n    {line}" for line in lines),
+        hint="Write out of place there, `x = x + 1` and not `x += 1`, and return the new tensor.",
+    )
+
+
+def _line(node: torch.fx.Node) -> str:
+    where = where_traced(node)
+    return f"{node.target}{' at ' + where if where else ''}"
+
+
+def _written_by(node: torch.fx.Node) -> list[torch.fx.Node]:
+    """Returns the arguments that a node writes into."""
+    target = node.target
+    if not isinstance(target, torch._ops.OpOverload) or not target._schema.is_mutable:
+        return []
+    if target is torch.ops.aten.detach_.default:  # of torch.tensor(0) in a model; it changes no value
+        return []
+    given = dict(zip((argument.name for argument in target._schema.arguments), node.args)) | node.kwargs
+    written = [a.name for a in target._schema.arguments if a.alias_info is not None and a.alias_info.is_write]
+    return [leaf for name in written for leaf in tree_leaves(given.get(name)) if isinstance(leaf, torch.fx.Node)]
+
+
+def used_state(program: ExportedProgram, count: int) -> list[int]:
+    """Returns the places of the state tensors, which a program takes last, that it uses.
+
+    Args:
+        program: The program.
+        count: The number of state tensors.
+    """
+    nodes = {node.name: node for node in program.graph.nodes if node.op == "placeholder"}
+    names = taken(program)[-count:] if count else []
+    return [place for place, name in enumerate(names) if nodes[name].users]
+
+
+def without_unused(program: ExportedProgram, count: int, used: Sequence[int]) -> ExportedProgram:
+    """Returns a program that takes only the state tensors that it uses.
+
+    Args:
+        program: The program.
+        count: The number of state tensors that it takes.
+        used: The places of those that it uses.
+    """
+    if len(used) == count:
+        return program
+    names = taken(program)[-count:]
+    unused = {name for place, name in enumerate(names) if place not in used}
+    for node in program.graph.nodes:
+        if node.op == "placeholder" and node.name in unused:
+            program.graph.erase_node(node)
+    program.graph_module.recompile()
+    before = program.graph_signature
+    signature = ExportGraphSignature(
+        input_specs=[spec for spec in before.input_specs if getattr(spec.arg, "name", None) not in unused],
+        output_specs=list(before.output_specs),
+    )
+    args, kwargs = program.example_inputs
+    state = tuple(kwargs[STATE][place] for place in used)
+    kwargs = {**kwargs, STATE: state} if state else {name: value for name, value in kwargs.items() if name != STATE}
+    whole = program.module_call_graph[0]
+    assert whole.signature is not None
+    called = dataclasses.replace(
+        whole.signature,
+        inputs=[each for each in whole.signature.inputs if getattr(each, "name", None) not in unused],
+        in_spec=tree_structure((args, kwargs)),
+        forward_arg_names=[name for name in whole.signature.forward_arg_names or () if name != STATE or state],
+    )
+    return ExportedProgram(
+        program.graph_module,
+        program.graph,
+        signature,
+        program.state_dict,
+        program.range_constraints,
+        [dataclasses.replace(whole, signature=called), *program.module_call_graph[1:]],
+        (args, kwargs),
+        program.constants,
+        verifiers=program.verifiers,
+    )
+
+
+def run_program(
+    module: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], state: Sequence[torch.Tensor]
+) -> list[torch.Tensor]:
+    """Calls the module of a traced program, which writes into the state. Returns the tensors of its result."""
+    result = module(*args, **kwargs, **({STATE: tuple(state)} if state else {}))
+    return [leaf for leaf in tree_leaves(result) if isinstance(leaf, torch.Tensor)]

@@ -1,0 +1,282 @@
+"""Checks that a model keeps nothing from one call to the next: compiled code has only its weights and its inputs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch.nn.parameter import is_lazy
+from torch.utils._pytree import tree_leaves
+
+from exportkit.errors import ExportError, OperatorNotExportableError
+from exportkit.export.models.call_signature import BoundCall
+from exportkit.export.models.source_lines import where_traced
+from exportkit.export.torch_patches.dispatch import watched_by
+from exportkit.export.trace.lifted import written_constants
+from exportkit.export.trace.operator_trace import (
+    DIFFERS,
+    OperatorTrace,
+    Writes,
+    assignments_to,
+    changed_number,
+    fingerprint,
+    first_difference,
+)
+
+ALLOW = "--allow-nondeterministic permits it; then only dtypes and shapes of the outputs are verified."
+"""What the hint of an error about values says last."""
+
+WRITE_FIRST = (
+    "Write every element before it is read, or allocate with torch.zeros or torch.full in place of torch.empty."
+)
+"""The hint where memory is read that nobody wrote."""
+
+DECLARE_STATE = (
+    "Declare what outlives a call: --state NAME, or ExportSpec(state=...). "
+    "Or pass the state in as an input and return it as an output."
+)
+_OR_KEEP = ", or keep it in a buffer and declare that: --state NAME."
+DECLARE_WRITES = (
+    "Declare what is written: --writes NAME, or ExportSpec(writes=...). Or clone it first, or return the new value."
+)
+
+
+def check_repeatable(
+    model: torch.nn.Module,
+    bound: BoundCall,
+    call: Callable[[], Any],
+    first: Any,
+    names: Sequence[str],
+    *,
+    state: Collection[str] = (),
+    allow_nondeterministic: bool,
+) -> None:
+    """Calls a model a second time, and looks at what it answers and at what it changes.
+
+    Args:
+        model: The model, after its first call. What it filled in that call, it may keep.
+        bound: The example call.
+        call: Makes it, each time with the state that a session begins with.
+        first: The answer to the first call.
+        names: The names of the output tensors.
+        state: The names of the buffers that are declared to be state.
+        allow_nondeterministic: Whether the answers may differ. The state must not, even then.
+
+    Raises:
+        ExportError: The model writes into its inputs, buffers or parameters, or its answers differ. The message names
+            the line and what changes.
+        OperatorNotExportableError: A custom operator writes into an argument without saying so.
+    """
+    inputs = {f"input {name}": tensor for name, tensor in zip(bound.names, bound.tensors)}
+    watched = {name: t for name, t in {**_state(model), **inputs}.items() if not _is_state(name, state)}
+    before = {name: fingerprint(tensor) for name, tensor in watched.items()}
+    answers, trails, kept = [first], [], []
+    for _ in range(2):
+        with watched_by(OperatorTrace()) as trail:
+            answers.append(call())
+        trails.append(trail)
+        kept.append(_attributes(model))
+    if undeclared := dict.fromkeys(trails[0].undeclared):
+        raise OperatorNotExportableError(
+            f"{', '.join(undeclared)} writes into an argument, and its schema does not say so: compilers believe it",
+            hint="Mark the argument in the schema, such as Tensor(a!), or write into a copy of it.",
+        )
+    now = {**watched, **_state(model)}
+    if written := [name for name in before if fingerprint(now[name]) != before[name]]:
+        raise _writes(written, {name: watched[name] for name in written}, call)
+    if allow_nondeterministic:
+        return
+    number = changed_number(*trails)
+    listed = zip(names, *map(_tensors, answers))
+    differing = [name for name, one, *others in listed if not all(agree(one, other) for other in others)]
+    if differing or number:
+        # What a call writes may be what the call before wrote, as the tail of the same input.
+        if not number and (kept_up := _written_again(watched, now, call)):
+            raise _writes(kept_up, {name: watched[name] for name in kept_up}, call)
+        reason, advice = number or first_difference(*trails), "Take what changes as an input"
+        if reason is None and trails[0].unwritten:
+            reason, advice = f"unwritten memory of {', '.join(trails[0].unwritten)} is read", WRITE_FIRST.rstrip(".")
+        reason = reason or "what the first call left behind is read"
+        raise ExportError(
+            "the model does not repeat itself when it is called again with the same inputs"
+            + (f": {_listed(differing)} differs" if differing else "")
+            + "".join(f"\n    {line}" for line in (reason, *_changed(*kept))),
+            hint=f"{advice}{_OR_KEEP if reason.endswith(DIFFERS) else '.'} {ALLOW}",
+        )
+
+
+def check_constants(program: torch.export.ExportedProgram, call: Callable[[], Any]) -> None:
+    """Checks that a model does not write into tensors that are neither its own nor its inputs, as a closure has them.
+
+    Args:
+        program: The traced model. Its constants are the tensors that the model computes with.
+        call: Calls the model.
+
+    Raises:
+        ExportError: It writes into one. The message names the lines.
+    """
+    constants = {name: tensor for name, tensor in program.constants.items() if isinstance(tensor, torch.Tensor)}
+    lines = written_constants(program)
+    if constants and not lines:
+        before = {name: fingerprint(tensor) for name, tensor in constants.items()}
+        call()
+        if any(fingerprint(constants[name]) != was for name, was in before.items()):
+            with watched_by(Writes(constants)) as writes:
+                call()
+            lines = [line.partition(": ")[2] for line in writes.lines]
+    if lines:
+        raise ExportError(
+            "the model writes into a tensor that is no input, no parameter and no buffer: results would depend on "
+            "earlier calls" + "".join(f"\n    {line}" for line in dict.fromkeys(lines)),
+            hint=f"Make a buffer of it, self.register_buffer(...). {DECLARE_STATE} Or write into a clone() of it.",
+        )
+
+
+def check_random(program: torch.export.ExportedProgram) -> None:
+    """Checks that no output of a program depends on a random number.
+
+    Raises:
+        ExportError: One does. The message names the operators and the lines that call them.
+    """
+    drawing = {}
+    for node in _needed(program.graph_module):
+        if _draws(node):
+            where = where_traced(node)
+            drawing[f"{node.target}{' at ' + where if where else ''}"] = True
+    if drawing:
+        raise ExportError(
+            "the model draws random numbers, and a package would not draw the ones that eager draws:"
+            + "".join(f"\n    {line}" for line in drawing),
+            hint=f"Take the numbers as an input, or turn them off: F.dropout draws unless training=False. {ALLOW}",
+        )
+
+
+def agree(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Tells whether two answers of the same model to the same inputs are as near as rounding leaves them.
+
+    The greatest difference of floating numbers may be the square root of the dtype's epsilon, relative to the greatest
+    number. One element in a hundred of the others may differ: indices do, where scores are nearly equal.
+    """
+    if one.shape != other.shape or one.dtype != other.dtype:
+        return False
+    if not one.numel():
+        return True
+    if not (one.is_floating_point() or one.is_complex()):
+        return float((one != other).double().mean()) <= 0.01
+    wide = torch.complex128 if one.is_complex() else torch.float64
+    a, b = one.detach().to(wide), other.detach().to(wide)
+    finite = a.isfinite() & b.isfinite()
+    if not torch.equal(a[~finite].nan_to_num(), b[~finite].nan_to_num()) or not torch.equal(a.isnan(), b.isnan()):
+        return False
+    if not finite.any():
+        return True
+    greatest = torch.maximum(a[finite].abs().max(), b[finite].abs().max())
+    return bool((a[finite] - b[finite]).abs().max() <= torch.finfo(one.dtype).eps ** 0.5 * greatest)
+
+
+def _written_again(
+    watched: Mapping[str, torch.Tensor], now: Mapping[str, torch.Tensor], call: Callable[[], Any]
+) -> list[str]:
+    """Returns the tensors that each call writes or replaces, whatever it puts there."""
+    versions = {name: tensor._version for name, tensor in watched.items() if not tensor.is_inference()}
+    call()
+    written = {name for name, version in versions.items() if watched[name]._version != version}
+    return [name for name, tensor in watched.items() if name in written or now[name] is not tensor]
+
+
+def _writes(names: Sequence[str], tensors: Mapping[str, torch.Tensor], call: Callable[[], Any]) -> ExportError:
+    """Returns the error for tensors that a call changes. Calls the model again to find the lines."""
+    with assignments_to(names) as assigned, watched_by(Writes(tensors)) as writes:
+        call()
+    lines = "".join(f"\n    {line}" for line in dict.fromkeys([*writes.lines, *assigned]))
+    by_kind: dict[str, list[str]] = {}
+    for kind, name in (name.split(" ", 1) for name in names):
+        by_kind.setdefault(kind, []).append(name)
+    if inputs := by_kind.get("input"):
+        return ExportError(
+            f"the model writes into its inputs {', '.join(inputs)}{lines}",
+            hint=DECLARE_WRITES,
+        )
+    what = " and ".join(f"{kind}s {', '.join(found)}" for kind, found in by_kind.items())
+    advice = DECLARE_STATE if set(by_kind) == {"buffer"} else "Parameters cannot be state: make buffers of them."
+    if "batch_norm" in lines or "instance_norm" in lines:
+        advice = (
+            "With training=True that function writes the running statistics: use training=False, or clones of them."
+        )
+    return ExportError(
+        f"the model changes its {what} while it runs: results would depend on earlier calls and on which runner served "
+        f"them{lines}",
+        hint=advice,
+    )
+
+
+def _is_state(name: str, state: Collection[str]) -> bool:
+    kind, _, name = name.partition(" ")
+    return kind == "buffer" and name in state
+
+
+def _listed(names: Sequence[str]) -> str:
+    return f"output {', '.join(names[:5])}{' ...' if len(names) > 5 else ''}"
+
+
+def _state(model: torch.nn.Module) -> dict[str, torch.Tensor]:
+    """Returns the parameters and buffers as the messages name them."""
+    parameters = {f"parameter {name}": tensor for name, tensor in model.named_parameters()}
+    buffers = {f"buffer {name}": tensor for name, tensor in model.named_buffers()}
+    return {name: tensor for name, tensor in {**parameters, **buffers}.items() if not is_lazy(tensor)}
+
+
+def _attributes(model: torch.nn.Module) -> dict[str, object]:
+    """Returns the plain values that the modules keep, such as a counter: `blocks.0.calls`."""
+    return {
+        f"{name + '.' if name else ''}{key}": value
+        for name, module in model.named_modules()
+        for key, value in vars(module).items()
+        if isinstance(value, (bool, int, float, str, type(None)))
+    }
+
+
+def _changed(before: Mapping[str, object], after: Mapping[str, object]) -> list[str]:
+    return [f"`{name}` was {before.get(name)}, then {new}" for name, new in after.items() if before.get(name) != new]
+
+
+def _tensors(value: Any) -> Iterator[torch.Tensor]:
+    return (leaf for leaf in tree_leaves(value) if isinstance(leaf, torch.Tensor))
+
+
+def _draws(node: torch.fx.Node) -> bool:
+    """Tells whether a node draws random numbers. Dropout does not in eval mode, nor attention without dropout."""
+    target = node.target
+    if not isinstance(target, torch._ops.OpOverload) or torch.Tag.nondeterministic_seeded not in target.tags:
+        return False
+    arguments = {a.name: a.default_value for a in target._schema.arguments if a.has_default_value()}
+    arguments |= {a.name: value for a, value in zip(target._schema.arguments, node.args)} | node.kwargs
+    switches = [arguments[name] for name in ("train", "training", "dropout", "dropout_p") if name in arguments]
+    return all(switches)
+
+
+def _needed(module: torch.fx.GraphModule) -> Iterable[torch.fx.Node]:
+    """Yields the nodes of a graph that an output depends on, and every node of the graphs within it."""
+    for part in module.modules():
+        if isinstance(part, torch.fx.GraphModule) and part is not module:
+            yield from part.graph.nodes
+    needed: set[torch.fx.Node] = set()
+    waiting = [node for node in module.graph.nodes if node.op == "output"]
+    while waiting:
+        node = waiting.pop()
+        if node not in needed:
+            needed.add(node)
+            waiting += node.all_input_nodes
+            # Whoever writes into a needed tensor, or into a view of it, is needed as well.
+            waiting += [user for user in node.users if _writes_into(user, node)]
+    yield from (node for node in module.graph.nodes if node in needed)
+
+
+def _writes_into(user: torch.fx.Node, node: torch.fx.Node) -> bool:
+    target = user.target
+    if not isinstance(target, torch._ops.OpOverload) or not user.args or user.args[0] is not node:
+        return False
+    if target._schema.is_mutable:
+        return True
+    return target.is_view and any(_writes_into(deeper, user) for deeper in user.users)

@@ -1,0 +1,174 @@
+"""Traces a model: each of its methods to an ExportedProgram, with its state, its cases and their description."""
+
+from __future__ import annotations
+
+import unicodedata
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
+
+import torch
+
+from exportkit.errors import UsageError
+from exportkit.export.export_options import TraceOptions
+from exportkit.export.models.call_signature import BoundCall, parameter_names
+from exportkit.export.models.entries import entry_specs
+from exportkit.export.models.option_parsing import parse_places, parse_ranges, size_of
+from exportkit.export.models.placement import parse_floating, prepared
+from exportkit.export.models.resolved import EagerModel
+from exportkit.export.provenance import provenance
+from exportkit.export.record.cases import state_sha256
+from exportkit.export.record.eager_methods import EagerMethods
+from exportkit.export.record.host_copies import HostCopies
+from exportkit.export.record.record import record_cases
+from exportkit.export.sizes.shapes import Shapes, dynamic_sizes, merge_shapes, with_ranges
+from exportkit.export.sizes.torch_sizes import with_plain_shapes
+from exportkit.export.torch_patches.opaque import opaque_operators
+from exportkit.export.trace.describe_state import describe_state
+from exportkit.export.trace.edge_cases import edge_cases
+from exportkit.export.trace.inferred_sizes import with_inferred
+from exportkit.export.trace.missed_kernels import float_products
+from exportkit.export.trace.preflight import check_composites, describe_operators, graph_operators
+from exportkit.export.trace.program_check import check_programs
+from exportkit.export.trace.torch_export import TracingTask
+from exportkit.export.trace.trace_method import ReadyModel, trace_method
+from exportkit.export.trace.traced import Traced
+from exportkit.export.trace.tried_cases import tried_cases
+from exportkit.package.manifest import Source
+from exportkit.progress import Progress
+from exportkit.spec import ExportSpec
+
+_LINES = 5  # how many products of quantized weights are shown
+
+
+def trace(model: EagerModel, options: TraceOptions, device: torch.device, progress: Progress) -> Traced:
+    """Checks a model, traces its methods and records cases.
+
+    Args:
+        model: The model.
+        options: How to trace it.
+        device: The options' device.
+        progress: Called with a description of each step.
+
+    Raises:
+        UsageError: An option names an unknown parameter, dimension, dtype or buffer.
+        OperatorNotExportableError: A custom operator cannot be packed.
+        ExportError: torch.export refused the model. The message explains why.
+    """
+    floating = parse_floating(options.dtype)
+    free = options.allow_nondeterministic or model.spec.allow_nondeterministic
+    with ready_to_trace(model, options, device) as ready:
+        eager, spec = ready.eager, ready.eager.spec
+        traced = [trace_method(ready, name, options, device, progress, values=not free) for name in ready.tasks]
+        methods = tuple(each.method for each in traced)
+        state, initial = describe_state(eager.buffers, methods, cast=floating, values=not free)
+        packaged = [method.packaged for method in methods]
+        examples = {name: sizes.example for name, (_, sizes) in ready.tasks.items()}
+        cases = record_cases(eager, packaged, state, examples, options, device, progress)
+        tried = tried_cases(eager, traced, state, options, device, progress, values=not free)
+        if options.edge_cases and options.cases > 1 and not free:
+            cases += edge_cases(eager, methods, state, cases, options, device, progress).cases
+        progress("comparing the program with the cases")
+        check_programs(eager, traced, state, cases, values=not free, tf32=options.tf32)
+        copies = HostCopies()
+        source = Source(
+            model=model.name,
+            model_kwargs=dict(model.model_kwargs),
+            dtype=options.dtype,
+            seed=model.seed,
+            state_sha256=state_sha256(spec.model, spec.state, copies),
+        )
+    for line in [line for each in methods for line in float_products(each.program)][:_LINES]:
+        progress(f"no fast kernel: {line}")
+    operators = {k: v for each in methods for k, v in graph_operators(each.program.graph_module).items()}
+    return Traced(
+        methods=methods,
+        operators=describe_operators(operators),
+        cases=cases + tried,
+        source=source,
+        provenance=provenance(tf32=options.tf32),
+        name=options.name or spec.name or _class_name(spec.model),
+        state=state,
+        initial=initial,
+        copies=copies,
+    )
+
+
+@contextmanager
+def ready_to_trace(model: EagerModel, options: TraceOptions, device: torch.device) -> Iterator[ReadyModel]:
+    """Yields what to trace, on its device and in its dtype, and its dynamic sizes.
+
+    Raises:
+        UsageError: An option names an unknown parameter, dimension, dtype or buffer.
+        OperatorNotExportableError: An operator that torch takes for a composite reads memory, and has no fake kernel.
+    """
+    spec = _declared(with_plain_shapes(model.spec), options)
+    with opaque_operators(), prepared(spec, device, parse_floating(options.dtype)) as spec:
+        eager = EagerMethods(spec)
+        if options.static and (fixed := [each for each in eager.buffers if each.dimension]):
+            raise UsageError(
+                f"--static fixes every size, and the first axis of the state {fixed[0].name} is `{fixed[0].dimension}`",
+                hint="Leave out --static, or the dimension of the state.",
+            )
+        tasks = {}
+        for name, entry in eager.entries.items():
+            bound = eager.bind(name, entry.example_inputs, entry.example_kwargs)
+            eager.written(name, bound)  # refuses a name that no input has
+            tasks[name] = TracingTask(entry, bound, eager.buffers)
+            check_composites(spec.model, partial(_called, spec, name, bound), device)
+        shapes = _shapes(tasks, options)
+        yield ReadyModel(
+            eager, {name: (task, dynamic_sizes(shapes[name], task.examples)) for name, task in tasks.items()}
+        )
+
+
+def _called(spec: ExportSpec, name: str, bound: BoundCall, model: torch.nn.Module) -> object:
+    return EagerMethods(replace(spec, model=model)).session().call(name, bound)
+
+
+def _declared(spec: ExportSpec, options: TraceOptions) -> ExportSpec:
+    """Returns the spec with the state and the written inputs that the options declare."""
+    if options.state:
+        spec = replace(spec, state={**spec.state_dimensions, **dict.fromkeys(options.state)})
+    if not options.writes:
+        return spec
+    if not spec.methods:
+        return replace(spec, writes=(*spec.writes, *options.writes))
+    parameters = {name: parameter_names(entry.model) for name, entry in entry_specs(spec).items()}
+    methods = dict(spec.methods)
+    for each in options.writes:
+        having = [name for name, known in parameters.items() if each.partition(".")[0] in known]
+        if not having:
+            raise UsageError(f"--writes {each}: no method has an input of that name")
+        for name in having:
+            methods[name] = replace(methods[name], writes=(*methods[name].writes, each))
+    return replace(spec, methods=methods)
+
+
+def _shapes(tasks: Mapping[str, TracingTask], options: TraceOptions) -> dict[str, Shapes]:
+    """Returns the dynamic shapes of each method. An option is for each method that has the tensor."""
+    if options.static:
+        return {name: {} for name in tasks}
+    given, ranges = parse_places(options.dynamic), parse_ranges(options.ranges)
+    found: dict[str, Shapes] = {}
+    for name, task in tasks.items():
+        own = given if len(tasks) == 1 else {t: dims for t, dims in given.items() if t in task.bound.names}
+        found[name] = with_ranges(with_inferred(task, merge_shapes(task.spec.dynamic_shapes, own), ranges), ranges)
+    for tensor in given:
+        if not any(tensor in shapes for shapes in found.values()):
+            raise UsageError(f"--dynamic {tensor}:...: no method has a tensor input {tensor!r}")
+    texts = [text for shapes in found.values() for dims in shapes.values() for text in dims.values()]
+    names = {size.dimension: text for text in texts if (size := size_of(text))}
+    if unknown := [name for name in ranges if name not in names]:
+        raise UsageError(
+            f"--range {unknown[0]}=...: no size has the name `{unknown[0]}`",
+            hint=f"There are {', '.join(names)}." if names else "Give sizes names with --dynamic or dynamic_shapes.",
+        )
+    return found
+
+
+def _class_name(model: torch.nn.Module) -> str:
+    """Returns the default name of a package: the class's, in the letters that a name may have."""
+    ascii_name = unicodedata.normalize("NFKD", type(model).__name__).encode("ascii", "ignore").decode()
+    return ascii_name.strip("_")[:128] or "model"

@@ -1,0 +1,182 @@
+"""Traces one method of a model, and checks what it writes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+import torch
+
+from exportkit.errors import ExportError
+from exportkit.export.export_options import TraceOptions
+from exportkit.export.models.call_signature import BoundCall
+from exportkit.export.models.entries import written_names
+from exportkit.export.models.placement import parse_floating
+from exportkit.export.record.cases import eager_mode
+from exportkit.export.record.eager_methods import EagerAnswer, EagerMethods
+from exportkit.export.sizes.shapes import DynamicSizes
+from exportkit.export.trace.describe_program import describe_output, describe_program
+from exportkit.export.trace.describe_state import check_shapes
+from exportkit.export.trace.explain import explain_refusal
+from exportkit.export.trace.lifted import used_state, without_unused, written_tensors
+from exportkit.export.trace.preflight import check_model, check_operators, graph_operators
+from exportkit.export.trace.repeatable import (
+    DECLARE_STATE,
+    DECLARE_WRITES,
+    check_constants,
+    check_random,
+    check_repeatable,
+)
+from exportkit.export.trace.torch_export import RefusedByTorchError, SizeTrial, TracingTask, export_tried
+from exportkit.export.trace.traced import TracedMethod
+from exportkit.package.manifest import ANY_VALUE, StateUse
+from exportkit.package.structure import names
+from exportkit.progress import Progress
+from exportkit.spec import FORWARD, ExportSpec, Tolerance
+
+
+@dataclass(frozen=True)
+class ReadyModel:
+    """A model on its device and in its dtype.
+
+    Attributes:
+        eager: Its methods.
+        tasks: What to trace, by method, each with its dynamic sizes.
+    """
+
+    eager: EagerMethods
+    tasks: Mapping[str, tuple[TracingTask, DynamicSizes]]
+
+
+@dataclass(frozen=True)
+class TracedTask:
+    """A traced method, and what it was traced from.
+
+    Attributes:
+        task: The module of the method and its example call, on their device.
+        sizes: The dynamic sizes.
+        method: The traced method.
+        trials: Where the program must be held against eager, too.
+    """
+
+    task: TracingTask
+    sizes: DynamicSizes
+    method: TracedMethod
+    trials: tuple[SizeTrial, ...] = ()
+
+
+def trace_method(
+    ready: ReadyModel, name: str, options: TraceOptions, device: torch.device, progress: Progress, *, values: bool
+) -> TracedTask:
+    """Checks a method and traces it.
+
+    Args:
+        ready: The model.
+        name: The method.
+        options: How to trace it.
+        device: The model's device.
+        progress: Called with a description of each step.
+        values: Whether the answers to the same inputs must be the same.
+
+    Raises:
+        UsageError: A tolerance or a declaration names something unknown.
+        OperatorNotExportableError: A custom operator cannot be packed.
+        ExportError: torch.export refused the method, or it writes what is not declared. The message explains why.
+    """
+    eager = ready.eager
+    task, sizes = ready.tasks[name]
+    bound = task.bound
+    of = "" if name == FORWARD else f" {name}"
+    progress(f"checking the model and its operators{of and f', in{of}'}")
+
+    def call_model() -> EagerAnswer:
+        # With the inputs themselves, so that one that is written and not declared is found.
+        return eager.session(sizes.example).call(name, bound, copies=False)
+
+    with eager_mode(tf32=options.tf32):
+        answer = check_model(call_model, device, progress)
+        output = describe_output(answer.result)
+        listed = names(output)
+        check_repeatable(
+            task.spec.model,
+            bound,
+            lambda: call_model().result,
+            answer.result,
+            listed,
+            state={each for buffer in eager.buffers for each in buffer.names},
+            allow_nondeterministic=not values,
+        )
+    spec = task.spec
+    if not values:
+        written = [f"written.{each}" for each in answer.written]
+        spec = replace(spec, tolerances=dict.fromkeys((*listed, *written), Tolerance(rtol=0.0, atol=ANY_VALUE)))
+    progress(f"tracing{of} with torch.export")
+    program, state, trials = trace_with_torch_export(replace(task, spec=spec), sizes)
+    with eager_mode(tf32=options.tf32):
+        check_constants(program, lambda: call_model().result)
+    if values:
+        check_random(program)
+    check_operators(graph_operators(program.graph_module), device)
+    described = describe_program(
+        program, bound, sizes, output, spec, written=tuple(answer.written), cast=parse_floating(options.dtype)
+    )
+    check_shapes(name, dict(zip((use.index for use in state), described.state)), eager.buffers)
+    return TracedTask(task, sizes, TracedMethod(name, program, described.call, state), trials)
+
+
+def trace_with_torch_export(
+    task: TracingTask, sizes: DynamicSizes
+) -> tuple[torch.export.ExportedProgram, tuple[StateUse, ...], tuple[SizeTrial, ...]]:
+    """Calls torch.export and explains its errors.
+
+    Returns:
+        The program, which takes the state that it uses after the tensors of the call, what of it that is, and where the
+        program must be held against eager.
+
+    Raises:
+        ExportError: torch.export refused the model, or it writes what is not declared.
+    """
+    try:
+        program, trials = export_tried(task, sizes)
+    except RefusedByTorchError as refused:
+        raise explain_refusal(refused, task) from refused.error
+    places = check_writes(program, task.bound, task.spec)
+    used = used_state(program, len(task.state))
+    state = tuple(StateUse(index=place, written=place in places) for place in used)
+    return without_unused(program, len(task.state), used), state, trials
+
+
+def check_writes(
+    program: torch.export.ExportedProgram, bound: BoundCall, spec: ExportSpec, *, traced: bool = True
+) -> list[int]:
+    """Checks that a program writes into what is declared, and into nothing else.
+
+    Args:
+        program: The program, which takes the tensors of the call and the state.
+        bound: The call.
+        spec: The spec of the method, which declares the written inputs.
+        traced: Whether the program was traced in this process.
+
+    Returns:
+        The places of the state that it writes.
+
+    Raises:
+        ExportError: It does not.
+    """
+    places, buffers = written_tensors(program, traced=traced)
+    if buffers:
+        raise ExportError(
+            f"the model changes its buffers {', '.join(buffers)} while it runs: results would depend on earlier calls "
+            "and on which runner served them",
+            hint=DECLARE_STATE,
+        )
+    inputs = [bound.names[place] for place in places if place < len(bound.names)]
+    declared = written_names(bound.names, spec.writes)
+    if others := [name for name in inputs if name not in declared]:
+        raise ExportError(f"the model writes into its inputs {', '.join(others)}", hint=DECLARE_WRITES)
+    if missing := [name for name in declared if name not in inputs]:
+        raise ExportError(
+            f"the inputs {', '.join(missing)} are declared to be written, and the model does not write into them",
+            hint="Leave them out of --writes or ExportSpec(writes=...). Writing into a copy is no write.",
+        )
+    return [place - len(bound.names) for place in places if place >= len(bound.names)]
