@@ -6,6 +6,8 @@ that the artifact's own test did not ask for.
 
 from __future__ import annotations
 
+import ast
+import functools
 import hashlib
 import json
 import os
@@ -222,9 +224,26 @@ def artifact(name: str) -> Path:
 
 def _key(recipe: Recipe) -> str:
     digest = hashlib.sha256(repr((recipe, torch.__version__)).encode())
-    for source in ("exportkit/export", "exportkit/package", "exportkit/spec.py", *recipe.sources):
-        folder = ROOT / source
-        files = [folder] if folder.is_file() else sorted(p for p in folder.rglob("*") if p.suffix in _SOURCES)
-        for file in files:
+    for source in ("exportkit/export", "exportkit/package", "exportkit/spec.py"):
+        for file in _files(ROOT / source):
+            digest.update(f"{file.relative_to(ROOT)}\n".encode() + _code(file))
+    for source in recipe.sources:  # a package names their lines
+        for file in _files(ROOT / source):
             digest.update(f"{file.relative_to(ROOT)}\n".encode() + file.read_bytes())
     return digest.hexdigest()[:16]
+
+
+def _files(source: Path) -> list[Path]:
+    return [source] if source.is_file() else sorted(p for p in source.rglob("*") if p.suffix in _SOURCES)
+
+
+@functools.cache
+def _code(file: Path) -> bytes:
+    """A source without its comments, docstrings and layout, which change no artifact."""
+    if file.suffix != ".py":
+        return file.read_bytes()
+    tree = ast.parse(file.read_bytes())
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef) and ast.get_docstring(node) is not None:
+            del node.body[0]
+    return ast.dump(tree).encode()
