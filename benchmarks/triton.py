@@ -91,7 +91,8 @@ def servers(package: Path, folder: Path, options: argparse.Namespace, *, statefu
         "exportkit serve": ([*command, *ports], {}, served),
     }
     if not stateful and find_spec("ray"):
-        commands["exportkit serve --ray"] = ([*command, "--ray", "--port", f"{ray}"], {}, (ray, 0))
+        haproxy = {"RAY_SERVE_ENABLE_HA_PROXY": "1"}
+        commands["exportkit serve --ray"] = ([*command, "--ray", "--port", f"{ray}"], haproxy, (ray, 0))
     with ExitStack() as stack:
         ways = {}
         for name, (arguments, more, (http, rpc)) in commands.items():

@@ -17,6 +17,7 @@ import psutil
 from benchmarks.children import ROOT, SEARCH_PATH
 
 _START_SECONDS = 180.0
+_END_SECONDS = 60.0  # Ray takes 20 to drain a replica
 
 
 def free_port() -> int:
@@ -106,13 +107,13 @@ def running(
             time.sleep(0.1)
         yield server
     finally:
-        started = server.processes()
         process.send_signal(signal.SIGTERM)
         with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(20)
-        for one in started:
-            with contextlib.suppress(psutil.NoSuchProcess):
-                one.kill()
+            process.wait(_END_SECONDS)
+        for one in psutil.pids():  # also those whose parent has ended
+            with contextlib.suppress(OSError):
+                if os.getsid(one) == process.pid:
+                    os.kill(one, signal.SIGKILL)
         process.wait()
 
 

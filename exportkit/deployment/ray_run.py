@@ -21,9 +21,8 @@ from exportkit.serve.serve_options import ServeOptions
 def run_on_ray(options: ServeOptions, *, started: Callable[[str], None]) -> None:
     """Serves on the cluster that RAY_ADDRESS names, or on a new one of this machine. Must be called in the main thread.
 
-    A new cluster uses Ray's HAProxy where there are no sequences, so that a body goes from the client to the replica
-    without a copy in Python. On a cluster that runs already, the environment of its nodes decides:
-    RAY_SERVE_ENABLE_HA_PROXY=1.
+    With RAY_SERVE_ENABLE_HA_PROXY=1, Ray's HAProxy brings a body to the replica without a copy in Python. Then the
+    replicas and HAProxy's statistics (ports 8404 and 9101) listen on every interface.
 
     Args:
         options: What to serve. Of `listen`, only `host` and `port` are used.
@@ -35,8 +34,6 @@ def run_on_ray(options: ServeOptions, *, started: Callable[[str], None]) -> None
         PackageError: A package is bad, or lacks a required signature.
     """
     options = _absolute(without_needless_sequences(options))
-    # Ray reads it when it is imported.
-    os.environ.setdefault("RAY_SERVE_ENABLE_HA_PROXY", "0" if options.sequences.most else "1")
     try:
         import ray
         from ray import serve
