@@ -303,7 +303,7 @@ def test_clients_that_are_stuck_do_not_hold_up_the_end(echo: Served):
         assert stuck.recv(9)
         began = time.monotonic()
         echo.run(echo.server.stop(60))
-        assert time.monotonic() - began < 10
+        assert time.monotonic() - began < 30
 
 
 def test_a_port_that_is_taken_is_refused(echo: Served):
