@@ -20,7 +20,7 @@ from exportkit.cli.shared_options import (
     weights_option,
 )
 from exportkit.export.cpu_isas import CpuIsa
-from exportkit.export.export_options import TraceOptions
+from exportkit.export.export_options import CompileOptions, CudaArch, TraceOptions
 from exportkit.onnx.onnx_options import OnnxOptions
 
 _TRACE = TraceOptions()
@@ -133,11 +133,10 @@ def _decompositions(_: click.Context, __: click.Parameter, texts: Sequence[str])
 )
 @click.option(
     "--cuda-arch",
-    "cuda_archs",
-    multiple=True,
-    metavar="ARCH",
-    help="native: only this GPU's architecture; native+ptx, the default: newer ones too. Or compute capabilities, such "
-    "as 8.0 or 8.0+ptx, of GPUs that need not be here: repeatable, each makes one target.",
+    type=click.Choice(get_args(CudaArch)),
+    default=CompileOptions().cuda_arch,
+    show_default=True,
+    help="native: code for this GPU's architecture alone; native+ptx: for newer ones, too.",
 )
 @click.option(
     "--inductor-config",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -43,7 +43,7 @@ class ExportRequest:
     trust: Trust
     trusted: bool
     cpu_isas: tuple[CpuIsa, ...]
-    cuda_archs: tuple[str, ...]
+    cuda_arch: CudaArch
     inductor_config: dict[str, Any]
     eager_kernels: tuple[str, ...]
     embed_weights: bool
@@ -89,14 +89,12 @@ class ExportRequest:
             check_writable(self.output)
 
     def _check_compiling(self) -> None:
-        compiled, plain = self.output_format == "aoti", CompileOptions(cuda_arch=self.compiling.cuda_arch)
-        if not compiled and replace(self.compiling, gpus=()) != plain:
+        compiled = self.output_format == "aoti"
+        if not compiled and self.compiling != CompileOptions():
             raise click.UsageError(
-                "--cpu-isa, --inductor-config, --eager-kernel, --embed-weights and --no-cache are for --format aoti: "
-                "other formats are not compiled."
+                "--cpu-isa, --cuda-arch, --inductor-config, --eager-kernel, --embed-weights and --no-cache are for "
+                "--format aoti: other formats are not compiled."
             )
-        if self.compiling.gpus and (not compiled or self.repair or self.draft):
-            raise click.UsageError("--cuda-arch for a GPU that is not here is for --format aoti, without --repair.")
         if self.repair and (not compiled or self.draft or self.apply_suggested_fixes):
             raise click.UsageError("--repair is for --format aoti, without --draft and --apply-suggested-fixes.")
 
@@ -107,20 +105,10 @@ class ExportRequest:
 
     @property
     def compiling(self) -> CompileOptions:
-        """How to compile.
-
-        Raises:
-            click.UsageError: The architectures do not go together.
-        """
-        native = [arch for arch in get_args(CudaArch) if arch in self.cuda_archs]
-        if native and len(self.cuda_archs) > 1:
-            raise click.UsageError(
-                f"--cuda-arch {native[0]} is this machine's GPU: give it alone, or capabilities alone."
-            )
+        """How to compile."""
         return CompileOptions(
             cpu_isas=self.cpu_isas,
-            cuda_arch=native[0] if native else CompileOptions().cuda_arch,
-            gpus=() if native else self.cuda_archs,
+            cuda_arch=self.cuda_arch,
             inductor_config=self.inductor_config,
             embed_weights=self.embed_weights,
             eager_kernels=self.eager_kernels,

@@ -82,7 +82,7 @@ def command(
         reader.verify()
         signatures = signature_info(reader)
         if as_json:
-            from exportkit.package.compiled_with import compiled_with, missed_kernels, never_run
+            from exportkit.package.compiled_with import compiled_with, missed_kernels
             from exportkit.package.operators_gpus import operators_fits
 
             file = {"path": str(reader.path), "size": reader.size, "sha256": reader.sha256}
@@ -93,7 +93,6 @@ def command(
                 "manifest": msgspec.to_builtins(reader.manifest),
                 "compiled_with": {each.name: vars(compiled_with(reader, each)) for each in reader.manifest.targets},
                 "missed_kernels": {each.name: missed_kernels(reader, each) for each in reader.manifest.targets},
-                "never_run": [each.name for each in reader.manifest.targets if never_run(reader, each)],
                 "operators_on_gpus": [
                     {"target": fit.target.name, "operators": f"{fit.namespace}::*", "degree": fit.degree}
                     for fit in operators_fits(reader.manifest, reader.read)
@@ -175,7 +174,7 @@ def _signature_rows(signatures: Sequence[SignatureInfo], signers: Sequence[Publi
 
 def _print(reader: PackageReader, signature_rows: Sequence[tuple[str, str]]) -> None:
     from exportkit.cli.describe import library_text, onnx_rows, operators_rows, state_rows, target_text
-    from exportkit.package.compiled_with import NEVER_RUN_TEXT, compiled_with, missed_kernels, never_run
+    from exportkit.package.compiled_with import compiled_with, missed_kernels
     from exportkit.report.package_data import code_bytes
 
     manifest = reader.manifest
@@ -202,7 +201,6 @@ def _print(reader: PackageReader, signature_rows: Sequence[tuple[str, str]]) -> 
         print_table(given)
         missed = [(t.name, line) for t in manifest.targets for line in missed_kernels(reader, t)]
         print_table([(name, f"no fast kernel: {line}") for name, line in missed])
-        print_table([(t.name, NEVER_RUN_TEXT) for t in manifest.targets if never_run(reader, t)])
         print_table(operators_rows(reader))
     else:
         click.echo("\nONNX model")

@@ -15,7 +15,7 @@ from exportkit.export.compile.aot_inductor import compile_methods
 from exportkit.export.compile.compile_plan import CompilePlan
 from exportkit.export.compile.program_weights import ProgramWeights
 from exportkit.export.export_options import CompileOptions, TraceOptions, check_name
-from exportkit.export.models.placement import tracing_device, usable_device
+from exportkit.export.models.placement import usable_device
 from exportkit.export.models.resolved import EagerModel, ResolvedModel
 from exportkit.export.programs.saved_program import trace_saved
 from exportkit.export.torch_patches.quiet import quiet_torch
@@ -57,7 +57,7 @@ def export_aoti(
         HostError: This machine does not have the device.
         CompilerError: This machine has no usable C++ compiler.
     """
-    device = tracing_device(options.device, compile_options.gpus, progress)
+    device = usable_device(options.device)
     plan = CompilePlan.of(compile_options, device)
     traced = traced_model(model, out, options, device, progress)
     return write_compiled(traced, out, plan, version=options.version, progress=progress)
@@ -84,8 +84,8 @@ def write_compiled(
     traced.copies.clear()  # the package's records hold what it needs
     with temporary_folder(None, "exportkit-compile") as folder:
         compiled = [
-            compile_methods(traced, folder / str(number), plan, isa, gpu, weights=weights, progress=progress)
-            for number, (isa, gpu) in enumerate(plan.parts)
+            compile_methods(traced, folder / str(number), plan, isa, weights=weights, progress=progress)
+            for number, isa in enumerate(plan.cpu_isas)
         ]
         progress(f"writing {out}")
         records: dict[str, Content] = dict(weights.records) if weights else {}

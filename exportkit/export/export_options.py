@@ -92,8 +92,6 @@ class CompileOptions:
         cpu_isas: The instruction sets to compile CPU code for; each becomes a target. Empty means x86-64-v3 on x86-64
             and armv8-a on aarch64.
         cuda_arch: `native` compiles machine code for this GPU only; `native+ptx` also runs on newer GPUs.
-        gpus: GPUs to compile for in place of this machine's, by compute capability, such as `8.0`, or `8.0+ptx` with
-            PTX for newer ones. They need not be here; code for those that are not was never run.
         inductor_config: Options of torch._inductor.config that override exportkit's.
         embed_weights: Keeps the weights inside the compiled code, for torch's own loaders. They cannot be swapped then.
         eager_kernels: Operators of torch that the code leaves to eager's kernels, such as `aten.amin`.
@@ -105,5 +103,4 @@ class CompileOptions:
     inductor_config: Mapping[str, Any] = field(default_factory=dict)
     embed_weights: bool = False
     eager_kernels: Sequence[str] = ()
-    gpus: Sequence[str] = ()
     cache: bool = True

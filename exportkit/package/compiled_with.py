@@ -20,11 +20,6 @@ COMPILED_WITH = "exportkit.compiled_with"
 MISSED_KERNELS = "exportkit.missed_kernels"
 """The key of what is computed without the fast kernel that its weights could have: lines, as JSON."""
 
-NEVER_RUN = "exportkit.never_run"
-"""The key of code that was compiled where its GPU is not, so that nothing has run it yet."""
-
-NEVER_RUN_TEXT = "compiled where its GPU is not, and not run there: `exportkit verify` on that GPU tells if it is right"
-
 REFUSED = "refused value: "
 """Begins the message of the error of a call that met a value which the code refuses (docs/adr/0074)."""
 
@@ -80,11 +75,6 @@ def missed_kernels(reader: PackageReader, target: Target) -> tuple[str, ...]:
     """Reads which quantized products a target computes as floating numbers, each with what would take a kernel."""
     found = _values(reader, target, MISSED_KERNELS, tuple[str, ...])
     return tuple(dict.fromkeys(line for lines in found for line in lines))
-
-
-def never_run(reader: PackageReader, target: Target) -> bool:
-    """Tells whether a target was compiled for a GPU that was not there."""
-    return any(_values(reader, target, NEVER_RUN, bool))
 
 
 def _values(reader: PackageReader, target: Target, key: str, kind: Any) -> Iterator[Any]:

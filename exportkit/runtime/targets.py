@@ -183,7 +183,7 @@ def survey_package(reader: PackageReader, targets: Sequence[Target], device: str
         lines = "".join(f"\n  {name}: {reason}" for name, reason in rejected.items())
         raise NoTargetError(
             f"no target of the package runs here (device {device}):{lines}",
-            hint="Install a newer driver, or export for this GPU (--cuda-arch).",
+            hint="Install a newer driver, or export on this machine.",
         )
     return Survey(fitting, rejected)
 

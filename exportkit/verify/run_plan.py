@@ -10,7 +10,6 @@ from exportkit.errors import UsageError
 from exportkit.export.models.find_libraries import describe_libraries
 from exportkit.onnx.files import refuse_sidecar
 from exportkit.package.archive import PackageReader
-from exportkit.package.compiled_with import NEVER_RUN_TEXT, never_run
 from exportkit.package.consistency import operators_of
 from exportkit.package.manifest import Manifest
 from exportkit.progress import Progress
@@ -62,8 +61,7 @@ def target_runs(reader: PackageReader, options: VerifyOptions) -> tuple[list[Tar
         return [TargetRun(None, manifest.program.device if kind == "auto" else options.device)], []
     host = host_for(candidates, options.device)
     found = survey_package(reader, candidates, options.device, host)
-    untried = {target.name: f"; {NEVER_RUN_TEXT}" for target in candidates if never_run(reader, target)}
-    left_out = [TargetReport(name, left_out=reason + untried.get(name, "")) for name, reason in found.rejected.items()]
+    left_out = [TargetReport(name, left_out=reason) for name, reason in found.rejected.items()]
     return [TargetRun(choice.target.name, choice.device) for choice in found.fitting], left_out
 
 

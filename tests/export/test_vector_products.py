@@ -17,7 +17,6 @@ from exportkit.export.export_options import CompileOptions, TraceOptions
 from exportkit.package.archive import PackageReader
 from exportkit.package.elf import read_elf
 from exportkit.spec import ExportSpec
-from tests.export import gpu_compiler
 
 HALF = torch.bfloat16
 LENGTHS = (1, 8, 130, 511, 512, 1000, 2048, 5003)
@@ -100,14 +99,8 @@ def test_they_are_as_accurate_as_one_rounding_and_sums_in_float32(dtype: torch.d
 
 
 def _exported(module: torch.nn.Module, x: torch.Tensor, folder: Path, **options: object) -> Path:
-    """Exports for a GPU, a present one or another."""
-    if torch.cuda.is_available():
-        trace, there = TraceOptions("cuda", cases=0, allow_nondeterministic=True), {}
-        module, x = module.cuda(), x.cuda()
-    else:
-        trace, there = TraceOptions("cuda", cases=0, allow_nondeterministic=True), {"gpus": ("9.0",)}
-    out = folder / "model.pt2"
-    export_aoti(ExportSpec(module, (x,)), out, trace, CompileOptions(**there, **options))
+    out, trace = folder / "model.pt2", TraceOptions("cuda", cases=0, allow_nondeterministic=True)
+    export_aoti(ExportSpec(module.cuda(), (x.cuda(),)), out, trace, CompileOptions(**options))
     return out
 
 
@@ -118,13 +111,13 @@ def _library(exported: Path) -> Path:
     return library
 
 
+@pytest.mark.cuda
 @pytest.mark.parametrize(
     ("rows", "options", "calls"),
     [(1, {}, False), (2, {}, True), (1, {"eager_kernels": ("aten.mm", "aten.addmm")}, True)],
     ids=["one", "two", "left to eager"],
 )
 def test_the_code_calls_a_library_for_more_than_a_row_or_if_told_to(rows, options, calls, tmp_path: Path) -> None:
-    gpu_compiler.require()
     layers = torch.nn.Sequential(torch.nn.Linear(64, 48), torch.nn.GELU(), torch.nn.Linear(48, 16, bias=False)).to(HALF)
     exported = _exported(layers.eval(), torch.randn(rows, 64, dtype=HALF), tmp_path, **options)
     assert bool(read_elf(_library(exported)).torch_symbols & LIBRARY) is calls
@@ -143,9 +136,9 @@ class Beside(torch.nn.Module):
         return [self.layer(x), *(torch.tanh(part) for part in parts), *drawn]
 
 
+@pytest.mark.cuda
 @pytest.mark.parametrize(("rows", "fewer"), [(1, True), (2, False)])
 def test_short_kernels_beside_a_product_of_one_row_are_combined(rows: int, fewer: bool, tmp_path: Path) -> None:
-    gpu_compiler.require()
     kernels = []
     for apart in ({}, {"inductor_config": {"combo_kernels": False}}):
         exported = _exported(Beside().eval(), torch.randn(rows, 64, dtype=HALF), tmp_path, **apart)

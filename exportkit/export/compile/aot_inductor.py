@@ -17,8 +17,6 @@ import torch
 from torch._inductor import config
 
 from exportkit.errors import CompilerError, ExportError
-from exportkit.export.compile.absent_gpu import AbsentGpu
-from exportkit.export.compile.compile_absent import WITHOUT_GPU, compile_absent
 from exportkit.export.compile.compile_key import compile_key
 from exportkit.export.compile.compile_plan import CompilePlan
 from exportkit.export.compile.compiled_cache import find_code, keep_code
@@ -26,7 +24,6 @@ from exportkit.export.compile.program_text import UnknownPartError
 from exportkit.export.compile.program_weights import ProgramWeights
 from exportkit.export.compile.toolchain import compiling_for, torch_minor
 from exportkit.export.compile.usable_compiler import usable_compiler
-from exportkit.export.export_options import CudaArch
 from exportkit.export.trace.missed_kernels import float_products
 from exportkit.export.trace.traced import Traced, TracedMethod
 from exportkit.libraries import TORCH_NAMESPACES, host_platform, schemas_of
@@ -34,7 +31,7 @@ from exportkit.package.consistency import AOTINDUCTOR_DIR
 from exportkit.package.cuda_code import cuda_architectures, strictest
 from exportkit.package.elf import oldest_torch, read_elf
 from exportkit.package.manifest import Operator, Target, code_folder
-from exportkit.progress import Progress, silent
+from exportkit.progress import Progress
 from exportkit.spec import FORWARD
 from exportkit.support import OLDEST_TORCH
 
@@ -66,7 +63,6 @@ def compile_methods(
     folder: Path,
     plan: CompilePlan,
     cpu_isa: str | None,
-    gpu: AbsentGpu | None = None,
     *,
     weights: ProgramWeights | None,
     progress: Progress,
@@ -76,11 +72,11 @@ def compile_methods(
     Arguments and errors are the same as for `compile_program`.
     """
     folder.mkdir(exist_ok=True)
-    if plan.device.type == "cuda" and gpu is None:
+    if plan.device.type == "cuda":
         torch.cuda.empty_cache()  # of what recording left: Inductor tries kernels on copies of large weights
     found = [
         compile_program(
-            *(method, folder / method.name, plan, cpu_isa, gpu),
+            *(method, folder / method.name, plan, cpu_isa),
             weights=weights,
             tf32=traced.provenance.tf32,
             progress=progress,
@@ -106,7 +102,6 @@ def compile_program(
     folder: Path,
     plan: CompilePlan,
     cpu_isa: str | None,
-    gpu: AbsentGpu | None = None,
     *,
     weights: ProgramWeights | None,
     tf32: bool,
@@ -119,7 +114,6 @@ def compile_program(
         folder: Folder for the files. It is created if it does not exist.
         plan: What is compiled.
         cpu_isa: One of the plan's instruction sets.
-        gpu: One of the plan's GPUs that are not here; None compiles for the plan's device.
         weights: The weights of all methods, to keep outside of the code. None leaves them inside.
         tf32: Whether the code may use TF32.
         progress: Is told what happens next.
@@ -130,20 +124,8 @@ def compile_program(
     """
     folder.mkdir(exist_ok=True)
     of = "" if method.name == FORWARD else f"{method.name} "
-    if gpu is None:
-        progress(f"compiling {of}for {_target_text(plan.device, cpu_isa)} with {_compiler(plan)[-1]}")
-        target, files, constants = _code(method.program, folder, plan, cpu_isa, weights, tf32=tf32, progress=progress)
-    else:
-        progress(f"compiling {of}for {gpu.architecture}, which is not here, with {_compiler(plan)[-1]}")
-        arch: CudaArch = "native+ptx" if gpu.ptx else "native"
-
-        def compile_there(
-            program: torch.export.ExportedProgram, device: torch.device
-        ) -> tuple[Target, list[Path], Mapping[str, torch.Tensor]]:
-            there = replace(plan, device=device, cuda_arch=arch, believed=True)
-            return _code(program, folder, there, cpu_isa, weights, tf32=tf32, progress=silent)
-
-        target, files, constants = compile_absent(method.program, gpu, folder, compile_there)
+    progress(f"compiling {of}for {_target_text(plan.device, cpu_isa)} with {_compiler(plan)[-1]}")
+    target, files, constants = _code(method.program, folder, plan, cpu_isa, weights, tf32=tf32, progress=progress)
     found = weights.take(constants, plan.device) if weights else {}
     records, operators, oldest = _records(files, code_folder(target.name, method.name))
     needs = max(target.needs_torch, oldest, key=_version)
@@ -193,11 +175,9 @@ def _code(
             # Otherwise Inductor times two forms of each kernel, at the example's sizes and on a GPU that may be busy.
             # Its choice costs other sizes up to a tenth of a call (docs/performance.md).
             options["triton.autotune_pointwise"] = False
-        if plan.believed:
-            options |= WITHOUT_GPU
         options |= {**plan.inductor_config, **plan.remembered(float_products(program))}
         key = None
-        if plan.cache and not plan.believed:
+        if plan.cache:
             digests = weights.digests if weights else None
             decides: dict[str, Any] = {"isa": cpu_isa, "eager_kernels": plan.eager_kernels, "tf32": tf32}
             try:

@@ -3,23 +3,20 @@
 from __future__ import annotations
 
 import difflib
-import importlib.util
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, Self
 
 import torch
 from torch._inductor import config
 
-from exportkit.errors import HostError, UsageError
-from exportkit.export.compile.absent_gpu import AbsentGpu, parse_gpus
-from exportkit.export.compile.compile_absent import cuda_home
+from exportkit.errors import UsageError
 from exportkit.export.compile.eager_kernels import read_eager_kernels
 from exportkit.export.compile.usable_compiler import usable_compiler
 from exportkit.export.cpu_isas import check_cpu_isa, default_cpu_isa
 from exportkit.export.export_options import CompileOptions, CudaArch
-from exportkit.package.compiled_with import COMPILED_WITH, MISSED_KERNELS, NEVER_RUN, GivenOptions
+from exportkit.package.compiled_with import COMPILED_WITH, MISSED_KERNELS, GivenOptions
 
 # These decide which files exist and where the weights are. The format depends on them.
 _RESERVED = (
@@ -42,16 +39,13 @@ class CompilePlan:
     """What is compiled on this machine.
 
     Attributes:
-        device: cpu or cuda. The model is traced on it, and code is compiled for it if `here`.
+        device: cpu or cuda. The model is traced on it, and code is compiled for it.
         cpu_isas: The instruction sets of the CPU code, or of the host code of a CUDA target: one target for each. None
             is the architecture's baseline.
         cuda_arch: Whether to add PTX.
         inductor_config: Options from `read_inductor_config`. They override ours.
         embed_weights: Keeps the weights inside the code.
         eager_kernels: The operators that are left to eager's kernels, from `read_eager_kernels`.
-        here: Whether code is compiled for the device.
-        gpus: The GPUs that are not here, for each of which there is a target.
-        believed: Whether the device is one of these, in the process that compiles for it.
         cache: Whether code may come from the cache (`compiled_cache`).
     """
 
@@ -61,9 +55,6 @@ class CompilePlan:
     inductor_config: Mapping[str, Any] = field(default_factory=dict)
     embed_weights: bool = False
     eager_kernels: Sequence[str] = ()
-    here: bool = True
-    gpus: Sequence[AbsentGpu] = ()
-    believed: bool = False
     cache: bool = False
 
     @classmethod
@@ -78,7 +69,7 @@ class CompilePlan:
         for isa in isas:
             check_cpu_isa(isa)
         inductor_config = read_inductor_config(options.inductor_config, embed_weights=options.embed_weights)
-        if (device.type != "cpu" or options.gpus) and len(isas) > 1:
+        if device.type != "cpu" and len(isas) > 1:
             raise UsageError(
                 f"{' and '.join(map(str, isas))} were given for device cuda",
                 hint="Give one CPU instruction set for a CUDA target.",
@@ -87,46 +78,13 @@ class CompilePlan:
             usable_compiler()  # checked first, because tracing takes minutes
         left = read_eager_kernels(options.eager_kernels)
         given = (options.cuda_arch, inductor_config, options.embed_weights, left)
-        plan = cls(device, isas, *given, cache=options.cache)
-        return plan._for_gpus(parse_gpus(options.gpus)) if options.gpus else plan
-
-    def _for_gpus(self, gpus: Sequence[AbsentGpu]) -> Self:
-        """Plans for these GPUs alone. One may be here.
-
-        Raises:
-            HostError: This torch cannot compile for GPUs.
-            CompilerError: CUDA's headers are not here.
-        """
-        if self.embed_weights:
-            raise UsageError(
-                "code for a GPU that is not here cannot have the weights inside",
-                hint="Leave out --embed-weights, or export on each GPU.",
-            )
-        if torch.version.cuda is None or importlib.util.find_spec("triton") is None:
-            raise HostError(
-                f"code for a GPU needs torch for CUDA, which has Triton; this is torch {torch.__version__}",
-                hint="Install a CUDA build of torch. No GPU or driver is needed.",
-            )
-        cuda_home()
-        capability = torch.cuda.get_device_capability(self.device) if self.device.type == "cuda" else None
-        mine = next((gpu for gpu in gpus if gpu.capability == capability), None)
-        others = tuple(gpu for gpu in gpus if gpu is not mine)
-        arch: CudaArch = "native+ptx" if mine is not None and mine.ptx else "native"
-        return replace(self, cuda_arch=arch, here=mine is not None, gpus=others)
-
-    @property
-    def parts(self) -> Sequence[tuple[str | None, AbsentGpu | None]]:
-        """What becomes a target of its own: an instruction set, and a GPU that is not here."""
-        here: list[tuple[str | None, AbsentGpu | None]] = [(isa, None) for isa in self.cpu_isas if self.here]
-        return [*here, *((self.cpu_isas[0], gpu) for gpu in self.gpus)]
+        return cls(device, isas, *given, cache=options.cache)
 
     def remembered(self, missed: Sequence[str]) -> dict[str, dict[str, str]]:
         """Returns the option of Inductor that writes what was given, and is missed, into the metadata of the code."""
         notes = {MISSED_KERNELS: json.dumps(missed)} if missed else {}
         if self.inductor_config or self.eager_kernels:
             notes[COMPILED_WITH] = GivenOptions(self.inductor_config, tuple(self.eager_kernels)).encoded()
-        if self.believed:
-            notes[NEVER_RUN] = "true"
         others = self.inductor_config.get("aot_inductor.metadata", {})
         return {"aot_inductor.metadata": {**others, **notes}} if notes else {}
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -18,7 +18,6 @@ from exportkit.export.models.call_signature import BoundCall, check_plain, descr
 from exportkit.export.models.entries import entry_specs
 from exportkit.export.models.option_parsing import check_cast
 from exportkit.package import core
-from exportkit.progress import Progress
 from exportkit.spec import FORWARD, ExportSpec
 
 
@@ -161,26 +160,6 @@ def usable_device(name: str, without_cuda: str = _EXPORT_ELSEWHERE) -> torch.dev
     if index >= torch.cuda.device_count():
         raise HostError(f"there is no {name}: this machine has {torch.cuda.device_count()} CUDA device(s)")
     return torch.device("cuda", index)
-
-
-def tracing_device(name: str, gpus: Sequence[str], progress: Progress) -> torch.device:
-    """Returns the device to trace on, which is the CPU if code is only for GPUs and none is here.
-
-    Raises:
-        UsageError: The device is invalid, or is the CPU although GPUs are given.
-        HostError: This machine does not have the device.
-    """
-    if not gpus or torch.cuda.is_available():
-        device = usable_device(name)
-    else:
-        progress("no GPU is here: the model is traced and its cases are recorded on the CPU")
-        device = torch.device("cpu")
-    if gpus and not name.startswith("cuda"):
-        raise UsageError(
-            f"the GPU architecture {gpus[0]} was given for device {name}",
-            hint="Add --device cuda, for which no GPU is needed then.",
-        )
-    return device
 
 
 def parse_floating(name: str | None) -> torch.dtype | None:
