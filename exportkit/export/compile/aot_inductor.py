@@ -25,7 +25,7 @@ from exportkit.export.compile.program_weights import ProgramWeights
 from exportkit.export.compile.toolchain import compiling_for, torch_minor
 from exportkit.export.compile.usable_compiler import usable_compiler
 from exportkit.export.trace.missed_kernels import float_products
-from exportkit.export.trace.traced import Traced, TracedMethod
+from exportkit.export.trace.traced import Traced
 from exportkit.libraries import TORCH_NAMESPACES, host_platform, schemas_of
 from exportkit.package.consistency import AOTINDUCTOR_DIR
 from exportkit.package.cuda_code import cuda_architectures, strictest
@@ -67,70 +67,48 @@ def compile_methods(
     weights: ProgramWeights | None,
     progress: Progress,
 ) -> Compiled:
-    """Compiles the methods of a traced model for one part of a plan.
-
-    Arguments and errors are the same as for `compile_program`.
-    """
-    folder.mkdir(exist_ok=True)
-    if plan.device.type == "cuda":
-        torch.cuda.empty_cache()  # of what recording left: Inductor tries kernels on copies of large weights
-    found = [
-        compile_program(
-            *(method, folder / method.name, plan, cpu_isa),
-            weights=weights,
-            tf32=traced.provenance.tf32,
-            progress=progress,
-        )
-        for method in traced.methods
-    ]
-    codes = [each.target.cuda_architecture for each in found]
-    target = msgspec.structs.replace(
-        found[0].target,
-        # One method may have kernels for this GPU alone, and another none.
-        cuda_architecture=codes[0] and max(codes, key=lambda code: len(code or "")),
-        # The newest of what each needs.
-        needs_torch=max((each.target.needs_torch for each in found), key=_version),
-        constants={name: constants for each in found for name, constants in each.target.constants.items()},
-    )
-    records = {name: content for each in found for name, content in each.records.items()}
-    operators = {operator.name: operator for each in found for operator in each.operators}
-    return Compiled(target, records, tuple(operators[name] for name in sorted(operators)))
-
-
-def compile_program(
-    method: TracedMethod,
-    folder: Path,
-    plan: CompilePlan,
-    cpu_isa: str | None,
-    *,
-    weights: ProgramWeights | None,
-    tf32: bool,
-    progress: Progress,
-) -> Compiled:
-    """Compiles a traced method for one part of a plan.
+    """Compiles the methods of a traced model for one instruction set.
 
     Args:
-        method: The method, traced on the plan's device.
+        traced: The model, traced on the plan's device.
         folder: Folder for the files. It is created if it does not exist.
         plan: What is compiled.
         cpu_isa: One of the plan's instruction sets.
         weights: The weights of all methods, to keep outside of the code. None leaves them inside.
-        tf32: Whether the code may use TF32.
         progress: Is told what happens next.
 
     Raises:
         CompilerError: No compiler can be used.
-        ExportError: AOTInductor refused the program, its code does not compile, or a weight cannot stay outside of it.
+        ExportError: AOTInductor refused a program, its code does not compile, or a weight cannot stay outside of it.
     """
-    folder.mkdir(exist_ok=True)
-    of = "" if method.name == FORWARD else f"{method.name} "
-    progress(f"compiling {of}for {_target_text(plan.device, cpu_isa)} with {_compiler(plan)[-1]}")
-    target, files, constants = _code(method.program, folder, plan, cpu_isa, weights, tf32=tf32, progress=progress)
-    found = weights.take(constants, plan.device) if weights else {}
-    records, operators, oldest = _records(files, code_folder(target.name, method.name))
-    needs = max(target.needs_torch, oldest, key=_version)
-    target = msgspec.structs.replace(target, constants={method.name: found}, needs_torch=needs)
-    return Compiled(target, records, operators)
+    if plan.device.type == "cuda":
+        torch.cuda.empty_cache()  # of what recording left: Inductor tries kernels on copies of large weights
+    targets: list[Target] = []
+    records: dict[str, bytes | Path] = {}
+    operators: dict[str, Operator] = {}
+    for method in traced.methods:
+        of = "" if method.name == FORWARD else f"{method.name} "
+        progress(f"compiling {of}for {_target_text(plan.device, cpu_isa)} with {_compiler(plan)[-1]}")
+        place = folder / method.name
+        place.mkdir(parents=True, exist_ok=True)
+        tf32 = traced.provenance.tf32
+        target, files, constants = _code(method.program, place, plan, cpu_isa, weights, tf32=tf32, progress=progress)
+        outside = weights.take(constants, plan.device) if weights else {}
+        found, called, oldest = _records(files, code_folder(target.name, method.name))
+        needs = max(target.needs_torch, oldest, key=_version)
+        targets.append(msgspec.structs.replace(target, constants={method.name: outside}, needs_torch=needs))
+        records |= found
+        operators |= {operator.name: operator for operator in called}
+    codes = [each.cuda_architecture for each in targets]
+    target = msgspec.structs.replace(
+        targets[0],
+        # One method may have kernels for this GPU alone, and another none.
+        cuda_architecture=codes[0] and max(codes, key=lambda code: len(code or "")),
+        # The newest of what each needs.
+        needs_torch=max((each.needs_torch for each in targets), key=_version),
+        constants={name: constants for each in targets for name, constants in each.constants.items()},
+    )
+    return Compiled(target, records, tuple(operators[name] for name in sorted(operators)))
 
 
 def _compiler(plan: CompilePlan) -> Sequence[str]:

@@ -141,18 +141,6 @@ def _sessions(
     return sessions
 
 
-def record_drawn(
-    eager: EagerMethods,
-    methods: Sequence[PackagedMethod],
-    state: Sequence[StateTensor],
-    calls: Sequence[DrawnCall],
-    options: TraceOptions,
-    device: torch.device,
-) -> RecordedCase:
-    """Records calls that were drawn on the CPU. `record_case` has the rest."""
-    return record_case(eager, methods, state, _placed(calls, device), tf32=options.tf32)
-
-
 def _placed(calls: Sequence[DrawnCall], device: torch.device) -> list[DrawnCall]:
     return [replace(call, bound=on_device(call.bound, device)) for call in calls]
 

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 
 from exportkit.errors import ExportError
 from exportkit.export.export_options import TraceOptions
+from exportkit.export.models.placement import on_device
 from exportkit.export.record.cases import MAX_CASE_BYTES
 from exportkit.export.record.eager_methods import EagerMethods
-from exportkit.export.record.record import MAX_CASES_BYTES, RecordedCase, record_drawn
+from exportkit.export.record.record import MAX_CASES_BYTES, RecordedCase, record_case
 from exportkit.export.record.sequences import draw_call, draw_session
 from exportkit.export.trace.explain import explain_refusal
 from exportkit.export.trace.program_check import check_programs
@@ -62,7 +64,8 @@ def tried_cases(
                     if method.state
                     else [draw_call(eager, method, sizes, seed)]
                 )
-                case = record_drawn(eager, methods, state, drawn, options, device)
+                placed = [replace(call, bound=on_device(call.bound, device)) for call in drawn]
+                case = record_case(eager, methods, state, placed, tf32=options.tf32)
             except ExportError as error:
                 if not trial.legal:
                     continue  # what no call may have is no reason to refuse the rest
