@@ -35,7 +35,7 @@ import json, sys
 from pathlib import Path
 from exportkit.export.artifact import export_aoti, export_program
 from exportkit.export.export_options import CompileOptions, TraceOptions
-from exportkit.export.programs.resolve import resolve
+from exportkit.export.models.resolve import resolve
 task = json.loads(sys.argv[1])
 libraries = [Path(library) for library in task["libraries"]]
 resolved = resolve(task["model"], inputs=task["inputs"], op_libraries=libraries, model_kwargs=task["model_kwargs"])

@@ -35,7 +35,7 @@ from exportkit.bench.sessions import session_rows
 from exportkit.bench.timing import Alternative, Within, measure
 from exportkit.errors import UsageError, WrongResultError
 from exportkit.export.models.call_signature import describe_call
-from exportkit.export.programs.resolve import load_operator_libraries
+from exportkit.export.models.resolve import load_operator_libraries
 from exportkit.export.record.cases import draw_inputs, eager_mode
 from exportkit.export.record.reference import references
 from exportkit.export.record.tolerances import accuracy_outputs
@@ -99,7 +99,7 @@ def bench_packages(
         ]
         if options.onnx is not None:
             variants.append(_onnx(options, method, paths[0], device, progress))
-        spec = eager.entries[method.name] if eager is not None else None
+        spec = eager.specs[method.name] if eager is not None else None
         for sizes, inputs in _inputs(loaded[0].model, method, spec, options):
             progress(f"{paths[0].name} at {label_of(sizes)}")
             row = _row(loaded[0].model, method, variants, spec, note, sizes, inputs, device, options)

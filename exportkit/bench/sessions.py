@@ -246,7 +246,7 @@ def _eager(way: EagerWay, eager: EagerMethods, manifest: Manifest, steps: _Steps
         return {name: tensor for name in state if (tensor := found[name]) is not None}
 
     used = {call.method for call in steps.case.calls}
-    methods = {name: way.of(entry.model) for name, entry in eager.entries.items() if name in used}
+    methods = {name: way.of(entry.model) for name, entry in eager.specs.items() if name in used}
     return _Contender(way.name, way.what, state, methods, within, assign, now=now)
 
 

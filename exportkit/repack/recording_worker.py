@@ -13,10 +13,10 @@ from safetensors.torch import load_file
 
 from exportkit.child.messages import serve
 from exportkit.errors import UsageError, WeightsError
+from exportkit.export.models.eager_model import rebuild_eager
 from exportkit.export.models.placement import on_device, usable_device
-from exportkit.export.programs.eager_model import rebuild_eager
-from exportkit.export.programs.program_file import load_extracted
-from exportkit.export.programs.program_model import state_of
+from exportkit.export.models.program_file import load_extracted
+from exportkit.export.models.program_model import state_of
 from exportkit.export.record.cases import state_sha256
 from exportkit.export.record.eager_methods import EagerMethods
 from exportkit.export.record.eager_run import run_eagerly
@@ -119,9 +119,9 @@ def _drawn(
     """Returns a recorded call."""
     name = recorded.method
     call = manifest.method(name).call
-    if name not in eager.entries:
-        raise _changed(f"the model has the methods {', '.join(eager.entries)}; the package has {name}")
-    example = eager.bind(name, eager.entries[name].example_inputs, eager.entries[name].example_kwargs)
+    if name not in eager.specs:
+        raise _changed(f"the model has the methods {', '.join(eager.specs)}; the package has {name}")
+    example = eager.bind(name, eager.specs[name].example_inputs, eager.specs[name].example_kwargs)
     taken = tuple(tensor.name for tensor in call.inputs)
     if example.names != taken:
         raise _changed(f"{name} of the model takes {', '.join(example.names)}; the package takes {', '.join(taken)}")

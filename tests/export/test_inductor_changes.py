@@ -27,7 +27,7 @@ from exportkit.export.compile.compile_plan import CompilePlan, read_inductor_con
 from exportkit.export.compile.inductor_changes import MODEL_LOCK, changed_inductor
 from exportkit.export.cpu_isas import default_cpu_isa
 from exportkit.export.export_options import TraceOptions
-from exportkit.export.programs.resolve import resolve
+from exportkit.export.models.resolve import resolve
 from exportkit.export.torch_patches import patched
 from exportkit.export.torch_patches.patch_table import PATCHES
 from exportkit.export.trace.trace import trace

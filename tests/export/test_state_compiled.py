@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load
 from torch import Tensor
 
-from exportkit.export.programs.program_model import state_of
+from exportkit.export.models.program_model import state_of
 from exportkit.package.archive import PackageReader
 from exportkit.package.manifest import Size, code_folder
 from exportkit.runtime.refused_values import RefusedValues

@@ -94,12 +94,12 @@ def run_eagerly(
         answer = call_eager(session, drawn, tf32=tf32)
         structures.append(flatten(answer.result, is_tensor, where="the model's output")[0])
         written = {f"written.{name}": tensor for name, tensor in answer.written.items()}
-        entry, listed = eager.entries[drawn.method], results_of(call)
+        method_spec, listed = eager.specs[drawn.method], results_of(call)
         results = {output.name: tensor for output, tensor in zip(call.outputs, answer.outputs)} | written
         # A result of another structure than the manifest's is a verdict of `verify`, which has no references.
         same = len(answer.outputs) == len(call.outputs)
-        wanted = accuracy_outputs(listed, entry.tolerances) if same else ()
-        answered.append(AnsweredCall(entry.model, drawn.bound, listed, results, wanted, answer.outputs))
+        wanted = accuracy_outputs(listed, method_spec.tolerances) if same else ()
+        answered.append(AnsweredCall(method_spec.model, drawn.bound, listed, results, wanted, answer.outputs))
     used = any(by_name[drawn.method].state for drawn in calls)
     recorded = tuple(state) if used and _bytes(session.state.values()) <= MAX_STATE_BYTES else ()
     listed = state_results(recorded)

@@ -95,7 +95,7 @@ def draw_call(eager: EagerMethods, method: PackagedMethod, sizes: Mapping[str, i
         UsageError: `draw_inputs` returned a call that the method does not take.
         ExportError: It raised.
     """
-    args, kwargs = draw_inputs(eager.entries[method.name], method.call, sizes, seed)
+    args, kwargs = draw_inputs(eager.specs[method.name], method.call, sizes, seed)
     return DrawnCall(method.name, eager.bind(method.name, args, kwargs), sizes)
 
 

@@ -47,7 +47,7 @@ def index_inputs(eager: EagerMethods, traced: Sequence[TracedMethod]) -> frozens
     """
     found: set[tuple[str, int]] = set()
     for method in traced:
-        by_author = eager.entries[method.name].draw_inputs is not None
+        by_author = eager.specs[method.name].draw_inputs is not None
         by_author |= bool(method.state) and eager.spec.draw_sequence is not None
         indices, custom = (_integers_before(method.program.graph_module, sinks) for sinks in (_indexes, _is_custom))
         for place, (name, tensor) in enumerate(zip(_placeholders(method.program), method.call.inputs)):

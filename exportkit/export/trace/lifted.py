@@ -16,13 +16,11 @@ from torch.utils._pytree import tree_leaves, tree_map_only, tree_structure
 
 from exportkit.errors import ExportError
 from exportkit.export.models.call_signature import BoundCall
-from exportkit.export.models.entries import written_names
+from exportkit.export.models.methods import written_names
+from exportkit.export.models.program_model import STATE
 from exportkit.export.models.source_lines import where_traced
 from exportkit.export.record.state_buffers import StateBuffer, place_of, settled
 from exportkit.export.torch_patches.quiet import quiet_torch
-
-STATE = "exportkit_state"
-"""The keyword argument of a traced program that has its state, a tuple of tensors. It comes after all others."""
 
 
 @contextmanager

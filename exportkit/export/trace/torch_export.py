@@ -15,6 +15,7 @@ from torch.utils._pytree import tree_map
 
 from exportkit.errors import HostError
 from exportkit.export.models.call_signature import BoundCall, describe_call, is_tensor, plain_tuples
+from exportkit.export.models.program_model import STATE
 from exportkit.export.models.source_lines import users_code
 from exportkit.export.record.cases import resampled
 from exportkit.export.record.state_buffers import StateBuffer
@@ -37,7 +38,7 @@ from exportkit.export.torch_patches.operator_bodies import traced_bodies
 from exportkit.export.torch_patches.quiet import quiet_torch
 from exportkit.export.trace.describe_program import taken_tensors
 from exportkit.export.trace.hop_subgraphs import correct_branches
-from exportkit.export.trace.lifted import STATE, lifted
+from exportkit.export.trace.lifted import lifted
 from exportkit.export.trace.recurrent_layers import whole_recurrent_layers
 from exportkit.sizes import label_of
 from exportkit.spec import ExportSpec

@@ -8,10 +8,10 @@ import msgspec
 import torch
 
 from exportkit.export.models.placement import on_device
+from exportkit.export.models.program_model import STATE
 from exportkit.export.record.cases import eager_mode
 from exportkit.export.record.eager_methods import EagerMethods
 from exportkit.export.record.sequences import DrawnCall
-from exportkit.export.trace.lifted import STATE
 from exportkit.package.manifest import (
     Call,
     Dimension,

@@ -9,9 +9,11 @@ from typing import Any
 
 import torch
 
-from exportkit.export.trace.lifted import STATE
 from exportkit.package.manifest import Manifest, PackagedMethod, Size, StateTensor
 from exportkit.spec import FORWARD, ExportSpec, Method
+
+STATE = "exportkit_state"
+"""The keyword argument of a program that has its state, a tuple of tensors. It comes after all others."""
 
 
 def program_spec(
