@@ -27,7 +27,7 @@ from exportkit.sizes import label_of
 MAX_CASES_BYTES = 4_000_000
 """All cases of a package take at most so much, unless the example inputs are larger."""
 
-MAX_TROUBLE_BYTES = 400_000
+MAX_EDGE_CASE_BYTES = 400_000
 """So much of that is left for the cases with edge values."""
 
 _SHRINKS = 4  # how often smaller sizes are tried for that
@@ -106,7 +106,7 @@ def record_cases(
                     told.update(far)
             # The first two are the example's and the smallest, whatever they take.
             fixed, others = (sum(len(case.tensors) for case in part) for part in (found[:2], found[2:]))
-            budget = max((MAX_CASES_BYTES - MAX_TROUBLE_BYTES) // len(plans) - fixed, MAX_CASES_BYTES // 10)
+            budget = max((MAX_CASES_BYTES - MAX_EDGE_CASE_BYTES) // len(plans) - fixed, MAX_CASES_BYTES // 10)
             if others <= budget:
                 break
             limit = int(limit * 0.8 * budget / others)

@@ -89,8 +89,8 @@ def lifted(
 
 def _with_state(signature: inspect.Signature) -> inspect.Signature:
     parameters = list(signature.parameters.values())
-    place = next((i for i, p in enumerate(parameters) if p.kind is inspect.Parameter.VAR_KEYWORD), len(parameters))
-    parameters.insert(place, inspect.Parameter(STATE, inspect.Parameter.KEYWORD_ONLY))
+    position = next((i for i, p in enumerate(parameters) if p.kind is inspect.Parameter.VAR_KEYWORD), len(parameters))
+    parameters.insert(position, inspect.Parameter(STATE, inspect.Parameter.KEYWORD_ONLY))
     return signature.replace(parameters=parameters)
 
 
@@ -109,7 +109,7 @@ def taken(program: ExportedProgram) -> list[str]:
 
 
 def written_tensors(program: ExportedProgram, *, traced: bool) -> tuple[list[int], list[str]]:
-    """Finds what a program writes: the tensors that it takes, by their places, and the buffers of its own.
+    """Finds what a program writes: the tensors that it takes, by their positions, and the buffers of its own.
 
     Args:
         program: The program.
@@ -133,7 +133,7 @@ def written_tensors(program: ExportedProgram, *, traced: bool) -> tuple[list[int
         found, buffers = set(signature.user_inputs_to_mutate.values()), set(signature.buffers_to_mutate.values())
     else:
         return [], []
-    return [place for place, name in enumerate(taken(program)) if name in found], sorted(buffers)
+    return [position for position, name in enumerate(taken(program)) if name in found], sorted(buffers)
 
 
 def written_constants(program: ExportedProgram) -> list[str]:
@@ -176,7 +176,7 @@ def _written_by(node: torch.fx.Node) -> list[torch.fx.Node]:
 
 
 def used_state(program: ExportedProgram, count: int) -> list[int]:
-    """Returns the places of the state tensors, which a program takes last, that it uses.
+    """Returns the positions of the state tensors, which a program takes last, that it uses.
 
     Args:
         program: The program.
@@ -184,7 +184,7 @@ def used_state(program: ExportedProgram, count: int) -> list[int]:
     """
     nodes = {node.name: node for node in program.graph.nodes if node.op == "placeholder"}
     names = taken(program)[-count:] if count else []
-    return [place for place, name in enumerate(names) if nodes[name].users]
+    return [position for position, name in enumerate(names) if nodes[name].users]
 
 
 def without_unused(program: ExportedProgram, count: int, used: Sequence[int]) -> ExportedProgram:
@@ -193,12 +193,12 @@ def without_unused(program: ExportedProgram, count: int, used: Sequence[int]) ->
     Args:
         program: The program.
         count: The number of state tensors that it takes.
-        used: The places of those that it uses.
+        used: The positions of those that it uses.
     """
     if len(used) == count:
         return program
     names = taken(program)[-count:]
-    unused = {name for place, name in enumerate(names) if place not in used}
+    unused = {name for position, name in enumerate(names) if position not in used}
     for node in program.graph.nodes:
         if node.op == "placeholder" and node.name in unused:
             program.graph.erase_node(node)
@@ -209,7 +209,7 @@ def without_unused(program: ExportedProgram, count: int, used: Sequence[int]) ->
         output_specs=list(before.output_specs),
     )
     args, kwargs = program.example_inputs
-    state = tuple(kwargs[STATE][place] for place in used)
+    state = tuple(kwargs[STATE][position] for position in used)
     kwargs = {**kwargs, STATE: state} if state else {name: value for name, value in kwargs.items() if name != STATE}
     whole = program.module_call_graph[0]
     assert whole.signature is not None

@@ -53,8 +53,8 @@ def tried_cases(
     cases: list[RecordedCase] = []
     for each in traced:
         method = each.method.packaged
-        places = [(trial, sizes) for trial in each.trials for sizes in trial.sizes]
-        fitting = [each for each in places if input_bytes(method.call, each[1]) <= MAX_CASE_BYTES] or places[:1]
+        candidates = [(trial, sizes) for trial in each.trials for sizes in trial.sizes]
+        fitting = [each for each in candidates if input_bytes(method.call, each[1]) <= MAX_CASE_BYTES] or candidates[:1]
         for number, (trial, sizes) in enumerate(fitting[:_CASES]):
             progress(f"trying {label_of(sizes)}")
             try:
