@@ -16,6 +16,11 @@ STATE = "exportkit_state"
 """The keyword argument of a program that has its state, a tuple of tensors. It comes after all others."""
 
 
+def graphs_of(module: torch.nn.Module) -> list[torch.fx.GraphModule]:
+    """Returns the graph of a program and those within it: of loops, branches, and other higher-order operators."""
+    return [part for part in module.modules() if isinstance(part, torch.fx.GraphModule)]
+
+
 def program_spec(
     programs: Mapping[str, torch.export.ExportedProgram],
     manifest: Manifest | None,

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
 from exportkit.errors import UsageError
 from exportkit.export.models.call_signature import BoundCall
+from exportkit.export.models.placement import on_device
 from exportkit.export.models.source_lines import users_code
 from exportkit.export.record.cases import check_drawn, draw_inputs, dtype_of
 from exportkit.export.record.eager_methods import EagerMethods
@@ -55,6 +56,18 @@ def session_call(methods: Sequence[PackagedMethod]) -> Call:
     return Call(
         parameters=(), inputs=inputs, result=ConstantNode(value=None), outputs=(), dimensions=tuple(ranges.values())
     )
+
+
+def calls_on(device: torch.device, calls: Sequence[DrawnCall]) -> list[DrawnCall]:
+    """Returns calls with their tensors on a device."""
+    return [replace(call, bound=on_device(call.bound, device)) for call in calls]
+
+
+def draw_calls(
+    eager: EagerMethods, methods: Sequence[PackagedMethod], method: PackagedMethod, sizes: Mapping[str, int], seed: int
+) -> list[DrawnCall]:
+    """Draws a call of a method, or a session if the method has state."""
+    return draw_session(eager, methods, sizes, seed) if method.state else [draw_call(eager, method, sizes, seed)]
 
 
 def draw_session(

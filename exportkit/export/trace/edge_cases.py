@@ -19,7 +19,7 @@ from torch.torch_version import TorchVersion
 from exportkit.child.forked import in_fork
 from exportkit.errors import ExportError, ModelRunError, UsageError
 from exportkit.export.export_options import TraceOptions
-from exportkit.export.models.placement import on_device
+from exportkit.export.models.program_model import graphs_of
 from exportkit.export.record.cases import case_sizes
 from exportkit.export.record.eager_methods import EagerMethods
 from exportkit.export.record.eager_run import EagerRun, run_eagerly
@@ -31,7 +31,7 @@ from exportkit.export.record.record import (
     RecordedCase,
     record_run,
 )
-from exportkit.export.record.sequences import DrawnCall, draw_call, draw_session, session_call, with_state
+from exportkit.export.record.sequences import DrawnCall, calls_on, draw_calls, session_call, with_state
 from exportkit.export.trace.index_inputs import index_inputs
 from exportkit.export.trace.preflight import graph_operators
 from exportkit.export.trace.size_cases import ArgumentPosition, Chosen, data_sizes, sized_calls
@@ -141,7 +141,7 @@ class _Task:
             ExportError: The model raised, or would have ended this process.
             UsageError: It assigned to its state what cannot be state.
         """
-        placed = [replace(call, bound=on_device(call.bound, self.device)) for call in calls]
+        placed = calls_on(self.device, calls)
         if self.custom and self.device.type == "cpu":
             ended = in_fork(lambda: self._survived(placed), seconds=_SECONDS)
             if isinstance(ended, str):
@@ -203,10 +203,7 @@ class _Task:
 
     def draw(self, like: RecordedCase, sizes: Mapping[str, int], seed: int) -> list[DrawnCall]:
         """Draws calls like those of a case, on the CPU."""
-        method = self._method(like)
-        if method.state:
-            return draw_session(self.eager, self.methods, sizes, seed)
-        return [draw_call(self.eager, method, sizes, seed)]
+        return draw_calls(self.eager, self.methods, self._method(like), sizes, seed)
 
     def _method(self, like: RecordedCase) -> PackagedMethod:
         return next(each for each in self.methods if each.name == like.calls[0].method)
@@ -336,8 +333,8 @@ def _stable(task: _Task, stability: NumericalStability, calls: Sequence[DrawnCal
 
 def _loops(module: torch.fx.GraphModule) -> bool:
     """Whether a graph, or one within it, repeats something until a value is right: with NaN or infinity it never is."""
-    graphs = (part.graph for part in module.modules() if isinstance(part, torch.fx.GraphModule))
-    return any(getattr(node.target, "__name__", "") == "while_loop" for graph in graphs for node in graph.nodes)
+    nodes = (node for part in graphs_of(module) for node in part.graph.nodes)
+    return any(getattr(node.target, "__name__", "") == "while_loop" for node in nodes)
 
 
 def _digest(calls: Sequence[DrawnCall]) -> str:

@@ -12,6 +12,7 @@ import torch
 from exportkit.errors import ExportError
 from exportkit.export.sizes.shapes import (
     MAX_SIZE,
+    Axis,
     DynamicSizes,
     Shapes,
     dynamic_sizes,
@@ -33,7 +34,6 @@ from exportkit.package.manifest import Size
 
 _TRIES = 5
 _MARK = re.compile(rf"(?P<sign>[{INFERRED}{VARYING}])(?:\[(?P<min>\d+):(?P<max>\d+)\])?")
-_Axis = tuple[str, int]  # a tensor, and the index of one of its dimensions
 
 
 def with_inferred(task: TracingTask, shapes: Shapes, ranges: Mapping[str, tuple[int, int]]) -> Shapes:
@@ -59,7 +59,7 @@ def with_inferred(task: TracingTask, shapes: Shapes, ranges: Mapping[str, tuple[
     if len(varying) < len(marks):
         missing = next(axis for axis in marks if axis not in varying)
         dynamic_sizes({missing[0]: {missing[1]: "n[1:2]"}}, task.examples)  # says what there is instead
-    varying += [(tensor, dim) for tensor, dims in known.places.items() for dim in dims]
+    varying += known.by_axis
     try:
         program, _ = call_export(torch.export.export, task, DynamicSizes(free=varying))
     except RefusedByTorchError as refused:
@@ -97,10 +97,10 @@ class _Inferred:
 
     known: DynamicSizes
     _symbols: dict[sympy.Symbol, sympy.Expr] = field(default_factory=dict)
-    _sizes: dict[_Axis, Size] = field(default_factory=dict)
+    _sizes: dict[Axis, Size] = field(default_factory=dict)
     _ends: dict[str, tuple[int, int]] = field(default_factory=dict)
 
-    def add(self, axis: _Axis, expression: sympy.Expr, mark: re.Match[str] | None) -> None:
+    def add(self, axis: Axis, expression: sympy.Expr, mark: re.Match[str] | None) -> None:
         """Adds an axis, with what torch found; the declared ones first."""
         where = f"{axis[0]}:{axis[1]}"
         if expression.is_Integer:
@@ -135,7 +135,7 @@ class _Inferred:
         known = self._ends.get(root.name, (0, MAX_SIZE))
         self._ends[root.name] = (max(low, known[0]), min(high, known[1]))
 
-    def _name(self, axis: _Axis) -> str:
+    def _name(self, axis: Axis) -> str:
         name = re.sub(r"\W", "_", f"{axis[0]}_{axis[1]}")
         while name in self.known.example or name in self._ends:
             name += "_"

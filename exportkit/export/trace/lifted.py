@@ -17,7 +17,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only, tree_structure
 from exportkit.errors import ExportError
 from exportkit.export.models.call_signature import BoundCall
 from exportkit.export.models.methods import written_names
-from exportkit.export.models.program_model import STATE
+from exportkit.export.models.program_model import STATE, graphs_of
 from exportkit.export.models.source_lines import where_traced
 from exportkit.export.record.state_buffers import StateBuffer, place_of, settled
 from exportkit.export.torch_patches.quiet import quiet_torch
@@ -116,7 +116,7 @@ def written_tensors(program: ExportedProgram, *, traced: bool) -> tuple[list[int
         traced: Whether it was traced in this process. Its fake tensors share memory then where the real ones do, and
             it need not be decomposed, which takes as long as tracing.
     """
-    parts = [part for part in program.graph_module.modules() if isinstance(part, torch.fx.GraphModule)]
+    parts = graphs_of(program.graph_module)
     writing = [(part, node) for part in parts for node in part.graph.nodes if _written_by(node)]
     signature = program.graph_signature
     if traced and all(part is program.graph_module for part, _ in writing):

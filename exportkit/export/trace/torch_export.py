@@ -312,11 +312,11 @@ def _with_followers(task: TracingTask, refused: RefusedByTorchError) -> list[Dyn
 
     Sizes that are equal in the example by chance are left alone.
     """
-    named = {(tensor, dim): size for tensor, dims in refused.sizes.places.items() for dim, size in dims.items()}
-    wrong = {place for place, size in named.items() if size.dimension in violated_names(str(refused))}
+    named = refused.sizes.by_axis
+    wrong = {axis for axis, size in named.items() if size.dimension in violated_names(str(refused))}
     alike = {task.examples[tensor][dim] for tensor, dim in wrong}
-    places = [(tensor, dim) for tensor, shape in task.examples.items() for dim in range(len(shape))]
-    unnamed = [(t, dim) for t, dim in places if (t, dim) not in named and task.examples[t][dim] in alike]
+    axes = [(tensor, dim) for tensor, shape in task.examples.items() for dim in range(len(shape))]
+    unnamed = [(t, dim) for t, dim in axes if (t, dim) not in named and task.examples[t][dim] in alike]
     try:
         program, _ = call_export(torch.export.export, task, DynamicSizes(free=[*named, *unnamed]))
     except RefusedByTorchError:
