@@ -136,7 +136,7 @@ class ExportSpec:
         decompositions: For custom operators, by `namespace::name`: functions with the operator's parameters that
             compute the same with torch's operators. ONNX models are made of them; other formats ignore them.
         writes: Inputs that the model writes in place, by their place in the call, such as "cache" or "cache.0".
-        methods: The model's entries by name, in place of the fields of one entry. By default there is one, `forward`.
+        methods: The model's methods by name, in place of the fields of one. By default there is one, `forward`.
         state: Name patterns (fnmatch) of the buffers that methods write and that outlive a call. A dict maps patterns
             to the name of the dimension that is the buffers' first axis, so that a session of any such size can be
             made; None leaves their exported shape.
@@ -178,7 +178,7 @@ class ExportSpec:
             ("state", _are_patterns(self.state), 'such as ("cache.*",) or {"cache.*": "batch"}'),
         )
         _check_fields(self, "ExportSpec", checks)
-        if self.methods and (extra := [name for name in _ENTRY_FIELDS if getattr(self, name)]):
+        if self.methods and (extra := [name for name in _METHOD_FIELDS if getattr(self, name)]):
             raise UsageError(
                 f"ExportSpec has `methods` and {extra[0]}",
                 hint=f"Give {extra[0]} to the method that it belongs to.",
@@ -190,7 +190,7 @@ class ExportSpec:
         """The methods by name: those that were given, or `forward` with this spec's own fields."""
         if self.methods:
             return self.methods
-        return {FORWARD: Method(**{name: getattr(self, name) for name in _ENTRY_FIELDS})}
+        return {FORWARD: Method(**{name: getattr(self, name) for name in _METHOD_FIELDS})}
 
     @property
     def state_dimensions(self) -> Mapping[str, str | None]:
@@ -198,7 +198,7 @@ class ExportSpec:
         return self.state if isinstance(self.state, Mapping) else dict.fromkeys(self.state)
 
 
-_ENTRY_FIELDS = ("example_inputs", "example_kwargs", "dynamic_shapes", "tolerances", "draw_inputs", "writes")
+_METHOD_FIELDS = ("example_inputs", "example_kwargs", "dynamic_shapes", "tolerances", "draw_inputs", "writes")
 
 
 def _entry_checks(entry: Method | ExportSpec) -> tuple[tuple[str, bool, str], ...]:
