@@ -81,7 +81,7 @@ FORWARD = "forward"
 
 @dataclass(frozen=True)
 class Method:
-    """One entry of a model that has several. The fields of ExportSpec with the same names say what each is.
+    """One method of a model that has several. The fields of ExportSpec with the same names say what each is.
 
     Attributes:
         example_inputs: Positional inputs for tracing.
@@ -107,7 +107,7 @@ class Method:
         Raises:
             UsageError: A field has the wrong type. The message names the field, its value and the right type.
         """
-        _check_fields(self, "Method", _entry_checks(self))
+        _check_fields(self, "Method", _method_checks(self))
 
 
 @dataclass(frozen=True)
@@ -164,14 +164,14 @@ class ExportSpec:
         """Checks the fields' types, because a wrong one would fail later with an obscure error.
 
         Raises:
-            UsageError: A field has the wrong type, or `methods` and the fields of one entry are both given. The message
-                names the field, its value and the right type.
+            UsageError: A field has the wrong type, or `methods` and fields of one method are given. The message names
+                the field, its value and the right type.
         """
         import torch
 
         checks = (
             ("model", isinstance(self.model, torch.nn.Module), "an nn.Module"),
-            *_entry_checks(self),
+            *_method_checks(self),
             ("decompositions", _are_functions(self.decompositions), 'a dict such as {"myops::scale": scale_in_aten}'),
             ("operator_libraries", not isinstance(self.operator_libraries, (str, Path)), "a list of paths"),
             ("methods", _are_methods(self.methods), 'a dict such as {"decode": exportkit.Method(example_inputs=...)}'),
@@ -201,17 +201,17 @@ class ExportSpec:
 _METHOD_FIELDS = ("example_inputs", "example_kwargs", "dynamic_shapes", "tolerances", "draw_inputs", "writes")
 
 
-def _entry_checks(entry: Method | ExportSpec) -> tuple[tuple[str, bool, str], ...]:
-    shapes, inputs = entry.dynamic_shapes, entry.example_inputs
+def _method_checks(method: Method | ExportSpec) -> tuple[tuple[str, bool, str], ...]:
+    shapes, inputs = method.dynamic_shapes, method.example_inputs
     return (
         ("example_inputs", isinstance(inputs, (tuple, list)), "a tuple of forward's arguments"),
-        ("example_kwargs", isinstance(entry.example_kwargs, Mapping), "a dict"),
+        ("example_kwargs", isinstance(method.example_kwargs, Mapping), "a dict"),
         (
             "dynamic_shapes",
             _are_shapes(shapes),
             'such as {"image": {0: "batch[1:64]", 2: "16*gh[8:96]"}}, or what torch.export takes',
         ),
-        ("writes", not isinstance(entry.writes, str), 'a list of inputs such as ("cache",)'),
+        ("writes", not isinstance(method.writes, str), 'a list of inputs such as ("cache",)'),
     )
 
 
