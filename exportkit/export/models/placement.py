@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from exportkit.errors import HostError, UsageError
 from exportkit.export.models.call_signature import BoundCall, check_plain, describe_call
-from exportkit.export.models.methods import method_specs
+from exportkit.export.models.method_specs import method_specs
 from exportkit.export.models.option_parsing import check_cast
 from exportkit.package import core
 from exportkit.spec import FORWARD, ExportSpec

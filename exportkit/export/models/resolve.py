@@ -14,7 +14,7 @@ import torch
 from exportkit.errors import ModelNotFoundError, UsageError, WeightsError
 from exportkit.export.models.call_signature import NAMED, bind_call, left_out, parameter_names, rebind
 from exportkit.export.models.importing import import_code, named_attribute
-from exportkit.export.models.methods import matches
+from exportkit.export.models.method_specs import matches
 from exportkit.export.models.option_parsing import check_dtype, parse_input_text
 from exportkit.export.models.resolved import EagerModel, ResolvedModel
 from exportkit.export.models.source_lines import users_code

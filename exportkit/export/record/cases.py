@@ -14,7 +14,7 @@ from safetensors.torch import save
 
 from exportkit.errors import ExportError, UsageError
 from exportkit.export.models.call_signature import BoundCall, describe_call
-from exportkit.export.models.methods import matches
+from exportkit.export.models.method_specs import matches
 from exportkit.export.models.source_lines import users_code
 from exportkit.export.record.host_copies import HostCopies, elements
 from exportkit.export.torch_patches.control_flow import eager_control_flow

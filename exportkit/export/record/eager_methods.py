@@ -10,7 +10,7 @@ import torch
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from exportkit.export.models.call_signature import BoundCall, describe_call, look_into_dataclasses
-from exportkit.export.models.methods import method_specs, written_names
+from exportkit.export.models.method_specs import method_specs, written_names
 from exportkit.export.record.state_buffers import StateBuffer, holding, settled, state_buffers
 from exportkit.export.torch_patches.gradients import asks, gradients_of
 from exportkit.spec import ExportSpec

@@ -11,7 +11,7 @@ import torch
 
 from exportkit.errors import UsageError
 from exportkit.export.models.call_signature import bind_call, describe_call, is_tensor
-from exportkit.export.models.methods import method_specs
+from exportkit.export.models.method_specs import method_specs
 from exportkit.export.sizes.shapes import MAX_SIZE, Shapes
 from exportkit.package.structure import fields_of, parts_of
 from exportkit.spec import ExportSpec

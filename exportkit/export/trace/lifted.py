@@ -16,7 +16,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only, tree_structure
 
 from exportkit.errors import ExportError
 from exportkit.export.models.call_signature import BoundCall
-from exportkit.export.models.methods import written_names
+from exportkit.export.models.method_specs import written_names
 from exportkit.export.models.program_model import STATE, graphs_of
 from exportkit.export.models.source_lines import where_traced
 from exportkit.export.record.state_buffers import StateBuffer, place_of, settled

@@ -13,7 +13,7 @@ import torch
 from exportkit.errors import UsageError
 from exportkit.export.export_options import TraceOptions
 from exportkit.export.models.call_signature import BoundCall, parameter_names
-from exportkit.export.models.methods import method_specs
+from exportkit.export.models.method_specs import method_specs
 from exportkit.export.models.option_parsing import parse_places, parse_ranges, size_of
 from exportkit.export.models.placement import parse_floating, prepared
 from exportkit.export.models.resolved import EagerModel

@@ -10,7 +10,7 @@ import torch
 from exportkit.errors import ExportError
 from exportkit.export.export_options import TraceOptions
 from exportkit.export.models.call_signature import BoundCall
-from exportkit.export.models.methods import written_names
+from exportkit.export.models.method_specs import written_names
 from exportkit.export.models.placement import parse_floating
 from exportkit.export.record.cases import eager_mode
 from exportkit.export.record.eager_methods import EagerAnswer, EagerMethods
