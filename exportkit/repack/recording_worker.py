@@ -53,7 +53,7 @@ def record(command: RecordCases) -> CasesRecorded:
             calls = [_drawn(eager, manifest, tensors, number, call) for number, call in enumerate(case.calls)]
             placed = [replace(call, bound=on_device(call.bound, device)) for call in calls]
             eager_run = run_eagerly(*task, placed, tf32=tf32)
-            made = record_run(eager_run, *task[1:], tf32=tf32, edge_case=edge_case, rare=inputs == largest)
+            made = record_run(eager_run, *task[1:], tf32=tf32, edge_case=edge_case, outliers=inputs == largest)
             if not edge_case:
                 drawn.append(made)
             else:
