@@ -16,8 +16,6 @@ from exportkit.operators.contract.operator_trial import Subject
 from exportkit.package import elf
 from tests.examples.paged_package import compiled_for_cuda
 
-pytestmark = pytest.mark.slow
-
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
 
 
