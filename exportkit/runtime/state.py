@@ -221,10 +221,9 @@ def checked_sizes(model: str, dimensions: Mapping[str, tuple[int, int]], given: 
         raise UsageError(f"the state of {model} has no dimension {unknown[0]}", hint=hint)
     for name, (low, high) in dimensions.items():
         size = given.get(name)
-        if name not in given:
-            raise UsageError(f"the session's {name} was not given", hint=hint)
         if not isinstance(size, int) or isinstance(size, bool) or not low <= size <= high:
-            raise UsageError(f"{name} must be an integer from {low} to {high}, got {size!r}", hint=hint)
+            got = repr(size) if name in given else "nothing"
+            raise UsageError(f"{name} must be from {low} to {high}, got {got}", hint=hint)
     return {name: given[name] for name in dimensions}
 
 

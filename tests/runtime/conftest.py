@@ -5,17 +5,20 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
+import exportkit
 from exportkit.package.assemble import assemble
 from exportkit.package.describe_library import describe_library
 from exportkit.runtime.native import library_path
 from tests.artifacts import artifact
 from tests.fixtures import softpool_library
 from tests.runtime import c_interface, exportkit_run, meeting, stateful, tiny
+from tests.runtime.c_sessions import CModel
 from tests.runtime.caches import Cache
 
 
@@ -60,6 +63,32 @@ def c_model(
 def recorder_package(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A package with methods that read and write state."""
     return stateful.write(tmp_path_factory.mktemp("recorder") / "recorder.pt2")
+
+
+PYTHON = ["here", "isolated", "without the C++ runtime"]
+
+
+@pytest.fixture(scope="module", params=PYTHON)
+def recorder(request: pytest.FixtureRequest, recorder_package: Path) -> Iterator[Any]:
+    """The package with state by each of Python's ways."""
+    yield from _recorder(request, recorder_package)
+
+
+@pytest.fixture(scope="module", params=[*PYTHON, "C"])
+def every_recorder(request: pytest.FixtureRequest, recorder_package: Path) -> Iterator[Any]:
+    """The package with state by each of Python's ways, and through the C interface: for what all of them promise."""
+    yield from _recorder(request, recorder_package)
+
+
+def _recorder(request: pytest.FixtureRequest, package: Path) -> Iterator[Any]:
+    with pytest.MonkeyPatch.context() as patch:
+        if request.param == "C":
+            model: Any = CModel(request.getfixturevalue("c_library").open(package, runners=2))
+        else:
+            patch.setenv("EXPORTKIT_RUNTIME", "python" if request.param == PYTHON[-1] else "auto")
+            model = exportkit.load(package, isolate=request.param == "isolated", runners=2)
+    with model:
+        yield model
 
 
 @pytest.fixture
