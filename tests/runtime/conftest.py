@@ -11,14 +11,12 @@ import numpy as np
 import pytest
 import torch
 
-import exportkit
 from exportkit.package.assemble import assemble
 from exportkit.package.describe_library import describe_library
 from exportkit.runtime.native import library_path
 from tests.artifacts import artifact
 from tests.fixtures import softpool_library
-from tests.runtime import c_interface, exportkit_run, meeting, stateful, tiny
-from tests.runtime.c_sessions import CModel
+from tests.runtime import c_interface, exportkit_run, meeting, stateful, tiny, ways
 from tests.runtime.caches import Cache
 
 
@@ -65,30 +63,16 @@ def recorder_package(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return stateful.write(tmp_path_factory.mktemp("recorder") / "recorder.pt2")
 
 
-PYTHON = ["here", "isolated", "without the C++ runtime"]
-
-
-@pytest.fixture(scope="module", params=PYTHON)
+@pytest.fixture(scope="module", params=ways.PYTHON)
 def recorder(request: pytest.FixtureRequest, recorder_package: Path) -> Iterator[Any]:
     """The package with state by each of Python's ways."""
-    yield from _recorder(request, recorder_package)
+    yield from ways.opened(request, recorder_package)
 
 
-@pytest.fixture(scope="module", params=[*PYTHON, "C"])
+@pytest.fixture(scope="module", params=ways.EVERY)
 def every_recorder(request: pytest.FixtureRequest, recorder_package: Path) -> Iterator[Any]:
     """The package with state by each of Python's ways, and through the C interface: for what all of them promise."""
-    yield from _recorder(request, recorder_package)
-
-
-def _recorder(request: pytest.FixtureRequest, package: Path) -> Iterator[Any]:
-    with pytest.MonkeyPatch.context() as patch:
-        if request.param == "C":
-            model: Any = CModel(request.getfixturevalue("c_library").open(package, runners=2))
-        else:
-            patch.setenv("EXPORTKIT_RUNTIME", "python" if request.param == PYTHON[-1] else "auto")
-            model = exportkit.load(package, isolate=request.param == "isolated", runners=2)
-    with model:
-        yield model
+    yield from ways.opened(request, recorder_package)
 
 
 @pytest.fixture

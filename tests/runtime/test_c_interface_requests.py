@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes as c
 import random
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
@@ -18,6 +17,7 @@ from tests.runtime import labelled as package
 from tests.runtime.c_interface import CPU, CUDA, OWN_STREAM, Refused, view
 from tests.runtime.c_requests import Ask, Gathered, run_requests
 from tests.runtime.c_structures import Answers, DataType, Device, Piece, Request, RunOptions
+from tests.runtime.threads import together
 
 REFUSED = package.REFUSED
 MODEL_RUN, REFUSED_VALUE, CLOSED, USAGE, INPUT, MEMORY = 102, 107, 103, 200, 201, 407
@@ -168,22 +168,15 @@ def test_a_refused_value_fails_its_own_request_alone(c_library):
 
 
 def test_threads_get_their_own_answers(labelled):
-    wrong: list[object] = []
-
     def ask(seed: int) -> None:
         source = random.Random(seed)
         for _ in range(150):
             chosen = [source.choice(requests) for _ in range(source.randint(1, 5))]
             results = run_requests(labelled, [Ask(inputs) for inputs, _ in chosen], 16, flags=OWN_STREAM)
-            wrong.extend(result for result, (_, expected) in zip(results, chosen) if not equal(result, expected))
+            assert all(equal(result, expected) for result, (_, expected) in zip(results, chosen))
 
     requests = [(inputs, alone(labelled, inputs)) for rows in range(1, 5) for inputs in (given(rows), given(rows))]
-    threads = [threading.Thread(target=ask, args=(seed,)) for seed in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not wrong
+    together(ask, range(4))
 
 
 # --- where answers go -------------------------------------------------------------------------------------------------

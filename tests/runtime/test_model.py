@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
-import threading
 from pathlib import Path
 
 import pytest
@@ -16,6 +16,7 @@ from tests.artifacts import artifact
 from tests.runtime import tiny
 from tests.runtime.isolation import leaves
 from tests.runtime.test_swap_weights import X, eager, state
+from tests.runtime.threads import beside
 
 pytestmark = pytest.mark.usefixtures("runtime")
 
@@ -104,25 +105,6 @@ def test_the_recorded_cases_are_calls_and_answers(model):
         model.cases[2]
 
 
-def test_threads_share_it(model):
-    calls = [tiny.example(1 + n % 4, 1 + n % 6) for n in range(8)]
-    expected = [model(*args, **kwargs) for args, kwargs in calls]
-    failures = []
-
-    def work(n: int) -> None:
-        args, kwargs = calls[n]
-        for _ in range(50):
-            if not all(map(torch.equal, leaves(model(*args, **kwargs)), leaves(expected[n]))):
-                failures.append(n)
-
-    threads = [threading.Thread(target=work, args=(n,)) for n in range(len(calls))]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert failures == []
-
-
 def test_a_closed_model_says_so(tiny_package):
     model = exportkit.load(tiny_package)
     with model:
@@ -142,23 +124,14 @@ def test_closing_lets_calls_finish_that_have_begun(tiny_package):
     args, kwargs = tiny.example(4, 6)
     for _ in range(5):
         model = exportkit.load(tiny_package, runners=2)
-        outcomes = []
 
-        def work(model=model, outcomes=outcomes) -> None:
-            try:
+        def work(model: exportkit.Model) -> None:
+            with contextlib.suppress(ModelClosedError):
                 while True:
-                    outcomes.append(leaves(model(*args, **kwargs))[0].shape)
-            except ModelClosedError:
-                outcomes.append("closed")
+                    assert leaves(model(*args, **kwargs))[0].shape == (4, 3)
 
-        threads = [threading.Thread(target=work) for _ in range(3)]
-        for thread in threads:
-            thread.start()
-        model.close()
-        for thread in threads:
-            thread.join()
-        assert outcomes.count("closed") == 3
-        assert set(outcomes) <= {"closed", (4, 3)}
+        with beside(work, [model] * 3):
+            model.close()
 
 
 def test_a_failure_of_the_compiled_code_names_its_inputs(tiny_package, monkeypatch):

@@ -26,8 +26,9 @@ from exportkit.errors import (
     SessionClosedError,
     UsageError,
 )
-from exportkit.runtime.isolated_messages import FetchState
+from exportkit.runtime.isolated_messages import UseSession
 from tests.runtime.stateful import ROWS, WIDTH, Recorder, bits
+from tests.runtime.threads import together
 from tests.subprocesses import run_python
 
 
@@ -117,20 +118,14 @@ def test_threads_have_a_session_each(every_recorder):
     rows = [x() for _ in range(ROWS)]
     with every_recorder.session(batch=2) as session:
         expected = [session.push(row) for row in rows]
-    answers: list[bool] = []
 
-    def work() -> None:
+    def work(_: int) -> None:
         with every_recorder.session(batch=2) as session:
             for _ in range(5):
                 session.reset()
-                answers.extend(torch.equal(session.push(row), answer) for row, answer in zip(rows, expected))
+                assert all(torch.equal(session.push(row), answer) for row, answer in zip(rows, expected))
 
-    threads = [threading.Thread(target=work) for _ in range(6)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert answers == [True] * 6 * 5 * ROWS
+    together(work, range(6))
 
 
 # --- methods ----------------------------------------------------------------------------------------------------------
@@ -350,7 +345,7 @@ def test_a_worker_frees_the_sessions_that_ended_here(recorder_package):
         kept[-1].push(x(1))  # tells the worker
         for number in numbers[:2]:
             with pytest.raises(RuntimeError, match="KeyError"):
-                model._worker.ask(FetchState(number), [])
+                model._worker.ask(UseSession(number, "read"), [])
 
 
 def test_a_worker_that_dies_breaks_its_sessions_and_they_say_so(recorder_package):

@@ -1,16 +1,39 @@
-"""The C interface with the face of exportkit.Model and exportkit.Session: one test proves a promise of both."""
+"""The ways to run a package. One test proves what all of them promise.
+
+Python's are in this process, in a worker, and without the C++ runtime. The C interface gets the face of exportkit.Model
+and exportkit.Session here.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
+from safetensors.torch import save_file
 
+import exportkit
 from exportkit import errors
 from tests.runtime import c_interface
 from tests.runtime.c_interface import Refused, view
+
+PYTHON = ["here", "isolated", "without the C++ runtime"]
+EVERY = [*PYTHON, "C"]
+
+
+def opened(request: pytest.FixtureRequest, package: Path) -> Iterator[Any]:
+    """Opens a package by the way that is the fixture's parameter, and closes it."""
+    if request.param == "C":
+        model: Any = CModel(request.getfixturevalue("c_library").open(package, runners=2))
+    else:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("EXPORTKIT_RUNTIME", "python" if request.param == PYTHON[-1] else "auto")
+            model = exportkit.load(package, isolate=request.param == "isolated", runners=2)
+    with model:
+        yield model
 
 
 def called(call: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
@@ -55,9 +78,13 @@ class CModel(_Methods):
         """Opens a session."""
         return CSession(called(self._model.session, **sizes), sizes)
 
-    def swap_weights(self, path: Path) -> None:
-        """Takes the weights of a file."""
-        called(self._model.swap_weights, path)
+    def swap_weights(self, source: Path | Mapping[str, torch.Tensor]) -> None:
+        """Takes the weights of a file, or those that it writes to one."""
+        if isinstance(source, Mapping):
+            path = Path(os.environ["EXPORTKIT_CACHE"]).with_name("weights.safetensors")
+            save_file({name: tensor.detach().clone().contiguous() for name, tensor in source.items()}, path)
+            source = path
+        called(self._model.swap_weights, source)
 
 
 class CSession(_Methods):
