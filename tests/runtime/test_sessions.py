@@ -174,7 +174,7 @@ def test_a_session_of_other_sizes_is_refused(every_recorder, sizes, message):
 
 
 def test_a_size_is_a_number_and_the_hint_lists_what_is_needed(model):
-    with pytest.raises(UsageError, match=r"got True\n  A session of recorder needs batch \(from 1 to 8\)\."):
+    with pytest.raises(UsageError, match=r"got True\n  Give batch \(from 1 to 8\)\."):
         model.session(batch=True)
 
 
