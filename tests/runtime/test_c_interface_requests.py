@@ -15,7 +15,7 @@ from tests.artifacts import artifact
 from tests.runtime import c_interface, everything
 from tests.runtime import labelled as package
 from tests.runtime.c_interface import CPU, CUDA, OWN_STREAM, Refused, view
-from tests.runtime.c_requests import Ask, Gathered, run_requests
+from tests.runtime.c_requests import Ask, Gathered, codes, equal, run_requests
 from tests.runtime.c_structures import Answers, DataType, Device, Piece, Request, RunOptions
 from tests.runtime.threads import together
 
@@ -61,17 +61,6 @@ def numpy_of(tensor: torch.Tensor) -> np.ndarray:
 
 def alone(model: c_interface.Model, inputs: Sequence[np.ndarray]) -> list[np.ndarray]:
     return [np.from_dlpack(output).copy() for output in model.run(*map(view, inputs))]
-
-
-def equal(answer: object, wanted: Sequence[np.ndarray]) -> bool:
-    assert isinstance(answer, list), answer
-    return len(answer) == len(wanted) and all(
-        one.shape == other.shape and one.tobytes() == other.tobytes() for one, other in zip(answer, wanted)
-    )
-
-
-def codes(results: Sequence[object]) -> list[int]:
-    return [result.code if isinstance(result, Refused) else 0 for result in results]
 
 
 # --- answers ----------------------------------------------------------------------------------------------------------

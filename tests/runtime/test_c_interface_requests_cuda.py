@@ -12,7 +12,7 @@ import torch
 from tests.artifacts import artifact
 from tests.runtime import c_interface
 from tests.runtime.c_interface import CPU, CUDA, CUDA_GRAPHS, CUDA_HOST, HOST_TENSORS, OWN_STREAM, Refused, view
-from tests.runtime.c_requests import Ask, Gathered, run_requests, try_rows
+from tests.runtime.c_requests import Ask, Gathered, codes, run_requests, try_rows
 from tests.runtime.c_structures import Device, Piece, Request
 from tests.runtime.threads import together
 
@@ -59,10 +59,6 @@ def ids(rows: int) -> np.ndarray:
 def alone(model: c_interface.Model, *inputs: np.ndarray) -> np.ndarray:
     (output,) = model.run(*map(view, inputs), flags=HOST_TENSORS)
     return np.from_dlpack(output).copy()
-
-
-def codes(results: list) -> list[int]:
-    return [result.code if isinstance(result, Refused) else 0 for result in results]
 
 
 @pytest.mark.parametrize("most", [0, 4, 64])

@@ -71,8 +71,14 @@ class CModel(_Methods):
     """A model that the C interface opened."""
 
     def __init__(self, opened: c_interface.Model) -> None:
-        self._model = opened
-        self._run, self.close = opened.run_method, opened.close
+        self._model, self._open = opened, True
+        self._run = opened.run_method
+
+    def close(self) -> None:
+        """Closes it; once more does no harm, as in Python."""
+        if self._open:
+            self._open = False
+            self._model.close()
 
     def session(self, **sizes: int) -> CSession:
         """Opens a session."""
