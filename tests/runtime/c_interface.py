@@ -73,14 +73,18 @@ class Library:
 
     def open_as(self, function: str, *source: Any, **options: Any) -> Model:
         """The same by another function, from what it takes."""
-        handle = c.c_uint64(1)
         given = OpenOptions(size=c.sizeof(OpenOptions), **options)
+        return Model(self, self.handle_of(function, *source, c.byref(given)))
+
+    def handle_of(self, function: str, *arguments: Any) -> int:
+        """What a function opens. It writes 0 where it fails."""
+        handle = c.c_uint64(1)
         try:
-            self.call(function, *source, c.byref(given), c.byref(handle))
+            self.call(function, *arguments, c.byref(handle))
         except Refused:
             assert handle.value == 0
             raise
-        return Model(self, handle.value)
+        return handle.value
 
 
 class Model:
@@ -123,13 +127,7 @@ class Model:
     def session(self, **sizes: int) -> Session:
         """Opens a session."""
         given = (Size * max(len(sizes), 1))(*(Size(name.encode(), size) for name, size in sizes.items()))
-        handle = c.c_uint64(1)
-        try:
-            self.library.call("open_session", self.handle, given, len(sizes), c.byref(handle))
-        except Refused:
-            assert handle.value == 0
-            raise
-        return Session(self, handle.value)
+        return Session(self, self.library.handle_of("open_session", self.handle, given, len(sizes)))
 
     def read_case(self, index: int) -> tuple[list[Lent], list[Lent]]:
         """A recorded case."""
@@ -159,13 +157,7 @@ class Session:
 
     def fork(self) -> Session:
         """Another one with a copy of the state."""
-        handle = c.c_uint64(1)
-        try:
-            self.library.call("session_fork", self.handle, c.byref(handle))
-        except Refused:
-            assert handle.value == 0
-            raise
-        return Session(self.model, handle.value)
+        return Session(self.model, self.library.handle_of("session_fork", self.handle))
 
     def reset(self) -> None:
         """Begins again."""

@@ -56,27 +56,6 @@ def attempt(call: Callable[[], object]) -> Refused | None:
     return None
 
 
-# --- what a model is --------------------------------------------------------------------------------------------------
-
-
-def test_methods_and_state_are_described(model):
-    about = model.about
-    methods = [about.methods[i].contents for i in range(about.method_count)]
-    assert [(method.name, bool(method.stateful)) for method in methods] == [
-        (b"push", True), (b"peek", True), (b"embed", False), (b"fill", False),
-    ]  # fmt: skip
-    fill = model.method("fill")
-    assert [bool(fill.inputs[i].contents.written) for i in range(fill.input_count)] == [False, True]
-    state = [about.state[i].contents for i in range(about.state_count)]
-    shapes = [[tensor.shape[axis].contents.text for axis in range(tensor.ndim)] for tensor in state]
-    assert [tensor.name for tensor in state] == [b"cache", b"position", b"gain"]
-    assert shapes == [[b"batch", b"6", b"4"], [], [b"batch", b"4"]]
-    (batch,) = (about.state_dimensions[i].contents for i in range(about.state_dimension_count))
-    assert (batch.name, batch.min, batch.max) == (b"batch", 1, 8)
-    # exportkit_run means none of these methods.
-    assert (about.input_count, about.output_count, about.dimension_count) == (0, 0, 0)
-
-
 def test_a_model_without_state_has_no_session(c_model):
     error = refused(c_model.session)
     assert (error.code, error.message) == (USAGE, "tiny has no state")

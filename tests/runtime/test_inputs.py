@@ -312,7 +312,7 @@ def test_another_dtype_is_refused_with_the_conversion(plan):
 
 
 @given(st.lists(st.integers(0, 120), min_size=4, max_size=4), st.integers(0, 6), st.data())
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, max_examples=60)
 def test_shapes_are_taken_exactly_when_the_manifest_allows_them(image, batch, data):
     if data.draw(st.booleans()):  # most random shapes are wrong in every way
         image = [batch, 3, 16 * data.draw(st.integers(0, 7)), 8]

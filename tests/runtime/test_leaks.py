@@ -60,7 +60,7 @@ def test_two_hundred_loads_leave_nothing_behind(tiny_package, tmp_path):
     assert resident < NOISE_KB
 
 
-@pytest.mark.parametrize("where", ["here", "in a worker"])
+@pytest.mark.parametrize("where", ["here", pytest.param("in a worker", marks=pytest.mark.slow)])
 def test_ten_thousand_calls_leave_nothing_behind(tiny_package, tmp_path, where):
     grown = growth(CALLS, tiny_package, tmp_path, where)
     for resident, *others in (grown[:5], *([grown[5:]] if where == "in a worker" else [])):

@@ -19,7 +19,6 @@ import exportkit
 from exportkit.child.process import ChildProcess
 from exportkit.errors import (
     DigestMismatchError,
-    HostError,
     ModelClosedError,
     ModelLoadError,
     ModelRunError,
@@ -315,12 +314,3 @@ with exportkit.load({str(softpool_package)!r}, isolate=True) as model:
 def test_ctrl_c_in_a_terminal_is_the_parents_to_handle(tiny_package):
     with exportkit.load(tiny_package, isolate=True) as model:
         assert os.getpgid(model.pid) != os.getpgid(0)
-
-
-def test_a_program_without_an_interpreter_is_told_so(tiny_package, monkeypatch):
-    monkeypatch.setattr(sys, "executable", "")
-    with pytest.raises(HostError, match="no Python interpreter that can start a child process"):
-        exportkit.load(tiny_package, isolate=True)
-    monkeypatch.setattr(sys, "executable", "/nowhere/python")
-    with pytest.raises(HostError, match=r"cannot start a child process: .*No such file"):
-        exportkit.load(tiny_package, isolate=True)
