@@ -5,21 +5,15 @@ from __future__ import annotations
 import pytest
 import torch
 
-from exportkit.arr_coc.ops import SPECS, OpSpec, Sample
-from exportkit.arr_coc.ops.triton import SPECS as TRITON_SPECS
+from exportkit.arr_coc.ops import SPECS, OpSpec
 from exportkit.operators.contract.check import check_operator
 from exportkit.operators.contract.definition import checks
 from exportkit.operators.contract.differences import first_difference
 from exportkit.operators.contract.operator_trial import Subject
 from exportkit.operators.contract.sample import tensors
-
-WALKED = sorted(SPECS.items()) + [(f"triton_{name}", spec) for name, spec in sorted(TRITON_SPECS.items())]
+from tests.arr_coc.ops.walked_specs import WALKED, samples_of
 
 GRADIENT_CHECKS = {name for name in checks() if "grad" in name} | {"second-derivative", "training-compiles"}
-
-
-def samples_of(spec: OpSpec, device: torch.device, dtype: torch.dtype) -> list[Sample]:
-    return list(spec.samples(device, dtype))
 
 
 def not_applicable(spec: OpSpec, device: torch.device) -> set[str]:
