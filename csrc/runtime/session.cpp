@@ -23,10 +23,11 @@ std::vector<StateInUse> in_use(const Manifest& manifest, const CurrentCode& code
   std::vector<StateInUse> methods;
   for (const Method& method : manifest.methods) {
     StateInUse& used = methods.emplace_back();
+    if (method.state.empty()) continue;  // it takes any sizes
     used.sizes = sizes;
     for (const StateUse& use : method.state) used.tensors.push_back(state[static_cast<size_t>(use.index)]);
-    if (!method.state.empty()) used.memory = memory;
-    if (!method.state.empty()) used.refused = code.get(methods.size() - 1)->session_memory();
+    used.memory = memory;
+    used.refused = code.get(methods.size() - 1)->session_memory();
   }
   return methods;
 }

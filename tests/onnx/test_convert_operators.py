@@ -14,7 +14,7 @@ from exportkit.arr_coc.ops import SPECS, OpSpec, Sample
 from exportkit.arr_coc.ops import triton as triton_ops
 from exportkit.errors import ExportError
 from exportkit.onnx.trial import check_loads
-from tests.arr_coc.ops.test_contract import Call
+from tests.arr_coc.ops.walked_specs import Call
 from tests.onnx.conversions import (
     checked,
     convert_spec,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import re
 import shutil
 import subprocess
@@ -12,7 +11,7 @@ import pytest
 from elftools.elf.elffile import ELFFile
 
 from exportkit.runtime.native import library_path
-from tests.runtime import c_interface, c_structures, exportkit_run
+from tests.runtime import c_interface, exportkit_run
 from tools import c_abi
 
 RUNTIME = c_abi.RUNTIME
@@ -104,16 +103,3 @@ def test_dlpacks_header_is_the_published_one_with_its_licence():
     if installed.exists():
         assert (installed / "dlpack.h").read_text() == header
         assert (installed / "LICENSE").exists()
-
-
-def test_the_structures_that_ctypes_uses_are_laid_out_as_the_headers():
-    listed = {}
-    for block in re.findall(r"^struct .*(?:\n  .*)*", c_abi.LISTING.read_text(), re.MULTILINE):
-        name, size = re.match(r"struct (\w+): (\d+) bytes", block).groups()
-        listed[name] = (int(size), [(n, int(at)) for at, n in re.findall(r"^  (\d+): (\w+):", block, re.MULTILINE)])
-    structures = [s for s in vars(c_structures).values() if isinstance(s, type) and issubclass(s, ctypes.Structure)]
-    assert len(structures) == 18
-    for structure in structures:
-        (name,) = re.findall(r"^\w+", structure.__doc__)
-        members = [(member, getattr(structure, member).offset) for member, _ in structure._fields_]
-        assert listed[name] == (ctypes.sizeof(structure), members)
