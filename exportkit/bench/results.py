@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Literal
 
@@ -207,21 +206,3 @@ def read(path: Path) -> Results:
     if results.format_version != FORMAT_VERSION:
         raise UsageError(f"{path} has format version {results.format_version}; this exportkit reads {FORMAT_VERSION}")
     return results
-
-
-def merged(runs: Iterable[Results]) -> list[Results]:
-    """Merges runs by device: the newest run's description, all commands, and the newest version of each row.
-
-    A table of operators may need several runs. Each row keeps the limit measured in its run.
-    """
-    by_device: dict[str, list[Results]] = {}
-    for run in sorted(runs, key=lambda run: run.created):
-        by_device.setdefault(run.machine.device, []).append(run)
-    return [
-        msgspec.structs.replace(
-            group[-1],
-            command="\n".join(run.command for run in group),
-            rows=tuple({row.key: row for run in group for row in run.rows}.values()),
-        )
-        for group in by_device.values()
-    ]

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from exportkit.bench import sessions
+from exportkit.bench import packages
+from exportkit.bench.contenders import Calls
 from exportkit.bench.packages import PackageOptions, bench_packages
 from exportkit.bench.timing import Alternative, measure
 from exportkit.cli import main
@@ -79,7 +80,7 @@ def test_every_timed_call_begins_with_the_same_state(decoder, monkeypatch):
                     positions.append(alternative.calls[0]())
         return []
 
-    monkeypatch.setattr(sessions, "measure", watched)
+    monkeypatch.setattr(packages, "measure", watched)
     bench(decoder, method="decode", sizes=["batch=2,n=5"])
     ours, eagers = positions[:20], positions[20:]
     assert all(torch.equal(each, ours[0]) for each in ours)
@@ -87,14 +88,14 @@ def test_every_timed_call_begins_with_the_same_state(decoder, monkeypatch):
 
 
 def test_a_session_that_answers_something_else_is_refused(decoder, monkeypatch):
-    monkeypatch.setattr(sessions, "measure", lambda *args, **options: pytest.fail("timed"))
-    right = sessions._Calls.answers
+    monkeypatch.setattr(packages, "measure", lambda *args, **options: pytest.fail("timed"))
+    right = Calls.answers
 
     def wrong(self):
         found, structures = right(self)
         return found | {"state.5": found["state.5"] + 1}, structures
 
-    monkeypatch.setattr(sessions._Calls, "answers", wrong)
+    monkeypatch.setattr(Calls, "answers", wrong)
     with pytest.raises(WrongResultError, match=r"state position"):
         bench(decoder, sequence=True)
 

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from exportkit.bench.results import OURS_GRAPHS, Machine, Measurement, Results, Row, Timing, encode, merged, read
+from exportkit.bench.results import OURS_GRAPHS, Machine, Measurement, Results, Row, Timing, encode, read
 from exportkit.errors import UsageError
 
 MACHINE = Machine("a GPU", "a CPU", 2, 2, 0.1, "a GPU", "1.2", "13.0", "2.11.0", "3.11", "Linux")
@@ -63,12 +63,3 @@ def test_what_failed_is_no_alternative():
     failed = Measurement("library", "kornia", note="kornia is not installed")
     found = Row(*(getattr(found, f) for f in found.__struct_fields__[:-1]), (*found.measurements, failed))
     assert found.best == ("eager", 2.0)
-
-
-def test_runs_of_one_machine_become_one_with_the_newest_of_each_row():
-    old = results(row("a", 1.0), row("b", 1.0))
-    new = results(row("b", 2.0), row("c", 2.0), created="2026-02-01T00:00:00Z")
-    (found,) = merged([new, old])
-    assert [(r.subject, r.time("exportkit").median) for r in found.rows] == [("a", 1.0), ("b", 2.0), ("c", 2.0)]
-    assert found.created == new.created
-    assert found.command.splitlines() == [old.command, new.command]
