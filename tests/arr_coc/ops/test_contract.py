@@ -19,7 +19,7 @@ from exportkit.operators.contract.sample import tensors
 
 WALKED = sorted(SPECS.items()) + [(f"triton_{name}", spec) for name, spec in sorted(TRITON_SPECS.items())]
 
-GRADIENT_CHECKS = {name for name in checks() if "grad" in name} | {"second-derivative", "training-compiles"}
+GRADIENT_CHECKS = {name for name in checks() if "grad" in name} | {"second-derivative"}
 
 
 def pairs(only=lambda spec: True):
@@ -62,9 +62,6 @@ def not_applicable(spec: OpSpec, device: torch.device) -> set[str]:
         names.add("batch")  # gradients of parameters are sums over the batch
     if not spec.differentiable:
         names |= GRADIENT_CHECKS
-    keys = ("CompositeImplicitAutograd", "Autograd", "AutogradCPU", "AutogradCUDA")
-    if subject.is_mutable or any(torch._C._dispatch_has_kernel_for_dispatch_key(subject.name, key) for key in keys):
-        names.add("gradient-recorded")
     if not any(str(argument.type) == "float" for argument in subject.overload._schema.arguments):
         names.add("float-parameter")
     packet = subject.overload.overloadpacket
