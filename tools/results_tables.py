@@ -16,7 +16,7 @@ from typing import NamedTuple
 import msgspec
 
 from exportkit.bench import tables
-from exportkit.bench.results import OURS, OURS_GRAPHS, Key, Results, Row, read
+from exportkit.bench.results import OURS, OURS_GRAPHS, Key, Results, Row
 from tools.generated import DOCS, EVIDENCE, ROOT, with_section
 from tools.results_plot import draw
 from tools.serving_tables import serving_section
@@ -97,6 +97,11 @@ commands, the spread, the alternatives' times, the memory and the errors. [perfo
 it was measured; "vs best" is how many times as long the fastest alternative takes. Packages in half precision ran with
 CUDA graphs.
 """
+
+
+def read(path: Path) -> Results:
+    """Reads what `exportkit bench -o` wrote."""
+    return msgspec.json.decode(path.read_bytes(), type=Results)
 
 
 def merged(runs: Iterable[Results]) -> list[Results]:

@@ -1,19 +1,26 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
+import msgspec
 import pytest
 import torch
 
 from exportkit.arr_coc.bench import operators
 from exportkit.arr_coc.bench.operators import bench_operators
 from exportkit.bench import runs
-from exportkit.bench.results import read
+from exportkit.bench.results import Results
 from exportkit.errors import UsageError
 from tests import commands
 from tests.artifacts import ROOT, THIRD_PARTY, artifact
 from tests.fixtures import softpool_library
 from tests.subprocesses import run_exportkit
+
+
+def read(path: Path) -> Results:
+    return msgspec.json.decode(path.read_bytes(), type=Results)
+
 
 QUICK = ("--device", "cpu", "--against", "eager", "--seconds", "0.001", "--size", "B1 N1024")
 
