@@ -93,14 +93,13 @@ def _onnx(
     if (path := options.onnx) is None:
         return None
     progress(f"loading {path.name}")
-    alone = method is not None and not method.state
-    called = [method] if method is not None and alone else manifest.methods
+    called = manifest.methods if method is None or method.state else (method,)
     onnx = OnnxSteps(path, device, Trust(options.trust.keys).demand(), [each.name for each in called])
     check_interface(path, [onnx.manifest.method(each.name) for each in called], first, called)
     theirs, ours = (
         [(state.name, state.dtype, state.shape) for state in each.state] for each in (onnx.manifest, manifest)
     )
-    if theirs != ours and not alone:
+    if theirs != ours and any(each.state for each in called):
         raise UsageError(f"{path} has another state than {first.name}", hint="Export both from the same model.")
     return onnx
 

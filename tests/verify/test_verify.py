@@ -128,11 +128,6 @@ def test_a_damaged_artifact_fails_to_load_with_the_package_s_exit_code(artifact)
     assert report.exit_code == 3
 
 
-def test_a_missing_file_is_a_usage_error(tmp_path):
-    with pytest.raises(UsageError):
-        verify(tmp_path / "none.pt2", CASES)
-
-
 def test_asking_for_cases_where_there_are_none_is_refused_and_says_what_to_do(artifact):
     with pytest.raises(UsageError, match="--against eager"):
         verify(artifact(Affine(), []), CASES)
