@@ -65,7 +65,11 @@ def ours(package: TimedPackage, steps: Steps, stack: ExitStack) -> Contender:
 
 
 def eager(way: EagerWay, methods: EagerMethods, manifest: Manifest, steps: Steps) -> Contender:
-    """The eager model with buffers of its own, which its calls write without any help of ours."""
+    """The eager model. Where its calls have state, they write buffers of its own, without any help of ours."""
+    used = {call.method for call in steps.case.calls}
+    called = {name: way.of(entry.model) for name, entry in methods.entries.items() if name in used}
+    if not has_state(manifest, steps.case):
+        return Contender(way.name, way.what, {}, called, way.within)
     sizes = state_sizes(manifest, steps.case)
     state = {buffer.name: buffer.at(sizes) for buffer in methods.buffers}
     placed = {name: state[buffer.name] for buffer in methods.buffers for name in buffer.names}
@@ -84,8 +88,6 @@ def eager(way: EagerWay, methods: EagerMethods, manifest: Manifest, steps: Steps
         found = {name: module._buffers[key] for name, (module, key) in places.items()}
         return {name: tensor for name in state if (tensor := found[name]) is not None}
 
-    used = {call.method for call in steps.case.calls}
-    called = {name: way.of(entry.model) for name, entry in methods.entries.items() if name in used}
     return Contender(way.name, way.what, state, called, within, assign, now=now)
 
 
