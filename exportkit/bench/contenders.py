@@ -15,9 +15,9 @@ import msgspec
 import torch
 from torch import Tensor
 
-from exportkit.bench.alternatives import EagerWay, TimedPackage
 from exportkit.bench.onnx_runtime import ONNX_RUNTIME, OnnxSteps
 from exportkit.bench.steps import Steps
+from exportkit.bench.timed_models import EagerWay, TimedPackage
 from exportkit.bench.timing import Within
 from exportkit.export.record.eager_methods import EagerMethods
 from exportkit.export.record.state_buffers import holding, place_of

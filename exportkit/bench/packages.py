@@ -11,7 +11,11 @@ import msgspec
 import torch
 
 from exportkit.bench import contenders
-from exportkit.bench.alternatives import (
+from exportkit.bench.contenders import Calls, Contender
+from exportkit.bench.onnx_runtime import OnnxSteps
+from exportkit.bench.results import Measurement, Row
+from exportkit.bench.steps import Steps, StepsOf
+from exportkit.bench.timed_models import (
     COMPILERS,
     PackageOptions,
     TimedPackage,
@@ -21,10 +25,6 @@ from exportkit.bench.alternatives import (
     eager_ways,
     load_packages,
 )
-from exportkit.bench.contenders import Calls, Contender
-from exportkit.bench.onnx_runtime import OnnxSteps
-from exportkit.bench.results import Measurement, Row
-from exportkit.bench.steps import Steps, StepsOf
 from exportkit.bench.timing import Alternative, measure
 from exportkit.errors import UsageError, WrongResultError
 from exportkit.export.programs.resolve import load_operator_libraries

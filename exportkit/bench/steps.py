@@ -12,10 +12,10 @@ import torch
 from safetensors.torch import load as load_safetensors
 from torch import Tensor
 
-from exportkit.bench.alternatives import PackageOptions, described_of, dtype_of
 from exportkit.bench.package_sizes import parse_sizes
 from exportkit.bench.references import NoOperators, OperatorCalledError, WithReferences
 from exportkit.bench.results import Measurement, Row
+from exportkit.bench.timed_models import PackageOptions, described_of, dtype_of
 from exportkit.errors import DigestMismatchError, ExportError, UsageError
 from exportkit.export.models.placement import on_device
 from exportkit.export.record.eager_methods import EagerMethods
