@@ -30,7 +30,7 @@ from exportkit.package.manifest import Manifest
 from exportkit.progress import Progress
 from exportkit.reference_model import ReferenceModel
 from exportkit.verify import outcomes
-from exportkit.verify.bisecting import searching
+from exportkit.verify.bisecting import bisect_artifact
 from exportkit.verify.options import VerifyOptions
 from exportkit.verify.report import Report
 from exportkit.verify.verify import verify
@@ -183,8 +183,7 @@ class Repair:
         if last.report is None:
             return found[1] if (found := _AT.search(last.refused)) else ""
         try:
-            with searching(last.path, last.report, last.verified, ours=True, progress=self.progress) as search:
-                located = search.locate()
+            located = bisect_artifact(last.path, last.report, last.verified, ours=True, progress=self.progress)
         except ExportkitError as error:
             self.places.append(error.message)
             return ""

@@ -31,7 +31,6 @@ from exportkit.export.programs.cut_program import (
 from exportkit.export.programs.cut_state import call_with_state, state_before, used_by, written_state
 from exportkit.export.programs.eager_model import rebuild_eager
 from exportkit.export.programs.program_file import load_extracted
-from exportkit.export.programs.reproduction import reproduction, reproduction_source, values_of
 from exportkit.export.record.cases import state_sha256
 from exportkit.export.record.eager_methods import EagerMethods
 from exportkit.export.record.record import record_case
@@ -41,20 +40,11 @@ from exportkit.export.trace.preflight import describe_operators, graph_operators
 from exportkit.export.trace.trace import ready_to_trace
 from exportkit.export.trace.trace_method import trace_with_torch_export
 from exportkit.export.trace.traced import Traced, TracedMethod
-from exportkit.package.manifest import Call, Manifest, PackagedMethod, Size, decode_checked
+from exportkit.package.manifest import Call, Manifest, PackagedMethod, Size, Target, decode_checked
 from exportkit.reference_model import ReferenceModel
 from exportkit.sizes import sizes_of
 from exportkit.spec import FORWARD, ExportSpec
-from exportkit.verify.bisect_commands import (
-    CallInputs,
-    CutGraph,
-    CutPoint,
-    GraphCut,
-    GraphRead,
-    ReadGraph,
-    ReproductionWritten,
-    WriteReproduction,
-)
+from exportkit.verify.bisect_commands import CutGraph, CutPoint, FailedCall, GraphCut, GraphRead, ReadGraph
 
 
 class Cutter:
@@ -64,29 +54,32 @@ class Cutter:
         self._stack = stack
         self._command: ReadGraph
         self._manifest: Manifest
+        self._method: PackagedMethod
+        self._target: Target | None
         self._device: torch.device
         self._eager: EagerMethods
         self._program: torch.export.ExportedProgram
 
     def read(self, command: ReadGraph) -> GraphRead:
         """Traces the model, or reads the program. From then on, this process has no network."""
-        self._command, self._manifest = command, decode_checked(command.manifest.encode())
-        self._device = usable_device(command.device)
+        manifest = decode_checked(command.manifest.encode())
+        self._command, self._manifest, self._method = command, manifest, manifest.method(command.call.method)
+        self._target = next((target for target in manifest.targets if target.name == command.target), None)
+        by_program = manifest.program.device if manifest.program else "cpu"
+        self._device = usable_device(self._target.device if self._target else by_program)
         eager = command.eager.source()
         if command.program is not None:
-            files = {command.method: Path(command.program)}
-            alone = replace(self._manifest, methods=(self._method,), state=())
-            saved = load_extracted(files, alone, eager.op_libraries)
-            self._eager, self._program = EagerMethods(saved.spec), saved.programs[command.method]
+            name = self._method.name
+            alone = replace(manifest, methods=(self._method,), state=())
+            saved = load_extracted({name: Path(command.program)}, alone, eager.op_libraries)
+            self._eager, self._program = EagerMethods(saved.spec), saved.programs[name]
         else:
             self._trace(eager)
         points = cut_points(self._program)
+        if not points:
+            raise UsageError("the graph has no node, so that there is nothing to cut")
         go_offline()
         return GraphRead(tuple(_described(node) for node in points))
-
-    @property
-    def _method(self) -> PackagedMethod:
-        return self._manifest.method(self._command.method)
 
     def _trace(self, eager: ReferenceModel) -> None:
         manifest, source = self._manifest, self._manifest.source
@@ -100,9 +93,9 @@ class Cutter:
             )
         # What --dynamic said of the only method, it said on the command line. Several have it in their spec.
         dynamic = dynamic_texts(self._method.call) if len(manifest.methods) == 1 else ()
-        options = TraceOptions(self._command.device, dynamic=dynamic, tf32=manifest.provenance.tf32)
+        options = TraceOptions(self._device.type, dynamic=dynamic, tf32=manifest.provenance.tf32)
         with ready_to_trace(EagerModel(spec), options, self._device) as ready:
-            self._program, *_ = trace_with_torch_export(*ready.tasks[self._command.method])
+            self._program, *_ = trace_with_torch_export(*ready.tasks[self._method.name])
 
     def cut(self, command: CutGraph) -> GraphCut:
         """Writes an artifact that computes the graph up to a node, with one case."""
@@ -111,7 +104,7 @@ class Cutter:
         manifest = self._manifest
         call = cut_call(call_with_state(self._method, manifest), manifest.source, values)
         method = TracedMethod(FORWARD, program, call)
-        bound = self._bound(command.call)
+        bound = self._bound()
         # The same function as before the cut, node by node as eager computes it.
         writes = [*self._eager.entries[self._method.name].writes, *written_state(self._method)]
         spec = ExportSpec(program.module(check_guards=False), bound.args, bound.kwargs, writes=writes)
@@ -125,57 +118,37 @@ class Cutter:
             provenance=manifest.provenance,
             name="cut",
         )
-        self._write(traced, command)
-        return GraphCut(sum(tensor.numel() * tensor.element_size() for tensor in bound.tensors))
+        self._write(traced, Path(command.output))
+        return GraphCut()
 
-    def reproduce(self, command: WriteReproduction) -> ReproductionWritten:
-        """Writes a part of the graph as a Python file that needs torch alone."""
-        point = cut_points(self._program)[command.point]
-        by_name = {node.name: node for node in self._program.graph.nodes}
-        # What differs may be what is written into an input, which is no value of the graph.
-        wrong = [name for name in command.results if name in by_name]
-        results = [by_name[name] for name in wrong or own_values(point)]
-        tensors = [node for node in results if isinstance(node.meta.get("val"), torch.Tensor)]
-        values = values_of(self._program, self._bound(command.call).tensors)
-        found = reproduction(tensors, values, command.depth)
-        source = reproduction_source(
-            found,
-            command.inductor_config,
-            dynamic=bool(self._method.call.dimensions),
-            title=f"torch.compile and eager differ at {point.target}.",
-        )
-        Path(command.output).write_text(source)
-        return ReproductionWritten(len(found.nodes), found.drawn)
-
-    def _bound(self, command: CallInputs) -> BoundCall:
-        """Returns a call of the graph, on its device: that of the method, and the state before it."""
-        bound, before = self._calls(command)
+    def _bound(self) -> BoundCall:
+        """Returns the call that fails, of the graph on its device: that of the method, and the state before it."""
+        bound, before = self._calls(self._command.call)
         bound = on_device(bound, self._device)
         if not self._method.state:
             return bound
-        tf32 = self._manifest.provenance.tf32
-        state = state_before(self._eager, before, command.session_sizes, self._device, tf32=tf32)
+        sizes, tf32 = self._command.call.session_sizes, self._manifest.provenance.tf32
+        state = state_before(self._eager, before, sizes, self._device, tf32=tf32)
         taken = tuple(state[tensor.name] for tensor in used_by(self._method, self._manifest))
         return describe_call(self._program.module(check_guards=False), bound.args, {**bound.kwargs, STATE: taken})
 
-    def _calls(self, command: CallInputs) -> tuple[BoundCall, list[DrawnCall]]:
-        """Returns the call that differs, and those before it in its session."""
+    def _calls(self, call: FailedCall) -> tuple[BoundCall, list[DrawnCall]]:
+        """Returns the call that fails, and those before it in its session."""
         method = self._method
-        if command.inputs is not None:
-            tensors = load_file(command.inputs)
-            before = [
-                DrawnCall(name, self._recorded(tensors, number, name), {}) for number, name in enumerate(command.before)
-            ]
-            return self._recorded(tensors, command.number, method.name), before if method.state else []
+        if call.inputs is not None:
+            tensors = load_file(call.inputs)
+            methods = call.before if method.state else ()
+            before = [DrawnCall(name, self._recorded(tensors, i, name), {}) for i, name in enumerate(methods)]
+            return self._recorded(tensors, call.number, method.name), before
         if not method.state:
-            return draw_call(self._eager, method, command.sizes, command.seed).bound, []
-        drawn = draw_session(self._eager, self._manifest.methods, command.sizes, command.seed)
-        if drawn[command.number].method != method.name:
+            return draw_call(self._eager, method, call.sizes, call.seed).bound, []
+        drawn = draw_session(self._eager, self._manifest.methods, call.sizes, call.seed)
+        if drawn[call.number].method != method.name:
             raise UsageError(
-                f"call {command.number} of the session is of {drawn[command.number].method}, not of {method.name}",
+                f"call {call.number} of the session is of {drawn[call.number].method}, not of {method.name}",
                 hint="A bisection of a recorded case knows the methods: verify with `--against cases`.",
             )
-        return drawn[command.number].bound, drawn[: command.number]
+        return drawn[call.number].bound, drawn[: call.number]
 
     def _recorded(self, tensors: Mapping[str, torch.Tensor], number: int, name: str) -> BoundCall:
         entry, count = self._eager.entries[name], len(self._manifest.method(name).call.inputs)
@@ -183,17 +156,17 @@ class Cutter:
         args, kwargs = example.with_tensors(tuple(tensors[f"{number}.input.{i}"] for i in range(count)))
         return describe_call(entry.model, args, kwargs)
 
-    def _write(self, traced: Traced, command: CutGraph) -> None:
-        out, read = Path(command.output), self._command
-        if not read.compiled:
+    def _write(self, traced: Traced, out: Path) -> None:
+        if self._target is None:
             write_program(traced, out, device=self._device, version="0")
             return
+        given = self._command.given
         plan = CompilePlan(
             self._device,
-            (read.cpu_isa,),
-            inductor_config=command.inductor_config,
-            embed_weights=read.embed_weights,
-            eager_kernels=command.eager_kernels,
+            (self._target.cpu_isa,),
+            inductor_config=given.inductor_config,
+            embed_weights=not self._manifest.weights,
+            eager_kernels=given.eager_kernels,
         )
         write_compiled(traced, out, plan, version="0")
 
@@ -216,4 +189,4 @@ def main(connection: socket.socket) -> None:
     """Entry point of the child."""
     with ExitStack() as stack:
         cutter = Cutter(stack)
-        serve(connection, {ReadGraph: cutter.read, CutGraph: cutter.cut, WriteReproduction: cutter.reproduce})
+        serve(connection, {ReadGraph: cutter.read, CutGraph: cutter.cut})

@@ -5,30 +5,30 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+Outcome = bool | str  # whether a cut fails, or why it cannot be tested
+
 
 @dataclass(frozen=True)
 class Bisection:
     """What a search found out.
 
     Attributes:
-        count: The number of cuts.
         passes: The last cut before `fails` that was tested and passed; None if none was.
         fails: The first cut that was tested and failed; None if the last one does not fail.
-        tested: The result of each tested cut: whether it failed, or None if it could not be tested.
+        tested: What came of each tested cut.
     """
 
-    count: int
     passes: int | None
     fails: int | None
-    tested: Mapping[int, bool | None]
+    tested: Mapping[int, Outcome]
 
     @property
-    def exact(self) -> bool:
-        """Whether the cut before the failing one passed, or there is none."""
-        return self.fails is not None and self.fails == (0 if self.passes is None else self.passes + 1)
+    def undecided(self) -> range:
+        """The cuts before the failing one that could not be tested; one of them may be the first that fails."""
+        return range(0 if self.passes is None else self.passes + 1, self.fails or 0)
 
 
-def bisect(count: int, fails: Callable[[int], bool | None], *, budget: int | None = None) -> Bisection:
+def bisect(count: int, fails: Callable[[int], Outcome]) -> Bisection:
     """Searches for a cut that fails while the one before it passes.
 
     It is the first one that fails if all cuts after a failing one fail as well. If not, an earlier one may fail that
@@ -36,22 +36,18 @@ def bisect(count: int, fails: Callable[[int], bool | None], *, budget: int | Non
 
     Args:
         count: The number of cuts, at least 1.
-        fails: Tests a cut. None means that it cannot be tested; its neighbours are tested then.
-        budget: The number of cuts to test, at least 1. None tests as many as needed.
+        fails: Tests a cut. If it cannot be tested, its neighbours are tested then.
     """
-    tested: dict[int, bool | None] = {count - 1: fails(count - 1)}
-    if not tested[count - 1]:
-        return Bisection(count, None, None, tested)
+    tested = {count - 1: fails(count - 1)}
+    if tested[count - 1] is not True:
+        return Bisection(None, None, tested)
     passing, failing = -1, count - 1
-    while budget is None or len(tested) < budget:
+    while open_cuts := [cut for cut in range(passing + 1, failing) if cut not in tested]:
         middle = (passing + failing) / 2
-        open_cuts = [cut for cut in range(passing + 1, failing) if cut not in tested]
-        if not open_cuts:
-            break
         cut = min(open_cuts, key=lambda each: (abs(each - middle), each))
         tested[cut] = fails(cut)
-        if tested[cut]:
+        if tested[cut] is True:
             failing = cut
         elif tested[cut] is False:
             passing = cut
-    return Bisection(count, None if passing < 0 else passing, failing, tested)
+    return Bisection(None if passing < 0 else passing, failing, tested)

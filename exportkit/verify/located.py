@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import msgspec
@@ -42,24 +42,20 @@ class Located:
     Attributes:
         label: The check of the verification that it began with.
         sizes: The sizes of that check's case, by dimension.
-        input_bytes: The bytes of the case's inputs.
         target: The target that differs.
         points: The nodes after which the graph can be cut.
         search: Which cuts were tested, and where they begin to fail.
         verdict: How the first failing cut fails; None if the whole graph, compiled again, agrees.
         errors: The values that differ after the first failing cut.
-        untested: By cut, why it could not be tested.
     """
 
     label: str
     sizes: dict[str, int]
-    input_bytes: int
     target: str
     points: tuple[CutPoint, ...]
     search: Bisection
     verdict: Verdict | None
     errors: tuple[NodeError, ...]
-    untested: dict[int, str] = field(default_factory=dict)
 
     @property
     def point(self) -> CutPoint | None:
@@ -75,30 +71,31 @@ class Located:
     @property
     def message(self) -> str:
         """The finding, in lines."""
-        case = f"{self.label} of {self.target}, with {self.input_bytes} bytes of inputs"
-        tested = f"{len(self.search.tested)} cuts of {len(self.points)} were tested."
-        if self.point is None or self.search.fails is None:
-            why = self.untested.get(len(self.points) - 1)
-            if why is not None:
+        case, search = f"{self.label} of {self.target}", self.search
+        if self.point is None:
+            why = search.tested[len(self.points) - 1]
+            if isinstance(why, str):
                 return f"the whole graph could not be compiled again for {case}: {why}"
             return (
                 f"the whole graph, traced and compiled again, agrees with eager for {case}.\n"
                 "So the difference comes from the artifact: from another build of the code or of a library, from other "
                 "options of the compiler, or from a model that has changed since."
             )
-        lines = [f"first difference: {self._node(self.search.fails)}", f"for {case}"]
+        lines = [f"first difference: {self.place}", f"for {case}"]
         lines += [f"  {error.message}{_against_eager(error)}" for error in self.errors]
         if not self.errors and self.verdict is not None:
             lines += [f"  {line}" for line in self.verdict.message.splitlines()]
-        if self.search.passes is not None:
-            lines.append(f"the graph up to {self._node(self.search.passes)} agrees")
-        if not self.search.exact:
-            between = self.search.fails - (0 if self.search.passes is None else self.search.passes + 1)
-            lines.append(f"nodes before it that were not decided: {between}; one of them may be the first")
-            lines += [f"  {self.points[cut].name}: {why}" for cut, why in sorted(self.untested.items())][:4]
+        if search.passes is not None:
+            lines.append(f"the graph up to {self._node(search.passes)} agrees")
+        if search.undecided:
+            lines.append(
+                f"nodes before it that were not decided: {len(search.undecided)}; one of them may be the first"
+            )
+            lines += [f"  {self.points[cut].name}: {search.tested[cut]}" for cut in search.undecided[:4]]
         elif self.errors and not any(error.name in self.point.values for error in self.errors):
             lines.append("only values of earlier nodes differ, which agreed after an earlier cut: fusion decides")
-        return "\n".join([*lines, f"{tested} {FUSION}"])
+        lines.append(f"{len(search.tested)} cuts of {len(self.points)} were tested. {FUSION}")
+        return "\n".join(lines)
 
     def document(self) -> dict[str, Any]:
         """Returns all of it as JSON."""
@@ -106,12 +103,11 @@ class Located:
         return {
             "message": self.message,
             "node": None if point is None else {"number": search.fails, **msgspec.to_builtins(point)},
-            "exact": search.exact,
+            "exact": point is not None and not search.undecided,
             "errors": [msgspec.to_builtins(error) for error in self.errors],
-            "case": {"label": self.label, "sizes": self.sizes, "input_bytes": self.input_bytes, "target": self.target},
+            "case": {"label": self.label, "sizes": self.sizes, "target": self.target},
             "nodes": len(self.points),
-            "tested": {self.points[cut].name: failed for cut, failed in sorted(search.tested.items())},
-            "untested": {self.points[cut].name: why for cut, why in sorted(self.untested.items())},
+            "tested": {self.points[cut].name: outcome for cut, outcome in sorted(search.tested.items())},
         }
 
     def _node(self, cut: int) -> str:

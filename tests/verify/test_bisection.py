@@ -13,15 +13,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from exportkit.cli import main
-from exportkit.errors import UsageError
 from exportkit.export.programs.cut_program import cut_after, cut_points, own_values, values_after
 from exportkit.libraries import load_library
 from exportkit.package import manifest as m
-from exportkit.verify.bisecting import bisect_artifact
-from exportkit.verify.bisection import bisect
-from exportkit.verify.located import Located
-from exportkit.verify.options import VerifyOptions
-from exportkit.verify.report import Report
+from exportkit.verify.bisect_commands import CutPoint
+from exportkit.verify.bisection import Outcome, bisect
+from exportkit.verify.located import Located, NodeError
 from tests.fixtures import stable_library
 from tests.verify.verify_artifacts import write_artifact
 from tests.verify.verify_models import STATE
@@ -38,42 +35,29 @@ def test_the_first_failing_cut_is_found_wherever_it_is(case: tuple[int, int]) ->
     count, first = case
     found = bisect(count, lambda cut: cut >= first)
     assert (found.fails, found.passes) == (first, first - 1 if first else None)
-    assert found.exact
+    assert not found.undecided
     assert len(found.tested) <= 2 + math.ceil(math.log2(count))
 
 
-@given(st.lists(st.sampled_from([True, False, None]), min_size=1, max_size=40))
-def test_whatever_fails_the_result_is_what_was_tested(outcomes: list[bool | None]) -> None:
+@given(st.lists(st.sampled_from([True, False, "no code"]), min_size=1, max_size=40))
+def test_whatever_fails_the_result_is_what_was_tested(outcomes: list[Outcome]) -> None:
     """Errors that come and go, and cuts that cannot be tested, are told as they are."""
     asked: list[int] = []
 
-    def fails(cut: int) -> bool | None:
+    def fails(cut: int) -> Outcome:
         asked.append(cut)
         return outcomes[cut]
 
     found = bisect(len(outcomes), fails)
-    assert len(asked) == len(set(asked))
     assert dict(found.tested) == {cut: outcomes[cut] for cut in asked}
-    if not outcomes[-1]:
-        assert found.fails is None
-        assert asked == [len(outcomes) - 1]
+    if outcomes[-1] is not True:
+        assert (found.fails, asked) == (None, [len(outcomes) - 1])
         return
+    assert len(asked) == len(set(asked))
     assert found.fails is not None
     assert outcomes[found.fails] is True
-    before = -1 if found.passes is None else found.passes
     assert found.passes is None or outcomes[found.passes] is False
-    between = range(before + 1, found.fails)
-    assert all(outcomes[cut] is None and cut in found.tested for cut in between)
-    assert found.exact == (len(between) == 0)
-
-
-@given(st.integers(1, 100), st.integers(1, 4))
-def test_a_budget_ends_the_search_with_what_is_known(count: int, budget: int) -> None:
-    first = count // 3
-    found = bisect(count, lambda cut: cut >= first, budget=budget)
-    assert len(found.tested) <= budget
-    assert found.fails is not None
-    assert (-1 if found.passes is None else found.passes) < first <= found.fails
+    assert all(found.tested[cut] == "no code" for cut in found.undecided)
 
 
 # --- cuts -------------------------------------------------------------------------------------------------------------
@@ -193,7 +177,7 @@ def test_a_wrong_kernel_is_found_at_its_node(chain: Path, wrong: Path, capsys: p
     # One percent, beside what eager has against float64.
     assert 0.005 < error["compiled"]["greatest"] < 0.02
     assert error["eager"]["greatest"] < 1e-6
-    assert found["case"] == {"label": "case 1 (rows=2)", "sizes": {"rows": 2}, "input_bytes": 24, "target": "program"}
+    assert found["case"] == {"label": "case 1 (rows=2)", "sizes": {"rows": 2}, "target": "program"}
     assert found["tested"]["twice"] is True
     assert found["tested"]["sigmoid"] is False
     for part in ("first difference: node 3 of 8, twice", "for case 1 (rows=2)", "what the compiler fuses"):
@@ -206,32 +190,19 @@ def test_nothing_is_searched_for_where_no_call_fails(chain: Path, capsys: pytest
     assert capsys.readouterr().out.endswith(
         "--bisect: no call of chain.pt2 fails, so that there is nothing to search for\n"
     )
-    assert main(["verify", str(chain), "--bisect-budget", "3"]) == 2
-    with pytest.raises(UsageError, match=r"no call of chain\.pt2 fails"):
-        bisect_artifact(chain, Report(str(chain), None, (), ()), VerifyOptions())
 
 
-def _located(**changes: object) -> Callable[[int, Callable[[int], bool | None]], Located]:
-    from exportkit.verify.bisect_commands import CutPoint
-
-    def make(count: int, fails: Callable[[int], bool | None]) -> Located:
-        points = tuple(CutPoint(f"n{cut}", "aten.relu.default", "", (f"n{cut}",)) for cut in range(count))
-        given = {"verdict": None, "errors": (), "untested": {}, **changes}
-        return Located("case 1", {}, 4, "cpu", points, bisect(count, fails), **given)  # type: ignore[arg-type]
-
-    return make
+def _located(fails: Callable[[int], Outcome], errors: tuple[NodeError, ...] = ()) -> str:
+    points = tuple(CutPoint(f"n{cut}", "aten.relu.default", "", (f"n{cut}",)) for cut in range(4))
+    return Located("case 1", {}, "cpu", points, bisect(4, fails), None, errors).message
 
 
 def test_a_finding_that_is_not_certain_says_so() -> None:
-    agreeing = _located()(4, lambda cut: False)
-    assert "compiled again, agrees with eager" in agreeing.message
-    untested = _located(untested={3: "g++ is missing"})(4, lambda cut: None)
-    assert "could not be compiled again for case 1 of cpu, with 4 bytes of inputs: g++ is missing" in untested.message
-    between = _located(untested={1: "no kernel"})(4, lambda cut: None if cut == 1 else cut > 1)
-    assert "first difference: node 3 of 4, n2" in between.message
-    assert "nodes before it that were not decided: 1; one of them" in between.message
-    assert "n1: no kernel" in between.message
-    from exportkit.verify.located import NodeError
-
-    older = _located(errors=(NodeError("n0", "n0: differs", None, None),))(4, lambda cut: cut >= 2)
-    assert "fusion decides" in older.message
+    assert "compiled again, agrees with eager" in _located(lambda cut: False)
+    untested = _located(lambda cut: "g++ is missing")
+    assert "could not be compiled again for case 1 of cpu: g++ is missing" in untested
+    between = _located(lambda cut: "no kernel" if cut == 1 else cut > 1)
+    assert "first difference: node 3 of 4, n2" in between
+    assert "nodes before it that were not decided: 1; one of them" in between
+    assert "n1: no kernel" in between
+    assert "fusion decides" in _located(lambda cut: cut >= 2, (NodeError("n0", "n0: differs", None, None),))

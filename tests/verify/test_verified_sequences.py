@@ -83,7 +83,7 @@ def test_a_call_with_state_is_repeated_from_the_state_before_it(program: Path, t
     """The manifest exchanges two tensors of the state. The graph itself is right: it agrees, with its state."""
     path = rewritten(program, tmp_path / "swapped.pt2", swapped)
     options = replace(BOTH, against="cases")
-    located, _ = bisect_artifact(path, verify(path, options), options)
+    located = bisect_artifact(path, verify(path, options), options)
     assert located.point is None
     assert "the whole graph, traced and compiled again, agrees with eager for case" in located.message
     alone = VerifyOptions(against="cases")

@@ -13,7 +13,7 @@ from exportkit.operators.contract.operator_trial import Subject
 from exportkit.operators.contract.sample import tensors
 from tests.arr_coc.ops.walked_specs import WALKED, samples_of
 
-GRADIENT_CHECKS = {name for name in checks() if "grad" in name} | {"second-derivative", "training-compiles"}
+GRADIENT_CHECKS = {name for name in checks() if "grad" in name} | {"second-derivative"}
 
 
 def not_applicable(spec: OpSpec, device: torch.device) -> set[str]:
@@ -24,9 +24,6 @@ def not_applicable(spec: OpSpec, device: torch.device) -> set[str]:
         names.add("batch")  # gradients of parameters are sums over the batch
     if not spec.differentiable:
         names |= GRADIENT_CHECKS
-    keys = ("CompositeImplicitAutograd", "Autograd", "AutogradCPU", "AutogradCUDA")
-    if subject.is_mutable or any(torch._C._dispatch_has_kernel_for_dispatch_key(subject.name, key) for key in keys):
-        names.add("gradient-recorded")
     if not any(str(argument.type) == "float" for argument in subject.overload._schema.arguments):
         names.add("float-parameter")
     packet = subject.overload.overloadpacket
