@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -10,7 +11,7 @@ import msgspec
 
 from exportkit.cli.app import command as exportkit_command
 from exportkit.cli.output import print_json, printable, progress
-from exportkit.errors import UsageError
+from exportkit.errors import ExportkitError, UsageError
 from exportkit.progress import silent
 
 if TYPE_CHECKING:
@@ -18,13 +19,14 @@ if TYPE_CHECKING:
     from exportkit.operators.scaffold.build_library import BuiltLibrary
 
 
-@exportkit_command("build", short_help="Build operators.")
+@exportkit_command("build", short_help="Build operators, once or at every change.")
 @click.argument(
     "folder", type=click.Path(exists=True, file_okay=False, path_type=Path), default=Path("."), metavar="[DIR]"
 )
+@click.option("--watch", is_flag=True, help="Build again whenever a source file changes, until Ctrl-C.")
 @click.option("--check", is_flag=True, help="Then hold the operators to their SPECs, in two dtypes.")
 @click.option("--with-symbols", is_flag=True, help="Build with symbols for a debugger, and without optimisation.")
-def command(folder: Path, check: bool, with_symbols: bool, as_json: bool) -> None:
+def command(folder: Path, watch: bool, check: bool, with_symbols: bool, as_json: bool) -> None:
     """Build the operators in DIR, and say what a fresh process finds in the libraries.
 
     DIR has a setup.py, such as `exportkit ops new` writes, or is a checkout of exportkit. Only what changed is
@@ -32,13 +34,37 @@ def command(folder: Path, check: bool, with_symbols: bool, as_json: bool) -> Non
 
     \b
     exportkit ops build my_ops
-    exportkit ops build my_ops --check
+    exportkit ops build my_ops --watch --check
     """  # noqa: D301 (click wants the control character, to keep the lines below it)
-    if as_json and check:
+    from exportkit.operators.scaffold.watch import changes
+
+    if as_json and (watch or check):
         raise UsageError(
-            "--json prints one document about the build, and --check prints text",
+            "--json prints one document about one build, and --watch and --check print text",
             hint="Leave one out. `exportkit ops check --json` has what --check finds.",
         )
+    if not watch:
+        if code := _build(folder, check, with_symbols, as_json):
+            raise click.exceptions.Exit(code)
+        return
+    watched = changes(folder)
+    with contextlib.suppress(KeyboardInterrupt):
+        while True:
+            _build_and_go_on(folder, check, with_symbols)
+            click.echo("waits for changes; Ctrl-C ends", err=True)
+            click.echo(f"\nchanged: {printable(', '.join(next(watched)))}")
+
+
+def _build_and_go_on(folder: Path, check: bool, with_symbols: bool) -> None:
+    try:
+        _build(folder, check, with_symbols, as_json=False)
+    except ExportkitError as error:
+        for line in str(error).splitlines():
+            click.echo(printable(line), err=True)
+
+
+def _build(folder: Path, check: bool, with_symbols: bool, as_json: bool) -> int:
+    """Builds, and checks. Returns the exit code."""
     from exportkit.operators.scaffold.build_library import build_folder, check_arguments
 
     with progress() as step:
@@ -46,10 +72,10 @@ def command(folder: Path, check: bool, with_symbols: bool, as_json: bool) -> Non
         libraries = build_folder(folder, debug=with_symbols)
     if as_json:
         print_json({"libraries": [_document(library) for library in libraries]})
-        return
+        return 0
     if not libraries:
         click.echo(f"{folder}: built, but no library registers an operator")
-        return
+        return 0
     for library in libraries:
         kernels = ", ".join(kind.upper() if kind != "any" else "any device" for kind in library.registrations.kernels)
         click.echo(f"{printable(str(library.path))}  kernels for {kernels or 'no device'}")
@@ -60,12 +86,12 @@ def command(folder: Path, check: bool, with_symbols: bool, as_json: bool) -> Non
                 click.echo(
                     f"    {finding.severity.value}: {printable(finding.message)} {printable(finding.hint or '')}"
                 )
-    if check:
-        from exportkit.cli import ops_check
+    if not check:
+        return 0
+    from exportkit.cli import ops_check
 
-        arguments = check_arguments(folder, libraries)
-        if code := ops_check.command.main(arguments, "exportkit ops check", standalone_mode=False):
-            raise click.exceptions.Exit(code)
+    code = ops_check.command.main(check_arguments(folder, libraries), "exportkit ops check", standalone_mode=False)
+    return code if isinstance(code, int) else 0
 
 
 def _document(library: BuiltLibrary) -> dict[str, object]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import signal
 import subprocess
@@ -14,6 +15,7 @@ import pytest
 from exportkit.cli import main
 from exportkit.errors import BuildError
 from exportkit.operators.scaffold.build_library import build_folder
+from exportkit.operators.scaffold.watch import changes
 from tests.operators.scaffold.scaffolded import OPERATORS, PACKAGE
 from tests.package.c_library import PRELUDE, TORCH_LIB
 
@@ -144,5 +146,50 @@ def _runs(process: Path) -> bool:
 
 
 def test_json_excludes_what_prints_text(package: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["ops", "build", str(package), "--json", "--check"]) == 2
+    assert main(["ops", "build", str(package), "--json", "--watch"]) == 2
     assert "Leave one out" in capsys.readouterr().out
+
+
+def test_changes_are_those_of_sources(tmp_path: Path) -> None:
+    for name in ("csrc", "build", ".git"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "a.cpp").write_text("1")
+    watched = changes(tmp_path, seconds=0.01)
+    for name in ("build/a.cpp", ".git/a.cpp", "notes.txt"):
+        (tmp_path / name).write_text("22")
+    (tmp_path / "csrc" / "a.cpp").write_text("22")
+    (tmp_path / "new.py").write_text("")
+    assert next(watched) == ["csrc/a.cpp", "new.py"]
+    (tmp_path / "csrc" / "a.cpp").unlink()
+    assert next(watched) == ["csrc/a.cpp"]
+
+
+def test_a_change_while_the_caller_works_is_not_lost(tmp_path: Path) -> None:
+    source = tmp_path / "a.h"
+    source.write_text("1")
+    watched = changes(tmp_path, seconds=0.01)
+    source.write_text("22")
+    assert next(watched) == ["a.h"]
+    source.write_text("333")
+    os.utime(source, ns=(1, 1))
+    assert next(watched) == ["a.h"]
+
+
+@pytest.mark.process
+def test_watching_goes_on_after_an_error_until_ctrl_c(
+    toy: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def three_changes(folder: Path) -> object:
+        (folder / "toy.c").write_text("int f(void) { return unknown; }\n")
+        yield ["toy.c"]
+        (folder / "toy.c").write_text("int f(void) { return 2; }\n")
+        yield ["toy.c"]
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("exportkit.operators.scaffold.watch.changes", three_changes)
+    assert main(["ops", "build", str(toy), "--watch"]) == 0
+    printed = capsys.readouterr()
+    assert printed.out.count("changed: toy.c") == 2
+    assert printed.out.count("no library registers an operator") == 2
+    assert printed.err.count("does not build") == 1
+    assert printed.err.count("waits for changes; Ctrl-C ends") == 3
