@@ -31,10 +31,7 @@ void expect(JsonReader& json, std::string_view value) {
 template <class Read>
 void decode_strictly(std::string_view content, const std::string& name, const Read& read) {
   try {
-    JsonReader json(content, kMaxDepth), whole = json;
-    whole.skip();  // refuses JSON that two parsers could read differently
-    whole.end();
-    if (whole.has_half_pair()) throw JsonError("it contains a string with half of a surrogate pair");
+    JsonReader json = JsonReader::checked(content, kMaxDepth);
     read(json);
   } catch (const JsonError& error) {
     throw Error(errors::kSignature,

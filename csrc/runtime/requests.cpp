@@ -2,14 +2,13 @@
 
 #include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
-#include <c10/core/Stream.h>
-#include <c10/core/impl/VirtualGuardImpl.h>
 #include <c10/util/ScopeExit.h>
 
 #include <chrono>
 #include <cstring>
 
 #include "runtime/joined_steps.h"
+#include "runtime/streams.h"
 
 namespace exportkit {
 namespace {
@@ -89,11 +88,6 @@ at::Tensor fetch(const at::Tensor& output) {
   return fetched;
 }
 
-// Waits for what runs on the current stream.
-void wait(c10::Device device) {
-  if (!device.is_cpu()) c10::impl::VirtualGuardImpl(device.type()).getStream(device).synchronize();
-}
-
 }  // namespace
 
 Answers run_requests(const Code& code, const Tensors& tensors, int64_t requests, const std::vector<int64_t>& outputs,
@@ -117,7 +111,7 @@ Answers run_requests(const Code& code, const Tensors& tensors, int64_t requests,
     if (!sessions.empty()) all = gather_state(sessions, *workspace);
     arguments.insert(arguments.end(), all.begin(), all.end());
     found = code.run(arguments, workspace->refused);
-    wait(device);
+    wait_for_stream(device);
     code.look(workspace->refused);
     scatter_state(all, sessions, written);
   }
@@ -128,7 +122,7 @@ Answers run_requests(const Code& code, const Tensors& tensors, int64_t requests,
                 found.size());
     answers.outputs.push_back(fetch(found[size_t(output)]));
   }
-  wait(device);
+  wait_for_stream(device);
   answers.input_seconds = seconds(joined - started);
   answers.wait_seconds = seconds(began - joined);
   answers.run_seconds = seconds(ran - began);
