@@ -82,6 +82,8 @@ class JsonReader {
   // Describes a value seen so far that is valid JSON but never allowed here: half of a surrogate pair, or an infinite
   // number. Empty if there was none.
   std::string oddity() const;
+  // Whether half of a surrogate pair was seen, which is refused even in a skipped value.
+  bool has_half_pair() const { return half_pair_; }
 
   // Throws JsonError with the place of the value being read.
   [[noreturn]] void fail(const std::string& what) const;

@@ -31,7 +31,10 @@ void expect(JsonReader& json, std::string_view value) {
 template <class Read>
 void decode_strictly(std::string_view content, const std::string& name, const Read& read) {
   try {
-    JsonReader json = JsonReader::checked(content, kMaxDepth);
+    JsonReader json(content, kMaxDepth), whole = json;
+    whole.skip();  // refuses JSON that two parsers could read differently
+    whole.end();
+    if (whole.has_half_pair()) throw JsonError("it contains a string with half of a surrogate pair");
     read(json);
   } catch (const JsonError& error) {
     throw Error(errors::kSignature,
