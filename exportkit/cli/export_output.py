@@ -68,7 +68,7 @@ def _print_repair(repair: Repair) -> None:
 
 
 def _print_manifest(output: Path, manifest: Manifest) -> None:
-    from exportkit.cli.describe import dimension_text, input_rows, output_rows, state_rows, target_text
+    from exportkit.inspect.rows import dimension_text, input_rows, output_rows, state_rows, target_rows
 
     files = [method_path(output, manifest.methods, each.method) for each in manifest.onnx] or [output]
     for file in files:
@@ -81,6 +81,6 @@ def _print_manifest(output: Path, manifest: Manifest) -> None:
             click.echo(f"  where {ranges}")
         print_table([("returns", *row) for row in output_rows(method, manifest.cases)])
     print_table([("state", *row) for row in state_rows(manifest)])
-    print_table([("target", target.name, target_text(target)) for target in manifest.targets])
+    print_table([("target", *row) for row in target_rows(manifest)])
     if operators := [operator.name for operator in manifest.operators]:
         click.echo(f"  calls {', '.join(operators)}")

@@ -11,8 +11,7 @@ import click
 
 from exportkit.cli.draft_report import print_draft
 from exportkit.cli.export_output import print_written
-from exportkit.cli.output import printable, progress
-from exportkit.cli.replaced_file import ReplacedFile
+from exportkit.cli.output import progress
 from exportkit.export.export_options import CompileOptions, CudaArch, TraceOptions
 from exportkit.export.models.model_names import check_model_name
 from exportkit.export.models.option_parsing import check_texts
@@ -178,18 +177,14 @@ class ExportRequest:
         )
 
     def _export(self, output: Path, as_json: bool) -> int:
-        others = ReplacedFile(output)
         if self.output_format == "aoti":
             from exportkit.export.compile.usable_compiler import look_for_compiler
 
             look_for_compiler()  # while torch is imported, which takes one core
-        with progress() as shown:
-            step = others.watched(shown)
+        with progress() as step:
             resolved = self._resolved(step)
             trace, changes = self._sizes(resolved, step)
             manifest = self._write(resolved, output, trace, step)
-        if others.notice:
-            click.echo(f"note: {printable(others.notice)}", err=True)
         more = {"changes": [asdict(change) for change in changes]} if self.apply_suggested_fixes else {}
         libraries = list(dict.fromkeys([*self.op_libraries, *getattr(resolved.spec, "operator_libraries", ())]))
         return print_written(output, self.output_format, manifest, as_json, more, libraries)

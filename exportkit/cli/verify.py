@@ -13,6 +13,7 @@ import click
 from exportkit.cli.app import command as exportkit_command
 from exportkit.cli.output import print_json, print_table, printable, printable_lines, progress
 from exportkit.cli.shared_options import (
+    OUTPUT_FILE,
     PACKAGE,
     check_tolerances,
     device_option,
@@ -21,12 +22,13 @@ from exportkit.cli.shared_options import (
     timeout_option,
     tolerance_options,
 )
-from exportkit.errors import ExportkitError
+from exportkit.errors import ExportkitError, UsageError
 from exportkit.progress import Progress
 from exportkit.verify import outcomes
 from exportkit.verify.options import Against, RunBy, VerifyOptions
 
 if TYPE_CHECKING:
+    from exportkit.verify.comparisons import OutputComparison
     from exportkit.verify.outcomes import Verdict
     from exportkit.verify.report import Check, Report
 
@@ -85,6 +87,9 @@ _DEFAULTS = VerifyOptions()
     help="Skip and report sizes whose inputs take more than this.",
 )
 @click.option(
+    "--report", "page", type=OUTPUT_FILE, metavar="FILE.html", help="Write a page as `inspect` does, with this."
+)
+@click.option(
     "--bisect", "bisecting", is_flag=True, help="If a call fails, search for the first node of the graph that differs."
 )
 @click.option(
@@ -95,7 +100,13 @@ _DEFAULTS = VerifyOptions()
     "needed.",
 )
 def command(
-    artifact: Path, max_input_mb: int, bisecting: bool, bisect_budget: int | None, as_json: bool, **options: Any
+    artifact: Path,
+    max_input_mb: int,
+    page: Path | None,
+    bisecting: bool,
+    bisect_budget: int | None,
+    as_json: bool,
+    **options: Any,
 ) -> None:
     """Run every target of ARTIFACT that this machine can run, each in a fresh process, and compare the outputs.
 
@@ -132,6 +143,10 @@ def command(
     start_forkserver_early()
     from exportkit.verify.verify import verify
 
+    if page is not None:
+        from exportkit.cli.page import check_page
+
+        check_page(page, artifact)
     if bisect_budget is not None and not bisecting:
         raise click.UsageError("--bisect-budget is for --bisect.")
     if options["cases"]:
@@ -144,6 +159,8 @@ def command(
         report = verify(artifact, asked, progress=step)
         if bisecting:
             bisection = _bisect(artifact, report, asked, bisect_budget, step)
+    if page is not None:
+        _write_page(page, artifact, report)
     if as_json:
         print_json(report_document(report) | ({"bisection": bisection} if bisecting else {}))
     else:
@@ -173,6 +190,31 @@ def _bisect(
         return document
     more = {"file": str(found.file) if found.file else None, "cause": found.cause, "reason": found.reason}
     return document | {"message": f"{located.message}\n{found.message}", "reproduction": more}
+
+
+def _write_page(page: Path, artifact: Path, report: Report) -> None:
+    """Writes the page of an artifact that could be read, with what was verified."""
+    from exportkit.cli.page import write_page
+    from exportkit.inspect.sections import Section
+    from exportkit.onnx.files import open_artifact
+
+    if report.manifest_sha256 is None:
+        return
+    worst: dict[str, OutputComparison] = {}
+    for each in (each for check in report.checks for each in getattr(check.verdict, "outputs", ())):
+        if each.max_abs is not None and (each.name not in worst or each.max_abs > (worst[each.name].max_abs or 0.0)):
+            worst[each.name] = each
+    more = [
+        Section("Verification", [(*_row(check), check.target or "") for check in report.checks]),
+        Section(
+            "Greatest differences from eager",
+            [(x.name, f"{x.max_abs:.3g}", str(x.error or "")) for x in worst.values()],
+        ),
+    ]
+    with open_artifact(artifact) as reader:
+        if reader.manifest_sha256 != report.manifest_sha256:
+            raise UsageError(f"{artifact} is no longer the artifact that was verified", hint="Verify it again.")
+        write_page(page, reader, [section for section in more if section.rows])
 
 
 def report_document(report: Report) -> dict[str, Any]:

@@ -12,7 +12,7 @@ import torch
 
 from exportkit.cli import app
 from exportkit.cli.app import COMMANDS, group, main
-from exportkit.cli.output import print_json, print_table, progress
+from exportkit.cli.output import print_json, print_table, printable, progress
 from exportkit.errors import EXIT_CODES, DigestMismatchError, NoTargetError
 from exportkit.progress import bytes_text
 
@@ -224,6 +224,12 @@ def test_progress_is_plain_lines_on_stderr_where_there_is_no_terminal(capsys):
         step("compiling")
     captured = capsys.readouterr()
     assert (captured.out, captured.err) == ("", "compiling ...\n")
+
+
+def test_a_path_that_an_ascii_locale_did_not_decode_is_read_as_utf_8() -> None:
+    as_given = "ünï/模型.pt2".encode().decode("ascii", "surrogateescape")
+    assert printable(as_given) == "ünï/模型.pt2"
+    assert printable(b"\xff\x1b\xc3.pt2".decode("ascii", "surrogateescape")) == r"\udcff\x1b\udcc3.pt2"
 
 
 def test_tables_align_their_columns(capsys):
