@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any, get_args
 
 import click
 
-from exportkit.cli.draft_report import print_draft
-from exportkit.cli.export_output import print_written
+from exportkit.cli.export_output import print_draft, print_written
 from exportkit.cli.output import progress
 from exportkit.export.export_options import CompileOptions, CudaArch, TraceOptions
 from exportkit.export.models.model_names import check_model_name

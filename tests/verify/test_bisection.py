@@ -206,7 +206,6 @@ def test_nothing_is_searched_for_where_no_call_fails(chain: Path, capsys: pytest
     assert capsys.readouterr().out.endswith(
         "--bisect: no call of chain.pt2 fails, so that there is nothing to search for\n"
     )
-    assert main(["verify", str(chain), "--bisect-budget", "3"]) == 2
     with pytest.raises(UsageError, match=r"no call of chain\.pt2 fails"):
         bisect_artifact(chain, Report(str(chain), None, (), ()), VerifyOptions())
 
