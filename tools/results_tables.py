@@ -16,9 +16,9 @@ from typing import NamedTuple
 import msgspec
 
 from exportkit.bench import tables
-from exportkit.bench.plot import draw
 from exportkit.bench.results import OURS, OURS_GRAPHS, Key, Results, Row, merged, read
 from tools.generated import DOCS, EVIDENCE, ROOT, with_section
+from tools.plot import draw
 from tools.serving_tables import serving_section
 
 README = ROOT / "README.md"

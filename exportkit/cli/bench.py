@@ -19,6 +19,7 @@ from exportkit.cli.shared_options import (
     eager_options,
     public_key_options,
 )
+from exportkit.package.atomic import check_writable, write_whole
 
 if TYPE_CHECKING:
     from exportkit.bench.results import Results
@@ -83,13 +84,11 @@ _DTYPES = ["float32", "float64", "float16", "bfloat16"]
 )
 @public_key_options("each package")
 @click.option("-o", "--output", type=OUTPUT_FILE, help="Write the results as JSON, after each row.")
-@click.option("--plot", type=OUTPUT_FILE, help="Draw a bar chart with the limit: .svg or .png (needs matplotlib).")
 def command(
     what: tuple[str, ...],
     device: str,
     threads: int | None,
     output: Path | None,
-    plot: Path | None,
     as_json: bool,
     **options: Any,
 ) -> None:
@@ -112,11 +111,12 @@ def command(
     \b
     exportkit bench ops --device cpu --threads 2 -o cpu.json
     exportkit bench fused_texture top_k_patches --direction forward --against eager
-    exportkit bench arr_coc.pt2 --size batch=8,gh=28,gw=28 --plot arr_coc.svg
+    exportkit bench arr_coc.pt2 --size batch=8,gh=28,gw=28
     exportkit bench arr_coc.pt2 --onnx arr_coc.onnx --device cpu --threads 2
     exportkit bench llama.pt2 --method decode --model llama.py:spec
     """  # noqa: D301 (click wants the control character, to keep the lines below it)
-    _check_files(output, plot)
+    if output is not None:
+        check_writable(output)
     packages = [Path(name) for name in what if name.endswith(".pt2")]
     if models := [name for name in what if name.endswith(".onnx")]:
         raise click.UsageError(f"{models[0]} is timed beside a package: exportkit bench PACKAGE.pt2 --onnx {models[0]}")
@@ -130,7 +130,6 @@ def command(
             step("importing torch and the operators")
             from exportkit.bench.results import encode
             from exportkit.bench.runs import run
-            from exportkit.package.atomic import write_whole
 
             text = shlex.join(["exportkit", *sys.argv[1:]])
             rows = _of_packages(packages, step, **options) if packages else _of_operators(what, step, **options)
@@ -142,28 +141,10 @@ def command(
             _print(results)  # what took minutes, before the error
         raise
     assert results is not None  # nothing to time is an error
-    if plot is not None:
-        from exportkit.bench.plot import draw
-
-        draw(results, plot)
     if as_json:
         click.echo(encode(results), nl=False)
     else:
         _print(results)
-
-
-def _check_files(output: Path | None, plot: Path | None) -> None:
-    """Refuses paths that could not be written after the measurements."""
-    from exportkit.package.atomic import check_writable
-
-    for path in filter(None, (output, plot)):
-        check_writable(path)
-    if plot is not None:
-        if plot.suffix not in (".svg", ".png"):
-            raise click.UsageError(f"--plot {plot}: give a file that ends in .svg or .png.")
-        from exportkit.bench.plot import check_can_draw
-
-        check_can_draw()
 
 
 def _of_operators(what: tuple[str, ...], step: Any, **options: Any) -> Any:

@@ -76,7 +76,7 @@ def test_the_heading_names_machine_versions_and_limit():
 
 def test_a_plot_is_drawn_and_is_the_same_file_again(tmp_path):
     pytest.importorskip("matplotlib")
-    from exportkit.bench.plot import draw
+    from tools.plot import draw
 
     for name in ("a.svg", "b.svg", "c.png"):
         draw(results(row("op", eager=4.0, strange=2.0), row("longer_name", 0.1, eager=0.3)), tmp_path / name)

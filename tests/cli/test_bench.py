@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import json
-import sys
 
 import pytest
 import torch
@@ -97,8 +96,6 @@ def test_a_bare_module_with_somebody_elses_operators_is_timed_too():
         (["opponent_balance", "--public-key", __file__], "--public-key is for packages"),
         (["opponent_balance", "--signature", __file__], "--signature is for packages"),
         (["x.pt2", "y.pt2", "--signature", __file__], "--signature works with one package only"),
-        (["opponent_balance", "--plot", "x.pdf"], "ends in .svg or .png"),
-        (["opponent_balance", "--plot", "no_such_folder/x.svg"], "there is no folder no_such_folder"),
         (["opponent_balance", "--output", "no_such_folder/x.json"], "there is no folder no_such_folder"),
         (["reduce_sum", "--direction", "backward", "--device", "cpu"], "reduce_sum has no backward"),
         ([], "Missing argument"),
@@ -117,15 +114,6 @@ def test_without_cuda_the_exit_code_says_that_this_machine_cannot(capsys):
     assert code == 4
     assert "cannot use cuda" in err
     assert "Give --device cpu" in err
-
-
-def test_a_plot_that_cannot_be_drawn_is_refused_before_anything_is_timed(capsys, monkeypatch, tmp_path):
-    monkeypatch.setitem(sys.modules, "matplotlib", None)
-    monkeypatch.setattr(runs, "copy_rate", lambda device: pytest.fail("measured"))
-    code, _, err = run(capsys, "opponent_balance", *QUICK, "--plot", tmp_path / "x.svg")
-    assert code == 4
-    assert "--plot needs matplotlib" in err
-    assert "exportkit[bench]" in err
 
 
 @pytest.mark.parametrize(

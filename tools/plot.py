@@ -2,28 +2,16 @@
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from exportkit.bench.results import OURS, Results, Row
 from exportkit.bench.tables import number, title
-from exportkit.errors import HostError
 
 # Okabe and Ito's colours, which colour-blind people can distinguish.
 _COLOURS = {OURS: "#0072B2", "eager": "#BBBBBB", "compile": "#E69F00", "library": "#56B4E9"}
 _MORE_COLOURS = ("#CC79A7", "#F0E442", "#009E73")
-
-
-def check_can_draw() -> None:
-    """Checks that plots can be drawn. Call it before measuring.
-
-    Raises:
-        HostError: matplotlib is not installed.
-    """
-    if importlib.util.find_spec("matplotlib") is None:
-        raise HostError("--plot needs matplotlib, which is not installed", hint="Run `pip install 'exportkit[bench]'`.")
 
 
 def draw(results: Results, path: Path, rows: Sequence[Row] | None = None) -> None:
@@ -33,11 +21,7 @@ def draw(results: Results, path: Path, rows: Sequence[Row] | None = None) -> Non
         results: The results, which have the machine's name.
         path: The file to write.
         rows: The rows to draw, such as the largest size of every operator. None: all rows of `results`.
-
-    Raises:
-        HostError: matplotlib is not installed.
     """
-    check_can_draw()
     import matplotlib
     from matplotlib.figure import Figure
     from matplotlib.patches import Patch
