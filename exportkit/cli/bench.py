@@ -161,18 +161,14 @@ def _of_operators(what: tuple[str, ...], step: Any, **options: Any) -> Any:
         )
     if of_compilers := [name for name in options["against"] if name not in ALTERNATIVES]:
         raise click.UsageError(f"--against {of_compilers[0]} is for packages; {', '.join(what)} names operators.")
-    if options["cuda_graphs"]:
-        raise click.UsageError("--cuda-graphs is for packages; operators' kernels are timed in CUDA graphs anyway.")
     eager, trust = options["eager"], options["trust"]
     of_packages = {
         "--model": eager.model,
         "--weights": eager.weights,
         "--op-library": eager.op_libraries,
-        "--onnx": options["onnx"],
-        "--method": options["method"],
-        "--sequence": options["sequence"],
         "--public-key": trust.keys,
         "--signature": trust.signature,
+        **{f"--{name.replace('_', '-')}": options[name] for name in ("onnx", "method", "sequence", "cuda_graphs")},
     }
     for option, value in of_packages.items():
         if value:
@@ -183,9 +179,7 @@ def _of_operators(what: tuple[str, ...], step: Any, **options: Any) -> Any:
         directions=("forward", "backward") if direction == "both" else (direction,),
         dtype=getattr(torch, dtype) if dtype else None,
         against=options["against"] or ALTERNATIVES,
-        sizes=options["sizes"],
-        seconds=options["seconds"],
-        seed=options["seed"],
+        **{name: options[name] for name in ("sizes", "seconds", "seed")},
     )
     modules = [entry.load() for entry in benches.values()]
     has = [module for module in modules if not chosen.names or {*chosen.names} & {*module.operator_names()}]
@@ -207,18 +201,8 @@ def _of_packages(packages: list[Path], step: Any, **options: Any) -> Any:
         raise click.UsageError("--signature works with one package only; put each signature beside its package.")
     if options["sequence"] and options["method"]:
         raise click.UsageError("--method and --sequence exclude each other: a sequence has calls of several methods.")
-    chosen = PackageOptions(
-        against=options["against"] or None,
-        method=options["method"],
-        sequence=options["sequence"],
-        sizes=options["sizes"],
-        seconds=options["seconds"],
-        seed=options["seed"],
-        eager=options["eager"],
-        onnx=options["onnx"],
-        trust=options["trust"],
-        cuda_graphs=options["cuda_graphs"],
-    )
+    others = {name: value for name, value in options.items() if name not in ("against", "dtype", "direction")}
+    chosen = PackageOptions(against=options["against"] or None, **others)
     return lambda device, rate: bench_packages(packages, device, chosen, step)
 
 

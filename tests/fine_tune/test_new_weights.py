@@ -11,7 +11,6 @@ from safetensors.torch import save_file
 
 import exportkit
 from exportkit.errors import WeightsError
-from exportkit.export.record.cases import state_sha256
 from exportkit.fine_tune.new_weights import replace_weights
 from exportkit.package.archive import STOCK_RECORDS, Content, PackageReader, StoredRecord, write_package
 from exportkit.package.manifest import Manifest
@@ -53,41 +52,6 @@ def test_it_answers_as_the_model_with_those_weights(tuned: Path, tmp_path: Path)
     with exportkit.load(artifact("weighted"), device="cpu") as model:
         model.swap_weights(tuned)
         assert torch.equal(model(X), answer)
-
-
-def test_all_but_the_weights_and_the_cases_is_the_same(tuned: Path, tmp_path: Path) -> None:
-    manifest = with_weights(artifact("weighted"), tuned, tmp_path / "tuned.pt2")
-    with PackageReader(artifact("weighted")) as old, PackageReader(tmp_path / "tuned.pt2") as new:
-        new.verify()
-        assert new.manifest == manifest
-        for name in new.names:
-            if not name.startswith("data/weights/"):
-                assert new.record(name) == old.record(name)
-        gone = {record for record in old.names if not record.startswith("data/weights/")} - set(new.names)
-        assert gone == {case.record for case in old.manifest.cases}
-        assert manifest.targets == old.manifest.targets
-        assert manifest.cases == ()
-        assert old.manifest.cases
-        # The positions are no state: they stay.
-        constants = [weight for weight in manifest.weights if not weight.state]
-        assert constants == [weight for weight in old.manifest.weights if not weight.state]
-        assert manifest.source.state_sha256 == state_sha256(Weighted(1)) != old.manifest.source.state_sha256
-
-
-def test_the_same_weights_give_the_package_without_its_cases(tmp_path: Path) -> None:
-    state = {name: tensor.detach().contiguous().clone() for name, tensor in Weighted(0).state_dict().items()}
-    save_file(state, tmp_path / "same.safetensors")
-    with_weights(artifact("weighted"), tmp_path / "same.safetensors", tmp_path / "same.pt2")
-    with PackageReader(artifact("weighted")) as old:
-        cases = {case.record for case in old.manifest.cases}
-        records = {name: StoredRecord(old, name) for name in old.names if name not in cases | STOCK_RECORDS}
-        write_package(tmp_path / "without.pt2", msgspec.structs.replace(old.manifest, cases=()), records)
-    assert (tmp_path / "same.pt2").read_bytes() == (tmp_path / "without.pt2").read_bytes()
-
-
-def test_weights_inside_the_code_are_not_exchanged(tuned: Path, tmp_path: Path) -> None:
-    with pytest.raises(WeightsError, match=r"triton-cpu\.pt2 has no weights outside its compiled code"):
-        with_weights(artifact("triton-cpu"), tuned, tmp_path / "tuned.pt2")
 
 
 def test_a_weight_that_is_built_into_some_target_can_be_given_with_its_value_only(tuned: Path, tmp_path: Path) -> None:
