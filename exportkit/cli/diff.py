@@ -34,8 +34,8 @@ def command(a: Path, b: Path, run: bool, device: str, as_json: bool) -> None:
     Every digest is checked. Without --run, nothing of A and B is executed or imported. Weights are compared by the
     names of the model's state, and programs by how often they call each operator.
 
-    With --run, each runs in its process, and must have its operator libraries. The answers to a recorded case are the
-    same if each of both is right by the rule of `exportkit verify` where the other one's answer is expected.
+    With --run, two packages run, each in its process. The answers to a recorded case are the same if each of both is
+    right by the rule of `exportkit verify` where the other one's answer is expected.
 
     As with diff(1), the exit code is 0 if both are the same, and 1 if they differ in anything that changes an answer,
     or where and how they load. Names, versions, tolerances, recorded cases, source and provenance are shown, but do

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from exportkit.errors import ExportkitError, MissingLibraryError, NoTargetError, UsageError
+from exportkit.onnx.files import named_model
 from exportkit.package.archive import PackageReader
 from exportkit.package.atomic import temporary_folder
 from exportkit.package.trust import demand
@@ -101,6 +102,8 @@ class _Runner:
 
     @classmethod
     def open(cls, path: Path, device: str, stack: ExitStack, progress: Progress) -> _Runner:
+        if named_model(path) is not None:
+            raise UsageError(f"{path.name} is an ONNX model, and only packages are run", hint="Leave out --run.")
         options = VerifyOptions(device=device)
         reader = stack.enter_context(PackageReader(path, demand=demand()))
         reader.verify()
