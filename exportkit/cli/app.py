@@ -41,7 +41,7 @@ GROUPS = {
 }
 COMMANDS = tuple(itertools.chain(*GROUPS.values()))
 
-_SETTINGS = {"help_option_names": ["-h", "--help"], "max_content_width": 110}
+SETTINGS = {"help_option_names": ["-h", "--help"], "max_content_width": 110}
 
 
 class LazyGroup(click.Group):
@@ -114,7 +114,7 @@ class Commands(LazyGroup):
             formatter.write_dl([(str(code), meaning) for code, meaning in EXIT_CODES.items()])
 
 
-@click.group(cls=Commands, context_settings=_SETTINGS)
+@click.group(cls=Commands, context_settings=SETTINGS)
 @click.version_option(exportkit.__version__, message="exportkit %(version)s")
 def group() -> None:
     """Turn a PyTorch module with custom operators into one verified, self-contained .pt2.
@@ -133,22 +133,13 @@ def command(name: str, **settings: Any) -> Callable[[F], click.Command]:
     """
 
     def decorate(function: F) -> click.Command:
-        made = click.command(name, context_settings=_SETTINGS, **settings)(function)
+        made = click.command(name, context_settings=SETTINGS, **settings)(function)
         json_help = "Print one JSON document on stdout, nothing else."
         made.params += [
             click.Option(["--json", "as_json"], is_flag=True, help=json_help),
             click.Option(["--debug"], is_flag=True, expose_value=False, help="Show the traceback of an error."),
         ]
         return made
-
-    return decorate
-
-
-def command_group(name: str, **settings: Any) -> Callable[[F], click.Group]:
-    """Makes a command that has subcommands: `commands`, or `cls`, a LazyGroup."""
-
-    def decorate(function: F) -> click.Group:
-        return click.group(name, context_settings=_SETTINGS, **settings)(function)
 
     return decorate
 

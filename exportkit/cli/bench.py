@@ -18,6 +18,7 @@ from exportkit.cli.shared_options import (
     device_option,
     eager_options,
     public_key_options,
+    seed_option,
 )
 from exportkit.package.atomic import check_writable, write_whole
 
@@ -74,7 +75,7 @@ _DTYPES = ["float32", "float64", "float16", "bfloat16"]
     show_default=True,
     help="Seconds to spend on each alternative at each size.",
 )
-@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Seed of the inputs.")
+@seed_option("Seed of the inputs.")
 @eager_options("the package")
 @click.option(
     "--onnx",

@@ -125,19 +125,6 @@ class ExportRequest:
             cache=not self.no_cache,
         )
 
-    @property
-    def _making(self) -> dict[str, Any]:
-        """What makes the model, for `resolve`."""
-        return {
-            "model_kwargs": self.model_kwargs,
-            "inputs": self.inputs,
-            "weights": self.weights,
-            "op_libraries": self.op_libraries,
-            "seed": self.trace.seed,
-            "trust": self.trust,
-            "trusted": self.trusted,
-        }
-
     def run(self, as_json: bool) -> int:
         """Exports, repairs or drafts, prints the result, and returns the exit code."""
         if self.output is None:
@@ -149,7 +136,16 @@ class ExportRequest:
         from exportkit.export.models.call_signature import left_out
         from exportkit.export.programs.resolve import resolve
 
-        resolved = resolve(self.model, **self._making)
+        resolved = resolve(
+            self.model,
+            model_kwargs=self.model_kwargs,
+            inputs=self.inputs,
+            weights=self.weights,
+            op_libraries=self.op_libraries,
+            seed=self.trace.seed,
+            trust=self.trust,
+            trusted=self.trusted,
+        )
         for parameter in left_out(resolved.spec.model):
             step(f"leaving out {parameter.partition(':')[0]} of forward, which has no names for a package to describe")
         return resolved

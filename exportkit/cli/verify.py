@@ -19,6 +19,7 @@ from exportkit.cli.shared_options import (
     device_option,
     eager_options,
     public_key_options,
+    seed_option,
     timeout_option,
     tolerance_options,
 )
@@ -71,13 +72,7 @@ _DEFAULTS = VerifyOptions()
 )
 @eager_options("the artifact")
 @public_key_options("ARTIFACT")
-@click.option(
-    "--seed",
-    type=click.IntRange(min=0),
-    default=_DEFAULTS.seed,
-    show_default=True,
-    help="Seed of the sizes and inputs.",
-)
+@seed_option("Seed of the sizes and inputs.")
 @timeout_option
 @click.option(
     "--report", "page", type=OUTPUT_FILE, metavar="FILE.html", help="Write a page as `inspect` does, with this."

@@ -309,7 +309,7 @@ def test_a_package_whose_methods_all_have_state_needs_sequences(tmp_path: Path):
     assert without_needless_sequences(options) == options
     without = options_of({"packages": [str(tmp_path / "llm.pt2")]})
     assert without.sequences == SequenceLimits(most=0)
-    with pytest.raises(UsageError, match="llm cannot be served: decode has state"):
+    with pytest.raises(UsageError, match="toy cannot be served: decode has state"):
         ray_app.application(without)
 
 
