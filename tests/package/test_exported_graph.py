@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from tests.report.written import document, node, package, program
 
 from exportkit.arr_coc import register
 from exportkit.package import exported_graph
 from exportkit.package.archive import PackageReader
 from exportkit.package.exported_graph import GraphModule, ProgramGraphError, graph_of, tensors_in
 from tests.artifacts import artifact
+from tests.package.written import document, node, package, program
 
 
 def graph_in(folder: Path, content: bytes) -> GraphModule:
