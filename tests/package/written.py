@@ -9,10 +9,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import msgspec
-import torch
-from safetensors.torch import save
-
 from exportkit.package import manifest as m
 from exportkit.package.archive import write_package
 
@@ -60,41 +56,28 @@ def program(content: Mapping[str, Any] | bytes, name: str = "archive/models/mode
     return file.getvalue()
 
 
-def call(outputs: Sequence[str] = ("y",), name: str = "x") -> m.Call:
-    tolerance = m.OutputTolerance(rtol=0, atol=0)
-    return m.Call(
+def package(path: Path, content: bytes) -> Path:
+    """A package with a program, of one input and one output."""
+    call = m.Call(
         parameters=(m.Parameter(name="x", kind="positional", value=m.TensorNode(index=0)),),
-        inputs=(m.TensorInput(name=name, dtype="float32", shape=(4,), written=None),),
-        result=m.MappingNode(keys=tuple(outputs), items=tuple(m.TensorNode(index=i) for i in range(len(outputs)))),
-        outputs=tuple(m.TensorOutput(name=n, dtype="float32", shape=(4,), tolerance=tolerance) for n in outputs),
+        inputs=(m.TensorInput(name="x", dtype="float32", shape=(4,), written=None),),
+        result=m.TensorNode(index=0),
+        outputs=(m.TensorOutput(name="0", dtype="float32", shape=(4,), tolerance=m.OutputTolerance(rtol=0, atol=0)),),
         dimensions=(),
     )
-
-
-def package(path: Path, content: bytes | None = None, **changes: Any) -> Path:
-    """A package with a program and one case, with some keys of its manifest changed."""
     manifest = m.Manifest(
         format_version=m.FORMAT_VERSION,
         name="written",
         version="1",
-        methods=(m.PackagedMethod(name="forward", call=call(), state=()),),
+        methods=(m.PackagedMethod(name="forward", call=call, state=()),),
         targets=(),
         program=m.Program(records={"forward": "exportkit/program.pt2"}, device="cpu", built_with_torch="2.13.0"),
         operators=(),
         libraries=(),
-        cases=(m.Case(record="exportkit/cases/0.safetensors", calls=(m.CaseCall(method="forward", sizes={}),)),),
+        cases=(),
         source=m.Source(model=None, model_kwargs={}, dtype=None, seed=0, state_sha256="0" * 64),
         provenance=m.Provenance(exportkit="0.1.0", torch="2.13.0", commit=None, dirty=None, tf32=False),
         records=(),
     )
-    if (of := changes.pop("call", None)) is not None:
-        changes["methods"] = (m.PackagedMethod(name="forward", call=of, state=()),)
-    manifest = msgspec.structs.replace(manifest, **changes)
-    tensors = {
-        "0.input.0": torch.ones(4),
-        **{f"0.output.{i}": torch.ones(4) for i in range(len(manifest.call.outputs))},
-    }
-    plain = program(document([node("y", "x")], ["y"]))
-    records = {"exportkit/program.pt2": plain if content is None else content}
-    write_package(path, manifest, {**records, "exportkit/cases/0.safetensors": save(tensors)})
+    write_package(path, manifest, {"exportkit/program.pt2": content})
     return path
