@@ -45,7 +45,7 @@ def command(a: Path, b: Path, run: bool, device: str, as_json: bool) -> None:
     exportkit diff old.pt2 new.pt2
     exportkit diff old.pt2 new.pt2 --run --json
     """  # noqa: D301 (click wants the control character, to keep the lines below it)
-    from exportkit.inspect.compare import compare_artifacts
+    from exportkit.inspect.comparing import compare_artifacts
 
     answers: AnswerComparison | None = None
     with progress() as step:

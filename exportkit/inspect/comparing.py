@@ -11,7 +11,7 @@ from pathlib import Path
 import msgspec
 
 from exportkit.inspect.difference import Comparison, Difference, Effect, Side
-from exportkit.inspect.tensors import compare_tensors, initial_state, weights
+from exportkit.inspect.stored_tensors import compare_tensors, initial_state, weights
 from exportkit.onnx.files import open_artifact
 from exportkit.package.archive import PackageReader
 from exportkit.package.consistency import AOTINDUCTOR_DIR
