@@ -170,5 +170,7 @@ def _cases(a: Manifest, b: Manifest) -> Iterator[Difference]:
     contents = [[(case.calls, sha256[case.record]) for case in side.cases] for side, sha256 in zip((a, b), digests)]
     for number, (one, other) in enumerate(zip_longest(*contents)):
         if one != other:
-            label = here[number] if one else None, there[number] if other else None
-            yield Difference("cases", f"case {number}", *label)
+            labels = here[number] if one else None, there[number] if other else None
+            if labels[0] == labels[1]:
+                labels = labels[0], f"{labels[1]}, other inputs or answers"
+            yield Difference("cases", f"case {number}", *labels)
