@@ -11,7 +11,7 @@ import msgspec
 
 from exportkit.cli.app import command as exportkit_command
 from exportkit.cli.output import print_json, print_table, printable, printable_lines, with_progress
-from exportkit.cli.shared_options import byte_size, device_option, op_library_option
+from exportkit.cli.shared_options import byte_size, device_option, op_library_option, seed_option
 
 if TYPE_CHECKING:
     from exportkit.operators.contract.findings import Finding
@@ -68,7 +68,7 @@ _DTYPES = ("float32", "float64", "float16", "bfloat16")
     metavar="DTYPE",
     help="A dtype of floating tensors. Repeatable.",
 )
-@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Seed of what is drawn.")
+@seed_option("Seed of what is drawn.")
 @click.option(
     "--max-calls",
     "most_calls",
