@@ -81,7 +81,7 @@ FORWARD = "forward"
 
 @dataclass(frozen=True)
 class Method:
-    """One entry of a model that has several. The fields of ExportSpec with the same names say what each is.
+    """One method of a model that has several. The fields of ExportSpec with the same names say what each is.
 
     Attributes:
         example_inputs: Positional inputs for tracing.
@@ -107,7 +107,7 @@ class Method:
         Raises:
             UsageError: A field has the wrong type. The message names the field, its value and the right type.
         """
-        _check_fields(self, "Method", _entry_checks(self))
+        _check_fields(self, "Method", _method_checks(self))
 
 
 @dataclass(frozen=True)
@@ -136,7 +136,7 @@ class ExportSpec:
         decompositions: For custom operators, by `namespace::name`: functions with the operator's parameters that
             compute the same with torch's operators. ONNX models are made of them; other formats ignore them.
         writes: Inputs that the model writes in place, by their place in the call, such as "cache" or "cache.0".
-        methods: The model's entries by name, in place of the fields of one entry. By default there is one, `forward`.
+        methods: The model's methods by name, in place of the fields of one. By default there is one, `forward`.
         state: Name patterns (fnmatch) of the buffers that methods write and that outlive a call. A dict maps patterns
             to the name of the dimension that is the buffers' first axis, so that a session of any such size can be
             made; None leaves their exported shape.
@@ -164,21 +164,21 @@ class ExportSpec:
         """Checks the fields' types, because a wrong one would fail later with an obscure error.
 
         Raises:
-            UsageError: A field has the wrong type, or `methods` and the fields of one entry are both given. The message
-                names the field, its value and the right type.
+            UsageError: A field has the wrong type, or `methods` and fields of one method are given. The message names
+                the field, its value and the right type.
         """
         import torch
 
         checks = (
             ("model", isinstance(self.model, torch.nn.Module), "an nn.Module"),
-            *_entry_checks(self),
+            *_method_checks(self),
             ("decompositions", _are_functions(self.decompositions), 'a dict such as {"myops::scale": scale_in_aten}'),
             ("operator_libraries", not isinstance(self.operator_libraries, (str, Path)), "a list of paths"),
             ("methods", _are_methods(self.methods), 'a dict such as {"decode": exportkit.Method(example_inputs=...)}'),
             ("state", _are_patterns(self.state), 'such as ("cache.*",) or {"cache.*": "batch"}'),
         )
         _check_fields(self, "ExportSpec", checks)
-        if self.methods and (extra := [name for name in _ENTRY_FIELDS if getattr(self, name)]):
+        if self.methods and (extra := [name for name in _METHOD_FIELDS if getattr(self, name)]):
             raise UsageError(
                 f"ExportSpec has `methods` and {extra[0]}",
                 hint=f"Give {extra[0]} to the method that it belongs to.",
@@ -190,7 +190,7 @@ class ExportSpec:
         """The methods by name: those that were given, or `forward` with this spec's own fields."""
         if self.methods:
             return self.methods
-        return {FORWARD: Method(**{name: getattr(self, name) for name in _ENTRY_FIELDS})}
+        return {FORWARD: Method(**{name: getattr(self, name) for name in _METHOD_FIELDS})}
 
     @property
     def state_dimensions(self) -> Mapping[str, str | None]:
@@ -198,20 +198,20 @@ class ExportSpec:
         return self.state if isinstance(self.state, Mapping) else dict.fromkeys(self.state)
 
 
-_ENTRY_FIELDS = ("example_inputs", "example_kwargs", "dynamic_shapes", "tolerances", "draw_inputs", "writes")
+_METHOD_FIELDS = ("example_inputs", "example_kwargs", "dynamic_shapes", "tolerances", "draw_inputs", "writes")
 
 
-def _entry_checks(entry: Method | ExportSpec) -> tuple[tuple[str, bool, str], ...]:
-    shapes, inputs = entry.dynamic_shapes, entry.example_inputs
+def _method_checks(method: Method | ExportSpec) -> tuple[tuple[str, bool, str], ...]:
+    shapes, inputs = method.dynamic_shapes, method.example_inputs
     return (
         ("example_inputs", isinstance(inputs, (tuple, list)), "a tuple of forward's arguments"),
-        ("example_kwargs", isinstance(entry.example_kwargs, Mapping), "a dict"),
+        ("example_kwargs", isinstance(method.example_kwargs, Mapping), "a dict"),
         (
             "dynamic_shapes",
             _are_shapes(shapes),
             'such as {"image": {0: "batch[1:64]", 2: "16*gh[8:96]"}}, or what torch.export takes',
         ),
-        ("writes", not isinstance(entry.writes, str), 'a list of inputs such as ("cache",)'),
+        ("writes", not isinstance(method.writes, str), 'a list of inputs such as ("cache",)'),
     )
 
 

@@ -35,7 +35,7 @@ import json, sys
 from pathlib import Path
 from exportkit.export.artifact import export_aoti, export_program
 from exportkit.export.export_options import CompileOptions, TraceOptions
-from exportkit.export.programs.resolve import resolve
+from exportkit.export.models.resolve import resolve
 task = json.loads(sys.argv[1])
 libraries = [Path(library) for library in task["libraries"]]
 resolved = resolve(task["model"], inputs=task["inputs"], op_libraries=libraries, model_kwargs=task["model_kwargs"])
@@ -100,7 +100,6 @@ _STATE_GRAPHS = Recipe(
     ["tests/export/state_graph_models.py"],
     trace={"device": "cuda", "cases": 1},
 )
-_STATE = Recipe("tests/export/state_models.py:decoder", ["tests/export/state_models.py"])
 _RECURRENT = Recipe(
     "tests/recurrent/recurrent_models.py:both",
     ["tests/recurrent/recurrent_models.py", "exportkit/recurrent", "csrc/recurrent"],
@@ -153,9 +152,7 @@ RECIPES: Mapping[str, Recipe] = {
     "selects-state-cuda": replace(_STATE_GRAPHS, model="tests/export/state_graph_models.py:selects"),
     "writes-cuda": replace(_STATE_GRAPHS, model="tests/export/state_graph_models.py:writes"),
     # Methods over one nested cache, inputs that are written, and buffers that are assigned.
-    "cached-decoder": _STATE,
-    "in-place": replace(_STATE, model="tests/export/state_models.py:in_place"),
-    "assigned": replace(_STATE, model="tests/export/state_models.py:assigned"),
+    "writer": Recipe("tests/export/state_models.py:writer", ["tests/export/state_models.py"]),
     # Methods with state, and one with all of its buffers as state.
     "decoder": Recipe("tests/verify/state_models.py:decoder", ["tests/verify/state_models.py"]),
     "decoder-program": Recipe("tests/verify/state_models.py:decoder", ["tests/verify/state_models.py"], program=True),

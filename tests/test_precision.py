@@ -10,7 +10,7 @@ from exportkit import ExportSpec
 from exportkit.errors import UsageError
 from exportkit.export.artifact import export_program
 from exportkit.export.export_options import TraceOptions
-from exportkit.export.programs.resolve import resolve
+from exportkit.export.models.resolve import resolve
 from exportkit.export.record.cases import eager_mode
 from exportkit.export.record.eager_methods import EagerMethods
 from exportkit.export.record.record import record_case

@@ -68,7 +68,7 @@ def run_demo(folder: Path, *, photograph: str = "astronaut", progress: Progress 
     from exportkit.arr_coc.model.photographs import REGION_MODEL, load_photograph
     from exportkit.export.artifact import export_aoti
     from exportkit.export.export_options import TraceOptions
-    from exportkit.export.programs.resolve import resolve
+    from exportkit.export.models.resolve import resolve
 
     steps: list[DemoStep] = []
     clock = _Clock(steps)

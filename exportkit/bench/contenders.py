@@ -67,7 +67,7 @@ def ours(package: TimedPackage, steps: Steps, stack: ExitStack) -> Contender:
 def eager(way: EagerWay, methods: EagerMethods, manifest: Manifest, steps: Steps) -> Contender:
     """The eager model. Where its calls have state, they write buffers of its own, without any help of ours."""
     used = {call.method for call in steps.case.calls}
-    called = {name: way.of(entry.model) for name, entry in methods.entries.items() if name in used}
+    called = {name: way.of(spec.model) for name, spec in methods.specs.items() if name in used}
     if not has_state(manifest, steps.case):
         return Contender(way.name, way.what, {}, called, way.within)
     sizes = state_sizes(manifest, steps.case)

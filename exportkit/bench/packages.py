@@ -27,7 +27,7 @@ from exportkit.bench.timed_models import (
 )
 from exportkit.bench.timing import Alternative, measure
 from exportkit.errors import UsageError, WrongResultError
-from exportkit.export.programs.resolve import load_operator_libraries
+from exportkit.export.models.resolve import load_operator_libraries
 from exportkit.export.record.cases import eager_mode
 from exportkit.export.record.eager_methods import EagerMethods
 from exportkit.package.manifest import Manifest, PackagedMethod

@@ -15,7 +15,7 @@ from exportkit.bench.references import WithReferences
 from exportkit.bench.results import OURS, OURS_EAGER, OURS_GRAPHS
 from exportkit.bench.timing import Within
 from exportkit.errors import UsageError
-from exportkit.export.programs.eager_model import rebuild_eager
+from exportkit.export.models.eager_model import rebuild_eager
 from exportkit.export.record.cases import state_sha256
 from exportkit.export.record.eager_methods import EagerMethods
 from exportkit.export.torch_patches.gradients import in_its_mode

@@ -122,7 +122,7 @@ class ExportRequest:
     def _resolved(self, step: Progress) -> ResolvedModel:
         step(f"importing torch and {self.model}")
         from exportkit.export.models.call_signature import left_out
-        from exportkit.export.programs.resolve import resolve
+        from exportkit.export.models.resolve import resolve
 
         resolved = resolve(
             self.model,
@@ -191,7 +191,7 @@ class ExportRequest:
             return export_program(resolved, output, trace, progress=step)
         if self.output_format == "aoti":
             return export_aoti(resolved, output, trace, self.compiling, progress=step)
-        from exportkit.export.programs.resolve import resolve_decompositions
+        from exportkit.export.models.resolve import resolve_decompositions
         from exportkit.onnx.export_onnx import export_onnx
 
         options = replace(self.onnx, decompositions=resolve_decompositions(self.decompositions))

@@ -17,8 +17,8 @@ from exportkit.export.compile.program_weights import ProgramWeights
 from exportkit.export.export_options import CompileOptions, TraceOptions, check_name
 from exportkit.export.models.placement import usable_device
 from exportkit.export.models.resolved import EagerModel, ResolvedModel
-from exportkit.export.programs.saved_program import trace_saved
 from exportkit.export.torch_patches.quiet import quiet_torch
+from exportkit.export.trace.saved_program import trace_saved
 from exportkit.export.trace.trace import trace
 from exportkit.export.trace.traced import Traced
 from exportkit.package.archive import Content, write_package

@@ -13,9 +13,9 @@ from safetensors.torch import load_file
 
 from exportkit.child.messages import serve
 from exportkit.errors import UsageError
+from exportkit.export.models.eager_model import rebuild_eager
 from exportkit.export.models.placement import on_device, usable_device
-from exportkit.export.programs.eager_model import rebuild_eager
-from exportkit.export.programs.program_model import state_of
+from exportkit.export.models.program_model import state_of
 from exportkit.export.record.cases import state_sha256
 from exportkit.export.record.eager_methods import EagerMethods
 from exportkit.export.record.eager_run import run_eagerly
@@ -49,7 +49,7 @@ def record(command: RecordCases) -> CasesRecorded:
             calls = [_drawn(eager, manifest, tensors, number, call) for number, call in enumerate(case.calls)]
             placed = [replace(call, bound=on_device(call.bound, device)) for call in calls]
             eager_run = run_eagerly(*task, placed, tf32=tf32)
-            made = record_run(eager_run, *task[1:], tf32=tf32, edge_case=edge_case, rare=inputs == largest)
+            made = record_run(eager_run, *task[1:], tf32=tf32, edge_case=edge_case, outliers=inputs == largest)
             if not edge_case:
                 drawn.append(made)
             else:
@@ -91,9 +91,9 @@ def _drawn(
     """Returns a recorded call."""
     name = recorded.method
     call = manifest.method(name).call
-    if name not in eager.entries:
-        raise _changed(f"the model has the methods {', '.join(eager.entries)}; the package has {name}")
-    example = eager.bind(name, eager.entries[name].example_inputs, eager.entries[name].example_kwargs)
+    if name not in eager.specs:
+        raise _changed(f"the model has the methods {', '.join(eager.specs)}; the package has {name}")
+    example = eager.bind(name, eager.specs[name].example_inputs, eager.specs[name].example_kwargs)
     taken = tuple(tensor.name for tensor in call.inputs)
     if example.names != taken:
         raise _changed(f"{name} of the model takes {', '.join(example.names)}; the package takes {', '.join(taken)}")

@@ -18,24 +18,16 @@ from exportkit.export.artifact import write_compiled, write_program
 from exportkit.export.compile.compile_plan import CompilePlan
 from exportkit.export.export_options import TraceOptions
 from exportkit.export.models.call_signature import BoundCall, describe_call
+from exportkit.export.models.eager_model import rebuild_eager
 from exportkit.export.models.placement import on_device, usable_device
+from exportkit.export.models.program_file import load_extracted
+from exportkit.export.models.program_model import STATE
 from exportkit.export.models.resolved import EagerModel
 from exportkit.export.models.source_lines import where_traced
-from exportkit.export.programs.cut_program import (
-    cut_after,
-    cut_call,
-    cut_points,
-    own_values,
-    values_after,
-)
-from exportkit.export.programs.cut_state import call_with_state, state_before, used_by, written_state
-from exportkit.export.programs.eager_model import rebuild_eager
-from exportkit.export.programs.program_file import load_extracted
 from exportkit.export.record.cases import state_sha256
 from exportkit.export.record.eager_methods import EagerMethods
 from exportkit.export.record.record import record_case
 from exportkit.export.record.sequences import DrawnCall, draw_call, draw_session
-from exportkit.export.trace.lifted import STATE
 from exportkit.export.trace.preflight import describe_operators, graph_operators
 from exportkit.export.trace.trace import ready_to_trace
 from exportkit.export.trace.trace_method import trace_with_torch_export
@@ -45,6 +37,14 @@ from exportkit.reference_model import ReferenceModel
 from exportkit.sizes import sizes_of
 from exportkit.spec import FORWARD, ExportSpec
 from exportkit.verify.bisect_commands import CutGraph, CutPoint, FailedCall, GraphCut, GraphRead, ReadGraph
+from exportkit.verify.cut_program import (
+    cut_after,
+    cut_call,
+    cut_points,
+    own_values,
+    values_after,
+)
+from exportkit.verify.cut_state import call_with_state, state_before, used_by, written_state
 
 
 class Cutter:
@@ -106,7 +106,7 @@ class Cutter:
         method = TracedMethod(FORWARD, program, call)
         bound = self._bound()
         # The same function as before the cut, node by node as eager computes it.
-        writes = [*self._eager.entries[self._method.name].writes, *written_state(self._method)]
+        writes = [*self._eager.specs[self._method.name].writes, *written_state(self._method)]
         spec = ExportSpec(program.module(check_guards=False), bound.args, bound.kwargs, writes=writes)
         drawn = DrawnCall(FORWARD, bound, sizes_of(call.inputs, [tensor.shape for tensor in bound.tensors]))
         case = record_case(EagerMethods(spec), (method.packaged,), (), [drawn], tf32=manifest.provenance.tf32)
@@ -151,7 +151,7 @@ class Cutter:
         return drawn[call.number].bound, drawn[: call.number]
 
     def _recorded(self, tensors: Mapping[str, torch.Tensor], number: int, name: str) -> BoundCall:
-        entry, count = self._eager.entries[name], len(self._manifest.method(name).call.inputs)
+        entry, count = self._eager.specs[name], len(self._manifest.method(name).call.inputs)
         example = describe_call(entry.model, entry.example_inputs, entry.example_kwargs)
         args, kwargs = example.with_tensors(tuple(tensors[f"{number}.input.{i}"] for i in range(count)))
         return describe_call(entry.model, args, kwargs)

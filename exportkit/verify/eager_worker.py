@@ -38,8 +38,8 @@ class Eager:
 
     def make(self, command: MakeEager) -> EagerMade:
         """Makes MODEL from its name, arguments and seed."""
+        from exportkit.export.models.eager_model import rebuild_eager
         from exportkit.export.models.placement import usable_device
-        from exportkit.export.programs.eager_model import rebuild_eager
         from exportkit.export.record.cases import state_sha256
         from exportkit.export.record.eager_methods import EagerMethods
 
@@ -141,7 +141,7 @@ class Eager:
         drawn = draw_call(self._eager, method, command.sizes, command.seed)
         bound = on_device(drawn.bound, self._device)
         with with_tf32(False):
-            wide = wide_calls(self._eager.entries[method.name].model, bound)
+            wide = wide_calls(self._eager.specs[method.name].model, bound)
             if wide is None:
                 return GradientsCompared(())
             answers, inputs, precision = wide

@@ -15,7 +15,7 @@ from safetensors.torch import save_file
 
 from exportkit.cli import main
 from exportkit.errors import UsageError
-from exportkit.export.programs.resolve import resolve
+from exportkit.export.models.resolve import resolve
 from exportkit.package.archive import STOCK_RECORDS, PackageReader, StoredRecord, write_package
 from tests.artifacts import artifact
 from tests.export.weights_models import Weighted

@@ -16,7 +16,7 @@ import torch
 
 import exportkit
 from exportkit.cli import main
-from exportkit.export.programs.resolve import resolve
+from exportkit.export.models.resolve import resolve
 from exportkit.package.archive import write_package
 from exportkit.package.manifest import Program
 from tests.package import samples

@@ -14,7 +14,7 @@ from exportkit.bench.timing import Alternative, measure
 from exportkit.cli import main
 from exportkit.errors import UsageError, WrongResultError
 from exportkit.export.export_options import TraceOptions
-from exportkit.export.programs.resolve import resolve
+from exportkit.export.models.resolve import resolve
 from exportkit.onnx.export_onnx import export_onnx
 from exportkit.reference_model import ReferenceModel
 from tests.artifacts import ROOT, artifact

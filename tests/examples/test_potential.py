@@ -30,7 +30,7 @@ import json, sys
 from pathlib import Path
 from exportkit.export.artifact import export_program
 from exportkit.export.export_options import TraceOptions
-from exportkit.export.programs.resolve import resolve
+from exportkit.export.models.resolve import resolve
 from exportkit.reference_model import ReferenceModel
 from exportkit.verify.options import VerifyOptions
 from exportkit.verify.verify import verify

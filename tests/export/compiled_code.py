@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 from unittest import mock
 
 import torch
+from torch._inductor.codecache import AotCodeCompiler
 
 from exportkit.export.compile.inductor_changes import changed_inductor
 from exportkit.export.compile.model_sources import compiling_model_sources
@@ -26,3 +28,21 @@ def compile_code(
     with changed_inductor(), compiling_for(isa) as chosen, compiling_model_sources(keep=False), apart:
         torch._inductor.aoti_compile_and_package(program, package_path=package, inductor_configs=chosen | options)
     return Path(package)
+
+
+class _Written(BaseException):
+    """Ends a compilation. No Exception: those are taken for errors of the compiler."""
+
+
+def kernels_of(compiling: Callable[[], object]) -> str:
+    """The kernels that Inductor writes while a function compiles a program. No compiler runs."""
+
+    def stop(graph: object, wrapper: str, kernels: str, *more: object, **options: object) -> NoReturn:
+        raise _Written(kernels)
+
+    with mock.patch.object(AotCodeCompiler, "compile", stop):
+        try:
+            compiling()
+        except _Written as written:
+            return str(written)
+    raise AssertionError("nothing was compiled")

@@ -16,8 +16,8 @@ from exportkit.errors import ExportError, HostError, ModelNotFoundError, UsageEr
 from exportkit.export.artifact import export_aoti, export_program
 from exportkit.export.compile.aot_inductor import called_operators, torch_that_calls
 from exportkit.export.export_options import TraceOptions
+from exportkit.export.models.resolve import resolve
 from exportkit.export.models.resolved import EagerModel
-from exportkit.export.programs.resolve import resolve
 from exportkit.package.archive import PackageReader
 from exportkit.package.manifest import Dimension, Size
 from exportkit.package.structure import flatten

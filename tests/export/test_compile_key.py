@@ -15,7 +15,7 @@ from torch._inductor import config
 
 from exportkit.export.compile import compile_key as keys
 from exportkit.export.compile.compile_key import compile_key
-from exportkit.export.compile.program_text import UnknownPartError, encoded
+from exportkit.export.compile.program_fingerprint import UnknownPartError, encoded
 from exportkit.precision import with_tf32
 from tests.subprocesses import run_python
 
@@ -124,10 +124,10 @@ def other_value(value: Any) -> Any:
 
 
 def test_every_option_of_inductor_counts(plain: str) -> None:
-    """One by one, set in the process or given to the compiler. Left out are places, and how many compile at a time."""
+    """One by one, set in the process or given to the compiler. Left out are folders, and how many compile at a time."""
     traced, names = program(), {}
     for name, value in config.get_config_copy().items():
-        if name in ("aot_inductor.custom_op_libs", *keys.WITH_PLACES):
+        if name in ("aot_inductor.custom_op_libs", *keys.WITH_SOURCE_LINES):
             continue
         names[name] = key(traced, **{name: other_value(OPTIONS.get(name, value))})
     same = {name for name, found in names.items() if found == plain}
@@ -175,7 +175,7 @@ def test_variables_that_reach_compilers_count(plain: str, name: str, monkeypatch
 
 
 @pytest.mark.parametrize("name", ["TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", "TORCH_LOGS", "HOME", "TMPDIR"])
-def test_places_do_not_count(plain: str, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_folders_and_logs_do_not_count(plain: str, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(name, "/another")
     assert key() == plain
 
@@ -237,7 +237,7 @@ def test_the_kind_of_gpu_counts(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_what_has_no_text_has_no_key() -> None:
     traced = program()
     given = ({"post_grad_custom_pre_pass": lambda graph: graph}, {"aot_inductor.custom_op_libs": ["mine"]})
-    for options in (*given, *({name: True} for name in keys.WITH_PLACES)):
+    for options in (*given, *({name: True} for name in keys.WITH_SOURCE_LINES)):
         with pytest.raises(UnknownPartError):
             key(traced, **options)
     node = next(iter(traced.graph.nodes))

@@ -12,7 +12,7 @@ from torch._inductor import config, cpp_builder
 from exportkit.errors import CompilerError
 from exportkit.export.artifact import export_aoti
 from exportkit.export.compile.model_sources import compiling_model_sources
-from exportkit.export.programs.resolve import resolve
+from exportkit.export.models.resolve import resolve
 from tests.subprocesses import run_interpreter
 
 MODELS = str(Path(__file__).with_name("export_models.py"))

@@ -20,7 +20,7 @@ from exportkit.export.compile.compiled_cache import Code, find_code, keep_code
 from exportkit.export.compile.program_weights import ProgramWeights
 from exportkit.export.cpu_isas import default_cpu_isa
 from exportkit.export.export_options import TraceOptions
-from exportkit.export.programs.resolve import resolve
+from exportkit.export.models.resolve import resolve
 from exportkit.export.trace.trace import trace
 from exportkit.runtime.cache.prune import cache_items, prune
 

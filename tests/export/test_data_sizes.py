@@ -38,7 +38,7 @@ def traced(spec, said: list[str] | None = None) -> Traced:
     return trace(model, TraceOptions(), torch.device("cpu"), (said if said is not None else []).append)
 
 
-@pytest.mark.parametrize(("name", "least"), [("keep-of-two", 2), ("keep-any", 0)])
+@pytest.mark.parametrize(("name", "least"), [pytest.param("keep-of-two", 2, marks=pytest.mark.slow), ("keep-any", 0)])
 def test_a_package_answers_for_none_one_two_and_all_rows(name, least, models, tmp_path):
     eager = ReferenceModel(op_libraries=[stable_library.build(SOURCE)])
     options = PackOptions(VerifyOptions(against="cases", device="cpu", eager=eager), verify=True)

@@ -17,8 +17,8 @@ from exportkit.cli.app import main
 from exportkit.errors import ExportError, UsageError
 from exportkit.export.export_options import TraceOptions
 from exportkit.export.models.call_signature import BoundCall, describe_call
+from exportkit.export.models.resolve import resolve
 from exportkit.export.models.resolved import EagerModel, SavedProgram
-from exportkit.export.programs.resolve import resolve
 from exportkit.export.sizes.shapes import DynamicSizes, dynamic_sizes
 from exportkit.export.sizes.size_changes import changes_between
 from exportkit.export.trace import torch_export

@@ -105,7 +105,7 @@ def test_what_is_neither_a_file_nor_a_modules_name_is_refused(
 def test_export_imports_the_module(artifact: Path) -> None:
     code = """
 import torch
-from exportkit.export.programs.resolve import load_operator_libraries
+from exportkit.export.models.resolve import load_operator_libraries
 load_operator_libraries(["toy"])
 print(torch.ops.toy.twice.default._schema)
 """

@@ -15,8 +15,8 @@ from exportkit.arr_coc.ops import SPECS, OpSpec
 from exportkit.errors import ExportError
 from exportkit.export.artifact import export_program
 from exportkit.export.export_options import TraceOptions
+from exportkit.export.models.program_file import load_program
 from exportkit.export.models.resolved import EagerModel
-from exportkit.export.programs.program_file import load_program
 
 CPU = torch.device("cpu")
 grad = torch.autograd.grad

@@ -27,13 +27,14 @@ from exportkit.export.compile.compile_plan import CompilePlan, read_inductor_con
 from exportkit.export.compile.inductor_changes import MODEL_LOCK, changed_inductor
 from exportkit.export.cpu_isas import default_cpu_isa
 from exportkit.export.export_options import TraceOptions
-from exportkit.export.programs.resolve import resolve
+from exportkit.export.models.resolve import resolve
 from exportkit.export.torch_patches import patched
 from exportkit.export.torch_patches.patch_table import PATCHES
 from exportkit.export.trace.trace import trace
 from exportkit.export.trace.traced import Traced
 from exportkit.progress import silent
 from exportkit.verify.filled_memory import CONTENTS, filled_memory
+from tests.export.compiled_code import kernels_of
 
 CPU = torch.device("cpu")
 
@@ -104,22 +105,14 @@ def tokens():
 
 
 def _kernels(traced: Traced, folder: Path, threads: int) -> str:
-    """Returns the kernels that a machine with so many threads compiles."""
+    """Returns the kernels that a machine with so many threads writes."""
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
-        compile_methods(
-            traced,
-            folder,
-            CompilePlan(CPU, [default_cpu_isa()]),
-            default_cpu_isa(),
-            weights=None,
-            progress=silent,
-        )
+        plan, isa = CompilePlan(CPU, [default_cpu_isa()]), default_cpu_isa()
+        return kernels_of(lambda: compile_methods(traced, folder, plan, isa, weights=None, progress=silent))
     finally:
         torch.set_num_threads(before)
-    (source,) = folder.glob("forward/*.kernel.cpp")
-    return source.read_text()
 
 
 @pytest.mark.process

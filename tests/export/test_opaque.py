@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from exportkit import load
 from exportkit.errors import ExportError, OperatorNotExportableError
 from exportkit.export.artifact import export_aoti, export_program
+from exportkit.export.models.resolve import resolve
 from exportkit.export.models.source_lines import users_code
-from exportkit.export.programs.resolve import resolve
 from exportkit.export.torch_patches.opaque import opaque_operators, reads_memory
 from exportkit.export.trace.preflight import check_composites, check_model
 from exportkit.libraries import load_library

@@ -14,7 +14,7 @@ from exportkit.export.artifact import export_aoti
 from exportkit.export.compile.compile_plan import read_inductor_config
 from exportkit.export.compile.program_weights import ProgramWeights
 from exportkit.export.export_options import CompileOptions, TraceOptions
-from exportkit.export.programs.resolve import resolve
+from exportkit.export.models.resolve import resolve
 from exportkit.export.record.host_copies import elements
 from exportkit.package.archive import PackageReader
 from exportkit.package.manifest import Manifest, Weight

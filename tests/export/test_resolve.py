@@ -11,7 +11,7 @@ from safetensors.torch import save_file
 
 from exportkit import ExportSpec
 from exportkit.errors import ExportError, ModelNotFoundError, UsageError, WeightsError
-from exportkit.export.programs.resolve import parse_input, resolve
+from exportkit.export.models.resolve import parse_input, resolve
 from exportkit.export.record.cases import state_sha256
 from exportkit.package.trust import Trust
 

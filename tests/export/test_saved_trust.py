@@ -9,8 +9,8 @@ import pytest
 
 from exportkit.errors import DigestMismatchError, SignatureMissingError, UsageError
 from exportkit.export.artifact import export_program
-from exportkit.export.programs.program_file import load_program
-from exportkit.export.programs.resolve import resolve
+from exportkit.export.models.program_file import load_program
+from exportkit.export.models.resolve import resolve
 from exportkit.package.archive import PackageReader, write_package
 from exportkit.package.signing import sign_package
 from exportkit.package.trust import Trust

@@ -16,10 +16,10 @@ from exportkit.cli import main
 from exportkit.errors import ExportError, UsageError
 from exportkit.export.artifact import export_program
 from exportkit.export.export_options import TraceOptions
+from exportkit.export.models.program_file import load_program
+from exportkit.export.models.program_model import state_of
+from exportkit.export.models.resolve import resolve
 from exportkit.export.models.resolved import EagerModel
-from exportkit.export.programs.program_file import load_program
-from exportkit.export.programs.program_model import state_of
-from exportkit.export.programs.resolve import resolve
 from exportkit.export.record.eager_methods import EagerMethods
 from exportkit.export.trace.draft import draft_of
 from exportkit.export.trace.lifted import run_program
@@ -50,7 +50,7 @@ def replayed(path: Path) -> int:
                 method = manifest.method(call.method)
                 inputs = [tensors[f"{number}.input.{i}"] for i in range(len(method.call.inputs))]
                 eager = EagerMethods(saved.spec)
-                example = eager.entries[call.method]
+                example = eager.specs[call.method]
                 bound = eager.bind(call.method, example.example_inputs, example.example_kwargs)
                 args, kwargs = bound.with_tensors(tuple(inputs))
                 held = [state[use.index] for use in method.state]

@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load
 from torch import Tensor
 
-from exportkit.export.programs.program_model import state_of
+from exportkit.export.models.program_model import state_of
 from exportkit.package.archive import PackageReader
 from exportkit.package.manifest import Size, code_folder
 from exportkit.runtime.refused_values import RefusedValues
@@ -18,12 +18,10 @@ from exportkit.runtime.runner import COMPUTED
 from exportkit.runtime.weights import constants_of, mapped_weights
 from tests.artifacts import artifact
 
-NAMES = ["cached-decoder", "in-place", "assigned"]
 
-
-@pytest.fixture(params=NAMES)
-def reader(request: pytest.FixtureRequest) -> Iterator[PackageReader]:
-    with PackageReader(artifact(request.param)) as opened:
+@pytest.fixture(scope="module")
+def reader() -> Iterator[PackageReader]:
+    with PackageReader(artifact("writer")) as opened:
         yield opened
 
 
@@ -35,11 +33,11 @@ class Code:
         (target,) = reader.manifest.targets
         for method in reader.manifest.methods:
             prefix = f"data/aotinductor/{code_folder(target.name, method.name)}/"
-            place = folder / method.name
-            place.mkdir()
+            own = folder / method.name
+            own.mkdir()
             for name in [name for name in reader.names if name.startswith(prefix)]:
-                reader.extract(name, place / name.removeprefix(prefix))
-            (library,) = place.glob("*.so")
+                reader.extract(name, own / name.removeprefix(prefix))
+            (library,) = own.glob("*.so")
             runner = torch._C._aoti.AOTIModelContainerRunnerCpu(str(library), 1)
             found = constants_of(target, method.name, mapped_weights(reader))
             known = runner.get_constant_names_to_original_fqns()
@@ -79,19 +77,18 @@ def test_recorded_sessions_give_eagers_answers_and_leave_eagers_state(reader: Pa
                 torch.testing.assert_close(tensor, tensors[f"state.{j}"])
 
 
-def test_methods_and_targets_share_one_record_of_each_weight() -> None:
-    with PackageReader(artifact("cached-decoder")) as reader:
-        manifest = reader.manifest
-        (target,) = manifest.targets
-        assert {name: set(constants.values()) for name, constants in target.constants.items()} == {
-            "prefill": {"embedding.weight", "qkv.weight", "qkv.bias", "slots"},
-            "decode": {"embedding.weight", "qkv.weight", "qkv.bias", "slots"},
-            "embed": {"embedding.weight"},
-        }
-        assert [w.aliases for w in manifest.weights if w.name == "embedding.weight"] == [("head.weight",)]
-        names = {weight.name for weight in manifest.weights}
-        assert not names & {"position", "cache.k", "cache.v"}
-        assert len([name for name in reader.names if name.startswith("data/weights/")]) == len(names)
+def test_methods_and_targets_share_one_record_of_each_weight(reader: PackageReader) -> None:
+    manifest = reader.manifest
+    (target,) = manifest.targets
+    assert {name: set(constants.values()) for name, constants in target.constants.items()} == {
+        "prefill": {"embedding.weight", "qkv.weight", "qkv.bias", "slots"},
+        "write": {"embedding.weight"},
+        "decode": {"embedding.weight", "qkv.weight", "qkv.bias", "slots"},
+    }
+    assert [w.aliases for w in manifest.weights if w.name == "embedding.weight"] == [("head.weight",)]
+    names = {weight.name for weight in manifest.weights}
+    assert not names & {"position", "cache.k", "cache.v", "assigned.old", "assigned.new"}
+    assert len([name for name in reader.names if name.startswith("data/weights/")]) == len(names)
 
 
 def _at(tensor: Tensor, shape: tuple[int | Size, ...], sizes: dict[str, int]) -> Tensor:

@@ -18,7 +18,7 @@ from exportkit.export.artifact import export_aoti
 from exportkit.export.compile import usable_compiler
 from exportkit.export.compile.compile_plan import read_inductor_config
 from exportkit.export.export_options import CompileOptions
-from exportkit.export.programs.resolve import resolve
+from exportkit.export.models.resolve import resolve
 from tests.artifacts import artifact
 
 MODELS = str(Path(__file__).with_name("export_models.py"))

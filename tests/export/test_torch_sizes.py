@@ -13,11 +13,11 @@ from exportkit import ExportSpec
 from exportkit.errors import ExportError, UsageError
 from exportkit.export.export_options import TraceOptions
 from exportkit.export.models.option_parsing import parse_ranges
+from exportkit.export.models.resolve import resolve
 from exportkit.export.models.resolved import EagerModel, SavedProgram
-from exportkit.export.programs.resolve import resolve
-from exportkit.export.programs.saved_program import trace_saved
 from exportkit.export.sizes.shapes import MAX_SIZE
 from exportkit.export.sizes.torch_sizes import plain_shapes
+from exportkit.export.trace.saved_program import trace_saved
 from exportkit.export.trace.trace import ready_to_trace, trace
 from exportkit.export.trace.traced import Traced
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from exportkit.export.programs.resolve import resolve
+from exportkit.export.models.resolve import resolve
 from exportkit.package.archive import PackageReader
 from exportkit.package.assemble import assemble
 from exportkit.package.manifest import Manifest

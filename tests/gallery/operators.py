@@ -1,4 +1,4 @@
-"""Modules that call operators of a stranger's library (operators.cpp), each with something missing or wrong."""
+"""Modules that call operators of a third party's library (operators.cpp), each with something missing or wrong."""
 
 import torch
 from torch import Tensor, nn

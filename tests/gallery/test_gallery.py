@@ -11,7 +11,7 @@ from torch.torch_version import TorchVersion
 
 from exportkit.export.artifact import export_aoti
 from exportkit.export.export_options import TraceOptions
-from exportkit.export.programs.resolve import resolve
+from exportkit.export.models.resolve import resolve
 from exportkit.runtime.loader import load
 from tests.gallery.entries import LINES, LONGEST, NOISE, ROOT, Entry, entries, export, one_of_each_theme_is_quick
 from tools.gallery_page import row, shortened, unabridged

@@ -9,7 +9,7 @@ from safetensors.torch import load_file, save_file
 
 from exportkit.child.messages import Failed
 from exportkit.errors import UsageError
-from exportkit.export.programs.eager_model import input_texts
+from exportkit.export.models.eager_model import input_texts
 from exportkit.installed import declared_modules
 from exportkit.libraries import host_platform
 from exportkit.package import manifest as m

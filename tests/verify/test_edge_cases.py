@@ -36,10 +36,10 @@ _SCRIPT = """
 import json, os, sys
 from pathlib import Path
 # The replay lets nobody import the exporter.
-import exportkit.export.programs.eager_model, exportkit.export.record.numerical_stability
+import exportkit.export.models.eager_model, exportkit.export.record.numerical_stability
 from exportkit.reference_model import ReferenceModel
 from exportkit.export.artifact import export_program
-from exportkit.export.programs.resolve import resolve
+from exportkit.export.models.resolve import resolve
 from exportkit.verify import replay
 from exportkit.verify.commands import LoadArtifact
 from exportkit.verify.options import VerifyOptions

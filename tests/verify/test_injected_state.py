@@ -16,7 +16,7 @@ import torch
 from exportkit.child.messages import Failed, Message
 from exportkit.export.artifact import export_program
 from exportkit.export.export_options import TraceOptions
-from exportkit.export.programs.resolve import resolve
+from exportkit.export.models.resolve import resolve
 from exportkit.package import manifest as m
 from exportkit.package.archive import PackageReader, write_package
 from exportkit.runtime.model import Model

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from exportkit.export.artifact import export_aoti
-from exportkit.export.programs.resolve import resolve
+from exportkit.export.models.resolve import resolve
 from exportkit.reference_model import ReferenceModel
 from exportkit.verify.options import VerifyOptions
 from exportkit.verify.verify import verify

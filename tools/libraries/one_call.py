@@ -32,7 +32,7 @@ class _Hidden(MetaPathFinder):
 
 def save(name: str, library: str, device: str, file: str) -> None:
     """Saves the arguments of a model's example call, and what eager answers."""
-    from exportkit.export.programs.resolve import resolve
+    from exportkit.export.models.resolve import resolve
 
     spec = resolve(name, op_libraries=[Path(library) if library.endswith(".so") else library]).spec
     example = (tuple(spec.example_inputs), dict(spec.example_kwargs))

@@ -20,7 +20,7 @@ from exportkit.errors import CompilerError, ExportError
 from exportkit.export.compile.compile_key import compile_key
 from exportkit.export.compile.compile_plan import CompilePlan
 from exportkit.export.compile.compiled_cache import find_code, keep_code
-from exportkit.export.compile.program_text import UnknownPartError
+from exportkit.export.compile.program_fingerprint import UnknownPartError
 from exportkit.export.compile.program_weights import ProgramWeights
 from exportkit.export.compile.toolchain import compiling_for, torch_minor
 from exportkit.export.compile.usable_compiler import usable_compiler
@@ -89,10 +89,10 @@ def compile_methods(
     for method in traced.methods:
         of = "" if method.name == FORWARD else f"{method.name} "
         progress(f"compiling {of}for {_target_text(plan.device, cpu_isa)} with {_compiler(plan)[-1]}")
-        place = folder / method.name
-        place.mkdir(parents=True, exist_ok=True)
+        own = folder / method.name
+        own.mkdir(parents=True, exist_ok=True)
         tf32 = traced.provenance.tf32
-        target, files, constants = _code(method.program, place, plan, cpu_isa, weights, tf32=tf32, progress=progress)
+        target, files, constants = _code(method.program, own, plan, cpu_isa, weights, tf32=tf32, progress=progress)
         outside = weights.take(constants, plan.device) if weights else {}
         found, called, oldest = _records(files, code_folder(target.name, method.name))
         needs = max(target.needs_torch, oldest, key=_version)

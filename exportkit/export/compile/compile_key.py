@@ -26,7 +26,7 @@ from torch._inductor import config
 from torch.fx.experimental import _config as size_config
 
 from exportkit import __version__
-from exportkit.export.compile.program_text import UnknownPartError, encoded, program_text
+from exportkit.export.compile.program_fingerprint import UnknownPartError, encoded, program_fingerprint
 from exportkit.precision import Float32Precision
 
 # Variables with these beginnings, and these, may reach Inductor, the compilers or the linker.
@@ -41,12 +41,12 @@ _VARIABLES = frozenset(
     ]
 )
 # These say where something is kept or written down, or how many work.
-_PLACES = re.compile(r"(_CACHE_DIR|_DUMP_DIR|_HOME_DIR|^TORCH_HOME|^TORCH_LOGS.*|^TORCH_TRACE|_COMPILE_THREADS)$")
+_NOT_CODE = re.compile(r"(_CACHE_DIR|_DUMP_DIR|_HOME_DIR|^TORCH_HOME|^TORCH_LOGS.*|^TORCH_TRACE|_COMPILE_THREADS)$")
 _UNUSED_OPTIONS = re.compile(
     r"(^aot_inductor\.output_path|cutlass_dir|^compile_threads|^worker_start_method|log_?path|^_cache_config.*|^_save.*)$"
 )
-# With these, Inductor writes places in the source into the code, which are not in the program's text.
-WITH_PLACES = ("cpp.enable_kernel_profile", "aot_inductor.enable_line_tables", "trace.enabled")
+# With these, Inductor writes lines of the model's source into the code, which are not in the fingerprint.
+WITH_SOURCE_LINES = ("cpp.enable_kernel_profile", "aot_inductor.enable_line_tables", "trace.enabled")
 # torch's folders whose sources decide what the code is; the headers are what it is compiled with.
 _TORCH_SOURCES = (
     *("_decomp", "_export", "_functorch", "_higher_order_ops", "_inductor", "_library", "_prims", "_prims_common"),
@@ -79,11 +79,11 @@ def compile_key(
     told = {**config.get_config_copy(), **options}
     if told.get("aot_inductor.custom_op_libs"):
         raise UnknownPartError("libraries that are linked to it")
-    if any(told.get(name) for name in WITH_PLACES):
+    if any(told.get(name) for name in WITH_SOURCE_LINES):
         raise UnknownPartError("places in the source of the model")
     told = {name: value for name, value in told.items() if not _UNUSED_OPTIONS.search(name)}
     parts = [
-        program_text(program, values=weights is None),
+        program_fingerprint(program, values=weights is None),
         f"weights {encoded(weights)}",
         *(f"option {name} {encoded(value)}" for name, value in sorted(told.items())),
         *(f"more {name} {encoded(value)}" for name, value in sorted(more.items())),
@@ -122,7 +122,7 @@ def _settings() -> Iterator[str]:
 
 def _environment() -> Iterator[str]:
     for name, value in sorted(os.environ.items()):
-        if (name.startswith(_PREFIXES) or name in _VARIABLES) and not _PLACES.search(name):
+        if (name.startswith(_PREFIXES) or name in _VARIABLES) and not _NOT_CODE.search(name):
             yield f"variable {name}={value}"
 
 
@@ -151,15 +151,15 @@ def _cpu_flags() -> str:
 @functools.cache
 def _software() -> tuple[str, ...]:
     """Returns the versions of Python, torch and exportkit, and the states or digests of their sources."""
-    place = Path(torch.__file__).parent
-    files = [place / "lib" / name for name in _TORCH_LIBRARIES] + [*place.glob("*.py")]
-    for folder in _TORCH_SOURCES:
-        files += [path for path in (place / folder).rglob("*") if path.suffix in (".py", ".h")]
+    folder = Path(torch.__file__).parent
+    files = [folder / "lib" / name for name in _TORCH_LIBRARIES] + [*folder.glob("*.py")]
+    for part in _TORCH_SOURCES:
+        files += [path for path in (folder / part).rglob("*") if path.suffix in (".py", ".h")]
     states = hashlib.sha256()
     for path in sorted(files):
         if path.exists():
             status = path.stat()
-            states.update(f"{path.relative_to(place)} {status.st_size} {status.st_mtime_ns}\n".encode())
+            states.update(f"{path.relative_to(folder)} {status.st_size} {status.st_mtime_ns}\n".encode())
     own = hashlib.sha256()
     for path in sorted([*OWN_SOURCES.glob("*.py"), *(OWN_SOURCES / "export").rglob("*.py")]):
         own.update(f"{path.relative_to(OWN_SOURCES)} {hashlib.sha256(path.read_bytes()).hexdigest()}\n".encode())

@@ -93,13 +93,13 @@ def with_tensors(module: torch.fx.GraphModule, operators: Sequence[str]) -> None
     """
     left = frozenset(operators)
     for node in [node for node in module.graph.nodes if _comes_from(node.target, {}, left) and has_kernel(node.target)]:
-        for place in _numbers(node):
-            given = node.args[place]
+        for position in _numbers(node):
+            given = node.args[position]
             with module.graph.inserting_before(node):
                 made = module.graph.call_function(
                     torch.ops.aten.full.default, ([], given), {"dtype": _dtype(given, node), "device": _device(node)}
                 )
-            node.update_arg(place, made)
+            node.update_arg(position, made)
     module.recompile()
 
 
@@ -110,10 +110,10 @@ def _is_callable(node: torch.fx.Node) -> bool:
 
 
 def _numbers(node: torch.fx.Node) -> list[int]:
-    """Returns the places of the arguments that are numbers, though the operator takes tensors."""
+    """Returns the positions of the arguments that are numbers, though the operator takes tensors."""
     schema = node.target._schema.arguments  # type: ignore[union-attr]  # the target is an operator
-    places = zip(range(len(node.args)), node.args, schema)
-    return [n for n, given, wanted in places if str(wanted.type) == "Tensor" and isinstance(given, (int, float))]
+    arguments = zip(range(len(node.args)), node.args, schema)
+    return [n for n, given, wanted in arguments if str(wanted.type) == "Tensor" and isinstance(given, (int, float))]
 
 
 def _dtype(number: float, node: torch.fx.Node) -> torch.dtype:

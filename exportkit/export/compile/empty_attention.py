@@ -8,6 +8,8 @@ import sympy
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from exportkit.export.models.program_model import graphs_of
+
 _ATTENTION = (
     torch.ops.aten.scaled_dot_product_attention.default,
     torch.ops.aten.softmax.int,  # which Inductor looks for, with the products around it
@@ -19,8 +21,7 @@ def attention_of_any_length(program: torch.export.ExportedProgram) -> AbstractCo
     """Lets attention be products of matrices while the block runs, if a size of its inputs may be 0 in a program."""
     may_be_empty = any(
         _may_be_0(size, program)
-        for part in program.graph_module.modules()
-        if isinstance(part, torch.fx.GraphModule)
+        for part in graphs_of(program.graph_module)
         for node in part.graph.nodes
         if node.target in _ATTENTION
         for each in node.all_input_nodes

@@ -127,8 +127,8 @@ def _guard(index: Any, begin: Any, end: Any, besides: int | None = None) -> Any:
     load, dtype = index.make_loader(), index.get_dtype()
     begin, end = sympy.sympify(begin), sympy.Integer(2**62) if end is None else sympy.sympify(end)
 
-    def inner(place: Any) -> Any:
-        value = ops.to_dtype(load(place), torch.int64)
+    def inner(idx: Any) -> Any:
+        value = ops.to_dtype(load(idx), torch.int64)
         first, last = ops.index_expr(begin, torch.int64), ops.index_expr(end - 1, torch.int64)
         wraps = begin == -end
         offset = value if wraps else ops.sub(value, first)

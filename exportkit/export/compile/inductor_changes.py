@@ -20,6 +20,7 @@ from torch.utils._sympy.functions import FloorDiv, ModularIndexing
 
 from exportkit.export.compile.cascade_sums import cascade_sums
 from exportkit.export.compile.reduction_tiling import reduction_tiling
+from exportkit.export.compile.values_before_writes import values_before_writes
 from exportkit.export.models.source_lines import where_listed
 from exportkit.export.torch_patches.opaque import without_opaque
 from exportkit.export.torch_patches.patched import all_patched, patched
@@ -49,6 +50,7 @@ def changed_inductor() -> Iterator[None]:
             _slices_with_two_ends,
             _errors_of_operators,
             _kernels_of_libraries,
+            values_before_writes,
         ):
             changes.enter_context(change())
         changes.enter_context(operators_as_called())

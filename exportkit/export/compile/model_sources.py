@@ -68,7 +68,7 @@ def _compile(line: str, ccache: str | None) -> None:
         CppCompileError: The compiler refused the source.
     """
     told = shlex.split(line)
-    place = next(place for place, argument in enumerate(told) if argument.endswith(".cpp"))
-    source = Path(told[place])
-    told[place : place + 1] = [source.name, "-I", _INCLUDE, f"-ffile-prefix-map={source.parent}=.", "-w"]
+    position = next(position for position, argument in enumerate(told) if argument.endswith(".cpp"))
+    source = Path(told[position])
+    told[position : position + 1] = [source.name, "-I", _INCLUDE, f"-ffile-prefix-map={source.parent}=.", "-w"]
     cpp_builder.run_compile_cmd(shlex.join([*([ccache] if ccache else []), *told]), cwd=str(source.parent))

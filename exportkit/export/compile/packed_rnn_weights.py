@@ -59,19 +59,19 @@ class Layer:
     Attributes:
         node: The call.
         kind: The name of our operator.
-        place: The place of the weights among the arguments.
+        position: The position of the weights among the arguments.
         weights: The model's weights, in torch's order.
     """
 
     node: Node
     kind: str
-    place: int
+    position: int
     weights: Sequence[Tensor]
 
     @property
     def sources(self) -> tuple[Node, ...]:
         """The nodes of the weights."""
-        return tuple(cast(Sequence[Node], self.node.args[self.place]))
+        return tuple(cast(Sequence[Node], self.node.args[self.position]))
 
 
 def lay_out(graph: Graph) -> set[Node]:
@@ -86,13 +86,14 @@ def lay_out(graph: Graph) -> set[Node]:
         if layer.sources not in parts:
             with graph.inserting_before(layer.node):
                 parts[layer.sources] = _parts(graph, layer.sources, cudnn_starts(layer), computed)
-        layer.node.update_arg(layer.place, parts[layer.sources])
+        layer.node.update_arg(layer.position, parts[layer.sources])
     return computed
 
 
 def cudnn_starts(layer: Layer) -> list[int]:
     """Asks cuDNN at which element of a block each of a layer's weights begins."""
-    biases, layers, bidirectional = cast(tuple[bool, int, bool], layer.node.args[layer.place + 1 : layer.place + 4])
+    after = layer.node.args[layer.position + 1 : layer.position + 4]
+    biases, layers, bidirectional = cast(tuple[bool, int, bool], after)
     first, each = layer.weights[0], len(layer.weights) // (layers * (2 if bidirectional else 1))
     projects = each > (4 if biases else 2)
     gates = {"lstm": 4, "gru": 3}.get(layer.kind, 1)
@@ -122,11 +123,11 @@ def _layers(graph: Graph) -> list[Layer]:
         namespace, _, kind = kind.partition("::")
         if namespace != NAMESPACE or kind not in _MODES:
             continue
-        place = 4 if kind == "lstm" else 3
-        if all(source.op == "get_attr" for source in node.args[place]):
-            weights: list[Any] = [getattr_recursive(module, source.target) for source in node.args[place]]
+        position = 4 if kind == "lstm" else 3
+        if all(source.op == "get_attr" for source in node.args[position]):
+            weights: list[Any] = [getattr_recursive(module, source.target) for source in node.args[position]]
             if all(map(_is_of_cudnn, weights)):
-                found.append(Layer(node, kind, place, weights))
+                found.append(Layer(node, kind, position, weights))
     return found
 
 

@@ -20,7 +20,7 @@ MOST_ELEMENTS = 1 << 16  # of a root or a quotient of weights
 
 _CONTIGUOUS = {"memory_format": torch.contiguous_format}
 _aten = torch.ops.aten
-_SECOND: dict[Any, int] = {_aten.mm.default: 1, _aten.addmm.default: 2}  # the place of the second factor
+_SECOND: dict[Any, int] = {_aten.mm.default: 1, _aten.addmm.default: 2}  # the position of the second factor
 _MOVES = {_aten.permute.default, _aten.reshape.default, _aten.view.default, _aten._unsafe_view.default}
 
 _COSTLY = {_aten.sqrt.default, _aten.rsqrt.default, _aten.reciprocal.default, _aten.div.Tensor, _aten.exp.default}

@@ -11,6 +11,7 @@ from torch.utils._pytree import tree_leaves
 from torch.utils._sympy.value_ranges import ValueRanges
 
 from exportkit.export.compile.attention_values import ATTENTION, attention_may_refuse
+from exportkit.export.models.program_model import graphs_of
 
 DIVISIONS = ("div", "rem", "mod")
 """What names of operators that divide integers have."""
@@ -18,12 +19,11 @@ DIVISIONS = ("div", "rem", "mod")
 
 def may_refuse(program: torch.export.ExportedProgram) -> bool:
     """Whether code of a program looks as if it may refuse a value."""
-    parts = [part for part in program.graph_module.modules() if isinstance(part, torch.fx.GraphModule)]
     signature, constants = program.graph_signature, constant_indices(program)
     targets = {**signature.inputs_to_buffers, **signature.inputs_to_lifted_tensor_constants}
     known = {node for node in program.graph.find_nodes(op="placeholder") if targets.get(node.name) in constants}
-    nodes = (node for part in parts for node in part.graph.nodes if node.op == "call_function")
-    return any(_may_refuse(node, known) for node in nodes)
+    nodes = (node for part in graphs_of(program.graph_module) for node in part.graph.nodes)
+    return any(_may_refuse(node, known) for node in nodes if node.op == "call_function")
 
 
 def _may_refuse(node: torch.fx.Node, known: Container[torch.fx.Node]) -> bool:

@@ -151,7 +151,7 @@ def _compiled(
 def returning_tensors(module: torch.fx.GraphModule) -> torch.fx.GraphModule:
     """Removes the constants from the outputs of a program's module, in place.
 
-    AOTInductor would return a tensor for None and for each number. The manifest has the constants and their places.
+    AOTInductor would return a tensor for None and for each number. The manifest has the constants and their positions.
     """
     output = module.graph.output_node()
     returned: Any = output.args[0]

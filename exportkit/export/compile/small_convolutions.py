@@ -75,28 +75,28 @@ def is_small(
         return False
     outputs, channels, *kernel = weight.shape
     dims = len(kernel)
-    wide = [list(each) * (dims // len(each)) for each in (stride, padding, dilation)]
-    positions = math.prod(
-        (size + 2 * pad - hole * (taps - 1) - 1) // step + 1
-        for size, taps, step, pad, hole in zip(x.shape[2:], kernel, *wide)
-    )
+    steps, pads, holes = (list(each) * (dims // len(each)) for each in (stride, padding, dilation))
+    positions = math.prod(_positions([size + 2 * pad for size, pad in zip(x.shape[2:], pads)], kernel, steps, holes))
     window = channels * math.prod(kernel)
     if positions < 1 or positions * window * outputs > MOST_PRODUCTS:
         return False
     if groups != 1:
         return channels == 1 and outputs == groups >= 8 and window <= MOST_TAPS
-    run = channels * (kernel[-1] if channels < MANY_CHANNELS and wide[2][-1] == 1 else 1)
+    run = channels * (kernel[-1] if channels < MANY_CHANNELS and holes[-1] == 1 else 1)
     return positions * window <= MOST_COPIED and run >= min(LEAST_RUN, window)
+
+
+def _positions(size: Sequence[int], kernel: Sequence[int], stride: Sequence[int], dilation: Sequence[int]) -> list[int]:
+    """Returns how many positions a filter has along each axis."""
+    each_axis = zip(size, kernel, stride, dilation)
+    return [(length - hole * (taps - 1) - 1) // step + 1 for length, taps, step, hole in each_axis]
 
 
 def _product(moved: Tensor, weight: Tensor, stride: Sequence[int], dilation: Sequence[int]) -> Tensor:
     """Multiplies each window with all filters. Both have the channels last. The weights' new order is a constant."""
     outputs, channels, *kernel = weight.shape
     dims, batch = len(kernel), moved.shape[0]
-    positions = [
-        (size - hole * (taps - 1) - 1) // step + 1
-        for size, taps, step, hole in zip(moved.shape[1:], kernel, stride, dilation)
-    ]
+    positions = _positions(moved.shape[1:], kernel, stride, dilation)
     length = channels * math.prod(kernel)
     if any(size != 1 for size in (*kernel, *stride)):
         moved = _windows(moved, kernel, positions, stride, dilation)
@@ -127,9 +127,9 @@ def _depthwise(moved: Tensor, weight: Tensor, stride: Sequence[int], dilation: S
     outputs, _, *kernel = weight.shape
     filters = weight.permute(*range(2, weight.dim()), 1, 0).reshape(-1, outputs).contiguous()
     total: Tensor | None = None
-    for place, filter_ in zip(itertools.product(*map(range, kernel)), filters):
+    for taken, filter_ in zip(itertools.product(*map(range, kernel)), filters):
         tap = moved
-        for axis, (at, taps, step, hole) in enumerate(zip(place, kernel, stride, dilation), start=1):
+        for axis, (at, taps, step, hole) in enumerate(zip(taken, kernel, stride, dilation), start=1):
             last = moved.shape[axis] - hole * (taps - 1) + at * hole
             tap = tap.narrow(axis, at * hole, last - at * hole)[(slice(None),) * axis + (slice(None, None, step),)]
         total = tap * filter_ if total is None else total + tap * filter_

@@ -33,7 +33,7 @@ _DTYPES = {torch.float16, torch.bfloat16, torch.float32}
 
 _aten = torch.ops.aten
 _ROW = {_aten.mm.default: 0, _aten.addmm.default: 1}
-"""The place of the row among the arguments, before the matrix."""
+"""The position of the row among the arguments, before the matrix."""
 
 _WITH_PRODUCTS: WeakSet[GraphLowering] = WeakSet()
 

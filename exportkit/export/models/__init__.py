@@ -1,1 +1,1 @@
-"""Finds and reads the model that MODEL names: its import, its methods and arguments, its device, its lines."""
+"""Finds, reads and rebuilds the model that MODEL names: its methods and arguments, its device, its lines."""

@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from exportkit.errors import HostError, UsageError
 from exportkit.export.models.call_signature import BoundCall, check_plain, describe_call
-from exportkit.export.models.entries import entry_specs
+from exportkit.export.models.methods import method_specs
 from exportkit.export.models.option_parsing import check_cast
 from exportkit.package import core
 from exportkit.spec import FORWARD, ExportSpec
@@ -30,7 +30,7 @@ def prepared(spec: ExportSpec, device: torch.device, dtype: torch.dtype | None) 
     Raises:
         UsageError: An input, a parameter or a buffer is no plain tensor.
     """
-    placed = {name: _inputs(entry, device, dtype) for name, entry in entry_specs(spec).items()}
+    placed = {name: _inputs(each, device, dtype) for name, each in method_specs(spec).items()}
     model = _placed(spec.model, device, dtype)
     training = [module for module in model.modules() if module.training]
     if spec.methods:
@@ -44,9 +44,9 @@ def prepared(spec: ExportSpec, device: torch.device, dtype: torch.dtype | None) 
             module.training = True
 
 
-def _inputs(entry: ExportSpec, device: torch.device, dtype: torch.dtype | None) -> dict[str, Any]:
+def _inputs(spec: ExportSpec, device: torch.device, dtype: torch.dtype | None) -> dict[str, Any]:
     """Returns the example inputs of a method on the device and in the dtype, as fields of a spec."""
-    bound = describe_call(entry.model, entry.example_inputs, entry.example_kwargs)
+    bound = describe_call(spec.model, spec.example_inputs, spec.example_kwargs)
     for name, tensor in zip(bound.names, bound.tensors):
         check_plain(f"input {name}", tensor)
     args, kwargs = bound.with_tensors(tuple(_place(tensor, device, dtype) for tensor in bound.tensors))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fnmatch
 import hashlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -15,6 +14,7 @@ from safetensors.torch import save
 
 from exportkit.errors import ExportError, UsageError
 from exportkit.export.models.call_signature import BoundCall, describe_call
+from exportkit.export.models.methods import matches
 from exportkit.export.models.source_lines import users_code
 from exportkit.export.record.host_copies import HostCopies, elements
 from exportkit.export.torch_patches.control_flow import eager_control_flow
@@ -106,11 +106,6 @@ def state_sha256(model: torch.nn.Module, state: Iterable[str] = (), copies: Host
     tied = {id(t) for n, t in model.named_buffers(remove_duplicate=False) if matches(n, patterns)}
     plain = {n: t for n, t in tensors.items() if isinstance(t, torch.Tensor) and id(t) not in tied}
     return digest_of_state(plain, copies)
-
-
-def matches(name: str, patterns: Iterable[str]) -> bool:
-    """Returns whether a buffer's name matches one of the patterns of a spec's `state`."""
-    return any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
 
 
 def digest_of_state(state: Mapping[str, torch.Tensor], copies: HostCopies | None = None) -> str:

@@ -10,7 +10,7 @@ import torch
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from exportkit.export.models.call_signature import BoundCall, describe_call, look_into_dataclasses
-from exportkit.export.models.entries import entry_specs, written_names
+from exportkit.export.models.methods import method_specs, written_names
 from exportkit.export.record.state_buffers import StateBuffer, holding, settled, state_buffers
 from exportkit.export.torch_patches.gradients import asks, gradients_of
 from exportkit.spec import ExportSpec
@@ -40,7 +40,7 @@ class EagerMethods:
     """The methods of an eager model. Its own buffers stay as they are: each session has its own.
 
     Attributes:
-        entries: By method, a spec with one entry: a module whose `forward` is the method.
+        specs: By method, a spec of a module whose `forward` is the method.
         buffers: The buffers that are state.
         called: The methods that were called once: whether they ask for gradients is known.
     """
@@ -51,7 +51,7 @@ class EagerMethods:
         Raises:
             UsageError: The spec names a method or state that the model does not have.
         """
-        self.entries: dict[str, ExportSpec] = entry_specs(spec)
+        self.specs: dict[str, ExportSpec] = method_specs(spec)
         self.buffers: tuple[StateBuffer, ...] = state_buffers(spec)
         self.spec = spec
         self.called: set[str] = set()
@@ -62,11 +62,11 @@ class EagerMethods:
         Raises:
             UsageError: The call does not fit the method.
         """
-        return describe_call(self.entries[method].model, args, kwargs)
+        return describe_call(self.specs[method].model, args, kwargs)
 
     def written(self, method: str, bound: BoundCall) -> tuple[str, ...]:
         """Returns the names of the input tensors that a method is declared to write."""
-        return written_names(bound.names, self.entries[method].writes)
+        return written_names(bound.names, self.specs[method].writes)
 
     def session(self, sizes: Mapping[str, int] | None = None) -> EagerSession:
         """Opens a session, whose state begins as the model's.
@@ -117,7 +117,7 @@ class EagerSession:
             UsageError: The model has assigned to a state buffer what cannot be state.
             Exception: Whatever the model raises.
         """
-        model = self._methods.entries[method].model
+        model = self._methods.specs[method].model
         if method in self._methods.called:
             return self._call(method, bound, copies=copies)
         self._methods.called.add(method)
@@ -131,7 +131,7 @@ class EagerSession:
         return self._call(method, bound, copies=copies)
 
     def _call(self, method: str, bound: BoundCall, *, copies: bool) -> EagerAnswer:
-        model = self._methods.entries[method].model
+        model = self._methods.specs[method].model
         wanted = self._methods.written(method, bound)
         given = tuple(
             t.clone() if copies or name in wanted else t.detach() for name, t in zip(bound.names, bound.tensors)

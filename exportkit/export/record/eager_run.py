@@ -6,8 +6,6 @@ import functools
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-import torch
-
 from exportkit.errors import ExportError, UsageError
 from exportkit.export.models.call_signature import is_tensor
 from exportkit.export.record.cases import eager_mode
@@ -94,14 +92,15 @@ def run_eagerly(
         answer = call_eager(session, drawn, tf32=tf32)
         structures.append(flatten(answer.result, is_tensor, where="the model's output")[0])
         written = {f"written.{name}": tensor for name, tensor in answer.written.items()}
-        entry, listed = eager.entries[drawn.method], results_of(call)
+        method_spec, listed = eager.specs[drawn.method], results_of(call)
         results = {output.name: tensor for output, tensor in zip(call.outputs, answer.outputs)} | written
         # A result of another structure than the manifest's is a verdict of `verify`, which has no references.
         same = len(answer.outputs) == len(call.outputs)
-        wanted = accuracy_outputs(listed, entry.tolerances) if same else ()
-        answered.append(AnsweredCall(entry.model, drawn.bound, listed, results, wanted, answer.outputs))
+        wanted = accuracy_outputs(listed, method_spec.tolerances) if same else ()
+        answered.append(AnsweredCall(method_spec.model, drawn.bound, listed, results, wanted, answer.outputs))
     used = any(by_name[drawn.method].state for drawn in calls)
-    recorded = tuple(state) if used and _bytes(session.state.values()) <= MAX_STATE_BYTES else ()
+    small = sum(tensor.nbytes for tensor in session.state.values()) <= MAX_STATE_BYTES
+    recorded = tuple(state) if used and small else ()
     listed = state_results(recorded)
     after = SessionState(eager.buffers, sizes, listed, dict(session.state), accuracy_outputs(listed, {}))
     again = functools.partial(run_eagerly, eager, methods, state, calls, tf32=tf32)
@@ -130,7 +129,3 @@ def call_eager(session: EagerSession, call: DrawnCall, *, tf32: bool) -> EagerAn
 def _state_sizes(eager: EagerMethods, calls: Iterable[DrawnCall]) -> dict[str, int]:
     dimensions = {buffer.dimension for buffer in eager.buffers}
     return {name: size for call in calls for name, size in call.sizes.items() if name in dimensions}
-
-
-def _bytes(tensors: Iterable[torch.Tensor]) -> int:
-    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)

@@ -32,7 +32,7 @@ def with_outlier_errors(known: SessionReferences, eager_run: EagerRun) -> Sessio
     """
     parts = [_Part(references, call.results) for references, call in zip(known.calls, eager_run.answered)]
     state = _Part(known.state, eager_run.after.results)
-    for seed in range(_RUNS if any(part.rare for part in (*parts, state)) else 0):
+    for seed in range(_RUNS if any(part.outliers for part in (*parts, state)) else 0):
         run = perturbed_answers(eager_run, seed)
         if run is not None and not run.undefined:
             for part, results in zip((*parts, state), (*run.calls, run.state)):
@@ -45,18 +45,18 @@ class _Part:
 
     Attributes:
         references: Its references, with the greatest errors so far; None where it has none.
-        rare: Eager's errors in the outputs in which few elements have nearly all of it.
+        outliers: Eager's errors in the outputs in which few elements have nearly all of it.
     """
 
     def __init__(self, references: References | None, outputs: Sequence[TensorOutput]) -> None:
         self.references = references
-        self.rare: dict[TensorOutput, Accuracy] = {}
+        self.outliers: dict[TensorOutput, Accuracy] = {}
         if references is None:
             return
         for output in outputs:
             error = references.accuracy.get(output.name)
-            if error and _is_rare(error, output.dtype, references.outputs[output.name].numel()):
-                self.rare[output] = error
+            if error and _is_outlier(error, output.dtype, references.outputs[output.name].numel()):
+                self.outliers[output] = error
 
     def see(self, results: Mapping[str, torch.Tensor]) -> None:
         """Learns the errors of a run."""
@@ -64,7 +64,7 @@ class _Part:
             return
         known, found = self.references.outputs, dict(self.references.accuracy)
         theirs = {name: each.detach().cpu() for name, each in results.items()}
-        for output, eager in self.rare.items():
+        for output, eager in self.outliers.items():
             so_far, reference = found[output.name], known[output.name]
             same = output.name in theirs and theirs[output.name].shape == reference.shape
             if so_far is not None and same:
@@ -75,7 +75,7 @@ class _Part:
         self.references = replace(self.references, accuracy=found)
 
 
-def _is_rare(error: Accuracy, dtype: str, count: int) -> bool:
+def _is_outlier(error: Accuracy, dtype: str, count: int) -> bool:
     """Whether the greatest of `count` errors is far above the others, and above what every output may have."""
     floor = allowed_error(Accuracy(rms=0.0, greatest=0.0), dtype).greatest
     return error.greatest > _OUTLYING * error.rms * sqrt(2 * log(max(count, 2))) and 3 * error.greatest > floor

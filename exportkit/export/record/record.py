@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal
 
 import torch
@@ -12,13 +12,12 @@ from safetensors.torch import save
 
 from exportkit.errors import UsageError
 from exportkit.export.export_options import TraceOptions
-from exportkit.export.models.placement import on_device
 from exportkit.export.record.cases import MAX_CASE_BYTES, case_sizes
 from exportkit.export.record.eager_methods import EagerMethods
 from exportkit.export.record.eager_run import EagerRun, run_eagerly
 from exportkit.export.record.outlier_errors import with_outlier_errors
 from exportkit.export.record.reference import References, SessionReferences
-from exportkit.export.record.sequences import DrawnCall, draw_call, draw_session, session_call, with_state
+from exportkit.export.record.sequences import DrawnCall, calls_on, draw_call, draw_session, session_call, with_state
 from exportkit.package.case_files import EDGE_CASE, named_results, named_tensors, result_keys, state_keys
 from exportkit.package.manifest import Accuracy, CaseCall, Node, PackagedMethod, StateTensor
 from exportkit.progress import Progress
@@ -27,7 +26,7 @@ from exportkit.sizes import label_of
 MAX_CASES_BYTES = 4_000_000
 """All cases of a package take at most so much, unless the example inputs are larger."""
 
-MAX_TROUBLE_BYTES = 400_000
+MAX_EDGE_CASE_BYTES = 400_000
 """So much of that is left for the cases with edge values."""
 
 _SHRINKS = 4  # how often smaller sizes are tried for that
@@ -87,8 +86,8 @@ def record_cases(
     cases: list[RecordedCase] = []
     told: set[str] = set()
 
-    def recorded(eager_run: EagerRun, *, rare: bool = False) -> RecordedCase:
-        return record_run(eager_run, methods, state, tf32=options.tf32, rare=rare)
+    def recorded(eager_run: EagerRun, *, outliers: bool = False) -> RecordedCase:
+        return record_run(eager_run, methods, state, tf32=options.tf32, outliers=outliers)
 
     for plan in plans:
         limit = MAX_CASE_BYTES
@@ -97,7 +96,7 @@ def record_cases(
             largest, its_run = 0, None  # only one is kept: it has the state in a wide dtype
             for number, calls in enumerate(plan(limit)):
                 progress(f"recording case {len(cases) + number + 1}")
-                eager_run = run_eagerly(eager, methods, state, _placed(calls, device), tf32=options.tf32)
+                eager_run = run_eagerly(eager, methods, state, calls_on(device, calls), tf32=options.tf32)
                 found.append(recorded(eager_run))
                 if its_run is None or len(found[number].tensors) > len(found[largest].tensors):
                     largest, its_run = number, eager_run
@@ -106,12 +105,12 @@ def record_cases(
                     told.update(far)
             # The first two are the example's and the smallest, whatever they take.
             fixed, others = (sum(len(case.tensors) for case in part) for part in (found[:2], found[2:]))
-            budget = max((MAX_CASES_BYTES - MAX_TROUBLE_BYTES) // len(plans) - fixed, MAX_CASES_BYTES // 10)
+            budget = max((MAX_CASES_BYTES - MAX_EDGE_CASE_BYTES) // len(plans) - fixed, MAX_CASES_BYTES // 10)
             if others <= budget:
                 break
             limit = int(limit * 0.8 * budget / others)
         if its_run is not None:
-            found[largest] = recorded(its_run, rare=True)
+            found[largest] = recorded(its_run, outliers=True)
         cases += found
     return tuple(cases)
 
@@ -141,12 +140,8 @@ def _sessions(
     return sessions
 
 
-def _placed(calls: Sequence[DrawnCall], device: torch.device) -> list[DrawnCall]:
-    return [replace(call, bound=on_device(call.bound, device)) for call in calls]
-
-
 def _check_size(calls: Sequence[DrawnCall], sizes: Mapping[str, int]) -> None:
-    size = sum(tensor.numel() * tensor.element_size() for call in calls for tensor in call.bound.tensors)
+    size = sum(tensor.nbytes for call in calls for tensor in call.bound.tensors)
     if size > 4 * MAX_CASE_BYTES:
         raise UsageError(
             f"the inputs of a session at {label_of(sizes)} take {size:,} bytes, too many for a recorded case",
@@ -184,7 +179,7 @@ def record_run(
     *,
     tf32: bool,
     edge_case: str = "",
-    rare: bool = False,
+    outliers: bool = False,
 ) -> RecordedCase:
     """Packs inputs and results of a session, with references.
 
@@ -194,11 +189,11 @@ def record_run(
         state: The description of its state.
         tf32: Whether eager may have used TF32.
         edge_case: What makes the inputs edge values.
-        rare: Whether errors that few elements have count as in several runs. One case of a package does for all.
+        outliers: Whether errors that few elements have count as in several runs. One case of a package does for all.
     """
     by_name = {method.name: method for method in methods}
     known = eager_run.references(tf32=tf32)
-    if known and rare:
+    if known and outliers:
         known = with_outlier_errors(known, eager_run)
     found: Sequence[References | None] = known.calls if known else [None] * len(eager_run.calls)
     tensors: dict[str, torch.Tensor] = {}

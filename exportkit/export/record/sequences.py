@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
 from exportkit.errors import UsageError
 from exportkit.export.models.call_signature import BoundCall
+from exportkit.export.models.placement import on_device
 from exportkit.export.models.source_lines import users_code
 from exportkit.export.record.cases import check_drawn, draw_inputs, dtype_of
 from exportkit.export.record.eager_methods import EagerMethods
@@ -57,6 +58,18 @@ def session_call(methods: Sequence[PackagedMethod]) -> Call:
     )
 
 
+def calls_on(device: torch.device, calls: Sequence[DrawnCall]) -> list[DrawnCall]:
+    """Returns calls with their tensors on a device."""
+    return [replace(call, bound=on_device(call.bound, device)) for call in calls]
+
+
+def draw_calls(
+    eager: EagerMethods, methods: Sequence[PackagedMethod], method: PackagedMethod, sizes: Mapping[str, int], seed: int
+) -> list[DrawnCall]:
+    """Draws a call of a method, or a session if the method has state."""
+    return draw_session(eager, methods, sizes, seed) if method.state else [draw_call(eager, method, sizes, seed)]
+
+
 def draw_session(
     eager: EagerMethods, methods: Sequence[PackagedMethod], sizes: Mapping[str, int], seed: int
 ) -> list[DrawnCall]:
@@ -95,7 +108,7 @@ def draw_call(eager: EagerMethods, method: PackagedMethod, sizes: Mapping[str, i
         UsageError: `draw_inputs` returned a call that the method does not take.
         ExportError: It raised.
     """
-    args, kwargs = draw_inputs(eager.entries[method.name], method.call, sizes, seed)
+    args, kwargs = draw_inputs(eager.specs[method.name], method.call, sizes, seed)
     return DrawnCall(method.name, eager.bind(method.name, args, kwargs), sizes)
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 
 from exportkit.errors import UsageError
-from exportkit.export.record.cases import matches
+from exportkit.export.models.methods import matches
 from exportkit.spec import ExportSpec
 
 

@@ -22,7 +22,7 @@ KEPT_BYTES = 1 << 26  # of a large model's upcast parameters, and of a block of 
 
 _aten = torch.ops.aten
 _CHOOSING = (_aten.embedding.default, _aten.index_select.default)  # of the first argument, exact in any dtype
-# The place of the second factor, its dimension that the result has too, and what else is cut along that.
+# The position of the second factor, its dimension that the result has too, and what else is cut along that.
 _PRODUCTS: dict[Any, tuple[int, int, int | None]] = {
     _aten.mm.default: (1, 1, None),
     _aten.addmm.default: (2, 1, 0),
@@ -42,7 +42,7 @@ class Upcast(UncompiledMode):
     supports_higher_order_operators = True
 
     def __init__(self, wide: torch.dtype, narrow: torch.dtype, *, lazily: bool = False) -> None:
-        """Widens to `wide` what a model computes in `narrow` or its like.
+        """Upcasts to `wide` what a model computes in `narrow` or its like.
 
         Args:
             wide: The dtype.
@@ -70,7 +70,7 @@ class Upcast(UncompiledMode):
 
     def parameter(self, tensor: torch.Tensor) -> torch.Tensor:
         """Returns what takes a parameter's place in the model."""
-        return self._parameters.stand_in(tensor) if self._lazily else cast(tensor.detach(), self._wide)
+        return self._parameters.placeholder(tensor) if self._lazily else cast(tensor.detach(), self._wide)
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -106,15 +106,15 @@ class Upcast(UncompiledMode):
         args, kwargs = given
         if not self._lazily or func not in _PRODUCTS:
             return None
-        place, dim, cut = _PRODUCTS[func]
-        second = args[place]
+        position, dim, cut = _PRODUCTS[func]
+        second = args[position]
         if not self._parameters.has(second) or second.numel() * dtype.itemsize <= KEPT_BYTES:
             return None
         caster, count = self._parameters.caster(dtype), -(-second.numel() * dtype.itemsize // KEPT_BYTES)
         others = list(mapped(torch.Tensor, lambda each: each if each is second else caster(each), args))
         results, start = [], 0
         for block in second.chunk(count, dim):
-            others[place] = cast(block, dtype)
+            others[position] = cast(block, dtype)
             own = list(others)
             if cut is not None and others[cut].dim() and others[cut].shape[dim - second.dim()] == second.shape[dim]:
                 own[cut] = others[cut].narrow(dim - second.dim(), start, block.shape[dim])
@@ -166,11 +166,11 @@ class _WideParameters:
         self._written: dict[torch.Tensor, torch.Tensor] = {}
         self._viewed = False
 
-    def stand_in(self, parameter: torch.Tensor) -> torch.Tensor:
+    def placeholder(self, parameter: torch.Tensor) -> torch.Tensor:
         """Returns what takes the parameter's place in the model: its values, of which `caster` knows."""
-        stand_in = parameter.detach()
-        self._originals.add(stand_in)
-        return stand_in
+        detached = parameter.detach()
+        self._originals.add(detached)
+        return detached
 
     def has(self, tensor: Any) -> bool:
         """Returns whether something is a parameter, or a view of one, as the model has it."""
@@ -211,7 +211,7 @@ class _WideParameters:
 
 
 class _UpcastWhereCompared(TorchFunctionMode):
-    """Widens parameters for functions that compare their dtype with the input's before any operator is called.
+    """Upcasts parameters for functions that compare their dtype with the input's before any operator is called.
 
     torch's convolutions do so. A dispatch mode is too late for them.
     """

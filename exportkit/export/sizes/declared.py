@@ -84,7 +84,7 @@ def declared(sizes: DynamicSizes, more: Mapping[str, str] = MappingProxyType({})
         sizes: The sizes of the inputs.
         more: The names that further places have, those of the state.
     """
-    places = {f"{tensor}:{dim}": size for tensor, dims in sizes.places.items() for dim, size in dims.items()}
+    places = {f"{tensor}:{dim}": size for (tensor, dim), size in sizes.by_axis.items()}
     return Declared(
         places={**places, **{place: Size(dimension=name) for place, name in more.items()}},
         ranges={dimension.name: (dimension.min, dimension.max) for dimension in sizes.dimensions},

@@ -14,6 +14,9 @@ from exportkit.package.manifest import Dimension, Size
 
 MAX_SIZE = 2**31 - 1  # recorded if a program that exportkit did not write gives a dimension no upper end
 
+Axis = tuple[str, int]
+"""A tensor's name, and the index of one of its dimensions."""
+
 Shapes = Mapping[str, Mapping[int, str]]
 """Tensor name -> dimension -> expression, as in ExportSpec.dynamic_shapes."""
 
@@ -26,13 +29,18 @@ class DynamicSizes:
         dimensions: The named numbers, in the order of their first use.
         places: Tensor name -> dimension -> size.
         example: The value of each name in the example inputs.
-        free: Places whose sizes torch is to infer.
+        free: Those whose sizes torch is to infer.
     """
 
     dimensions: tuple[Dimension, ...] = ()
     places: Mapping[str, Mapping[int, Size]] = field(default_factory=dict)
     example: Mapping[str, int] = field(default_factory=dict)
-    free: Sequence[tuple[str, int]] = ()
+    free: Sequence[Axis] = ()
+
+    @property
+    def by_axis(self) -> dict[Axis, Size]:
+        """The sizes that vary."""
+        return {(tensor, dim): size for tensor, dims in self.places.items() for dim, size in dims.items()}
 
     def at(self, tensor: str, dim: int) -> Size | None:
         """Returns the size at a place; None if it is fixed."""

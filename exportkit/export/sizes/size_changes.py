@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from exportkit.errors import UsageError
 from exportkit.export.sizes.guards import GuardLog
-from exportkit.export.sizes.shapes import DynamicSizes, dynamic_sizes
+from exportkit.export.sizes.shapes import Axis, DynamicSizes, dynamic_sizes
 from exportkit.package.manifest import Size
 
 _VIOLATED = re.compile(r"(?:Constraints violated|Specializations unexpectedly required) \(([^)]*)\)")
@@ -85,7 +85,7 @@ def untrue_names(sizes: DynamicSizes, log: GuardLog) -> list[str]:
 
     torch.export itself holds other names against their conditions.
     """
-    derived = {s.dimension for dims in sizes.places.values() for s in dims.values() if s.scale != 1 or s.offset}
+    derived = {size.dimension for size in sizes.by_axis.values() if size.scale != 1 or size.offset}
     return [
         name
         for name in sizes.example
@@ -102,7 +102,7 @@ class _Edit:
     """Dynamic sizes that change step by step."""
 
     def __init__(self, sizes: DynamicSizes) -> None:
-        self.places = {(tensor, dim): size for tensor, dims in sizes.places.items() for dim, size in dims.items()}
+        self.places = sizes.by_axis
         self.ranges = {dimension.name: (dimension.min, dimension.max) for dimension in sizes.dimensions}
 
     def tied(self, suggested: Mapping[str, str], examples: Examples) -> _Edit:
@@ -198,7 +198,7 @@ class _Edit:
         self.ranges[root] = (max(low, known[0], 1 if offset <= 0 else 0), min(high, known[1]))
 
 
-def _places_of_size(examples: Examples, size: int) -> list[tuple[str, int]]:
+def _places_of_size(examples: Examples, size: int) -> list[Axis]:
     return [(name, dim) for name, shape in examples.items() for dim, actual in enumerate(shape) if actual == size]
 
 

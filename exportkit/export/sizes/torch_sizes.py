@@ -11,7 +11,7 @@ import torch
 
 from exportkit.errors import UsageError
 from exportkit.export.models.call_signature import bind_call, describe_call, is_tensor
-from exportkit.export.models.entries import entry_specs
+from exportkit.export.models.methods import method_specs
 from exportkit.export.sizes.shapes import MAX_SIZE, Shapes
 from exportkit.package.structure import fields_of, parts_of
 from exportkit.spec import ExportSpec
@@ -33,19 +33,19 @@ def with_plain_shapes(spec: ExportSpec) -> ExportSpec:
     """Returns a spec whose sizes are expressions. It needs the tensors that a ShapesCollection was made for.
 
     Raises:
-        UsageError: The sizes of an entry do not fit its example inputs.
+        UsageError: The sizes of a method do not fit its example inputs.
     """
     if not spec.methods:
         return replace(spec, dynamic_shapes=plain_shapes(spec))
-    entries = entry_specs(spec)
+    specs = method_specs(spec)
     return replace(
         spec,
-        methods={n: replace(m, dynamic_shapes=plain_shapes(entries[n])) for n, m in spec.methods.items()},
+        methods={n: replace(m, dynamic_shapes=plain_shapes(specs[n])) for n, m in spec.methods.items()},
     )
 
 
 def plain_shapes(spec: ExportSpec) -> Shapes:
-    """Returns the sizes of one entry of a model, by the tensors' names.
+    """Returns the sizes of one method of a model, by the tensors' names.
 
     Args:
         spec: Its `dynamic_shapes` names tensors as on the command line, or is what torch.export takes: by parameter or

@@ -314,6 +314,11 @@ _TABLE = (
         {"torch._library._out_variant:to_out_variant": "(op)"},
     ),
     *_patches(
+        "A tensor that is written with what another one was gets that, also where the other is written first.",
+        "docs/upstream/values-before-writes.md",
+        {"torch._inductor.fx_passes.post_grad:remove_noop_ops": "(graph)"},
+    ),
+    *_patches(
         "Numbers left to their defaults are in the list of calls; without them a call ends with a mismatch of ints.",
         "https://github.com/pytorch/pytorch/pull/194261",
         {"torch._export.serde.serialize:GraphModuleSerializer.serialize_inputs": "(self, target, args, kwargs=...)"},

@@ -19,7 +19,7 @@ from torch.torch_version import TorchVersion
 from exportkit.child.forked import in_fork
 from exportkit.errors import ExportError, ModelRunError, UsageError
 from exportkit.export.export_options import TraceOptions
-from exportkit.export.models.placement import on_device
+from exportkit.export.models.program_model import graphs_of
 from exportkit.export.record.cases import case_sizes
 from exportkit.export.record.eager_methods import EagerMethods
 from exportkit.export.record.eager_run import EagerRun, run_eagerly
@@ -27,14 +27,14 @@ from exportkit.export.record.edge_values import kinds_of, kinds_of_rows, planned
 from exportkit.export.record.numerical_stability import ROUNDING, NumericalStability
 from exportkit.export.record.record import (
     MAX_CASES_BYTES,
-    MAX_TROUBLE_BYTES,
+    MAX_EDGE_CASE_BYTES,
     RecordedCase,
     record_run,
 )
-from exportkit.export.record.sequences import DrawnCall, draw_call, draw_session, session_call, with_state
+from exportkit.export.record.sequences import DrawnCall, calls_on, draw_calls, session_call, with_state
 from exportkit.export.trace.index_inputs import index_inputs
 from exportkit.export.trace.preflight import graph_operators
-from exportkit.export.trace.size_cases import data_sizes, sized_calls
+from exportkit.export.trace.size_cases import ArgumentPosition, Chosen, data_sizes, sized_calls
 from exportkit.export.trace.traced import TracedMethod
 from exportkit.package.case_files import results_of
 from exportkit.package.manifest import PackagedMethod, StateTensor
@@ -55,8 +55,6 @@ _SEED = 500_000  # apart from those of the drawn cases
 _ILL_CONDITIONED = "of which rounding decides `{}`, as it does for drawn values ({})"
 _SAY_HOW_NEAR = "in the spec, a Tolerance says how near is right"
 _ROUND_AS_EAGER = "--inductor-config emulate_precision_casts=True rounds each operator's result as eager does"
-
-_Place = tuple[str, int]  # a method, and the place of one of its inputs
 
 
 @dataclass(frozen=True)
@@ -101,7 +99,7 @@ def edge_cases(
     stateful = {method.name for method in with_state(methods)}
     units = [[method.name] for method in methods if not method.state] + ([sorted(stateful)] if stateful else [])
     spent = sum(len(case.tensors) for case in drawn)
-    budget = max(MAX_CASES_BYTES - spent, MAX_TROUBLE_BYTES) // max(len(units), 1)
+    budget = max(MAX_CASES_BYTES - spent, MAX_EDGE_CASE_BYTES) // max(len(units), 1)
     kept: list[RecordedCase] = []
     left_out: Counter[str] = Counter()
     stability = NumericalStability(methods, state, drawn)
@@ -124,7 +122,7 @@ class _Task:
     """What draws the calls of edge cases.
 
     Attributes:
-        linked: The inputs of integers that must stay as they are drawn.
+        index_inputs: The inputs of integers that must stay as they are drawn.
         custom: Whether the model calls custom operators, which values may lead to end the process.
     """
 
@@ -133,7 +131,7 @@ class _Task:
     state: Sequence[StateTensor]
     options: TraceOptions
     device: torch.device
-    linked: frozenset[_Place]
+    index_inputs: frozenset[ArgumentPosition]
     custom: bool
 
     def run(self, calls: Sequence[DrawnCall]) -> EagerRun:
@@ -143,7 +141,7 @@ class _Task:
             ExportError: The model raised, or would have ended this process.
             UsageError: It assigned to its state what cannot be state.
         """
-        placed = [replace(call, bound=on_device(call.bound, self.device)) for call in calls]
+        placed = calls_on(self.device, calls)
         if self.custom and self.device.type == "cpu":
             ended = in_fork(lambda: self._survived(placed), seconds=_SECONDS)
             if isinstance(ended, str):
@@ -205,44 +203,41 @@ class _Task:
 
     def draw(self, like: RecordedCase, sizes: Mapping[str, int], seed: int) -> list[DrawnCall]:
         """Draws calls like those of a case, on the CPU."""
-        method = self._method(like)
-        if method.state:
-            return draw_session(self.eager, self.methods, sizes, seed)
-        return [draw_call(self.eager, method, sizes, seed)]
+        return draw_calls(self.eager, self.methods, self._method(like), sizes, seed)
 
     def _method(self, like: RecordedCase) -> PackagedMethod:
         return next(each for each in self.methods if each.name == like.calls[0].method)
 
     def kinds(
         self, calls: Sequence[DrawnCall], of_input: Callable[..., tuple[str, ...]] = kinds_of
-    ) -> dict[_Place, tuple[str, ...]]:
+    ) -> dict[ArgumentPosition, tuple[str, ...]]:
         """Returns by input the kinds that it can have in all calls."""
-        found: dict[_Place, tuple[str, ...]] = {}
+        found: dict[ArgumentPosition, tuple[str, ...]] = {}
         for call in calls:
             for index, tensor in enumerate(call.bound.tensors):
-                place = call.method, index
-                known = of_input(tensor, keep_integers=place in self.linked)
-                found[place] = tuple(kind for kind in found.get(place, known) if kind in known)
-        return {place: kinds for place, kinds in found.items() if kinds}
+                position = call.method, index
+                known = of_input(tensor, keep_integers=position in self.index_inputs)
+                found[position] = tuple(kind for kind in found.get(position, known) if kind in known)
+        return {position: kinds for position, kinds in found.items() if kinds}
 
-    def with_edge_values(self, calls: Sequence[DrawnCall], chosen: Mapping[_Place, str], seed: int) -> list[DrawnCall]:
+    def with_edge_values(self, calls: Sequence[DrawnCall], chosen: Chosen, seed: int) -> list[DrawnCall]:
         """Returns the calls with these kinds of edge values."""
         generator = torch.Generator().manual_seed(seed)
         changed = []
         for call in calls:
             tensors = tuple(
-                with_edge_values(chosen[place], tensor, generator)
-                if (place := (call.method, index)) in chosen
+                with_edge_values(chosen[position], tensor, generator)
+                if (position := (call.method, index)) in chosen
                 else tensor
                 for index, tensor in enumerate(call.bound.tensors)
             )
             changed.append(replace(call, bound=self.eager.bind(call.method, *call.bound.with_tensors(tensors))))
         return changed
 
-    def name(self, calls: Sequence[DrawnCall], chosen: Mapping[_Place, str]) -> str:
+    def name(self, calls: Sequence[DrawnCall], chosen: Chosen) -> str:
         """Returns such as "ties in x, NaN in y"."""
         names = {(call.method, i): name for call in calls for i, name in enumerate(call.bound.names)}
-        return ", ".join(f"{kind} in {names[place]}" for place, kind in chosen.items())
+        return ", ".join(f"{kind} in {names[position]}" for position, kind in chosen.items())
 
 
 class _EndedError(ExportError):
@@ -298,7 +293,7 @@ def _recorded(
         if number >= len(plan):
             break
         together = plan[number]
-        alone = [{place: kind} for place, kind in together.items()] if len(together) > 1 else []
+        alone = [{position: kind} for position, kind in together.items()] if len(together) > 1 else []
         for chosen in (together, *alone):
             changed = task.with_edge_values(calls, chosen, number)
             if found == most or (digest := _digest(changed)) in seen or digest == _digest(calls):
@@ -338,8 +333,8 @@ def _stable(task: _Task, stability: NumericalStability, calls: Sequence[DrawnCal
 
 def _loops(module: torch.fx.GraphModule) -> bool:
     """Whether a graph, or one within it, repeats something until a value is right: with NaN or infinity it never is."""
-    graphs = (part.graph for part in module.modules() if isinstance(part, torch.fx.GraphModule))
-    return any(getattr(node.target, "__name__", "") == "while_loop" for graph in graphs for node in graph.nodes)
+    nodes = (node for part in graphs_of(module) for node in part.graph.nodes)
+    return any(getattr(node.target, "__name__", "") == "while_loop" for node in nodes)
 
 
 def _digest(calls: Sequence[DrawnCall]) -> str:

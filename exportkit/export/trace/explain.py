@@ -244,7 +244,7 @@ _KNOWN = (
 def _places(sizes: DynamicSizes, names: Iterable[str]) -> dict[str, list[str]]:
     """Returns the places of each name: {"gh": ["image:2"]}."""
     return {
-        name: [f"{t}:{d}" for t, dims in sizes.places.items() for d, size in dims.items() if size.dimension == name]
+        name: [f"{tensor}:{dim}" for (tensor, dim), size in sizes.by_axis.items() if size.dimension == name]
         for name in names
     }
 

@@ -40,20 +40,20 @@ _INDEXING = frozenset(
 
 
 def index_inputs(eager: EagerMethods, traced: Sequence[TracedMethod]) -> frozenset[tuple[str, int]]:
-    """Returns the inputs of integers that must keep the values they are drawn with: methods, and places in the call.
+    """Returns the inputs of integers that must keep the values they are drawn with: methods, and positions in the call.
 
     Integers of 8 and 16 bits do if they are indices. Larger ones do if the spec draws the inputs, because they may
     depend on one another, such as offsets, and if a custom operator takes them, which may not check them.
     """
     found: set[tuple[str, int]] = set()
     for method in traced:
-        by_author = eager.entries[method.name].draw_inputs is not None
+        by_author = eager.specs[method.name].draw_inputs is not None
         by_author |= bool(method.state) and eager.spec.draw_sequence is not None
         indices, custom = (_integers_before(method.program.graph_module, sinks) for sinks in (_indexes, _is_custom))
-        for place, (name, tensor) in enumerate(zip(_placeholders(method.program), method.call.inputs)):
+        for position, (name, tensor) in enumerate(zip(_placeholders(method.program), method.call.inputs)):
             small = getattr(torch, tensor.dtype) in SMALL_INTEGERS
             if name in indices if small else by_author or name in custom:
-                found.add((method.name, place))
+                found.add((method.name, position))
     return frozenset(found)
 
 

@@ -12,6 +12,7 @@ import torch
 from exportkit.errors import ExportError
 from exportkit.export.sizes.shapes import (
     MAX_SIZE,
+    Axis,
     DynamicSizes,
     Shapes,
     dynamic_sizes,
@@ -33,13 +34,12 @@ from exportkit.package.manifest import Size
 
 _TRIES = 5
 _MARK = re.compile(rf"(?P<sign>[{INFERRED}{VARYING}])(?:\[(?P<min>\d+):(?P<max>\d+)\])?")
-_Place = tuple[str, int]
 
 
 def with_inferred(task: TracingTask, shapes: Shapes, ranges: Mapping[str, tuple[int, int]]) -> Shapes:
     """Returns the sizes with a name, or nothing, for each that torch is to infer.
 
-    A name is that of a declared size which it follows, or is made of the place: `x_0` of x:0.
+    A name is that of a declared size which it follows, or is made of the axis: `x_0` of x:0.
 
     Args:
         task: The method.
@@ -57,16 +57,16 @@ def with_inferred(task: TracingTask, shapes: Shapes, ranges: Mapping[str, tuple[
     known = dynamic_sizes(named, task.examples)
     varying = [(t, d) for t, d in marks if t in task.examples and d < len(task.examples[t])]
     if len(varying) < len(marks):
-        absent = next(place for place in marks if place not in varying)
-        dynamic_sizes({absent[0]: {absent[1]: "n[1:2]"}}, task.examples)  # says what there is instead
-    varying += [(tensor, dim) for tensor, dims in known.places.items() for dim in dims]
+        missing = next(axis for axis in marks if axis not in varying)
+        dynamic_sizes({missing[0]: {missing[1]: "n[1:2]"}}, task.examples)  # says what there is instead
+    varying += known.by_axis
     try:
         program, _ = call_export(torch.export.export, task, DynamicSizes(free=varying))
     except RefusedByTorchError as refused:
         raise explain_refusal(refused, task) from refused.error
     found = _Inferred(known)
     values = dict(zip(task.bound.names, taken_tensors(program)))
-    for tensor, dim in sorted(varying, key=lambda place: known.at(*place) is None):
+    for tensor, dim in sorted(varying, key=lambda axis: known.at(*axis) is None):
         size = values[tensor].shape[dim]
         expression = size.node.expr if isinstance(size, torch.SymInt) else sympy.Integer(size)
         found.add((tensor, dim), expression, marks.get((tensor, dim)))
@@ -97,12 +97,12 @@ class _Inferred:
 
     known: DynamicSizes
     _symbols: dict[sympy.Symbol, sympy.Expr] = field(default_factory=dict)
-    _sizes: dict[_Place, Size] = field(default_factory=dict)
+    _sizes: dict[Axis, Size] = field(default_factory=dict)
     _ends: dict[str, tuple[int, int]] = field(default_factory=dict)
 
-    def add(self, place: _Place, expression: sympy.Expr, mark: re.Match[str] | None) -> None:
-        """Adds a place, with what torch found; the declared ones first."""
-        where = f"{place[0]}:{place[1]}"
+    def add(self, axis: Axis, expression: sympy.Expr, mark: re.Match[str] | None) -> None:
+        """Adds an axis, with what torch found; the declared ones first."""
+        where = f"{axis[0]}:{axis[1]}"
         if expression.is_Integer:
             if mark and mark["sign"] == VARYING:
                 raise ExportError(
@@ -116,18 +116,18 @@ class _Inferred:
                 hint="Give it a name, such as Dim('n').",
             )
         symbol, scale, offset = linear
-        if (size := self.known.at(*place)) is not None:
+        if (size := self.known.at(*axis)) is not None:
             name = sympy.Symbol(size.dimension, integer=True)
             self._symbols.setdefault(symbol, (size.scale * name + size.offset - offset) / sympy.Integer(scale))
             return
         new = symbol not in self._symbols
         if new:
-            self._symbols[symbol] = sympy.Symbol(self._name(place), integer=True)
+            self._symbols[symbol] = sympy.Symbol(self._name(axis), integer=True)
         in_names = linear_in_one(sympy.expand(expression.xreplace(self._symbols)))
         if in_names is None:
             raise ExportError(f"{where} follows {expression} of another size, which is no whole number for each of it")
         root, scale, offset = in_names
-        self._sizes[place] = Size(dimension=root.name, scale=scale, offset=offset)
+        self._sizes[axis] = Size(dimension=root.name, scale=scale, offset=offset)
         if root.name in self.known.example:
             return
         low, high = (int(mark["min"]), int(mark["max"])) if mark and mark["min"] else (1, MAX_SIZE)
@@ -135,8 +135,8 @@ class _Inferred:
         known = self._ends.get(root.name, (0, MAX_SIZE))
         self._ends[root.name] = (max(low, known[0]), min(high, known[1]))
 
-    def _name(self, place: _Place) -> str:
-        name = re.sub(r"\W", "_", f"{place[0]}_{place[1]}")
+    def _name(self, axis: Axis) -> str:
+        name = re.sub(r"\W", "_", f"{axis[0]}_{axis[1]}")
         while name in self.known.example or name in self._ends:
             name += "_"
         return name

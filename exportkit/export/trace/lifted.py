@@ -16,13 +16,11 @@ from torch.utils._pytree import tree_leaves, tree_map_only, tree_structure
 
 from exportkit.errors import ExportError
 from exportkit.export.models.call_signature import BoundCall
-from exportkit.export.models.entries import written_names
+from exportkit.export.models.methods import written_names
+from exportkit.export.models.program_model import STATE, graphs_of
 from exportkit.export.models.source_lines import where_traced
 from exportkit.export.record.state_buffers import StateBuffer, place_of, settled
 from exportkit.export.torch_patches.quiet import quiet_torch
-
-STATE = "exportkit_state"
-"""The keyword argument of a traced program that has its state, a tuple of tensors. It comes after all others."""
 
 
 @contextmanager
@@ -91,8 +89,8 @@ def lifted(
 
 def _with_state(signature: inspect.Signature) -> inspect.Signature:
     parameters = list(signature.parameters.values())
-    place = next((i for i, p in enumerate(parameters) if p.kind is inspect.Parameter.VAR_KEYWORD), len(parameters))
-    parameters.insert(place, inspect.Parameter(STATE, inspect.Parameter.KEYWORD_ONLY))
+    position = next((i for i, p in enumerate(parameters) if p.kind is inspect.Parameter.VAR_KEYWORD), len(parameters))
+    parameters.insert(position, inspect.Parameter(STATE, inspect.Parameter.KEYWORD_ONLY))
     return signature.replace(parameters=parameters)
 
 
@@ -111,14 +109,14 @@ def taken(program: ExportedProgram) -> list[str]:
 
 
 def written_tensors(program: ExportedProgram, *, traced: bool) -> tuple[list[int], list[str]]:
-    """Finds what a program writes: the tensors that it takes, by their places, and the buffers of its own.
+    """Finds what a program writes: the tensors that it takes, by their positions, and the buffers of its own.
 
     Args:
         program: The program.
         traced: Whether it was traced in this process. Its fake tensors share memory then where the real ones do, and
             it need not be decomposed, which takes as long as tracing.
     """
-    parts = [part for part in program.graph_module.modules() if isinstance(part, torch.fx.GraphModule)]
+    parts = graphs_of(program.graph_module)
     writing = [(part, node) for part in parts for node in part.graph.nodes if _written_by(node)]
     signature = program.graph_signature
     if traced and all(part is program.graph_module for part, _ in writing):
@@ -135,7 +133,7 @@ def written_tensors(program: ExportedProgram, *, traced: bool) -> tuple[list[int
         found, buffers = set(signature.user_inputs_to_mutate.values()), set(signature.buffers_to_mutate.values())
     else:
         return [], []
-    return [place for place, name in enumerate(taken(program)) if name in found], sorted(buffers)
+    return [position for position, name in enumerate(taken(program)) if name in found], sorted(buffers)
 
 
 def written_constants(program: ExportedProgram) -> list[str]:
@@ -178,7 +176,7 @@ def _written_by(node: torch.fx.Node) -> list[torch.fx.Node]:
 
 
 def used_state(program: ExportedProgram, count: int) -> list[int]:
-    """Returns the places of the state tensors, which a program takes last, that it uses.
+    """Returns the positions of the state tensors, which a program takes last, that it uses.
 
     Args:
         program: The program.
@@ -186,7 +184,7 @@ def used_state(program: ExportedProgram, count: int) -> list[int]:
     """
     nodes = {node.name: node for node in program.graph.nodes if node.op == "placeholder"}
     names = taken(program)[-count:] if count else []
-    return [place for place, name in enumerate(names) if nodes[name].users]
+    return [position for position, name in enumerate(names) if nodes[name].users]
 
 
 def without_unused(program: ExportedProgram, count: int, used: Sequence[int]) -> ExportedProgram:
@@ -195,12 +193,12 @@ def without_unused(program: ExportedProgram, count: int, used: Sequence[int]) ->
     Args:
         program: The program.
         count: The number of state tensors that it takes.
-        used: The places of those that it uses.
+        used: The positions of those that it uses.
     """
     if len(used) == count:
         return program
     names = taken(program)[-count:]
-    unused = {name for place, name in enumerate(names) if place not in used}
+    unused = {name for position, name in enumerate(names) if position not in used}
     for node in program.graph.nodes:
         if node.op == "placeholder" and node.name in unused:
             program.graph.erase_node(node)
@@ -211,7 +209,7 @@ def without_unused(program: ExportedProgram, count: int, used: Sequence[int]) ->
         output_specs=list(before.output_specs),
     )
     args, kwargs = program.example_inputs
-    state = tuple(kwargs[STATE][place] for place in used)
+    state = tuple(kwargs[STATE][position] for position in used)
     kwargs = {**kwargs, STATE: state} if state else {name: value for name, value in kwargs.items() if name != STATE}
     whole = program.module_call_graph[0]
     assert whole.signature is not None

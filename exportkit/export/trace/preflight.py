@@ -21,6 +21,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 
 from exportkit.errors import OperatorNotExportableError, UsageError
 from exportkit.export.models.fake_kernels import fake_to_write
+from exportkit.export.models.program_model import graphs_of
 from exportkit.export.models.source_lines import raised_by_user, user_frame
 from exportkit.export.torch_patches.dispatch import UNDEFINED, OperatorMode, watched_by
 from exportkit.export.torch_patches.opaque import (
@@ -74,11 +75,10 @@ def describe_operators(operators: Mapping[str, OpOverload]) -> tuple[Operator, .
 def graph_operators(module: torch.fx.GraphModule) -> dict[str, OpOverload]:
     """Finds the custom operators that a graph, or a graph within it, calls."""
     found = {}
-    for part in module.modules():
-        if isinstance(part, torch.fx.GraphModule):
-            for node in part.graph.nodes:
-                if node.op == "call_function" and is_custom(node.target):
-                    found[qualified_name(node.target)] = node.target
+    for part in graphs_of(module):
+        for node in part.graph.nodes:
+            if node.op == "call_function" and is_custom(node.target):
+                found[qualified_name(node.target)] = node.target
     return found
 
 

@@ -23,8 +23,8 @@ TRIES = 64
 _EDGES = (0, 1, 2)
 _SEEDS = 4
 
-Place = tuple[str, int]
-Chosen = Mapping[Place, str]
+ArgumentPosition = tuple[str, int]
+Chosen = Mapping[ArgumentPosition, str]
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ def sized_calls(
     sizes: Sequence[DataSize],
     draw: Callable[[int], list[DrawnCall]],
     change: Callable[[list[DrawnCall], Chosen, int], list[DrawnCall]],
-    kinds: Callable[[Sequence[DrawnCall]], Mapping[Place, Sequence[str]]],
+    kinds: Callable[[Sequence[DrawnCall]], Mapping[ArgumentPosition, Sequence[str]]],
     answer: Callable[[Sequence[DrawnCall]], object],
 ) -> Iterator[list[tuple[list[DrawnCall], Chosen]]]:
     """Yields for each edge of each size the calls that reach it, those with the fewest changes first.
@@ -82,23 +82,23 @@ def sized_calls(
                 answer(calls)
         except (ExportError, UsageError):
             continue
-        for place, size in seen.found.items():
-            reached[place, size].append((calls, chosen))
-    for place in range(len(sizes)):
-        found = sorted(size for known, size in reached if known == place)
+        for position, size in seen.found.items():
+            reached[position, size].append((calls, chosen))
+    for position in range(len(sizes)):
+        found = sorted(size for known, size in reached if known == position)
         for size in dict.fromkeys((*_EDGES, *found[-1:])):
-            if (place, size) in reached:
-                yield reached[place, size]
+            if (position, size) in reached:
+                yield reached[position, size]
 
 
-def _plans(kinds: Mapping[Place, Sequence[str]]) -> Iterator[tuple[int, dict[Place, str]]]:
+def _plans(kinds: Mapping[ArgumentPosition, Sequence[str]]) -> Iterator[tuple[int, dict[ArgumentPosition, str]]]:
     """Yields seeds and kinds: as drawn, one input changed, then two, with another seed each time."""
     yield from ((seed, {}) for seed in range(_SEEDS))
     seed = _SEEDS
     for changed in range(1, min(len(kinds), 2) + 1):
-        for places in itertools.combinations(kinds, changed):
-            for chosen in itertools.product(*(kinds[place] for place in places)):
-                yield seed, dict(zip(places, chosen))
+        for positions in itertools.combinations(kinds, changed):
+            for chosen in itertools.product(*(kinds[position] for position in positions)):
+                yield seed, dict(zip(positions, chosen))
                 seed += 1
 
 
@@ -114,8 +114,8 @@ class _Sizes(OperatorMode):
     def operator(self, func: torch._ops.OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Runs an operator."""
         answer = func(*args, **kwargs)
-        for place, each in enumerate(self._wanted):
+        for position, each in enumerate(self._wanted):
             if each.operator is func and each.number == self._counts[func]:
-                self.found[place] = int(key_get(answer, each.path))
+                self.found[position] = int(key_get(answer, each.path))
         self._counts[func] += 1
         return answer

@@ -15,6 +15,7 @@ from torch.utils._pytree import tree_map
 
 from exportkit.errors import HostError
 from exportkit.export.models.call_signature import BoundCall, describe_call, is_tensor, plain_tuples
+from exportkit.export.models.program_model import STATE
 from exportkit.export.models.source_lines import users_code
 from exportkit.export.record.cases import resampled
 from exportkit.export.record.state_buffers import StateBuffer
@@ -37,7 +38,7 @@ from exportkit.export.torch_patches.operator_bodies import traced_bodies
 from exportkit.export.torch_patches.quiet import quiet_torch
 from exportkit.export.trace.describe_program import taken_tensors
 from exportkit.export.trace.hop_subgraphs import correct_branches
-from exportkit.export.trace.lifted import STATE, lifted
+from exportkit.export.trace.lifted import lifted
 from exportkit.export.trace.recurrent_layers import whole_recurrent_layers
 from exportkit.sizes import label_of
 from exportkit.spec import ExportSpec
@@ -311,11 +312,11 @@ def _with_followers(task: TracingTask, refused: RefusedByTorchError) -> list[Dyn
 
     Sizes that are equal in the example by chance are left alone.
     """
-    named = {(tensor, dim): size for tensor, dims in refused.sizes.places.items() for dim, size in dims.items()}
-    wrong = {place for place, size in named.items() if size.dimension in violated_names(str(refused))}
+    named = refused.sizes.by_axis
+    wrong = {axis for axis, size in named.items() if size.dimension in violated_names(str(refused))}
     alike = {task.examples[tensor][dim] for tensor, dim in wrong}
-    places = [(tensor, dim) for tensor, shape in task.examples.items() for dim in range(len(shape))]
-    unnamed = [(t, dim) for t, dim in places if (t, dim) not in named and task.examples[t][dim] in alike]
+    axes = [(tensor, dim) for tensor, shape in task.examples.items() for dim in range(len(shape))]
+    unnamed = [(t, dim) for t, dim in axes if (t, dim) not in named and task.examples[t][dim] in alike]
     try:
         program, _ = call_export(torch.export.export, task, DynamicSizes(free=[*named, *unnamed]))
     except RefusedByTorchError:

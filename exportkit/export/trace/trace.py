@@ -13,7 +13,7 @@ import torch
 from exportkit.errors import UsageError
 from exportkit.export.export_options import TraceOptions
 from exportkit.export.models.call_signature import BoundCall, parameter_names
-from exportkit.export.models.entries import entry_specs
+from exportkit.export.models.methods import method_specs
 from exportkit.export.models.option_parsing import parse_places, parse_ranges, size_of
 from exportkit.export.models.placement import parse_floating, prepared
 from exportkit.export.models.resolved import EagerModel
@@ -112,10 +112,10 @@ def ready_to_trace(model: EagerModel, options: TraceOptions, device: torch.devic
                 hint="Leave out --static, or the dimension of the state.",
             )
         tasks = {}
-        for name, entry in eager.entries.items():
-            bound = eager.bind(name, entry.example_inputs, entry.example_kwargs)
+        for name, each in eager.specs.items():
+            bound = eager.bind(name, each.example_inputs, each.example_kwargs)
             eager.written(name, bound)  # refuses a name that no input has
-            tasks[name] = TracingTask(entry, bound, eager.buffers)
+            tasks[name] = TracingTask(each, bound, eager.buffers)
             check_composites(spec.model, partial(_called, spec, name, bound), device)
         shapes = _shapes(tasks, options)
         yield ReadyModel(
@@ -135,7 +135,7 @@ def _declared(spec: ExportSpec, options: TraceOptions) -> ExportSpec:
         return spec
     if not spec.methods:
         return replace(spec, writes=(*spec.writes, *options.writes))
-    parameters = {name: parameter_names(entry.model) for name, entry in entry_specs(spec).items()}
+    parameters = {name: parameter_names(each.model) for name, each in method_specs(spec).items()}
     methods = dict(spec.methods)
     for each in options.writes:
         having = [name for name, known in parameters.items() if each.partition(".")[0] in known]

@@ -10,7 +10,7 @@ import torch
 from exportkit.errors import ExportError
 from exportkit.export.export_options import TraceOptions
 from exportkit.export.models.call_signature import BoundCall
-from exportkit.export.models.entries import written_names
+from exportkit.export.models.methods import written_names
 from exportkit.export.models.placement import parse_floating
 from exportkit.export.record.cases import eager_mode
 from exportkit.export.record.eager_methods import EagerAnswer, EagerMethods
@@ -140,9 +140,9 @@ def trace_with_torch_export(
         program, trials = export_tried(task, sizes)
     except RefusedByTorchError as refused:
         raise explain_refusal(refused, task) from refused.error
-    places = check_writes(program, task.bound, task.spec)
+    positions = check_writes(program, task.bound, task.spec)
     used = used_state(program, len(task.state))
-    state = tuple(StateUse(index=place, written=place in places) for place in used)
+    state = tuple(StateUse(index=position, written=position in positions) for position in used)
     return without_unused(program, len(task.state), used), state, trials
 
 
@@ -158,19 +158,19 @@ def check_writes(
         traced: Whether the program was traced in this process.
 
     Returns:
-        The places of the state that it writes.
+        The positions of the state that it writes.
 
     Raises:
         ExportError: It does not.
     """
-    places, buffers = written_tensors(program, traced=traced)
+    positions, buffers = written_tensors(program, traced=traced)
     if buffers:
         raise ExportError(
             f"the model changes its buffers {', '.join(buffers)} while it runs: results would depend on earlier calls "
             "and on which runner served them",
             hint=DECLARE_STATE,
         )
-    inputs = [bound.names[place] for place in places if place < len(bound.names)]
+    inputs = [bound.names[position] for position in positions if position < len(bound.names)]
     declared = written_names(bound.names, spec.writes)
     if others := [name for name in inputs if name not in declared]:
         raise ExportError(f"the model writes into its inputs {', '.join(others)}", hint=DECLARE_WRITES)
@@ -179,4 +179,4 @@ def check_writes(
             f"the inputs {', '.join(missing)} are declared to be written, and the model does not write into them",
             hint="Leave them out of --writes or ExportSpec(writes=...). Writing into a copy is no write.",
         )
-    return [place - len(bound.names) for place in places if place >= len(bound.names)]
+    return [position - len(bound.names) for position in positions if position >= len(bound.names)]

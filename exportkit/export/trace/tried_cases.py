@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 import torch
 
 from exportkit.errors import ExportError
 from exportkit.export.export_options import TraceOptions
-from exportkit.export.models.placement import on_device
 from exportkit.export.record.cases import MAX_CASE_BYTES
 from exportkit.export.record.eager_methods import EagerMethods
 from exportkit.export.record.record import MAX_CASES_BYTES, RecordedCase, record_case
-from exportkit.export.record.sequences import draw_call, draw_session
+from exportkit.export.record.sequences import calls_on, draw_calls
 from exportkit.export.trace.explain import explain_refusal
 from exportkit.export.trace.program_check import check_programs
 from exportkit.export.trace.trace_method import TracedTask
@@ -53,19 +51,14 @@ def tried_cases(
     cases: list[RecordedCase] = []
     for each in traced:
         method = each.method.packaged
-        places = [(trial, sizes) for trial in each.trials for sizes in trial.sizes]
-        fitting = [each for each in places if input_bytes(method.call, each[1]) <= MAX_CASE_BYTES] or places[:1]
+        candidates = [(trial, sizes) for trial in each.trials for sizes in trial.sizes]
+        fitting = [each for each in candidates if input_bytes(method.call, each[1]) <= MAX_CASE_BYTES] or candidates[:1]
         for number, (trial, sizes) in enumerate(fitting[:_CASES]):
             progress(f"trying {label_of(sizes)}")
             try:
                 seed = options.seed + number
-                drawn = (
-                    draw_session(eager, methods, {**examples, **sizes}, seed)
-                    if method.state
-                    else [draw_call(eager, method, sizes, seed)]
-                )
-                placed = [replace(call, bound=on_device(call.bound, device)) for call in drawn]
-                case = record_case(eager, methods, state, placed, tf32=options.tf32)
+                drawn = draw_calls(eager, methods, method, {**examples, **sizes} if method.state else sizes, seed)
+                case = record_case(eager, methods, state, calls_on(device, drawn), tf32=options.tf32)
             except ExportError as error:
                 if not trial.legal:
                     continue  # what no call may have is no reason to refuse the rest

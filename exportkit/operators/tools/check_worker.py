@@ -19,8 +19,8 @@ from exportkit.child.messages import serve
 from exportkit.errors import ExportkitError, UsageError
 from exportkit.export.models.importing import import_code
 from exportkit.export.models.placement import usable_device
+from exportkit.export.models.resolve import load_operator_libraries, parse_dtype, resolve, resolve_decompositions
 from exportkit.export.models.source_lines import users_code
-from exportkit.export.programs.resolve import load_operator_libraries, parse_dtype, resolve, resolve_decompositions
 from exportkit.operators.contract.check import check_operator
 from exportkit.operators.contract.definition import checks
 from exportkit.operators.contract.findings import Finding, OperatorReport, Severity

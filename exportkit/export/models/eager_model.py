@@ -12,8 +12,8 @@ import torch
 
 from exportkit.errors import UsageError
 from exportkit.export.models.placement import parse_floating, prepared
-from exportkit.export.programs.program_model import dimension_of
-from exportkit.export.programs.resolve import resolve
+from exportkit.export.models.program_model import dimension_of
+from exportkit.export.models.resolve import resolve
 from exportkit.package.manifest import Call, PackagedMethod, Source, StateTensor
 from exportkit.reference_model import ReferenceModel
 from exportkit.sizes import shape_at

@@ -13,7 +13,7 @@ from torch import Tensor
 from exportkit import ExportSpec
 from exportkit.errors import UsageError
 from exportkit.export.artifact import export_program
-from exportkit.export.programs.resolve import resolve
+from exportkit.export.models.resolve import resolve
 from exportkit.package.archive import PackageReader
 from exportkit.package.manifest import Manifest, NamedTupleNode, Node
 from exportkit.package.structure import unflatten

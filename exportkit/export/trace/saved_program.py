@@ -11,9 +11,8 @@ from torch.utils._pytree import tree_map_only
 
 from exportkit.errors import DigestMismatchError, UsageError
 from exportkit.export.export_options import TraceOptions
+from exportkit.export.models.program_model import ForeignModel
 from exportkit.export.models.resolved import EagerModel, SavedProgram
-from exportkit.export.programs.program_model import ForeignModel
-from exportkit.export.programs.saved_sizes import named_sizes, shapes_of
 from exportkit.export.provenance import provenance
 from exportkit.export.record.cases import eager_mode, state_sha256
 from exportkit.export.record.eager_methods import EagerMethods
@@ -28,6 +27,7 @@ from exportkit.export.trace.preflight import (
     describe_operators,
     graph_operators,
 )
+from exportkit.export.trace.saved_sizes import named_sizes, shapes_of
 from exportkit.export.trace.trace import trace
 from exportkit.export.trace.trace_method import check_writes
 from exportkit.export.trace.traced import Traced, TracedMethod

@@ -9,9 +9,16 @@ from typing import Any
 
 import torch
 
-from exportkit.export.trace.lifted import STATE
 from exportkit.package.manifest import Manifest, PackagedMethod, Size, StateTensor
 from exportkit.spec import FORWARD, ExportSpec, Method
+
+STATE = "exportkit_state"
+"""The keyword argument of a program that has its state, a tuple of tensors. It comes after all others."""
+
+
+def graphs_of(module: torch.nn.Module) -> list[torch.fx.GraphModule]:
+    """Returns the graph of a program and those within it: of loops, branches, and other higher-order operators."""
+    return [part for part in module.modules() if isinstance(part, torch.fx.GraphModule)]
 
 
 def program_spec(

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import fnmatch
 import functools
 import inspect
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -15,16 +16,16 @@ from exportkit.errors import UsageError
 from exportkit.spec import FORWARD, ExportSpec, Method
 
 
-def entry_specs(spec: ExportSpec) -> dict[str, ExportSpec]:
-    """Returns a spec for each method of a spec, with one entry: a module whose `forward` is the method.
+def method_specs(spec: ExportSpec) -> dict[str, ExportSpec]:
+    """Returns a spec for each method of a spec: of a module whose `forward` is the method.
 
     Raises:
         UsageError: The model does not have the attribute of a method, or it cannot be called.
     """
-    return {name: _entry(spec, name, method) for name, method in spec.entries.items()}
+    return {name: _method_spec(spec, name, method) for name, method in spec.entries.items()}
 
 
-def _entry(spec: ExportSpec, name: str, method: Method) -> ExportSpec:
+def _method_spec(spec: ExportSpec, name: str, method: Method) -> ExportSpec:
     return replace(
         spec,
         model=_module(spec.model, name, method.attribute or name),
@@ -54,12 +55,12 @@ def _module(model: torch.nn.Module, name: str, attribute: str) -> torch.nn.Modul
         ) from None
     if not callable(called):
         raise UsageError(f"the method {name} calls {type(model).__name__}.{attribute}, a {type(called).__name__}")
-    entry = object.__new__(type(model))
-    entry.__dict__.update(model.__dict__)
+    module = object.__new__(type(model))
+    module.__dict__.update(model.__dict__)
     if inspect.ismethod(called) and called.__self__ is model:
-        called = called.__func__.__get__(entry)  # so that `self` has the buffers that tracing replaces
-    entry.forward = _function(called, attribute)
-    return entry
+        called = called.__func__.__get__(module)  # so that `self` has the buffers that tracing replaces
+    module.forward = _function(called, attribute)
+    return module
 
 
 def _function(called: Callable[..., Any], attribute: str) -> Callable[..., Any]:
@@ -93,3 +94,8 @@ def written_names(names: Sequence[str], writes: Sequence[str]) -> tuple[str, ...
                 hint=f"The inputs are {', '.join(names)}.",
             )
     return tuple(found)
+
+
+def matches(name: str, patterns: Iterable[str]) -> bool:
+    """Returns whether a buffer's name matches one of the patterns of a spec's `state`."""
+    return any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)

@@ -15,8 +15,8 @@ from exportkit.errors import (
     UntrustedProgramError,
     UsageError,
 )
+from exportkit.export.models.program_model import program_spec, state_of
 from exportkit.export.models.resolved import SavedProgram
-from exportkit.export.programs.program_model import program_spec, state_of
 from exportkit.installed import register_operators
 from exportkit.libraries import LoadedLibrary, load_library, schemas_of
 from exportkit.package.archive import PackageReader

@@ -14,10 +14,10 @@ import torch
 from exportkit.errors import ModelNotFoundError, UsageError, WeightsError
 from exportkit.export.models.call_signature import NAMED, bind_call, left_out, parameter_names, rebind
 from exportkit.export.models.importing import import_code, named_attribute
+from exportkit.export.models.methods import matches
 from exportkit.export.models.option_parsing import check_dtype, parse_input_text
 from exportkit.export.models.resolved import EagerModel, ResolvedModel
 from exportkit.export.models.source_lines import users_code
-from exportkit.export.record.cases import matches
 from exportkit.libraries import LoadedLibrary, load_library
 from exportkit.package.describe_library import describe_with_needed
 from exportkit.package.manifest import Library
@@ -73,7 +73,7 @@ def resolve(
         torch.manual_seed(seed)
         if model.endswith(".pt2"):
             _refuse_for_program(model, kwargs, inputs, weights)
-            from exportkit.export.programs.program_file import load_program  # imported late: it takes a second
+            from exportkit.export.models.program_file import load_program  # imported late: it takes a second
 
             return load_program(Path(model), trust, trusted=trusted)
         with users_code(f"importing {model}"):

@@ -8,10 +8,10 @@ import msgspec
 import torch
 
 from exportkit.export.models.placement import on_device
+from exportkit.export.models.program_model import STATE
 from exportkit.export.record.cases import eager_mode
 from exportkit.export.record.eager_methods import EagerMethods
 from exportkit.export.record.sequences import DrawnCall
-from exportkit.export.trace.lifted import STATE
 from exportkit.package.manifest import (
     Call,
     Dimension,
@@ -39,14 +39,14 @@ def call_with_state(method: PackagedMethod, manifest: Manifest) -> Call:
     count = len(call.inputs)
     inputs = tuple(
         TensorInput(
-            name=f"{STATE}.{place}",
+            name=f"{STATE}.{position}",
             dtype=tensor.dtype,
             shape=tensor.shape,
             written=tensor.tolerance if use.written else None,
         )
-        for place, (use, tensor) in enumerate(zip(method.state, state))
+        for position, (use, tensor) in enumerate(zip(method.state, state))
     )
-    items = tuple(TensorNode(index=count + place) for place in range(len(inputs)))
+    items = tuple(TensorNode(index=count + position) for position in range(len(inputs)))
     taken = Parameter(name=STATE, kind="keyword", value=SequenceNode(kind="tuple", items=items))
     known = {dimension.name for dimension in call.dimensions}
     sizes = {size.dimension for tensor in state for size in tensor.shape if isinstance(size, Size)}
@@ -62,7 +62,7 @@ def call_with_state(method: PackagedMethod, manifest: Manifest) -> Call:
 
 def written_state(method: PackagedMethod) -> list[str]:
     """Returns the inputs of `call_with_state` that are state and are written."""
-    return [f"{STATE}.{place}" for place, use in enumerate(method.state) if use.written]
+    return [f"{STATE}.{position}" for position, use in enumerate(method.state) if use.written]
 
 
 def state_before(

@@ -1,7 +1,7 @@
-"""Writes down everything of a traced program that code may depend on, as one text: equal texts, equal code.
+"""The fingerprint of a traced program: the digest of everything that code may depend on.
 
 What this module does not know is refused, never left out, so that no program is taken for another one. Left out are
-the places in the source that torch notes at each node: they reach nothing but comments.
+the lines of source that torch notes at each node: they reach nothing but comments.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from exportkit.export.torch_patches.opaque import has_one_kernel, has_own_fake
 from exportkit.libraries import TORCH_NAMESPACES
 
 # Where a node comes from: comments in the generated code. `from_node` counts by its operators (eager_kernels.py).
-_PLACES = frozenset(
+_SOURCE_LINES = frozenset(
     {"stack_trace", "nn_module_stack", "source_fn_stack", "torch_fn", "from_node", "seq_nr", "tensor_meta", "desc"}
 )
 # The state of torch's sizes, as torch 2.11 to 2.15 call it.
@@ -47,8 +47,8 @@ class UnknownPartError(Exception):
     """A program has a part that cannot be written down. The message names it."""
 
 
-def program_text(program: torch.export.ExportedProgram, *, values: bool) -> str:
-    """Writes a program down.
+def program_fingerprint(program: torch.export.ExportedProgram, *, values: bool) -> str:
+    """Returns the digest of a program: equal digests, equal code.
 
     Args:
         program: The program.
@@ -70,7 +70,7 @@ def program_text(program: torch.export.ExportedProgram, *, values: bool) -> str:
     if address := _ADDRESS.search(text):
         line = text[text.rfind("\n", 0, address.start()) + 1 : address.start()]
         raise UnknownPartError(f"{line[-80:]} has no text of its own")
-    return text
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def encoded(value: Any) -> str:
@@ -93,7 +93,7 @@ def encoded(value: Any) -> str:
 def _graph(module: torch.fx.GraphModule) -> Iterator[str]:
     """Yields a line for each node, and the lines of the graphs within."""
     for node in module.graph.nodes:
-        meta = {key: value for key, value in node.meta.items() if key not in _PLACES}
+        meta = {key: value for key, value in node.meta.items() if key not in _SOURCE_LINES}
         made_from = [_origin(source) for source in node.meta.get("from_node") or ()]
         target = node.target if isinstance(node.target, str) else _operator(node.target)
         yield " ".join(
@@ -198,12 +198,12 @@ def _tensor(tensor: torch.Tensor) -> str:
     if kind not in (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer):
         raise UnknownPartError(f"a {kind.__qualname__}")
     try:
-        place = "" if isinstance(tensor, FakeTensor) or not tensor.numel() else str(tensor.data_ptr() % _ALIGNED == 0)
+        aligned = "" if isinstance(tensor, FakeTensor) or not tensor.numel() else str(tensor.data_ptr() % _ALIGNED == 0)
     except RuntimeError as error:  # one that torch.func's transforms left in the graph
         raise UnknownPartError("a tensor without memory of its own") from error
     shape = [encoded(size) for size in (*tensor.shape, *tensor.stride(), tensor.storage_offset())]
     flags = (tensor.requires_grad, tensor.is_conj(), tensor.is_neg(), isinstance(tensor, torch.nn.Parameter))
-    return f"{tensor.dtype} {tensor.device} {shape} {flags} {place}"
+    return f"{tensor.dtype} {tensor.device} {shape} {flags} {aligned}"
 
 
 def _symbolic(value: torch.SymInt | torch.SymFloat | torch.SymBool) -> str:

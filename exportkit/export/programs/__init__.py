@@ -1,1 +1,0 @@
-"""Saved programs: read, prepared like a newly traced one, made a module, or cut."""
