@@ -22,7 +22,7 @@ EXIT_CODES: Mapping[int, str] = {
     13: "verify: the process of the packaged model or of eager crashed",
     14: "verify: the packaged model or eager did not answer in time",
     15: "verify: an operator is missing",
-    16: "verify --against eager: the eager model cannot be made here, or all sizes exceed --max-input-mb",
+    16: "verify --against eager: the eager model cannot be made here, or the inputs of all sizes are too large",
     17: "verify: the eager model has other weights than when it was exported",
     18: "verify: eager itself fails, at a size inside the exported range or when it is made",
     19: "verify: sessions are not independent, or fork, reset or a saved state does not give what it must",

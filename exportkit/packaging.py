@@ -14,14 +14,17 @@ from pathlib import Path
 from exportkit.errors import UsageError
 from exportkit.export.models.find_libraries import describe_libraries, named_libraries
 from exportkit.onnx.files import refuse_sidecar
+from exportkit.package import openssf
+from exportkit.package import signature as own
 from exportkit.package.archive import PackageReader
 from exportkit.package.assemble import assemble
 from exportkit.package.atomic import check_writable, temporary_folder
 from exportkit.package.consistency import operators_of
 from exportkit.package.keys import PrivateKey
 from exportkit.package.manifest import Manifest, encode_manifest
-from exportkit.package.signing import sign_package
+from exportkit.package.signing import sign_package, signature_path
 from exportkit.progress import Progress, silent
+from exportkit.reference_model import unnamed
 from exportkit.verify.options import VerifyOptions
 from exportkit.verify.report import Report
 from exportkit.verify.verify import verify
@@ -50,6 +53,7 @@ def build_package(
     *,
     name: str | None = None,
     version: str | None = None,
+    weights: Path | None = None,
     progress: Progress = silent,
 ) -> tuple[Manifest, Report | None]:
     """Assembles a package and verifies it. `output` is written only if the verification passes.
@@ -67,17 +71,22 @@ def build_package(
         options: How the package is verified and signed.
         name: The package's name. Default: the first artifact's.
         version: The model's version. Default: the first artifact's.
+        weights: A safetensors file with the whole state of another fine-tune, which takes the place of the weights.
+            The model that the options name records the cases again.
         progress: Called with each step before it starts.
 
     Returns:
         The manifest and the verification's report, which is None if it was skipped.
 
     Raises:
-        UsageError: The output's folder cannot be written to, or the artifacts do not belong together.
+        UsageError: The output's folder cannot be written to, a signature of another package is beside the output, the
+            artifacts do not belong together, or nothing can record cases for the weights.
+        WeightsError: The weights do not fit.
         PackageError: An artifact is bad or lacks a required signature, or no library defines an operator.
         PolicyError: A policy of this machine cannot be read or trusted.
     """
     check_writable(output, sum(artifact.stat().st_size for artifact in artifacts))
+    _refuse_old_signatures(output, options.sign_key)
     trust, eager = options.verification.trust, options.verification.eager
     if trust.signature is not None and len(artifacts) > 1:
         raise UsageError(
@@ -99,27 +108,22 @@ def build_package(
         unverified = folder / output.name
         progress("writing the package")
         manifest = assemble(artifacts, described, unverified, name=name, version=version, demand=trust.demand())
+        if weights is not None:
+            from exportkit.fine_tune.new_weights import fine_tune  # imports torch's compiler, which takes seconds
+
+            recorded, by, timeout = manifest.source.model, trust.demanded_by(), options.verification.timeout
+            model, why = eager.model_of(recorded, by), unnamed(recorded, by)
+            manifest = fine_tune(unverified, weights, model, unnamed=why, timeout=timeout, progress=progress)
         # The package has the libraries, and MODEL loads its own.
         verification = replace(options.verification, eager=replace(eager, op_libraries=()))
         options = replace(options, verification=verification)
-        return manifest, verify_and_rename(unverified, output, manifest, options, progress)
+        return manifest, _verify_and_rename(unverified, output, manifest, options, progress)
 
 
-def verify_and_rename(
+def _verify_and_rename(
     unverified: Path, output: Path, manifest: Manifest, options: PackOptions, progress: Progress
 ) -> Report | None:
-    """Verifies a new package, signs it, and gives it its name if it passed.
-
-    Args:
-        unverified: The package, in a private folder on the same file system as `output`.
-        output: The name.
-        manifest: The package's manifest.
-        options: How it is verified and signed.
-        progress: Called with each step before it starts.
-
-    Returns:
-        The verification's report; None if it was skipped.
-    """
+    """Verifies a new package, signs it, and gives it its name if it passed. Returns the report, if it was verified."""
     digest, key = hashlib.sha256(encode_manifest(manifest)).hexdigest(), options.sign_key
     report = verify(unverified, options.verification, unsigned=digest, progress=progress) if options.verify else None
     if report is None or report.exit_code == 0:
@@ -128,6 +132,18 @@ def verify_and_rename(
         if signed is not None:
             os.replace(signed, output.with_name(signed.name))
     return report
+
+
+def _refuse_old_signatures(output: Path, sign_key: PrivateKey | None) -> None:
+    """Refuses to leave the signature of another package beside the new one."""
+    written = signature_path(output, sign_key) if sign_key is not None else None
+    for suffix in (own.SUFFIX, openssf.SUFFIX):
+        old = output.with_name(output.name + suffix)
+        if old.exists() and old != written:
+            raise UsageError(
+                f"{old} is beside {output.name} and would not belong to the new package",
+                hint="Remove it, or write another file. --sign-key signs the new package.",
+            )
 
 
 def _import_judging() -> None:

@@ -6,8 +6,9 @@ import math
 import random
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import overload
+from typing import Any, overload
 
+from exportkit.errors import UsageError
 from exportkit.package.dtypes import ITEM_BYTES
 from exportkit.package.manifest import Call, Case, Dimension, Size, StateTensor, TensorInput, TensorOutput
 from exportkit.progress import bytes_text
@@ -147,6 +148,29 @@ def _calls_label(case: Case) -> str:
     if len(texts) > 4:
         texts = [*texts[:3], f"... {len(case.calls)} calls"]
     return f"{', '.join(texts)}; {label_of(case_sizes(case))}"
+
+
+def checked_sizes(whose: str, ranges: Mapping[str, tuple[int, int]], given: Mapping[str, Any]) -> dict[str, int]:
+    """Returns the number of each dimension, in the order of the ranges.
+
+    Args:
+        whose: What has the dimensions, for messages.
+        ranges: The least and greatest number of each dimension.
+        given: What a caller gave.
+
+    Raises:
+        UsageError: A number is missing, unknown, or out of its range.
+    """
+    wanted = ", ".join(f"{name} (from {low} to {high})" for name, (low, high) in ranges.items())
+    hint = f"Give {wanted or 'no sizes'}."
+    for name, (low, high) in ranges.items():
+        number = given.get(name)
+        if not isinstance(number, int) or isinstance(number, bool) or not low <= number <= high:
+            got = repr(number) if name in given else "nothing"
+            raise UsageError(f"{name} must be from {low} to {high}, got {got}", hint=hint)
+    if unknown := [name for name in given if name not in ranges]:
+        raise UsageError(f"{whose} has no dimension {unknown[0]}", hint=hint)
+    return {name: given[name] for name in ranges}
 
 
 def input_bytes(call: Call, sizes: Mapping[str, int]) -> int:

@@ -66,9 +66,9 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Marks what needs a browser as slow, and skips what needs CUDA where there is none and none was promised."""
+    """Marks slow tests by folder and browser, and skips what needs CUDA where there is none and none was promised."""
     for item in items:
-        if "launch" in getattr(item, "fixturenames", ()):
+        if "launch" in getattr(item, "fixturenames", ()) or item.path.parent.name in ("aarch64", "examples"):
             item.add_marker(pytest.mark.slow)
     if REQUIRE_CUDA or torch.cuda.is_available():
         return

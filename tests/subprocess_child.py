@@ -20,7 +20,8 @@ import types
 from typing import Any
 
 from exportkit.child.channel import Channel
-from exportkit.child.forkserver import end_with, serve
+from exportkit.child.forkserver import serve
+from exportkit.child.process_end import end_with
 
 
 def main(connection: socket.socket) -> None:

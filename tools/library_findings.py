@@ -1,10 +1,11 @@
 """Writes what `exportkit ops check` found in fbgemm into docs/operator-check.md: `python -m tools.library_findings`.
 
-`python -m tools.library_findings RESULTS.jsonl` takes what `exportkit ops check fbgemm_gpu -o RESULTS.jsonl` wrote.
+`python -m tools.library_findings FILE` takes what `exportkit ops check fbgemm_gpu --json > FILE` wrote.
 """
 
 from __future__ import annotations
 
+import importlib.metadata
 import json
 import sys
 from collections import Counter
@@ -20,16 +21,16 @@ _ROW = 5  # operators that a finding needs for a row of its own
 
 def kept(results: Path) -> dict[str, Any]:
     """Returns what is kept of a run: of each operator why it was not checked, and its findings without their calls."""
-    first, *lines = map(json.loads, results.read_text().splitlines())
+    document = json.loads(results.read_text())
     operators = {
         line["report"]["operator"]: {
             "seconds": line["seconds"],
             "not_checked": line["not_checked"],
             "findings": [{key: f[key] for key in ("check", "severity", "message")} for f in line["report"]["findings"]],
         }
-        for line in lines
+        for line in document["operators"]
     }
-    return {"source": first["source"], "torch": first["torch"], "operators": operators}
+    return {"source": document["source"], "torch": importlib.metadata.version("torch"), "operators": operators}
 
 
 def section(run: dict[str, Any]) -> str:

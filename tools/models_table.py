@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 import tools.more_models  # noqa: F401 (adds to the catalogue)
-from exportkit.bench.results import in_lines
+from tools.generated import in_lines
 from tools.model_catalogue import CATALOGUE, Model
 
 _STEPS = {"aoti": ("export", "package", "verify"), "onnx": ("export", "verify")}

@@ -4,12 +4,7 @@ Of the page of `exportkit serve`, from a server that runs. It sends requests for
 see:
 
     exportkit serve artifacts/arr_coc.pt2 &
-    python -m tools.pictures page http://127.0.0.1:8000/ arr_coc
-
-Of docs/reports.md, from a report:
-
-    exportkit inspect arr_coc.pt2 --report report.html
-    python -m tools.pictures report report.html
+    python -m tools.pictures http://127.0.0.1:8000/ arr_coc
 """
 
 from __future__ import annotations
@@ -21,7 +16,6 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from exportkit.arr_coc.model.photographs import load_photograph
@@ -110,11 +104,6 @@ def _png(pixels: np.ndarray) -> bytes:
     return file.getvalue()
 
 
-def _cases(browser: Browser, report: str) -> bytes:
-    """The recorded cases of a report, with the errors of each output."""
-    return _open(browser, report, "dark", (1280, 900), "#origin").locator("#cases").screenshot()
-
-
 def _write(screenshot: bytes, name: str, *, colours: int | None) -> None:
     """Writes a picture, in few colours where that takes far fewer bytes and shows no difference."""
     from PIL import Image
@@ -126,25 +115,18 @@ def _write(screenshot: bytes, name: str, *, colours: int | None) -> None:
 
 
 def main() -> None:
-    """Takes the pictures of a server's page, or the one of a report."""
+    """Takes the pictures of a server's page."""
     from playwright.sync_api import sync_playwright
 
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    commands = parser.add_subparsers(dest="command", required=True)
-    page = commands.add_parser("page")
-    page.add_argument("url", help="where the server listens")
-    page.add_argument("model", help="the name by which it serves ARR-COC")
-    commands.add_parser("report").add_argument("report", type=Path, help="what `exportkit inspect --report` wrote")
+    parser.add_argument("url", help="where the server listens")
+    parser.add_argument("model", help="the name by which it serves ARR-COC")
     asked = parser.parse_args()
     with sync_playwright() as driver:
         browser = driver.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
-        if asked.command == "report":
-            url = asked.report.resolve().as_uri()
-            _write(_cases(browser, url), "report-cases.png", colours=128)
-        else:
-            with _traffic(asked.url, asked.model):
-                _write(_busy_page(browser, asked.url), "serving-page.png", colours=None)
-                _write(_photograph(browser, asked.url), "serving-try-it.png", colours=256)
+        with _traffic(asked.url, asked.model):
+            _write(_busy_page(browser, asked.url), "serving-page.png", colours=None)
+            _write(_photograph(browser, asked.url), "serving-try-it.png", colours=256)
         browser.close()
 
 

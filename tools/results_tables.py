@@ -16,9 +16,9 @@ from typing import NamedTuple
 import msgspec
 
 from exportkit.bench import tables
-from exportkit.bench.plot import draw
-from exportkit.bench.results import OURS, OURS_GRAPHS, Key, Results, Row, merged, read
+from exportkit.bench.results import OURS, OURS_GRAPHS, Key, Results, Row
 from tools.generated import DOCS, EVIDENCE, ROOT, with_section
+from tools.results_plot import draw
 from tools.serving_tables import serving_section
 
 README = ROOT / "README.md"
@@ -97,6 +97,29 @@ commands, the spread, the alternatives' times, the memory and the errors. [perfo
 it was measured; "vs best" is how many times as long the fastest alternative takes. Packages in half precision ran with
 CUDA graphs.
 """
+
+
+def read(path: Path) -> Results:
+    """Reads what `exportkit bench -o` wrote."""
+    return msgspec.json.decode(path.read_bytes(), type=Results)
+
+
+def merged(runs: Iterable[Results]) -> list[Results]:
+    """Merges runs by device: the newest run's description, all commands, and the newest version of each row.
+
+    A table of operators may need several runs. Each row keeps the limit measured in its run.
+    """
+    by_device: dict[str, list[Results]] = {}
+    for run in sorted(runs, key=lambda run: run.created):
+        by_device.setdefault(run.machine.device, []).append(run)
+    return [
+        msgspec.structs.replace(
+            group[-1],
+            command="\n".join(run.command for run in group),
+            rows=tuple({row.key: row for run in group for row in run.rows}.values()),
+        )
+        for group in by_device.values()
+    ]
 
 
 def load_results(folder: Path = _RESULTS) -> list[Results]:

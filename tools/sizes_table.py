@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from exportkit.bench.results import in_lines
+from tools.generated import in_lines
 from tools.models_table import said, version
 from tools.size_catalogue import SIZED
 from tools.size_page import page

@@ -24,10 +24,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from exportkit.bench.results import in_lines
 from exportkit.libraries import LIBRARY_DIR
 from exportkit.support import PINNED_TORCH
-from tools.generated import DOCS, ROOT, with_section
+from tools.generated import DOCS, ROOT, in_lines, with_section
 
 RESULTS = ROOT / "benchmarks" / "torches" / "cpu.json"
 DOCUMENT = DOCS / "fleet.md"

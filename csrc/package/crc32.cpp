@@ -17,36 +17,14 @@ namespace {
 
 constexpr uint32_t kPolynomial = 0xEDB88320;  // reflected
 
-using Tables = std::array<std::array<uint32_t, 256>, 8>;
-
-constexpr Tables make_tables() {
-  Tables tables{};
+constexpr std::array<uint32_t, 256> kTable = [] {
+  std::array<uint32_t, 256> table{};
   for (uint32_t i = 0; i < 256; ++i) {
-    uint32_t value = i;
-    for (int bit = 0; bit < 8; ++bit) value = value >> 1 ^ (value & 1 ? kPolynomial : 0);
-    tables[0][i] = value;
+    table[i] = i;
+    for (int bit = 0; bit < 8; ++bit) table[i] = table[i] >> 1 ^ (table[i] & 1 ? kPolynomial : 0);
   }
-  for (size_t n = 1; n < 8; ++n) {
-    for (size_t i = 0; i < 256; ++i) tables[n][i] = tables[n - 1][i] >> 8 ^ tables[0][tables[n - 1][i] & 0xFF];
-  }
-  return tables;
-}
-
-constexpr Tables kTables = make_tables();
-
-// Eight bytes per step. `state` is the complement of a CRC-32.
-uint32_t crc32_by_table(uint32_t state, const uint8_t* data, size_t size) {
-  for (; size >= 8; data += 8, size -= 8) {
-    uint32_t next = 0;
-    for (size_t i = 0; i < 8; ++i) {
-      const uint32_t byte = data[i] ^ (i < 4 ? state >> (8 * i) & 0xFF : 0);
-      next ^= kTables[7 - i][byte];
-    }
-    state = next;
-  }
-  for (; size > 0; ++data, --size) state = state >> 8 ^ kTables[0][(state ^ *data) & 0xFF];
-  return state;
-}
+  return table;
+}();
 
 #if defined(__x86_64__)
 
@@ -130,7 +108,8 @@ uint32_t crc32(uint32_t before, const void* data, size_t size) {
     size -= whole;
   }
 #endif
-  return ~crc32_by_table(state, bytes, size);
+  for (; size > 0; ++bytes, --size) state = state >> 8 ^ kTable[(state ^ *bytes) & 0xFF];
+  return ~state;
 }
 
 }  // namespace exportkit

@@ -1,4 +1,5 @@
-// OpenSSL 3, loaded when the first signature is checked. Nothing else in this library needs it, not even the build.
+// OpenSSL 3, loaded when the first digest or signature is checked. The build does not need it, and digests can do
+// without it.
 #pragma once
 
 #include <cstddef>

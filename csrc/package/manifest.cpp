@@ -292,10 +292,7 @@ void survey(const JsonReader& start) {
 // Reads a part of a manifest. It is exportkit's own, or was checked as part of the whole.
 template <class Read>
 auto decode_part(std::string_view text, const Read& read) {
-  JsonReader json(text, kMaxManifestDepth);
-  JsonReader whole = json;
-  whole.skip();
-  whole.end();
+  JsonReader json = JsonReader::checked(text, kMaxManifestDepth);
   return read(json);
 }
 

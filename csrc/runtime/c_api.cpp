@@ -138,14 +138,7 @@ int exportkit_run_method(exportkit_model model, const char* method, const DLTens
   Results results(outputs, output_count);
   return attempt(error, [&] {
     const std::shared_ptr<OpenModel> open = find_model(model);
-    const MethodInfo& named = method_named(open->model, method);
-    results.expect(named.outputs.size(), output_count, "outputs");
-    const RequestedRun run(open->model, named, options);
-    results.give(lend_all(run(inputs, input_count, [&](const std::vector<at::Tensor>& on_device) {
-      std::vector<at::Tensor> made = open->model.run(named.name, on_device);
-      if (run.host_tensors()) open->model.synchronize();
-      return made;
-    })));
+    run_for(open->model, open->model, method, inputs, input_count, results, output_count, options);
   });
 }
 

@@ -149,4 +149,18 @@ class RequestedRun {
   const OnStream on_stream_;
 };
 
+// Runs a method of the model, or of one of its sessions, for a caller.
+template <class Runner>
+void run_for(const Model& model, Runner& runner, const char* method, const DLTensor* const* inputs, size_t input_count,
+             Results& results, size_t output_count, const exportkit_run_options* options) {
+  const MethodInfo& named = method_named(model, method);
+  results.expect(named.outputs.size(), output_count, "outputs");
+  const RequestedRun run(model, named, options);
+  results.give(lend_all(run(inputs, input_count, [&](const std::vector<at::Tensor>& on_device) {
+    std::vector<at::Tensor> made = runner.run(named.name, on_device);
+    if (run.host_tensors()) runner.synchronize();
+    return made;
+  })));
+}
+
 }  // namespace exportkit

@@ -9,7 +9,7 @@
 namespace exportkit {
 
 // The class of an error for want of memory, which exportkit/errors.py leaves to Python.
-inline constexpr ErrorClass kMemory{"MemoryError", 4};
+inline constexpr ErrorClass kMemory{"MemoryError", EXPORTKIT_MEMORY_ERROR};
 
 // Handles the exception that is being handled: makes *error unless `error` is null, and returns the code.
 int failed(exportkit_error** error) noexcept;

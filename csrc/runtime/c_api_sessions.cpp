@@ -67,14 +67,7 @@ int exportkit_session_run(exportkit_session session, const char* method, const D
   Results results(outputs, output_count);
   return attempt(error, [&] {
     const std::shared_ptr<OpenSession> open = find_session(session);
-    const MethodInfo& named = method_named(open->of, method);
-    results.expect(named.outputs.size(), output_count, "outputs");
-    const RequestedRun run(open->of, named, options);
-    results.give(lend_all(run(inputs, input_count, [&](const std::vector<at::Tensor>& on_device) {
-      std::vector<at::Tensor> made = open->session.run(named.name, on_device);
-      if (run.host_tensors()) open->session.synchronize();
-      return made;
-    })));
+    run_for(open->of, open->session, method, inputs, input_count, results, output_count, options);
   });
 }
 

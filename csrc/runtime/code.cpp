@@ -4,7 +4,6 @@
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/from_blob.h>
 #include <c10/core/DeviceGuard.h>
-#include <c10/core/impl/VirtualGuardImpl.h>
 #include <c10/util/ScopeExit.h>
 #include <dlfcn.h>
 #include <torch/csrc/inductor/aoti_runner/model_container_runner.h>
@@ -13,6 +12,7 @@
 
 #include "runtime/call_threads.h"
 #include "runtime/cuda_driver.h"
+#include "runtime/streams.h"
 
 namespace exportkit {
 namespace {
@@ -26,13 +26,6 @@ void promote_libstdcxx() {
 
 // AOTInductor's name of a constant that the code computes from the weights, such as a weight in another order.
 bool is_computed(const std::string& constant) { return constant.rfind("_FOLDED_CONST_", 0) == 0; }
-
-void wait_for(c10::Device device) {
-  try {
-    c10::impl::VirtualGuardImpl(device.type()).synchronizeDevice(device.index());
-  } catch (const std::exception&) {  // a broken device
-  }
-}
 
 }  // namespace
 
@@ -100,7 +93,7 @@ Code::~Code() = default;
 Code::Lent::~Lent() {
   if (tensors.empty()) return;
   // The last calls' kernels may still read them, on any stream. torch gives their memory to the next that asks.
-  if (tensors.front().is_cuda()) wait_for(tensors.front().device());
+  wait_for_device(tensors.front().device());
   // The compiled code never releases its references to these (MaybeOwningAtenTensorHandle in torch 2.11 and 2.13).
   for (const at::Tensor& tensor : tensors) {
     if (tensor.use_count() > 1) c10::raw::intrusive_ptr::decref(tensor.unsafeGetTensorImpl());
@@ -139,7 +132,7 @@ void Code::compute_constants() const {
   } catch (const std::exception& error) {
     TORCH_CHECK(false, "the code failed where it computes with its weights alone: ", error.what());
   }
-  if (device_.is_cuda()) wait_for(device_);  // calls on any stream read them
+  wait_for_device(device_);  // calls on any stream read them
 }
 
 std::vector<at::Tensor> Code::run(const std::vector<at::Tensor>& inputs,
@@ -154,7 +147,8 @@ std::vector<at::Tensor> Code::run(const std::vector<at::Tensor>& inputs,
     try {
       return answered(arguments);
     } catch (const std::exception&) {
-      wait_for(device_);  // what ran before it failed may refuse a value, which says more, and not in the next call
+      wait_for_device(
+          device_);  // what ran before it failed may refuse a value, which says more, and not in the next call
       refused_->look(memory);
       throw;
     }

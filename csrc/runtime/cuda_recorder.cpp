@@ -10,7 +10,6 @@
 #include <ATen/ops/zeros.h>
 #include <c10/core/Event.h>
 #include <c10/core/StreamGuard.h>
-#include <c10/core/impl/VirtualGuardImpl.h>
 #include <c10/cuda/CUDACachingAllocator.h>
 
 #include <algorithm>
@@ -26,6 +25,7 @@
 #include "runtime/cuda_driver.h"
 #include "runtime/cuda_graph_driver.h"
 #include "runtime/cuda_uses.h"
+#include "runtime/streams.h"
 
 namespace at::cuda {
 __attribute__((weak)) c10::MempoolId_t graph_pool_handle();
@@ -260,7 +260,7 @@ class CudaRecorder final : public Recorder {
   std::unique_ptr<Recording> record(const std::vector<Span>& arguments, const std::vector<size_t>& written,
                                     Arguments how, const Prepare& prepare, const Work& work) override {
     c10::Event given(device_.type());
-    given.record(c10::impl::VirtualGuardImpl(device_.type()).getStream(device_));
+    given.record(current_stream(device_));
     return stream_->run([&](c10::Stream stream) {
       given.block(stream);
       if (last_stream_) last_use_.block(stream);  // a recording and `prepare` share cuBLAS' memory

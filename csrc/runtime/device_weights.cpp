@@ -4,11 +4,10 @@
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
 #include <c10/core/DeviceGuard.h>
-#include <c10/core/Stream.h>
-#include <c10/core/impl/VirtualGuardImpl.h>
 
 #include "package/mapping.h"
 #include "runtime/staged_copies.h"
+#include "runtime/streams.h"
 
 namespace exportkit {
 namespace {
@@ -36,16 +35,15 @@ std::vector<at::Tensor> copied_together(const std::vector<at::Tensor>& weights, 
     copies.push_back(typed.as_strided(weights[i].sizes(), weights[i].strides()));
   }
   // The current stream may still use what the memory held before. No other stream waits for the copies.
-  const c10::Stream stream = c10::impl::VirtualGuardImpl(device.type()).getStream(device);
   const auto staged = [&] {
     if (!device.is_cuda() || bytes < kWorthStaging) return false;
-    stream.synchronize();
+    wait_for_stream(device);
     char* const to = static_cast<char*>(memory.mutable_data_ptr());
     return copy_staged(memory.device().index(), to, parts, read_weights, lanes_for(bytes));
   };
   if (staged()) return copies;
   for (size_t i = 0; i < weights.size(); ++i) copies[i].copy_(weights[i]);
-  if (!device.is_cpu()) stream.synchronize();
+  wait_for_stream(device);
   return copies;
 }
 

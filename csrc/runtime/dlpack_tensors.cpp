@@ -10,6 +10,7 @@
 #include "exportkit/runtime.h"
 #include "package/errors.h"
 #include "package/text.h"
+#include "runtime/dtypes.h"
 #include "runtime/inputs.h"
 
 namespace exportkit {
@@ -18,31 +19,8 @@ namespace {
 constexpr const char* kTooLarge = "is too large for memory";
 constexpr int32_t kMostDimensions = 64;  // of torch's iterators
 
-constexpr std::pair<at::ScalarType, DLDataTypeCode> kCodes[] = {
-    {at::kBool, kDLBool},
-    {at::kByte, kDLUInt},
-    {at::kUInt16, kDLUInt},
-    {at::kUInt32, kDLUInt},
-    {at::kUInt64, kDLUInt},
-    {at::kChar, kDLInt},
-    {at::kShort, kDLInt},
-    {at::kInt, kDLInt},
-    {at::kLong, kDLInt},
-    {at::kHalf, kDLFloat},
-    {at::kFloat, kDLFloat},
-    {at::kDouble, kDLFloat},
-    {at::kBFloat16, kDLBfloat},
-    {at::kComplexHalf, kDLComplex},
-    {at::kComplexFloat, kDLComplex},
-    {at::kComplexDouble, kDLComplex},
-    {at::kFloat8_e4m3fn, kDLFloat8_e4m3fn},
-    {at::kFloat8_e4m3fnuz, kDLFloat8_e4m3fnuz},
-    {at::kFloat8_e5m2, kDLFloat8_e5m2},
-    {at::kFloat8_e5m2fnuz, kDLFloat8_e5m2fnuz},
-};
-
-DLDataType element(at::ScalarType dtype, DLDataTypeCode code) {
-  return {static_cast<uint8_t>(code), static_cast<uint8_t>(8 * c10::elementSize(dtype)), 1};
+DLDataType element(const Dtype& dtype) {
+  return {static_cast<uint8_t>(dtype.dlpack), static_cast<uint8_t>(8 * c10::elementSize(dtype.type)), 1};
 }
 
 [[noreturn]] void refuse(const std::string& name, const std::string& what, const std::string& hint = {}) {
@@ -113,8 +91,8 @@ struct Lent {
 }  // namespace
 
 DLDataType dl_dtype(at::ScalarType dtype) {
-  for (const auto& [known, code] : kCodes) {
-    if (known == dtype) return element(dtype, code);
+  for (const Dtype& known : kDtypes) {
+    if (known.type == dtype) return element(known);
   }
   throw Error(errors::kUsage, "DLPack has no dtype for " + dtype_name(dtype));
 }
@@ -124,9 +102,9 @@ DLDevice dl_device(c10::Device device) {
 }
 
 at::ScalarType dtype_of(const DLDataType& given, const std::string& name) {
-  for (const auto& [dtype, code] : kCodes) {
-    const DLDataType known = element(dtype, code);
-    if (known.code == given.code && known.bits == given.bits && known.lanes == given.lanes) return dtype;
+  for (const Dtype& dtype : kDtypes) {
+    const DLDataType known = element(dtype);
+    if (known.code == given.code && known.bits == given.bits && known.lanes == given.lanes) return dtype.type;
   }
   refuse(name, "has a dtype that no package takes: DLPack's code " + std::to_string(given.code) + " with " +
                    std::to_string(given.bits) + " bits and " + std::to_string(given.lanes) + " lanes");

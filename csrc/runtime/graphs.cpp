@@ -4,13 +4,14 @@
 #include <ATen/Tensor.h>
 #include <ATen/core/grad_mode.h>
 #include <c10/core/StreamGuard.h>
-#include <c10/core/impl/VirtualGuardImpl.h>
 
 #include <algorithm>
 
 #include "package/json_text.h"
 #include "package/text.h"
 #include "runtime/graph_memory.h"
+#include "runtime/overlaps.h"
+#include "runtime/streams.h"
 
 namespace exportkit {
 namespace {
@@ -88,7 +89,7 @@ Graphs::~Graphs() {
 
 Tensors Graphs::run(const Tensors& arguments) {
   const c10::AutoGradMode no_grad(false);
-  const c10::Stream stream = current_stream();
+  const c10::Stream stream = current_stream(options_.device);
   const std::lock_guard lock(mutex_);
   Known* const known = this->known(arguments);
   refuse_overlaps(arguments, known);
@@ -108,7 +109,8 @@ Tensors Graphs::capture(const Tensors& arguments, size_t own) {
   const Tensors examples = like(arguments, options_.device);
   set_example(examples);
   const std::lock_guard lock(mutex_);
-  TORCH_CHECK(!recorder_->is_recorded(current_stream()), "another graph is being captured on the current stream");
+  TORCH_CHECK(!recorder_->is_recorded(current_stream(options_.device)),
+              "another graph is being captured on the current stream");
   Known* const known = this->known(examples);
   if (known != nullptr && !known->graph) {
     known->refusal.clear();
@@ -184,25 +186,20 @@ void Graphs::refuse_overlaps(const Tensors& arguments, Known* known) const {
   if (known != nullptr && known->apart == addresses) return;
   struct Part {
     uintptr_t begin, end;
+    bool written;
     size_t index;
   };
   std::vector<Part> parts;
-  parts.reserve(arguments.size());
   for (size_t i = 0; i < arguments.size(); ++i) {
     const auto begin = reinterpret_cast<uintptr_t>(addresses[i]);
-    if (const size_t bytes = arguments[i].nbytes(); bytes > 0) parts.push_back({begin, begin + bytes, i});
+    if (const size_t bytes = arguments[i].nbytes(); bytes > 0)
+      parts.push_back({begin, begin + bytes, is_written(i), i});
   }
-  std::sort(parts.begin(), parts.end(), [](const Part& one, const Part& other) { return one.begin < other.begin; });
-  const Part* furthest = nullptr;          // of those that begin before
-  const Part* furthest_written = nullptr;  // of those that are written
-  for (const Part& part : parts) {
-    const bool written = is_written(part.index);
-    const Part* const before = written ? furthest : furthest_written;
-    TORCH_CHECK(before == nullptr || before->end <= part.begin, "arguments ", before->index, " and ", part.index,
-                " share memory, and the code writes to one of them");
-    if (furthest == nullptr || part.end > furthest->end) furthest = &part;
-    if (written && (furthest_written == nullptr || part.end > furthest_written->end)) furthest_written = &part;
-  }
+  std::vector<const Part*> all;
+  for (const Part& part : parts) all.push_back(&part);
+  const auto [one, other] = overlapping(all);
+  TORCH_CHECK(one == nullptr, "arguments ", one->index, " and ", other->index,
+              " share memory, and the code writes to one of them");
   if (known != nullptr) known->apart = std::move(addresses);
 }
 
@@ -288,7 +285,7 @@ void Graphs::compare(Graph& graph, const Tensors& given, const Tensors& expected
   const Tensors arguments = with_written_copied(given);
   Tensors results = like(graph.outputs, options_.device);
   set_noise(results);
-  launch(graph, arguments, results, current_stream());
+  launch(graph, arguments, results, current_stream(options_.device));
   for (size_t i : options_.written) results.push_back(arguments[i]);
   const bool same =
       results.size() == expected.size() && std::equal(expected.begin(), expected.end(), results.begin(), same_bits);
@@ -315,10 +312,6 @@ void Graphs::launch(Graph& graph, const Tensors& arguments, const Tensors& outpu
   for (const auto& [i, copy] : misplaced) {
     if (is_written(i)) arguments[i].copy_(copy);
   }
-}
-
-c10::Stream Graphs::current_stream() const {
-  return c10::impl::VirtualGuardImpl(options_.device.type()).getStream(options_.device);
 }
 
 }  // namespace exportkit

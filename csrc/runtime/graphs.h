@@ -86,7 +86,6 @@ class Graphs {
   void count(Known& known);
   size_t graph_count() const;
   bool is_written(size_t argument) const { return argument < is_written_.size() && is_written_[argument]; }
-  c10::Stream current_stream() const;
 
   const Options options_;
   std::vector<bool> is_written_;  // of each argument

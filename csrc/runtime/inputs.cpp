@@ -4,6 +4,9 @@
 #include <map>
 #include <sstream>
 
+#include "runtime/dtypes.h"
+#include "runtime/overlaps.h"
+
 namespace exportkit {
 namespace {
 
@@ -11,29 +14,6 @@ namespace {
 // multiples of their size. An input that begins elsewhere is copied.
 constexpr uintptr_t kCudaAlignment = 16;
 constexpr size_t kLargestElement = 16;  // bytes
-
-constexpr std::pair<const char*, at::ScalarType> kDtypes[] = {
-    {"bool", at::ScalarType::Bool},
-    {"uint8", at::ScalarType::Byte},
-    {"uint16", at::ScalarType::UInt16},
-    {"uint32", at::ScalarType::UInt32},
-    {"uint64", at::ScalarType::UInt64},
-    {"int8", at::ScalarType::Char},
-    {"int16", at::ScalarType::Short},
-    {"int32", at::ScalarType::Int},
-    {"int64", at::ScalarType::Long},
-    {"float16", at::ScalarType::Half},
-    {"bfloat16", at::ScalarType::BFloat16},
-    {"float32", at::ScalarType::Float},
-    {"float64", at::ScalarType::Double},
-    {"complex32", at::ScalarType::ComplexHalf},
-    {"complex64", at::ScalarType::ComplexFloat},
-    {"complex128", at::ScalarType::ComplexDouble},
-    {"float8_e4m3fn", at::ScalarType::Float8_e4m3fn},
-    {"float8_e5m2", at::ScalarType::Float8_e5m2},
-    {"float8_e4m3fnuz", at::ScalarType::Float8_e4m3fnuz},
-    {"float8_e5m2fnuz", at::ScalarType::Float8_e5m2fnuz},
-};
 
 [[noreturn]] void refuse(const std::string& name, const std::string& what, const std::string& hint = {}) {
   throw Error(errors::kInput, "`" + name + "` " + what, hint);
@@ -207,24 +187,15 @@ void InputPlan::check_memory(const std::vector<at::Tensor>& inputs, const StateI
   };
   std::for_each(given.begin(), given.end(), add);
   if (state != nullptr) std::for_each(state->memory.begin(), state->memory.end(), add);
-  std::sort(all.begin(), all.end(), [](const Memory* one, const Memory* other) { return one->begin < other->begin; });
-  const Memory *furthest = nullptr, *furthest_written = nullptr;  // of those before, which reach the furthest
-  for (const Memory* const memory : all) {
-    const Memory* const other = memory->written ? furthest : furthest_written;
-    if (other != nullptr && memory->begin < other->end) {
-      const auto [written, used] = memory->written ? std::pair(memory, other) : std::pair(other, memory);
-      const bool is_state = written->name.front() != '`';
-      throw Error(errors::kInput,
-                  is_state ? used->name + " shares memory with " + written->name
-                           : written->name + " shares memory with " + used->name + ", and the call writes into " +
-                                 written->name,
-                  "`.clone()` one of them.");
-    }
-    if (furthest == nullptr || memory->end > furthest->end) furthest = memory;
-    if (memory->written && (furthest_written == nullptr || memory->end > furthest_written->end)) {
-      furthest_written = memory;
-    }
-  }
+  const auto [one, other] = overlapping(all);
+  if (one == nullptr) return;
+  const auto [written, used] = other->written ? std::pair(other, one) : std::pair(one, other);
+  const bool is_state = written->name.front() != '`';
+  throw Error(errors::kInput,
+              is_state
+                  ? used->name + " shares memory with " + written->name
+                  : written->name + " shares memory with " + used->name + ", and the call writes into " + written->name,
+              "`.clone()` one of them.");
 }
 
 uintptr_t alignment_on(c10::Device device, size_t itemsize) {
@@ -232,15 +203,15 @@ uintptr_t alignment_on(c10::Device device, size_t itemsize) {
 }
 
 at::ScalarType dtype_of(const std::string& name) {
-  for (const auto& [known, dtype] : kDtypes) {
-    if (name == known) return dtype;
+  for (const Dtype& known : kDtypes) {
+    if (name == known.name) return known.type;
   }
   throw Error(errors::kInput, "unknown dtype " + name);
 }
 
 std::string dtype_name(at::ScalarType dtype) {
-  for (const auto& [name, known] : kDtypes) {
-    if (dtype == known) return name;
+  for (const Dtype& known : kDtypes) {
+    if (dtype == known.type) return known.name;
   }
   return c10::toString(dtype);
 }

@@ -1,6 +1,7 @@
 #include "runtime/joined_steps.h"
 
 #include <ATen/ops/_foreach_copy.h>
+#include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
 
 #include <bit>
@@ -120,6 +121,17 @@ std::vector<at::Tensor> run_stateless(const Model::Impl& model, size_t method, c
   if (several) wait_for_call(model, method, workspace);
   check_outputs(model.methods[method], outputs, several ? inputs.front().size(0) : -1);
   return outputs;
+}
+
+at::Tensor joined_rows(const std::vector<at::Tensor>& parts) {
+  auto sizes = parts.front().sizes().vec();
+  sizes[0] = 0;
+  Tensors bytes;
+  for (const at::Tensor& part : parts) {
+    sizes[0] += part.size(0);
+    bytes.push_back(part.view({-1}).view(at::kByte));
+  }
+  return at::cat(bytes).view(parts.front().scalar_type()).view(sizes);
 }
 
 void check_outputs(const MethodInfo& method, const std::vector<at::Tensor>& outputs, int64_t rows) {

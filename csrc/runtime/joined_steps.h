@@ -29,6 +29,9 @@ std::vector<at::Tensor> run_joined(const Model::Impl& model, size_t method, cons
 std::vector<at::Tensor> run_stateless(const Model::Impl& model, size_t method, const std::vector<at::Tensor>& inputs,
                                       bool several, Workspace& workspace);
 
+// The rows of contiguous tensors, one after another. `cat` lacks some dtypes.
+at::Tensor joined_rows(const std::vector<at::Tensor>& parts);
+
 // ModelRunError if the code did not return what the manifest lists, or `rows` rows of each output; -1: any.
 void check_outputs(const MethodInfo& method, const std::vector<at::Tensor>& outputs, int64_t rows);
 

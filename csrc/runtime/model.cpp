@@ -1,5 +1,3 @@
-#include <c10/core/impl/VirtualGuardImpl.h>
-
 #include <algorithm>
 #include <cstring>
 #include <set>
@@ -13,6 +11,7 @@
 #include "runtime/host.h"
 #include "runtime/model_impl.h"
 #include "runtime/precision.h"
+#include "runtime/streams.h"
 
 namespace exportkit {
 namespace {
@@ -155,10 +154,7 @@ void Model::Impl::look(size_t method, const std::optional<at::Tensor>& refused) 
   }
 }
 
-void Model::Impl::wait() const {
-  const c10::Device device = package.device();
-  if (device.is_cuda()) c10::impl::VirtualGuardImpl(device.type()).getStream(device).synchronize();
-}
+void Model::Impl::wait() const { wait_for_stream(package.device()); }
 
 std::vector<at::Tensor> Model::Impl::run(size_t method, const std::vector<at::Tensor>& prepared,
                                          const StateInUse* in_use) const {

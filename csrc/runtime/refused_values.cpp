@@ -2,14 +2,14 @@
 
 #include <ATen/ops/from_blob.h>
 #include <ATen/ops/zeros.h>
-#include <c10/core/Stream.h>
-#include <c10/core/impl/VirtualGuardImpl.h>
 #include <c10/util/Exception.h>
 #include <dlfcn.h>
 
 #include <cstring>
 #include <deque>
 #include <sstream>
+
+#include "runtime/streams.h"
 
 namespace exportkit {
 namespace {
@@ -59,14 +59,6 @@ at::Tensor seen_by(c10::Device device, const at::Tensor& pinned) {
       .make_tensor();
 }
 
-void wait_for(c10::Device device) {
-  if (device.is_cpu()) return;
-  try {
-    c10::impl::VirtualGuardImpl(device.type()).synchronizeDevice(device.index());
-  } catch (const std::exception&) {  // a capture forbids waiting: what is written so far is read
-  }
-}
-
 }  // namespace
 
 RefusedValues::RefusedValues(const std::filesystem::path& library, c10::Device device) : device_(device) {
@@ -106,7 +98,7 @@ void RefusedValues::give_back(at::Tensor memory) const {
 }
 
 at::Tensor RefusedValues::of_stream() const {
-  const int64_t stream = c10::impl::VirtualGuardImpl(device_.type()).getStream(device_).id();
+  const int64_t stream = current_stream(device_).id();
   const std::lock_guard lock(mutex_);
   at::Tensor& memory = streams_[stream];
   if (!memory.defined()) memory = take();
@@ -116,7 +108,7 @@ at::Tensor RefusedValues::of_stream() const {
 void RefusedValues::look(const at::Tensor& memory) const {
   auto* const said = static_cast<int64_t*>(memory.data_ptr());
   if (__atomic_load_n(said, __ATOMIC_RELAXED) == 0) return;
-  wait_for(device_);  // whoever wrote it may still write the rest
+  wait_for_device(device_);  // whoever wrote it may still write the rest
   const std::string message = this->message(said);
   std::memset(said, 0, kLength * sizeof(int64_t));
   TORCH_CHECK(false, kRefusedValue, message);

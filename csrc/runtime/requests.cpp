@@ -1,15 +1,13 @@
 #include "runtime/requests.h"
 
-#include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
-#include <c10/core/Stream.h>
-#include <c10/core/impl/VirtualGuardImpl.h>
 #include <c10/util/ScopeExit.h>
 
 #include <chrono>
 #include <cstring>
 
 #include "runtime/joined_steps.h"
+#include "runtime/streams.h"
 
 namespace exportkit {
 namespace {
@@ -35,13 +33,6 @@ std::vector<int64_t> joined_sizes(const Tensors& parts) {
   return sizes;
 }
 
-at::Tensor join_on_cpu(const Tensors& parts, at::IntArrayRef sizes) {
-  if (parts.size() == 1) return parts.front();
-  Tensors bytes;  // `cat` lacks some dtypes
-  for (const at::Tensor& part : parts) bytes.push_back(part.view({-1}).view(at::kByte));
-  return at::cat(bytes).view(parts.front().scalar_type()).view(sizes);
-}
-
 // The copy may still run when this returns. torch uses the pinned memory again when it has ended, and not before.
 at::Tensor join_on_gpu(const Tensors& parts, at::IntArrayRef sizes, c10::Device device) {
   const at::Tensor whole = pinned(sizes, parts.front().scalar_type());
@@ -62,7 +53,11 @@ Tensors join(const Tensors& tensors, int64_t requests, c10::Device device) {
     Tensors parts;
     for (size_t i = place; i < tensors.size(); i += inputs) parts.push_back(tensors[i]);
     const auto sizes = joined_sizes(parts);
-    joined.push_back(device.is_cpu() ? join_on_cpu(parts, sizes) : join_on_gpu(parts, sizes, device));
+    if (!device.is_cpu()) {
+      joined.push_back(join_on_gpu(parts, sizes, device));
+    } else {
+      joined.push_back(parts.size() == 1 ? parts.front() : joined_rows(parts));
+    }
   }
   return joined;
 }
@@ -89,11 +84,6 @@ at::Tensor fetch(const at::Tensor& output) {
   return fetched;
 }
 
-// Waits for what runs on the current stream.
-void wait(c10::Device device) {
-  if (!device.is_cpu()) c10::impl::VirtualGuardImpl(device.type()).getStream(device).synchronize();
-}
-
 }  // namespace
 
 Answers run_requests(const Code& code, const Tensors& tensors, int64_t requests, const std::vector<int64_t>& outputs,
@@ -117,7 +107,7 @@ Answers run_requests(const Code& code, const Tensors& tensors, int64_t requests,
     if (!sessions.empty()) all = gather_state(sessions, *workspace);
     arguments.insert(arguments.end(), all.begin(), all.end());
     found = code.run(arguments, workspace->refused);
-    wait(device);
+    wait_for_stream(device);
     code.look(workspace->refused);
     scatter_state(all, sessions, written);
   }
@@ -128,7 +118,7 @@ Answers run_requests(const Code& code, const Tensors& tensors, int64_t requests,
                 found.size());
     answers.outputs.push_back(fetch(found[size_t(output)]));
   }
-  wait(device);
+  wait_for_stream(device);
   answers.input_seconds = seconds(joined - started);
   answers.wait_seconds = seconds(began - joined);
   answers.run_seconds = seconds(ran - began);

@@ -1,10 +1,9 @@
-#include <c10/core/impl/VirtualGuardImpl.h>
-
 #include <algorithm>
 
 #include "package/errors.h"
 #include "package/text.h"
 #include "runtime/session_impl.h"
+#include "runtime/streams.h"
 
 namespace exportkit {
 namespace {
@@ -23,10 +22,11 @@ std::vector<StateInUse> in_use(const Manifest& manifest, const CurrentCode& code
   std::vector<StateInUse> methods;
   for (const Method& method : manifest.methods) {
     StateInUse& used = methods.emplace_back();
+    if (method.state.empty()) continue;  // it takes any sizes
     used.sizes = sizes;
     for (const StateUse& use : method.state) used.tensors.push_back(state[static_cast<size_t>(use.index)]);
-    if (!method.state.empty()) used.memory = memory;
-    if (!method.state.empty()) used.refused = code.get(methods.size() - 1)->session_memory();
+    used.memory = memory;
+    used.refused = code.get(methods.size() - 1)->session_memory();
   }
   return methods;
 }
@@ -83,17 +83,15 @@ StreamOrder::StreamOrder(c10::Device device) : device_(device) {
 
 void StreamOrder::begin(const std::vector<at::Tensor>& state) {
   if (!last_) return;
-  const c10::Stream stream = current();
+  const c10::Stream stream = current_stream(device_);
   if (last_->was_marked_for_recording()) last_->block(stream);
   if (!seen_.insert(stream.id()).second) return;
   for (const at::Tensor& tensor : state) tensor.record_stream(stream);
 }
 
 void StreamOrder::end() {
-  if (last_) last_->record(current());
+  if (last_) last_->record(current_stream(device_));
 }
-
-c10::Stream StreamOrder::current() const { return c10::impl::VirtualGuardImpl(device_.type()).getStream(device_); }
 
 Turn::Turn(Session::Impl& session) : session_(session) {
   if (session_.busy.exchange(true, std::memory_order_acquire)) {

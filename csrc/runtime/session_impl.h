@@ -24,8 +24,6 @@ class StreamOrder {
   void end();
 
  private:
-  c10::Stream current() const;
-
   c10::Device device_;
   std::optional<c10::Event> last_;
   std::set<c10::StreamId> seen_;

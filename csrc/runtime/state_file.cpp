@@ -3,14 +3,13 @@
 #include <stdexcept>
 #include <system_error>
 
-#include "package/atomic.h"
 #include "package/errors.h"
 #include "package/safetensors.h"
 #include "package/state_digest.h"
 #include "package/text.h"
 #include "runtime/inputs.h"
-#include "runtime/safetensors_file.h"
 #include "runtime/state.h"
+#include "runtime/tensors.h"
 
 namespace exportkit {
 namespace {
@@ -66,22 +65,10 @@ std::vector<const Place*> matched(const std::vector<Place>& places, const Manife
 }  // namespace
 
 void save_state(const Manifest& manifest, const std::vector<at::Tensor>& state, const std::string& path) {
-  std::vector<at::Tensor> kept;
-  std::vector<safetensors::View> views;
-  for (size_t i = 0; i < state.size(); ++i) {
-    const at::Tensor& plain = kept.emplace_back(state[i].cpu().contiguous());
-    views.push_back({manifest.state[i].name,
-                     manifest.state[i].dtype,
-                     plain.sizes().vec(),
-                     {static_cast<const char*>(plain.const_data_ptr()), plain.nbytes()}});
-  }
+  std::vector<std::pair<std::string, at::Tensor>> named;
+  for (size_t i = 0; i < state.size(); ++i) named.emplace_back(manifest.state[i].name, state[i]);
   try {
-    const safetensors::Metadata owner{{kStateFileModel, manifest.name}, {kStateFileDigest, state_digest(manifest)}};
-    const auto [header, ordered] = safetensors::header(views, owner);
-    WrittenWhole file(path, kMode);
-    file.write(header);
-    for (const safetensors::View* view : ordered) file.write(view->data);
-    file.finish(/*durable=*/true);
+    write_tensors(path, kMode, named, {{kStateFileModel, manifest.name}, {kStateFileDigest, state_digest(manifest)}});
   } catch (const std::system_error& error) {
     throw Error(errors::kState, "cannot write the state to " + path + ": " + error.code().message());
   } catch (const std::invalid_argument& error) {  // such as a dtype that the format lacks

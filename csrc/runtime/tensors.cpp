@@ -1,17 +1,26 @@
 #include "runtime/tensors.h"
 
 #include <ATen/ops/empty.h>
+#include <fcntl.h>
+#include <sys/stat.h>
 
+#include <algorithm>
+#include <cerrno>
 #include <cstring>
-#include <fstream>
-#include <iterator>
+#include <stdexcept>
+#include <system_error>
 
 #include "exportkit/runtime.h"
+#include "package/container.h"
 #include "package/errors.h"
-#include "package/safetensors.h"
 #include "runtime/inputs.h"
 
 namespace exportkit {
+namespace {
+
+[[noreturn]] void cannot(const std::string& path) { throw std::system_error(errno, std::generic_category(), path); }
+
+}  // namespace
 
 std::map<std::string, at::Tensor> parse_tensors(std::string_view content) {
   std::map<std::string, at::Tensor> tensors;
@@ -23,18 +32,29 @@ std::map<std::string, at::Tensor> parse_tensors(std::string_view content) {
   return tensors;
 }
 
-std::map<std::string, at::Tensor> read_safetensors(const std::string& path) {
-  std::ifstream file(path, std::ios::binary);
-  const std::string content{std::istreambuf_iterator<char>(file), {}};
-  if (!file) throw Error(errors::kUsage, "cannot read " + path);
-  try {
-    return parse_tensors(content);
-  } catch (const std::invalid_argument& error) {
-    throw Error(errors::kInput, path + " is not a safetensors file: " + error.what());
-  }
+SafetensorsFile::SafetensorsFile(const std::string& path) : fd_(open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK)) {
+  if (!fd_) cannot(path);
+  struct stat status{};
+  if (fstat(fd_.get(), &status) != 0) cannot(path);
+  if (!S_ISREG(status.st_mode)) throw std::invalid_argument("it is not a plain file");
+  const auto size = static_cast<uint64_t>(status.st_size);
+  const uint64_t header_size = safetensors::header_size(read_at(fd_.get(), 0, 8));
+  const std::string header = read_at(fd_.get(), 0, std::min(header_size, size));
+  places_ = safetensors::parse_header(header, size);
+  metadata_ = safetensors::parse_metadata(header);
 }
 
-void write_safetensors(const std::string& path, const std::map<std::string, at::Tensor>& tensors) {
+at::Tensor SafetensorsFile::read(const safetensors::Place& place) const {
+  at::Tensor tensor = at::empty(place.shape, dtype_of(place.dtype));
+  auto* data = static_cast<char*>(tensor.mutable_data_ptr());
+  if (read_at(fd_.get(), place.begin, data, tensor.nbytes()) < tensor.nbytes()) {
+    throw std::invalid_argument("it became shorter while it was read");
+  }
+  return tensor;
+}
+
+void write_tensors(const std::string& path, mode_t mode, const std::vector<std::pair<std::string, at::Tensor>>& tensors,
+                   const safetensors::Metadata& metadata) {
   std::vector<at::Tensor> kept;
   std::vector<safetensors::View> views;
   for (const auto& [name, tensor] : tensors) {
@@ -44,11 +64,32 @@ void write_safetensors(const std::string& path, const std::map<std::string, at::
                      plain.sizes().vec(),
                      {static_cast<const char*>(plain.const_data_ptr()), plain.nbytes()}});
   }
-  std::ofstream file(path, std::ios::binary);
-  const std::string content = safetensors::serialize(views);
-  file.write(content.data(), static_cast<std::streamsize>(content.size()));
-  file.close();
-  if (!file) throw Error(errors::kUsage, "cannot write " + path);
+  const auto [header, ordered] = safetensors::header(views, metadata);
+  WrittenWhole file(path, mode);
+  file.write(header);
+  for (const safetensors::View* view : ordered) file.write(view->data);
+  file.finish(/*durable=*/true);
+}
+
+std::map<std::string, at::Tensor> read_safetensors(const std::string& path) {
+  try {
+    const SafetensorsFile file(path);
+    std::map<std::string, at::Tensor> tensors;
+    for (const safetensors::Place& place : file.places()) tensors.emplace(place.name, file.read(place));
+    return tensors;
+  } catch (const std::system_error& error) {
+    throw Error(errors::kUsage, "cannot read " + path + ": " + error.code().message());
+  } catch (const std::invalid_argument& error) {
+    throw Error(errors::kInput, path + " is not a safetensors file: " + error.what());
+  }
+}
+
+void write_safetensors(const std::string& path, const std::map<std::string, at::Tensor>& tensors) {
+  try {
+    write_tensors(path, 0666, {tensors.begin(), tensors.end()});
+  } catch (const std::system_error& error) {
+    throw Error(errors::kUsage, "cannot write " + path + ": " + error.code().message());
+  }
 }
 
 }  // namespace exportkit

@@ -1,7 +1,5 @@
 #include "runtime/tried_rows.h"
 
-#include <ATen/ops/cat.h>
-
 #include <algorithm>
 #include <limits>
 #include <optional>
@@ -43,25 +41,13 @@ std::optional<std::string> failure_of(const Call& call) {
   }
 }
 
-// `cat` lacks some dtypes.
-at::Tensor one_after_another(const Tensors& parts) {
-  auto sizes = parts.front().sizes().vec();
-  sizes[0] = 0;
-  Tensors bytes;
-  for (const at::Tensor& part : parts) {
-    sizes[0] += part.size(0);
-    bytes.push_back(part.contiguous().view({-1}).view(at::kByte));
-  }
-  return at::cat(bytes).view(parts.front().scalar_type()).view(sizes);
-}
-
 // The inputs of several requests as those of one call.
 Tensors together(const std::vector<const Tensors*>& requests) {
   Tensors all;
   for (size_t place = 0; place < requests.front()->size(); ++place) {
     Tensors parts;
-    for (const Tensors* request : requests) parts.push_back((*request)[place]);
-    all.push_back(one_after_another(parts));
+    for (const Tensors* request : requests) parts.push_back((*request)[place].contiguous());
+    all.push_back(joined_rows(parts));
   }
   return all;
 }

@@ -13,7 +13,7 @@
 #include "package/state_matching.h"
 #include "package/text.h"
 #include "runtime/inputs.h"
-#include "runtime/safetensors_file.h"
+#include "runtime/tensors.h"
 
 namespace exportkit {
 namespace {

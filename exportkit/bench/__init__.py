@@ -1,5 +1,5 @@
 """Times operators and packages and their alternatives, on the same inputs in one run.
 
 Results are compared with the reference's before anything is timed. The functions return `results.Results`, which
-`tables` and `plot` present.
+`tables` presents.
 """

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,59 +13,14 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
 from exportkit.errors import UsageError
-from exportkit.onnx.files import described, model_path, model_paths, named_model, open_onnx
+from exportkit.onnx.files import described, model_paths, named_model, open_onnx
 from exportkit.onnx.interface import Interface
 from exportkit.onnx.onnx_session import Bits, OnnxSession, bits_type
 from exportkit.package.core import Demand
-from exportkit.package.manifest import Call, Manifest, PackagedMethod
+from exportkit.package.manifest import Manifest
 from exportkit.package.structure import builder
 
 ONNX_RUNTIME = "onnxruntime"
-
-
-@dataclass(frozen=True)
-class OnnxModel:
-    """A loaded ONNX model, which is called with the arguments of its torch model and returns its outputs flat."""
-
-    session: OnnxSession
-    method: PackagedMethod
-    what: str
-
-    @property
-    def call(self) -> Call:
-        """How it is called."""
-        return self.method.call
-
-    def __call__(self, *args: Any, **kwargs: Any) -> list[Tensor]:
-        """Calls the model. Outputs keep the memory that ONNX Runtime allocated."""
-        inputs = [_bits(leaf) for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
-        return [_tensor(output) for output in self.session.run(inputs)]
-
-
-def load_onnx(path: Path, device: torch.device, demand: Demand, method: str | None = None) -> OnnxModel:
-    """Loads the ONNX model of a method with as many threads as torch has.
-
-    Args:
-        path: The `.onnx`, with its sidecar beside it.
-        device: The benchmark's device.
-        demand: The caller's required signatures.
-        method: The method's name; None for the default one.
-
-    Raises:
-        UsageError: It is not an ONNX model, the device is not the CPU, or the method has state or does not exist.
-        PackageError: A file of the model is missing or was changed, or lacks a required signature.
-        ModelLoadError: ONNX Runtime refuses the model.
-        HostError: ONNX Runtime is not installed.
-    """
-    model = _onnx_model(path, device)
-    with open_onnx(model, demand=demand) as sidecar:
-        chosen = sidecar.manifest.method(method)
-        if chosen.state:
-            raise UsageError(f"{chosen.name} of {path} has state, and that of the package has none")
-        onnx = described(sidecar, chosen.name)
-        file = model if len(sidecar.manifest.onnx) == 1 else model_path(sidecar, chosen.name)
-        session = OnnxSession(file, onnx, Interface.of(chosen, ()), threads=torch.get_num_threads())
-    return OnnxModel(session, chosen, f"ONNX Runtime {session.version}, opset {onnx.opset}")
 
 
 class OnnxSteps:
@@ -80,7 +34,20 @@ class OnnxSteps:
     """
 
     def __init__(self, path: Path, device: torch.device, demand: Demand, methods: Collection[str]) -> None:
-        """Loads the models of some methods. Raises the errors of `load_onnx`, but that state is no error."""
+        """Loads the models of some methods, with as many threads as torch has.
+
+        Args:
+            path: The `.onnx`, with its sidecar beside it.
+            device: The benchmark's device.
+            demand: The caller's required signatures.
+            methods: The methods' names.
+
+        Raises:
+            UsageError: It is not an ONNX model, the device is not the CPU, or a method does not exist.
+            PackageError: A file of the model is missing or was changed, or lacks a required signature.
+            ModelLoadError: ONNX Runtime refuses a model.
+            HostError: ONNX Runtime is not installed.
+        """
         model, start = _onnx_model(path, device), time.perf_counter()
         with open_onnx(model, demand=demand) as sidecar:
             self.manifest = sidecar.manifest

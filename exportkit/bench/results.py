@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import msgspec
-
-from exportkit.errors import UsageError
 
 FORMAT_VERSION = 1
 OURS = "exportkit"
@@ -177,51 +173,4 @@ class Results(ResultStruct, frozen=True):
 
 def encode(results: Results) -> bytes:
     """Returns JSON with a final newline."""
-    return f"{in_lines(msgspec.to_builtins(results))}\n".encode()
-
-
-def in_lines(value: Any, indent: str = "") -> str:
-    """Returns JSON in which whatever fits into 400 characters is one line, such as a measurement."""
-    text = msgspec.json.encode(value).decode()
-    if len(text) <= 400 or not isinstance(value, dict | list | tuple):
-        return text
-    inner = f"{indent} "
-    if isinstance(value, dict):
-        items = [f"{msgspec.json.encode(key).decode()}: {in_lines(item, inner)}" for key, item in value.items()]
-    else:
-        items = [in_lines(item, inner) for item in value]
-    begin, end = "{}" if isinstance(value, dict) else "[]"
-    return f"{begin}\n{inner}" + f",\n{inner}".join(items) + f"\n{indent}{end}"
-
-
-def read(path: Path) -> Results:
-    """Reads a results file.
-
-    Raises:
-        UsageError: The file is not a results file of this version.
-    """
-    try:
-        results = msgspec.json.decode(path.read_bytes(), type=Results)
-    except msgspec.DecodeError as error:
-        raise UsageError(f"{path} is not a results file of `exportkit bench`: {error}") from error
-    if results.format_version != FORMAT_VERSION:
-        raise UsageError(f"{path} has format version {results.format_version}; this exportkit reads {FORMAT_VERSION}")
-    return results
-
-
-def merged(runs: Iterable[Results]) -> list[Results]:
-    """Merges runs by device: the newest run's description, all commands, and the newest version of each row.
-
-    A table of operators may need several runs. Each row keeps the limit measured in its run.
-    """
-    by_device: dict[str, list[Results]] = {}
-    for run in sorted(runs, key=lambda run: run.created):
-        by_device.setdefault(run.machine.device, []).append(run)
-    return [
-        msgspec.structs.replace(
-            group[-1],
-            command="\n".join(run.command for run in group),
-            rows=tuple({row.key: row for run in group for row in run.rows}.values()),
-        )
-        for group in by_device.values()
-    ]
+    return msgspec.json.format(msgspec.json.encode(results), indent=1) + b"\n"

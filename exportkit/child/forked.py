@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import ctypes
 import faulthandler
 import os
 import signal
 from collections.abc import Callable
 
 from exportkit.child.process import describe_end
-
-_PR_SET_PDEATHSIG = 1
+from exportkit.child.process_end import end_with
 
 
 def in_fork(work: Callable[[], bytes], *, seconds: int = 0) -> bytes | str:
@@ -22,13 +20,14 @@ def in_fork(work: Callable[[], bytes], *, seconds: int = 0) -> bytes | str:
         work: The work.
         seconds: After so many the fork is ended, if it is not 0.
     """
+    parent = os.getpid()
     reading, writing = os.pipe()
     pid = os.fork()
     if pid == 0:
         status = 1
         try:
             os.close(reading)
-            ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+            end_with(parent)
             faulthandler.disable()  # its file is for what ends this process
             signal.signal(signal.SIGALRM, signal.SIG_DFL)
             signal.alarm(seconds)

@@ -7,7 +7,6 @@ a new interpreter that has imported torch.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import gc
 import importlib
 import importlib.util
@@ -20,8 +19,7 @@ import tempfile
 
 from exportkit.child.channel import Channel
 from exportkit.child.messages import Message, decode, encode
-
-_PR_SET_PDEATHSIG = 1
+from exportkit.child.process_end import end_with
 
 
 class Fork(Message, frozen=True):
@@ -146,13 +144,6 @@ class _Forkserver:
             if ended:
                 del self._pids[child]
                 self._channel.send(encode(Ended(child, os.waitstatus_to_exitcode(status))))
-
-
-def end_with(parent: int) -> None:
-    """Lets the kernel kill this process when its parent ends."""
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:  # it ended before the kernel was told
-        os._exit(0)
 
 
 def _run(fork: Fork, files: list[int]) -> None:

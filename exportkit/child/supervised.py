@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import faulthandler
 import linecache
 import mmap
@@ -14,10 +13,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from exportkit.child.process_end import end_at_once
+from exportkit.child.process_end import end_at_once, end_with
 from exportkit.progress import note_with
 
-_PR_SET_PDEATHSIG = 1
 _FORWARDED = (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 _NOTED_BYTES = 4096
 _FRAME = re.compile(rb'^  File "(.+\.py)", line (\d+) in (.+)$', re.MULTILINE)
@@ -54,9 +52,7 @@ def run_supervised(work: Callable[[], int]) -> int | Crash:
     sys.stderr.flush()
     pid = os.fork()
     if pid == 0:
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
-        if os.getppid() != parent:
-            os._exit(1)
+        end_with(parent, signal.SIGTERM)
         # OpenMP's threads would spin while they wait. The compilers, and other processes, need the cores meanwhile.
         os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
         faulthandler.enable(stack, all_threads=False)

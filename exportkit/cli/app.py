@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import difflib
 import gc
 import importlib
 import itertools
@@ -42,7 +41,7 @@ GROUPS = {
 }
 COMMANDS = tuple(itertools.chain(*GROUPS.values()))
 
-_SETTINGS = {"help_option_names": ["-h", "--help"], "max_content_width": 110}
+SETTINGS = {"help_option_names": ["-h", "--help"], "max_content_width": 110}
 
 
 class LazyGroup(click.Group):
@@ -57,18 +56,6 @@ class LazyGroup(click.Group):
     def list_commands(self, ctx: click.Context) -> list[str]:
         """Lists the commands in the order of the work instead of the alphabet."""
         return list(self.modules)
-
-    def resolve_command(
-        self, ctx: click.Context, args: list[str]
-    ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Finds the command. For a name that there is not, it names the closest one, as click does for options."""
-        try:
-            return super().resolve_command(ctx, args)
-        except click.UsageError as error:
-            close = difflib.get_close_matches(args[0], self.list_commands(ctx), 1)
-            if not close or "Did you mean" in error.message:
-                raise
-            raise click.UsageError(f"{error.message.rstrip('.')}. Did you mean {close[0]!r}?", ctx) from error
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """Imports the command's module and returns the command."""
@@ -127,7 +114,7 @@ class Commands(LazyGroup):
             formatter.write_dl([(str(code), meaning) for code, meaning in EXIT_CODES.items()])
 
 
-@click.group(cls=Commands, context_settings=_SETTINGS)
+@click.group(cls=Commands, context_settings=SETTINGS)
 @click.version_option(exportkit.__version__, message="exportkit %(version)s")
 def group() -> None:
     """Turn a PyTorch module with custom operators into one verified, self-contained .pt2.
@@ -146,22 +133,13 @@ def command(name: str, **settings: Any) -> Callable[[F], click.Command]:
     """
 
     def decorate(function: F) -> click.Command:
-        made = click.command(name, context_settings=_SETTINGS, **settings)(function)
+        made = click.command(name, context_settings=SETTINGS, **settings)(function)
         json_help = "Print one JSON document on stdout, nothing else."
         made.params += [
             click.Option(["--json", "as_json"], is_flag=True, help=json_help),
             click.Option(["--debug"], is_flag=True, expose_value=False, help="Show the traceback of an error."),
         ]
         return made
-
-    return decorate
-
-
-def command_group(name: str, **settings: Any) -> Callable[[F], click.Group]:
-    """Makes a command that has subcommands: `commands`, or `cls`, a LazyGroup."""
-
-    def decorate(function: F) -> click.Group:
-        return click.group(name, context_settings=_SETTINGS, **settings)(function)
 
     return decorate
 

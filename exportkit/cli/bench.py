@@ -18,7 +18,9 @@ from exportkit.cli.shared_options import (
     device_option,
     eager_options,
     public_key_options,
+    seed_option,
 )
+from exportkit.package.atomic import check_writable, write_whole
 
 if TYPE_CHECKING:
     from exportkit.bench.results import Results
@@ -73,7 +75,7 @@ _DTYPES = ["float32", "float64", "float16", "bfloat16"]
     show_default=True,
     help="Seconds to spend on each alternative at each size.",
 )
-@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Seed of the inputs.")
+@seed_option("Seed of the inputs.")
 @eager_options("the package")
 @click.option(
     "--onnx",
@@ -83,13 +85,11 @@ _DTYPES = ["float32", "float64", "float16", "bfloat16"]
 )
 @public_key_options("each package")
 @click.option("-o", "--output", type=OUTPUT_FILE, help="Write the results as JSON, after each row.")
-@click.option("--plot", type=OUTPUT_FILE, help="Draw a bar chart with the limit: .svg or .png (needs matplotlib).")
 def command(
     what: tuple[str, ...],
     device: str,
     threads: int | None,
     output: Path | None,
-    plot: Path | None,
     as_json: bool,
     **options: Any,
 ) -> None:
@@ -112,11 +112,12 @@ def command(
     \b
     exportkit bench ops --device cpu --threads 2 -o cpu.json
     exportkit bench fused_texture top_k_patches --direction forward --against eager
-    exportkit bench arr_coc.pt2 --size batch=8,gh=28,gw=28 --plot arr_coc.svg
+    exportkit bench arr_coc.pt2 --size batch=8,gh=28,gw=28
     exportkit bench arr_coc.pt2 --onnx arr_coc.onnx --device cpu --threads 2
     exportkit bench llama.pt2 --method decode --model llama.py:spec
     """  # noqa: D301 (click wants the control character, to keep the lines below it)
-    _check_files(output, plot)
+    if output is not None:
+        check_writable(output)
     packages = [Path(name) for name in what if name.endswith(".pt2")]
     if models := [name for name in what if name.endswith(".onnx")]:
         raise click.UsageError(f"{models[0]} is timed beside a package: exportkit bench PACKAGE.pt2 --onnx {models[0]}")
@@ -130,7 +131,6 @@ def command(
             step("importing torch and the operators")
             from exportkit.bench.results import encode
             from exportkit.bench.runs import run
-            from exportkit.package.atomic import write_whole
 
             text = shlex.join(["exportkit", *sys.argv[1:]])
             rows = _of_packages(packages, step, **options) if packages else _of_operators(what, step, **options)
@@ -142,28 +142,10 @@ def command(
             _print(results)  # what took minutes, before the error
         raise
     assert results is not None  # nothing to time is an error
-    if plot is not None:
-        from exportkit.bench.plot import draw
-
-        draw(results, plot)
     if as_json:
         click.echo(encode(results), nl=False)
     else:
         _print(results)
-
-
-def _check_files(output: Path | None, plot: Path | None) -> None:
-    """Refuses paths that could not be written after the measurements."""
-    from exportkit.package.atomic import check_writable
-
-    for path in filter(None, (output, plot)):
-        check_writable(path)
-    if plot is not None:
-        if plot.suffix not in (".svg", ".png"):
-            raise click.UsageError(f"--plot {plot}: give a file that ends in .svg or .png.")
-        from exportkit.bench.plot import check_can_draw
-
-        check_can_draw()
 
 
 def _of_operators(what: tuple[str, ...], step: Any, **options: Any) -> Any:
@@ -180,18 +162,14 @@ def _of_operators(what: tuple[str, ...], step: Any, **options: Any) -> Any:
         )
     if of_compilers := [name for name in options["against"] if name not in ALTERNATIVES]:
         raise click.UsageError(f"--against {of_compilers[0]} is for packages; {', '.join(what)} names operators.")
-    if options["cuda_graphs"]:
-        raise click.UsageError("--cuda-graphs is for packages; operators' kernels are timed in CUDA graphs anyway.")
     eager, trust = options["eager"], options["trust"]
     of_packages = {
         "--model": eager.model,
         "--weights": eager.weights,
         "--op-library": eager.op_libraries,
-        "--onnx": options["onnx"],
-        "--method": options["method"],
-        "--sequence": options["sequence"],
         "--public-key": trust.keys,
         "--signature": trust.signature,
+        **{f"--{name.replace('_', '-')}": options[name] for name in ("onnx", "method", "sequence", "cuda_graphs")},
     }
     for option, value in of_packages.items():
         if value:
@@ -202,9 +180,7 @@ def _of_operators(what: tuple[str, ...], step: Any, **options: Any) -> Any:
         directions=("forward", "backward") if direction == "both" else (direction,),
         dtype=getattr(torch, dtype) if dtype else None,
         against=options["against"] or ALTERNATIVES,
-        sizes=options["sizes"],
-        seconds=options["seconds"],
-        seed=options["seed"],
+        **{name: options[name] for name in ("sizes", "seconds", "seed")},
     )
     modules = [entry.load() for entry in benches.values()]
     has = [module for module in modules if not chosen.names or {*chosen.names} & {*module.operator_names()}]
@@ -226,18 +202,8 @@ def _of_packages(packages: list[Path], step: Any, **options: Any) -> Any:
         raise click.UsageError("--signature works with one package only; put each signature beside its package.")
     if options["sequence"] and options["method"]:
         raise click.UsageError("--method and --sequence exclude each other: a sequence has calls of several methods.")
-    chosen = PackageOptions(
-        against=options["against"] or None,
-        method=options["method"],
-        sequence=options["sequence"],
-        sizes=options["sizes"],
-        seconds=options["seconds"],
-        seed=options["seed"],
-        eager=options["eager"],
-        onnx=options["onnx"],
-        trust=options["trust"],
-        cuda_graphs=options["cuda_graphs"],
-    )
+    others = {name: value for name, value in options.items() if name not in ("against", "dtype", "direction")}
+    chosen = PackageOptions(against=options["against"] or None, **others)
     return lambda device, rate: bench_packages(packages, device, chosen, step)
 
 

@@ -113,22 +113,9 @@ def _prune(limits: dict[str, Any], *, as_json: bool) -> None:
     click.echo(f"removed {len(pruned.removed)}, {bytes_text(freed)}; {bytes_text(left)} left")
 
 
-def _ago(seconds: float) -> str:
-    """Returns such as `5 minutes ago`."""
-    for unit, length in (("days", 86400), ("hours", 3600), ("minutes", 60)):
-        if seconds >= 2 * length:
-            return f"{int(seconds // length)} {unit} ago"
-    return "just now"
-
-
 def _rows(items: Sequence[Item]) -> list[tuple[str, ...]]:
-    now = time.time()
+    used = [time.strftime("used %Y-%m-%d %H:%M", time.localtime(item.used)) for item in items]
     return [
-        (
-            item.kind,
-            bytes_text(item.size),
-            "in use" if item.in_use else f"used {_ago(now - item.used)}",
-            str(item.path),
-        )
-        for item in items
+        (item.kind, bytes_text(item.size), "in use" if item.in_use else when, str(item.path))
+        for item, when in zip(items, used)
     ]

@@ -16,6 +16,7 @@ from exportkit.cli.shared_options import (
     op_library_option,
     output_option,
     public_key_options,
+    seed_option,
     trusted_option,
     weights_option,
 )
@@ -121,9 +122,7 @@ def _decompositions(_: click.Context, __: click.Parameter, texts: Sequence[str])
     show_default=True,
     help="Record cases with edge values, too: of one sign, with ties, NaN, the ends of the dtype.",
 )
-@click.option(
-    "--seed", type=click.IntRange(min=0), default=_TRACE.seed, show_default=True, help="Seed of the weights and cases."
-)
+@seed_option("Seed of the weights and cases.")
 @click.option(
     "--cpu-isa",
     "cpu_isas",

@@ -1,20 +1,23 @@
-"""What `exportkit export` prints about the file it wrote."""
+"""What `exportkit export` prints: the file it wrote, or what keeps a model from being exported."""
 
 from __future__ import annotations
 
 import shlex
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from exportkit.cli.output import print_json, print_table, printable_lines
+from exportkit.cli.output import print_json, print_table, printable, printable_lines
+from exportkit.errors import ExportError
 from exportkit.onnx.files import method_path, sidecar_path
 from exportkit.progress import bytes_text
 
 if TYPE_CHECKING:
     from exportkit.cli.repair import Repair
+    from exportkit.export.trace.draft import Draft
     from exportkit.package.manifest import Manifest
 
 _FOLLOWING = {"aoti": "package {} -o OUT.pt2", "program": "export {} -o OUT.pt2", "onnx": "verify {}"}
@@ -68,7 +71,7 @@ def _print_repair(repair: Repair) -> None:
 
 
 def _print_manifest(output: Path, manifest: Manifest) -> None:
-    from exportkit.cli.describe import dimension_text, input_rows, output_rows, state_rows, target_text
+    from exportkit.inspect.rows import dimension_text, input_rows, output_rows, state_rows, target_rows
 
     files = [method_path(output, manifest.methods, each.method) for each in manifest.onnx] or [output]
     for file in files:
@@ -81,6 +84,32 @@ def _print_manifest(output: Path, manifest: Manifest) -> None:
             click.echo(f"  where {ranges}")
         print_table([("returns", *row) for row in output_rows(method, manifest.cases)])
     print_table([("state", *row) for row in state_rows(manifest)])
-    print_table([("target", target.name, target_text(target)) for target in manifest.targets])
+    print_table([("target", *row) for row in target_rows(manifest)])
     if operators := [operator.name for operator in manifest.operators]:
         click.echo(f"  calls {', '.join(operators)}")
+
+
+def print_draft(draft: Draft, as_json: bool) -> int:
+    """Prints a draft and returns the exit code: 0 if nothing keeps the model from being exported."""
+    if as_json:
+        findings = [asdict(finding) for finding in draft.findings]
+        print_json({"findings": findings, "changes": [asdict(change) for change in draft.changes]})
+    else:
+        _print_findings(draft)
+    return ExportError.exit_code if draft.findings else 0
+
+
+def _print_findings(draft: Draft) -> None:
+    if not draft.findings:
+        click.echo("Nothing keeps the model from being exported.")
+    for number, finding in enumerate(draft.findings, 1):
+        first, *others = finding.message.split("\n")
+        click.echo(f"{number}. {printable(first)}")
+        for line in others:
+            click.echo(printable_lines(line.strip(), "     "))
+        for name, description in finding.variables.items():
+            click.echo(f"     {printable(name)}: {printable(description)}")
+        if finding.occurrences > 1:
+            click.echo(f"     {finding.occurrences} times")
+        if finding.hint:
+            click.echo(printable_lines(finding.hint, "   "))

@@ -9,10 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from exportkit.cli.draft_report import print_draft
-from exportkit.cli.export_output import print_written
-from exportkit.cli.output import printable, progress
-from exportkit.cli.replaced_file import ReplacedFile
+from exportkit.cli.export_output import print_draft, print_written
+from exportkit.cli.output import progress
 from exportkit.export.export_options import CompileOptions, CudaArch, TraceOptions
 from exportkit.export.models.model_names import check_model_name
 from exportkit.export.models.option_parsing import check_texts
@@ -115,19 +113,6 @@ class ExportRequest:
             cache=not self.no_cache,
         )
 
-    @property
-    def _making(self) -> dict[str, Any]:
-        """What makes the model, for `resolve`."""
-        return {
-            "model_kwargs": self.model_kwargs,
-            "inputs": self.inputs,
-            "weights": self.weights,
-            "op_libraries": self.op_libraries,
-            "seed": self.trace.seed,
-            "trust": self.trust,
-            "trusted": self.trusted,
-        }
-
     def run(self, as_json: bool) -> int:
         """Exports, repairs or drafts, prints the result, and returns the exit code."""
         if self.output is None:
@@ -139,7 +124,16 @@ class ExportRequest:
         from exportkit.export.models.call_signature import left_out
         from exportkit.export.models.resolve import resolve
 
-        resolved = resolve(self.model, **self._making)
+        resolved = resolve(
+            self.model,
+            model_kwargs=self.model_kwargs,
+            inputs=self.inputs,
+            weights=self.weights,
+            op_libraries=self.op_libraries,
+            seed=self.trace.seed,
+            trust=self.trust,
+            trusted=self.trusted,
+        )
         for parameter in left_out(resolved.spec.model):
             step(f"leaving out {parameter.partition(':')[0]} of forward, which has no names for a package to describe")
         return resolved
@@ -166,18 +160,14 @@ class ExportRequest:
         )
 
     def _export(self, output: Path, as_json: bool) -> int:
-        others = ReplacedFile(output)
         if self.output_format == "aoti":
             from exportkit.export.compile.usable_compiler import look_for_compiler
 
             look_for_compiler()  # while torch is imported, which takes one core
-        with progress() as shown:
-            step = others.watched(shown)
+        with progress() as step:
             resolved = self._resolved(step)
             trace, changes = self._sizes(resolved, step)
             manifest = self._write(resolved, output, trace, step)
-        if others.notice:
-            click.echo(f"note: {printable(others.notice)}", err=True)
         more = {"changes": [asdict(change) for change in changes]} if self.apply_suggested_fixes else {}
         libraries = list(dict.fromkeys([*self.op_libraries, *getattr(resolved.spec, "operator_libraries", ())]))
         return print_written(output, self.output_format, manifest, as_json, more, libraries)

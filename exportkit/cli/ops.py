@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import ClassVar
 
-from exportkit.cli.app import LazyGroup, command_group
+import click
+
+from exportkit.cli.app import SETTINGS, LazyGroup
 
 
 class OperatorCommands(LazyGroup):
@@ -19,6 +21,8 @@ class OperatorCommands(LazyGroup):
     }
 
 
-@command_group("ops", cls=OperatorCommands, short_help="Write, build, list and check custom operators.")
+@click.group(
+    "ops", cls=OperatorCommands, context_settings=SETTINGS, short_help="Write, build, list and check custom operators."
+)
 def command() -> None:
     """Write, build, list and check custom operators."""

@@ -11,7 +11,7 @@ import msgspec
 
 from exportkit.cli.app import command as exportkit_command
 from exportkit.cli.output import print_json, print_table, printable, printable_lines, with_progress
-from exportkit.cli.shared_options import OUTPUT_FILE, byte_size, device_option, op_library_option
+from exportkit.cli.shared_options import byte_size, device_option, op_library_option, seed_option
 
 if TYPE_CHECKING:
     from exportkit.operators.contract.findings import Finding
@@ -68,7 +68,7 @@ _DTYPES = ("float32", "float64", "float16", "bfloat16")
     metavar="DTYPE",
     help="A dtype of floating tensors. Repeatable.",
 )
-@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Seed of what is drawn.")
+@seed_option("Seed of what is drawn.")
 @click.option(
     "--max-calls",
     "most_calls",
@@ -91,14 +91,8 @@ _DTYPES = ("float32", "float64", "float16", "bfloat16")
     metavar="SIZE",
     help="Memory that the operators may take, such as 2GB. Default: half of what is free.",
 )
-@click.option(
-    "-o", "--output", type=OUTPUT_FILE, help="Write what came of each operator, a line of JSON, as soon as it is known."
-)
-@click.option("--resume", is_flag=True, help="Keep what the --output file has, and check the other operators.")
 def command(
     source: str,
-    output: Path | None,
-    resume: bool,
     references: Sequence[str],
     calls: Sequence[str],
     op_libraries: Sequence[Path | str],
@@ -118,7 +112,7 @@ def command(
     process: a crash, a hang and exhausted memory are findings, and the other operators are still checked. A finding
     has the smallest call that shows it. The exit code is 1 if something is broken or not checked.
 
-    Each operator is printed as soon as it is done. A run of many goes on after an end with `-o FILE --resume`.
+    Each operator is printed as soon as it is done.
 
     \b
     exportkit ops check build/libmy_ops.so
@@ -126,7 +120,6 @@ def command(
     exportkit ops check my_model.py:Net --input 'x=float32[2,8]' --op-library libmy_ops.so --json
     """  # noqa: D301 (click wants the control character, to keep the lines below it)
     from exportkit.operators.tools.checking import CheckOptions, check_source, exit_code
-    from exportkit.operators.tools.results_file import ResultsFile
     from exportkit.operators.tools.source import parse_source
 
     parsed = parse_source(source, models=True)
@@ -139,14 +132,9 @@ def command(
         calls=dict(_of_operators("--calls", calls, options["operators"])),
         libraries=tuple(str(each.resolve()) if isinstance(each, Path) else each for each in op_libraries),
     )
-    if resume and output is None:
-        raise click.UsageError("--resume goes on with the file that --output names.")
-    file = ResultsFile(output, source, check_options, resume=resume) if output else None
     found = []
-    for checked in with_progress(lambda step: check_source(parsed, check_options, step, file.kept if file else {})):
+    for checked in with_progress(lambda step: check_source(parsed, check_options, step)):
         found.append(checked)
-        if file and checked.report.operator not in file.kept:
-            file.add(checked)
         if not as_json:
             _print_one(checked)
     code = exit_code(found)
@@ -213,5 +201,5 @@ def _row(checked: Checked) -> tuple[str, ...]:
     elif "doubtful" in severities:
         result = f"doubtful: {found}"
     else:
-        result = f"ok, note: {found}" if found else "ok"
+        result = "ok"
     return report.operator, checked.origin, str(report.calls), str(len(report.passed)), result

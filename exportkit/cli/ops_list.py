@@ -23,8 +23,9 @@ _SHOWN_SYMBOLS = 3
 def command(library: str, as_json: bool) -> None:
     """List the operators that LIBRARY registers, and what it needs of torch.
 
-    LIBRARY is a shared library, a Python package that loads one (`my_package.ops`), its folder, a .py file, or a folder
-    with a kernel in the form of the Hugging Face hub. Another process loads it. Symbols are read from the file.
+    LIBRARY is a shared library, a Python package that loads one (`my_package.ops`), its folder, or a .py file. Of a
+    kernel of the Hugging Face hub, give the folder build/<variant>. Another process loads it. Symbols are read from the
+    file.
 
     A symbol beyond the stable ABI binds a library to newer versions of torch, and one of torch's C++ to a single minor
     version.

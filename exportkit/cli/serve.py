@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 import click
 
@@ -16,6 +16,8 @@ from exportkit.cli.shared_options import EXISTING_FILE, PACKAGE, byte_size
 
 if TYPE_CHECKING:
     from exportkit.serve.serve_options import ServeOptions
+
+T = TypeVar("T")
 
 _PORT = click.IntRange(min=0, max=65535)
 _FOLDER = click.Path(exists=True, file_okay=False, path_type=Path)
@@ -46,10 +48,13 @@ _FOLDER = click.Path(exists=True, file_okay=False, path_type=Path)
     type=click.IntRange(min=1, max=1024),
     help="Batches of a model that run at the same time on each device. Default: 1 on a CPU, 2 on a GPU.",
 )
-@click.option("--max-batch", type=click.IntRange(min=1), help="The most rows of a batch. Default: the model's limit.")
+@click.option(
+    "--max-batch", "max_rows", type=click.IntRange(min=1), help="The most rows of a batch. Default: the model's limit."
+)
 @click.option(
     "--max-delay",
     type=click.FloatRange(min=0, max=60_000),
+    callback=lambda context, parameter, milliseconds: milliseconds / 1e3,
     default=0.0,
     show_default=True,
     metavar="MILLISECONDS",
@@ -57,6 +62,7 @@ _FOLDER = click.Path(exists=True, file_okay=False, path_type=Path)
 )
 @click.option(
     "--max-queue-rows",
+    "max_queued_rows",
     type=click.IntRange(min=1),
     default=1024,
     show_default=True,
@@ -64,22 +70,29 @@ _FOLDER = click.Path(exists=True, file_okay=False, path_type=Path)
 )
 @click.option(
     "--max-queue-bytes",
+    "max_queued_bytes",
     callback=byte_size,
     metavar="SIZE",
     help="The most bytes of inputs that wait for each model, such as 500MB. Default: 1 GiB.",
 )
 @click.option(
     "--max-sequences",
+    "most",
     type=click.IntRange(min=0, max=1_000_000),
     default=1024,
     show_default=True,
     help="The most sequences of each package with state. More are refused with status 429. 0: its state is not served.",
 )
 @click.option(
-    "--max-sequence-bytes", callback=byte_size, metavar="SIZE", help="The most bytes of their state. Default: 1 GiB."
+    "--max-sequence-bytes",
+    "most_bytes",
+    callback=byte_size,
+    metavar="SIZE",
+    help="The most bytes of their state. Default: 1 GiB.",
 )
 @click.option(
     "--sequence-idle",
+    "idle_seconds",
     type=click.FloatRange(min=0, max=86_400, min_open=True),
     default=60.0,
     show_default=True,
@@ -88,6 +101,7 @@ _FOLDER = click.Path(exists=True, file_okay=False, path_type=Path)
 )
 @click.option(
     "--sequence-finish",
+    "finish_seconds",
     type=click.FloatRange(min=0, max=86_400),
     default=10.0,
     show_default=True,
@@ -109,10 +123,16 @@ _FOLDER = click.Path(exists=True, file_okay=False, path_type=Path)
     metavar="KEY.pem",
     help="Require that this key signed each package. Repeatable: one of the keys is enough.",
 )
-@click.option("--tls-certificate", type=EXISTING_FILE, metavar="CERT.pem", help="Serve TLS with this chain.")
-@click.option("--tls-key", type=EXISTING_FILE, metavar="KEY.pem", help="The key of --tls-certificate.")
 @click.option(
-    "--client-ca", type=EXISTING_FILE, metavar="CA.pem", help="Require a client certificate that this authority signed."
+    "--tls-certificate", "certificate", type=EXISTING_FILE, metavar="CERT.pem", help="Serve TLS with this chain."
+)
+@click.option("--tls-key", "private_key", type=EXISTING_FILE, metavar="KEY.pem", help="The key of --tls-certificate.")
+@click.option(
+    "--client-ca",
+    "client_authorities",
+    type=EXISTING_FILE,
+    metavar="CA.pem",
+    help="Require a client certificate that this authority signed.",
 )
 @click.option(
     "--api-keys",
@@ -129,6 +149,7 @@ _FOLDER = click.Path(exists=True, file_okay=False, path_type=Path)
 )
 @click.option(
     "--drain-timeout",
+    "drain_seconds",
     type=click.FloatRange(min=0, max=86_400),
     default=30.0,
     show_default=True,
@@ -210,55 +231,22 @@ def _options(**given: Any) -> ServeOptions:
     from exportkit.serve.sequences.table import SequenceLimits
     from exportkit.serve.serve_options import ListenOptions, LoadOptions, ServeOptions
 
+    def of(kind: type[T], **more: Any) -> T:
+        """Makes it of the options that have its fields' names. None, which nobody gave, leaves the default."""
+        named = {field.name: given.get(field.name) for field in dataclasses.fields(kind)}  # type: ignore[arg-type]
+        return kind(**{name: value for name, value in named.items() if value not in (None, ())}, **more)
+
     if given["no_grpc"] and given["grpc_port"] is not None:
         raise click.UsageError("--grpc-port and --no-grpc exclude each other.")
-    chosen = ListenOptions.grpc_port if given["grpc_port"] is None else given["grpc_port"]
-    grpc_port = None if given["no_grpc"] else chosen
-    if given["port"] and given["port"] == grpc_port:
-        raise click.UsageError(f"HTTP and gRPC cannot share port {grpc_port}; give another --port or --grpc-port.")
-    if given["max_queue_bytes"] == 0:
+    listen = of(ListenOptions)
+    if given["no_grpc"]:
+        listen = dataclasses.replace(listen, grpc_port=None)
+    if listen.port and listen.port == listen.grpc_port:
+        raise click.UsageError(f"HTTP and gRPC cannot share port {listen.port}; give another --port or --grpc-port.")
+    if given["max_queued_bytes"] == 0:
         raise click.UsageError("--max-queue-bytes 0 would refuse every request.")
-    load = LoadOptions(
-        devices=given["devices"] or LoadOptions.devices,
-        runners=given["runners"],
-        public_keys=given["public_keys"],
-        isolate=given["isolate"],
-        cuda_graphs=given["cuda_graphs"],
-        warm_up=not given["no_warm_up"],
-    )
-    batch = BatchLimits(
-        max_rows=given["max_batch"],
-        max_delay=given["max_delay"] / 1e3,
-        max_queued_rows=given["max_queue_rows"],
-        max_queued_bytes=given["max_queue_bytes"] or BatchLimits.max_queued_bytes,
-    )
-    sequences = SequenceLimits(
-        most=given["max_sequences"],
-        most_bytes=SequenceLimits.most_bytes if given["max_sequence_bytes"] is None else given["max_sequence_bytes"],
-        idle_seconds=given["sequence_idle"],
-        finish_seconds=given["sequence_finish"],
-    )
-    listen = ListenOptions(
-        host=given["host"],
-        port=given["port"],
-        grpc_port=grpc_port,
-        certificate=given["tls_certificate"],
-        private_key=given["tls_key"],
-        client_authorities=given["client_ca"],
-        api_keys=given["api_keys"],
-        max_connections=given["max_connections"],
-    )
-    return ServeOptions(
-        packages=given["packages"],
-        repository=given["repository"],
-        load=load,
-        batch=batch,
-        sequences=sequences,
-        listen=listen,
-        drain_seconds=given["drain_timeout"],
-        access_log=given["access_log"],
-        traces=given["traces"],
-    )
+    load = of(LoadOptions, warm_up=not given["no_warm_up"])
+    return of(ServeOptions, load=load, batch=of(BatchLimits), sequences=of(SequenceLimits), listen=listen)
 
 
 def _exit(code: int, line: str) -> NoReturn:

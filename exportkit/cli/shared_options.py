@@ -137,6 +137,11 @@ def _eager_model(context: click.Context, parameter: click.Parameter, value: str 
     return value
 
 
+def seed_option(text: str) -> Callable[[F], F]:
+    """--seed."""
+    return click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help=text)
+
+
 def timeout_option(function: F) -> F:
     """--timeout: the limit of a call."""
     seconds = click.IntRange(min=1, max=7 * 86400)

@@ -55,16 +55,7 @@ def command(
     parameters = {**({"threads": str(threads)} if threads else {}), **({"cuda_graphs": "true"} if cuda_graphs else {})}
     models = write_triton_models(package, output, methods=methods, parameters=parameters, trust=trust)
     if as_json:
-        print_json(
-            {
-                "models": [
-                    {"name": m.name, "method": m.method, "folder": m.folder, "written": m.written} for m in models
-                ],
-                "command": start.arguments,
-                "environment": start.environment,
-                "found": start.found,
-            }
-        )
+        print_json({"models": [model._asdict() for model in models], **start._asdict(), "found": start.found})
     else:
         for model in models:
             was = "" if model.written else " (there already)"

@@ -6,27 +6,30 @@ import dataclasses
 import re
 import shlex
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, assert_never, get_args
+from typing import TYPE_CHECKING, Any, get_args
 
 import click
 
 from exportkit.cli.app import command as exportkit_command
 from exportkit.cli.output import print_json, print_table, printable, printable_lines, progress
 from exportkit.cli.shared_options import (
+    OUTPUT_FILE,
     PACKAGE,
     check_tolerances,
     device_option,
     eager_options,
     public_key_options,
+    seed_option,
     timeout_option,
     tolerance_options,
 )
-from exportkit.errors import ExportkitError
+from exportkit.errors import ExportkitError, UsageError
 from exportkit.progress import Progress
 from exportkit.verify import outcomes
 from exportkit.verify.options import Against, RunBy, VerifyOptions
 
 if TYPE_CHECKING:
+    from exportkit.verify.comparisons import OutputComparison
     from exportkit.verify.outcomes import Verdict
     from exportkit.verify.report import Check, Report
 
@@ -69,25 +72,21 @@ _DEFAULTS = VerifyOptions()
 )
 @eager_options("the artifact")
 @public_key_options("ARTIFACT")
-@click.option(
-    "--seed",
-    type=click.IntRange(min=0),
-    default=_DEFAULTS.seed,
-    show_default=True,
-    help="Seed of the sizes and inputs.",
-)
+@seed_option("Seed of the sizes and inputs.")
 @timeout_option
 @click.option(
-    "--max-input-mb",
-    type=click.IntRange(min=1),
-    default=_DEFAULTS.max_input_bytes // 10**6,
-    show_default=True,
-    help="Skip and report sizes whose inputs take more than this.",
+    "--report", "page", type=OUTPUT_FILE, metavar="FILE.html", help="Write a page as `inspect` does, with this."
 )
 @click.option(
     "--bisect", "bisecting", is_flag=True, help="If a call fails, search for the first node of the graph that differs."
 )
-def command(artifact: Path, max_input_mb: int, bisecting: bool, as_json: bool, **options: Any) -> None:
+def command(
+    artifact: Path,
+    page: Path | None,
+    bisecting: bool,
+    as_json: bool,
+    **options: Any,
+) -> None:
     """Run every target of ARTIFACT that this machine can run, each in a fresh process, and compare the outputs.
 
     The process has only the package and torch. It cannot import the exporter, or the source of the model or operators.
@@ -123,16 +122,22 @@ def command(artifact: Path, max_input_mb: int, bisecting: bool, as_json: bool, *
     start_forkserver_early()
     from exportkit.verify.verify import verify
 
+    if page is not None:
+        from exportkit.cli.page import check_page
+
+        check_page(page, artifact)
     if options["cases"]:
         if options["against"] == "eager":
             raise click.UsageError("--case replays a recorded case: leave out --against eager.")
         options["against"] = "cases"
     bisection: dict[str, Any] = {}
     with progress() as step:
-        asked = VerifyOptions(max_input_bytes=max_input_mb * 10**6, **options)
+        asked = VerifyOptions(**options)
         report = verify(artifact, asked, progress=step)
         if bisecting:
             bisection = _bisect(artifact, report, asked, step)
+    if page is not None:
+        _write_page(page, artifact, report)
     if as_json:
         print_json(report_document(report) | ({"bisection": bisection} if bisecting else {}))
     else:
@@ -154,6 +159,31 @@ def _bisect(artifact: Path, report: Report, options: VerifyOptions, step: Progre
         return bisect_artifact(artifact, report, options, progress=step).document()
     except ExportkitError as error:
         return {"message": str(error), "node": None}
+
+
+def _write_page(page: Path, artifact: Path, report: Report) -> None:
+    """Writes the page of an artifact that could be read, with what was verified."""
+    from exportkit.cli.page import write_page
+    from exportkit.inspect.sections import Section
+    from exportkit.onnx.files import open_artifact
+
+    if report.manifest_sha256 is None:
+        return
+    worst: dict[str, OutputComparison] = {}
+    for each in (each for check in report.checks for each in getattr(check.verdict, "outputs", ())):
+        if each.max_abs is not None and (each.name not in worst or each.max_abs > (worst[each.name].max_abs or 0.0)):
+            worst[each.name] = each
+    more = [
+        Section("Verification", [(*_row(check), check.target or "") for check in report.checks]),
+        Section(
+            "Greatest differences from eager",
+            [(x.name, f"{x.max_abs:.3g}", str(x.error or "")) for x in worst.values()],
+        ),
+    ]
+    with open_artifact(artifact) as reader:
+        if reader.manifest_sha256 != report.manifest_sha256:
+            raise UsageError(f"{artifact} is no longer the artifact that was verified", hint="Verify it again.")
+        write_page(page, reader, [section for section in more if section.rows])
 
 
 def report_document(report: Report) -> dict[str, Any]:
@@ -220,31 +250,7 @@ def _row(check: Check) -> tuple[str, ...]:
 
 
 def _state(verdict: Verdict) -> str:
-    """Returns the mark of a verdict. mypy fails if a new kind of verdict is missing here."""
-    match verdict:
-        case (
-            outcomes.Match()
-            | outcomes.Signed()
-            | outcomes.SessionsAgree()
-            | outcomes.GradientsHold()
-            | outcomes.RefusedToo()
-        ):
-            return "ok"
-        case outcomes.NotRun():
-            return "--"
-        case outcomes.EagerUnavailable():
-            return "FAIL" if verdict.required else "--"
-        case outcomes.Mismatch() | outcomes.WrongDtype() | outcomes.WrongShape() | outcomes.WrongStructure():
-            return "FAIL"
-        case outcomes.WrongGradient():
-            return "FAIL"
-        case outcomes.SharedState() | outcomes.ForkWithoutState() | outcomes.ForkSharesState():
-            return "FAIL"
-        case outcomes.ResetIncomplete() | outcomes.SavedStateDiffers():
-            return "FAIL"
-        case outcomes.CallFailed() | outcomes.NotRefused() | outcomes.Crashed() | outcomes.TimedOut():
-            return "FAIL"
-        case outcomes.MissingOperator() | outcomes.LoadFailed() | outcomes.EagerDiffers() | outcomes.EagerFailed():
-            return "FAIL"
-        case _:
-            assert_never(verdict)
+    """Returns the mark of a verdict."""
+    if verdict.exit_code:
+        return "FAIL"
+    return "--" if isinstance(verdict, (outcomes.NotRun, outcomes.EagerUnavailable)) else "ok"

@@ -166,21 +166,6 @@ class Replica:
             if not model.ready:
                 raise RuntimeError(f"the model {model.name} is not ready")
 
-    async def reconfigure(self, user_config: Mapping[str, Any]) -> None:
-        """Loads models again, if their files changed, while the old ones go on answering.
-
-        Ray calls this in every replica when `user_config` changes. `{"load": {"arr_coc": "2"}}` loads the model
-        arr_coc; the value after the name may be anything, such as a version.
-
-        Raises:
-            UsageError: `user_config` has another form.
-            ServeError: A model cannot be loaded.
-        """
-        if set(user_config) != {"load"} or not isinstance(user_config["load"], Mapping):
-            raise UsageError(f"user_config is {dict(user_config)!r}", hint='Write {"load": {"<model>": "<version>"}}.')
-        for name in user_config["load"]:
-            await self._repository.load(name, {})
-
 
 def _one_of_many(inner: ASGIApp) -> ASGIApp:
     """Refuses to change the models of the one replica that a request reached."""
@@ -189,7 +174,7 @@ def _one_of_many(inner: ASGIApp) -> ASGIApp:
         if scope["path"].startswith("/v2/repository/models/"):
             raise NotOfferedError(
                 "a request cannot load or unload models on Ray: it reaches one replica of several",
-                hint="Change user_config or args of the deployment, and run `serve deploy`.",
+                hint="Change args of the application, and run `serve deploy`.",
             )
         await inner(scope, receive, send)
 

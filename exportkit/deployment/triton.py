@@ -9,8 +9,8 @@ import secrets
 import shlex
 import shutil
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from exportkit.errors import HostError, UsageError
 from exportkit.libraries import LIBRARY_DIR
@@ -28,16 +28,8 @@ _KEY_HEADER = "exportkit-key"
 _PROGRAM = "tritonserver"
 
 
-@dataclass(frozen=True)
-class TritonModel:
-    """A model in a repository.
-
-    Attributes:
-        name: Its name, which clients ask for.
-        method: The method of the package that it answers with.
-        folder: Its folder, `<repository>/<name>`.
-        written: False if the same model was there already.
-    """
+class TritonModel(NamedTuple):
+    """A model in a repository: the package's method that it answers with. `written`: it was not there already."""
 
     name: str
     method: str
@@ -45,14 +37,8 @@ class TritonModel:
     written: bool
 
 
-@dataclass(frozen=True)
-class TritonCommand:
-    """How to start Triton.
-
-    Attributes:
-        arguments: The program and its options.
-        environment: What has to be set for it.
-    """
+class TritonCommand(NamedTuple):
+    """How to start Triton: the program and its options, and what has to be set for it."""
 
     arguments: tuple[str, ...]
     environment: Mapping[str, str]

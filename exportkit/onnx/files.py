@@ -243,6 +243,25 @@ def open_onnx(model: Path, *, demand: core.Demand | None = None) -> PackageReade
         raise
 
 
+def open_artifact(path: Path, *, demand: core.Demand | None = None) -> PackageReader:
+    """Opens a package, or the sidecar of an ONNX model, and checks every digest. Arguments are those of `open_onnx`.
+
+    Raises:
+        UsageError: The file does not exist or cannot be read.
+        PackageError: A rule of the format is broken, a digest does not hold, or a required signature is lacking.
+        PolicyError: A policy cannot be read or trusted.
+    """
+    if (model := named_model(path)) is not None:
+        return open_onnx(model, demand=demand)
+    reader = PackageReader(path, demand=demand)
+    try:
+        reader.verify()
+    except BaseException:
+        reader.close()
+        raise
+    return reader
+
+
 @contextmanager
 def _naming(sidecar: Path) -> Iterator[None]:
     """Names the sidecar in errors of packages, because the caller named the model."""

@@ -11,7 +11,7 @@ import torch
 
 from exportkit.errors import UsageError
 from exportkit.package.manifest import Call, StateTensor, TensorInput
-from exportkit.sizes import shape_at, sizes_of
+from exportkit.sizes import checked_sizes, shape_at, sizes_of
 
 Described = TensorInput | StateTensor
 CudaGraphs = bool | Sequence[Mapping[str, int]]
@@ -109,15 +109,7 @@ def empty_inputs(call: Call, sizes: Mapping[str, int], device: torch.device) -> 
     Raises:
         UsageError: A dimension is missing, unknown, or out of its range.
     """
-    ranges = {dimension.name: dimension for dimension in call.dimensions}
-    if unknown := sorted(sizes.keys() - ranges.keys()):
-        raise UsageError(
-            f"the package has no dimension {unknown[0]}", hint=f"It has {', '.join(ranges) or 'none: give no sizes'}."
-        )
-    for name, dimension in ranges.items():
-        given = sizes.get(name)
-        if not isinstance(given, int) or isinstance(given, bool) or not dimension.min <= given <= dimension.max:
-            raise UsageError(f"{name} must be an integer from {dimension.min} to {dimension.max}, got {given!r}")
+    checked_sizes("the package", {each.name: (each.min, each.max) for each in call.dimensions}, sizes)
     return [
         torch.empty(shape_at(tensor, sizes), dtype=getattr(torch, tensor.dtype), device=device)
         for tensor in call.inputs

@@ -8,23 +8,16 @@ from functools import partial
 
 import torch
 
-from exportkit.runtime.isolated_messages import (
-    Capture,
-    FetchState,
-    MakeSession,
-    ReportGraphs,
-    RestoreSession,
-    Run,
-    WriteState,
-)
+from exportkit.runtime.isolated_messages import Capture, MakeSession, ReportGraphs, Run, UseSession
 from exportkit.runtime.isolated_process import Requests, Worker
 from exportkit.runtime.methods import MethodPlan, ModelCode
 from exportkit.runtime.requests import Answers
+from exportkit.runtime.runner import Runner
 from exportkit.sizes import sizes_of
 
 
-class WorkerRunner:
-    """The compiled code of a method in a worker process. Any number of threads may call it."""
+class WorkerRunner(Runner):
+    """The compiled code of a method in a worker process, which looks at every call before it answers."""
 
     def __init__(self, worker: Worker, plan: MethodPlan) -> None:
         """Runs a method of the worker's package."""
@@ -34,12 +27,6 @@ class WorkerRunner:
     def run(self, inputs: list[torch.Tensor], /) -> list[torch.Tensor]:
         """Returns the flat outputs for flat, valid inputs of a method without state. Raises the errors of `ask`."""
         return run_in_worker(self._worker, self._plan, None, inputs)
-
-    def session_memory(self) -> None:
-        """The worker looks at every call before it answers."""
-
-    def look(self, refused: torch.Tensor | None = None, /) -> None:
-        """The worker looks at every call before it answers."""
 
     def run_requests(self, requests: Requests, outputs: Sequence[int], /) -> Answers:
         """See `Runner.run_requests`."""
@@ -96,15 +83,15 @@ class WorkerState:
 
     def reset(self, /) -> None:
         """See `State.reset`."""
-        self._worker.ask(RestoreSession(self._number), [])
+        self._worker.ask(UseSession(self._number, "reset"), [])
 
     def tensors(self, /) -> dict[str, torch.Tensor]:
         """See `State.tensors`. They are copies."""
-        return dict(zip(self._names, self._worker.ask(FetchState(self._number), [])[1]))
+        return dict(zip(self._names, self._worker.ask(UseSession(self._number, "read"), [])[1]))
 
     def replace(self, tensors: Mapping[str, torch.Tensor], /) -> None:
         """See `State.replace`."""
-        self._worker.ask(WriteState(self._number), [tensors[name] for name in self._names])
+        self._worker.ask(UseSession(self._number, "write"), [tensors[name] for name in self._names])
 
     def close(self, /) -> None:
         """See `State.close`."""

@@ -5,7 +5,7 @@ They travel through a TensorSocket, which carries the tensors of a call.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from msgspec import Struct
@@ -112,22 +112,16 @@ class MakeSession(Message, frozen=True):
     copy_of: int | None = None
 
 
-class RestoreSession(Message, frozen=True):
-    """Restores a session's initial state. The answer is Ran."""
+class UseSession(Message, frozen=True):
+    """Does something with the state of a session; its tensors are in the manifest's order. The answer is Ran.
+
+    Attributes:
+        session: The number of the session.
+        use: To read it, to replace it by the message's tensors, or to restore what it began with.
+    """
 
     session: int
-
-
-class FetchState(Message, frozen=True):
-    """Asks for the state of a session. The answer is Ran, with the tensors in the manifest's order."""
-
-    session: int
-
-
-class WriteState(Message, frozen=True):
-    """Replaces the state of a session by the message's tensors, in the manifest's order. The answer is Ran."""
-
-    session: int
+    use: Literal["read", "write", "reset"]
 
 
 class CloseSessions(Message, frozen=True):
@@ -154,16 +148,4 @@ class Ran(Message, frozen=True):
     rows: TriedRows = TriedRows(0)
 
 
-Question = (
-    Run
-    | RunRequests
-    | TryRows
-    | Capture
-    | ReportGraphs
-    | Swap
-    | MakeSession
-    | RestoreSession
-    | FetchState
-    | WriteState
-    | CloseSessions
-)
+Question = Run | RunRequests | TryRows | Capture | ReportGraphs | Swap | MakeSession | UseSession | CloseSessions

@@ -17,20 +17,18 @@ from exportkit.runtime.isolated_messages import (
     Capture,
     CloseSessions,
     Connect,
-    FetchState,
     LoadPackage,
     MakeSession,
     PackageLoaded,
     Question,
     Ran,
     ReportGraphs,
-    RestoreSession,
     Run,
     RunRequests,
     Swap,
     TorchSettings,
     TryRows,
-    WriteState,
+    UseSession,
 )
 from exportkit.runtime.loader import load
 from exportkit.runtime.model import Model
@@ -124,9 +122,7 @@ class _Served:
         return self._answer_session(message, tensors)
 
     def _answer_session(
-        self,
-        message: MakeSession | RestoreSession | FetchState | WriteState | CloseSessions,
-        tensors: list[torch.Tensor],
+        self, message: MakeSession | UseSession | CloseSessions, tensors: list[torch.Tensor]
     ) -> _Answer:
         model = self.model
         if isinstance(message, MakeSession):
@@ -137,16 +133,17 @@ class _Served:
             number = next(self._numbers)
             self._sessions[number] = made
             return Ran(session=number), []
-        if isinstance(message, RestoreSession):
-            self._sessions[message.session].reset()
-        elif isinstance(message, FetchState):
-            return Ran(), list(self._sessions[message.session].tensors().values())
-        elif isinstance(message, WriteState):
-            state = self._sessions[message.session]
-            state.replace(dict(zip(state.tensors(), tensors)))
-        else:
+        if isinstance(message, CloseSessions):
             for number in message.sessions:
                 del self._sessions[number]
+            return Ran(), []
+        state = self._sessions[message.session]
+        if message.use == "read":
+            return Ran(), list(state.tensors().values())
+        if message.use == "write":
+            state.replace(dict(zip(state.tensors(), tensors)))
+        else:
+            state.reset()
         return Ran(), []
 
     def _run(self, message: Run, tensors: list[torch.Tensor]) -> _Answer:

@@ -24,7 +24,7 @@ from exportkit.runtime.runner import Construction
 from exportkit.runtime.session import Session
 from exportkit.runtime.state import LocalState, State, StatePlan, empty_state
 from exportkit.runtime.weights import WeightsSource, replaced_weights
-from exportkit.sizes import label_of
+from exportkit.sizes import checked_sizes, label_of
 
 
 class Model:
@@ -104,7 +104,7 @@ class Model:
             ModelClosedError: The model was closed.
         """
         self._code.open_runners()
-        checked = self._state.checked_sizes(sizes)
+        checked = checked_sizes(f"the state of {self.manifest.name}", self._state.dimensions, sizes)
         try:
             return Session(self._code, self._new_state(checked), checked)
         except RuntimeError as error:

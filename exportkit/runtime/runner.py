@@ -22,7 +22,10 @@ from exportkit.runtime.weights import Weights, borrowed, constants_of, on_device
 
 
 class Runner(Protocol):
-    """The compiled code of a method with its weights. Any number of threads may call it."""
+    """The compiled code of a method with its weights. Any number of threads may call it.
+
+    What its classes do not write anew has no CUDA graphs, and every call of it says itself what it refuses.
+    """
 
     @property
     def run(self) -> Callable[..., list[torch.Tensor]]:
@@ -31,14 +34,16 @@ class Runner(Protocol):
         With `session_memory`, a session's, as the second argument.
         """
 
+    def run_requests(self, requests: Sequence[Sequence[torch.Tensor]], outputs: Sequence[int], /) -> Answers:
+        """Runs requests together. See `Model.run_requests`."""
+
     def session_memory(self) -> torch.Tensor | None:
         """Returns memory for what a session's calls refuse; None if each call says itself what it refuses."""
+        return None
 
     def look(self, refused: torch.Tensor | None = None, /) -> None:
         """Raises RuntimeError if a call that has ended refused a value: a session's, or one on the current stream."""
-
-    def run_requests(self, requests: Sequence[Sequence[torch.Tensor]], outputs: Sequence[int], /) -> Answers:
-        """Runs requests together. See `Model.run_requests`."""
+        return None
 
     def capture(self, arguments: list[torch.Tensor], own: int, /) -> list[torch.Tensor] | None:
         """Makes a CUDA graph for calls with arguments of these sizes, and any values; None without graphs.
@@ -48,12 +53,14 @@ class Runner(Protocol):
         Raises:
             RuntimeError: There can be none.
         """
+        return None
 
     def graph_report(self) -> str | None:
         """Returns which CUDA graphs there are, as JSON; None without graphs."""
+        return None
 
 
-class ContainerRunner:
+class ContainerRunner(Runner):
     """Compiled code that runs through torch's own binding, which holds the GIL (pytorch#197516)."""
 
     def __init__(
@@ -84,24 +91,16 @@ class ContainerRunner:
         self._device = torch.device(choice.device)
         fallible = computes or choice.target.device != "cpu"
         run = _Preparing(container, opened, choice.target.device).run if fallible else container.run
-        self.run = RefusedValues(entry.library, self._device).wrapped(run)
+        self._run = RefusedValues(entry.library, self._device).wrapped(run)
         weakref.finalize(self, released, constants, self._device).atexit = False
+
+    def run(self, inputs: list[torch.Tensor], /) -> list[torch.Tensor]:
+        """Returns the flat outputs for flat, valid inputs. Raises RuntimeError if the compiled code fails."""
+        return self._run(inputs)
 
     def run_requests(self, requests: Sequence[Sequence[torch.Tensor]], outputs: Sequence[int], /) -> Answers:
         """Runs requests together. See `Model.run_requests`."""
-        return run_in_steps(self.run, self._device, requests, outputs)
-
-    def session_memory(self) -> None:
-        """Every call is looked at."""
-
-    def look(self, refused: torch.Tensor | None = None, /) -> None:
-        """Every call is looked at."""
-
-    def capture(self, arguments: list[torch.Tensor], own: int, /) -> None:
-        """There are no graphs."""
-
-    def graph_report(self) -> None:
-        """There are no graphs."""
+        return run_in_steps(self._run, self._device, requests, outputs)
 
 
 COMPUTED = "_FOLDED_CONST_"  # begins AOTInductor's names of constants that the code computes from the weights

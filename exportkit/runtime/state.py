@@ -5,11 +5,11 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 
-from exportkit.errors import InputError, RefusedValueError, SessionClosedError, UsageError
+from exportkit.errors import InputError, RefusedValueError, SessionClosedError
 from exportkit.package.archive import PackageReader
 from exportkit.package.dtypes import ITEM_BYTES
 from exportkit.package.manifest import Manifest, Size
@@ -66,10 +66,6 @@ class StatePlan:
         self._device = device
         self._initial: dict[str, torch.Tensor | None] = {}
         self.dimensions = state_dimensions(reader.manifest)
-
-    def checked_sizes(self, given: Mapping[str, Any]) -> dict[str, int]:
-        """Returns a session's sizes. Raises UsageError if one is missing, unknown or out of its range."""
-        return checked_sizes(self._manifest.name, self.dimensions, given)
 
     def new(self, sizes: Mapping[str, int]) -> list[torch.Tensor]:
         """Returns a session's tensors, in the order of the manifest, with any values.
@@ -207,25 +203,6 @@ def _with_memory(
     run: Callable[..., list[torch.Tensor]], memory: torch.Tensor, arguments: list[torch.Tensor]
 ) -> list[torch.Tensor]:
     return run(arguments, memory)
-
-
-def checked_sizes(model: str, dimensions: Mapping[str, tuple[int, int]], given: Mapping[str, Any]) -> dict[str, int]:
-    """Returns the sizes of a session, in the order of the dimensions.
-
-    Raises:
-        UsageError: One is missing, unknown, or out of its range.
-    """
-    wanted = ", ".join(f"{name} (from {low} to {high})" for name, (low, high) in dimensions.items())
-    hint = f"A session of {model} needs {wanted}." if wanted else f"A session of {model} takes no sizes."
-    if unknown := [name for name in given if name not in dimensions]:
-        raise UsageError(f"the state of {model} has no dimension {unknown[0]}", hint=hint)
-    for name, (low, high) in dimensions.items():
-        size = given.get(name)
-        if name not in given:
-            raise UsageError(f"the session's {name} was not given", hint=hint)
-        if not isinstance(size, int) or isinstance(size, bool) or not low <= size <= high:
-            raise UsageError(f"{name} must be an integer from {low} to {high}, got {size!r}", hint=hint)
-    return {name: given[name] for name in dimensions}
 
 
 def empty_state(plan: MethodPlan, sizes: Mapping[str, int]) -> list[torch.Tensor]:

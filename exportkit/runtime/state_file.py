@@ -20,6 +20,7 @@ from exportkit.sizes import shape_at
 Identity = dict[str, str]  # the metadata that says whose state a file is
 
 _MODEL, _STATE = "exportkit.model", "exportkit.state"
+_SAVED = "Give a file that a session's save wrote."
 
 
 def write_state(path: str | os.PathLike[str], whose: Identity, tensors: Mapping[str, torch.Tensor]) -> None:
@@ -60,37 +61,37 @@ def read_state(
     except OSError as error:
         raise StateError(f"cannot read the state {path}: {error.strerror or error}") from error
     except SafetensorError as error:
-        raise StateError(
-            f"{path} is not a whole safetensors file: {error}", hint="`session.save(path)` writes one."
-        ) from error
+        raise StateError(f"{path} is not a safetensors file: {error}", hint=_SAVED) from error
 
 
 def _check_identity(path: str | os.PathLike[str], whose: Identity, found: Mapping[str, str]) -> None:
-    if _STATE not in found:
+    name = whose[_MODEL]
+    if not whose.keys() <= found.keys():
+        raise StateError(f"{path} does not say which model's state it has", hint=_SAVED)
+    if found[_MODEL] != name:
+        raise StateError(f"{path} has the state of the model {found[_MODEL]!r}; this is {name}")
+    if found[_STATE] != whose[_STATE]:
         raise StateError(
-            f"{path} is no state of a session: it has no {_STATE}", hint="`session.save(path)` writes one."
+            f"{path} has the state of another {name}: the names, dtypes or shapes differ",
+            hint="Load it with the package whose session saved it.",
         )
-    for key, wanted in whose.items():
-        if found.get(key) != wanted:
-            raise StateError(
-                f"{path} is a state of another model: {key} is {found.get(key)}, and this model's is {wanted}",
-                hint=f"Load a state that a session of this {whose[_MODEL]} saved.",
-            )
 
 
 def _check_tensors(path: str | os.PathLike[str], manifest: Manifest, sizes: Mapping[str, int], file: Any) -> None:
-    names, known = set(file.keys()), {each.name for each in manifest.state}
-    if names != known:
-        raise StateError(f"{path} does not have the tensors of the state: {', '.join(sorted(names ^ known))}")
+    given = set(file.keys())
     for each in manifest.state:
+        if each.name not in given:
+            raise StateError(f"{path} has no tensor {each.name}")
         found = file.get_slice(each.name)
         dtype, shape = SAFETENSORS_DTYPES.get(found.get_dtype(), found.get_dtype()), list(found.get_shape())
         expected = shape_at(each, sizes)
         if (dtype, shape) != (each.dtype, expected):
             raise StateError(
-                f"{each.name} in {path} is {dtype}{shape}; this session's is {each.dtype}{expected}",
-                hint="A state is loaded into a session of the sizes that it was saved with.",
+                f"{path}: {each.name} is {dtype}{shape}; the session's is {each.dtype}{expected}",
+                hint="A session takes the state of one with the same sizes.",
             )
+    if unknown := sorted(given - {each.name for each in manifest.state}):
+        raise StateError(f"{path} has the tensor {unknown[0]!r}, which is not in the state of {manifest.name}")
 
 
 def identity(reader: PackageReader) -> Identity:

@@ -8,7 +8,9 @@ later messages. The memory is an anonymous file (memfd). It has no name that cou
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import math
+import mmap
 import os
 import socket
 from collections.abc import Sequence
@@ -19,7 +21,6 @@ import torch
 from msgspec import Meta, Struct
 
 from exportkit.child.channel import Channel
-from exportkit.child.sealed_memory import map_memory, new_memory
 
 _ALIGNMENT = 64  # bytes, the same as for torch's own tensors
 _GRANULARITY = 1 << 20  # bytes, so that slightly larger tensors fit the same memory
@@ -77,7 +78,7 @@ class TensorSocket(Generic[Message]):
             places, size = _lay_out(tensors)
             ours = self._ours
             if size and (ours is None or size > ours.size):
-                fds.append(fd := new_memory("exportkit-tensors", -(-size // _GRANULARITY) * _GRANULARITY))
+                fds.append(fd := _new_memory(-(-size // _GRANULARITY) * _GRANULARITY))
                 stack.callback(os.close, fd)
                 ours = _Memory(fd)
             with torch.no_grad():
@@ -125,15 +126,28 @@ class _Memory:
     """Mapped shared memory. Its tensors keep it alive."""
 
     def __init__(self, fd: int) -> None:
-        """Maps an open memfd, which may then be closed. Refuses one that the other side could still shrink."""
-        mapped = map_memory(fd)
-        self.size = len(mapped)
-        self._bytes = torch.frombuffer(mapped, dtype=torch.uint8)
+        """Maps an open memfd, which may then be closed. Refuses one whose end could go: reading it would kill us."""
+        if not fcntl.fcntl(fd, fcntl.F_GET_SEALS) & fcntl.F_SEAL_SHRINK:
+            raise ValueError("the shared memory could be shrunk")
+        self.size = os.fstat(fd).st_size
+        self._bytes = torch.frombuffer(mmap.mmap(fd, self.size), dtype=torch.uint8)
 
     def tensor(self, place: _Place) -> torch.Tensor:
         if place.end == place.offset:
             return _empty(place)
         return self._bytes[place.offset : place.end].view(_DTYPES[place.dtype]).view(place.shape)
+
+
+def _new_memory(size: int) -> int:
+    """Opens a memfd that keeps its size. Missing memory is an OSError here, not a SIGBUS in a later write."""
+    fd = os.memfd_create("exportkit-tensors", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    try:
+        os.posix_fallocate(fd, 0, size)
+        fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
+        return fd
+    except BaseException:
+        os.close(fd)
+        raise
 
 
 def _lay_out(tensors: Sequence[torch.Tensor]) -> tuple[tuple[_Place, ...], int]:

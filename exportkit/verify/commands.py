@@ -5,6 +5,10 @@ Each command's docstring names the class of its answer. Nothing here imports tor
 
 from __future__ import annotations
 
+from typing import Literal
+
+import msgspec
+
 from exportkit.child.messages import Message
 from exportkit.package.manifest import Case, PackagedMethod, Source, StateTensor
 from exportkit.reference_model import ReferenceModelFiles
@@ -92,58 +96,26 @@ class ModelCalled(Message, frozen=True):
     structure: str
 
 
-class OpenSession(Message, frozen=True):
-    """Tells the replay process to open a session with these sizes of the state. The answer is SessionReady."""
+class UseSession(Message, frozen=True):
+    """Tells the replay process what to do with a session. The answer is SessionReady.
 
+    Attributes:
+        do: What. `spoil` changes every element of the state, and `read` writes the state as a case names it.
+        session: The session's number.
+        copy: The number of the session that `fork` makes.
+        sizes: The sizes of the state, for `open`.
+        file: The file that `save` and `read` write, or `load` reads.
+    """
+
+    do: Literal["open", "fork", "reset", "spoil", "save", "load", "read", "close"]
     session: int
-    sizes: dict[str, int]
-
-
-class ForkSession(Message, frozen=True):
-    """Tells the replay process to fork a session. The answer is SessionReady."""
-
-    session: int
-    copy: int
-
-
-class ResetSession(Message, frozen=True):
-    """Tells the replay process to reset a session. The answer is SessionReady."""
-
-    session: int
-
-
-class StoreSession(Message, frozen=True):
-    """Tells the replay process to save a session's state to a file, or to load it. The answer is SessionReady."""
-
-    session: int
-    file: str
-    load: bool
-
-
-class SpoilState(Message, frozen=True):
-    """Tells the replay process to overwrite every byte of a session's state. The answer is SessionReady."""
-
-    session: int
-
-
-class ReadState(Message, frozen=True):
-    """Tells the replay process to write a session's state to a file, as `state.<j>`. The answer is SessionReady."""
-
-    session: int
-    file: str
-
-
-class CloseSession(Message, frozen=True):
-    """Tells the replay process to close a session. The answer is SessionReady."""
-
-    session: int
+    copy: int = 0
+    sizes: dict[str, int] = msgspec.field(default_factory=dict)
+    file: str = ""
 
 
 class SessionReady(Message, frozen=True):
     """A session did what it was told."""
-
-
-SessionCommand = OpenSession | ForkSession | ResetSession | StoreSession | SpoilState | ReadState | CloseSession
 
 
 class MakeEager(Message, frozen=True):

@@ -13,8 +13,7 @@ from exportkit.errors import HostError
 from exportkit.package.archive import PackageReader
 from exportkit.package.case_files import edge_case_in
 from exportkit.package.manifest import PackagedMethod
-from exportkit.sizes import shape_at
-from exportkit.verify.calls import case_label, case_sizes
+from exportkit.sizes import case_label, case_sizes, shape_at
 from exportkit.verify.comparisons import OutputComparison, OutputError
 from exportkit.verify.filled_memory import CONTENTS, MALLOC_BYTES, Content
 from exportkit.verify.options import VerifyOptions

@@ -8,25 +8,11 @@ from __future__ import annotations
 import socket
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from exportkit.child.messages import Message, serve
-from exportkit.verify.commands import (
-    ArtifactLoaded,
-    CallModel,
-    CloseSession,
-    ForkSession,
-    LoadOnnx,
-    ModelCalled,
-    OpenSession,
-    ReadState,
-    ResetSession,
-    SessionReady,
-    SpoilState,
-    StoreSession,
-)
+from exportkit.child.messages import serve
+from exportkit.verify.commands import ArtifactLoaded, CallModel, LoadOnnx, ModelCalled, SessionReady, UseSession
 from exportkit.verify.filled_memory import filled_memory
 from exportkit.verify.replay_worker import EXPORTER, BlockedImports
 
@@ -100,61 +86,32 @@ class OnnxReplay:
         write_tensors(Path(command.outputs), {keys[each.name]: value for each, value in zip(results, outputs)})
         return ModelCalled(seconds, msgspec.json.encode(call.result).decode())
 
-    def open(self, command: OpenSession) -> SessionReady:
-        """Opens a session."""
-        self._sizes[command.session] = command.sizes
-        self._states[command.session] = self._new(command.sizes)
-        return SessionReady()
-
-    def fork(self, command: ForkSession) -> SessionReady:
-        """Copies a session."""
-        self._sizes[command.copy] = self._sizes[command.session]
-        self._states[command.copy] = [_copy(each) for each in self._states[command.session]]
-        return SessionReady()
-
-    def reset(self, command: ResetSession) -> SessionReady:
-        """Gives a session the state that a new one has."""
-        self._states[command.session] = self._new(self._sizes[command.session])
-        return SessionReady()
-
-    def store(self, command: StoreSession) -> SessionReady:
-        """Writes a session's state to a file, or reads it from one."""
+    def use(self, command: UseSession) -> SessionReady:
+        """Does something with a session."""
         from exportkit.onnx.tensor_files import read_tensors, write_tensors
-
-        names = [each.name for each in self._reader.manifest.state]
-        if command.load:
-            read = read_tensors(Path(command.file), names)
-            self._states[command.session] = [read[name] for name in names]
-        else:
-            write_tensors(Path(command.file), dict(zip(names, self._states[command.session])))
-        return SessionReady()
-
-    def spoil(self, command: SpoilState) -> SessionReady:
-        """Changes each element of the state, where it is: who shares its memory is seen then."""
-        from exportkit.onnx.onnx_session import Bits
-
-        spoilt = []
-        for each in self._states[command.session]:
-            changed = each.array.copy()
-            if each.array.flags.writeable:
-                changed = each.array
-            changed[...] = changed ^ 1
-            spoilt.append(Bits(each.dtype, changed))
-        self._states[command.session] = spoilt
-        return SessionReady()
-
-    def read(self, command: ReadState) -> SessionReady:
-        """Writes a session's state to a file, as a case names it."""
-        from exportkit.onnx.tensor_files import write_tensors
         from exportkit.package.case_files import state_keys
 
-        keys = state_keys(self._reader.manifest.state).values()
-        write_tensors(Path(command.file), dict(zip(keys, self._states[command.session])))
-        return SessionReady()
-
-    def close(self, command: CloseSession) -> SessionReady:
-        """Closes a session."""
-        del self._states[command.session], self._sizes[command.session]
+        sizes, states, number = self._sizes, self._states, command.session
+        described, file = self._reader.manifest.state, Path(command.file)
+        names = [each.name for each in described]
+        match command.do:
+            case "open":
+                sizes[number], states[number] = command.sizes, self._new(command.sizes)
+            case "fork":
+                sizes[command.copy], states[command.copy] = sizes[number], [_copy(each) for each in states[number]]
+            case "reset":
+                states[number] = self._new(sizes[number])
+            case "spoil":
+                states[number] = [_spoilt(each) for each in states[number]]
+            case "save":
+                write_tensors(file, dict(zip(names, states[number])))
+            case "load":
+                read = read_tensors(file, names)
+                states[number] = [read[name] for name in names]
+            case "read":
+                write_tensors(file, dict(zip(state_keys(described).values(), states[number])))
+            case "close":
+                del states[number], sizes[number]
         return SessionReady()
 
     def _new(self, sizes: dict[str, int]) -> list[Bits]:
@@ -179,18 +136,14 @@ def _copy(tensor: Bits) -> Bits:
     return type(tensor)(tensor.dtype, tensor.array.copy())
 
 
+def _spoilt(tensor: Bits) -> Bits:
+    """Changes each element of a state, where it is: who shares its memory is seen then."""
+    changed = tensor.array if tensor.array.flags.writeable else tensor.array.copy()
+    changed[...] = changed ^ 1
+    return type(tensor)(tensor.dtype, changed)
+
+
 def main(connection: socket.socket) -> None:
     """Serves the commands of the parent."""
     replay = OnnxReplay()
-    handlers: dict[type[Message], Callable[[Any], Message]] = {
-        LoadOnnx: replay.load,
-        CallModel: replay.run,
-        OpenSession: replay.open,
-        ForkSession: replay.fork,
-        ResetSession: replay.reset,
-        StoreSession: replay.store,
-        SpoilState: replay.spoil,
-        ReadState: replay.read,
-        CloseSession: replay.close,
-    }
-    serve(connection, handlers)
+    serve(connection, {LoadOnnx: replay.load, CallModel: replay.run, UseSession: replay.use})

@@ -18,8 +18,8 @@ from exportkit.verify.commands import (
     LoadArtifact,
     LoadOnnx,
     ModelCalled,
-    SessionCommand,
     SessionReady,
+    UseSession,
 )
 from exportkit.verify.filled_memory import Content
 from exportkit.verify.options import VerifyOptions
@@ -153,7 +153,7 @@ class ReplayProcess:
         command = CallModel(str(inputs), str(outputs), number, method, session, layouts, memory)
         return self._ask(command, ModelCalled, doing)
 
-    def use(self, command: SessionCommand, *, doing: str) -> SessionReady | Verdict:
+    def use(self, command: UseSession, *, doing: str) -> SessionReady | Verdict:
         """Tells the process to open, copy, change, read or close a session. A new process has none."""
         return self._ask(command, SessionReady, doing)
 

@@ -5,27 +5,14 @@ from __future__ import annotations
 import socket
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from exportkit.child.messages import Message, serve
-from exportkit.verify.commands import (
-    ArtifactLoaded,
-    CallModel,
-    CloseSession,
-    ForkSession,
-    LoadArtifact,
-    ModelCalled,
-    OpenSession,
-    ReadState,
-    ResetSession,
-    SessionReady,
-    SpoilState,
-    StoreSession,
-)
+from exportkit.verify.commands import ArtifactLoaded, CallModel, LoadArtifact, ModelCalled, SessionReady, UseSession
 from exportkit.verify.filled_memory import filled_memory
 
 if TYPE_CHECKING:
@@ -124,57 +111,47 @@ class Replay:
         save_file(answers, command.outputs)
         return ModelCalled(seconds, msgspec.json.encode(node).decode())
 
-    def open(self, command: OpenSession) -> SessionReady:
-        """Opens a session."""
-        self._sessions[command.session] = self._model.session(**command.sizes)
+    def use(self, command: UseSession) -> SessionReady:
+        """Does something with a session."""
+        sessions, number = self._sessions, command.session
+        match command.do:
+            case "open":
+                sessions[number] = self._model.session(**command.sizes)
+            case "fork":
+                sessions[command.copy] = sessions[number].fork()
+            case "reset":
+                sessions[number].reset()
+            case "spoil":
+                _spoil(sessions[number].state)
+            case "save":
+                sessions[number].save(command.file)
+            case "load":
+                sessions[number].load_state(command.file)
+            case "read":
+                self._read(sessions[number].state, command.file)
+            case "close":
+                sessions.pop(number).close()
         return SessionReady()
 
-    def fork(self, command: ForkSession) -> SessionReady:
-        """Forks a session."""
-        self._sessions[command.copy] = self._sessions[command.session].fork()
-        return SessionReady()
-
-    def reset(self, command: ResetSession) -> SessionReady:
-        """Resets a session."""
-        self._sessions[command.session].reset()
-        return SessionReady()
-
-    def store(self, command: StoreSession) -> SessionReady:
-        """Saves or loads a session's state."""
-        session = self._sessions[command.session]
-        if command.load:
-            session.load_state(command.file)
-        else:
-            session.save(command.file)
-        return SessionReady()
-
-    def spoil(self, command: SpoilState) -> SessionReady:
-        """Changes each element of the state: what does not restore it, or shares its memory, is seen then."""
-        import torch
-
-        with torch.no_grad():
-            for tensor in self._sessions[command.session].state.values():
-                content = tensor.view(-1).view(torch.uint8)
-                if tensor.is_floating_point() or tensor.is_complex():
-                    content.fill_(0x3F)  # about 1 in most dtypes
-                else:
-                    content[:: tensor.element_size()].bitwise_xor_(1)  # a position stays one
-        return SessionReady()
-
-    def read(self, command: ReadState) -> SessionReady:
-        """Writes a session's state to a file."""
+    def _read(self, state: Mapping[str, Any], file: str) -> None:
         from safetensors.torch import save_file
 
         from exportkit.package.case_files import named_results, state_keys
 
-        state = self._sessions[command.session].state
-        save_file(named_results(state_keys(self._manifest.state), dict(state)), command.file)
-        return SessionReady()
+        save_file(named_results(state_keys(self._manifest.state), dict(state)), file)
 
-    def close(self, command: CloseSession) -> SessionReady:
-        """Closes a session."""
-        self._sessions.pop(command.session).close()
-        return SessionReady()
+
+def _spoil(state: Mapping[str, Any]) -> None:
+    """Changes each element of the state: what does not restore it, or shares its memory, is seen then."""
+    import torch
+
+    with torch.no_grad():
+        for tensor in state.values():
+            content = tensor.view(-1).view(torch.uint8)
+            if tensor.is_floating_point() or tensor.is_complex():
+                content.fill_(0x3F)  # about 1 in most dtypes
+            else:
+                content[:: tensor.element_size()].bitwise_xor_(1)  # a position stays one
 
 
 def _opened(command: LoadArtifact) -> PackageReader:
@@ -200,17 +177,7 @@ def _opened(command: LoadArtifact) -> PackageReader:
 
 def handlers(replay: Replay) -> dict[type[Message], Callable[[Any], Message]]:
     """Returns by the class of a command what answers it."""
-    return {
-        LoadArtifact: replay.load,
-        CallModel: replay.run,
-        OpenSession: replay.open,
-        ForkSession: replay.fork,
-        ResetSession: replay.reset,
-        StoreSession: replay.store,
-        SpoilState: replay.spoil,
-        ReadState: replay.read,
-        CloseSession: replay.close,
-    }
+    return {LoadArtifact: replay.load, CallModel: replay.run, UseSession: replay.use}
 
 
 def main(connection: socket.socket) -> None:

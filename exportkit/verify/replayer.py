@@ -10,18 +10,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
 from exportkit.package.manifest import Case, Manifest, Size
-from exportkit.verify.commands import (
-    CloseSession,
-    ForkSession,
-    ModelCalled,
-    OpenSession,
-    ReadState,
-    ResetSession,
-    SessionCommand,
-    SessionReady,
-    SpoilState,
-    StoreSession,
-)
+from exportkit.verify.commands import ModelCalled, SessionReady, UseSession
 from exportkit.verify.filled_memory import Content
 from exportkit.verify.outcomes import CallFailed, Verdict
 from exportkit.verify.replay import ReplayProcess
@@ -114,7 +103,7 @@ class Replayer:
         self._session = session if session >= 0 else None
         if self._session is None and has_state(manifest, task.case):
             number = next(self._numbers)
-            self._use(OpenSession(number, state_sizes(manifest, task.case)), "opening a session")
+            self._use(UseSession("open", number, sizes=state_sizes(manifest, task.case)), "opening a session")
             self._session = number
 
     def __enter__(self) -> Self:
@@ -124,7 +113,7 @@ class Replayer:
         # A process that has ended is not started again for this.
         alive = error is None or (isinstance(error, ReplayEndedError) and isinstance(error.verdict, CallFailed))
         if self._session is not None and alive:
-            self._replay.use(CloseSession(self._session), doing=self._doing)
+            self._replay.use(UseSession("close", self._session), doing=self._doing)
             self._session = None
 
     def call(self, number: int) -> None:
@@ -165,7 +154,7 @@ class Replayer:
 
         if self._session is not None:
             file = self._folder / f"state-{next(self._numbers)}.safetensors"
-            self._use(ReadState(self._session, str(file)), "reading the state")
+            self._use(UseSession("read", self._session, file=str(file)), "reading the state")
             self.tensors |= load_file(file)
             file.unlink()
         return self
@@ -173,28 +162,28 @@ class Replayer:
     def fork(self, task: ReplayTask) -> Replayer:
         """Forks the session, for calls of the same or another task."""
         copy = next(self._numbers)
-        self._use(ForkSession(self._number, copy), "forking the session")
+        self._use(UseSession("fork", self._number, copy), "forking the session")
         return Replayer(task, self._replay, self._manifest, self._folder, doing=self._doing, session=copy)
 
     def reset(self) -> None:
         """Resets the session."""
-        self._use(ResetSession(self._number), "resetting the session")
+        self._use(UseSession("reset", self._number), "resetting the session")
 
     def store(self, file: Path, *, load: bool) -> None:
         """Saves the session's state to a file, or loads it from one."""
         doing = "loading a saved state" if load else "saving the state"
-        self._use(StoreSession(self._number, str(file), load), doing)
+        self._use(UseSession("load" if load else "save", self._number, file=str(file)), doing)
 
     def spoil(self) -> None:
         """Overwrites the state."""
-        self._use(SpoilState(self._number), "overwriting the state")
+        self._use(UseSession("spoil", self._number), "overwriting the state")
 
     @property
     def _number(self) -> int:
         assert self._session is not None
         return self._session
 
-    def _use(self, command: SessionCommand, doing: str) -> None:
+    def _use(self, command: UseSession, doing: str) -> None:
         answer = self._replay.use(command, doing=f"{doing}, {self._doing}")
         if isinstance(answer, CallFailed):
             answer = CallFailed(answer.error, answer.detail, doing)

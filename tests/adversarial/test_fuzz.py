@@ -13,17 +13,17 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from exportkit.cli.describe import (
+from exportkit.errors import PackageError
+from exportkit.inspect.rows import (
     dimension_text,
-    functions_text,
     input_rows,
-    library_text,
+    library_rows,
     onnx_rows,
+    operator_rows,
     output_rows,
     state_rows,
-    target_text,
+    target_rows,
 )
-from exportkit.errors import PackageError
 from exportkit.package.archive import PackageReader, write_package
 from exportkit.package.consistency import is_complete
 from exportkit.package.manifest import Manifest, decode_manifest, encode_manifest
@@ -73,9 +73,8 @@ def use(manifest: Manifest) -> None:
     """What `inspect` and the loader do with a manifest that holds, before any of its records is looked at."""
     assert decode_manifest(encode_manifest(manifest)) == manifest
     is_complete(manifest)
-    texts = [(target_text(target),) for target in manifest.targets]
-    texts += [(library_text(library),) for library in manifest.libraries]
-    texts += [*onnx_rows(manifest), *((functions_text(manifest.onnx, operator),) for operator in manifest.operators)]
+    texts: list[tuple[str, ...]] = [*target_rows(manifest), *library_rows(manifest)]
+    texts += [*onnx_rows(manifest), *operator_rows(manifest)]
     texts += [*state_rows(manifest), *((case_label(case),) for case in manifest.cases)]
     for method in manifest.methods:
         call = method.call

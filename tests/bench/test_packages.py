@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -16,6 +16,8 @@ from exportkit.bench import packages
 from exportkit.bench.package_sizes import parse_sizes
 from exportkit.bench.packages import PackageOptions, bench_packages
 from exportkit.bench.references import NoOperators, OperatorCalledError, WithReferences
+from exportkit.bench.steps import StepsOf
+from exportkit.bench.timed_models import COMPILERS
 from exportkit.errors import SignatureMissingError, UsageError, WrongResultError
 from exportkit.package.archive import PackageReader
 from exportkit.package.case_files import edge_case_in
@@ -55,9 +57,9 @@ def test_a_package_is_timed_beside_eager_on_references_and_with_operators(packag
 
 
 def test_every_way_to_compile_is_timed_under_its_name(direct):
-    (row,) = bench(direct, eager=PATCHES, against=list(packages.COMPILERS), sizes=["batch=1,rows=2,columns=2"])
-    assert [m.name for m in row.measurements] == ["exportkit", *packages.COMPILERS]
-    for name in packages.COMPILERS:
+    (row,) = bench(direct, eager=PATCHES, against=list(COMPILERS), sizes=["batch=1,rows=2,columns=2"])
+    assert [m.name for m in row.measurements] == ["exportkit", *COMPILERS]
+    for name in COMPILERS:
         assert row.get(name).call is not None, row.get(name).note
     assert row.get("freezing").what.startswith("torch.compile with freezing of the eager model")
 
@@ -91,39 +93,49 @@ def test_two_packages_are_compared_at_a_size_that_is_given(package, tmp_path):
     assert row.size == size.replace(",", ", ")
 
 
+def changed(monkeypatch: pytest.MonkeyPatch, change: Callable[[str, torch.Tensor], torch.Tensor]) -> None:
+    """Changes what eager answered, by its names in the file of a case."""
+    right = StepsOf.all
+
+    def wrong(self):
+        for steps in right(self):
+            yield replace(steps, tensors={key: change(key, tensor) for key, tensor in steps.tensors.items()})
+
+    monkeypatch.setattr(StepsOf, "all", wrong)
+
+
 def test_a_package_that_answers_something_else_is_refused(package, monkeypatch):
     monkeypatch.setattr(packages, "measure", lambda *args: pytest.fail("timed"))
-    right = packages._expected
-
-    def wrong(*args):
-        expected = right(*args)
-        return replace(expected, outputs=[tensor + 1 for tensor in expected.outputs], reference=None)
-
-    monkeypatch.setattr(packages, "_expected", wrong)
+    changed(monkeypatch, lambda key, tensor: tensor + 1 if ".input." not in key else tensor)
     with pytest.raises(WrongResultError, match="the results of exportkit differ from eager's"):
         bench(package, sizes=["batch=2,gh=4,gw=4"])
 
 
 @pytest.mark.parametrize("against", [["eager"], []])
 def test_results_are_judged_by_their_accuracy_not_by_their_dtypes_tolerance(direct, monkeypatch, against):
+    """All that is expected is off by less than float32's tolerance and by more than eager."""
     monkeypatch.setattr(packages, "measure", lambda *args, **options: [])
     assert bench(direct, eager=PATCHES, against=against)
-    right = packages._expected
 
-    def shifted(*args, judged):
-        """All that is expected, off by less than float32's tolerance and by more than eager."""
-        expected = right(*args)
-        known = {name: tensor * (1 + 5e-5) for name, tensor in expected.reference.outputs.items()}
-        outputs = [tensor * (1 + 5e-5) if tensor.is_floating_point() else tensor for tensor in expected.outputs]
-        return replace(
-            expected, outputs=outputs, reference=replace(expected.reference, outputs=known) if judged else None
-        )
+    def shifted(key, tensor):
+        return tensor if ".input." in key or not tensor.is_floating_point() else tensor * (1 + 5e-5)
 
-    monkeypatch.setattr(packages, "_expected", partial(shifted, judged=False))
-    assert bench(direct, eager=PATCHES, against=against)
-    monkeypatch.setattr(packages, "_expected", partial(shifted, judged=True))
+    changed(monkeypatch, shifted)
     with pytest.raises(WrongResultError, match="rms"):
         bench(direct, eager=PATCHES, against=against)
+
+
+def test_large_inputs_rotate(direct, monkeypatch):
+    calls = []
+
+    def watched(alternatives, *args, **options):
+        calls.extend(len(alternative.calls) for alternative in alternatives)
+        assert all(alternative.before is None for alternative in alternatives)
+        return []
+
+    monkeypatch.setattr(packages, "measure", watched)
+    bench(direct, eager=PATCHES, sizes=["batch=1,rows=2,columns=2"])
+    assert calls == [4, 4]
 
 
 def test_packages_of_different_models_are_not_compared(package, direct):

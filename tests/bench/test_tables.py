@@ -72,15 +72,3 @@ def test_the_heading_names_machine_versions_and_limit():
     text = tables.heading(results())
     for part in ("a GPU", "driver 1.2", "CUDA 13.0", "torch 2.11.0", "abc", "4000 GB/s"):
         assert part in text
-
-
-def test_a_plot_is_drawn_and_is_the_same_file_again(tmp_path):
-    pytest.importorskip("matplotlib")
-    from exportkit.bench.plot import draw
-
-    for name in ("a.svg", "b.svg", "c.png"):
-        draw(results(row("op", eager=4.0, strange=2.0), row("longer_name", 0.1, eager=0.3)), tmp_path / name)
-    text = (tmp_path / "a.svg").read_text()
-    assert text == (tmp_path / "b.svg").read_text()
-    assert "longer_name" in text
-    assert (tmp_path / "c.png").stat().st_size > 1000

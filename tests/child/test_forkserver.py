@@ -49,7 +49,8 @@ def test_a_child_has_torch_and_no_other_module_of_the_caller() -> None:
     ours = {name for name in modules if name.partition(".")[0] in ("exportkit", "tests")}
     assert ours == {
         *("exportkit", "exportkit.errors", "exportkit.child", "exportkit.child.channel", "exportkit.child.messages"),
-        *("exportkit.child.forkserver", "tests", "tests.child", "tests.child.facts_worker"),
+        *("exportkit.child.process_end", "exportkit.child.forkserver"),
+        *("tests", "tests.child", "tests.child.facts_worker"),
     }
     assert not {"pytest", "hypothesis"} & modules
 

@@ -1,20 +1,26 @@
 from __future__ import annotations
 
 import json
-import sys
+from pathlib import Path
 
+import msgspec
 import pytest
 import torch
 
 from exportkit.arr_coc.bench import operators
 from exportkit.arr_coc.bench.operators import bench_operators
 from exportkit.bench import runs
-from exportkit.bench.results import read
+from exportkit.bench.results import Results
 from exportkit.errors import UsageError
 from tests import commands
 from tests.artifacts import ROOT, THIRD_PARTY, artifact
 from tests.fixtures import softpool_library
 from tests.subprocesses import run_exportkit
+
+
+def read(path: Path) -> Results:
+    return msgspec.json.decode(path.read_bytes(), type=Results)
+
 
 QUICK = ("--device", "cpu", "--against", "eager", "--seconds", "0.001", "--size", "B1 N1024")
 
@@ -97,8 +103,6 @@ def test_a_bare_module_with_somebody_elses_operators_is_timed_too():
         (["opponent_balance", "--public-key", __file__], "--public-key is for packages"),
         (["opponent_balance", "--signature", __file__], "--signature is for packages"),
         (["x.pt2", "y.pt2", "--signature", __file__], "--signature works with one package only"),
-        (["opponent_balance", "--plot", "x.pdf"], "ends in .svg or .png"),
-        (["opponent_balance", "--plot", "no_such_folder/x.svg"], "there is no folder no_such_folder"),
         (["opponent_balance", "--output", "no_such_folder/x.json"], "there is no folder no_such_folder"),
         (["reduce_sum", "--direction", "backward", "--device", "cpu"], "reduce_sum has no backward"),
         ([], "Missing argument"),
@@ -117,15 +121,6 @@ def test_without_cuda_the_exit_code_says_that_this_machine_cannot(capsys):
     assert code == 4
     assert "cannot use cuda" in err
     assert "Give --device cpu" in err
-
-
-def test_a_plot_that_cannot_be_drawn_is_refused_before_anything_is_timed(capsys, monkeypatch, tmp_path):
-    monkeypatch.setitem(sys.modules, "matplotlib", None)
-    monkeypatch.setattr(runs, "copy_rate", lambda device: pytest.fail("measured"))
-    code, _, err = run(capsys, "opponent_balance", *QUICK, "--plot", tmp_path / "x.svg")
-    assert code == 4
-    assert "--plot needs matplotlib" in err
-    assert "exportkit[bench]" in err
 
 
 @pytest.mark.parametrize(

@@ -8,13 +8,9 @@ import shutil
 import subprocess
 from pathlib import Path
 
-import msgspec
 import pytest
 
-from exportkit.package.manifest import ConstantNode, MappingNode, PackagedMethod
-from tests.adversarial import forge
 from tests.commands import run
-from tests.package import samples
 from tests.package.signers import package, signer, write_policy
 
 
@@ -179,25 +175,3 @@ def test_inspect_shows_who_signed_and_believes_it_with_a_key_only(
     Path(f"{path}.sig").write_text("{")
     code, out, _ = run(capsys, "inspect", path)
     assert (code, "the signature file model.pt2.sig does not follow FORMAT.md" in out) == (0, True)
-
-
-def test_inspect_takes_no_orders_from_what_a_package_says_of_itself(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
-    """Text that moves the cursor, or starts a line, could say that a signature was checked."""
-    said = "1\n  signed by  " + "0" * 64 + "\x1b[2K\r\u202e"
-    path = package(tmp_path, version=said)
-    out = run(capsys, "inspect", path)[1]
-    assert not set("\x1b\r\u202e") & set(out)
-    assert not re.search(r"^ *signed by", out, re.MULTILINE)
-    assert "1\\n  signed by" in out
-    key = "a\x1b[2K"
-    fixed = tuple(ConstantNode(value=i) for i in range(2))
-    call = msgspec.structs.replace(samples.manifest().call, result=MappingNode(keys=(key, key), items=fixed))
-    method = PackagedMethod(name="forward", call=call, state=())
-    path.write_bytes(forge.package(forge.document(samples.manifest(methods=(method,)))))
-    for command in ("inspect", "verify"):
-        code, out, err = run(capsys, command, path)
-        assert code == 3
-        assert "\x1b" not in out + err
-        assert "\\x1b[2K" in out + err

@@ -46,7 +46,7 @@ def check_triton_arguments(arguments: list[str]) -> dict[str, Any]:
     """What Triton makes of these arguments."""
     values = dict(argument.removeprefix("--").split("=") for argument in arguments)
     timeout = float(values.get("exit-timeout-secs", 30))
-    return {"port": int(values.get("http-port", 8000)), "drain_timeout": timeout}
+    return {"port": int(values.get("http-port", 8000)), "drain_seconds": timeout}
 
 
 def check_pod(
@@ -65,7 +65,7 @@ def check_pod(
     options = check(given)
     assert options["port"] in {port["containerPort"] for port in container["ports"]}
     stop = container.get("lifecycle", {}).get("preStop", {}).get("exec", {}).get("command", ["sleep", "0"])
-    assert options["drain_timeout"] + float(stop[1]) < pod.get("terminationGracePeriodSeconds", 60)
+    assert options["drain_seconds"] + float(stop[1]) < pod.get("terminationGracePeriodSeconds", 60)
     assert values["OMP_NUM_THREADS"] == container["resources"]["limits"]["cpu"]
     paths = {"livenessProbe": "/v2/health/live", "readinessProbe": "/v2/health/ready"}
     assert {name: container[name]["httpGet"]["path"] for name in paths} == paths

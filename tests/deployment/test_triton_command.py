@@ -177,13 +177,13 @@ def test_the_command_is_for_this_torch_and_has_the_key_and_the_options(
     keys = [f"--public-key={each.public}" for each in (release, next_one)]
     arguments = [str(path), "-o", str(tmp_path / "mo dels"), *keys]
     said = written(capsys, *arguments, "--", "--http-port=9000")
-    assert f"--backend-directory={backend}" in said["command"]
-    assert f"--backend-config=exportkit,public-key={release.public}:{next_one.public}" in said["command"]
-    assert said["command"][-1] == "--http-port=9000"
+    assert f"--backend-directory={backend}" in said["arguments"]
+    assert f"--backend-config=exportkit,public-key={release.public}:{next_one.public}" in said["arguments"]
+    assert said["arguments"][-1] == "--http-port=9000"
     assert main(["triton", *arguments]) == 0
     line = shlex.split(capsys.readouterr().out.split("\n", 1)[1].replace("\\\n", ""))
-    program = line.index(said["command"][0])
-    assert len(line[program:]) == len(said["command"]) - 1
+    program = line.index(said["arguments"][0])
+    assert len(line[program:]) == len(said["arguments"]) - 1
     assert f"--model-repository={tmp_path}/mo dels" in line
     assert dict(item.split("=", 1) for item in line[:program]) == said["environment"]
 

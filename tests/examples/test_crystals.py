@@ -21,8 +21,6 @@ from tests.runtime import exportkit_run
 from tests.serve.page.in_thread import served_packages
 from tests.subprocesses import run_python
 
-pytestmark = pytest.mark.slow
-
 PUBLISHED = json.loads(Path(__file__).with_name("published_crystals.json").read_text())
 # In a process of its own, for the model's class is here.
 ANSWERS = """

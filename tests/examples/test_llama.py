@@ -15,8 +15,6 @@ from exportkit.cli import main
 from tests.examples import example_packages
 from tests.operators.scaffold.scaffolded import imported
 
-pytestmark = pytest.mark.slow
-
 FOLDER = example_packages.EXAMPLES / "llama"
 PROMPTS = [[3, 1, 4, 1, 5, 9, 2], [2, 7, 1]]
 COUNT = 24

@@ -18,8 +18,6 @@ from tests.examples import example_packages
 from tests.operators.scaffold.scaffolded import imported
 from tests.subprocesses import run_python
 
-pytestmark = pytest.mark.slow
-
 pytest.importorskip("transformers", reason="pip install -c constraints.txt 'exportkit[transformers]'")
 
 FOLDER = example_packages.EXAMPLES / "llm"

@@ -14,8 +14,6 @@ from exportkit.errors import InputError, ModelRunError, SessionBrokenError
 from tests.examples import example_packages
 from tests.operators.scaffold.scaffolded import imported
 
-pytestmark = pytest.mark.slow
-
 
 @pytest.fixture
 def models(on_path: Path) -> ModuleType:

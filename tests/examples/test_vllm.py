@@ -19,8 +19,6 @@ from exportkit.libraries import load_library
 from tests.examples import example_packages
 from tests.operators.scaffold.scaffolded import imported
 
-pytestmark = pytest.mark.slow
-
 TEXTS = ["Call me Ishmael.", "It was", "The sky above the port"]
 COUNT = 20
 

@@ -14,8 +14,6 @@ from tests.examples import example_packages
 from tests.examples.voice_sounds import NOTES, SPEAKER, frames, mels
 from tests.operators.scaffold.scaffolded import imported
 
-pytestmark = pytest.mark.slow
-
 PUBLISHED = json.loads(Path(__file__).with_name("published_voices.json").read_text())
 
 

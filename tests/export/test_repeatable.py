@@ -13,11 +13,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from exportkit import ExportSpec
-from exportkit.cli.describe import output_rows
 from exportkit.errors import ExportError, OperatorNotExportableError
 from exportkit.export.artifact import export_program
 from exportkit.export.export_options import TraceOptions
 from exportkit.export.trace.repeatable import agree
+from exportkit.inspect.rows import output_rows
 from exportkit.package.manifest import ANY_VALUE, Manifest
 from exportkit.verify.compare import compare_outputs
 from exportkit.verify.options import VerifyOptions

@@ -13,7 +13,7 @@ import torch
 from onnx import TensorProto, helper
 from safetensors.torch import load_file, save_file
 
-from exportkit.bench.onnx_runtime import load_onnx
+from exportkit.bench.onnx_runtime import OnnxSteps
 from exportkit.errors import HostError, ModelLoadError, OnnxFileError, SignatureMissingError, UsageError
 from exportkit.onnx import onnx_session as module
 from exportkit.onnx.files import MethodModel, write_onnx
@@ -143,7 +143,7 @@ def test_weights_that_are_written_to_while_they_are_loaded_are_refused(
 
     monkeypatch.setattr(module, "import_onnxruntime", Writing)
     with pytest.raises(OnnxFileError, match="changed while they were loaded"):
-        load_onnx(path, torch.device("cpu"), demand())
+        OnnxSteps(path, torch.device("cpu"), demand(), ["forward"])
 
 
 def test_a_missing_onnx_runtime_is_named_with_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -157,21 +157,22 @@ def test_a_missing_onnx_runtime_is_named_with_what_to_install(monkeypatch: pytes
 
 @pytest.mark.parametrize("threshold", [0, 10**6])
 def test_a_model_is_called_with_tensors_as_eager_is(tmp_path: Path, threshold: int) -> None:
-    model = load_onnx(write_small(tmp_path / "m.onnx", data_threshold=threshold), torch.device("cpu"), demand())
+    path = write_small(tmp_path / "m.onnx", data_threshold=threshold)
+    model = OnnxSteps(path, torch.device("cpu"), demand(), ["forward"]).methods["forward"]
     net = Net()
     for rows in (1, 8):
         x = torch.randn(3, rows).t()  # not contiguous
         for answer in (model(x), model(x=x)):
-            torch.testing.assert_close(dict(zip("yn", answer)), net(x))
+            torch.testing.assert_close(answer, net(x))
 
 
 def test_what_cannot_be_timed_is_refused(tmp_path: Path) -> None:
     path = write_small(tmp_path / "m.onnx", proto=model_proto())
     with pytest.raises(UsageError, match="CPUExecutionProvider"):
-        load_onnx(path, torch.device("cuda"), demand())
+        OnnxSteps(path, torch.device("cuda"), demand(), ["forward"])
     other = tmp_path / "other.pt2"
     other.write_bytes(b"")
     with pytest.raises(UsageError, match="not an ONNX model"):
-        load_onnx(other, torch.device("cpu"), demand())
+        OnnxSteps(other, torch.device("cpu"), demand(), ["forward"])
     with pytest.raises(SignatureMissingError):
-        load_onnx(path, torch.device("cpu"), demand(signer(tmp_path).public))
+        OnnxSteps(path, torch.device("cpu"), demand(signer(tmp_path).public), ["forward"])

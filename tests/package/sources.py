@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import gzip
 import io
 import mmap
@@ -82,13 +81,6 @@ def _pipe(path: Path) -> Iterator[int]:
 
 
 @contextlib.contextmanager
-def _pipe_object(path: Path) -> Iterator[Any]:
-    out, into = os.pipe()
-    with _written(into, path.read_bytes()), open(out, "rb") as file:
-        yield file
-
-
-@contextlib.contextmanager
 def _socket(path: Path) -> Iterator[int]:
     ours, theirs = socket.socketpair()
     with ours, _written(theirs.detach(), path.read_bytes()):
@@ -96,8 +88,8 @@ def _socket(path: Path) -> Iterator[int]:
 
 
 @contextlib.contextmanager
-def _descriptor(path: Path, flags: int = os.O_RDONLY, at: int = 0) -> Iterator[int]:
-    descriptor = os.open(path, flags)
+def _descriptor(path: Path, at: int = 0) -> Iterator[int]:
+    descriptor = os.open(path, os.O_RDONLY)
     os.lseek(descriptor, at, os.SEEK_SET)
     yield descriptor
     os.close(descriptor)
@@ -114,14 +106,6 @@ def _memfd(path: Path, seals: int) -> Iterator[int]:
 def _mapped(path: Path) -> Iterator[mmap.mmap]:
     with path.open("rb") as file:
         yield mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-
-
-@contextlib.contextmanager
-def _temporary(path: Path) -> Iterator[Any]:
-    with tempfile.TemporaryFile() as file:
-        file.write(path.read_bytes())
-        file.seek(0)
-        yield file
 
 
 @contextlib.contextmanager
@@ -162,20 +146,15 @@ def _given(make: Callable[[bytes], Any]) -> Callable[[Path], Giving]:
 SOURCES: dict[str, Callable[[Path], Giving]] = {
     "bytes": _given(bytes),
     "bytearray": _given(bytearray),
-    "memoryview": _given(memoryview),
-    "writable memoryview": _given(lambda content: memoryview(bytearray(content))),
     "part of a memoryview": _given(lambda content: memoryview(b"x" + content + b"x")[1:-1]),
     "numpy": _given(lambda content: np.frombuffer(content, np.uint8)),
-    "ctypes": _given(lambda content: (ctypes.c_char * len(content)).from_buffer_copy(content)),
     "mmap": _mapped,
     "BytesIO": _given(io.BytesIO),
     "file": lambda path: path.open("rb"),
     "unbuffered file": lambda path: path.open("rb", buffering=0),
-    "temporary file": _temporary,
     "file from its position": _within,
     "gzip": _gzipped,
     "member of a zip": _member,
-    "pipe object": _pipe_object,
     "short reads": _given(lambda content: Reads(*pieces(content, 999))),
     "short reads into": _given(lambda content: ReadsInto(*pieces(content, 4097))),
     "pieces of many kinds": _given(
@@ -183,7 +162,6 @@ SOURCES: dict[str, Callable[[Path], Giving]] = {
     ),
     "descriptor": _descriptor,
     "descriptor at its end": lambda path: _descriptor(path, at=path.stat().st_size),
-    "descriptor for both": lambda path: _descriptor(path, os.O_RDWR),
     "pipe": _pipe,
     "socket": _socket,
     "sealed memfd": lambda path: _memfd(path, SEALED),

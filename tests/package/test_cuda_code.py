@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from exportkit.cli.describe import target_text
+from exportkit.inspect.rows import target_text
 from exportkit.package.cuda_code import cuda_architectures, device_code, strictest
 from tests.package import samples
 

@@ -16,7 +16,7 @@ from exportkit.package import exported_graph
 from exportkit.package.archive import PackageReader
 from exportkit.package.exported_graph import GraphModule, ProgramGraphError, graph_of, tensors_in
 from tests.artifacts import artifact
-from tests.report.written import document, node, package, program
+from tests.package.written import document, node, package, program
 
 
 def graph_in(folder: Path, content: bytes) -> GraphModule:

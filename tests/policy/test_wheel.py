@@ -41,7 +41,6 @@ DATA |= files("exportkit/serve/page/static", "*")
 DATA |= files("exportkit/arr_coc/page/static", "*")
 DATA |= files("exportkit/web/static", "*")
 DATA |= files("exportkit/operators/scaffold/templates", "*")
-DATA |= files("exportkit/report/static", "*")
 
 
 def setup(*arguments: str) -> None:

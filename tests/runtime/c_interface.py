@@ -9,14 +9,13 @@ from typing import Any
 import numpy as np
 
 from tests.runtime.c_structures import (
-    Answers,
+    FUNCTIONS,
     DataType,
     Description,
     Device,
     Managed,
     MethodInfo,
     OpenOptions,
-    Request,
     RunOptions,
     Size,
     Tensor,
@@ -39,78 +38,12 @@ class Refused(Exception):
 
 
 class Library:
-    """The functions of the library, which raise Refused. Those with `raw_` are ctypes' own."""
+    """The functions of the library, which raise Refused. Those of `raw` are ctypes' own."""
 
     def __init__(self, path: str) -> None:
         self.raw = c.CDLL(path)
-        error, outputs = c.POINTER(c.c_void_p), c.POINTER(c.POINTER(Managed))
-        views = c.POINTER(c.POINTER(Tensor))
-        for name, arguments in {
-            "open": (c.c_char_p, c.POINTER(OpenOptions), c.POINTER(c.c_uint64), error),
-            "open_bytes": (c.c_void_p, c.c_size_t, c.POINTER(OpenOptions), c.POINTER(c.c_uint64), error),
-            "open_descriptor": (c.c_int, c.POINTER(OpenOptions), c.POINTER(c.c_uint64), error),
-            "close": (c.c_uint64, error),
-            "describe": (c.c_uint64, c.POINTER(c.POINTER(Description)), error),
-            "run": (c.c_uint64, views, c.c_size_t, outputs, c.c_size_t, c.POINTER(RunOptions), error),
-            "run_method": (
-                c.c_uint64,
-                c.c_char_p,
-                views,
-                c.c_size_t,
-                outputs,
-                c.c_size_t,
-                c.POINTER(RunOptions),
-                error,
-            ),
-            "swap_weights": (c.c_uint64, c.c_char_p, error),
-            "read_case": (c.c_uint64, c.c_size_t, outputs, c.c_size_t, outputs, c.c_size_t, error),
-            "read_call": (c.c_uint64, c.c_size_t, c.c_size_t, outputs, c.c_size_t, outputs, c.c_size_t, error),
-            "open_session": (c.c_uint64, c.POINTER(Size), c.c_size_t, c.POINTER(c.c_uint64), error),
-            "session_run": (
-                c.c_uint64,
-                c.c_char_p,
-                views,
-                c.c_size_t,
-                outputs,
-                c.c_size_t,
-                c.POINTER(RunOptions),
-                error,
-            ),
-            "session_fork": (c.c_uint64, c.POINTER(c.c_uint64), error),
-            "session_reset": (c.c_uint64, error),
-            "session_save": (c.c_uint64, c.c_char_p, error),
-            "session_load_state": (c.c_uint64, c.c_char_p, error),
-            "session_state": (c.c_uint64, outputs, c.c_size_t, error),
-            "session_bytes": (c.c_uint64, c.POINTER(c.c_uint64), error),
-            "session_close": (c.c_uint64, error),
-            "try_rows": (
-                c.c_uint64,
-                c.c_char_p,
-                c.c_int64,
-                c.POINTER(c.c_int64),
-                c.POINTER(c.c_char_p),
-                error,
-            ),
-            "run_requests": (
-                c.c_uint64,
-                c.c_char_p,
-                c.POINTER(c.POINTER(Request)),
-                c.c_size_t,
-                c.c_int64,
-                c.POINTER(Answers),
-                c.POINTER(RunOptions),
-                error,
-            ),
-            "replay": (c.c_uint64, c.c_size_t, error),
-            "error_code": (c.c_void_p,),
-            "error_free": (c.c_void_p,),
-        }.items():
-            self.function(name).argtypes = arguments
-        self.raw.exportkit_error_free.restype = None
-        for name in ("error_name", "error_message", "error_hint"):
-            self.function(name).argtypes, self.function(name).restype = (c.c_void_p,), c.c_char_p
-        self.raw.exportkit_version.restype = self.raw.exportkit_torch_version.restype = c.c_char_p
-        self.raw.exportkit_abi_version.restype = c.c_uint32
+        for name, (arguments, result) in FUNCTIONS.items():
+            self.function(name).argtypes, self.function(name).restype = arguments, result
 
     def function(self, name: str) -> Any:
         """What ctypes knows of `exportkit_<name>`."""
@@ -140,14 +73,18 @@ class Library:
 
     def open_as(self, function: str, *source: Any, **options: Any) -> Model:
         """The same by another function, from what it takes."""
-        handle = c.c_uint64(1)
         given = OpenOptions(size=c.sizeof(OpenOptions), **options)
+        return Model(self, self.handle_of(function, *source, c.byref(given)))
+
+    def handle_of(self, function: str, *arguments: Any) -> int:
+        """What a function opens. It writes 0 where it fails."""
+        handle = c.c_uint64(1)
         try:
-            self.call(function, *source, c.byref(given), c.byref(handle))
+            self.call(function, *arguments, c.byref(handle))
         except Refused:
             assert handle.value == 0
             raise
-        return Model(self, handle.value)
+        return handle.value
 
 
 class Model:
@@ -190,13 +127,7 @@ class Model:
     def session(self, **sizes: int) -> Session:
         """Opens a session."""
         given = (Size * max(len(sizes), 1))(*(Size(name.encode(), size) for name, size in sizes.items()))
-        handle = c.c_uint64(1)
-        try:
-            self.library.call("open_session", self.handle, given, len(sizes), c.byref(handle))
-        except Refused:
-            assert handle.value == 0
-            raise
-        return Session(self, handle.value)
+        return Session(self, self.library.handle_of("open_session", self.handle, given, len(sizes)))
 
     def read_case(self, index: int) -> tuple[list[Lent], list[Lent]]:
         """A recorded case."""
@@ -226,13 +157,7 @@ class Session:
 
     def fork(self) -> Session:
         """Another one with a copy of the state."""
-        handle = c.c_uint64(1)
-        try:
-            self.library.call("session_fork", self.handle, c.byref(handle))
-        except Refused:
-            assert handle.value == 0
-            raise
-        return Session(self.model, handle.value)
+        return Session(self.model, self.library.handle_of("session_fork", self.handle))
 
     def reset(self) -> None:
         """Begins again."""

@@ -140,6 +140,19 @@ def run_requests(
     return results
 
 
+def codes(results: Sequence[object]) -> list[int]:
+    """Of each request the code of its error, or 0."""
+    return [result.code if isinstance(result, Refused) else 0 for result in results]
+
+
+def equal(answer: object, wanted: Sequence[np.ndarray]) -> bool:
+    """Whether an answer has these bits."""
+    assert isinstance(answer, list), answer
+    return len(answer) == len(wanted) and all(
+        one.shape == other.shape and one.tobytes() == other.tobytes() for one, other in zip(answer, wanted)
+    )
+
+
 def try_rows(model: Model, most: int, method: str | None = None) -> tuple[int, str | None]:
     """The most rows of a call; and why each request runs by itself, if it does."""
     rows, reason = c.c_int64(-1), c.c_char_p(b"?")

@@ -1,224 +1,80 @@
-"""The structures of exportkit.h and dlpack.h, as ctypes has them. This imports neither torch nor exportkit."""
+"""exportkit.h and dlpack.h as ctypes has them, by the interface's listing. This imports neither torch nor exportkit.
+
+test_c_interface_abi.py holds csrc/runtime/exportkit.abi to the headers.
+"""
 
 from __future__ import annotations
 
 import ctypes as c
+import re
+from pathlib import Path
+from typing import Any
+
+LISTING = (Path(__file__).parents[2] / "csrc" / "runtime" / "exportkit.abi").read_text()
+STRUCTURES: dict[str, type[c.Structure]] = {
+    name: type(name, (c.Structure,), {}) for name in re.findall(r"^struct (\w+):", LISTING, re.MULTILINE)
+}
+_TYPES: dict[str, Any] = {
+    "void": None,
+    "int": c.c_int,
+    "DLDeviceType": c.c_int32,
+    "exportkit_model": c.c_uint64,
+    "exportkit_session": c.c_uint64,
+    **{
+        f"{name}_t": getattr(c, f"c_{name}_t" if name == "size" else f"c_{name}")
+        for name in ("size", "int32", "int64", "uint8", "uint16", "uint32", "uint64")
+    },
+    **STRUCTURES,
+}
 
 
-class Device(c.Structure):
-    """DLDevice."""
-
-    _fields_ = (("device_type", c.c_int32), ("device_id", c.c_int32))
-
-
-class DataType(c.Structure):
-    """DLDataType."""
-
-    _fields_ = (("code", c.c_uint8), ("bits", c.c_uint8), ("lanes", c.c_uint16))
-
-
-class Tensor(c.Structure):
-    """DLTensor."""
-
-    _fields_ = (
-        ("data", c.c_void_p),
-        ("device", Device),
-        ("ndim", c.c_int32),
-        ("dtype", DataType),
-        ("shape", c.POINTER(c.c_int64)),
-        ("strides", c.POINTER(c.c_int64)),
-        ("byte_offset", c.c_uint64),
-    )
+def _type(text: str) -> Any:
+    """The type that the listing describes from left to right, such as "pointer to const char"."""
+    text = re.sub(r"^(const |struct )+", "", text)
+    if not text.startswith("pointer to "):
+        return _TYPES[text]
+    target = re.sub(r"^(const |struct )+", "", text.removeprefix("pointer to "))
+    if target.startswith("function"):
+        arguments, result = _signature(target.removeprefix("function"))
+        return c.CFUNCTYPE(result, *arguments)
+    if target == "char":
+        return c.c_char_p
+    return c.c_void_p if target in ("void", "exportkit_error") else c.POINTER(_type(target))
 
 
-class Managed(c.Structure):
-    """DLManagedTensorVersioned."""
+def _signature(text: str) -> tuple[list[Any], Any]:
+    arguments, result = re.fullmatch(r"\((.*)\) -> (.+)", text).groups()
+    return [_type(argument) for argument in arguments.split(", ") if argument], _type(result)
 
 
-Managed._fields_ = (
-    ("version", c.c_uint32 * 2),
-    ("manager_ctx", c.c_void_p),
-    ("deleter", c.CFUNCTYPE(None, c.POINTER(Managed))),
-    ("flags", c.c_uint64),
-    ("dl_tensor", Tensor),
+def _complete(name: str, size: int, members: list[tuple[str, str, str]]) -> None:
+    structure = STRUCTURES[name]
+    structure._fields_ = [(member, _type(text)) for _, member, text in members]
+    assert c.sizeof(structure) == size
+    assert [getattr(structure, member).offset for _, member, _ in members] == [int(at) for at, _, _ in members]
+
+
+_LISTED = {
+    name: (int(size), re.findall(r"^  (\d+): (\w+): (.+)$", body, re.MULTILINE))
+    for name, size, body in re.findall(r"^struct (\w+): (\d+) bytes\n((?:  .*\n)*)", LISTING, re.MULTILINE)
+}
+_FIRST = ("DLDevice", "DLDataType", "DLTensor", "DLPackVersion")  # which others contain
+for _name in (*_FIRST, *(_LISTED.keys() - set(_FIRST))):
+    _complete(_name, *_LISTED[_name])
+
+FUNCTIONS = {
+    name: _signature(text) for name, text in re.findall(r"^function exportkit_(\w+)(\(.*)$", LISTING, re.MULTILINE)
+}
+"""By name, without the prefix, the arguments and the result."""
+
+Device, DataType, Tensor, Managed = (
+    STRUCTURES[f"DL{n}"] for n in ("Device", "DataType", "Tensor", "ManagedTensorVersioned")
 )
-
-
-class OpenOptions(c.Structure):
-    """exportkit_open_options."""
-
-    _fields_ = (
-        ("size", c.c_size_t),
-        ("flags", c.c_uint64),
-        ("device", c.c_char_p),
-        ("target", c.c_char_p),
-        ("runners", c.c_int64),
-        ("public_keys", c.POINTER(c.c_char_p)),
-        ("public_key_count", c.c_size_t),
-        ("signature", c.c_char_p),
-        ("warn", c.CFUNCTYPE(None, c.c_char_p, c.c_void_p)),
-        ("warn_context", c.c_void_p),
-        ("signature_content", c.c_char_p),
-        ("signature_content_size", c.c_size_t),
-        ("stream_limit", c.c_uint64),
-        ("threads", c.c_int64),
-    )
-
-
-class RunOptions(c.Structure):
-    """exportkit_run_options."""
-
-    _fields_ = (("size", c.c_size_t), ("flags", c.c_uint64), ("stream", c.c_void_p))
-
-
-class SizeRange(c.Structure):
-    """exportkit_size_range."""
-
-    _fields_ = (
-        ("min", c.c_int64),
-        ("max", c.c_int64),
-        ("step", c.c_int64),
-        ("text", c.c_char_p),
-        ("dimension", c.c_int64),
-        ("scale", c.c_int64),
-        ("offset", c.c_int64),
-    )
-
-
-class TensorInfo(c.Structure):
-    """exportkit_tensor_info."""
-
-    _fields_ = (
-        ("name", c.c_char_p),
-        ("dtype", c.c_char_p),
-        ("dl_dtype", DataType),
-        ("ndim", c.c_int32),
-        ("shape", c.POINTER(c.POINTER(SizeRange))),
-        ("written", c.c_int32),
-    )
-
-
-class Dimension(c.Structure):
-    """exportkit_dimension."""
-
-    _fields_ = (("name", c.c_char_p), ("min", c.c_int64), ("max", c.c_int64))
-
-
-class MethodInfo(c.Structure):
-    """exportkit_method_info."""
-
-    _fields_ = (
-        ("name", c.c_char_p),
-        ("stateful", c.c_int32),
-        ("input_count", c.c_size_t),
-        ("inputs", c.POINTER(c.POINTER(TensorInfo))),
-        ("output_count", c.c_size_t),
-        ("outputs", c.POINTER(c.POINTER(TensorInfo))),
-        ("dimension_count", c.c_size_t),
-        ("dimensions", c.POINTER(c.POINTER(Dimension))),
-        ("state_count", c.c_size_t),
-        ("state", c.POINTER(c.c_size_t)),
-        ("state_written", c.POINTER(c.c_int32)),
-        ("row_dimension", c.c_int64),
-        ("row_reason", c.c_char_p),
-    )
-
-
-class CallInfo(c.Structure):
-    """exportkit_call_info."""
-
-    _fields_ = (("method", c.c_size_t), ("dimensions", c.POINTER(c.c_int64)))
-
-
-class CaseInfo(c.Structure):
-    """exportkit_case_info."""
-
-    _fields_ = (
-        ("dimensions", c.POINTER(c.c_int64)),
-        ("call_count", c.c_size_t),
-        ("calls", c.POINTER(c.POINTER(CallInfo))),
-    )
-
-
-class Description(c.Structure):
-    """exportkit_description."""
-
-    _fields_ = (
-        ("name", c.c_char_p),
-        ("version", c.c_char_p),
-        ("target", c.c_char_p),
-        ("device", c.c_char_p),
-        ("dl_device", Device),
-        ("input_count", c.c_size_t),
-        ("inputs", c.POINTER(c.POINTER(TensorInfo))),
-        ("output_count", c.c_size_t),
-        ("outputs", c.POINTER(c.POINTER(TensorInfo))),
-        ("dimension_count", c.c_size_t),
-        ("dimensions", c.POINTER(c.POINTER(Dimension))),
-        ("case_count", c.c_size_t),
-        ("cases", c.POINTER(c.POINTER(CaseInfo))),
-        ("method_count", c.c_size_t),
-        ("methods", c.POINTER(c.POINTER(MethodInfo))),
-        ("state_count", c.c_size_t),
-        ("state", c.POINTER(c.POINTER(TensorInfo))),
-        ("state_dimension_count", c.c_size_t),
-        ("state_dimensions", c.POINTER(c.POINTER(Dimension))),
-        ("bytes", c.c_uint64),
-    )
-
-
-class Size(c.Structure):
-    """exportkit_size."""
-
-    _fields_ = (("dimension", c.c_char_p), ("size", c.c_int64))
-
-
-class Piece(c.Structure):
-    """exportkit_piece."""
-
-    _fields_ = (("data", c.c_void_p), ("size", c.c_uint64), ("device", Device))
-
-
-class RequestInput(c.Structure):
-    """exportkit_request_input."""
-
-    _fields_ = (
-        ("dtype", DataType),
-        ("ndim", c.c_int32),
-        ("shape", c.POINTER(c.c_int64)),
-        ("piece_count", c.c_size_t),
-        ("pieces", c.POINTER(Piece)),
-    )
-
-
-class Request(c.Structure):
-    """exportkit_request."""
-
-    _fields_ = (
-        ("size", c.c_size_t),
-        ("input_count", c.c_size_t),
-        ("inputs", c.POINTER(RequestInput)),
-        ("session", c.c_uint64),
-        ("error", c.c_void_p),
-    )
-
-
-Place = c.CFUNCTYPE(
-    c.c_int,
-    c.c_size_t,
-    c.c_size_t,
-    DataType,
-    c.c_int32,
-    c.POINTER(c.c_int64),
-    c.c_uint64,
-    c.POINTER(c.c_void_p),
-    c.POINTER(Device),
-    c.c_void_p,
+OpenOptions, RunOptions, Description, MethodInfo, TensorInfo, Size = (
+    STRUCTURES[f"exportkit_{name}"]
+    for name in ("open_options", "run_options", "description", "method_info", "tensor_info", "size")
 )
-Ended = c.CFUNCTYPE(None, c.c_size_t, c.c_void_p)
-
-
-class Answers(c.Structure):
-    """exportkit_answers."""
-
-    _fields_ = (("size", c.c_size_t), ("place", Place), ("ended", Ended), ("context", c.c_void_p))
+Request, RequestInput, Piece, Answers = (
+    STRUCTURES[f"exportkit_{name}"] for name in ("request", "request_input", "piece", "answers")
+)
+Place, Ended = (dict(Answers._fields_)[name] for name in ("place", "ended"))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,7 +16,7 @@ from exportkit.package.describe_library import describe_library
 from exportkit.runtime.native import library_path
 from tests.artifacts import artifact
 from tests.fixtures import softpool_library
-from tests.runtime import c_interface, exportkit_run, meeting, stateful, tiny
+from tests.runtime import c_interface, exportkit_run, meeting, stateful, tiny, ways
 from tests.runtime.caches import Cache
 
 
@@ -60,6 +61,18 @@ def c_model(
 def recorder_package(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A package with methods that read and write state."""
     return stateful.write(tmp_path_factory.mktemp("recorder") / "recorder.pt2")
+
+
+@pytest.fixture(scope="module", params=ways.PYTHON)
+def recorder(request: pytest.FixtureRequest, recorder_package: Path) -> Iterator[Any]:
+    """The package with state by each of Python's ways."""
+    yield from ways.opened(request, recorder_package)
+
+
+@pytest.fixture(scope="module", params=ways.EVERY)
+def every_recorder(request: pytest.FixtureRequest, recorder_package: Path) -> Iterator[Any]:
+    """The package with state by each of Python's ways, and through the C interface: for what all of them promise."""
+    yield from ways.opened(request, recorder_package)
 
 
 @pytest.fixture

@@ -35,13 +35,13 @@ def require_built() -> None:
         pytest.fail(message) if REQUIRED else pytest.skip(message)
 
 
-def build_example(source: Path, folder: Path) -> Path:
+def build_example(source: Path, folder: Path, *options: str) -> Path:
     """Builds an example's programs for the runtime, as its CMakeLists.txt says. Returns the folder, where they are."""
     require_built()
     if shutil.which("cmake") is None:
         pytest.skip("there is no cmake, which builds the examples: apt-get install cmake")
     configure = ["cmake", "-S", source, "-B", folder, f"-DCMAKE_PREFIX_PATH={library_path().parents[2]}"]
-    for command in ([*configure, f"-DPython3_EXECUTABLE={sys.executable}"], ["cmake", "--build", folder]):
+    for command in ([*configure, f"-DPython3_EXECUTABLE={sys.executable}", *options], ["cmake", "--build", folder]):
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stdout + done.stderr
     return folder

@@ -24,50 +24,6 @@ def expected(arrays: list[np.ndarray]) -> list[torch.Tensor]:
     return tiny.Flat()(image, features, offset)
 
 
-# --- what a package is ------------------------------------------------------------------------------------------------
-
-
-def test_a_model_is_described_as_its_manifest_does(c_model):
-    about = c_model.about
-    assert [about.name, about.version, about.target, about.device] == [b"tiny", b"1", b"cpu", b"cpu"]
-    assert (about.dl_device.device_type, about.dl_device.device_id) == (c_interface.CPU, 0)
-
-    def described(infos, count):
-        for info in (infos[i].contents for i in range(count)):
-            dtype = info.dl_dtype
-            assert (info.dtype, (dtype.code, dtype.bits, dtype.lanes)) == (b"float32", FLOAT32)
-            sizes = [info.shape[axis].contents for axis in range(info.ndim)]
-            yield info.name.decode(), [(size.min, size.max, size.step, size.text.decode()) for size in sizes]
-
-    def fixed(size):
-        return (size, size, 1, str(size))
-
-    batch, rows_ = (1, 4, 1, "batch"), (16, 96, 16, "16*gh")
-    image = [batch, fixed(3), rows_, fixed(8)]
-    assert dict(described(about.inputs, about.input_count)) == {
-        "image": image,
-        "query.features": [batch, fixed(5)],
-        "offset": [fixed(5)],
-    }
-    assert dict(described(about.outputs, about.output_count)) == {
-        "regions.mean": [batch, fixed(3)],
-        "regions.doubled": image,
-        "rest.0": [batch, fixed(5)],
-    }
-    dimensions = [about.dimensions[i].contents for i in range(about.dimension_count)]
-    assert [(d.name, d.min, d.max) for d in dimensions] == [(b"batch", 1, 4), (b"gh", 1, 6)]
-    cases = [about.cases[i].contents for i in range(about.case_count)]
-    assert [case.dimensions[:2] for case in cases] == [[1, 1], [4, 6]]
-    assert [case.call_count for case in cases] == [1, 1]
-    assert [(case.calls[0].contents.method, case.calls[0].contents.dimensions[:2]) for case in cases] == [
-        (0, [1, 1]), (0, [4, 6]),
-    ]  # fmt: skip
-    (forward,) = (about.methods[i].contents for i in range(about.method_count))
-    assert (forward.name, forward.stateful, about.state_count, about.state_dimension_count) == (b"forward", 0, 0, 0)
-    assert dict(described(forward.inputs, forward.input_count)) == dict(described(about.inputs, about.input_count))
-    assert not any(forward.inputs[i].contents.written for i in range(forward.input_count))
-
-
 def test_versions_are_those_of_the_package_and_of_torch(c_library):
     assert c_library.raw.exportkit_version().decode() == exportkit.__version__
     assert c_library.raw.exportkit_torch_version().decode() == torch.__version__.partition("+")[0]
@@ -97,17 +53,8 @@ def test_outputs_outlive_the_model_and_are_inputs_of_another_call(c_library, tin
     torch.testing.assert_close(torch.from_dlpack(again[1]), 4 * torch.from_numpy(arrays[0]))
 
 
-def test_strides_and_offsets_are_followed(c_model, arrays):
-    image, features, offset = arrays
-    turned = np.ascontiguousarray(image.transpose(3, 2, 1, 0)).transpose(3, 2, 1, 0)
-    apart = np.zeros((2, 10), np.float32)[:, ::2]
-    apart[:] = features
-    broadcast = np.broadcast_to(np.float32(0.5), (5,))
-    given = [turned, apart, broadcast]
-    assert not any(array.flags.c_contiguous for array in given)
-    for output, wanted in zip(c_model.run(*map(view, given)), expected([image, features, np.full(5, 0.5, "f4")])):
-        torch.testing.assert_close(torch.from_dlpack(output), wanted)
-    views = [view(image, strides=False), view(features, byte_offset=64), view(offset)]
+def test_a_view_without_strides_is_contiguous(c_model, arrays):
+    views = [view(array, strides=False) for array in arrays]
     for output, wanted in zip(c_model.run(*views), expected(arrays)):
         torch.testing.assert_close(torch.from_dlpack(output), wanted)
 
@@ -180,9 +127,6 @@ def test_pinned_memory_is_memory_of_the_cpu(c_model, arrays):
         ({"sizes": (2, 3, 48, -8)}, "`image` has a negative size, shape [2, 3, 48, -8]"),
         ({"sizes": (1 << 40, 1 << 40, 1, 8)}, "`image` is too large for memory"),
         ({"sizes": (1 << 61, 1, 1, 1)}, "`image` is too large for memory"),
-        ({"sizes": (2, 3, 48, 9)}, "`image` must have size 8 in dimension 3, got shape [2, 3, 48, 9]"),
-        ({"sizes": (2, 3, 47, 8)}, "`image` must have a size from 16 to 96, in steps of 16 in dimension 2 (16*gh)"),
-        ({"sizes": (0, 3, 48, 8)}, "`image` must have a size from 1 to 4 in dimension 0 (batch)"),
         ({"sizes": (0, 1 << 62, 1 << 62, 8)}, "`image` is too large for memory"),
         ({"steps": (1152, 384, -8, 1)}, "`image` has negative strides [1152, 384, -8, 1]"),
         ({"steps": (1 << 62, 1 << 62, 1, 1)}, "`image` is too large for memory"),

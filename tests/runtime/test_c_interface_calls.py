@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes as c
 import json
 import os
-import shutil
 import subprocess
 import sys
 import threading
@@ -15,15 +14,13 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from exportkit.package.revocation import revoke
-from exportkit.package.signing import sign_package
 from exportkit.runtime.native import library_path
 from tests.artifacts import ROOT, artifact
 from tests.export.weights_models import Weighted
-from tests.package.signers import signer, write_policy
 from tests.runtime import c_interface, c_structures
 from tests.runtime.c_interface import Refused, view
 from tests.runtime.c_structures import Tensor
+from tests.runtime.threads import beside
 from tests.serve.engine import rows
 
 # --- arguments --------------------------------------------------------------------------------------------------------
@@ -155,42 +152,6 @@ def test_a_damaged_package_is_refused_with_the_class_and_the_hint(c_library, tin
         c_library.call("open", os.fsencode(tmp_path) + b"/caf\xe9.pt2", None, c.byref(c.c_uint64()))
 
 
-def test_signatures_and_policies_are_enforced(c_library, tiny_package, tmp_path, monkeypatch):
-    signed = Path(shutil.copy(tiny_package, tmp_path / "signed.pt2"))
-    release, stranger = signer(tmp_path), signer(tmp_path, "stranger")
-    sign_package(signed, release.key)
-
-    def keys(*paths: Path) -> dict[str, object]:
-        return {
-            "public_keys": (c.c_char_p * len(paths))(*(str(p).encode() for p in paths)),
-            "public_key_count": len(paths),
-        }
-
-    with c_library.open(signed, **keys(stranger.public, release.public)) as model:
-        model.replay(0)
-    for path, given in [(signed, keys(stranger.public)), (tiny_package, keys(release.public))]:
-        with pytest.raises(Refused) as caught:
-            c_library.open(path, **given)
-        assert (caught.value.code, caught.value.name) == (318, "SignatureMissingError")
-    policy = write_policy(tmp_path / "policy.json", release.public)
-    monkeypatch.setenv("EXPORTKIT_POLICY", str(policy))
-    c_library.open(signed).close()
-    with pytest.raises(Refused, match=r"as the policy .*policy\.json requires") as caught:
-        c_library.open(tiny_package)
-    assert caught.value.code == 318
-    elsewhere = Path(f"{signed}.sig").rename(tmp_path / "elsewhere")
-    c_library.open(signed, signature=str(elsewhere).encode(), **keys(release.public)).close()
-    revoke(tmp_path / "revoked.json", {release.public_key.id: ""}, {})
-    write_policy(policy, release.public, revocations=[{"list": "revoked.json", "minimum_sequence": 1}])
-    with pytest.raises(Refused) as caught:
-        c_library.open(signed, signature=str(elsewhere).encode(), **keys(release.public))
-    assert (caught.value.code, caught.value.name) == (321, "RevokedError")
-    policy.chmod(0o666)
-    with pytest.raises(Refused) as caught:
-        c_library.open(signed)
-    assert (caught.value.code, caught.value.name) == (405, "PolicyError")
-
-
 def test_warnings_go_to_the_caller(c_library, tiny_package, monkeypatch):
     monkeypatch.setenv("EXPORTKIT_CACHE", "/proc/nowhere")
     said = []
@@ -241,35 +202,24 @@ def test_calls_of_threads_have_old_weights_or_new_ones_and_finish_before_a_close
     with torch.no_grad():
         answers = [Weighted(seed).eval()(x) for seed in (0, 1)]
     model = c_library.open(artifact("weighted"), runners=2)
-    said, seen = [], (threading.Event(), threading.Event())  # a call with the old weights, one with the new ones
+    seen = threading.Event(), threading.Event()  # a call with the old weights, one with the new ones
 
-    def call() -> None:
-        try:
-            while True:
-                (got,) = map(torch.from_dlpack, model.run(view(x.numpy())))
-                which = [torch.allclose(got, answer, atol=1e-5) for answer in answers]
-                assert sum(which) == 1
-                seen[which.index(True)].set()
-        except Refused as error:
-            said.append(error.name)
-        except AssertionError as error:
-            said.append(repr(error))
+    def go_on() -> None:
+        while True:
+            (got,) = map(torch.from_dlpack, model.run(view(x.numpy())))
+            which = [torch.allclose(got, answer, atol=1e-5) for answer in answers]
+            assert sum(which) == 1
+            seen[which.index(True)].set()
 
-    threads = [threading.Thread(target=call) for _ in range(3)]
-    for thread in threads:
-        thread.start()
-    assert seen[0].wait(timeout=600)
-    model.swap_weights(save_state(tmp_path / "new", 1))
-    (after,) = map(torch.from_dlpack, model.run(view(x.numpy())))
-    torch.testing.assert_close(after, answers[1])
-    with pytest.raises(Refused) as caught:
-        model.swap_weights(tmp_path / "absent")
-    assert (caught.value.code, caught.value.name) == (202, "WeightsError")
-    assert seen[1].wait(timeout=600)
-    model.close()
-    for thread in threads:
-        thread.join()
-    assert said == ["ModelClosedError"] * 3
+    def call(_: int) -> None:
+        with pytest.raises(Refused, match="ModelClosedError"):
+            go_on()
+
+    with beside(call, range(3)):
+        assert seen[0].wait(timeout=600)
+        model.swap_weights(save_state(tmp_path / "new", 1))
+        assert seen[1].wait(timeout=600)
+        model.close()
 
 
 # --- a process without torch ------------------------------------------------------------------------------------------

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes as c
 import random
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
@@ -16,8 +15,9 @@ from tests.artifacts import artifact
 from tests.runtime import c_interface, everything
 from tests.runtime import labelled as package
 from tests.runtime.c_interface import CPU, CUDA, OWN_STREAM, Refused, view
-from tests.runtime.c_requests import Ask, Gathered, run_requests
+from tests.runtime.c_requests import Ask, Gathered, codes, equal, run_requests
 from tests.runtime.c_structures import Answers, DataType, Device, Piece, Request, RunOptions
+from tests.runtime.threads import together
 
 REFUSED = package.REFUSED
 MODEL_RUN, REFUSED_VALUE, CLOSED, USAGE, INPUT, MEMORY = 102, 107, 103, 200, 201, 407
@@ -61,17 +61,6 @@ def numpy_of(tensor: torch.Tensor) -> np.ndarray:
 
 def alone(model: c_interface.Model, inputs: Sequence[np.ndarray]) -> list[np.ndarray]:
     return [np.from_dlpack(output).copy() for output in model.run(*map(view, inputs))]
-
-
-def equal(answer: object, wanted: Sequence[np.ndarray]) -> bool:
-    assert isinstance(answer, list), answer
-    return len(answer) == len(wanted) and all(
-        one.shape == other.shape and one.tobytes() == other.tobytes() for one, other in zip(answer, wanted)
-    )
-
-
-def codes(results: Sequence[object]) -> list[int]:
-    return [result.code if isinstance(result, Refused) else 0 for result in results]
 
 
 # --- answers ----------------------------------------------------------------------------------------------------------
@@ -168,22 +157,15 @@ def test_a_refused_value_fails_its_own_request_alone(c_library):
 
 
 def test_threads_get_their_own_answers(labelled):
-    wrong: list[object] = []
-
     def ask(seed: int) -> None:
         source = random.Random(seed)
         for _ in range(150):
             chosen = [source.choice(requests) for _ in range(source.randint(1, 5))]
             results = run_requests(labelled, [Ask(inputs) for inputs, _ in chosen], 16, flags=OWN_STREAM)
-            wrong.extend(result for result, (_, expected) in zip(results, chosen) if not equal(result, expected))
+            assert all(equal(result, expected) for result, (_, expected) in zip(results, chosen))
 
     requests = [(inputs, alone(labelled, inputs)) for rows in range(1, 5) for inputs in (given(rows), given(rows))]
-    threads = [threading.Thread(target=ask, args=(seed,)) for seed in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not wrong
+    together(ask, range(4))
 
 
 # --- where answers go -------------------------------------------------------------------------------------------------

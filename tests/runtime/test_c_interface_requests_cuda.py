@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -13,8 +12,9 @@ import torch
 from tests.artifacts import artifact
 from tests.runtime import c_interface
 from tests.runtime.c_interface import CPU, CUDA, CUDA_GRAPHS, CUDA_HOST, HOST_TENSORS, OWN_STREAM, Refused, view
-from tests.runtime.c_requests import Ask, Gathered, run_requests, try_rows
+from tests.runtime.c_requests import Ask, Gathered, codes, run_requests, try_rows
 from tests.runtime.c_structures import Device, Piece, Request
+from tests.runtime.threads import together
 
 pytestmark = pytest.mark.cuda
 
@@ -61,10 +61,6 @@ def alone(model: c_interface.Model, *inputs: np.ndarray) -> np.ndarray:
     return np.from_dlpack(output).copy()
 
 
-def codes(results: list) -> list[int]:
-    return [result.code if isinstance(result, Refused) else 0 for result in results]
-
-
 @pytest.mark.parametrize("most", [0, 4, 64])
 def test_memory_of_every_kind_is_read(words, most):
     given = [ids(rows) for rows in (1, 3, 2, 1, 4)]
@@ -109,22 +105,14 @@ def test_a_refused_value_fails_its_own_request_alone_before_anything_is_answered
 
 
 def test_threads_hear_of_their_own_values_alone(words):
-    problems: list[object] = []
-
     def ask(own: int) -> None:
         for number in range(50):
             wrong = (number + own) % 3 == 0
             given = [ids(2), np.array([[1, 99]]) if wrong else ids(1)]
             results = run_requests(words, [Ask([each]) for each in given], 64, flags=own % 2 and OWN_STREAM)
-            if codes(results) != [0, REFUSED_VALUE * wrong]:
-                problems.append(codes(results))
+            assert codes(results) == [0, REFUSED_VALUE * wrong]
 
-    threads = [threading.Thread(target=ask, args=(own,)) for own in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not problems
+    together(ask, range(4))
 
 
 class Misplaced(Ask):

@@ -112,6 +112,7 @@ def test_recorded_cases_show_whether_rows_are_independent(c_library, tmp_path):
     packages = {
         "independent": rows.write(tmp_path / "independent.pt2", rows.example(4), rows.example(1)),
         "pairs": rows.write(tmp_path / "pairs.pt2", rows.example(2), least=2),
+        "few": rows.write(tmp_path / "few.pt2", rows.example(4), model=rows.Few),
         "coupled": rows.write(tmp_path / "coupled.pt2", rows.example(1, coupling=1.0)),
         "no cases": rows.write(tmp_path / "none.pt2"),
         "equal rows": rows.write(tmp_path / "equal.pt2", equal),
@@ -121,7 +122,7 @@ def test_recorded_cases_show_whether_rows_are_independent(c_library, tmp_path):
         "no sequences": counting.write(tmp_path / "counting.pt2"),
         "indices": artifact("words"),
     }
-    most = {"independent": 32, "pairs": 32, "sequences": 16, "indices": 64}
+    most = {"independent": 32, "pairs": 32, "few": 8, "sequences": 16, "indices": 64}
     reasons = {
         "coupled": "rows influence one another: sum",
         "no cases": "no two different rows",

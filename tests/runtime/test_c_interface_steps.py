@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import threading
 from collections.abc import Iterator
 
 import numpy as np
@@ -13,7 +12,8 @@ import torch
 from tests.artifacts import artifact
 from tests.runtime import c_interface, counting, stateful
 from tests.runtime.c_interface import Refused, view
-from tests.runtime.c_requests import Ask, Gathered, run_requests, try_rows
+from tests.runtime.c_requests import Ask, Gathered, codes, equal, run_requests, try_rows
+from tests.runtime.threads import together
 
 MODEL_RUN, BUSY, BROKEN, SESSION_CLOSED, REFUSED_VALUE, USAGE, INPUT = 102, 104, 105, 106, 107, 200, 201
 
@@ -51,15 +51,6 @@ def contents(session: c_interface.Session) -> dict[str, bytes]:
 
 def stepped(session: c_interface.Session, inputs: list[np.ndarray]) -> list[np.ndarray]:
     return [np.from_dlpack(output).copy() for output in session.run("forward", *map(view, inputs))]
-
-
-def codes(results: list) -> list[int]:
-    return [result.code if isinstance(result, Refused) else 0 for result in results]
-
-
-def equal(answer: object, wanted: list[np.ndarray]) -> bool:
-    assert isinstance(answer, list), answer
-    return [each.tobytes() for each in answer] == [each.tobytes() for each in wanted]
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -144,11 +135,7 @@ def test_who_comes_while_another_has_the_session_is_told_so(model, sessions):
                 else:
                     answered[which] += 1
 
-    threads = [threading.Thread(target=step, args=(which,)) for which in range(3)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    together(step, range(3))
     assert others <= {BUSY}
     assert sum(answered) == sum(int(session.state()["seen"][0]) for session in (sessions[0], sessions[3]))
 

@@ -6,14 +6,12 @@ import hashlib
 import os
 import shutil
 import subprocess
-from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-import exportkit
 from exportkit.errors import InputError, UsageError, WeightsError
 from exportkit.runtime.native import library_path
 from tests.artifacts import artifact
@@ -72,29 +70,20 @@ def program() -> Path:
     return built
 
 
-def run(program: Path, package: Path, answers: Path, *files: Path) -> list[str]:
-    """What it refused of the files, in words."""
+def run(program: Path, package: Path, answers: Path, old: Path, new: Path) -> None:
     copy = answers.with_name("package.pt2")  # which it writes to in the end
     shutil.copy(package, copy)
     environment = {name: os.environ[name] for name in ("EXPORTKIT_CACHE", "OMP_WAIT_POLICY")}
-    command = [program, copy, answers, *files]
+    command = [program, copy, answers, old, new]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=3000)
     assert done.returncode == 0, (done.returncode, done.stderr)
-    *refused, last, _ = done.stdout.split("\n\n")
-    assert last.startswith("DigestMismatchError: package.pt2 was written to while it was open")
-    return refused
-
-
-def python_says(source: Path) -> str:
-    with exportkit.load(artifact("weighted"), device="cpu") as model, pytest.raises(WeightsError) as caught:
-        model.swap_weights(source)
-    return f"WeightsError: {caught.value}"
+    assert done.stdout.startswith("DigestMismatchError: package.pt2 was written to while it was open")
 
 
 def test_every_call_has_old_or_new_weights_and_every_source_the_packages(program, tmp_path):
     # One of tied names will do.
     old, new = save(tmp_path / "old", state(1), "tied"), save(tmp_path / "new", state(2), "mix")
-    assert run(program, artifact("weighted"), tmp_path / "answers", old, new) == []
+    run(program, artifact("weighted"), tmp_path / "answers", old, new)
     answers = load_file(tmp_path / "answers")
     for name, seed in (("packaged", 0), ("old", 1), ("new", 2)):
         torch.testing.assert_close(answers[name], eager(seed, answers["input"]))
@@ -103,47 +92,10 @@ def test_every_call_has_old_or_new_weights_and_every_source_the_packages(program
 @pytest.mark.cuda
 def test_they_are_copied_to_the_gpu_and_swapped_there_while_calls_go_on(program, tmp_path):
     old, new = save(tmp_path / "old", state(1)), save(tmp_path / "new", state(2))
-    assert run(program, artifact("weighted-cuda"), tmp_path / "answers", old, new) == []
+    run(program, artifact("weighted-cuda"), tmp_path / "answers", old, new)
     answers = load_file(tmp_path / "answers")
     for name, seed in (("packaged", 0), ("old", 1), ("new", 2)):
         torch.testing.assert_close(answers[name], eager(seed, answers["input"]), rtol=1e-4, atol=1e-5)
-
-
-def test_what_does_not_fit_is_refused_in_pythons_words_and_nothing_changes(program, tmp_path):
-    wrong = state(1)
-    del wrong["few"], wrong["norm.weight"], wrong["mix"], wrong["tied"]
-    wrong |= {"more": torch.ones(2), "another": torch.ones(2), "one": torch.ones(3), "counts": wrong["counts"].int()}
-    untied = state(1)
-    untied["tied"] = untied["tied"] + 1
-    bad = [save(tmp_path / "wrong", wrong), save(tmp_path / "untied", untied), save(tmp_path / "none", {})]
-    files = (save(tmp_path / "old", state(1)), save(tmp_path / "new", state(2)))
-    refused = run(program, artifact("weighted"), tmp_path / "answers", *files, *bad)
-    assert refused == [python_says(file) for file in bad]
-    assert "missing: mix or tied, few, norm.weight" in refused[0]
-
-
-def test_what_is_no_file_of_weights_is_refused(program, tmp_path):
-    files = (save(tmp_path / "old", state(1)), save(tmp_path / "new", state(2)))
-    whole = files[0].read_bytes()
-    contents: Mapping[str, bytes] = {
-        "empty": b"",
-        "noise": b"\xff" * 64,
-        "short": whole[:-8],
-        "long": whole + bytes(8),
-        "header": whole[:100],
-        "huge": (10**8).to_bytes(8, "little") + whole[8:],
-    }
-    bad = [tmp_path / "absent", tmp_path]
-    for name, content in contents.items():
-        bad.append(tmp_path / name)
-        bad[-1].write_bytes(content)
-    os.mkfifo(tmp_path / "fifo")
-    refused = run(program, artifact("weighted"), tmp_path / "answers", *files, *bad, tmp_path / "fifo")
-    assert refused[0] == f"WeightsError: cannot read the weights {bad[0]}: No such file or directory"
-    for said, file in zip(refused[1:], [*bad[1:], tmp_path / "fifo"], strict=True):
-        assert said.startswith(f"WeightsError: {file} is not a safetensors file: ")
-    for file in bad:
-        assert python_says(file).startswith("WeightsError: ")
 
 
 def test_weights_inside_the_code_are_not_swapped(tmp_path):

@@ -347,7 +347,7 @@ def test_a_packaging_that_is_killed_leaves_what_the_next_one_removes(tiny_packag
 
 
 @pytest.mark.parametrize("before", ["used before", "not used before"])
-@pytest.mark.parametrize("threads", [1, 2, 4])
+@pytest.mark.parametrize("threads", [1, 4])
 def test_a_loaded_model_works_in_forks_and_in_the_parent_after_them(tiny_package, tmp_path, threads, before):
     said = run_python(FORKED + FORK, tiny_package, threads, before, cwd=tmp_path, OMP_WAIT_POLICY="PASSIVE")
     ways = ("same thread", "new thread", "loaded again", "eager torch", "fork of the fork")

@@ -87,7 +87,7 @@ Steps = st.lists(
 )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(steps=Steps, fault=st.sampled_from(["", "", "cannot move", "one stays", "overlooked write", "wrong"]))
 def test_interleaved_sessions_have_the_bits_of_direct_runs(steps: list[Any], fault: str) -> None:
     """Of four sessions, two of which lie where a graph cannot use them; some calls fail."""

@@ -9,7 +9,6 @@ import resource
 import shutil
 import threading
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -19,7 +18,6 @@ import exportkit
 from exportkit.errors import (
     ExportkitError,
     InputError,
-    ModelClosedError,
     ModelLoadError,
     ModelRunError,
     SignatureMissingError,
@@ -33,7 +31,6 @@ from exportkit.runtime.isolated import load_isolated
 from tests.artifacts import artifact
 from tests.fixtures.softpool_library import RAISE
 from tests.package.signers import signer
-from tests.runtime import test_swap_weights as weights
 from tests.runtime import tiny
 from tests.runtime.isolation import equal, leaves, softpool_call
 from tests.subprocesses import ROOT, mounted, run_python
@@ -171,29 +168,12 @@ def test_every_argument_of_load_reaches_the_worker(tiny_package):
         )
 
 
-def test_weights_are_swapped_in_the_worker(tmp_path):
-    x = weights.X
-    with exportkit.load(artifact("weighted"), device="cpu", runners=2, isolate=True) as model:
-        torch.testing.assert_close(model(x), weights.eager(0))
-        file = weights.save(tmp_path / "two.safetensors", weights.state(2))
-        for seed, source in ((1, weights.state(1)), (2, file), (0, weights.state(0))):
-            model.swap_weights(source)
-            torch.testing.assert_close(model(x), weights.eager(seed))
-            with ThreadPoolExecutor(4) as pool:  # each connection has the new ones
-                answers = list(pool.map(lambda _: model(x), range(16)))
-            assert all(torch.equal(answer, answers[0]) for answer in answers)
-        short = weights.state(1)
-        del short["few"]
-        for source, said in (
-            (short, "missing: few"),
-            (tmp_path / "no.safetensors", "No such file"),
-            ({"a": 1}, "a is"),
-        ):
-            with pytest.raises(WeightsError, match=said):
-                model.swap_weights(source)
-        torch.testing.assert_close(model(x), weights.eager(0))
-    with pytest.raises(ModelClosedError, match="was closed"):
-        model.swap_weights(weights.state(1))
+def test_tensors_that_are_none_are_refused_before_they_are_sent():
+    with (
+        exportkit.load(artifact("weighted"), device="cpu", isolate=True) as model,
+        pytest.raises(WeightsError, match="a is not a tensor with data"),
+    ):
+        model.swap_weights({"a": 1})
 
 
 # --- two builds of one namespace --------------------------------------------------------------------------------------

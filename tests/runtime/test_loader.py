@@ -16,7 +16,6 @@ import torch
 import exportkit
 from exportkit.errors import (
     DigestMismatchError,
-    LibraryLoadError,
     MissingLibraryError,
     ModelLoadError,
     NotAnArchiveError,
@@ -222,15 +221,6 @@ def test_a_library_for_another_torch_is_refused_before_it_is_opened(
         exportkit.load(package)
 
 
-def test_a_library_that_the_linker_refuses_is_named(tiny_files, tmp_path):
-    content = b"no ELF file" * 100
-    record = RECORD.replace("libtoy", "libtext")  # no other test's library has this name, or this namespace
-    text = msgspec.structs.replace(library(content, "text::op() -> ()"), record=record)
-    package = tiny.write(tmp_path / "text.pt2", tiny_files, extra={record: content}, libraries=(text,))
-    with pytest.raises(LibraryLoadError, match=r"the dynamic linker refused libtext\.so: .*invalid ELF header"):
-        exportkit.load(package)
-
-
 def test_an_operator_that_nothing_gives_is_named(tiny_files, tmp_path):
     operator = Operator(name="nobody::knows", schema="nobody::knows(Tensor x) -> Tensor")
     package = tiny.write(tmp_path / "missing.pt2", tiny_files, operators=(operator,))
@@ -270,33 +260,6 @@ def test_an_operator_that_cannot_be_defined_is_named(tiny_files, tmp_path, runti
     ) as said:
         exportkit.load(package)
     assert "before the package is loaded" in str(said.value)
-
-
-def test_two_packages_with_two_builds_of_a_namespace_do_not_share_a_process(tiny_files, tmp_path):
-    builds = [build().read_bytes(), build().read_bytes() + b"another build"]
-    for index, content in enumerate(builds):
-        tiny.write(
-            tmp_path / f"{index}.pt2",
-            tiny_files,
-            extra={RECORD: content},
-            libraries=(library(content, POOL, PEAKS),),
-            operators=(Operator(name="softpool::pool", schema=POOL),),
-        )
-    code = """
-import sys, torch, exportkit
-from exportkit.errors import LibraryConflictError
-first = exportkit.load(sys.argv[1])
-again = exportkit.load(sys.argv[1])  # the same build serves any number of packages
-try:
-    exportkit.load(sys.argv[2])
-except LibraryConflictError as error:
-    print(error)
-assert torch.ops.softpool.pool(torch.ones(1, 2, 3), torch.zeros(1, 2)).tolist() == [[1.0, 1.0, 1.0]]
-print("alive")
-"""
-    said = run_python(code, tmp_path / "0.pt2", tmp_path / "1.pt2", cwd=tmp_path)
-    assert all(hashlib.sha256(content).hexdigest() in said for content in builds)
-    assert said.endswith("alive\n")
 
 
 # --- a process of its own ---------------------------------------------------------------------------------------------

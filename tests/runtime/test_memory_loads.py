@@ -30,7 +30,9 @@ from tests.package.sources import SEALED, SOURCES, Giving, memory_file
 from tests.runtime import c_interface, tiny
 from tests.runtime.c_interface import Refused, view
 
-TAKEN = {name: SOURCES[name] for name in ("memoryview", "BytesIO", "gzip", "descriptor", "pipe", "sealed memfd")}
+TAKEN = {
+    name: SOURCES[name] for name in ("part of a memoryview", "BytesIO", "gzip", "descriptor", "pipe", "sealed memfd")
+}
 
 
 @pytest.fixture(params=TAKEN.values(), ids=TAKEN)

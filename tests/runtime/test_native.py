@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import gc
+import random
 import sys
 import threading
 import time
@@ -24,7 +25,7 @@ from exportkit.runtime.native import NativeRunner
 from exportkit.runtime.runner import ContainerRunner
 from tests.artifacts import artifact
 from tests.package import c_library
-from tests.runtime import exportkit_run, tiny
+from tests.runtime import exportkit_run, tiny, ways
 from tests.runtime.isolation import leaves
 
 
@@ -209,19 +210,28 @@ def test_a_handle_of_a_closed_model_is_refused(tiny_package, monkeypatch):
 
 
 @pytest.mark.parametrize("runners", [1, 4])
-def test_many_threads_with_mixed_shapes_get_the_answers_of_one(tiny_package, monkeypatch, runners):
-    exportkit_run.require_built()
-    monkeypatch.setenv("EXPORTKIT_RUNTIME", "cpp")
-    calls = [tiny.example(batch, gh) for batch in range(1, 5) for gh in range(1, 7)]
-    with exportkit.load(tiny_package, runners=runners) as model:
-        serial = [model(*args, **kwargs) for args, kwargs in calls]
+@pytest.mark.parametrize("way", ways.PYTHON)
+def test_many_threads_with_mixed_shapes_get_the_answers_of_one(tiny_package, monkeypatch, way, runners):
+    """In this process, in a worker, and by torch's own binding: every shape several times, no two values alike."""
+    monkeypatch.setenv("EXPORTKIT_RUNTIME", "python" if way == ways.PYTHON[-1] else "cpp")
+    calls = [tiny.example(batch, gh) for batch in range(1, 5) for gh in range(1, 7) for _ in range(2)]
+    inputs = [[tensor.clone() for tensor in leaves([list(args), kwargs])] for args, kwargs in calls]
+    with exportkit.load(tiny_package, runners=runners, isolate=way == "isolated") as model:
+        serial = [leaves(model(*args, **kwargs)) for args, kwargs in calls]
+        assert len({answer[0].sum().item() for answer in serial}) == len(calls), "answers must tell calls apart"
+        start = threading.Barrier(16)
 
-        def soak(start: int) -> bool:
-            turns = [(start + i) % len(calls) for i in range(100)]
-            return all(same(model(*calls[i][0], **calls[i][1]), serial[i]) for i in turns)
+        def soak(number: int) -> bool:
+            order = random.Random(number).choices(range(len(calls)), k=60)
+            start.wait()
+            answers = [leaves(model(*calls[index][0], **calls[index][1])) for index in order]
+            # Compared at the end: an answer that a later call overwrote would be found out.
+            return all(all(map(torch.equal, answer, serial[index])) for answer, index in zip(answers, order))
 
         with ThreadPoolExecutor(16) as pool:
             assert all(pool.map(soak, range(16)))
+    for (args, kwargs), before in zip(calls, inputs):
+        assert all(map(torch.equal, leaves([list(args), kwargs]), before))
 
 
 @pytest.mark.parametrize("mode", [torch.enable_grad, torch.no_grad, torch.inference_mode])

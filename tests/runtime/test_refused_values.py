@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import threading
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -17,8 +17,9 @@ from exportkit.errors import ModelRunError, RefusedValueError, SessionBrokenErro
 from exportkit.serve.engine.served import ServedModel
 from exportkit.serve.statuses import BadRequestError
 from tests.artifacts import artifact
-from tests.runtime import exportkit_run, refusing_models
+from tests.runtime import exportkit_run, refusing_models, ways
 from tests.runtime.c_interface import Refused, view
+from tests.runtime.threads import together
 from tests.serve.engine.asking import GATHERING, play, request, tensors
 
 INTEGERS = (-11, -10, -1, 0, 9, 10, 1_000_000_007, torch.iinfo(torch.int64).max, torch.iinfo(torch.int64).min)
@@ -27,10 +28,14 @@ NAMES = ("ids", "x", "divisor", "row", "count")
 MOST_ROWS = 1000  # of what an input asks to allocate
 
 
-@pytest.fixture(scope="module", params=["here", "isolated"])
-def model(request: pytest.FixtureRequest, runtime: str) -> Iterator[exportkit.Model]:
-    with exportkit.load(artifact("lookups"), isolate=request.param == "isolated") as model:
-        yield model
+@pytest.fixture(scope="module", params=ways.PYTHON)
+def model(request: pytest.FixtureRequest) -> Iterator[exportkit.Model]:
+    yield from ways.opened(request, artifact("lookups"))
+
+
+@pytest.fixture(scope="module", params=ways.EVERY)
+def notebook(request: pytest.FixtureRequest) -> Iterator[Any]:
+    yield from ways.opened(request, artifact("notebook"))
 
 
 @pytest.fixture(scope="module")
@@ -140,43 +145,32 @@ def test_the_error_names_the_value_and_what_is_allowed(model, name, value, said)
 def test_calls_at_the_same_time_hear_of_their_own_values_alone(runtime):
     with exportkit.load(artifact("words"), runners=4) as model:
         good, bad = torch.tensor([[1, 2]]), torch.tensor([[1, 10]])
-        expected, wrong = model(good), []
+        expected = model(good)
 
-        def call(ids: torch.Tensor, refuses: bool) -> None:
+        def call(ids: torch.Tensor) -> None:
             for _ in range(200):
-                try:
-                    answer = model(ids)
-                except RefusedValueError:
-                    if not refuses:
-                        wrong.append("refused")
-                else:
-                    if refuses or not torch.equal(answer, expected):
-                        wrong.append("answered")
+                if ids is good:
+                    assert torch.equal(model(ids), expected)
+                    continue
+                with pytest.raises(RefusedValueError):
+                    model(ids)
 
-        threads = [threading.Thread(target=call, args=(bad if n % 2 else good, bool(n % 2))) for n in range(4)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        assert not wrong
+        together(call, [good, bad, good, bad])
 
 
-@pytest.mark.parametrize("isolate", [False, True])
-def test_a_session_that_wrote_a_refused_value_is_broken_until_it_is_reset(runtime, isolate):
+def test_a_session_that_wrote_a_refused_value_is_broken_until_it_is_reset(notebook):
     token, first = torch.tensor([3]), torch.tensor([0])
-    with exportkit.load(artifact("notebook"), isolate=isolate) as model, model.session() as one, model.session() as two:
-        expected = one(token, first)
-        assert torch.equal(two(token, first), expected)
+    with notebook.session() as one, notebook.session() as two:
+        expected = one.forward(token, first)
+        assert torch.equal(two.forward(token, first), expected)
         for changed in ((torch.tensor([10]), first), (token, torch.tensor([16])), (token, torch.tensor([-1]))):
             with pytest.raises(RefusedValueError):
-                one(*changed)
-            assert one.broken
+                one.forward(*changed)
             with pytest.raises(SessionBrokenError):
-                one(token, first)
-            assert torch.equal(two(token, first), expected)  # another session's state is its own
+                one.forward(token, first)
+            assert torch.equal(two.forward(token, first), expected)  # another session's state is its own
             one.reset()
-            assert torch.equal(one(token, first), expected)
-        one.synchronize()
+            assert torch.equal(one.forward(token, first), expected)
 
 
 # --- C++ and C --------------------------------------------------------------------------------------------------------

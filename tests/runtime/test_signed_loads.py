@@ -1,8 +1,9 @@
-"""Signatures of both forms: what the caller and the policies ask for is checked first, with Python and without."""
+"""Signatures of both forms: what the caller and the policies ask for is checked first, in Python and in C."""
 
 from __future__ import annotations
 
 import base64
+import ctypes
 import json
 import os
 import shutil
@@ -24,8 +25,9 @@ from exportkit.errors import (
 from exportkit.package.archive import PackageReader
 from exportkit.package.revocation import revoke
 from exportkit.package.signing import sign_package
+from exportkit.runtime.native import library_path
 from tests.package.signers import Signer, signer, write_policy
-from tests.runtime import exportkit_run, tiny
+from tests.runtime import c_interface, exportkit_run, tiny, ways
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "format-1-cpu.pt2"
 
@@ -38,12 +40,22 @@ def load_in_python(package: Path, *keys: object, signature: Path | None = None) 
         assert model(*args, **kwargs)["regions"].mean.isfinite().all()
 
 
-def load_without_python(package: Path, *keys: object, signature: Path | None = None) -> None:
-    given = [word for key in keys for word in ("--public-key", key)] + (["--signature", signature] if signature else [])
-    assert exportkit_run.load(package, *given)["ok"] is True
+def load_in_c(package: Path, *keys: object, signature: Path | None = None) -> None:
+    exportkit_run.require_built()
+    given: dict[str, object] = {}
+    if keys:
+        given = {"public_keys": (ctypes.c_char_p * len(keys))(*map(encoded, keys)), "public_key_count": len(keys)}
+    if signature is not None:
+        given["signature"] = encoded(signature)
+    with ways.called(c_interface.Library(str(library_path())).open, package, **given) as model:
+        model.replay(0)
 
 
-@pytest.fixture(params=[load_in_python, load_without_python], ids=["exportkit.load", "exportkit-run"])
+def encoded(text: object) -> bytes:
+    return str(text).encode()
+
+
+@pytest.fixture(params=[load_in_python, load_in_c], ids=["Python", "C"])
 def load(request: pytest.FixtureRequest) -> Load:
     return request.param
 
@@ -97,6 +109,15 @@ def test_keys_are_given_as_text_and_signatures_lie_anywhere(load, package, relea
     load(package, release.public, signature=moved)
     with pytest.raises(UsageError, match="without a public key"):
         load(package, signature=moved)
+
+
+def test_exportkit_run_asks_for_a_signature_by_a_key(package, release, stranger, tmp_path):
+    sign_package(package, release.key)
+    moved = Path(f"{package}.sig").rename(tmp_path / "elsewhere")
+    keys = ["--public-key", stranger.public, "--public-key", release.public]
+    assert exportkit_run.load(package, *keys, "--signature", moved)["ok"] is True
+    with pytest.raises(SignatureMissingError):
+        exportkit_run.load(package, *keys)
 
 
 def test_no_key_at_all_is_no_way_to_ask_for_one(package):

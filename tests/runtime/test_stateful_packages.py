@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -10,17 +11,17 @@ import torch
 import exportkit
 from exportkit.errors import WeightsError
 from tests.artifacts import artifact
+from tests.runtime import exportkit_run, ways
 from tests.runtime.stateful import bits
 from tests.verify.state_models import WIDTH, Decoder
 
 
-@pytest.fixture(scope="module", params=["here", "isolated"])
-def model(request: pytest.FixtureRequest, runtime: str) -> Iterator[exportkit.Model]:
-    with exportkit.load(artifact("decoder"), isolate=request.param == "isolated") as model:
-        yield model
+@pytest.fixture(scope="module", params=ways.EVERY)
+def model(request: pytest.FixtureRequest) -> Iterator[Any]:
+    yield from ways.opened(request, artifact("decoder"))
 
 
-def greedy(session: exportkit.Session | Decoder, tokens: int) -> list[torch.Tensor]:
+def greedy(session: Any, tokens: int) -> list[torch.Tensor]:
     """A text from its first tokens on: scores, and what is written into an input."""
     scores = session.prefill(torch.tensor([[1, 2, 3], [4, 5, 6]]))
     found = [scores]
@@ -36,7 +37,13 @@ def close(got: list[torch.Tensor], expected: list[torch.Tensor]) -> None:
         torch.testing.assert_close(one, other.detach(), rtol=1e-4, atol=1e-4)
 
 
-def test_recorded_sequences_are_replayed_to_the_recorded_answers_and_state(model):
+@pytest.mark.parametrize("isolate", [False, True])
+def test_recorded_sequences_are_replayed_to_the_recorded_answers_and_state(isolate):
+    with exportkit.load(artifact("decoder"), isolate=isolate) as model:
+        replay(model)
+
+
+def replay(model: exportkit.Model) -> None:
     for case in model.cases:
         if not any(model.methods[call.method].stateful for call in case.calls):
             (call,) = case.calls
@@ -54,6 +61,15 @@ def test_recorded_sequences_are_replayed_to_the_recorded_answers_and_state(model
                 torch.testing.assert_close(session.state[name], tensor, rtol=1e-4, atol=1e-4)
     assert {len(case.calls) > 1 for case in model.cases} == {True, False}
     assert any(case.state for case in model.cases)
+
+
+def test_they_are_replayed_in_c_and_by_exportkit_run(c_library):
+    with c_library.open(artifact("decoder")) as model:
+        for index in range(model.about.case_count):
+            model.replay(index)
+    document = exportkit_run.load(artifact("decoder"))
+    assert document["ok"] is True
+    assert {len(case["calls"]) > 1 for case in document["cases"]} == {True, False}
 
 
 def test_sessions_go_on_with_swapped_weights_and_all_methods_have_them(model):

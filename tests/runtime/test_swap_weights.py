@@ -6,6 +6,7 @@ import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -19,6 +20,7 @@ from exportkit.package.archive import PackageReader
 from exportkit.runtime.weights import replaced_weights
 from tests.artifacts import artifact
 from tests.export.weights_models import Weighted
+from tests.runtime import ways
 from tests.subprocesses import run_python
 
 State = dict[str, torch.Tensor]
@@ -46,11 +48,19 @@ def model() -> Iterator[exportkit.Model]:
         yield loaded
 
 
-def test_every_weight_of_every_kind_takes_effect(model: exportkit.Model) -> None:
-    torch.testing.assert_close(model(X), eager(0))
+@pytest.fixture(params=ways.EVERY)
+def every_model(request: pytest.FixtureRequest) -> Iterator[Any]:
+    yield from ways.opened(request, artifact("weighted"))
+
+
+def test_every_weight_of_every_kind_takes_effect(every_model: Any) -> None:
+    torch.testing.assert_close(every_model.forward(X), eager(0))
     for seed in (1, 2, 0):
-        model.swap_weights(state(seed))
-        torch.testing.assert_close(model(X), eager(seed))
+        every_model.swap_weights(state(seed))
+        with ThreadPoolExecutor(4) as pool:  # each connection to a worker has the new ones
+            answers = list(pool.map(every_model.forward, [X] * 8))
+        assert all(torch.equal(answer, answers[0]) for answer in answers)
+        torch.testing.assert_close(answers[0], eager(seed))
 
 
 @pytest.mark.parametrize("name", sorted(Weighted().state_dict().keys() - {"tied"}))
@@ -65,21 +75,21 @@ def test_each_weight_alone_takes_effect(model: exportkit.Model, name: str) -> No
         torch.testing.assert_close(model(X), changed(X))
 
 
-def test_a_file_and_tensors_by_name_give_one_answer(model: exportkit.Model, tmp_path: Path) -> None:
-    model.swap_weights(state(1))
-    answer = model(X)
-    model.swap_weights(state(0))
-    model.swap_weights(save(tmp_path / "new.safetensors", state(1)))
-    assert torch.equal(model(X), answer)
+def test_a_file_and_tensors_by_name_give_one_answer(every_model: Any, tmp_path: Path) -> None:
+    every_model.swap_weights(state(1))
+    answer = every_model.forward(X)
+    every_model.swap_weights(state(0))
+    every_model.swap_weights(save(tmp_path / "new.safetensors", state(1)))
+    assert torch.equal(every_model.forward(X), answer)
     assert not torch.equal(eager(0), eager(1))
 
 
 @pytest.mark.parametrize("dropped", ["mix", "tied"])
-def test_a_tied_weight_may_have_any_of_its_names(model: exportkit.Model, dropped: str) -> None:
+def test_a_tied_weight_may_have_any_of_its_names(every_model: Any, dropped: str) -> None:
     new = state(1)
     del new[dropped]
-    model.swap_weights(new)
-    torch.testing.assert_close(model(X), eager(1))
+    every_model.swap_weights(new)
+    torch.testing.assert_close(every_model.forward(X), eager(1))
 
 
 def test_the_names_are_those_of_the_state(model: exportkit.Model) -> None:
@@ -111,52 +121,45 @@ def test_the_next_load_has_the_packages_weights(model: exportkit.Model) -> None:
 # --- what is refused --------------------------------------------------------------------------------------------------
 
 
-def test_what_does_not_fit_is_named_and_nothing_changes(model: exportkit.Model, tmp_path: Path) -> None:
-    before = model(X)
-    wrong = state(1)
-    del wrong["few"], wrong["norm.weight"]
-    wrong["more"] = torch.ones(2)
-    wrong["one"] = torch.ones(3)
-    wrong["counts"] = wrong["counts"].int()
+WRONG = state(1) | {"more": torch.ones(2), "one": torch.ones(3), "counts": state(1)["counts"].int()}
+for name in ("few", "norm.weight", "mix", "tied"):
+    del WRONG[name]
+NO_FIT = [
+    (
+        WRONG,
+        ["missing: mix or tied, few, norm.weight", "not in the model: more", "one is float32[3], not float32[1]",
+         "counts is int32[16], not int64[16]"],
+    ),
+    ({}, ["missing: "]),
+    (state(1) | {"tied": state(1)["tied"] + 1}, ["mix and tied differ; they are one tensor in the model"]),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("wrong", "said"), NO_FIT, ids=["other tensors", "none", "tied"])
+def test_what_does_not_fit_is_named_and_nothing_changes(
+    every_model: Any, tmp_path: Path, wrong: State, said: list[str]
+) -> None:
+    before = every_model.forward(X)
     for source in (wrong, save(tmp_path / "wrong.safetensors", wrong)):
         with pytest.raises(WeightsError) as caught:
-            model.swap_weights(source)
-        said = str(caught.value)
-        assert "missing: few, norm.weight" in said
-        assert "not in the model: more" in said
-        assert "one is float32[3], not float32[1]" in said
-        assert "counts is int32[16], not int64[16]" in said
-        assert torch.equal(model(X), before)
+            every_model.swap_weights(source)
+        assert all(each in str(caught.value) for each in said)
+        assert torch.equal(every_model.forward(X), before)
 
 
-def test_tied_names_with_two_values_are_refused(model: exportkit.Model) -> None:
-    before, new = model(X), state(1)
-    new["tied"] = new["tied"] + 1
-    with pytest.raises(WeightsError, match="mix and tied differ; they are one tensor in the model"):
-        model.swap_weights(new)
-    assert torch.equal(model(X), before)
-
-
-@pytest.mark.parametrize(
-    ("content", "named"),
-    [(None, "No such file"), (b"", "is not a safetensors file"), (b"\xff" * 64, "is not a safetensors file")],
-)
-def test_what_is_no_file_of_weights_is_refused(
-    model: exportkit.Model, tmp_path: Path, content: bytes | None, named: str
-) -> None:
-    if content is not None:
-        (tmp_path / "new.safetensors").write_bytes(content)
-    with pytest.raises(WeightsError, match=named):
-        model.swap_weights(tmp_path / "new.safetensors")
-    torch.testing.assert_close(model(X), eager(0))
-
-
-def test_a_file_that_was_cut_short_is_refused(model: exportkit.Model, tmp_path: Path) -> None:
-    file = save(tmp_path / "new.safetensors", state(1))
-    file.write_bytes(file.read_bytes()[:-8])
-    with pytest.raises(WeightsError, match="is not a safetensors file"):
-        model.swap_weights(file)
-    torch.testing.assert_close(model(X), eager(0))
+def test_what_is_no_file_of_weights_is_refused(every_model: Any, tmp_path: Path) -> None:
+    before, path = every_model.forward(X), save(tmp_path / "new.safetensors", state(1))
+    whole = path.read_bytes()
+    huge = (10**8).to_bytes(8, "little") + whole[8:]
+    for content in (b"", b"\xff" * 64, whole[:-8], whole + bytes(8), whole[:100], huge):
+        path.write_bytes(content)
+        with pytest.raises(WeightsError, match="is not a safetensors file"):
+            every_model.swap_weights(path)
+    with pytest.raises(WeightsError, match="No such file"):
+        every_model.swap_weights(tmp_path / "absent")
+    with pytest.raises(WeightsError):
+        every_model.swap_weights(tmp_path)
+    assert torch.equal(every_model.forward(X), before)
 
 
 @pytest.mark.parametrize("value", [1.0, torch.empty(8, device="meta"), torch.eye(3).to_sparse()])
@@ -177,10 +180,10 @@ def test_weights_inside_the_code_are_not_swapped() -> None:
         torch.testing.assert_close(model(*case.args), before, rtol=0, atol=0)
 
 
-def test_a_closed_model_swaps_nothing(model: exportkit.Model) -> None:
-    model.close()
+def test_a_closed_model_swaps_nothing(every_model: Any) -> None:
+    every_model.close()
     with pytest.raises(ModelClosedError):
-        model.swap_weights(state(1))
+        every_model.swap_weights(state(1))
 
 
 def test_a_failure_between_leaves_the_old_weights(model: exportkit.Model, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -166,23 +166,6 @@ def test_an_open_file_is_passed_on(ends, tmp_path):
         assert file.read() == "content"
 
 
-def test_a_closed_end_is_an_error_on_the_other(ends):
-    one, other = ends
-    one.close()
-    with pytest.raises(ConnectionError):
-        other.receive()
-    with pytest.raises(ConnectionError):
-        other.send(Note("x"))
-
-
-def test_a_message_that_was_cut_short_is_a_lost_connection(raw):
-    said, heard = raw
-    said.sendall(frame()[:-3])
-    said.close()
-    with pytest.raises(ConnectionError):
-        heard.receive()
-
-
 @pytest.mark.parametrize(
     "data",
     [
@@ -196,7 +179,6 @@ def test_a_message_that_was_cut_short_is_a_lost_connection(raw):
         frame(place(offset=1)),  # no alignment for float32
         frame(place(shape=(2**31, 2**31, 2**31))),
         frame(place()),  # of memory that never came
-        struct.pack("!I", 2**32 - 1),
     ],
 )
 def test_what_is_no_message_is_refused(raw, data):

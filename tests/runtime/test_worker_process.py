@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import os
 import signal
@@ -18,7 +19,6 @@ import exportkit
 from exportkit.child.process import ChildProcess
 from exportkit.errors import (
     DigestMismatchError,
-    HostError,
     ModelClosedError,
     ModelLoadError,
     ModelRunError,
@@ -30,6 +30,7 @@ from tests.package import c_library
 from tests.runtime import tiny
 from tests.runtime.isolation import SEARCH, equal, eventually, leaves, runs, softpool_call
 from tests.runtime.test_loader import RECORD, library
+from tests.runtime.threads import beside
 from tests.subprocesses import ROOT, run_python
 
 
@@ -83,13 +84,9 @@ def test_a_crash_ends_every_call_and_leaves_nothing(misbehaving_package, tempora
         except (ModelRunError, ModelClosedError) as error:
             said.append(type(error).__name__)
 
-    threads = [threading.Thread(target=call, args=(deed,)) for deed in (SLEEP, SLEEP)]
-    for thread in threads:
-        thread.start()
-    assert eventually(lambda: model._worker._running == 2)
-    os.kill(model.pid, signal.SIGSEGV)
-    for thread in threads:
-        thread.join()
+    with beside(call, (SLEEP, SLEEP)):
+        assert eventually(lambda: model._worker._running == 2)
+        os.kill(model.pid, signal.SIGSEGV)
     call(0.0)
     assert said == ["ModelRunError", "ModelRunError", "ModelClosedError"]
     model.close()
@@ -158,45 +155,29 @@ def test_closing_lets_calls_finish_that_have_begun(tiny_package):
     args, kwargs = tiny.example(4, 6)
     model = exportkit.load(tiny_package, isolate=True)
     expected = model(*args, **kwargs)
-    outcomes: list[object] = []
+    answers: list[bool] = []
 
-    def work() -> None:
-        try:
+    def work(_: int) -> None:
+        with contextlib.suppress(ModelClosedError):
             while True:
-                outcomes.append(equal(model(*args, **kwargs), expected))
-        except ModelClosedError:
-            outcomes.append("closed")
+                answers.append(equal(model(*args, **kwargs), expected))
 
-    threads = [threading.Thread(target=work) for _ in range(4)]  # for one runner
-    for thread in threads:
-        thread.start()
-    assert eventually(lambda: len(outcomes) > 20)
-    model.close()
-    for thread in threads:
-        thread.join()
-    assert outcomes.count("closed") == 4
-    assert set(outcomes) == {True, "closed"}
+    with beside(work, range(4)):  # for one runner
+        assert eventually(lambda: len(answers) > 20)
+        model.close()
+    assert all(answers)
 
 
 def test_closing_does_not_wait_for_ever(model):
-    said: list[str] = []
-
-    def stall() -> None:
+    def stall(_: int) -> None:
         tokens, bias = softpool_call(SLEEP)
-        try:
+        with pytest.raises(ModelRunError, match=r"Classifier was closed, and this call did not finish within 0\.5 s"):
             model(tokens, bias=bias)
-        except ModelRunError as error:
-            said.append(error.message)
 
-    threads = [threading.Thread(target=stall) for _ in range(2)]  # one runs, one waits for the runner
-    for thread in threads:
-        thread.start()
-    assert eventually(lambda: model._worker._running == 2)
-    model.close(timeout=0.5)
-    for thread in threads:
-        thread.join()
+    with beside(stall, range(2)):  # one runs, one waits for the runner
+        assert eventually(lambda: model._worker._running == 2)
+        model.close(timeout=0.5)
     assert not runs(model.pid)
-    assert said == ["the model Classifier was closed, and this call did not finish within 0.5 s"] * 2
 
 
 def test_a_model_that_nobody_closed_takes_its_worker_along(tiny_package):
@@ -333,12 +314,3 @@ with exportkit.load({str(softpool_package)!r}, isolate=True) as model:
 def test_ctrl_c_in_a_terminal_is_the_parents_to_handle(tiny_package):
     with exportkit.load(tiny_package, isolate=True) as model:
         assert os.getpgid(model.pid) != os.getpgid(0)
-
-
-def test_a_program_without_an_interpreter_is_told_so(tiny_package, monkeypatch):
-    monkeypatch.setattr(sys, "executable", "")
-    with pytest.raises(HostError, match="no Python interpreter that can start a child process"):
-        exportkit.load(tiny_package, isolate=True)
-    monkeypatch.setattr(sys, "executable", "/nowhere/python")
-    with pytest.raises(HostError, match=r"cannot start a child process: .*No such file"):
-        exportkit.load(tiny_package, isolate=True)

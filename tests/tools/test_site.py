@@ -40,6 +40,7 @@ class Loaded(HTMLParser):
 
 
 @pytest.mark.process
+@pytest.mark.slow
 def test_the_site_is_built_without_a_warning_and_loads_nothing_from_elsewhere(source: Path, tmp_path: Path):
     site.build(source, tmp_path, "html")
     for path in tmp_path.rglob("*.html"):

@@ -6,20 +6,11 @@ import sys
 import time
 
 from exportkit.child.messages import Message, serve
-from exportkit.errors import NoTargetError
 
 
 class Echo(Message, frozen=True):
     text: str
     number: int = 0
-
-
-class Fail(Message, frozen=True):
-    pass
-
-
-class Refuse(Message, frozen=True):
-    pass
 
 
 class Die(Message, frozen=True):
@@ -48,14 +39,6 @@ class Here(Message, frozen=True):
     tmp: str
 
 
-def fail(command):
-    raise ValueError("no such thing\nException raised from somewhere (most recent call first): frame #0")
-
-
-def refuse(command):
-    raise NoTargetError("not here")
-
-
 def die(command):
     print("about to die", file=sys.stderr, flush=True)
     os.kill(os.getpid(), command.signal)
@@ -81,5 +64,5 @@ def where(command):
 
 
 def main(connection):
-    handlers = {Fail: fail, Refuse: refuse, Die: die, Leave: leave, Stall: stall, Chatter: chatter, Where: where}
+    handlers = {Die: die, Leave: leave, Stall: stall, Chatter: chatter, Where: where}
     serve(connection, {**handlers, Echo: lambda command: command})

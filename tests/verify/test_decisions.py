@@ -39,8 +39,6 @@ from exportkit.verify.outcomes import (
     Mismatch,
     MissingOperator,
     TimedOut,
-    WrongDtype,
-    WrongShape,
     WrongStructure,
 )
 from exportkit.verify.verify import verify
@@ -152,27 +150,6 @@ def test_everything_right_is_exit_code_0(run):
     assert run.worker.started == ["replay", "eager"]
 
 
-def answering(outputs):
-    def replay(command):
-        save_file({f"0.output.{i}": tensor for i, tensor in enumerate(outputs.values())}, command.outputs)
-        return ModelCalled(0.001, STRUCTURE)
-
-    return replay
-
-
-@pytest.mark.parametrize(
-    ("n", "verdict"),
-    [
-        (torch.full((2,), 3, dtype=torch.int32), WrongDtype("n", "int64", "int32")),
-        (torch.full((3,), 3), WrongShape("n", (2,), (3,))),
-    ],
-)
-def test_an_answer_of_the_wrong_dtype_or_shape_is_a_verdict(run, n, verdict):
-    report = run(options=CASES, replay_call=answering({**right(X), "n": n}))
-    assert [check.verdict for check in report.checks] == [verdict]
-    assert report.exit_code == verdict.exit_code
-
-
 @pytest.mark.parametrize(
     ("outputs", "says"),
     [
@@ -228,10 +205,6 @@ def test_an_operator_that_loading_misses_is_a_verdict_of_its_own(run, detail):
     assert isinstance(check.verdict, MissingOperator)
     assert check.verdict.operator == "ns::op"
     assert report.exit_code == 15
-
-
-def test_a_crash_while_loading_is_a_crash(run):
-    assert run(replay_load=CRASH).exit_code == 13
 
 
 def test_a_wrong_structure_shows_both(run):

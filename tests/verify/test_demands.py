@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 import torch
 
-from exportkit.cli import main
 from exportkit.errors import SignatureMissingError, UsageError
 from exportkit.package.archive import PackageReader
 from exportkit.package.signing import sign_package
@@ -119,15 +118,6 @@ def test_to_ask_for_eager_alone_is_refused_and_says_how_to_name_it(genuine: Path
     assert not mark.exists()
 
 
-@pytest.mark.process
-def test_the_command_says_that_there_was_no_comparison(genuine: Path, mark: Path, release: Signer, capsys):
-    assert main(["verify", str(genuine), "--public-key", str(release.public)]) == 0
-    out = capsys.readouterr().out
-    assert "no comparison with eager: " in out
-    assert f"compare with --model {SOURCE}" in out
-    assert not mark.exists()
-
-
 # --- package ----------------------------------------------------------------------------------------------------------
 
 
@@ -182,17 +172,6 @@ def test_signed_artifacts_become_a_signed_package_under_a_policy(genuine: Path, 
     assert report is not None
     assert [type(check.verdict) for check in report.checks] == [Match]
     assert verify(output, CASES).exit_code == 0
-
-
-@pytest.mark.process
-def test_under_a_policy_nothing_is_compared_with_a_source_that_nobody_named(
-    genuine: Path, tmp_path: Path, mark: Path, release: Signer
-):
-    verification = VerifyOptions(shapes=1, trust=Trust([release.public]))
-    _, report = build_package([genuine], tmp_path / "out.pt2", PackOptions(verification))
-    assert report is not None
-    assert isinstance(report.checks[-1].verdict, EagerUnavailable)
-    assert not mark.exists()
 
 
 @pytest.mark.process

@@ -87,32 +87,3 @@ def test_what_is_printed_says_of_which_target_it_is(one_broken: Path, exportkit:
     assert "FAIL" not in good
     assert "ok" not in bad.partition("cases, case 0")[0].split()
     assert "case 0 (batch=3) of cpu_x86_64_v3:" in bad
-
-
-def test_a_target_that_is_asked_for_is_the_only_one(one_broken: Path, exportkit: Command) -> None:
-    good = exportkit("verify", one_broken, "--against", "cases", "--target", "cpu_x86_64_v4")
-    assert good.returncode == 0, good.stdout
-    assert "cpu_x86_64_v3" not in good.stdout
-    assert exportkit("verify", one_broken, "--against", "cases", "--target", "cpu_x86_64_v3").returncode == 1
-    unknown = exportkit("verify", one_broken, "--target", "cpu_x86_64_v5")
-    assert unknown.returncode == 2
-    assert "It has: cpu_x86_64_v3, cpu_x86_64_v4." in unknown.stderr
-
-
-def test_a_package_is_not_written_where_any_of_its_targets_fails(
-    one_broken: Path, tmp_path: Path, exportkit: Command
-) -> None:
-    result = exportkit("package", one_broken, "-o", tmp_path / "out.pt2", "--json")
-    assert result.returncode == 1, result.stderr
-    assert json.loads(result.stdout)["file"] is None
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_targets_that_cannot_run_here_are_named_and_fail_nothing(tmp_path: Path, exportkit: Command) -> None:
-    def arm(target: Target) -> Target:
-        return target if "v3" in target.name else msgspec.structs.replace(target, platform="linux-aarch64")
-
-    result = exportkit("verify", rebuilt(tmp_path / "arm.pt2", arm), "--against", "cases")
-    assert result.returncode == 0, result.stdout
-    assert "not run  cpu_x86_64_v4: it is for linux-aarch64, this is linux-" in result.stdout
-    assert "ok: 4 calls agree; 1 of 2 targets were run" in result.stdout

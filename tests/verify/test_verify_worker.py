@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from exportkit.child.messages import Failed, Message
+from exportkit.child.messages import Message
 from exportkit.verify.outcomes import Crashed, TimedOut
 from exportkit.verify.verify_worker import VerifyWorker
 from tests.verify import misbehaving_child
@@ -52,15 +52,6 @@ def test_a_command_that_is_none_of_the_child_s_ends_it_and_is_named(child, comma
     assert says in verdict.output
 
 
-def test_an_exception_is_an_answer_without_torch_s_c_stack(child):
-    assert ask(child, "Fail") == Failed("ValueError", "no such thing")
-    assert child.alive
-
-
-def test_an_error_of_exportkit_keeps_its_exit_code(child):
-    assert ask(child, "Refuse") == Failed("NoTargetError", "not here", None, 4)
-
-
 def test_what_is_printed_on_stdout_does_not_disturb_the_conversation(child):
     assert ask(child, "Chatter").text == "said"
 
@@ -80,11 +71,6 @@ def test_leaving_without_an_answer_is_a_crash_too(child):
     verdict = ask(child, "Leave", status=7)
     assert verdict == Crashed(None, 7, "asked to Leave", "")
     assert "exited with status 7" in verdict.message
-
-
-def test_asking_a_dead_child_is_a_crash_and_no_exception(child):
-    ask(child, "Leave", status=0)
-    assert isinstance(ask(child, "Echo", text=""), Crashed)
 
 
 def test_a_child_that_does_not_answer_in_time_is_killed(child):

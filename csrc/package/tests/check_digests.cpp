@@ -1,4 +1,4 @@
-// SHA-256 and CRC-32 of a file: in one piece, in two pieces cut anywhere, and by every implementation for this machine.
+// SHA-256 and CRC-32 of a file: in one piece, in two pieces cut anywhere, and by OpenSSL as by the portable loop.
 #include <cstdlib>
 #include <fstream>
 #include <iostream>
@@ -26,15 +26,15 @@ uint32_t crc32_in_pieces(const std::string& content, size_t cut) {
   return crc32(crc32(0, content.data(), cut), content.data() + cut, content.size() - cut);
 }
 
-// Whether an implementation agrees with the portable one, from any state and for any number of blocks.
-bool agrees(Compress way) {
+// Whether OpenSSL, if it is here, agrees with the portable loop, from any state and for any number of blocks.
+bool openssl_agrees() {
   std::mt19937 random(0);
   for (size_t blocks = 0; blocks < 40; ++blocks) {
     std::vector<uint8_t> data(blocks * kBlock);
     for (uint8_t& byte : data) byte = static_cast<uint8_t>(random());
     std::array<uint32_t, 8> one{}, other{};
     for (size_t i = 0; i < one.size(); ++i) one[i] = other[i] = random();
-    way(one.data(), data.data(), blocks);
+    compress(one.data(), data.data(), blocks);
     compress_portable(other.data(), data.data(), blocks);
     if (one != other) return false;
   }
@@ -51,11 +51,6 @@ int main(int, char** argv) {
   for (size_t cut = 0; cut <= content.size(); ++cut) {
     if (sha256_in_pieces(content, cut) != sha256 || crc32_in_pieces(content, cut) != crc) return EXIT_FAILURE;
   }
-  if (openssl_update() != nullptr && !agrees(compress_openssl)) return EXIT_FAILURE;
-#if defined(__x86_64__) || defined(__aarch64__)
-  if (has_sha() && !agrees(compress_sha)) return EXIT_FAILURE;
-#endif
-  if (crc32_by_table(~0u, reinterpret_cast<const uint8_t*>(content.data()), content.size()) != ~crc)
-    return EXIT_FAILURE;
+  if (!openssl_agrees()) return EXIT_FAILURE;
   std::cout << sha256 << " " << crc << "\n";
 }

@@ -1,7 +1,5 @@
 #include "runtime/run/bench.h"
 
-#include <c10/core/impl/VirtualGuardImpl.h>
-
 #include <algorithm>
 #include <chrono>
 #include <exception>
@@ -15,12 +13,6 @@ namespace {
 using Clock = std::chrono::steady_clock;
 
 double milliseconds(Clock::duration duration) { return std::chrono::duration<double, std::milli>(duration).count(); }
-
-void wait(const Model& model) {
-  if (model.device().is_cpu()) return;
-  const c10::impl::VirtualGuardImpl device(model.device().type());
-  device.synchronizeStream(device.getStream(model.device()));
-}
 
 // Inputs for one call: what it writes belongs to this thread.
 std::vector<at::Tensor> own_inputs(const TimedCall& call) {
@@ -40,11 +32,11 @@ double time_once(const TimedCall& call, std::mutex& forking) {
     session = call.session->fork();
   }
   const std::vector<at::Tensor> inputs = own_inputs(call);
-  if (session) wait(call.model);
+  if (session) call.model.synchronize();
   const auto start = Clock::now();
   const std::vector<at::Tensor> outputs =
       session ? session->run(call.method, inputs) : call.model.run(call.method, inputs);
-  wait(call.model);
+  call.model.synchronize();
   return milliseconds(Clock::now() - start);
 }
 

@@ -275,7 +275,6 @@ class Run {
     const Timing timing = bench(call, options_.bench_seconds, options_.threads);
     document_.emplace_back("bench", json_object({{"method", json_text(call.method)},
                                                  {"threads", std::to_string(options_.threads)},
-                                                 {"runners", std::to_string(options_.open.runners)},
                                                  {"calls", std::to_string(timing.calls)},
                                                  {"median_ms", number(timing.median_ms)},
                                                  {"p99_ms", number(timing.p99_ms)},

@@ -5,6 +5,8 @@
 #include <cerrno>
 #include <cmath>
 #include <cstdlib>
+#include <functional>
+#include <vector>
 
 namespace exportkit::run {
 
@@ -28,7 +30,6 @@ Options:
   --bench SECONDS      Times calls with the inputs of --input, or of the first recorded case. With state, each call runs
                        on a copy of the session.
   --threads N          The number of threads that call the model  [1]
-  --runners N          The number of calls that can run at the same time; they share the weights  [--threads]
   --cuda-graphs        Run calls on a GPU as CUDA graphs: one launch each. Launches of several threads take turns.
   --json               Print only one JSON document on stdout.
   -h, --help           Show this message and exit.
@@ -84,100 +85,46 @@ Verify verify(const std::string& text) {
 }  // namespace
 
 Options parse(int argc, char** argv) {
-  enum Name {
-    kDevice = 1,
-    kTarget,
-    kPublicKey,
-    kSignature,
-    kVerify,
-    kMethod,
-    kSession,
-    kInput,
-    kOutput,
-    kWeights,
-    kBench,
-    kThreads,
-    kRunners,
-    kCudaGraphs,
-    kJson
-  };
-  const option known[] = {{"device", required_argument, nullptr, kDevice},
-                          {"target", required_argument, nullptr, kTarget},
-                          {"public-key", required_argument, nullptr, kPublicKey},
-                          {"signature", required_argument, nullptr, kSignature},
-                          {"verify", required_argument, nullptr, kVerify},
-                          {"method", required_argument, nullptr, kMethod},
-                          {"session", required_argument, nullptr, kSession},
-                          {"input", required_argument, nullptr, kInput},
-                          {"output", required_argument, nullptr, kOutput},
-                          {"weights", required_argument, nullptr, kWeights},
-                          {"bench", required_argument, nullptr, kBench},
-                          {"threads", required_argument, nullptr, kThreads},
-                          {"runners", required_argument, nullptr, kRunners},
-                          {"cuda-graphs", no_argument, nullptr, kCudaGraphs},
-                          {"json", no_argument, nullptr, kJson},
-                          {"help", no_argument, nullptr, 'h'},
-                          {nullptr, 0, nullptr, 0}};
   Options options;
-  bool runners_given = false;
+  struct Known {
+    const char* name;
+    bool takes_value;
+    std::function<void(const char*)> take;
+  };
+  const auto text = [](std::string& into) { return [&into](const char* value) { into = value; }; };
+  const Known known[] = {
+      {"device", true, text(options.open.device)},
+      {"target", true, [&](const char* value) { options.open.target = value; }},
+      {"public-key", true, [&](const char* value) { options.open.public_keys.emplace_back(value); }},
+      {"signature", true, text(options.open.signature)},
+      {"verify", true, [&](const char* value) { options.open.verify = verify(value); }},
+      {"method", true, text(options.method)},
+      {"session", true, [&](const char* value) { add_size(value, options.session_sizes); }},
+      {"input", true, text(options.input)},
+      {"output", true, text(options.output)},
+      {"weights", true, text(options.weights)},
+      {"bench", true, [&](const char* value) { options.bench_seconds = seconds(value); }},
+      {"threads", true, [&](const char* value) { options.threads = whole_number("--threads", value); }},
+      {"cuda-graphs", false, [&](const char*) { options.open.cuda_graphs = CudaGraphs::kOnFirstUse; }},
+      {"json", false, [&](const char*) { options.json = true; }},
+      {"help", false, [&](const char*) { options.help = true; }},
+  };
+  std::vector<option> all;
+  for (const Known& each : known) {
+    all.push_back({each.name, each.takes_value ? required_argument : no_argument, nullptr, 0});
+  }
+  all.push_back({});
   opterr = 0;
-  for (int name = 0; (name = getopt_long(argc, argv, "h", known, nullptr)) != -1;) {
-    switch (name) {
-      case kDevice:
-        options.open.device = optarg;
-        break;
-      case kTarget:
-        options.open.target = optarg;
-        break;
-      case kPublicKey:
-        options.open.public_keys.emplace_back(optarg);
-        break;
-      case kSignature:
-        options.open.signature = optarg;
-        break;
-      case kVerify:
-        options.open.verify = verify(optarg);
-        break;
-      case kMethod:
-        options.method = optarg;
-        break;
-      case kSession:
-        add_size(optarg, options.session_sizes);
-        break;
-      case kInput:
-        options.input = optarg;
-        break;
-      case kOutput:
-        options.output = optarg;
-        break;
-      case kWeights:
-        options.weights = optarg;
-        break;
-      case kBench:
-        options.bench_seconds = seconds(optarg);
-        break;
-      case kThreads:
-        options.threads = whole_number("--threads", optarg);
-        break;
-      case kRunners:
-        options.open.runners = whole_number("--runners", optarg), runners_given = true;
-        break;
-      case kCudaGraphs:
-        options.open.cuda_graphs = CudaGraphs::kOnFirstUse;
-        break;
-      case kJson:
-        options.json = true;
-        break;
-      case 'h':
-        options.help = true;
-        return options;
-      default:
-        usage(std::string(argv[optind - 1]) + " is not an option, or its value is missing");
-    }
+  int place = -1;
+  for (int found = 0; (found = getopt_long(argc, argv, "h", all.data(), &place)) != -1;) {
+    if (found == '?') usage(std::string(argv[optind - 1]) + " is not an option, or its value is missing");
+    if (found == 'h') options.help = true;
+    if (found == 0) known[place].take(optarg);
+    if (options.help) return options;
   }
   if (argc - optind != 1) usage("give one PACKAGE, got " + std::to_string(argc - optind));
   options.package = argv[optind];
-  if (!runners_given) options.open.runners = options.threads;
+  options.open.runners = options.threads;
   if (!options.output.empty() && options.input.empty()) usage("--output needs --input");
   if (!options.session_sizes.empty() && options.input.empty()) usage("--session needs --input");
   if (!options.weights.empty() && options.input.empty() && options.bench_seconds == 0) {

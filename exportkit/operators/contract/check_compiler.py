@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Callable
 from typing import Any
@@ -14,11 +15,12 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from exportkit.export.compile.inductor_changes import opaque_operators_stay_whole, operators_as_called
 from exportkit.export.torch_patches.data_sizes import from_zero
 from exportkit.export.torch_patches.opaque import opaque_operators
+from exportkit.operators.contract.check_gradients import LEAVES
 from exportkit.operators.contract.check_out_overloads import tagged_overload
 from exportkit.operators.contract.check_values import tolerance
 from exportkit.operators.contract.definition import ContractCheck, Problem
 from exportkit.operators.contract.derivatives import differentiable
-from exportkit.operators.contract.differences import difference, first_difference, shortened
+from exportkit.operators.contract.differences import first_difference, shortened
 from exportkit.operators.contract.fake_kernel import fake_outputs
 from exportkit.operators.contract.findings import Severity
 from exportkit.operators.contract.operator_trial import NotApplicable, Trial, first_line
@@ -131,33 +133,6 @@ def _fails_for_its_overload(trial: Trial, call: Sample, module: OperatorCall, er
         Severity.doubtful,
         call=call,
     )
-
-
-@ContractCheck(
-    "training-compiles",
-    "Look at the backward: it must be made of operators with fake kernels.",
-    order=81,
-    unless=(*_WRONG_ALREADY, "gradient-recorded"),
-    whole=True,
-)
-def training_compiles(trial: Trial) -> Problem | None:
-    """torch.compile takes the operator and its gradient into one graph each."""
-    call = _first(trial)
-    own = differentiable(trial, call)
-    torch._dynamo.reset()
-    compiled = torch.compile(own.function, fullgraph=True, backend="aot_eager")
-    try:
-        outputs = [o.sum() for o in compiled(*own.inputs) if o.requires_grad]
-        actual = torch.autograd.grad(outputs, own.inputs, allow_unused=True)
-    except Exception as error:
-        return Problem(f"Training under torch.compile(fullgraph=True) fails: {first_line(error)}.", call=call)
-    finally:
-        torch._dynamo.reset()
-    for name, a, e in zip(own.names, actual, own.gradients()):
-        rtol, atol = (1.3e-6, 1e-5) if e is not None and e.dtype == torch.float32 else tolerance(trial, a.dtype)
-        if a is not None and e is not None and (text := difference(a, e, rtol, atol)):
-            return Problem(f"The compiled gradient of {name} must equal the plain one, but {text}.", call=call)
-    return None
 
 
 @ContractCheck(
@@ -284,70 +259,50 @@ def autocast(trial: Trial, call: Sample) -> Problem | None:
 
 # --- torch's own checks of custom operators ---------------------------------------------------------------------------
 
-_OPCHECK_HINT = "The documentation of torch.library.opcheck explains this test."
 
-
-_OF_SCHEMA = re.compile("is not defined (to|as)|alias unexpectedly|not allowed to directly return inputs")
-"""What opcheck says of a schema. Some lists of numbers and tensors it cannot read, and says that instead."""
-
-
-def _opcheck(trial: Trial, call: Sample, test: str, with_gradient: bool = False) -> Problem | None:
+def _opcheck(trial: Trial, call: Sample, test: str) -> Problem | None:
     if any(t.is_floating_point() and bool(t.isnan().any()) for t in trial.answer(call)):
         raise NotApplicable("opcheck takes NaN for a difference")
-    own = call.copied()
-    if with_gradient and not trial.subject.is_mutable:
-        own = own.with_tensors(lambda t: t.requires_grad_() if t.is_floating_point() else t)
     try:
-        torch.library.opcheck(trial.subject.overload, own.args, dict(own.kwargs), test_utils=test)
+        torch.library.opcheck(trial.subject.overload, call.args, dict(call.kwargs), test_utils=test)
     except Exception as error:
-        if test == "test_schema" and not _OF_SCHEMA.search(str(error)):
-            raise NotApplicable(f"opcheck cannot take the call: {first_line(error)}") from None
-        return Problem(
-            f"torch.library.opcheck's {test} fails: {shortened(str(error))}.",
-            shown=f'torch.library.opcheck({{op}}.default, args, test_utils="{test}")',
-        )
+        shown = f'torch.library.opcheck({{op}}.default, tuple(args), test_utils="{test}")'
+        if any(t.requires_grad for t in call.tensors):
+            shown = f"{LEAVES}\n{shown}"
+        return Problem(f"torch.library.opcheck's {test} fails: {shortened(str(error))}.", shown=shown)
     return None
 
 
 @ContractCheck(
-    "opcheck-schema", _OPCHECK_HINT, order=80, dtypes="first", most=4, unless=("determinism", "mutation", "aliasing")
-)
-def opcheck_schema(trial: Trial, call: Sample) -> Problem | None:
-    """The schema says what is written to and what is aliased."""
-    return _opcheck(trial, call, "test_schema")
-
-
-@ContractCheck(
     "opcheck-autograd",
-    _OPCHECK_HINT,
-    order=80,
+    "Register the gradient: torch.library.register_autograd, or a kernel for Autograd (TORCH_LIBRARY_IMPL(ns, "
+    "Autograd, m)). If there shall be none, call ATen below it: at::AutoDispatchBelowADInplaceOrView in the kernel.",
+    order=69,
     dtypes="first",
     most=3,
-    unless=("mutation", "aliasing", "gradient-recorded"),
+    unless=("mutation", "aliasing"),
 )
 def opcheck_autograd(trial: Trial, call: Sample) -> Problem | None:
-    """A gradient is registered where torch finds it."""
-    return _opcheck(trial, call, "test_autograd_registration", with_gradient=True)
-
-
-@ContractCheck(
-    "opcheck-fake", _OPCHECK_HINT, order=80, dtypes="first", most=4, unless=(*_WRONG_ALREADY, "fake-layouts")
-)
-@opaque_operators()
-def opcheck_fake(trial: Trial, call: Sample) -> Problem | None:
-    """The fake kernel agrees with the kernel."""
-    return _opcheck(trial, call, "test_faketensor")
+    """A gradient is registered. What a kernel records by calling ATen is lost in a compiled program."""
+    if trial.subject.is_mutable:
+        raise NotApplicable("the operator writes to an argument")
+    own = call.copied().with_tensors(lambda t: t.requires_grad_() if t.is_floating_point() else t)
+    return _opcheck(trial, own, "test_autograd_registration")
 
 
 @ContractCheck(
     "opcheck-dynamic",
-    _OPCHECK_HINT,
+    "Look at the fake kernel, and at the backward: it must be made of operators with fake kernels.",
     order=80,
     dtypes="first",
     most=2,
-    unless=(*_WRONG_ALREADY, "fake-layouts", "fake-symbolic"),
+    unless=(*_WRONG_ALREADY, "fake-layouts", "opcheck-autograd"),
 )
 @opaque_operators()
 def opcheck_dynamic(trial: Trial, call: Sample) -> Problem | None:
-    """The operator is traced with symbolic sizes and compiled by AOTAutograd."""
-    return _opcheck(trial, call, "test_aot_dispatch_dynamic")
+    """The operator and its gradient are traced with symbolic sizes, and compiled by AOTAutograd."""
+    own = call.copied()
+    with contextlib.suppress(NotApplicable):
+        for name in differentiable(trial, call).names:
+            trial.bound(own)[name].requires_grad_()
+    return _opcheck(trial, own, "test_aot_dispatch_dynamic")

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable
 
 import torch
 from torch import Tensor
-from torch.utils import _pytree as pytree
 
 from exportkit.export.models.fake_kernels import fake_to_write
 from exportkit.operators.contract.definition import ContractCheck, Problem
-from exportkit.operators.contract.fake_kernel import depends_on_values, fake_answer, symbolic_answer
-from exportkit.operators.contract.findings import Severity
+from exportkit.operators.contract.fake_kernel import depends_on_values, fake_answer
 from exportkit.operators.contract.operator_trial import NotApplicable, Trial, first_line
 from exportkit.operators.contract.sample import Sample
 
@@ -106,54 +103,3 @@ def dtype(trial: Trial, call: Sample) -> Problem | None:
 def device(trial: Trial, call: Sample) -> Problem | None:
     """The fake knows the device of every output."""
     return _compared(trial, call, lambda t: t.device, "device")
-
-
-@ContractCheck(
-    "fake-symbolic",
-    "Compute sizes from `x.shape` as they are: int(), range() and comparisons fix a size when a model is exported.",
-    order=12,
-    dtypes="first",
-    most=3,
-    unless=("fake-runs", "fake-shape"),
-)
-def symbolic(trial: Trial, call: Sample) -> Problem | None:
-    """With symbols for sizes, the fake kernel gives formulas that hold at other sizes, and fixes no size."""
-    trial.answer(call)
-    try:
-        formulas = symbolic_answer(trial, call)
-    except NotApplicable:
-        raise
-    except Exception as error:
-        return Problem(f"With symbols for sizes, the fake kernel fails: {first_line(error)}.")
-    bound = call.tensors
-    for other in _alike(trial, call):
-        given = other.tensors
-        for number, dim in formulas.fixed:
-            if given[number].shape[dim] != bound[number].shape[dim]:
-                return Problem(
-                    f"The kernel takes {given[number].shape[dim]} and {bound[number].shape[dim]} as size {dim} of "
-                    f"tensor {number}, but with symbols for sizes the fake kernel makes it a constant.",
-                    severity=Severity.broken if trial.subject.spec else Severity.doubtful,
-                )
-        expected = [tuple(t.shape) for t in trial.outputs(other)]
-        if (shapes := formulas.shapes_at(other)) is not None and shapes != expected:
-            return Problem(
-                f"By the fake kernel's formulas the outputs of a call with {[list(t.shape) for t in given]} have the "
-                f"shapes {shapes}, the kernel returns {expected}."
-            )
-    return None
-
-
-def _alike(trial: Trial, call: Sample) -> list[Sample]:
-    """Returns the calls that differ in sizes only, and which the operator takes."""
-
-    def fixed(one: Sample) -> object:
-        return pytree.tree_map_only(Tensor, lambda t: (t.dim(), t.dtype, t.device), trial.bound(one))
-
-    found = []
-    for other in [*trial.subject.calls, *(trial.others or [])]:
-        with contextlib.suppress(NotApplicable):
-            if other.elements and fixed(other) == fixed(call):
-                trial.answer(other)
-                found.append(other)
-    return found

@@ -6,7 +6,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._C import _dispatch_has_kernel_for_dispatch_key as has_kernel
 from torch.autograd.gradcheck import GradcheckError
 
 from exportkit.operators.contract.check_values import reference_of, tolerance, upcast
@@ -18,16 +17,11 @@ from exportkit.operators.contract.memory_layouts import EXPANDED, REVERSED, SPAC
 from exportkit.operators.contract.operator_trial import NotApplicable, Trial, first_line
 from exportkit.operators.contract.sample import Sample, tensors
 
-_RECORDING = ("Autograd", "AutogradCPU", "AutogradCUDA", "CompositeImplicitAutograd")
-"""The dispatch keys of kernels that record gradients."""
-
 _GRADCHECK_ELEMENTS = 600
 """gradcheck calls the operator twice for each element."""
 
-_SHOWN = (
-    "args = [a.requires_grad_() if isinstance(a, torch.Tensor) and a.is_floating_point() else a for a in args]\n"
-    "torch.autograd.gradcheck({op}, args)"
-)
+LEAVES = "args = [a.requires_grad_() if isinstance(a, torch.Tensor) and a.is_floating_point() else a for a in args]"
+_SHOWN = f"{LEAVES}\ntorch.autograd.gradcheck({{op}}, args)"
 
 
 def small_enough(call: Differentiable) -> bool:
@@ -36,45 +30,12 @@ def small_enough(call: Differentiable) -> bool:
 
 
 @ContractCheck(
-    "gradient-recorded",
-    "Register the gradient: torch.library.register_autograd, or a kernel for Autograd (TORCH_LIBRARY_IMPL(ns, "
-    "Autograd, m)). If there shall be none, call ATen below it: at::AutoDispatchBelowADInplaceOrView in the kernel.",
-    order=69,
-    dtypes="first",
-    most=3,
-    unless=("mutation", "aliasing"),
-)
-def gradient_recorded(trial: Trial, call: Sample) -> Problem | None:
-    """A gradient is registered. What a kernel records by calling ATen is lost in a compiled program."""
-    trial.answer(call)
-    if trial.subject.is_mutable or any(has_kernel(trial.subject.name, key) for key in _RECORDING):
-        raise NotApplicable("the operator writes to an argument, or has a kernel that records gradients")
-    own = call.copied().with_tensors(lambda t: t.requires_grad_() if t.is_floating_point() else t)
-    for index, output in enumerate(tensors(trial.run(own, trial.subject.overload))):
-        recorded = output.grad_fn.name() if output.grad_fn is not None else ""
-        if recorded and not recorded.endswith("::WarnNotImplemented"):  # torch gives that to what has no gradient
-            return Problem(
-                f"No gradient is registered, and output {index} carries the gradient of the ATen calls inside of the "
-                f"kernel ({recorded}). torch.compile and torch.export do not see it.",
-                shown=_RECORDED,
-            )
-    return None
-
-
-_RECORDED = (
-    "args = [a.requires_grad_() if isinstance(a, torch.Tensor) and a.is_floating_point() else a for a in args]\n"
-    "result = {op}(*args)\n"
-    "print([r.grad_fn for r in (result if isinstance(result, tuple) else (result,))])"
-)
-
-
-@ContractCheck(
     "gradcheck",
     "Compare the backward formula with the derivative of the forward one. If it is another on purpose, as in a "
     "straight-through estimator, say so where users read it.",
     order=70,
     dtypes="float64",
-    unless=("gradient-recorded", "determinism", "mutation", "aliasing"),
+    unless=("opcheck-autograd", "determinism", "mutation", "aliasing"),
 )
 def gradcheck(trial: Trial, call: Sample) -> Problem | None:
     """Gradients equal numeric derivatives in float64."""
@@ -97,7 +58,7 @@ def _said(error: Exception) -> str:
     "gradient-reference",
     "Correct the backward kernel.",
     order=71,
-    unless=("gradient-recorded", "determinism", "reference", "gradcheck"),
+    unless=("opcheck-autograd", "determinism", "reference", "gradcheck"),
 )
 def gradient_reference(trial: Trial, call: Sample) -> Problem | None:
     """Gradients in each dtype equal those of the reference in float64."""
@@ -119,9 +80,8 @@ def gradient_reference(trial: Trial, call: Sample) -> Problem | None:
     return None
 
 
-_BACKWARD = (
-    "args = [a.requires_grad_() if isinstance(a, torch.Tensor) and a.is_floating_point() else a for a in args]\n"
-    "result = {op}(*args)\n"
+_BACKWARD = LEAVES + (
+    "\nresult = {op}(*args)\n"
     "sum(r.sum() for r in (result if isinstance(result, tuple) else (result,)) if r.requires_grad).backward()\n"
     "print([a.grad for a in args if isinstance(a, torch.Tensor)])"
 )
@@ -134,7 +94,7 @@ _BACKWARD = (
     order=71,
     dtypes="some",
     most=6,
-    unless=("gradient-recorded", "mutation", "aliasing"),
+    unless=("opcheck-autograd", "mutation", "aliasing"),
 )
 def gradient_form(trial: Trial, call: Sample) -> Problem | None:
     """A backward returns gradients with the shape, dtype and device of their arguments, before torch casts them."""
@@ -184,7 +144,7 @@ def _form(tensor: Tensor) -> str:
     order=72,
     dtypes="first",
     most=5,
-    unless=("gradient-recorded", "determinism", "mutation", "aliasing", "strides"),
+    unless=("opcheck-autograd", "determinism", "mutation", "aliasing", "strides"),
 )
 def gradient_strides(trial: Trial, call: Sample) -> Problem | None:
     """Gradients depend on values, not on where inputs and incoming gradients lie."""
@@ -212,7 +172,7 @@ def gradient_strides(trial: Trial, call: Sample) -> Problem | None:
     order=72,
     dtypes="float64",
     most=3,
-    unless=("gradient-recorded", "determinism", "mutation", "aliasing"),
+    unless=("opcheck-autograd", "determinism", "mutation", "aliasing"),
 )
 def gradient_alone(trial: Trial, call: Sample) -> Problem | None:
     """Each gradient can be asked for alone, and is the same as with the others but for rounding.
@@ -240,7 +200,7 @@ def gradient_alone(trial: Trial, call: Sample) -> Problem | None:
     order=73,
     dtypes="float64",
     most=2,
-    unless=("gradient-recorded", "determinism", "mutation", "aliasing", "gradcheck", "gradient-form"),
+    unless=("opcheck-autograd", "determinism", "mutation", "aliasing", "gradcheck", "gradient-form"),
 )
 def second_derivative(trial: Trial, call: Sample) -> Problem | None:
     """Second derivatives are true, or asking for one is an error. A SPEC says which."""

@@ -14,8 +14,6 @@ class Severity(StrEnum):
     """The operator gives wrong answers, or breaks export, training or the process."""
     doubtful = "doubtful"
     """The operator may be right, but something that others rely on does not hold, such as equal answers in a batch."""
-    note = "note"
-    """The operator is right. Its users should know this, such as that it has no gradient."""
 
 
 class Finding(msgspec.Struct, frozen=True):

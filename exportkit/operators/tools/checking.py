@@ -10,7 +10,7 @@ import contextlib
 import signal
 import tempfile
 import time
-from collections.abc import Generator, Iterable, Mapping
+from collections.abc import Generator, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
@@ -137,16 +137,13 @@ class Checked(Message, frozen=True):
         return any(finding.severity is Severity.broken for finding in self.report.findings)
 
 
-def check_source(
-    source: OperatorSource, options: CheckOptions, progress: Progress, kept: Mapping[str, Checked]
-) -> Generator[Checked, None, None]:
+def check_source(source: OperatorSource, options: CheckOptions, progress: Progress) -> Generator[Checked, None, None]:
     """Checks the operators of a library or of a model, one after the other.
 
     Args:
         source: The library or the model.
         options: How.
         progress: Told before each operator.
-        kept: What came of operators in a run before; they are not checked again.
 
     Yields:
         What came of each operator, in the order of their names, as soon as it is known.
@@ -165,20 +162,10 @@ def check_source(
         if not names:
             verb = "calls no custom" if source.kind == "model" else "registers no"
             raise NotAnOperatorLibraryError(f"{source.text} {verb} operators")
-        waiting, started = [name for name in names if name not in kept], time.monotonic()
         for number, name in enumerate(names, 1):
-            if name in kept:
-                yield kept[name]
-                continue
-            began, done = time.monotonic(), waiting.index(name)
-            progress(f"checking {name} ({number} of {len(names)}{_left(began - started, done, len(waiting))})")
+            began = time.monotonic()
+            progress(f"checking {name} ({number} of {len(names)})")
             yield replace(_check(worker, name), seconds=round(time.monotonic() - began, 1))
-
-
-def _left(seconds: float, done: int, count: int) -> str:
-    """Says how many minutes are left, if others took as long as those that are done."""
-    minutes = seconds / done * (count - done) / 60 if done else 0.0
-    return f", about {minutes:.0f} min left" if minutes >= 1 else ""
 
 
 class _Worker:

@@ -11,23 +11,16 @@ from typing import Literal
 from exportkit.child.messages import Message
 from exportkit.errors import UsageError
 from exportkit.installed import declared_modules, installed_models
-from exportkit.libraries import host_platform
 
 Kind = Literal["file", "folder", "module", "model"]
-
-# A folder of a kernel repository for the Hugging Face hub: build/torch213-cxx11-cpu-x86_64-linux.
-_VARIANT = re.compile(
-    r"torch(?P<stable>-stable-abi)?(?P<version>\d+)(?:-cxx11)?-(?P<backend>[a-z]+)(?P<cuda>\d*)-(?P<host>.+)"
-)
-_ANY_HOST = re.compile(r"torch-(?:universal|(?P<backend>[a-z]+))")
 
 
 class OperatorSource(Message, frozen=True):
     """Where operators come from.
 
     Attributes:
-        kind: `file`: a shared library. `folder`: a Python package, or a kernel repository with a `build` folder.
-            `module`: a Python module by name, or by the path of its file. `model`: what `exportkit export` takes.
+        kind: `file`: a shared library. `folder`: a Python package. `module`: a Python module by name, or by the path of
+            its file. `model`: what `exportkit export` takes.
         text: The absolute path, or the name.
     """
 
@@ -110,9 +103,12 @@ def load(source: OperatorSource) -> None:
 
 
 def _import_folder(folder: Path) -> None:
-    """Imports the Python package in a folder under the folder's name. Names of variants are no identifiers."""
+    """Imports the Python package in a folder under the folder's name, which may be no identifier."""
     if not (folder / "__init__.py").is_file():
-        folder = _variant(folder)
+        raise UsageError(
+            f"{folder} has no __init__.py",
+            hint="Give the folder of a Python package: of a kernel repository build/<variant>, with this torch's name.",
+        )
     name = re.sub(r"\W", "_", folder.name)
     spec = importlib.util.spec_from_file_location(
         name, folder / "__init__.py", submodule_search_locations=[str(folder)]
@@ -121,41 +117,3 @@ def _import_folder(folder: Path) -> None:
     assert spec.loader is not None
     sys.modules[name] = module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)  # if it fails, the process has nothing else to do
-
-
-def _variant(repository: Path) -> Path:
-    """Returns the package of a kernel repository that fits this torch and this machine."""
-    import torch
-
-    version = tuple(map(int, torch.__version__.split(".")[:2]))
-    cuda = tuple(map(int, (torch.version.cuda or "0.0").split(".")[:2]))
-    backends = ("cpu",) if torch.version.cuda is None else ("cuda", "cu", "cpu")
-    host = "-".join(reversed(host_platform().split("-")))  # x86_64-linux
-
-    def rank(name: str) -> tuple[int, int, int] | None:
-        if match := _VARIANT.fullmatch(name):
-            built = (int(match["version"][0]), int(match["version"][1:]))
-            fits = built <= version if match["stable"] else built == version
-            major, minor = int(match["cuda"][:-1] or cuda[0]), int(match["cuda"][-1:] or 0)  # cu128 is CUDA 12.8
-            fits = fits and major == cuda[0] and minor <= cuda[1]
-            if match["host"] == host and match["backend"] in backends and fits:
-                return bool(match["stable"]), backends.index(match["backend"]), -minor
-        if (match := _ANY_HOST.fullmatch(name)) and match["backend"] in (None, *backends):
-            return 2, 0, 0
-        return None
-
-    folders = sorted(path for path in (repository / "build").glob("torch*") if path.is_dir())
-    ranked = sorted((found, path) for path in folders if (found := rank(path.name)) is not None)
-    if not ranked:
-        there = ", ".join(path.name for path in folders)
-        raise UsageError(
-            f"{repository} has no __init__.py"
-            + (f", and no build for torch {version[0]}.{version[1]} on {host}: it has {there}" if there else ""),
-            hint="Give the folder of a Python package, or a kernel repository with build/<variant>/.",
-        )
-    chosen = ranked[0][1]
-    packages = [chosen, *sorted(chosen.iterdir())]
-    package = next((each for each in packages if (each / "__init__.py").is_file()), None)
-    if package is None:
-        raise UsageError(f"{chosen} has no Python package: there is no __init__.py in it")
-    return package

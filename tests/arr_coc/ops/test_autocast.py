@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from exportkit.arr_coc.ops import OpSpec
-from tests.arr_coc.ops.test_contract import Call, fresh, is_mutable, outcome, pairs, samples_of, tensors
+from exportkit.operators.contract.sample import tensors
+from tests.arr_coc.ops.walked_specs import Call, fresh, is_mutable, outcome, pairs, samples_of
 
 HALVES = [pytest.param(dtype, id=str(dtype)[6:]) for dtype in (torch.bfloat16, torch.float16)]
 

@@ -33,26 +33,13 @@ def inputs_of(name: str, batch: int, device: torch.device, dtype: torch.dtype = 
         "compute_salience": lambda: (features(), rand(3, 32, 48) * 100, rand(1, 32, 48), rand(1, 32, 48), PATCH),
         "query_alignment": lambda: (features(), torch.randn(batch, WIDTH, device=device).to(dtype)),
         "opponent_balance": lambda: (rand(PATCHES), rand(PATCHES), rand(PATCHES), rand(3) + 0.1),
-        "top_k_patches": lambda: (rand(PATCHES), features(), 3),
-        "allocate_lod_tokens": lambda: (rand(PATCHES), 64, 400, 1.0, 200 * PATCHES),
     }
     return arguments[name]()
-
-
-DIFFERENTIABLE = [name for name in PIPELINE if ops.SPECS[name].differentiable]
 
 
 def run(name: str, arguments: tuple[Any, ...]) -> tuple[torch.Tensor, ...]:
     result = ops.SPECS[name].wrapper(*arguments)
     return result if isinstance(result, tuple) else (result,)
-
-
-def each(arguments: tuple[Any, ...], change: Callable[[torch.Tensor], torch.Tensor]) -> tuple[Any, ...]:
-    return tuple(change(a) if isinstance(a, torch.Tensor) else a for a in arguments)
-
-
-def argument_names(name: str) -> list[str]:
-    return [argument.name for argument in ops.SPECS[name].overload._schema.arguments]
 
 
 @pytest.mark.parametrize(("channel", "share"), [(0, 0.299), (1, 0.587), (2, 0.114)])
@@ -155,15 +142,6 @@ def test_nan_comes_last_and_gets_the_smallest_budget(device: torch.device):
     assert ops.allocate_lod_tokens(scores).tolist() == [[64, 64, 232, 400]]
 
 
-def test_scores_alone_may_need_a_gradient(device: torch.device):
-    """top_k_patches gives them none, and must not fail over the features' either."""
-    scores, features, k = inputs_of("top_k_patches", 2, device)
-    scores.requires_grad_()
-    selected, indices = ops.top_k_patches(scores, features, k)
-    (selected * scores.gather(1, indices).unsqueeze(-1)).sum().backward()
-    assert scores.grad.ne(0).sum() == 2 * k
-
-
 # A second TORCH_LIBRARY for a namespace aborts; a fake registered twice silently replaces the first.
 def test_the_namespace_is_only_ever_extended_by_fragments():
     # All of csrc but the C++ runtime, whose namespace is its own and whose library is loaded once.
@@ -178,20 +156,6 @@ def test_every_fake_and_every_gradient_is_registered_once():
         assert len(fakes) == 1, name
         gradients = re.findall(rf'register_(?:\w+)\(\s*"(?:arr_coc::)?{name}"', "".join(sources))
         assert len(gradients) <= 1, name
-
-
-@pytest.mark.parametrize("name", DIFFERENTIABLE)
-def test_gradients_of_inputs_that_are_not_contiguous(name: str, device: torch.device):
-    names = argument_names(name)
-    arguments = inputs_of(name, 3, device)
-    gradients = []
-    for layout in (lambda t: t.clone(), lambda t: t.transpose(0, -1).contiguous().transpose(0, -1)):
-        changed = each(arguments, layout)
-        tensors = [changed[names.index(n)].requires_grad_() for n in ops.SPECS[name].differentiable]
-        results = [r for r in run(name, changed) if r.requires_grad]
-        gradients.append(torch.autograd.grad([(r * r).sum() for r in results], tensors))
-    for plain, strided in zip(*gradients):
-        assert torch.equal(plain, strided)
 
 
 # Architectures: some operators need 8.0; one PTX, of Hopper, serves every other GPU from 9.0 on.

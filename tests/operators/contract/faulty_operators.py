@@ -353,7 +353,7 @@ MORE = {
         "torch.randn(1, 1, dtype=torch.float64)",
     ),
     "sizes fixed by the fake": Fault(
-        "fake-symbolic", _subject(operator("constant_sizes", doubled, _constant_sizes)), "torch.randn(2, 1)"
+        "exports", _subject(operator("constant_sizes", doubled, _constant_sizes)), "torch.tensor("
     ),
     "writing beside the elements": Fault(
         "mutation", _subject(operator("writing_beside", _writing_beside, contiguous)), "torch.randn(1, 1)"

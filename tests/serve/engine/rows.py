@@ -31,6 +31,19 @@ class Rows(torch.nn.Module):
         return [x + coupling * x.softmax(0), label + 1, ~flag, half * 2]
 
 
+FEW = 9
+
+
+class Few(Rows):
+    """Fails with more rows than FEW, as a model does that has no memory for them."""
+
+    def forward(
+        self, x: torch.Tensor, coupling: torch.Tensor, label: torch.Tensor, flag: torch.Tensor, half: torch.Tensor
+    ) -> list[torch.Tensor]:
+        torch._check((label >= 0).sum().item() <= FEW)
+        return super().forward(x, coupling, label, flag, half)
+
+
 def example(batch: int, coupling: float = 0.0) -> dict[str, torch.Tensor]:
     return {
         "x": torch.randn(batch, 3),
@@ -76,12 +89,19 @@ def call(least: int = 1) -> m.Call:
     )
 
 
-def compiled_files() -> dict[str, Path]:
+def compiled_files(model: type[Rows] = Rows) -> dict[str, Path]:
     batch = torch.export.Dim("batch", min=1, max=32)
-    return tiny.compiled(Rows(), tuple(example(3).values()), {key: {0: batch} for key in DTYPES})
+    return tiny.compiled(model(), tuple(example(3).values()), {key: {0: batch} for key in DTYPES})
 
 
-def write(path: Path, *examples: dict[str, torch.Tensor], wrong: float = 0.0, least: int = 1, **changes: Any) -> Path:
+def write(
+    path: Path,
+    *examples: dict[str, torch.Tensor],
+    wrong: float = 0.0,
+    least: int = 1,
+    model: type[Rows] = Rows,
+    **changes: Any,
+) -> Path:
     """A package with these recorded calls; `wrong` is added to their recorded answers."""
     records: dict[str, bytes | Path] = {}
     cases = []
@@ -95,6 +115,8 @@ def write(path: Path, *examples: dict[str, torch.Tensor], wrong: float = 0.0, le
         )
         cases.append(tiny.one_call(name, batch=len(inputs["x"])))
     temporary = path.with_suffix(".new")
-    tiny.write(temporary, compiled_files(), extra=records, cases=tuple(cases), call=call(least), name="rows", **changes)
+    tiny.write(
+        temporary, compiled_files(model), extra=records, cases=tuple(cases), call=call(least), name="rows", **changes
+    )
     temporary.replace(path)
     return path

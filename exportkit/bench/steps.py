@@ -1,0 +1,183 @@
+"""What is timed: a call of a method, one step of a session, or the whole sequence of a session's calls."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import torch
+from safetensors.torch import load as load_safetensors
+from torch import Tensor
+
+from exportkit.bench.package_sizes import parse_sizes
+from exportkit.bench.references import NoOperators, OperatorCalledError, WithReferences
+from exportkit.bench.results import Measurement, Row
+from exportkit.bench.timed_models import PackageOptions, described_of, dtype_of
+from exportkit.errors import DigestMismatchError, ExportError, UsageError
+from exportkit.export.models.placement import on_device
+from exportkit.export.record.eager_methods import EagerMethods
+from exportkit.export.record.record import record_case
+from exportkit.export.record.sequences import DrawnCall, draw_call, draw_session, session_call
+from exportkit.package.archive import PackageReader
+from exportkit.package.case_files import edge_case_in
+from exportkit.package.manifest import Case, Manifest, PackagedMethod
+from exportkit.runtime.model import Model
+from exportkit.sizes import case_label, case_sizes, label_of
+
+_MAX_SETS = 4
+_ENOUGH_BYTES = 128 << 20  # of inputs to rotate through
+
+
+@dataclass(frozen=True)
+class Steps:
+    """Calls in one session, and which of them are timed.
+
+    Attributes:
+        case: The calls.
+        tensors: What eager was given and answered, as the file of a recorded case has it.
+        timed: The number of the call that is timed, the last one that is made; None for all.
+        fresh: Whether eager was asked now, and not at export.
+        replaced: Whether references replaced eager's operators for that.
+        others: Other inputs of the only call, as `tensors` has them.
+    """
+
+    case: Case
+    tensors: Mapping[str, Tensor]
+    timed: int | None
+    fresh: bool = False
+    replaced: bool = False
+    others: Sequence[Mapping[str, Tensor]] = ()
+
+    @property
+    def count(self) -> int:
+        """The number of calls that are made."""
+        return len(self.case.calls) if self.timed is None else self.timed + 1
+
+    @property
+    def label(self) -> str:
+        """What is timed, in words."""
+        label = case_label(self.case)
+        return label if self.timed is None or len(self.case.calls) == 1 else f"call {self.timed} of {label}"
+
+    def row(self, manifest: Manifest, measurements: tuple[Measurement, ...]) -> Row:
+        """Returns the row of these calls."""
+        number = self.timed or 0
+        call = self.case.calls[number]
+        words, _, _ = case_label(self.case).partition(";")
+        several = len(manifest.methods) > 1
+        subject = f"{manifest.name}{f' {call.method}' if several else ''}"
+        return Row(
+            subject=subject if self.timed is not None else f"{manifest.name}: {words}",
+            size=label_of(case_sizes(self.case) if self.timed is None else call.sizes),
+            dtype=dtype_of(manifest.method(call.method).call),
+            direction="forward",
+            moved_bytes=None,
+            limit=None,
+            measurements=measurements,
+        )
+
+
+@dataclass(frozen=True)
+class StepsOf:
+    """Finds what of a package is timed.
+
+    Attributes:
+        path: The package.
+        model: It, loaded.
+        method: The method to time; None for whole sequences.
+        eager: The eager model, or None.
+        device: A device of this machine.
+        options: The sizes.
+    """
+
+    path: Path
+    model: Model
+    method: PackagedMethod | None
+    eager: EagerMethods | None
+    device: torch.device
+    options: PackageOptions
+
+    def all(self) -> Iterator[Steps]:
+        """Yields the calls at each size of --size, or the recorded ones.
+
+        Raises:
+            UsageError: There are no such calls, or --size cannot be used.
+        """
+        if not self.options.sizes:
+            yield from self._recorded()
+        elif self.eager is None:
+            hint = "Leave it out to time the recorded cases."
+            raise UsageError("--size needs the eager model to draw inputs", hint=hint)
+        else:
+            for text in self.options.sizes:
+                yield self._drawn(text, self.eager)
+
+    def _recorded(self) -> Iterator[Steps]:
+        """Yields the recorded sequences that have state, or those up to the last call of the method."""
+        manifest, method, found = self.model.manifest, self.method, False
+        with PackageReader(self.path) as reader:
+            if reader.manifest != manifest:
+                raise DigestMismatchError(f"{self.path} was replaced while it was read", hint="Run it again.")
+            for place, case in enumerate(manifest.cases):
+                calls = [number for number, call in enumerate(case.calls) if method and call.method == method.name]
+                sequence = method is None and any(manifest.method(call.method).state for call in case.calls)
+                if edge_case_in(reader, case) or not (calls or sequence):
+                    continue
+                found, timed = True, calls[-1] if calls else None
+                if self.eager is None:
+                    yield Steps(case, load_safetensors(reader.read(case.record)), timed)
+                    continue
+                loaded, bind = self.model.cases[place].calls, self.eager.bind
+                drawn = [
+                    DrawnCall(each.method, bind(each.method, each.args, each.kwargs), each.sizes) for each in loaded
+                ]
+                yield self._asked(self.eager, drawn, timed)
+        if not found and method is None and not manifest.state:
+            raise UsageError(f"{manifest.name} has no state", hint="Leave out --sequence.")
+        if not found:
+            what = "a session" if method is None else method.name
+            raise UsageError(f"the package {manifest.name} has no recorded call of {what}", hint="Give --size.")
+
+    def _drawn(self, text: str, eager: EagerMethods) -> Steps:
+        """Draws a sequence at a size of --size; for a method without state a call, and other inputs of it."""
+        methods, method, seed = self.model.manifest.methods, self.method, self.options.seed
+        if method is None or method.state:
+            drawn = draw_session(eager, methods, parse_sizes(text, session_call(methods)), seed)
+            numbers = [number for number, call in enumerate(drawn) if method and call.method == method.name]
+            if method is not None and not numbers:
+                raise UsageError(f"the spec's draw_sequence draws no call of {method.name}", hint="Leave out --size.")
+            return self._asked(eager, drawn, numbers[-1] if numbers else None)
+        sizes = parse_sizes(text, method.call)
+        first = draw_call(eager, method, sizes, seed)
+        sets = min(_MAX_SETS, math.ceil(_ENOUGH_BYTES / max(1, sum(t.nbytes for t in first.bound.tensors))))
+        if any(each.written for each in method.call.inputs):
+            sets = 1  # what is put back is that of one call
+        others = [draw_call(eager, method, sizes, seed + 1 + i).bound.tensors for i in range(sets - 1)]
+        return self._asked(eager, [first], 0, others)
+
+    def _asked(
+        self,
+        eager: EagerMethods,
+        drawn: Sequence[DrawnCall],
+        timed: int | None,
+        others: Sequence[Sequence[Tensor]] = (),
+    ) -> Steps:
+        """Asks eager for what a recorded case has of calls, with references for its operators where it allows them."""
+        manifest = self.model.manifest
+        placed = [DrawnCall(each.method, on_device(each.bound, self.device), each.sizes) for each in drawn]
+        ask = partial(record_case, eager, manifest.methods, manifest.state, placed, tf32=manifest.provenance.tf32)
+        forms = described_of(manifest)
+        try:
+            with WithReferences(forms.values()), NoOperators({name.partition("::")[0] for name in forms}):
+                made, replaced = ask(), bool(forms)
+        except ExportError as error:
+            if not isinstance(error.__cause__, OperatorCalledError):
+                raise
+            made, replaced = ask(), False
+        accuracy = dict(made.state_accuracy)
+        case = Case(record="", calls=made.calls, reference_dtype=made.reference_dtype, state_accuracy=accuracy)
+        named = [{f"0.input.{place}": tensor for place, tensor in enumerate(each)} for each in others]
+        return Steps(case, load_safetensors(made.tensors), timed, fresh=True, replaced=replaced, others=named)

@@ -1,1 +1,0 @@
-"""Compares two artifacts. Executes and imports nothing of either, and does not import torch, unless both are to run."""

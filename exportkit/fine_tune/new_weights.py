@@ -1,0 +1,113 @@
+"""Replaces the weights of a package, and records its cases again. Its compiled targets stay the same."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+import msgspec
+import torch
+
+from exportkit.errors import UsageError, WeightsError
+from exportkit.export.record.cases import digest_of_state
+from exportkit.export.record.host_copies import elements
+from exportkit.fine_tune.recording import record_again
+from exportkit.package.archive import STOCK_RECORDS, Content, PackageReader, StoredRecord, write_package
+from exportkit.package.consistency import WEIGHTS_DIR, match_state
+from exportkit.package.manifest import Manifest
+from exportkit.package.weights_hints import advised
+from exportkit.progress import Progress
+from exportkit.runtime.weights import described, read_state, replaced_weights
+
+
+def fine_tune(
+    package: Path, weights: Path, model: str | None, *, unnamed: str, timeout: float, progress: Progress
+) -> Manifest:
+    """Replaces the weights of a package in place. Its recorded answers cannot hold: MODEL gives new ones.
+
+    Args:
+        package: The package, in a private folder. Operators that MODEL does not load come from its libraries.
+        weights: A safetensors file with the model's whole state.
+        model: MODEL, if one may be imported.
+        unnamed: Why none may.
+        timeout: Seconds that a call of MODEL may take.
+        progress: Called with each step before it starts.
+
+    Returns:
+        The new manifest. It has no program, which has the old weights inside.
+
+    Raises:
+        WeightsError: The weights do not fit.
+        UsageError: There are cases, and no MODEL to record them with.
+        ExportError: MODEL fails.
+    """
+    progress(f"replacing the weights with {weights.name}")
+    tuned = package.with_name(f"{package.name[:200]}.tuned")
+    with PackageReader(package) as reader:
+        records: dict[str, Content] = {
+            name: StoredRecord(reader, name) for name in reader.names if name not in STOCK_RECORDS
+        }
+        manifest = replace_weights(reader, reader.manifest, records, weights)
+        if reader.manifest.cases:
+            if model is None:
+                raise UsageError(
+                    f"the recorded answers belong to the old weights, and nothing can give the new ones: {unnamed}",
+                    hint="Name the model with --model. Or export it with these weights.",
+                )
+            progress(f"recording the cases again, with {model}")
+            cases, files = record_again(reader, manifest, model, weights, package.parent, timeout=timeout)
+            manifest, records = msgspec.structs.replace(manifest, cases=cases), {**records, **files}
+        manifest = write_package(tuned, manifest, records)
+    os.replace(tuned, package)
+    return manifest
+
+
+def replace_weights(reader: PackageReader, manifest: Manifest, records: dict[str, Content], weights: Path) -> Manifest:
+    """Replaces the weights in a manifest and in its records, and removes the cases and the program.
+
+    Args:
+        reader: The package, which has the old weights.
+        manifest: Its manifest, perhaps with fewer targets.
+        records: The records, which are changed.
+        weights: A safetensors file with the model's whole state.
+
+    Raises:
+        WeightsError: The weights do not fit the model, or the package's weights are inside the compiled code.
+    """
+    if not any(weight.state for weight in manifest.weights):
+        raise WeightsError(
+            f"{reader.path.name} has no weights outside its compiled code",
+            hint="Export the model with these weights and without --embed-weights.",
+        )
+    state = read_state(weights)
+    with advised(weights, [weight.name for weight in manifest.weights if weight.state], state):
+        replaced = replaced_weights(reader, manifest, manifest.targets, state)
+    old = {weight.record for weight in manifest.weights} | {case.record for case in manifest.cases}
+    old |= set(manifest.program.records.values()) if manifest.program else set()
+    for name in old - {None}:
+        records.pop(str(name), None)
+    listed = []
+    for weight in manifest.weights:
+        if weight.record is not None:
+            content = elements(replaced[weight.name])
+            weight = msgspec.structs.replace(weight, record=f"{WEIGHTS_DIR}/{hashlib.sha256(content).hexdigest()}")
+            records[str(weight.record)] = content
+        listed.append(weight)
+    source = msgspec.structs.replace(manifest.source, state_sha256=digest_of_state(whole_state(manifest, state)))
+    return msgspec.structs.replace(manifest, weights=tuple(listed), cases=(), program=None, source=source)
+
+
+def whole_state(manifest: Manifest, state: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Returns the model's state with a tied weight under each of its names, of which `state` may have one only.
+
+    Raises:
+        WeightsError: The state does not fit the manifest's weights.
+    """
+    given = match_state(manifest.weights, described(state), manifest.state)
+    whole: dict[str, torch.Tensor] = {}
+    for weight in manifest.weights:
+        if weight.state:
+            whole |= dict.fromkeys((weight.name, *weight.aliases), state[given[weight.name][0]])
+    return whole

@@ -1,0 +1,176 @@
+"""Compares two artifacts part by part, without running or importing anything of either, and without torch."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from itertools import zip_longest
+from pathlib import Path
+
+import msgspec
+
+from exportkit.inspect.difference import Comparison, Difference, Effect, Side
+from exportkit.inspect.stored_tensors import compare_tensors, initial_state, weights
+from exportkit.onnx.files import open_artifact
+from exportkit.package.archive import PackageReader
+from exportkit.package.consistency import AOTINDUCTOR_DIR
+from exportkit.package.exported_graph import Node, ProgramGraphError, graph_of
+from exportkit.package.manifest import Manifest
+from exportkit.progress import Progress, silent
+from exportkit.sizes import case_label, shape_text
+
+# What a part of the manifest changes, by the first pattern that its place begins with. "answer", if none does.
+_EFFECTS: tuple[tuple[str, Effect | None], ...] = (
+    (r"name|version|source|provenance", None),
+    (r".*\.(tolerance|written\.|built_with_|aliases)", None),
+    (r"targets\.[^.]*\.constants|libraries\..*\.sha256", "answer"),
+    (r"format_version|targets|libraries|operators|program", "load"),
+)
+# Not compared as text: names of records, the digests in them, and what is compared by its values.
+_NO_TEXT = {"records", "record", "initial", "weights", "cases"}
+_CONSTANT_DIGEST = re.compile("@[0-9a-f]{16}$")
+
+
+def compare_artifacts(a: Path, b: Path, *, progress: Progress = silent) -> Comparison:
+    """Compares two artifacts.
+
+    Args:
+        a: An artifact or a package, or an ONNX model with its sidecar beside it.
+        b: Another one.
+        progress: Called with each step before it starts.
+
+    Raises:
+        UsageError: A file does not exist or cannot be read.
+        PackageError: An artifact breaks a rule of the format, or a digest does not hold.
+        HostError: The library that reads packages was not built.
+    """
+    progress(f"checking {a.name}")
+    with open_artifact(a) as one:
+        progress(f"checking {b.name}")
+        with open_artifact(b) as other:
+            progress("comparing")
+            notes: list[str] = []
+            differences = tuple(_differences(one, other, notes))
+            return Comparison(_side(one), _side(other), differences, tuple(notes))
+
+
+def _side(reader: PackageReader) -> Side:
+    return Side(str(reader.path), reader.manifest.name, reader.manifest.version, reader.size, reader.sha256)
+
+
+def _differences(a: PackageReader, b: PackageReader, notes: list[str]) -> Iterator[Difference]:
+    yield from _manifest((), a.manifest, b.manifest)
+    one, other = initial_state(a), initial_state(b)
+    alike = {name: tensor for name, tensor in one.items() if str(tensor) == str(other.get(name))}  # others were named
+    yield from compare_tensors("state", alike, {name: other[name] for name in alike})
+    yield from compare_tensors("weights", weights(a), weights(b))
+    yield from _code(a.manifest, b.manifest)
+    yield from _programs(a, b, notes)
+    yield from _cases(a.manifest, b.manifest)
+
+
+# --- the manifest -----------------------------------------------------------------------------------------------------
+
+
+def _manifest(place: tuple[str, ...], a: object, b: object) -> Iterator[Difference]:
+    """Compares two values of a manifest: structures by the names of their parts, all others as text."""
+    one, other = _parts(a), _parts(b)
+    if one is None or other is None:
+        yield from _texts(place, _text(a), _text(b))
+        return
+    for name in dict.fromkeys([*one, *other]):
+        if name in one and name in other:
+            yield from _manifest((*place, name), one[name], other[name])
+        else:
+            yield from _texts((*place, name), *(_text(side[name]) if name in side else None for side in (one, other)))
+
+
+def _parts(value: object) -> Mapping[str, object] | None:
+    """Returns the parts of a value by name; None if it has none."""
+    if isinstance(value, msgspec.Struct):
+        fields = {name: getattr(value, name) for name in value.__struct_fields__ if name not in _NO_TEXT}
+        if "shape" in fields:
+            fields["type"] = f"{fields.pop('dtype')}{shape_text(fields.pop('shape'))}"
+        return fields
+    if isinstance(value, tuple) and all(isinstance(each, msgspec.Struct) for each in value):
+        return {_name(each, number): each for number, each in enumerate(value)}
+    return value if isinstance(value, dict) else None
+
+
+def _name(item: msgspec.Struct, number: int) -> str:
+    """Returns what an item of a list is known by: its name, or its number."""
+    path = getattr(item, "record", None)  # of a library
+    return getattr(item, "name", None) or (path and path.removeprefix("exportkit/ops/")) or str(number)
+
+
+def _text(value: object) -> str:
+    if value is msgspec.UNSET:
+        return "not given"
+    return _CONSTANT_DIGEST.sub("", value if isinstance(value, str) else msgspec.json.encode(value).decode())
+
+
+def _texts(place: tuple[str, ...], a: str | None, b: str | None) -> Iterator[Difference]:
+    if a != b:
+        path = ".".join(place)
+        effect: Effect | None = next((kind for begin, kind in _EFFECTS if re.match(begin, path)), "answer")
+        part, what = (place[0], ".".join(place[1:])) if len(place) > 1 else ("package", path)
+        yield Difference(part, what, a, b, effect)
+
+
+# --- files ------------------------------------------------------------------------------------------------------------
+
+
+def _code(a: Manifest, b: Manifest) -> Iterator[Difference]:
+    """Compares the files of compiled code that both have a folder for. Another build may answer otherwise."""
+    files = [
+        {
+            tuple(record.name.removeprefix(f"{AOTINDUCTOR_DIR}/").split("/", 1)): record.sha256
+            for record in side.records
+            if record.name.startswith(f"{AOTINDUCTOR_DIR}/")
+        }
+        for side in (a, b)
+    ]
+    folders = {folder for folder, _ in files[0]} & {folder for folder, _ in files[1]}
+    for folder, name in dict.fromkeys([*files[0], *files[1]]):
+        one, other = (side.get((folder, name)) for side in files)
+        if folder in folders and one != other:
+            yield Difference("code", f"{folder}/{name}", one, other, "answer")
+
+
+def _programs(a: PackageReader, b: PackageReader, notes: list[str]) -> Iterator[Difference]:
+    """Compares exported programs by their digests. Where they differ, it counts the nodes of each operator."""
+    records = [side.manifest.program.records if side.manifest.program else {} for side in (a, b)]
+    for method in [name for name in records[0] if name in records[1]]:
+        one, other = (side.record(names[method]).sha256 for side, names in zip((a, b), records))
+        if one == other:
+            continue
+        yield Difference("program", method, one, other, "answer")
+        try:
+            counts = [Counter(node.target for node in _nodes(side, method)) for side in (a, b)]
+        except ProgramGraphError as error:
+            notes.append(f"the operators of {method}: {error.message}")
+            continue
+        for operator in sorted(counts[0].keys() | counts[1].keys()):
+            if (here := counts[0][operator]) != (there := counts[1][operator]):
+                what = f"{method}: nodes of {operator.removeprefix('torch.ops.')}"
+                yield Difference("program", what, str(here), str(there), "answer")
+
+
+def _nodes(reader: PackageReader, method: str) -> list[Node]:
+    graph = graph_of(reader, method)
+    assert graph is not None
+    return graph.graph.nodes
+
+
+def _cases(a: Manifest, b: Manifest) -> Iterator[Difference]:
+    """Compares the recorded cases in their order. They change no answer: they are what eager answered."""
+    here, there = ([*map(case_label, side.cases)] for side in (a, b))
+    digests = [{record.name: record.sha256 for record in side.records} for side in (a, b)]
+    contents = [[(case.calls, sha256[case.record]) for case in side.cases] for side, sha256 in zip((a, b), digests)]
+    for number, (one, other) in enumerate(zip_longest(*contents)):
+        if one != other:
+            labels = here[number] if one else None, there[number] if other else None
+            if labels[0] == labels[1]:
+                labels = labels[0], f"{labels[1]}, other inputs or answers"
+            yield Difference("cases", f"case {number}", *labels)

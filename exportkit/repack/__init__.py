@@ -1,1 +1,0 @@
-"""Replaces libraries or weights of a package, and keeps everything else byte for byte."""

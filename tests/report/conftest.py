@@ -1,5 +1,0 @@
-"""The browser of the tests of the server's page opens reports too."""
-
-from tests.serve.page.conftest import browser, launch
-
-__all__ = ["browser", "launch"]
