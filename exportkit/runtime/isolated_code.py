@@ -8,7 +8,7 @@ from functools import partial
 
 import torch
 
-from exportkit.runtime.isolated_messages import Capture, MakeSession, ReportGraphs, Run, UseSession
+from exportkit.runtime.isolated_messages import AccessState, Capture, MakeSession, ReportGraphs, Run
 from exportkit.runtime.isolated_process import Requests, Worker
 from exportkit.runtime.methods import MethodPlan, ModelCode
 from exportkit.runtime.requests import Answers
@@ -83,15 +83,15 @@ class WorkerState:
 
     def reset(self, /) -> None:
         """See `State.reset`."""
-        self._worker.ask(UseSession(self._number, "reset"), [])
+        self._worker.ask(AccessState(self._number, "reset"), [])
 
     def tensors(self, /) -> dict[str, torch.Tensor]:
         """See `State.tensors`. They are copies."""
-        return dict(zip(self._names, self._worker.ask(UseSession(self._number, "read"), [])[1]))
+        return dict(zip(self._names, self._worker.ask(AccessState(self._number, "read"), [])[1]))
 
     def replace(self, tensors: Mapping[str, torch.Tensor], /) -> None:
         """See `State.replace`."""
-        self._worker.ask(UseSession(self._number, "write"), [tensors[name] for name in self._names])
+        self._worker.ask(AccessState(self._number, "write"), [tensors[name] for name in self._names])
 
     def close(self, /) -> None:
         """See `State.close`."""

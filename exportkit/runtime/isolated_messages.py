@@ -112,7 +112,7 @@ class MakeSession(Message, frozen=True):
     copy_of: int | None = None
 
 
-class UseSession(Message, frozen=True):
+class AccessState(Message, frozen=True):
     """Does something with the state of a session; its tensors are in the manifest's order. The answer is Ran.
 
     Attributes:
@@ -148,4 +148,4 @@ class Ran(Message, frozen=True):
     rows: TriedRows = TriedRows(0)
 
 
-Question = Run | RunRequests | TryRows | Capture | ReportGraphs | Swap | MakeSession | UseSession | CloseSessions
+Question = Run | RunRequests | TryRows | Capture | ReportGraphs | Swap | MakeSession | AccessState | CloseSessions

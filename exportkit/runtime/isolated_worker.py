@@ -14,6 +14,7 @@ import torch
 
 from exportkit.child.messages import Failed
 from exportkit.runtime.isolated_messages import (
+    AccessState,
     Capture,
     CloseSessions,
     Connect,
@@ -28,7 +29,6 @@ from exportkit.runtime.isolated_messages import (
     Swap,
     TorchSettings,
     TryRows,
-    UseSession,
 )
 from exportkit.runtime.loader import load
 from exportkit.runtime.model import Model
@@ -122,7 +122,7 @@ class _Served:
         return self._answer_session(message, tensors)
 
     def _answer_session(
-        self, message: MakeSession | UseSession | CloseSessions, tensors: list[torch.Tensor]
+        self, message: MakeSession | AccessState | CloseSessions, tensors: list[torch.Tensor]
     ) -> _Answer:
         model = self.model
         if isinstance(message, MakeSession):
