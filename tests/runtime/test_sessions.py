@@ -26,7 +26,7 @@ from exportkit.errors import (
     SessionClosedError,
     UsageError,
 )
-from exportkit.runtime.isolated_messages import UseSession
+from exportkit.runtime.isolated_messages import AccessState
 from tests.runtime.stateful import ROWS, WIDTH, Recorder, bits
 from tests.runtime.threads import together
 from tests.subprocesses import run_python
@@ -345,7 +345,7 @@ def test_a_worker_frees_the_sessions_that_ended_here(recorder_package):
         kept[-1].push(x(1))  # tells the worker
         for number in numbers[:2]:
             with pytest.raises(RuntimeError, match="KeyError"):
-                model._worker.ask(UseSession(number, "read"), [])
+                model._worker.ask(AccessState(number, "read"), [])
 
 
 def test_a_worker_that_dies_breaks_its_sessions_and_they_say_so(recorder_package):
