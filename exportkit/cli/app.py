@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import difflib
 import gc
 import importlib
 import itertools
@@ -56,6 +57,18 @@ class LazyGroup(click.Group):
     def list_commands(self, ctx: click.Context) -> list[str]:
         """Lists the commands in the order of the work instead of the alphabet."""
         return list(self.modules)
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Finds the command. For a name that there is not, it names the closest one, as click does for options."""
+        try:
+            return super().resolve_command(ctx, args)
+        except click.UsageError as error:
+            close = difflib.get_close_matches(args[0], self.list_commands(ctx), 1)
+            if not close or "Did you mean" in error.message:
+                raise
+            raise click.UsageError(f"{error.message.rstrip('.')}. Did you mean {close[0]!r}?", ctx) from error
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """Imports the command's module and returns the command."""
