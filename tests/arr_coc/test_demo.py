@@ -12,6 +12,8 @@ from exportkit.cli import main
 from exportkit.package.archive import PackageReader
 from tests.artifacts import artifact
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def _compiled(monkeypatch):

@@ -20,6 +20,8 @@ from exportkit.reference_model import ReferenceModel
 from tests.artifacts import ROOT, artifact
 from tests.onnx.small_models import write_small
 
+pytestmark = pytest.mark.slow
+
 CPU = torch.device("cpu")
 DECODER = ReferenceModel("tests/verify/state_models.py:decoder")
 

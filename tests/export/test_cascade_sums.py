@@ -16,6 +16,8 @@ from exportkit.accuracy import allowed_error, measure_error, typical_magnitude
 from exportkit.package.manifest import Accuracy
 from tests.export.compiled_code import compile_code
 
+pytestmark = pytest.mark.slow
+
 # Of rows with 18 columns.
 SUMS: dict[str, Callable[[Tensor], Tensor]] = {
     "columns": lambda x: x.sum(0),

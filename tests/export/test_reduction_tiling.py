@@ -19,6 +19,8 @@ from exportkit.export.cpu_isas import default_cpu_isa
 from exportkit.package.manifest import Accuracy
 from tests.export.compiled_code import compile_code, kernels_of
 
+pytestmark = pytest.mark.slow
+
 HERE = default_cpu_isa()
 LONGER = ["x86-64-v4"] if torch.backends.cpu.get_cpu_capability() == "AVX512" else []  # vectors
 GATHERS = TorchVersion(torch.__version__) >= "2.13"  # older ones do not say which columns are apart

@@ -21,6 +21,8 @@ if not hasattr(exporters, "register_backend"):
 
 from exportkit.transformers import ExportkitConfig, ExportkitExporter, backend  # noqa: E402 (only where there are some)
 
+pytestmark = pytest.mark.slow
+
 IDS = torch.tensor([[5, 6, 7, 8], [9, 10, 11, 12]])
 
 

@@ -19,6 +19,8 @@ from exportkit import ExportSpec
 from tests.onnx.conversions import checked, convert_spec, run, run_reference, session_of, tensors_of
 from tests.onnx.random_graphs import OPERATORS, Graph, Net, Step, draw, graphs
 
+pytestmark = pytest.mark.slow
+
 EXAMPLES = int(os.environ.get("EXPORTKIT_ONNX_EXAMPLES", "0"))
 ROWS = (1, 2, 5, 8)
 LARGEST = 8

@@ -15,6 +15,8 @@ from tests.onnx.conversions import checked, convert_spec, run, session_of
 from tests.recurrent.recurrent_models import Options, packed_inputs, packed_spec
 from tests.recurrent.test_recurrent import answers
 
+pytestmark = pytest.mark.slow
+
 NODES = {"lstm": "LSTM", "gru": "GRU", "tanh": "RNN", "relu": "RNN"}
 
 

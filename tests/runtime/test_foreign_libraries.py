@@ -13,7 +13,7 @@ from tests.subprocesses import run_exportkit, run_python
 
 MODELS = ROOT / "tests" / "runtime" / "foreign_models.py"
 
-pytestmark = runs_op_shapes  # it passes a dtype, too
+pytestmark = [runs_op_shapes, pytest.mark.slow]  # it passes a dtype, too
 
 
 @pytest.fixture(scope="module")

@@ -23,6 +23,8 @@ from tests.fixtures import stock_loader
 from tests.runtime import tiny
 from tests.subprocesses import ROOT, run_python
 
+pytestmark = pytest.mark.slow
+
 COMPILER = ROOT / "tests" / "fixtures" / "static_libstdcxx.sh"
 
 STOCK = """

@@ -13,6 +13,8 @@ from exportkit.operators.contract.operator_trial import Subject
 from exportkit.operators.contract.sample import tensors
 from tests.arr_coc.ops.walked_specs import WALKED, samples_of
 
+pytestmark = pytest.mark.slow
+
 GRADIENT_CHECKS = {name for name in checks() if "grad" in name} | {"second-derivative"}
 
 

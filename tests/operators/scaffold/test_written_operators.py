@@ -19,6 +19,8 @@ from tests.artifacts import ROOT
 from tests.operators.scaffold import scaffolded
 from tests.operators.scaffold.scaffolded import OPERATORS, PACKAGE, compiled_for_cuda, imported
 
+pytestmark = pytest.mark.slow
+
 BESIDE_PYTHON = Path(sys.executable).parent
 
 

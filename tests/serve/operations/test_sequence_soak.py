@@ -11,6 +11,8 @@ import pytest
 
 from tests.serve.engine import ticker
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[3]
 
 
