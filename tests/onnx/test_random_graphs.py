@@ -10,6 +10,7 @@ import zlib
 from collections.abc import Iterator, Sequence
 
 import hypothesis
+import pytest
 import torch
 from hypothesis import strategies as st
 from torch import Tensor
