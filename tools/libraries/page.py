@@ -16,7 +16,8 @@ _INTRODUCTION = """\
 
 Written by [`python -m tools.libraries`](../../tools/libraries). ✓ means that a step went well. A number
 stands for a sentence below, and a word for a finding of [the check](../operator-check.md). `load` calls the package
-where the library is missing, and compares with eager; `run` is `exportkit-run`.
+where the library is missing, and compares with eager; `run` is `exportkit-run`. Findings have the names of the day:
+`opcheck-dynamic` finds what `training-compiles` did, and `opcheck-autograd` what `gradient-recorded` did.
 """
 
 
