@@ -7,6 +7,7 @@ and exportkit.Session here.
 from __future__ import annotations
 
 import os
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -44,8 +45,10 @@ def called(call: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
         raise getattr(errors, refused.name)(refused.message, hint=refused.hint or None) from refused
 
 
-class _Methods:
+class _Methods(ABC):
     """Methods as attributes, which take tensors and return the first output."""
+
+    _run: Callable[..., Any]
 
     def __getattr__(self, name: str) -> Callable[..., torch.Tensor]:
         def method(*inputs: torch.Tensor) -> torch.Tensor:
@@ -54,17 +57,14 @@ class _Methods:
 
         return method
 
-    def _run(self, name: str, *views: object) -> Any:
-        raise NotImplementedError
-
     def __enter__(self) -> Any:
         return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def close(self) -> None:
-        raise NotImplementedError
+    @abstractmethod
+    def close(self) -> None: ...
 
 
 class CModel(_Methods):
