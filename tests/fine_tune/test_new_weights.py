@@ -21,15 +21,6 @@ from tests.export.weights_models import Weighted
 X = torch.linspace(-1, 1, 48).reshape(3, 16)
 
 
-@pytest.fixture
-def tuned(tmp_path: Path) -> Path:
-    """The weights of seed 1 as a file, tied ones under one name."""
-    state = {name: tensor.detach().contiguous() for name, tensor in Weighted(1).state_dict().items()}
-    del state["tied"]
-    save_file(state, tmp_path / "tuned.safetensors")
-    return tmp_path / "tuned.safetensors"
-
-
 @pytest.fixture(autouse=True)
 def _own_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("EXPORTKIT_CACHE", str(tmp_path / "exportkit-cache"))

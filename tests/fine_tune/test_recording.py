@@ -45,14 +45,6 @@ def tensors(path: Path) -> list[dict[str, torch.Tensor]]:
         return [load(reader.read(case.record)) for case in reader.manifest.cases]
 
 
-@pytest.fixture
-def tuned(tmp_path: Path) -> Path:
-    state = {name: tensor.detach().contiguous() for name, tensor in Weighted(1).state_dict().items()}
-    del state["tied"]
-    save_file(state, tmp_path / "tuned.safetensors")
-    return tmp_path / "tuned.safetensors"
-
-
 def test_other_weights_get_cases_of_their_own_with_the_same_inputs(
     tuned: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
