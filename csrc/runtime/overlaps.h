@@ -8,7 +8,7 @@
 namespace exportkit {
 
 // Sorts uses of memory, which have `begin`, `end` and `written`, and returns two that overlap if one of them writes.
-// Both are null if there are no such two.
+// It returns two null pointers if no two overlap so.
 template <class Use>
 std::pair<const Use*, const Use*> overlapping(std::vector<const Use*>& uses) {
   std::sort(uses.begin(), uses.end(), [](const Use* one, const Use* other) { return one->begin < other->begin; });

@@ -22,7 +22,7 @@ std::map<std::string, at::Tensor> parse_tensors(std::string_view content);
 // is an error and not a crash.
 class SafetensorsFile {
  public:
-  // std::system_error: it cannot be read. std::invalid_argument: it is no safetensors file.
+  // Throws std::system_error if the file cannot be read, and std::invalid_argument if it is no safetensors file.
   explicit SafetensorsFile(const std::string& path);
 
   // The tensors, sorted by name.

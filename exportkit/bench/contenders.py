@@ -1,6 +1,6 @@
 """Who makes the calls: packages, the eager model and ONNX Runtime, each with a state of its own.
 
-Before each timed call, what it reads and writes is put back to what it was before, which is not timed.
+Before each timed call, the inputs and the state get their first values back. That is not timed.
 """
 
 from __future__ import annotations
@@ -116,7 +116,9 @@ class Calls:
     def __init__(self, contender: Contender, steps: Steps, manifest: Manifest, device: torch.device) -> None:
         self._contender, self._manifest, self._steps = contender, manifest, steps
         self._calls: list[Callable[[], Any]] = []
-        self._restored: list[tuple[Tensor, Tensor]] = []  # what calls write, and what it was
+        self._restored: list[
+            tuple[Tensor, Tensor]
+        ] = []  # each tensor that calls write, with a copy of its first values
         self._inputs: list[list[Tensor]] = []
         for number, recorded in enumerate(steps.case.calls[: steps.count]):
             call = manifest.method(recorded.method).call
@@ -135,7 +137,7 @@ class Calls:
         return self.restore if self._restored or self._contender.state else None
 
     def restore(self) -> None:
-        """Puts everything back to what it was before what is timed."""
+        """Gives the state and the written inputs the values that they had before the timed call."""
         self._contender.assign()
         for name, tensor in self._contender.state.items():
             tensor.copy_(self._start[name])
@@ -143,9 +145,9 @@ class Calls:
             tensor.copy_(before)
 
     def answers(self) -> tuple[dict[str, Tensor], dict[int, str]]:
-        """Makes all calls. Returns what they answer, as a case's file has it, and the structures of the results.
+        """Makes all calls. Returns their answers, named as in a case's file, and the structures of the results.
 
-        What is timed begins, from then on, with the state before it.
+        It also notes the state before the timed call, which `restore` puts back from then on.
         """
         manifest, found, structures = self._manifest, dict[str, Tensor](), dict[int, str]()
         self.restore()

@@ -233,7 +233,7 @@ def _options(**given: Any) -> ServeOptions:
 
     def of(kind: type[T], **more: Any) -> T:
         """Makes it of the options that have its fields' names. None, which nobody gave, leaves the default."""
-        named = {field.name: given.get(field.name) for field in dataclasses.fields(kind)}  # type: ignore[arg-type]
+        named = {field.name: given.get(field.name) for field in dataclasses.fields(kind)}  # type: ignore[arg-type]  # T may be any class
         return kind(**{name: value for name, value in named.items() if value not in (None, ())}, **more)
 
     if given["no_grpc"] and given["grpc_port"] is not None:
