@@ -16,10 +16,10 @@ import numpy as np
 import torch
 
 from exportkit.serve.protocol.answer_body import encode_answer
-from exportkit.serve.protocol.http_request import BodyRules, parse_body
+from exportkit.serve.protocol.http_request import BodyRules, body_buffer, parse_body
 from exportkit.serve.protocol.inference import InferAnswer, InferTiming, OutputTensor
 from exportkit.serve.protocol.parameters import OutputForm, OutputForms
-from exportkit.serve.protocol.tensors import aligned_bytes, body_buffer
+from exportkit.serve.protocol.tensors import aligned_bytes
 
 SHAPE = [1, 3, 512, 512]
 SIZE = 3 << 20  # bytes of a float32 image of this shape

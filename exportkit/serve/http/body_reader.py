@@ -11,8 +11,8 @@ from starlette.types import Receive, Scope
 
 from exportkit.serve.http.content_coding import Coding, Inflater, coding_of_body
 from exportkit.serve.http.exchange import HttpOptions
-from exportkit.serve.protocol.http_request import header_length_of, number_of_bytes
-from exportkit.serve.protocol.tensors import aligned_bytes, body_buffer
+from exportkit.serve.protocol.http_request import body_buffer, header_length_of, number_of_bytes
+from exportkit.serve.protocol.tensors import aligned_bytes
 from exportkit.serve.statuses import CancelledError, SlowClientError, TooLargeError
 
 _LARGEST_SMALL = 1 << 20  # bytes of the body of a small request, at most

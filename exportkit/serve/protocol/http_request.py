@@ -29,7 +29,7 @@ from exportkit.serve.protocol.parameters import (
     truth,
     whole_number,
 )
-from exportkit.serve.protocol.tensors import TensorSpec, check_header_length
+from exportkit.serve.protocol.tensors import TensorSpec, aligned_bytes
 from exportkit.serve.statuses import BadRequestError, TooLargeError
 
 HEADER_LENGTH = "Inference-Header-Content-Length"
@@ -111,6 +111,29 @@ def number_of_bytes(header: str, value: str, hint: str | None = None) -> int:
     return int(value)
 
 
+def body_buffer(content_length: int, header_length: int | None) -> memoryview:
+    """Returns the memory into which a body is to be written, so that its binary section needs no copy.
+
+    Args:
+        content_length: The bytes of the body, decompressed.
+        header_length: What `header_length_of` returned.
+
+    Raises:
+        BadRequestError: The header is longer than the body.
+    """
+    _check_header_length(content_length, header_length)
+    return aligned_bytes(content_length, header_length or 0)
+
+
+def _check_header_length(content_length: int, header_length: int | None) -> None:
+    """Raises BadRequestError if the JSON cannot be that long."""
+    if header_length is not None and header_length > content_length:
+        raise BadRequestError(
+            f"the header Inference-Header-Content-Length is {header_length}, and the body has {content_length} bytes",
+            hint="It is the length of the JSON, which is at most the length of the (decompressed) body.",
+        )
+
+
 def parse_body(body: memoryview, header_length: int | None, rules: BodyRules) -> ParsedBody:
     """Reads a body. The inputs are views of it, so it must not be written to again.
 
@@ -124,7 +147,7 @@ def parse_body(body: memoryview, header_length: int | None, rules: BodyRules) ->
         NotOfferedError: It asks for a part of the protocol that is not offered.
         TooLargeError: Its inputs are larger than those of any request of the model.
     """
-    check_header_length(body.nbytes, header_length)
+    _check_header_length(body.nbytes, header_length)
     if header_length == 0:
         return _without_json(body, rules)
     text = body if header_length is None else body[:header_length]

@@ -117,29 +117,6 @@ def aligned_bytes(size: int, start: int = 0) -> memoryview:
     return memory.data[skipped : skipped + size]
 
 
-def body_buffer(content_length: int, header_length: int | None) -> memoryview:
-    """Returns the memory into which a body is to be written, so that its binary section needs no copy.
-
-    Args:
-        content_length: The bytes of the body, decompressed.
-        header_length: What `header_length_of` returned.
-
-    Raises:
-        BadRequestError: The header is longer than the body.
-    """
-    check_header_length(content_length, header_length)
-    return aligned_bytes(content_length, header_length or 0)
-
-
-def check_header_length(content_length: int, header_length: int | None) -> None:
-    """Raises BadRequestError if the JSON cannot be that long."""
-    if header_length is not None and header_length > content_length:
-        raise BadRequestError(
-            f"the header Inference-Header-Content-Length is {header_length}, and the body has {content_length} bytes",
-            hint="It is the length of the JSON, which is at most the length of the (decompressed) body.",
-        )
-
-
 def _aligned(data: memoryview) -> memoryview:
     """Returns `data`, or a copy of it if it does not start at a multiple of 64 bytes."""
     if not data.nbytes or _address(np.frombuffer(data, np.uint8)) % ALIGNMENT == 0:

@@ -12,8 +12,7 @@ import numpy as np
 
 from exportkit.serve.protocol.answer_body import encode_answer
 from exportkit.serve.protocol.datatypes import item_size
-from exportkit.serve.protocol.http_request import BodyRules, ParsedBody, header_length_of, parse_body
-from exportkit.serve.protocol.tensors import body_buffer
+from exportkit.serve.protocol.http_request import BodyRules, ParsedBody, body_buffer, header_length_of, parse_body
 from exportkit.serve.statuses import ServeError
 from tests.serve.protocol.messages import NUMPY, address, answer_of
 

@@ -9,9 +9,8 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from exportkit.serve.protocol.http_request import BodyRules, ParsedBody, header_length_of, parse_body
+from exportkit.serve.protocol.http_request import BodyRules, ParsedBody, body_buffer, header_length_of, parse_body
 from exportkit.serve.protocol.inference import InferAnswer, InferTiming, OutputTensor
-from exportkit.serve.protocol.tensors import body_buffer
 
 # numpy's dtypes, written apart from the product's table.
 NUMPY: Mapping[str, Any] = {

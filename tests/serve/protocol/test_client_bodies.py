@@ -12,9 +12,8 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
 from exportkit.serve.protocol.answer_body import encode_answer
-from exportkit.serve.protocol.http_request import BodyRules, ParsedBody, header_length_of, parse_body
+from exportkit.serve.protocol.http_request import BodyRules, ParsedBody, body_buffer, header_length_of, parse_body
 from exportkit.serve.protocol.parameters import OutputForm, OutputForms
-from exportkit.serve.protocol.tensors import body_buffer
 from exportkit.serve.statuses import BadRequestError
 from tests.serve.protocol.messages import AS_JSON, NUMPY, address, answer_of
 

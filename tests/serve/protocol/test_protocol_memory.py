@@ -11,9 +11,8 @@ import numpy as np
 import pytest
 
 from exportkit.serve.protocol.answer_body import encode_answer
-from exportkit.serve.protocol.http_request import BodyRules, parse_body
+from exportkit.serve.protocol.http_request import BodyRules, body_buffer, parse_body
 from exportkit.serve.protocol.parameters import OutputForm, OutputForms
-from exportkit.serve.protocol.tensors import body_buffer
 from exportkit.serve.statuses import ServeError
 from tests.serve.protocol.messages import METADATA, address, answer_of, described
 

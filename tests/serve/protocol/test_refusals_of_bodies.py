@@ -10,10 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from exportkit.serve.protocol.answer_body import encode_answer
-from exportkit.serve.protocol.http_request import header_length_of
+from exportkit.serve.protocol.http_request import body_buffer, header_length_of
 from exportkit.serve.protocol.inference import SequenceStep
 from exportkit.serve.protocol.parameters import OutputForm, OutputForms, scheduling
-from exportkit.serve.protocol.tensors import TensorSpec, body_buffer
+from exportkit.serve.protocol.tensors import TensorSpec
 from exportkit.serve.statuses import BadRequestError, NotOfferedError, ServeError, TooLargeError
 from tests.serve.protocol.messages import AS_JSON, METADATA, NUMPY, answer_of, described, parsed
 
