@@ -21,10 +21,12 @@ from exportkit.export.models.resolve import resolve
 from exportkit.export.models.resolved import EagerModel, SavedProgram
 from exportkit.export.sizes.shapes import DynamicSizes, dynamic_sizes
 from exportkit.export.sizes.size_changes import changes_between
-from exportkit.export.trace import torch_export
+from exportkit.export.trace import size_search
 from exportkit.export.trace.draft import TRIES, Draft, draft_of, suggested_changes, with_changes
 from exportkit.export.trace.explain import explain_refusal
-from exportkit.export.trace.torch_export import RefusedByTorchError, TracingTask, export_with, sizes_that_trace
+from exportkit.export.trace.judged_sizes import export_judged
+from exportkit.export.trace.size_search import sizes_that_trace
+from exportkit.export.trace.torch_export import RefusedByTorchError, TracingTask
 from tests.gallery.entries import operator_library
 
 GALLERY = Path("tests/gallery")
@@ -153,10 +155,10 @@ def test_a_factor_that_does_not_suffice_is_refused_with_one_that_does(given: str
     task = TracingTask(*_task(Rows(), torch.rand(48, 3)))
     sizes = dynamic_sizes({"x": {0: given}}, task.examples)
     if works is None:
-        export_with(task, sizes)
+        export_judged(task, sizes)
         return
     with pytest.raises(RefusedByTorchError) as caught:
-        export_with(task, sizes)
+        export_judged(task, sizes)
     error = explain_refusal(caught.value, task)
     assert "`return x.reshape(x.shape[0] // 8, 8, -1).sum(1)` needs " in error.message
     assert f"--dynamic 'x:0={works}'" in (error.hint or "")
@@ -207,15 +209,15 @@ def test_the_search_ends_after_the_tries_it_is_given(monkeypatch: pytest.MonkeyP
     task = TracingTask(ExportSpec(model=model, example_inputs=inputs), describe_call(model, inputs, {}))
     sizes = dynamic_sizes(shapes, task.examples)
     with pytest.raises(RefusedByTorchError) as refused:
-        export_with(task, sizes)
+        export_judged(task, sizes)
     tried: list[DynamicSizes] = []
 
-    def refuse(task: TracingTask, sizes: DynamicSizes) -> None:
+    def refuse(task: TracingTask, sizes: DynamicSizes, traces: int) -> None:
         tried.append(sizes)
         raise refused.value
 
-    monkeypatch.setattr(torch_export, "export_with", refuse)
-    monkeypatch.setattr(torch_export, "proposals", lambda *_: [sizes, sizes])
+    monkeypatch.setattr(size_search, "export_judged", refuse)
+    monkeypatch.setattr(size_search, "proposals", lambda *_: [sizes, sizes])
     assert sizes_that_trace(task, refused.value, TRIES) is None
     assert len(tried) == TRIES == 5
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
@@ -52,7 +53,7 @@ class Declared:
         return self._untrue[condition]
 
     def failing(self, condition: sympy.Basic) -> list[dict[str, int]]:
-        """Returns the least and the greatest of the sizes for which a condition fails, as far as they were found.
+        """Returns the least, the greatest and one of the sizes for which a condition fails, as far as they were found.
 
         Those near the example's come first.
         """
@@ -62,6 +63,12 @@ class Declared:
         found = found or counterexamples(condition, all_sizes)
         sizes = [{**self.example, **{symbol.name: value for symbol, value in each.items()}} for each in found]
         return [each for i, each in enumerate(sizes) if each not in sizes[:i]]
+
+    def beside(self, condition: sympy.Basic) -> list[dict[str, int]]:
+        """Returns sizes on both sides of a condition in names: where it begins and ends to fail, in turn."""
+        sides = [self.failing(condition), self.failing(sympy.Not(condition))]
+        rows = itertools.zip_longest(*sides)
+        return [each for row in rows for each in row if each is not None]
 
     def widest_first(self, symbol: sympy.Symbol) -> tuple[int, str]:
         """Returns a key that sorts symbols by the width of their ranges."""

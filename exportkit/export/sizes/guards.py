@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import re
 import traceback
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -17,6 +17,7 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from exportkit.export.models.source_lines import asked_by_user, user_frame, where
 from exportkit.export.sizes.declared import Declared
+from exportkit.export.sizes.tried_sizes import holds_at
 from exportkit.export.torch_patches.patched import patched
 
 SOURCE = re.compile(r"L\[['\"](?P<name>\w+)['\"]\](?P<path>.*?)\.size\(\)\[(?P<dim>\d+)\]")
@@ -62,52 +63,44 @@ class GuardLog:
 
     Attributes:
         declared: What the caller declared of sizes.
+        assumed: The conditions, in names, that may fail for declared sizes, because eager judges them; None for all.
         entries: The conditions.
-        forgiving: Whether conditions by which operators choose a layout may fail.
-        forgiven: Those that do.
-        tried: Sizes at which they do, where the program must be held against eager.
         unrolled: Recurrent layers that torch unrolled, which fixes their length.
     """
 
     declared: Declared = field(default_factory=Declared)
+    assumed: Collection[sympy.Basic] | None = ()
     entries: list[Condition] = field(default_factory=list)
-    forgiving: bool = False
-    forgiven: set[sympy.Basic] = field(default_factory=set)
-    tried: list[dict[str, int]] = field(default_factory=list)
     unrolled: list[UnrolledLayer] = field(default_factory=list)
 
-    def refuting(self, env: ShapeEnv, guards: Sequence[Any]) -> list[Any]:
-        """Returns those of torch's guards because of which the declared sizes are to be refused.
+    def hypothesis(self, guard: object, env: ShapeEnv) -> sympy.Basic | None:
+        """Returns a condition in names if it fails for declared sizes and eager is to judge it, else None."""
+        named = self._named(guard, env)
+        if named is None or not self._of_names(named) or not self.declared.untrue(named):
+            return None
+        return named if self.assumed is None or named in self.assumed else None
 
-        Operators ask whether strides differ, and whether a size inside of the model is 0 or 1. If that is forgiven,
-        such a condition is none of them, nor is what fails only where one does.
-        """
-        users = {entry.guard for entry in self.entries if not entry.torchs_own}
-        untrue = [(guard, named) for guard in guards if (named := self._named(guard.expr, env)) is not None]
-        untrue = [(guard, named) for guard, named in untrue if self.declared.untrue(named)]
-        if not self.forgiving:
-            return [guard for guard, _ in untrue]
-        plain = [named for guard, named in untrue if guard.expr not in users and _says_differs(named)]
-        kept = []
-        for guard, named in untrue:
-            elsewhere = sympy.Or(named, *(sympy.Not(each) for each in plain))
-            if guard.expr in users or (named not in plain and (not plain or self.declared.untrue(elsewhere))):
-                kept.append(guard)
-            else:
-                self.forgiven.add(guard.expr)
-                self.tried += [sizes for sizes in self.declared.failing(named) if sizes not in self.tried]
-        return kept
+    def hypotheses(self) -> list[sympy.Basic]:
+        """Returns the conditions, in names, that eager is to judge."""
+        found = (self.hypothesis(entry.guard, entry.env) for entry in self.entries)
+        return list(dict.fromkeys(each for each in found if each is not None))
+
+    def refuting(self, env: ShapeEnv, guards: Sequence[Any]) -> list[Any]:
+        """Returns those of torch's guards because of which the declared sizes are to be refused."""
+        return [guard for guard in guards if self._untrue(guard.expr, env)]
 
     def drop_untrue(self, program: torch.export.ExportedProgram) -> None:
-        """Removes what a program asserts of sizes and what fails at declared ones: there it was held against eager."""
+        """Removes what a program asserts of sizes and what fails at declared ones: there it is held against eager."""
         env = _get_shape_env(program.graph_module)
-        if env is not None:
-            env.guards = [
-                guard
-                for guard in env.guards
-                if (named := self._named(guard.expr, env)) is None or not self.declared.untrue(named)
-            ]
-            program._guards_code = _convert_guards_to_code(program.graph_module)
+        if env is None:
+            return
+        untrue = [guard for guard in env.guards if self.hypothesis(guard.expr, env) is not None]
+        for guard in untrue:
+            for implied, _ in env.get_implications(env.simplify(guard.expr)):
+                env.axioms.pop(implied, None)  # else the compiler takes it for granted
+        env.guards = [guard for guard in env.guards if guard not in untrue]
+        env._maybe_evaluate_static.cache_clear()
+        program._guards_code = _convert_guards_to_code(program.graph_module)
 
     def lines(self, places: Iterable[str]) -> list[str]:
         """Returns the lines that depended on one of the places, such as "image:2", each once.
@@ -121,7 +114,7 @@ class GuardLog:
             symbols: set[sympy.Symbol] = getattr(entry.guard, "free_symbols", set())
             if entry.frame is None or not any(sources.get(symbol) in wanted for symbol in symbols):
                 continue
-            if not self._untrue(entry):
+            if not self._untrue(entry.guard, entry.env):
                 continue
             text = placed_relation(entry.guard, entry.env)
             # One line may need several conditions: the one that fixes a size says most, and the shortest is clearest.
@@ -141,30 +134,21 @@ class GuardLog:
             symbols = getattr(guard, "free_symbols", None)
             if not symbols or (equations and not isinstance(guard, sympy.Eq)):
                 continue
-            if guard in self.forgiven or not (equations or self._untrue(entry)):
+            if not (equations or self._untrue(guard, entry.env)) or self.hypothesis(guard, entry.env) is not None:
                 continue
             places = places_of(entry.env)
             known = {symbol: values[place] for symbol in symbols if (place := places.get(symbol) or "") in values}
-            if isinstance(guard, sympy.Basic) and len(known) == len(symbols) and not _holds(guard, known):
+            if isinstance(guard, sympy.Basic) and len(known) == len(symbols) and not holds_at(guard, known):
                 return False
         return True
-
-    def constant_sizes(self) -> list[sympy.Basic]:
-        """Returns the untrue conditions, in names, by which torch itself took a size inside of the model for 0 or 1."""
-        found = []
-        for entry in self.entries:
-            named = self._named(entry.guard, entry.env)
-            if isinstance(named, sympy.Eq) and any(side in (0, 1) for side in named.args) and self._untrue(entry):
-                found += [named] if entry.torchs_own and named not in found else []
-        return found
 
     def bounded(self, name: str) -> bool:
         """Returns whether an inequality on one name alone is untrue. torch drops those on sizes with a factor."""
         for entry in self.entries:
             named = self._named(entry.guard, entry.env)
-            if not isinstance(named, (sympy.Gt, sympy.Ge, sympy.Lt, sympy.Le)) or _says_differs(named):
+            if not isinstance(named, (sympy.Gt, sympy.Ge, sympy.Lt, sympy.Le)):
                 continue
-            if {symbol.name for symbol in named.free_symbols} == {name} and self._untrue(entry):
+            if {symbol.name for symbol in named.free_symbols} == {name} and self._untrue(entry.guard, entry.env):
                 return True
         return False
 
@@ -173,34 +157,24 @@ class GuardLog:
         found: dict[str, str] = {}
         for entry in self.entries:
             named = self._named(entry.guard, entry.env)
-            if isinstance(named, sympy.Eq) and self._of_names(named, 2) and self._untrue(entry):
+            if isinstance(named, sympy.Eq) and len(named.free_symbols) == 2 and self._of_names(named):
+                if not self._untrue(entry.guard, entry.env):
+                    continue
                 for symbol in sorted(named.free_symbols, key=self.declared.widest_first):
                     solution = _solved(sympy.expand(named.lhs - named.rhs), symbol)
                     if solution is not None and not set(found) & {each.name for each in named.free_symbols}:
                         found[symbol.name] = str(solution)
         return found
 
-    def branches(self) -> list[sympy.Basic]:
-        """Returns the untrue conditions of Python's code, in names, that relate several names: torch ignores those."""
-        found = [
-            named
-            for entry in self.entries
-            if not entry.torchs_own
-            and (named := self._named(entry.guard, entry.env)) is not None
-            and len(named.free_symbols) > 1
-            and self._of_names(named, len(named.free_symbols))
-            and self._untrue(entry)
-        ]
-        return list(dict.fromkeys(found))
-
-    def _of_names(self, condition: sympy.Basic, count: int) -> bool:
-        """Returns whether a condition is on so many names, and on nothing else."""
+    def _of_names(self, condition: sympy.Basic) -> bool:
+        """Returns whether a condition is on names, and on nothing else."""
         symbols = condition.free_symbols
-        return len(symbols) == count and all(symbol.name in self.declared.ranges for symbol in symbols)
+        return bool(symbols) and all(symbol.name in self.declared.ranges for symbol in symbols)
 
-    def _untrue(self, entry: Condition) -> bool:
-        named = self._named(entry.guard, entry.env)
-        return entry.guard not in self.forgiven and (named is None or self.declared.untrue(named))
+    def _untrue(self, guard: object, env: ShapeEnv) -> bool:
+        """Returns whether a condition fails for declared sizes, and eager is not to judge it."""
+        named = self._named(guard, env)
+        return named is None or (self.declared.untrue(named) and self.hypothesis(guard, env) is None)
 
     def _named(self, guard: object, env: ShapeEnv) -> sympy.Basic | None:
         if not isinstance(guard, sympy.Basic):
@@ -209,13 +183,18 @@ class GuardLog:
 
 
 @contextmanager
-def guard_log(declared: Declared, *, forgiving: bool = False) -> Iterator[GuardLog]:
+def guard_log(declared: Declared, *, assumed: Collection[sympy.Basic] | None = ()) -> Iterator[GuardLog]:
     """Records which line of the model's code each guard on a size comes from, and lets torch refuse only untrue ones.
 
     torch's own record (SLoc) has the line inside of torch, which does not help the user. And torch refuses what it
     cannot prove: a minimum, a division that rounds, a relation of two places that have one name.
+
+    Args:
+        declared: What the caller declared of sizes.
+        assumed: The conditions, in names, that eager judges; None for all. torch concludes nothing from those: a trace
+            keeps the sizes that it was made for.
     """
-    log = GuardLog(declared, forgiving=forgiving)
+    log = GuardLog(declared, assumed)
 
     def recording(log_guard: Callable[..., None]) -> Callable[..., None]:
         def record(env: ShapeEnv, prefix: str, guard: object, *rest: Any, **named: Any) -> None:
@@ -232,7 +211,18 @@ def guard_log(declared: Declared, *, forgiving: bool = False) -> Iterator[GuardL
 
         return without_true
 
-    with patched("ShapeEnv._log_guard", recording), patched("ShapeEnv.produce_guards", producing):
+    def concluding(conclude: Callable[..., None]) -> Callable[..., None]:
+        def from_true(env: ShapeEnv, guard: object) -> None:
+            if log.hypothesis(guard, env) is None:
+                conclude(env, guard)
+
+        return from_true
+
+    with (
+        patched("ShapeEnv._log_guard", recording),
+        patched("ShapeEnv.produce_guards", producing),
+        patched("ShapeEnv._maybe_guard_rel", concluding),
+    ):
         yield log
 
 
@@ -259,13 +249,6 @@ def _place(match: re.Match[str]) -> str:
     return f"{match['name']}{path}:{match['dim']}"
 
 
-def _holds(guard: sympy.Basic, sizes: Mapping[sympy.Symbol, int]) -> bool:
-    try:
-        return bool(guard.xreplace(sizes) != sympy.false)
-    except ZeroDivisionError:  # a condition on a size that is 0 there
-        return False
-
-
 def _solved(difference: sympy.Expr, symbol: sympy.Symbol) -> sympy.Expr | None:
     """Returns what a symbol is where a difference is 0: a multiple of the other symbol, and a number; or None."""
     others = sorted(difference.free_symbols - {symbol}, key=str)
@@ -277,18 +260,6 @@ def _solved(difference: sympy.Expr, symbol: sympy.Symbol) -> sympy.Expr | None:
     own, factor, rest = (polynomial.coeff_monomial(each) for each in (symbol, others[0], 1))
     scale, offset = -factor / own, -rest / own
     return scale * others[0] + offset if scale.is_Integer and scale > 0 and offset.is_Integer else None
-
-
-def _says_differs(condition: sympy.Basic) -> bool:
-    """Returns whether a condition says that two numbers differ, or that a size inside of the model is not 0 or 1.
-
-    Operators ask so to choose a layout: whether a part of a tensor is contiguous, or a view of it exists.
-    """
-    if isinstance(condition, (sympy.Gt, sympy.Ge)):
-        return condition.rhs in (0, 1) or (isinstance(condition, sympy.Ge) and condition.rhs == 2)
-    if isinstance(condition, (sympy.Lt, sympy.Le)):
-        return condition.lhs in (0, 1) or (isinstance(condition, sympy.Le) and condition.lhs == 2)
-    return isinstance(condition, sympy.Ne)
 
 
 def _fixes_size(guard: object) -> bool:

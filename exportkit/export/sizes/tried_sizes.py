@@ -40,8 +40,18 @@ def holds(condition: sympy.Basic, ranges: Ranges) -> bool:
         return False
 
 
+def holds_at(condition: sympy.Basic, values: Mapping[sympy.Symbol, int]) -> bool:
+    """Returns whether a condition holds, or may hold, for these values."""
+    try:
+        return bool(
+            condition.xreplace({symbol: sympy.Integer(value) for symbol, value in values.items()}) != sympy.false
+        )
+    except ZeroDivisionError:  # a condition on a size that is 0 there
+        return False
+
+
 def counterexamples(condition: sympy.Basic, ranges: Ranges) -> list[dict[sympy.Symbol, int]]:
-    """Returns the least and the greatest of the values for which a condition fails, as far as they were found."""
+    """Returns the least, the greatest and one of the values for which a condition fails, as far as they were found."""
     box = _box(condition, ranges)
     if not box:
         return []
@@ -50,7 +60,8 @@ def counterexamples(condition: sympy.Basic, ranges: Ranges) -> list[dict[sympy.S
         fails = numpy.flatnonzero(~numpy.asarray(evaluate(condition, dict(zip(box, columns))), dtype=bool))
     except NotComputableError:
         return []
-    rows = sorted({tuple(int(column[row]) for column in columns) for row in (*fails[:1], *fails[-1:])})
+    chosen = (*fails[:1], *fails[-1:], *fails[len(fails) // 3 :][:1])
+    rows = dict.fromkeys(tuple(int(column[row]) for column in columns) for row in chosen)
     return [dict(zip(box, row)) for row in rows]
 
 

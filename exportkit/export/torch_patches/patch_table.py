@@ -61,6 +61,11 @@ _TABLE = (
         {"torch.fx.experimental.symbolic_shapes:ShapeEnv.produce_guards": "(self, *args, **kwargs)"},
     ),
     *_patches(
+        "torch fixes or narrows no size by a condition that fails for declared ones: eager judges it.",
+        "docs/upstream/conditions-on-sizes.md",
+        {"torch.fx.experimental.symbolic_shapes:ShapeEnv._maybe_guard_rel": "(self, expr)"},
+    ),
+    *_patches(
         "torch.export would unroll recurrent layers, which fixes their length; they stay whole.",
         "https://github.com/pytorch/pytorch/issues/126339",
         {

@@ -18,10 +18,12 @@ from exportkit.export.sizes.shapes import DynamicSizes
 from exportkit.export.sizes.size_changes import SizeChange, changes_between, violated_names
 from exportkit.export.torch_patches.operator_bodies import BodyError
 from exportkit.export.trace.explain import advice, explain_refusal, sizes_error
+from exportkit.export.trace.judged_sizes import export_judged
 from exportkit.export.trace.line_hints import branches, needs_number
 from exportkit.export.trace.preflight import check_operators, graph_operators
+from exportkit.export.trace.size_search import sizes_that_trace
 from exportkit.export.trace.torch_draft import DraftProblem, draft_export
-from exportkit.export.trace.torch_export import RefusedByTorchError, TracingTask, export_with, sizes_that_trace
+from exportkit.export.trace.torch_export import RefusedByTorchError, TracingTask
 from exportkit.export.trace.trace import ready_to_trace, trace
 from exportkit.export.trace.trace_method import check_writes
 from exportkit.progress import silent
@@ -106,7 +108,7 @@ def _draft_of_method(task: TracingTask, sizes: DynamicSizes, device: torch.devic
     if findings:
         return Draft(tuple(findings))  # torch.export stops at the first of them, so sizes cannot be tried
     try:
-        check_writes(export_with(task, sizes), task.bound, task.spec)
+        check_writes(export_judged(task, sizes)[0], task.bound, task.spec)
     except RefusedByTorchError as refused:
         if not violated_names(str(refused)):
             return Draft((_other(explain_refusal(refused, task)),))
@@ -137,7 +139,7 @@ def suggested_changes(model: ResolvedModel, options: TraceOptions, *, allow_narr
 
 def _suggested(task: TracingTask, sizes: DynamicSizes, allow_narrowing: bool) -> tuple[SizeChange, ...]:
     try:
-        export_with(task, sizes)
+        export_judged(task, sizes)
     except RefusedByTorchError as refused:
         if not violated_names(str(refused)):
             raise explain_refusal(refused, task) from refused.error
@@ -174,8 +176,7 @@ def _eager(model: ResolvedModel, option: str) -> EagerModel:
 
 def _changes(task: TracingTask, refused: RefusedByTorchError) -> tuple[SizeChange, ...]:
     found = sizes_that_trace(task, refused, TRIES)
-    after: DynamicSizes = found[0] if found else refused.sizes
-    return changes_between(refused.sizes, after, task.examples)
+    return changes_between(refused.sizes, found or refused.sizes, task.examples)
 
 
 def _unfit_operators(program: torch.export.ExportedProgram, device: torch.device) -> list[DraftFinding]:

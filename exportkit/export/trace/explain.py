@@ -23,24 +23,25 @@ from exportkit.export.torch_patches.operator_bodies import BodyError
 from exportkit.export.trace.hop_subgraphs import flow_nodes
 from exportkit.export.trace.line_hints import branches, needs_number, to_keep_the_range
 from exportkit.export.trace.preflight import IN_CPP, OTHER_DTYPES, SAME_DTYPE
-from exportkit.export.trace.torch_export import RefusedByTorchError, TracingTask, sizes_that_trace
+from exportkit.export.trace.size_search import sizes_that_trace
+from exportkit.export.trace.torch_export import RefusedByTorchError, TracingTask
 
 _TRIES = 2  # a tie that nobody named is a guess, and what torch says itself comes after it
+_SHOWN = 2  # answers at sizes that were tried
 
 
-def explain_refusal(refused: RefusedByTorchError, task: TracingTask, *, strict: bool = False) -> ExportError:
+def explain_refusal(refused: RefusedByTorchError, task: TracingTask) -> ExportError:
     """Returns the error to raise instead of an error from torch.export.
 
-    Sizes are advised only if torch.export took the model with them: it is called again, at most twice.
+    Sizes are advised only if the model could be traced with them, which is tried at most twice.
 
     Args:
         refused: The refusal.
         task: What was refused.
-        strict: Advises only sizes for which no condition fails by which an operator chose a layout.
     """
     if violated_names(str(refused)):
-        found = sizes_that_trace(task, refused, _TRIES, strict=strict)
-        changes = changes_between(refused.sizes, found[0], task.examples) if found else ()
+        found = sizes_that_trace(task, refused, _TRIES)
+        changes = changes_between(refused.sizes, found, task.examples) if found else ()
         return sizes_error(refused, changes)
     return _explained(refused.error, task.spec.model)
 
@@ -63,7 +64,7 @@ def sizes_error(refused: RefusedByTorchError, changes: Sequence[SizeChange]) -> 
     ]
     about = ", ".join(f"`{name}` ({', '.join(places[name])})" for name in names if places[name]) or "a size"
     message = f"the model does not take every size that {about} was declared to have:" + "".join(
-        f"\n    {reason}" for reason in dict.fromkeys(reasons)
+        f"\n    {reason}" for reason in dict.fromkeys((*reasons, *refused.tried[:_SHOWN]))
     )
     if unrolled:
         written = f" Or write {advice(changes)}." if changes else ""

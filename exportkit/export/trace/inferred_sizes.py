@@ -23,12 +23,12 @@ from exportkit.export.sizes.size_changes import sizes_as_texts, violated_names
 from exportkit.export.sizes.torch_sizes import INFERRED, VARYING
 from exportkit.export.trace.describe_program import taken_tensors
 from exportkit.export.trace.explain import explain_refusal
+from exportkit.export.trace.judged_sizes import export_judged
+from exportkit.export.trace.size_search import sizes_that_trace
 from exportkit.export.trace.torch_export import (
     RefusedByTorchError,
     TracingTask,
     call_export,
-    export_tried,
-    sizes_that_trace,
 )
 from exportkit.package.manifest import Size
 
@@ -78,12 +78,12 @@ def _narrowed(task: TracingTask, shapes: Shapes, declared: set[str]) -> Shapes:
     """Returns the sizes with which torch.export takes the model, where it takes fewer of the inferred ones."""
     sizes = dynamic_sizes(shapes, task.examples)
     try:
-        export_tried(task, sizes)
+        export_judged(task, sizes)
     except RefusedByTorchError as refused:
         free = [name for name in violated_names(str(refused)) if name not in declared]
         found = sizes_that_trace(task, refused, _TRIES) if free else None
-        if found and all(d in found[0].dimensions for d in sizes.dimensions if d.name in declared):
-            return sizes_as_texts(found[0])
+        if found and all(d in found.dimensions for d in sizes.dimensions if d.name in declared):
+            return sizes_as_texts(found)
     return shapes
 
 

@@ -23,7 +23,7 @@ from exportkit.export.trace.lifted import run_program
 from exportkit.export.trace.operator_trace import UNWRITTEN, filled
 from exportkit.export.trace.preflight import checking_operators, graph_operators
 from exportkit.export.trace.repeatable import ALLOW, WRITE_FIRST, agree
-from exportkit.export.trace.torch_export import RefusedByTorchError, export_with
+from exportkit.export.trace.torch_export import RefusedByTorchError, call_export
 from exportkit.export.trace.trace_method import TracedTask
 from exportkit.package.case_files import result_keys, results_in, results_of, state_keys, state_results
 from exportkit.package.manifest import StateTensor, TensorOutput
@@ -286,7 +286,7 @@ def _constant_lines(traced: TracedTask, inputs: tuple[torch.Tensor, ...]) -> lis
     task = traced.task
     try:
         bound = describe_call(task.spec.model, *task.bound.with_tensors(inputs))
-        other = export_with(replace(task, bound=bound), traced.sizes)
+        other, _ = call_export(torch.export.export, replace(task, bound=bound), traced.sizes, assumed=None)
     except (RefusedByTorchError, ExportkitError):
         return []
     nodes, twins = list(traced.method.program.graph.nodes), list(other.graph.nodes)

@@ -57,7 +57,7 @@ def trace(model: EagerModel, options: TraceOptions, device: torch.device, progre
         ExportError: torch.export refused the model. The message explains why.
     """
     floating = parse_floating(options.dtype)
-    free = options.allow_nondeterministic or model.spec.allow_nondeterministic
+    free = _free(model.spec, options)
     with ready_to_trace(model, options, device) as ready:
         eager, spec = ready.eager, ready.eager.spec
         traced = [trace_method(ready, name, options, device, progress, values=not free) for name in ready.tasks]
@@ -66,10 +66,11 @@ def trace(model: EagerModel, options: TraceOptions, device: torch.device, progre
         packaged = [method.packaged for method in methods]
         examples = {name: sizes.example for name, (_, sizes) in ready.tasks.items()}
         cases = record_cases(eager, packaged, state, examples, options, device, progress)
-        tried = tried_cases(eager, traced, state, options, device, progress, values=not free)
+        tried = tried_cases(eager, traced, state, options, device, progress)
         if options.edge_cases and options.cases > 1 and not free:
             cases += edge_cases(eager, methods, state, cases, options, device, progress).cases
         progress("comparing the program with the cases")
+        cases += tried
         check_programs(eager, traced, state, cases, values=not free, tf32=options.tf32)
         copies = HostCopies()
         source = Source(
@@ -85,7 +86,7 @@ def trace(model: EagerModel, options: TraceOptions, device: torch.device, progre
     return Traced(
         methods=methods,
         operators=describe_operators(operators),
-        cases=cases + tried,
+        cases=cases,
         source=source,
         provenance=provenance(tf32=options.tf32),
         name=options.name or spec.name or _class_name(spec.model),
@@ -115,12 +116,16 @@ def ready_to_trace(model: EagerModel, options: TraceOptions, device: torch.devic
         for name, each in eager.specs.items():
             bound = eager.bind(name, each.example_inputs, each.example_kwargs)
             eager.written(name, bound)  # refuses a name that no input has
-            tasks[name] = TracingTask(each, bound, eager.buffers)
+            tasks[name] = TracingTask(each, bound, eager.buffers, repeats=not _free(spec, options))
             check_composites(spec.model, partial(_called, spec, name, bound), device)
         shapes = _shapes(tasks, options)
         yield ReadyModel(
             eager, {name: (task, dynamic_sizes(shapes[name], task.examples)) for name, task in tasks.items()}
         )
+
+
+def _free(spec: ExportSpec, options: TraceOptions) -> bool:
+    return options.allow_nondeterministic or spec.allow_nondeterministic
 
 
 def _called(spec: ExportSpec, name: str, bound: BoundCall, model: torch.nn.Module) -> object:

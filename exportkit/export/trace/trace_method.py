@@ -18,6 +18,7 @@ from exportkit.export.sizes.shapes import DynamicSizes
 from exportkit.export.trace.describe_program import describe_output, describe_program
 from exportkit.export.trace.describe_state import check_shapes
 from exportkit.export.trace.explain import explain_refusal
+from exportkit.export.trace.judged_sizes import Sizes, export_judged
 from exportkit.export.trace.lifted import used_state, without_unused, written_tensors
 from exportkit.export.trace.preflight import check_model, check_operators, graph_operators
 from exportkit.export.trace.repeatable import (
@@ -27,11 +28,11 @@ from exportkit.export.trace.repeatable import (
     check_random,
     check_repeatable,
 )
-from exportkit.export.trace.torch_export import RefusedByTorchError, SizeTrial, TracingTask, export_tried
+from exportkit.export.trace.torch_export import RefusedByTorchError, TracingTask
 from exportkit.export.trace.traced import TracedMethod
 from exportkit.package.manifest import ANY_VALUE, StateUse
 from exportkit.package.structure import names
-from exportkit.progress import Progress
+from exportkit.progress import Progress, silent
 from exportkit.spec import FORWARD, ExportSpec, Tolerance
 
 
@@ -56,13 +57,13 @@ class TracedTask:
         task: The module of the method and its example call, on their device.
         sizes: The dynamic sizes.
         method: The traced method.
-        trials: Where the program must be held against eager, too.
+        tried: Sizes at which the program was held against eager, since a condition of the trace fails or ends there.
     """
 
     task: TracingTask
     sizes: DynamicSizes
     method: TracedMethod
-    trials: tuple[SizeTrial, ...] = ()
+    tried: tuple[Sizes, ...] = ()
 
 
 def trace_method(
@@ -111,7 +112,7 @@ def trace_method(
         written = [f"written.{each}" for each in answer.written]
         spec = replace(spec, tolerances=dict.fromkeys((*listed, *written), Tolerance(rtol=0.0, atol=ANY_VALUE)))
     progress(f"tracing{of} with torch.export")
-    program, state, trials = trace_with_torch_export(replace(task, spec=spec), sizes)
+    program, state, tried = trace_with_torch_export(replace(task, spec=spec), sizes, progress)
     with eager_mode(tf32=options.tf32):
         check_constants(program, lambda: call_model().result)
     if values:
@@ -121,29 +122,29 @@ def trace_method(
         program, bound, sizes, output, spec, written=tuple(answer.written), cast=parse_floating(options.dtype)
     )
     check_shapes(name, dict(zip((use.index for use in state), described.state)), eager.buffers)
-    return TracedTask(task, sizes, TracedMethod(name, program, described.call, state), trials)
+    return TracedTask(task, sizes, TracedMethod(name, program, described.call, state), tried)
 
 
 def trace_with_torch_export(
-    task: TracingTask, sizes: DynamicSizes
-) -> tuple[torch.export.ExportedProgram, tuple[StateUse, ...], tuple[SizeTrial, ...]]:
+    task: TracingTask, sizes: DynamicSizes, progress: Progress = silent
+) -> tuple[torch.export.ExportedProgram, tuple[StateUse, ...], tuple[Sizes, ...]]:
     """Calls torch.export and explains its errors.
 
     Returns:
-        The program, which takes the state that it uses after the tensors of the call, what of it that is, and where the
-        program must be held against eager.
+        The program, which takes the state that it uses after the tensors of the call, what of it that is, and the sizes
+        at which it was held against eager.
 
     Raises:
         ExportError: torch.export refused the model, or it writes what is not declared.
     """
     try:
-        program, trials = export_tried(task, sizes)
+        program, tried = export_judged(task, sizes, progress=progress)
     except RefusedByTorchError as refused:
         raise explain_refusal(refused, task) from refused.error
     positions = check_writes(program, task.bound, task.spec)
     used = used_state(program, len(task.state))
     state = tuple(StateUse(index=position, written=position in positions) for position in used)
-    return without_unused(program, len(task.state), used), state, trials
+    return without_unused(program, len(task.state), used), state, tried
 
 
 def check_writes(

@@ -1,4 +1,4 @@
-"""Tries a traced program at sizes at which conditions fail that it was traced under."""
+"""Records cases of the sizes at which a traced program was tried, so that they are tried for ever."""
 
 from __future__ import annotations
 
@@ -12,8 +12,6 @@ from exportkit.export.record.cases import MAX_CASE_BYTES
 from exportkit.export.record.eager_methods import EagerMethods
 from exportkit.export.record.record import MAX_CASES_BYTES, RecordedCase, record_case
 from exportkit.export.record.sequences import calls_on, draw_calls
-from exportkit.export.trace.explain import explain_refusal
-from exportkit.export.trace.program_check import check_programs
 from exportkit.export.trace.trace_method import TracedTask
 from exportkit.package.manifest import StateTensor
 from exportkit.progress import Progress
@@ -29,10 +27,8 @@ def tried_cases(
     options: TraceOptions,
     device: torch.device,
     progress: Progress,
-    *,
-    values: bool,
 ) -> tuple[RecordedCase, ...]:
-    """Records cases of the sizes at which programs must be tried, and holds them against the cases.
+    """Records cases of the sizes at which programs were tried, as far as they are small.
 
     Args:
         eager: The model, which is on `device`.
@@ -41,32 +37,22 @@ def tried_cases(
         options: The seed of the cases, and whether eager may use TF32.
         device: The model's device.
         progress: Called with a description of each case.
-        values: Whether values are compared, or only sizes.
-
-    Raises:
-        ExportError: A program is wrong there, so that torch was right. The message is that of the refusal.
     """
     methods = [each.method.packaged for each in traced]
     examples = {name: size for each in traced for name, size in each.sizes.example.items()}
     cases: list[RecordedCase] = []
     for each in traced:
         method = each.method.packaged
-        candidates = [(trial, sizes) for trial in each.trials for sizes in trial.sizes]
-        fitting = [each for each in candidates if input_bytes(method.call, each[1]) <= MAX_CASE_BYTES] or candidates[:1]
-        for number, (trial, sizes) in enumerate(fitting[:_CASES]):
-            progress(f"trying {label_of(sizes)}")
+        fitting = [sizes for sizes in each.tried if input_bytes(method.call, sizes) <= MAX_CASE_BYTES]
+        for number, sizes in enumerate(fitting[:_CASES]):
+            progress(f"recording a case at {label_of(sizes)}")
+            drawn = draw_calls(
+                eager, methods, method, {**examples, **sizes} if method.state else sizes, options.seed + number
+            )
             try:
-                seed = options.seed + number
-                drawn = draw_calls(eager, methods, method, {**examples, **sizes} if method.state else sizes, seed)
                 case = record_case(eager, methods, state, calls_on(device, drawn), tf32=options.tf32)
-            except ExportError as error:
-                if not trial.legal:
-                    continue  # what no call may have is no reason to refuse the rest
-                raise explain_refusal(trial.refused, each.task, strict=True) from error
-            try:
-                check_programs(eager, traced, state, [case], values=values, tf32=options.tf32)
-            except ExportError as error:
-                raise explain_refusal(trial.refused, each.task, strict=True) from error
+            except ExportError:
+                continue  # a session of these sizes that eager refuses
             if len(case.tensors) <= MAX_CASES_BYTES // 8:
                 cases.append(case)
     return tuple(cases)

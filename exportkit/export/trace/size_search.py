@@ -1,0 +1,69 @@
+"""Searches sizes for which a model can be traced, where it cannot for all that were declared."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+
+from exportkit.export.sizes.shapes import DynamicSizes, dynamic_sizes
+from exportkit.export.sizes.size_changes import proposals, sizes_as_texts, violated_names
+from exportkit.export.trace.describe_program import taken_tensors
+from exportkit.export.trace.judged_sizes import export_judged
+from exportkit.export.trace.torch_export import RefusedByTorchError, TracingTask, call_export
+
+
+def sizes_that_trace(task: TracingTask, refused: RefusedByTorchError, tries: int) -> DynamicSizes | None:
+    """Searches sizes near the refused ones for which the model can be traced.
+
+    Args:
+        task: The model and its example call.
+        refused: The first refusal.
+        tries: How many sizes may be tried.
+
+    Returns:
+        The sizes; None if there was nothing to try, or nothing worked.
+    """
+    waiting = proposals(str(refused), refused.sizes, task.examples, refused.log)
+    asked = False
+    for _ in range(tries):
+        if not waiting:
+            break
+        sizes = waiting.pop(0)
+        try:
+            export_judged(task, sizes, traces=1)
+            return sizes
+        except RefusedByTorchError as again:
+            waiting = proposals(str(again), sizes, task.examples, again.log) + waiting
+            if not asked:
+                asked, waiting = True, [*_with_followers(task, refused), *waiting]
+    return None
+
+
+def _with_followers(task: TracingTask, refused: RefusedByTorchError) -> list[DynamicSizes]:
+    """Returns the sizes with those of other inputs that follow a refused one, which a trace without names tells.
+
+    Sizes that are equal in the example by chance are left alone.
+    """
+    named = refused.sizes.by_axis
+    wrong = {axis for axis, size in named.items() if size.dimension in violated_names(str(refused))}
+    alike = {task.examples[tensor][dim] for tensor, dim in wrong}
+    axes = [(tensor, dim) for tensor, shape in task.examples.items() for dim in range(len(shape))]
+    unnamed = [(t, dim) for t, dim in axes if (t, dim) not in named and task.examples[t][dim] in alike]
+    try:
+        program, _ = call_export(torch.export.export, task, DynamicSizes(free=[*named, *unnamed]))
+    except RefusedByTorchError:
+        return []
+    values = dict(zip(task.bound.names, taken_tensors(program)))
+    texts = sizes_as_texts(refused.sizes)
+    for tensor, dim in unnamed:
+        for leader in wrong:
+            if _same(values, (tensor, dim), leader):
+                texts.setdefault(tensor, {})[dim] = texts[leader[0]][leader[1]]
+    return [dynamic_sizes(texts, task.examples)] if texts != sizes_as_texts(refused.sizes) else []
+
+
+def _same(values: Mapping[str, torch.Tensor], one: tuple[str, int], other: tuple[str, int]) -> bool:
+    sizes: list[int | torch.SymInt] = [values[tensor].shape[dim] for tensor, dim in (one, other)]
+    expressions = [size.node.expr for size in sizes if isinstance(size, torch.SymInt)]
+    return len(expressions) == 2 and bool(expressions[0] == expressions[1])
