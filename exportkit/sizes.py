@@ -30,8 +30,8 @@ def plan_sizes(call: Call, count: int, *, seed: int, max_bytes: int) -> SizePlan
 
     The first call has every dimension at its minimum. Then each dimension is at its maximum while the others are at
     their minimum; then all are at their maximum. The rest is random, with small sizes as likely as large ones
-    (log-uniform). An end whose inputs take more than `max_bytes` is replaced by the largest size that fits, and
-    `skipped` reports it.
+    (log-uniform), and half of the time with values at which conditions of the trace were tried. An end whose inputs
+    take more than `max_bytes` is replaced by the largest size that fits, and `skipped` reports it.
 
     The work is proportional to `count`: for a manifest of a hundred thousand dimensions there are fewer sizes, and
     `skipped` reports that.
@@ -229,6 +229,10 @@ def _draw(
         if budget.spent:
             break
         limit = budget.largest(sizes, dimension)
+        tried = [value for value in dimension.tried or () if value <= limit]
+        if tried and generator.random() < 0.5:
+            sizes[dimension.name] = generator.choice(tried)
+            continue
         # Log-uniform over [min, limit], 0 included.
         low, high = math.log(dimension.min + 1), math.log(limit + 1)
         drawn = round(math.exp(generator.uniform(low, high)) - 1)

@@ -3,6 +3,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec import structs
 
 from exportkit import sizes as module
 from exportkit.export.models.option_parsing import parse_expression
@@ -48,6 +49,15 @@ def test_the_ends_of_every_range_are_among_the_sizes():
     assert plan.skipped == ()
     assert plan.sizes[:4] == ({"a": 1, "b": 2}, {"a": 9, "b": 2}, {"a": 1, "b": 7}, {"a": 9, "b": 7})
     assert len(plan.sizes) == 6
+
+
+def test_half_of_the_drawn_sizes_are_where_a_condition_was_tried():
+    taken = call({"n": (1, 10**6)}, ("n",))
+    (dimension,) = taken.dimensions
+    tried = structs.replace(taken, dimensions=(structs.replace(dimension, tried=(64, 65)),))
+    drawn = [sizes["n"] for sizes in plan_sizes(tried, 12, seed=0, max_bytes=8 * MEGABYTE).sizes]
+    assert {64, 65} < set(drawn)
+    assert len(drawn) == 12
 
 
 def test_an_end_that_is_too_large_is_named_and_replaced_by_the_largest_that_fits():

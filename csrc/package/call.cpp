@@ -166,6 +166,11 @@ void check_dimensions(const Call& call) {
       return "dimension " + dimension.name + " has min " + std::to_string(dimension.min) + " above max " +
              std::to_string(dimension.max);
     });
+    for (const int64_t value : dimension.tried) {
+      require(dimension.min <= value && value <= dimension.max, [&] {
+        return "dimension " + dimension.name + " was tried at " + std::to_string(value) + ", which is not in its range";
+      });
+    }
   }
   const Dimensions dimensions = dimensions_of(call);
   Names used;

@@ -27,6 +27,7 @@ using Constant = std::variant<std::monostate, bool, int64_t, double, std::string
 struct Dimension {
   std::string name;
   int64_t min, max;
+  std::vector<int64_t> tried;  // where a condition on sizes begins or ends to hold; `verify` draws them, too
 };
 
 // scale * dimension + offset.

@@ -30,11 +30,16 @@ class Strict(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=Fals
 
 
 class Dimension(Strict, frozen=True):
-    """A named number that may differ between calls, min <= n <= max."""
+    """A named number that may differ between calls, min <= n <= max.
+
+    `tried` has values at which a condition on sizes begins or ends to hold, that the code was traced under; it may be
+    absent.
+    """
 
     name: str
     min: int
     max: int
+    tried: tuple[int, ...] | UnsetType = UNSET
 
 
 class Size(Strict, frozen=True):

@@ -188,6 +188,7 @@ def entry(path: str, **changes: Any) -> dict[str, Any]:
         ("call.dimensions", [DIMENSION, DIMENSION], "dimension 'batch'"),
         ("call.dimensions", [DIMENSION, ANOTHER], "no input has dimension n"),
         ("call.dimensions.0.min", 65, "min 65 above max 64"),
+        ("call.dimensions.0.tried", [2, 65], "tried at 65, which is not in its range"),
         ("call.inputs.0.shape.0", {"dimension": "n", "scale": 1, "offset": 0}, "'n'"),
         ("call.inputs.0.shape.0", {"dimension": "batch", "scale": 1, "offset": -2}, "1*batch and -2"),
         ("call.inputs.0.shape.0", {"dimension": "batch", "scale": 2**62, "offset": 0}, "*batch"),

@@ -51,7 +51,8 @@ def session_call(methods: Sequence[PackagedMethod]) -> Call:
     for call in calls:
         for each in call.dimensions:
             known = ranges.get(each.name, each)
-            ranges[each.name] = Dimension(name=each.name, min=max(known.min, each.min), max=min(known.max, each.max))
+            low, high = max(known.min, each.min), min(known.max, each.max)
+            ranges[each.name] = Dimension(name=each.name, min=low, max=high, tried=known.tried or each.tried)
     inputs = tuple(tensor for call in calls for tensor in call.inputs)
     return Call(
         parameters=(), inputs=inputs, result=ConstantNode(value=None), outputs=(), dimensions=tuple(ranges.values())

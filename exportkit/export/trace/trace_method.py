@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
+from msgspec import structs
 
 from exportkit.errors import ExportError
 from exportkit.export.export_options import TraceOptions
@@ -30,7 +31,7 @@ from exportkit.export.trace.repeatable import (
 )
 from exportkit.export.trace.torch_export import RefusedByTorchError, TracingTask
 from exportkit.export.trace.traced import TracedMethod
-from exportkit.package.manifest import ANY_VALUE, StateUse
+from exportkit.package.manifest import ANY_VALUE, Call, StateUse
 from exportkit.package.structure import names
 from exportkit.progress import Progress, silent
 from exportkit.spec import FORWARD, ExportSpec, Tolerance
@@ -121,8 +122,18 @@ def trace_method(
     described = describe_program(
         program, bound, sizes, output, spec, written=tuple(answer.written), cast=parse_floating(options.dtype)
     )
+    call = _with_tried(described.call, tried)
     check_shapes(name, dict(zip((use.index for use in state), described.state)), eager.buffers)
-    return TracedTask(task, sizes, TracedMethod(name, program, described.call, state), tried)
+    return TracedTask(task, sizes, TracedMethod(name, program, call, state), tried)
+
+
+def _with_tried(call: Call, tried: Sequence[Sizes]) -> Call:
+    """Returns a call whose dimensions have the values at which the program was tried."""
+    dimensions = []
+    for each in call.dimensions:
+        values = tuple(sorted({sizes[each.name] for sizes in tried}))
+        dimensions.append(structs.replace(each, tried=values) if len(values) > 1 else each)
+    return structs.replace(call, dimensions=tuple(dimensions))
 
 
 def trace_with_torch_export(
