@@ -1,7 +1,7 @@
 """Traces a model for all declared sizes, and lets eager judge the conditions on sizes that a trace was made under.
 
 A condition that fails for declared sizes is no reason to refuse them: the traced program often answers rightly there,
-as where it pads by nothing (docs/adr/0069).
+as where it pads by nothing (docs/adr/0080).
 """
 
 from __future__ import annotations
