@@ -19,6 +19,7 @@ from exportkit.export.trace.describe_program import describe_output, describe_pr
 from exportkit.export.trace.describe_state import check_shapes
 from exportkit.export.trace.explain import explain_refusal
 from exportkit.export.trace.lifted import used_state, without_unused, written_tensors
+from exportkit.export.trace.operator_arguments import check_calls
 from exportkit.export.trace.preflight import check_model, check_operators, graph_operators
 from exportkit.export.trace.repeatable import (
     DECLARE_STATE,
@@ -117,6 +118,7 @@ def trace_method(
     if values:
         check_random(program)
     check_operators(graph_operators(program.graph_module), device)
+    check_calls(program.graph_module, device)
     described = describe_program(
         program, bound, sizes, output, spec, written=tuple(answer.written), cast=parse_floating(options.dtype)
     )
