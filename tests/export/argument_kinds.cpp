@@ -21,12 +21,23 @@ double number(at::ScalarType value) { return 11 + int(value); }
 double number(at::Layout value) { return 13 + int(value); }
 double number(at::MemoryFormat value) { return 17 + int(value); }
 double number(at::Device value) { return 19 + int(value.type()); }
-double number(const at::Scalar& value) { return number(value.toDouble()) + 100 * int(value.type()); }
+double number(const at::Scalar& value) { return number(value.toComplexDouble().real()) + 100 * int(value.type()); }
 double number(const at::Tensor& value) { return value.sum().item<double>(); }
 double number(const std::optional<at::Generator>& value) { return value ? 1 : 2; }
 
-template <class List>
-double all_of(const List& values) {
+template <class T>
+double number(at::ArrayRef<T> values);
+template <class T>
+double number(const std::vector<T>& values);
+template <class T>
+double number(const c10::List<T>& values);
+template <class T>
+double number(const std::optional<T>& value) {
+  return value ? 1 + number(*value) : 1000;
+}
+
+template <class Values>
+double all_of(const Values& values) {
   double sum = 10 * values.size();
   for (const auto& each : values) sum = 2 * sum + number(each);
   return sum;
@@ -38,13 +49,6 @@ double number(at::ArrayRef<T> values) {
 template <class T>
 double number(const std::vector<T>& values) {
   return all_of(values);
-}
-template <class T>
-double number(const c10::List<T>& values);
-
-template <class T>
-double number(const std::optional<T>& value) {
-  return value ? 1 + number(*value) : 1000;
 }
 template <class T>
 double number(const c10::List<T>& values) {
@@ -61,8 +65,8 @@ using MaybeTensors = c10::List<std::optional<at::Tensor>>;
 
 at::Tensor mixed(const at::Tensor& x, std::string_view mode, at::ScalarType dtype, const MaybeTensors& more,
                  std::optional<at::Device> device, const std::optional<at::Tensor>& bias, at::ArrayRef<double> scales,
-                 at::TensorList rows, int64_t size, bool flip, double eps, std::optional<int64_t> dim,
-                 at::IntArrayRef axes, at::MemoryFormat format) {
+                 const std::optional<std::vector<at::Tensor>>& rows, int64_t size, bool flip, double eps,
+                 std::optional<int64_t> dim, at::IntArrayRef axes, at::MemoryFormat format) {
   const double sum = number(mode) + number(more) + number(device) + number(bias) + number(scales) + number(rows) +
                      number(size) + number(flip) + number(eps) + number(dim) + number(axes) + number(format);
   return (x + sum).to(dtype);
@@ -78,46 +82,46 @@ std::tuple<std::vector<at::Tensor>, at::Tensor, std::vector<at::Tensor>> between
                                                                                  at::IntArrayRef ignored) {
   return {{x + 1, x + 2}, x + 3, {x + 4}};
 }
-void write(at::Tensor& x, const MaybeTensors& more) { x.add_(number(more)); }
+void add_to(at::Tensor& x, const MaybeTensors& more) { x.add_(number(more)); }
 
 }  // namespace
 
-#define KINDS(EACH)                                                    \
-  EACH("bool", bool)                                                   \
-  EACH("int", int64_t)                                                 \
-  EACH("SymInt", int64_t)                                              \
-  EACH("float", double)                                                \
-  EACH("str", std::string_view)                                        \
-  EACH("ScalarType", at::ScalarType)                                   \
-  EACH("Layout", at::Layout)                                           \
-  EACH("MemoryFormat", at::MemoryFormat)                               \
-  EACH("Device", at::Device)                                           \
-  EACH("Scalar", const at::Scalar&)                                    \
-  EACH("Tensor", const at::Tensor&)                                    \
-  EACH("bool?", std::optional<bool>)                                   \
-  EACH("int?", std::optional<int64_t>)                                 \
-  EACH("SymInt?", std::optional<int64_t>)                              \
-  EACH("float?", std::optional<double>)                                \
-  EACH("str?", std::optional<std::string_view>)                        \
-  EACH("ScalarType?", std::optional<at::ScalarType>)                   \
-  EACH("Layout?", std::optional<at::Layout>)                           \
-  EACH("MemoryFormat?", std::optional<at::MemoryFormat>)               \
-  EACH("Device?", std::optional<at::Device>)                           \
-  EACH("Scalar?", const std::optional<at::Scalar>&)                    \
-  EACH("Tensor?", const std::optional<at::Tensor>&)                    \
-  EACH("Generator?", const std::optional<at::Generator>&)              \
-  EACH("bool[]", c10::List<bool>)                                      \
-  EACH("int[]", at::IntArrayRef)                                       \
-  EACH("SymInt[]", at::IntArrayRef)                                    \
-  EACH("float[]", at::ArrayRef<double>)                                \
-  EACH("str[]", std::vector<std::string>)                              \
-  EACH("Tensor[]", at::TensorList)                                     \
-  EACH("Tensor?[]", const MaybeTensors&)                               \
-  EACH("int[]?", at::OptionalIntArrayRef)                              \
-  EACH("SymInt[]?", at::OptionalIntArrayRef)                           \
-  EACH("float[]?", std::optional<at::ArrayRef<double>>)                \
-  EACH("str[]?", const std::optional<std::vector<std::string>>&)       \
-  EACH("Tensor[]?", const std::optional<std::vector<at::Tensor>>&)     \
+#define KINDS(EACH)                                                \
+  EACH("bool", bool)                                               \
+  EACH("int", int64_t)                                             \
+  EACH("SymInt", int64_t)                                          \
+  EACH("float", double)                                            \
+  EACH("str", std::string_view)                                    \
+  EACH("ScalarType", at::ScalarType)                               \
+  EACH("Layout", at::Layout)                                       \
+  EACH("MemoryFormat", at::MemoryFormat)                           \
+  EACH("Device", at::Device)                                       \
+  EACH("Scalar", const at::Scalar&)                                \
+  EACH("Tensor", const at::Tensor&)                                \
+  EACH("bool?", std::optional<bool>)                               \
+  EACH("int?", std::optional<int64_t>)                             \
+  EACH("SymInt?", std::optional<int64_t>)                          \
+  EACH("float?", std::optional<double>)                            \
+  EACH("str?", std::optional<std::string_view>)                    \
+  EACH("ScalarType?", std::optional<at::ScalarType>)               \
+  EACH("Layout?", std::optional<at::Layout>)                       \
+  EACH("MemoryFormat?", std::optional<at::MemoryFormat>)           \
+  EACH("Device?", std::optional<at::Device>)                       \
+  EACH("Scalar?", const std::optional<at::Scalar>&)                \
+  EACH("Tensor?", const std::optional<at::Tensor>&)                \
+  EACH("Generator?", const std::optional<at::Generator>&)          \
+  EACH("bool[]", c10::List<bool>)                                  \
+  EACH("int[]", at::IntArrayRef)                                   \
+  EACH("SymInt[]", at::IntArrayRef)                                \
+  EACH("float[]", at::ArrayRef<double>)                            \
+  EACH("str[]", std::vector<std::string>)                          \
+  EACH("Tensor[]", at::TensorList)                                 \
+  EACH("Tensor?[]", const MaybeTensors&)                           \
+  EACH("int[]?", at::OptionalIntArrayRef)                          \
+  EACH("SymInt[]?", at::OptionalIntArrayRef)                       \
+  EACH("float[]?", std::optional<at::ArrayRef<double>>)            \
+  EACH("str[]?", const std::optional<std::vector<std::string>>&)   \
+  EACH("Tensor[]?", const std::optional<std::vector<at::Tensor>>&) \
   EACH("Tensor?[]?", const std::optional<MaybeTensors>&)
 
 std::string named(std::string kind) {
@@ -132,13 +136,13 @@ TORCH_LIBRARY(argument_kinds, m) {
   KINDS(DEFINE)
   m.def(
       "mixed(Tensor x, str mode, ScalarType dtype, Tensor?[] more, Device? device=None, Tensor? bias=None, "
-      "float[] scales=[], Tensor[] rows=[], *, SymInt size=3, bool flip=False, float eps=0.25, int? dim=None, "
+      "float[] scales=[], Tensor[]? rows=None, *, SymInt size=3, bool flip=False, float eps=0.25, int? dim=None, "
       "int[] axes=[1, 2], MemoryFormat format=contiguous_format) -> Tensor");
   m.def("defaults(Tensor x, *, SymInt[] value=[]) -> Tensor");
   m.def("copies(Tensor x, int[] more) -> Tensor[]");
   m.def("positive(Tensor x) -> Tensor[]");
   m.def("between(Tensor x, int[] ignored) -> (Tensor[], Tensor, Tensor[])");
-  m.def("write(Tensor(a!) x, Tensor?[] more) -> ()");
+  m.def("add_to(Tensor(a!) x, Tensor?[] more) -> ()");
 }
 
 TORCH_LIBRARY_IMPL(argument_kinds, CPU, m) {
@@ -149,5 +153,5 @@ TORCH_LIBRARY_IMPL(argument_kinds, CPU, m) {
   m.impl("copies", &copies);
   m.impl("positive", &positive);
   m.impl("between", &between);
-  m.impl("write", &write);
+  m.impl("add_to", &add_to);
 }

@@ -100,7 +100,7 @@ class Everything(Calls):
             answers += ops.copies(x, more)
         (found,) = ops.positive(x)
         written = x.clone()
-        ops.write(written, [])
+        ops.add_to(written, [])
         for ignored in ([], [1]):
             first, _, last = ops.between(x, ignored)
             answers += [first[0], *last]

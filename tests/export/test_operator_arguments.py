@@ -13,7 +13,7 @@ import torch
 from exportkit import ExportSpec
 from exportkit.errors import OperatorNotExportableError
 from exportkit.export.export_options import TraceOptions
-from exportkit.export.models.eager_model import EagerModel
+from exportkit.export.models.resolved import EagerModel
 from exportkit.export.trace.preflight import check_operators
 from exportkit.export.trace.trace import trace
 from exportkit.libraries import load_library

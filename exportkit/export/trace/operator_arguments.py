@@ -84,5 +84,5 @@ def _refused(argument: Any, value: Any, *, dispatched: bool) -> tuple[str, str] 
     if dispatched and kind == "NumberType":
         return f"the Scalar {value}{beside}", "Write float or SymInt in the schema."
     if dispatched and kind == "SymIntType" and "ListType" in around:
-        return f"{value}{beside}", "Write int[], or give the lists the default [] in the schema."
+        return f"{value}{beside}", "Write int[] in the schema."
     return None
