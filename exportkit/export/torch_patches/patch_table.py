@@ -288,12 +288,11 @@ _TABLE = (
         {"torch._inductor.codegen.cpp_micro_gemm:CppMicroGemmFP32Vec.TEMPLATE_KERNEL": ""},
     ),
     *_patches(
-        "Code stops where a custom operator fails.",
-        "https://github.com/pytorch/pytorch/pull/180884",
+        "Operators get lists without elements, infinity and other devices as they are; before 2.13, code stops where one fails.",
+        "docs/upstream/arguments-of-operators.md",
         {
             "torch._inductor.codegen.cpp_wrapper_cpu:CppWrapperCpu.generate_fallback_kernel_with_runtime_lookup_aot": "(self, op_overload, raw_args, output_args, raw_outputs)"
         },
-        until="2.13",
     ),
     *_patches(
         "A size that is divided by zero is an error, and does not end the process.",
