@@ -34,6 +34,7 @@ from exportkit.export.torch_patches.control_flow import ControlFlowError, tracea
 from exportkit.export.torch_patches.data_sizes import from_zero
 from exportkit.export.torch_patches.distributions import unchecked_distributions
 from exportkit.export.torch_patches.gradients import gradients_of, traced
+from exportkit.export.torch_patches.known_values import known_values
 from exportkit.export.torch_patches.operator_bodies import traced_bodies
 from exportkit.export.torch_patches.quiet import quiet_torch
 from exportkit.export.trace.describe_program import taken_tensors
@@ -263,6 +264,7 @@ def _traceable(model: torch.nn.Module, log: GuardLog) -> Iterator[None]:
             varying_batches(),
             traceable_control_flow(),
             traced_bodies(),
+            known_values(model),
         ):
             changes.enter_context(change)
         yield
