@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator as python
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any
@@ -16,10 +16,9 @@ from torch.fx.experimental.proxy_tensor import get_proxy_slot, has_proxy_slot
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from exportkit.export.torch_patches.needed_nodes import needed_for, writes
-from exportkit.export.torch_patches.patched import all_patched
+from exportkit.export.torch_patches.patched import patched
 from exportkit.export.torch_patches.size_arithmetic import SYMBOLS, SizeArithmetic, UnknownValueError
 
-_OF_SIZES = (torch.as_tensor, torch.asarray, torch.Tensor.new_tensor)
 _ITEM = (torch.ops.aten.item.default, torch.ops.aten._local_scalar_dense.default)
 
 Node = torch.fx.Node
@@ -36,26 +35,9 @@ def known_values(model: torch.nn.Module) -> AbstractContextManager[None]:
         model: The model, before torch.export puts fake tensors in the places of its weights.
 
     Raises:
-        ExportError: This torch lacks a function that is changed.
+        ExportError: This torch lacks the function that is changed.
     """
-    return all_patched(
-        ("proxy_tensor.maybe_handle_decomp", _KnownValues(model).read),
-        ("_NonStrictTorchFunctionHandler._override", _keeping_sizes),
-    )
-
-
-def _keeping_sizes(override: Callable[..., Any]) -> Callable[..., Any]:
-    """torch keeps the sizes in torch.tensor([h, w]), and makes numbers of them in functions alike."""
-
-    def kept(handler: object, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        if func in _OF_SIZES and any(isinstance(leaf, SYMBOLS) for leaf in tree_leaves(args)):
-            if func is torch.Tensor.new_tensor:
-                like, *args = args
-                kwargs = {"dtype": like.dtype, "device": like.device, **kwargs}
-            func = torch.tensor
-        return override(handler, func, args, kwargs)
-
-    return kept
+    return patched("proxy_tensor.maybe_handle_decomp", _KnownValues(model).read)
 
 
 class _KnownValues:

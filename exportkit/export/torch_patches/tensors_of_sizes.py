@@ -1,0 +1,55 @@
+"""Keeps sizes in what functions make of them, where torch.export would make constants of the example's sizes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+from torch.utils._pytree import tree_any
+
+from exportkit.export.torch_patches.patched import patched
+from exportkit.export.torch_patches.size_arithmetic import SYMBOLS
+
+
+def tensors_of_sizes() -> AbstractContextManager[None]:
+    """Keeps the sizes in torch.as_tensor([h, w]) and its like, and in torch.linspace(0, 1, h), while the block runs.
+
+    Raises:
+        ExportError: This torch lacks the function that is changed.
+    """
+    return patched("_NonStrictTorchFunctionHandler._override", _keeping_sizes)
+
+
+def _keeping_sizes(override: Callable[..., Any]) -> Callable[..., Any]:
+    def kept(handler: object, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        if func in _INSTEAD and tree_any(lambda leaf: isinstance(leaf, SYMBOLS), (args, kwargs)):
+            func = _INSTEAD[func]
+        return override(handler, func, args, kwargs)
+
+    return kept
+
+
+def _new_tensor(like: torch.Tensor, data: Any, **named: Any) -> torch.Tensor:
+    return torch.tensor(data, **{"dtype": like.dtype, "device": like.device, **named})
+
+
+def _linspace(start: Any, end: Any, steps: Any, *, dtype: torch.dtype | None = None, **named: Any) -> torch.Tensor:
+    """Computes as eager's kernel does. torch's own takes no symbol for the number of steps."""
+    dtype = dtype or torch.get_default_dtype()
+    if not dtype.is_floating_point or named.pop("out", None) is not None:
+        raise NotImplementedError(f"torch.linspace of {dtype}")
+    position = torch.arange(steps, dtype=torch.promote_types(dtype, torch.float32), **named)
+    step = (end - start) / torch.sym_max(steps - 1, 1)
+    # From both ends, so that the last is exact. The first alone is `start`.
+    rising, falling = start + step * position, end - step * (steps - 1 - position)
+    return torch.where(position < torch.sym_max(steps // 2, 1), rising, falling).to(dtype)
+
+
+_INSTEAD: Mapping[Any, Callable[..., torch.Tensor]] = {
+    torch.as_tensor: torch.tensor,
+    torch.asarray: torch.tensor,
+    torch.Tensor.new_tensor: _new_tensor,
+    torch.linspace: _linspace,
+}
