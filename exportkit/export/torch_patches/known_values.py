@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator as python
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any
@@ -20,6 +20,14 @@ from exportkit.export.torch_patches.patched import patched
 from exportkit.export.torch_patches.size_arithmetic import SYMBOLS, SizeArithmetic, UnknownValueError
 
 _ITEM = (torch.ops.aten.item.default, torch.ops.aten._local_scalar_dense.default)
+_READS = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
+_INSIDE = (  # which read the last of their tensors, by operators within them
+    torch.ops.aten.repeat_interleave.self_Tensor,
+    torch.ops.aten.where.default,
+    torch.ops.aten.nonzero_numpy.default,
+    torch.ops.aten.tensor_split.tensor_indices_or_sections,
+    torch.ops.aten.one_hot.default,
+)
 
 Node = torch.fx.Node
 
@@ -47,29 +55,81 @@ class _KnownValues:
         self._model = model
         self._real = _weights(model)
         self._swapped = set(model.state_dict())
+        self._tracing = False
         self._names: WeakKeyDictionary[Any, dict[Node, str]] = WeakKeyDictionary()
 
     def read(self, decomposed: Callable[..., Any]) -> Callable[..., Any]:
         """Returns torch's function that may trace something else for an operator: a value, where that is known."""
 
         def decompose(mode: Any, operator: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-            if torch.Tag.data_dependent_output in operator.tags:
+            if not self._tracing and (operator in _INSIDE or not _READS.isdisjoint(operator.tags)):
                 try:
-                    return self._value(mode, operator, args, kwargs)
+                    return self._known(mode, operator, args, kwargs)
                 except UnknownValueError:
                     pass
             return decomposed(mode, operator, args, kwargs)
 
         return decompose
 
-    def _value(self, mode: Any, operator: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Returns what an operator reads. Raises UnknownValueError."""
+    def _known(self, mode: Any, operator: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Returns what an operator reads, or its answer with the sizes that are known. Raises UnknownValueError."""
+        if operator is torch.ops.aten.index.Tensor:
+            return self._chosen(mode, *args)
+        if operator in _INSIDE:
+            *_, read = (each for each in args if isinstance(each, torch.Tensor))
+            self._value(mode, torch.ops.aten.alias.default, (read,), {})
+            with mode:
+                return operator.decompose(*args, **kwargs)
+        value, swapped = self._value(mode, operator, args, kwargs)
+        if torch.Tag.dynamic_output_shape in operator.tags:
+            answer = self._traced(mode, operator, args, kwargs)
+            for tensor, real in zip(tree_leaves(answer), tree_leaves(value)):
+                for size, number in zip(tensor.shape, real.shape):
+                    torch._check(size == number)
+            return answer
+        if swapped:
+            if operator not in _ITEM or isinstance(value, float):  # which is read in each call, and may be another
+                raise UnknownValueError
+            with mode:
+                torch._assert_async(args[0].eq(value), _OTHER_WEIGHTS)
+        return value
+
+    def _chosen(self, mode: Any, tensor: torch.Tensor, indices: Sequence[torch.Tensor | None]) -> torch.Tensor:
+        """Returns what masks choose by the indices that they stand for. Raises UnknownValueError."""
+        is_mask = [each is not None and each.dtype == torch.bool for each in indices]
+        if not any(is_mask):
+            raise UnknownValueError
+        for mask in (each for each, yes in zip(indices, is_mask) if yes):
+            self._value(mode, torch.ops.aten.alias.default, (mask,), {})
+        with mode:
+            places = [each.nonzero().unbind(1) if yes else (each,) for each, yes in zip(indices, is_mask)]
+            return torch.ops.aten.index.Tensor(tensor, [place for each in places for place in each])
+
+    def _traced(self, mode: Any, operator: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Traces a call as torch does."""
+        self._tracing = True
+        try:
+            with mode:
+                return operator(*args, **kwargs)
+        finally:
+            self._tracing = False
+
+    def _value(
+        self, mode: Any, operator: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[Any, bool]:
+        """Returns an operator's answer, and whether it follows from a weight that may be swapped.
+
+        Raises:
+            UnknownValueError: It follows from more than what is fixed.
+        """
         names = self._placeholders(mode.tracer)
         given = tree_map_only(torch.Tensor, partial(_node_of, mode.tracer), (args, kwargs))
         needed = needed_for(_nodes(given), until=lambda node: _number(node) is not None)
         if not all(node in names or _is_computed(node) for node in needed):
             raise UnknownValueError
         symbolic = any(isinstance(_number(node), SYMBOLS) for node in needed)
+        if symbolic and operator not in _ITEM:
+            raise UnknownValueError
         written = any(map(writes, needed))
         with unset_fake_temporarily(), torch._C.DisableTorchFunction(), torch.no_grad():
             sizes = SizeArithmetic(mode) if symbolic else None
@@ -84,15 +144,8 @@ class _KnownValues:
                     held = held.detach().clone() if written else held.detach()
                     known[node] = sizes.of(held) if sizes else held
             args_known, kwargs_known = tree_map_only(Node, known.__getitem__, given)
-            if sizes:
-                return sizes.number(args_known[0])
-            value = operator(*args_known, **kwargs_known)
-        if any(names.get(node) in self._swapped for node in needed):
-            if operator not in _ITEM or isinstance(value, float):
-                raise UnknownValueError
-            with mode:
-                torch._assert_async(args[0].eq(value), _OTHER_WEIGHTS)
-        return value
+            answer = sizes.number(args_known[0]) if sizes else operator(*args_known, **kwargs_known)
+        return answer, any(names.get(node) in self._swapped for node in needed)
 
     def _placeholders(self, tracer: Any) -> dict[Node, str]:
         """Returns the names of the weights by their nodes in the graph that is being traced."""

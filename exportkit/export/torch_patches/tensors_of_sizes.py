@@ -1,9 +1,10 @@
-"""Keeps sizes in what functions make of them, where torch.export would make constants of the example's sizes."""
+"""Keeps sizes in what functions make of them, where torch.export or Python makes numbers of the example's sizes."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -13,13 +14,28 @@ from exportkit.export.torch_patches.patched import patched
 from exportkit.export.torch_patches.size_arithmetic import SYMBOLS
 
 
-def tensors_of_sizes() -> AbstractContextManager[None]:
-    """Keeps the sizes in torch.as_tensor([h, w]) and its like, and in torch.linspace(0, 1, h), while the block runs.
+@contextmanager
+def sizes_kept(model: torch.nn.Module) -> Iterator[None]:
+    """Keeps sizes in torch.as_tensor([h, w]) and its like, torch.linspace(0, 1, h), and len(x) in the model's files.
 
     Raises:
         ExportError: This torch lacks the function that is changed.
     """
-    return patched("_NonStrictTorchFunctionHandler._override", _keeping_sizes)
+    files = {type(module).__module__ for module in model.modules()} & set(sys.modules)
+    without = [known for known in (vars(sys.modules[file]) for file in files) if "len" not in known]
+    for known in without:
+        known["len"] = _length
+    try:
+        with patched("_NonStrictTorchFunctionHandler._override", _keeping_sizes):
+            yield
+    finally:
+        for known in without:
+            del known["len"]
+
+
+def _length(value: Any) -> Any:
+    """Python lets the length of a tensor be a number only."""
+    return value.shape[0] if isinstance(value, torch.Tensor) and value.dim() else len(value)
 
 
 def _keeping_sizes(override: Callable[..., Any]) -> Callable[..., Any]:

@@ -37,7 +37,7 @@ from exportkit.export.torch_patches.gradients import gradients_of, traced
 from exportkit.export.torch_patches.known_values import known_values
 from exportkit.export.torch_patches.operator_bodies import traced_bodies
 from exportkit.export.torch_patches.quiet import quiet_torch
-from exportkit.export.torch_patches.tensors_of_sizes import tensors_of_sizes
+from exportkit.export.torch_patches.tensors_of_sizes import sizes_kept
 from exportkit.export.trace.describe_program import taken_tensors
 from exportkit.export.trace.hop_subgraphs import correct_branches
 from exportkit.export.trace.lifted import lifted
@@ -266,7 +266,7 @@ def _traceable(model: torch.nn.Module, log: GuardLog) -> Iterator[None]:
             traceable_control_flow(),
             traced_bodies(),
             known_values(model),
-            tensors_of_sizes(),
+            sizes_kept(model),
         ):
             changes.enter_context(change)
         yield
