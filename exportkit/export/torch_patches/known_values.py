@@ -82,11 +82,10 @@ class _KnownValues:
                 return operator.decompose(*args, **kwargs)
         value, swapped = self._value(mode, operator, args, kwargs)
         if torch.Tag.dynamic_output_shape in operator.tags:
+            shapes = iter([real.shape for real in tree_leaves(value)])
             answer = self._traced(mode, operator, args, kwargs)
-            for tensor, real in zip(tree_leaves(answer), tree_leaves(value)):
-                for size, number in zip(tensor.shape, real.shape):
-                    torch._check(size == number)
-            return answer
+            with mode:
+                return tree_map_only(torch.Tensor, lambda tensor: _of_shape(tensor, next(shapes)), answer)
         if swapped:
             if operator not in _ITEM or isinstance(value, float):  # which is read in each call, and may be another
                 raise UnknownValueError
@@ -174,6 +173,13 @@ def _node_of(tracer: Any, tensor: torch.Tensor) -> Any:
     if type(tensor) not in (torch.Tensor, torch.nn.Parameter):
         raise UnknownValueError
     return tensor
+
+
+def _of_shape(tensor: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
+    """Returns a tensor as one of the shape that it has."""
+    for size, known in zip(tensor.shape, shape):
+        torch._check(size == known)
+    return tensor.view(shape)  # torch does not take a size for 1 because it must be
 
 
 def _number(node: Node) -> Any:

@@ -48,7 +48,7 @@ def _keeping_sizes(override: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _new_tensor(like: torch.Tensor, data: Any, **named: Any) -> torch.Tensor:
-    return torch.tensor(data, **{"dtype": like.dtype, "device": like.device, **named})
+    return torch._refs.tensor(data, **{"dtype": like.dtype, "device": like.device, **named})  # as torch.export does
 
 
 def _linspace(start: Any, end: Any, steps: Any, *, dtype: torch.dtype | None = None, **named: Any) -> torch.Tensor:
