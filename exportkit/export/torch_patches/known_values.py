@@ -11,7 +11,7 @@ from weakref import WeakKeyDictionary
 
 import torch
 from torch._ops import OpOverload
-from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
+from torch._subclasses.fake_tensor import unset_fake_temporarily
 from torch.fx.experimental.proxy_tensor import get_proxy_slot, has_proxy_slot
 from torch.utils._pytree import tree_leaves, tree_map_only
 
@@ -149,8 +149,9 @@ class _KnownValues:
     def _placeholders(self, tracer: Any) -> dict[Node, str]:
         """Returns the names of the weights by their nodes in the graph that is being traced."""
         if tracer not in self._names:
-            nodes = {name: _node_of(tracer, t) for name, t in _weights(self._model).items() if has_proxy_slot(t, tracer)}
-            self._names[tracer] = {node: name for name, node in nodes.items() if node.op == "placeholder"}
+            held = {name: tensor for name, tensor in _weights(self._model).items() if has_proxy_slot(tensor, tracer)}
+            nodes = {_node_of(tracer, tensor): name for name, tensor in held.items()}
+            self._names[tracer] = {node: name for node, name in nodes.items() if node.op == "placeholder"}
         return self._names[tracer]
 
 
