@@ -130,9 +130,14 @@ _TABLE = (
         {"torch.distributions.distribution:Distribution._validate_args": ""},
     ),
     *_patches(
-        "Operators that Python implements become their bodies: hosts do not have their source.",
+        "Operators that Python implements become their bodies: hosts do not have their source. Known values are read.",
         "https://github.com/pytorch/pytorch/issues/134581",
         {"torch.fx.experimental.proxy_tensor:maybe_handle_decomp": "(proxy_mode, op, args, kwargs)"},
+    ),
+    *_patches(
+        "torch.as_tensor([h, w]) and functions alike keep sizes, as torch.tensor([h, w]) does.",
+        "docs/upstream/tensors-of-sizes.md",
+        {"torch._export.non_strict_utils:_NonStrictTorchFunctionHandler._override": "(self, func, args, kwargs)"},
     ),
     *_patches(
         "Its operators can be watched: torch compiles the call, and refuses to where there is a mode.",
