@@ -62,10 +62,10 @@ def _placed(model: torch.nn.Module, device: torch.device, dtype: torch.dtype | N
     for name, tensor in state.items():
         if not (is_lazy(tensor) or is_traceable_wrapper_subclass(tensor)):
             check_plain(name, tensor)
-    others = _plain_attributes(model, state.values())
-    away = [tensor for tensor in (*state.values(), *others) if tensor.device != device]
+    attributes = _plain_attributes(model, state.values())
+    away = [tensor for tensor in (*state.values(), *attributes) if tensor.device != device]
     if away or any(dtype and t.is_floating_point() and t.dtype != dtype for t in state.values()):
-        model = copy.deepcopy(model, _moved(state.values(), device, dtype) | _moved(others, device, None))
+        model = copy.deepcopy(model, _moved(state.values(), device, dtype) | _moved(attributes, device, None))
         _restore_parameters(model)
         tied = _tied_buffers(model)
         model = model.to(device=device, dtype=dtype)  # modules may override what it calls

@@ -95,14 +95,16 @@ class _KnownValues:
 
     def _chosen(self, mode: Any, tensor: torch.Tensor, indices: Sequence[torch.Tensor | None]) -> torch.Tensor:
         """Returns what masks choose by the indices that they stand for. Raises UnknownValueError."""
-        is_mask = [each is not None and each.dtype == torch.bool for each in indices]
-        if not any(is_mask):
+        masks = [each for each in indices if each is not None and each.dtype == torch.bool]
+        if not masks:
             raise UnknownValueError
-        for mask in (each for each, yes in zip(indices, is_mask) if yes):
+        for mask in masks:
             self._value(mode, torch.ops.aten.alias.default, (mask,), {})
         with mode:
-            places = [each.nonzero().unbind(1) if yes else (each,) for each, yes in zip(indices, is_mask)]
-            return torch.ops.aten.index.Tensor(tensor, [place for each in places for place in each])
+            places: list[torch.Tensor | None] = []
+            for each in indices:
+                places += each.nonzero().unbind(1) if each is not None and each.dtype == torch.bool else (each,)
+            return torch.ops.aten.index.Tensor(tensor, places)
 
     def _traced(self, mode: Any, operator: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Traces a call as torch does."""
