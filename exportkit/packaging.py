@@ -123,7 +123,7 @@ def build_package(
 def _verify_and_rename(
     unverified: Path, output: Path, manifest: Manifest, options: PackOptions, progress: Progress
 ) -> Report | None:
-    """Verifies a new package, signs it, and gives it its name if nothing is wrong. Returns the report, if it was verified."""
+    """Verifies a new package, signs it, and gives it its name if nothing failed. Returns the report of verifying."""
     digest, key = hashlib.sha256(encode_manifest(manifest)).hexdigest(), options.sign_key
     report = verify(unverified, options.verification, unsigned=digest, progress=progress) if options.verify else None
     if report is None or not report.wrong:

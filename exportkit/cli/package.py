@@ -70,8 +70,9 @@ def command(
 
     Several artifacts become the targets of one package; the loader picks the target that runs on its machine. Each
     target that runs here replays the recorded cases in a fresh process. The package is written only if none of them
-    fails; outputs that cannot be judged, because eager itself moves by as much, give exit code 21. Packaging therefore runs the code of each ARTIFACT. If --public-key or this machine's policy requires
-    signatures, each ARTIFACT must be signed before any of it runs. The package is signed last, after it passed.
+    fails. If outputs cannot be judged, because eager itself moves by as much, it is written, and the exit code is 21.
+    Packaging therefore runs the code of each ARTIFACT. If --public-key or this machine's policy requires signatures,
+    each ARTIFACT must be signed before any of it runs. The package is signed last, after it passed.
 
     ARTIFACT may be a package, and the output, too: until the new package has passed, the old one stays as it is.
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import TYPE_CHECKING
 
 import torch
@@ -132,7 +131,8 @@ def eager_moves(eager_run: EagerRun, calls: Sequence[Call], known: SessionRefere
         _Part(state_keys(eager_run.state), after.results, after.eager, after.wanted, known.state if known else None)
     )
     moves: dict[str, Accuracy] = {}
-    for other in _others(eager_run) if any(part.may_move for part in parts) else ():
+    may_move = any(part.far for part in parts) or eager_run.wide is None or eager_run.wide.decides
+    for other in _others(eager_run) if may_move else ():
         for part, results in zip(parts, other or ()):
             for key, moved in part.moves(results):
                 moves[key] = worst([moved, moves.get(key, moved)])
@@ -149,29 +149,31 @@ class _Part:
     wanted: Collection[str]
     references: References | None
 
-    @cached_property
-    def may_move(self) -> list[TensorOutput]:
-        """The results that right code may answer otherwise: decisions, and what is far from its reference somewhere."""
-        return [output for output in self.outputs if self._may_move(output)]
-
-    def _may_move(self, output: TensorOutput) -> bool:
-        if not self.eager[output.name].is_floating_point():
-            tolerance = output.tolerance
-            return tolerance.ranking_of is None and tolerance.rtol == tolerance.atol == 0
-        error, count = self._error(output), self.eager[output.name].numel()
-        return output.name in self.wanted and (error is None or is_outlier(error, output.dtype, count))
-
-    def _error(self, output: TensorOutput) -> Accuracy | None:
-        return self.references.accuracy.get(output.name) if self.references else None
+    @property
+    def far(self) -> bool:
+        """Whether a result that needs a reference is too far from it to have one."""
+        return any(self.references is None or name not in self.references.outputs for name in self.wanted)
 
     def moves(self, results: _Results) -> Iterator[tuple[str, Accuracy]]:
-        """Yields how far each of them is from eager's in other results, where that is more than the verdicts allow."""
-        known = self.references.outputs if self.references else {}
-        for output in self.may_move:
+        """Yields how far results are from eager's in another run, where the verdicts do not allow that."""
+        for output in (output for output in self.outputs if output.name in results):
             eager, other = self.eager[output.name].detach().cpu(), results[output.name].detach().cpu()
-            error = self._error(output) or _NONE
-            if eager.shape == other.shape and not _same(output, self.eager, results, known, error):
+            if eager.shape == other.shape and self._moves(output, eager, results):
                 yield self.keys[output.name], distance(eager, other)
+
+    def _moves(self, output: TensorOutput, eager: torch.Tensor, results: _Results) -> bool:
+        """Whether another run decided otherwise, and did not only round otherwise, which eager's error allows for."""
+        known, tolerance = self.references, output.tolerance
+        if not eager.is_floating_point():
+            exact = tolerance.rtol == tolerance.atol == 0
+            return exact and not _same(output, self.eager, results, {}, _NONE)
+        error = known.accuracy.get(output.name) if known else None
+        if output.name not in self.wanted or known is None or error is None:
+            return output.name in self.wanted and not _same(output, self.eager, results, {}, _NONE)
+        theirs = {name: tensor.detach().cpu() for name, tensor in results.items()}
+        worse = worst([error, eager_error(output, theirs, known.outputs)])
+        few = is_outlier(worse, output.dtype, eager.numel())
+        return few and not _same(output, self.eager, results, known.outputs, error)
 
 
 def _others(eager_run: EagerRun, *, great: bool = False) -> Iterator[Sequence[_Results] | None]:

@@ -129,12 +129,14 @@ class WideAnswers:
         calls: The results of each call, in the order of the manifest's.
         state: The state after the last, by name.
         eps: The epsilon of the least precise dtype that was upcast.
+        decides: As `Upcast.decides`.
     """
 
     dtype: torch.dtype
     calls: Sequence[Sequence[torch.Tensor]]
     state: Mapping[str, torch.Tensor]
     eps: float
+    decides: bool
 
     def narrowed(self, calls: Sequence[AnsweredCall], state: SessionState) -> list[dict[str, torch.Tensor]]:
         """Returns the results of each call, then the state, by name in eager's dtypes, on the CPU."""
@@ -185,7 +187,7 @@ def wide_answers(calls: Sequence[AnsweredCall], state: SessionState = SessionSta
                 continue
             if all(len(each) == len(call.results) for each, call in zip(computed, calls)):
                 eps = torch.finfo(mode.narrowest if mode else narrow).eps
-                return WideAnswers(wide, computed, session.state, eps)
+                return WideAnswers(wide, computed, session.state, eps, mode is None or mode.decides)
     return None
 
 
