@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import re
 import shlex
 from pathlib import Path
@@ -193,7 +192,9 @@ def _write_page(page: Path, artifact: Path, report: Report) -> None:
 
 def report_document(report: Report) -> dict[str, Any]:
     """Returns the report as JSON. Every verdict has its kind, message and exit code."""
-    document = dataclasses.asdict(report)
+    import msgspec
+
+    document = msgspec.to_builtins(report)
     for check, item in zip(report.checks, document["checks"]):
         verdict = {"kind": check.verdict.kind, "exit_code": check.verdict.exit_code, "message": check.verdict.message}
         item["verdict"] = {**verdict, **item["verdict"]}

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from exportkit.package.manifest import Accuracy
+if TYPE_CHECKING:
+    from exportkit.package.manifest import Accuracy
 
 
 @dataclass(frozen=True)

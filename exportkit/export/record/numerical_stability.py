@@ -121,17 +121,16 @@ def eager_moves(eager_run: EagerRun, calls: Sequence[Call], known: SessionRefere
         calls: The description of each call.
         known: What eager should have answered.
     """
-    found = known.calls if known else [None] * len(calls)
+    found, wide, after = known.calls if known else [None] * len(calls), eager_run.wide, eager_run.after
+    far = wide.far() if wide else 0.0
     parts = [
-        _Part(result_keys(number, call), answered.results, answered.eager, answered.wanted, references)
+        _Part(result_keys(number, call), answered.results, answered.eager, answered.wanted, references, far)
         for number, (call, answered, references) in enumerate(zip(calls, eager_run.answered, found))
     ]
-    after = eager_run.after
-    parts.append(
-        _Part(state_keys(eager_run.state), after.results, after.eager, after.wanted, known.state if known else None)
-    )
+    state, keys = known.state if known else None, state_keys(eager_run.state)
+    parts.append(_Part(keys, after.results, after.eager, after.wanted, state, far))
     moves: dict[str, Accuracy] = {}
-    may_move = any(part.far for part in parts) or eager_run.wide is None or eager_run.wide.decides
+    may_move = wide is None or wide.decides or any(part.lacks_references for part in parts)
     for other in _others(eager_run) if may_move else ():
         for part, results in zip(parts, other or ()):
             for key, moved in part.moves(results):
@@ -148,9 +147,10 @@ class _Part:
     eager: _Results
     wanted: Collection[str]
     references: References | None
+    far: float
 
     @property
-    def far(self) -> bool:
+    def lacks_references(self) -> bool:
         """Whether a result that needs a reference is too far from it to have one."""
         return any(self.references is None or name not in self.references.outputs for name in self.wanted)
 
@@ -171,9 +171,9 @@ class _Part:
         if output.name not in self.wanted or known is None or error is None:
             return output.name in self.wanted and not _same(output, self.eager, results, {}, _NONE)
         theirs = {name: tensor.detach().cpu() for name, tensor in results.items()}
-        worse = worst([error, eager_error(output, theirs, known.outputs)])
-        few = is_outlier(worse, output.dtype, eager.numel())
-        return few and not _same(output, self.eager, results, known.outputs, error)
+        other = eager_error(output, theirs, known.outputs)
+        decided = other.rms > self.far or is_outlier(worst([error, other]), output.dtype, eager.numel())
+        return decided and not _same(output, self.eager, results, known.outputs, error)
 
 
 def _others(eager_run: EagerRun, *, great: bool = False) -> Iterator[Sequence[_Results] | None]:

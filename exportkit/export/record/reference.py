@@ -138,6 +138,10 @@ class WideAnswers:
     eps: float
     decides: bool
 
+    def far(self, *, tf32: bool = False) -> float:
+        """Returns the rms error beyond which an answer and this one cannot be the same function's."""
+        return 2 * math.sqrt(max(self.eps, _TF32_EPS if tf32 else 0))
+
     def narrowed(self, calls: Sequence[AnsweredCall], state: SessionState) -> list[dict[str, torch.Tensor]]:
         """Returns the results of each call, then the state, by name in eager's dtypes, on the CPU."""
         named = [dict(zip((r.name for r in call.results), each)) for call, each in zip(calls, self.calls)]
@@ -206,7 +210,7 @@ def session_references(
         The references. A result has none if eager is so far from it that both cannot be the same function: the model
         draws random numbers, or decides otherwise where two values are nearly equal. None if no result has one.
     """
-    limit = 2 * math.sqrt(max(computed.eps, _TF32_EPS if tf32 else 0))
+    limit = computed.far(tf32=tf32)
     dtype: Literal["float64", "float32"] = "float64" if computed.dtype is torch.float64 else "float32"
     found = tuple(
         _credible(dtype, dict(zip((r.name for r in c.results), each)), c.eager, c.results, c.wanted, limit=limit)
