@@ -7,6 +7,7 @@ import json
 import math
 import os
 import sys
+import threading
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, redirect_stdout
@@ -18,6 +19,8 @@ import click
 from exportkit.progress import Progress, note
 
 T = TypeVar("T")
+
+_QUIET_SECONDS = 60.0
 
 
 def print_json(document: Any) -> None:
@@ -115,9 +118,34 @@ def _stdout_to_stderr() -> Iterator[None]:
 
 
 @contextmanager
+def _lines() -> Iterator[Progress]:
+    """Reports each step with a line, and says once a minute that a long one still runs."""
+    last, began, ended = "", 0.0, threading.Event()
+
+    def step(text: str) -> None:
+        nonlocal last, began
+        last, began = printable(text), time.monotonic()
+        click.echo(f"{last} ...", err=True)
+
+    def remind() -> None:
+        while not ended.wait(_QUIET_SECONDS):
+            if last and (seconds := time.monotonic() - began) >= _QUIET_SECONDS:
+                click.echo(f"still {last}, for {seconds:.0f} s ...", err=True)
+
+    reminder = threading.Thread(target=remind, daemon=True)
+    reminder.start()
+    try:
+        yield step
+    finally:
+        ended.set()
+        reminder.join()
+
+
+@contextmanager
 def _steps() -> Iterator[Progress]:
     if not sys.stderr.isatty():
-        yield lambda text: click.echo(f"{printable(text)} ...", err=True)
+        with _lines() as line:
+            yield line
         return
     from rich.console import Console
     from rich.markup import escape
