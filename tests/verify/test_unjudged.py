@@ -92,7 +92,7 @@ def flipped(count: int, shift: float = 0.0) -> Any:
     return compare_outputs(OUTPUTS, EAGER, [mask, EAGER[1] + shift], reference=Reference({}, {}, moves=MOVES))
 
 
-def test_an_output_that_moves_no_further_than_eager_cannot_be_judged_and_the_others_are() -> None:
+def test_what_moves_no_further_than_eager_cannot_be_judged_and_the_others_can() -> None:
     assert isinstance(flipped(0), Match)
     verdict = flipped(10)
     assert isinstance(verdict, Unjudged)
