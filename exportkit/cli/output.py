@@ -20,7 +20,8 @@ from exportkit.progress import Progress, note
 
 T = TypeVar("T")
 
-_QUIET_SECONDS = 60.0
+QUIET_SECONDS = 60.0
+"""A step without a terminal says so often that it still runs."""
 
 
 def print_json(document: Any) -> None:
@@ -128,8 +129,8 @@ def _lines() -> Iterator[Progress]:
         click.echo(f"{last} ...", err=True)
 
     def remind() -> None:
-        while not ended.wait(_QUIET_SECONDS):
-            if last and (seconds := time.monotonic() - began) >= _QUIET_SECONDS:
+        while not ended.wait(QUIET_SECONDS):
+            if last and (seconds := time.monotonic() - began) >= QUIET_SECONDS:
                 click.echo(f"still {last}, for {seconds:.0f} s ...", err=True)
 
     reminder = threading.Thread(target=remind, daemon=True)

@@ -224,7 +224,7 @@ def test_progress_is_plain_lines_on_stderr_where_there_is_no_terminal(capsys):
 
 
 def test_a_step_that_takes_minutes_says_that_it_still_runs(capsys, monkeypatch):
-    monkeypatch.setattr("exportkit.cli.output._QUIET_SECONDS", 0.05)
+    monkeypatch.setattr("exportkit.cli.output.QUIET_SECONDS", 0.05)
     with progress() as step:
         time.sleep(0.1)
         step("tracing")
