@@ -1,8 +1,9 @@
-"""How far an output is from its reference, and how far it may be: FORMAT.md, "Verdicts". csrc/package computes both."""
+"""How far an output is from its reference or from eager's, and how far it may be: FORMAT.md, "Verdicts"."""
 
 from __future__ import annotations
 
 import ctypes
+import sys
 from collections.abc import Mapping
 from ctypes import byref, c_double, c_size_t, c_void_p
 from dataclasses import dataclass
@@ -121,6 +122,39 @@ def rows_at(
 def whole_rows(rows: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
     """Expands a value for each row to the elements of the rows."""
     return rows.reshape(rows.shape + (1,) * (like.dim() - rows.dim())).expand(like.shape)
+
+
+def differences(expected: torch.Tensor, actual: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """|actual - expected| and |expected| in float64. A difference is inf where only one side is NaN or infinite."""
+    if expected.dtype.is_complex:
+        same = (expected == actual) | (expected.isnan() & actual.isnan())
+        wide_expected, wide_actual = expected.to(torch.complex128), actual.to(torch.complex128)
+    elif not expected.dtype.is_floating_point:
+        # int64 values are subtracted first: float64 would round them.
+        if expected.dtype in (torch.int64, torch.uint64):
+            difference = (actual.to(torch.int64) - expected.to(torch.int64)).abs().double()
+            return difference, expected.double().abs()
+        same, wide_expected, wide_actual = expected == actual, expected.double(), actual.double()
+    else:
+        # float8 types do not support comparison.
+        wide_expected, wide_actual = expected.double(), actual.double()
+        same = (wide_expected == wide_actual) | (wide_expected.isnan() & wide_actual.isnan())
+    difference = (wide_actual - wide_expected).abs()
+    difference = torch.where(same, torch.zeros_like(difference), difference)
+    return difference.nan_to_num(nan=torch.inf, posinf=torch.inf), wide_expected.abs().nan_to_num(nan=0.0)
+
+
+def distance(expected: torch.Tensor, actual: torch.Tensor) -> Accuracy:
+    """Returns how far one result is from another: absolutely, and of integers and booleans which share is another."""
+    difference, _ = differences(expected, actual)
+    if not (expected.is_floating_point() or expected.is_complex()):
+        difference = (difference > 0).double()
+    if not difference.numel():
+        return Accuracy(rms=0.0, greatest=0.0)
+    # A file has no infinity.
+    found = difference.square().mean().sqrt(), difference.max()
+    rms, greatest = (min(float(each), sys.float_info.max) for each in found)
+    return Accuracy(rms=rms, greatest=greatest)
 
 
 def _wide(tensor: torch.Tensor) -> torch.Tensor:

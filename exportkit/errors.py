@@ -27,6 +27,7 @@ EXIT_CODES: Mapping[int, str] = {
     18: "verify: eager itself fails, at a size inside the exported range or when it is made",
     19: "verify: sessions are not independent, or fork, reset or a saved state does not give what it must",
     20: "verify: an output is not the gradient that it is declared to be",
+    21: "verify: an output cannot be judged: eager moves by as much when it rounds otherwise; the others agree",
     70: "a bug in exportkit; stderr has a traceback",
     130: "interrupted",
 }

@@ -123,10 +123,10 @@ def build_package(
 def _verify_and_rename(
     unverified: Path, output: Path, manifest: Manifest, options: PackOptions, progress: Progress
 ) -> Report | None:
-    """Verifies a new package, signs it, and gives it its name if it passed. Returns the report, if it was verified."""
+    """Verifies a new package, signs it, and gives it its name if nothing failed. Returns the report of verifying."""
     digest, key = hashlib.sha256(encode_manifest(manifest)).hexdigest(), options.sign_key
     report = verify(unverified, options.verification, unsigned=digest, progress=progress) if options.verify else None
-    if report is None or report.exit_code == 0:
+    if report is None or not report.wrong:
         signed = sign_package(unverified, key, manifest_sha256=digest) if key is not None else None
         os.replace(unverified, output)
         if signed is not None:

@@ -69,7 +69,7 @@ def reference() -> str:
 
 def _exit_codes() -> list[str]:
     rows = [f"| {code} | {meaning} |" for code, meaning in EXIT_CODES.items()]
-    last = "The first check that fails decides the exit code.\n"
+    last = "The first check that fails decides the exit code; it is 21 only where none fails.\n"
     return ["## Exit codes\n", "| code | meaning |", "| --- | --- |", *rows, "", last]
 
 

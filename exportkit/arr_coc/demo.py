@@ -153,7 +153,7 @@ def _run_elsewhere(
 
 def _require(report: Report | None) -> None:
     """Raises WrongResultError if a check failed."""
-    if report is not None and (check := report.failure) is not None:
+    if report is not None and report.wrong and (check := report.failure):
         raise WrongResultError(f"{check.against}, {check.label}: {check.verdict.message}")
 
 

@@ -35,7 +35,7 @@ from exportkit.package.trust import Trust
 from exportkit.progress import Progress
 from exportkit.verify.judging import Judge
 from exportkit.verify.options import VerifyOptions
-from exportkit.verify.outcomes import Match
+from exportkit.verify.outcomes import Match, Unjudged
 from exportkit.verify.replayer import ReplayTask
 
 
@@ -134,7 +134,7 @@ class _Rows:
             for contender in self._contenders(steps, stack):
                 calls = Calls(contender, steps, manifest, self.device)
                 verdict = _judged(contender, calls, steps, manifest)
-                if isinstance(verdict, Match):
+                if not isinstance(verdict, str):
                     error = max((one.error.rms for one in verdict.outputs if one.error), default=None)
                     known[contender.name] = contender.load_ms, error
                     sets = (Calls(contender, replace(steps, tensors=t), manifest, self.device) for t in steps.others)
@@ -164,8 +164,8 @@ class _Rows:
         return found
 
 
-def _judged(contender: Contender, calls: Calls, steps: Steps, manifest: Manifest) -> Match | str:
-    """Returns that a contender's results agree with eager's, or how they differ."""
+def _judged(contender: Contender, calls: Calls, steps: Steps, manifest: Manifest) -> Match | Unjudged | str:
+    """Returns that a contender's results agree with eager's, or cannot be judged, or how they differ."""
     try:
         with contender.within():
             answers, structures = calls.answers()
@@ -177,6 +177,7 @@ def _judged(contender: Contender, calls: Calls, steps: Steps, manifest: Manifest
     expected = dict(steps.tensors)
     if steps.count < len(steps.case.calls):  # the state was recorded after calls that were not made
         expected = {key: tensor for key, tensor in expected.items() if not key.startswith("state")}
-    judge, task = Judge(manifest, VerifyOptions(), fresh=steps.fresh), ReplayTask(steps.label, steps.case, Path())
+    task = ReplayTask(steps.label, steps.case, Path(), moves=steps.moves)
+    judge = Judge(manifest, VerifyOptions(), fresh=steps.fresh)
     verdict = judge.verdict(task, expected, answers, structures, range(steps.count))
-    return verdict if isinstance(verdict, Match) else verdict.message
+    return verdict if isinstance(verdict, Match | Unjudged) else verdict.message

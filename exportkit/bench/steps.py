@@ -22,8 +22,8 @@ from exportkit.export.record.eager_methods import EagerMethods
 from exportkit.export.record.record import record_case
 from exportkit.export.record.sequences import DrawnCall, draw_call, draw_session, session_call
 from exportkit.package.archive import PackageReader
-from exportkit.package.case_files import edge_case_in
-from exportkit.package.manifest import Case, Manifest, PackagedMethod
+from exportkit.package.case_files import edge_case_in, moves_of
+from exportkit.package.manifest import Accuracy, Case, Manifest, PackagedMethod
 from exportkit.runtime.model import Model
 from exportkit.sizes import case_label, case_sizes, label_of
 
@@ -38,6 +38,7 @@ class Steps:
     Attributes:
         case: The calls.
         tensors: What eager was given and answered, as the file of a recorded case has it.
+        moves: How far eager moves when it rounds otherwise, as that file has it.
         timed: The number of the call that is timed, the last one that is made; None for all.
         fresh: Whether eager was asked now, and not at export.
         replaced: Whether references replaced eager's operators for that.
@@ -46,6 +47,7 @@ class Steps:
 
     case: Case
     tensors: Mapping[str, Tensor]
+    moves: Mapping[str, Accuracy]
     timed: int | None
     fresh: bool = False
     replaced: bool = False
@@ -128,7 +130,8 @@ class StepsOf:
                     continue
                 found, timed = True, calls[-1] if calls else None
                 if self.eager is None:
-                    yield Steps(case, load_safetensors(reader.read(case.record)), timed)
+                    content = reader.read(case.record)
+                    yield Steps(case, load_safetensors(content), moves_of(content), timed)
                     continue
                 loaded, bind = self.model.cases[place].calls, self.eager.bind
                 drawn = [
@@ -180,4 +183,5 @@ class StepsOf:
         accuracy = dict(made.state_accuracy)
         case = Case(record="", calls=made.calls, reference_dtype=made.reference_dtype, state_accuracy=accuracy)
         named = [{f"0.input.{place}": tensor for place, tensor in enumerate(each)} for each in others]
-        return Steps(case, load_safetensors(made.tensors), timed, fresh=True, replaced=replaced, others=named)
+        tensors, moves = load_safetensors(made.tensors), moves_of(made.tensors)
+        return Steps(case, tensors, moves, timed, fresh=True, replaced=replaced, others=named)

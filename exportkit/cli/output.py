@@ -21,7 +21,7 @@ from exportkit.progress import Progress, note
 
 T = TypeVar("T")
 
-_LONG = 20.0  # seconds after which a step is reported again
+_LONG = 30.0  # seconds after which a step is reported again
 
 
 def print_json(document: Any) -> None:

@@ -69,9 +69,10 @@ def command(
     """Put compiled artifacts, operator libraries, manifest and cases into one .pt2, and verify it.
 
     Several artifacts become the targets of one package; the loader picks the target that runs on its machine. Each
-    target that runs here replays the recorded cases in a fresh process. The package is written only if all of them
-    pass. Packaging therefore runs the code of each ARTIFACT. If --public-key or this machine's policy requires
-    signatures, each ARTIFACT must be signed before any of it runs. The package is signed last, after it passed.
+    target that runs here replays the recorded cases in a fresh process. The package is written only if none of them
+    fails. If outputs cannot be judged, because eager itself moves by as much, it is written, and the exit code is 21.
+    Packaging therefore runs the code of each ARTIFACT. If --public-key or this machine's policy requires signatures,
+    each ARTIFACT must be signed before any of it runs. The package is signed last, after it passed.
 
     ARTIFACT may be a package, and the output, too: until the new package has passed, the old one stays as it is.
 
@@ -105,7 +106,7 @@ def command(
 
 
 def _print(output: Path, manifest: Manifest, report: Report | None, sign_key: PrivateKey | None, as_json: bool) -> None:
-    """Prints a new package. It was written if its verification passed, or was skipped."""
+    """Prints a new package. It was written if nothing in its verification failed, or it was skipped."""
     from exportkit.cli.verify import print_report, report_document
     from exportkit.inspect.rows import library_rows, operators_rows, target_rows
     from exportkit.package.archive import PackageReader
@@ -113,7 +114,7 @@ def _print(output: Path, manifest: Manifest, report: Report | None, sign_key: Pr
 
     # The package was verified under a temporary name.
     report = dataclasses.replace(report, artifact=str(output)) if report is not None else None
-    written = report is None or report.exit_code == 0
+    written = report is None or not report.wrong
     signed = signature_path(output, sign_key) if written and sign_key is not None else None
     if as_json:
         import msgspec
@@ -139,5 +140,7 @@ def _print(output: Path, manifest: Manifest, report: Report | None, sign_key: Pr
         click.echo("not verified: --no-verify")
         return
     print_report(report)
+    if written and report.exit_code:
+        click.echo("The package was written: nothing failed.")
     if report.exit_code == HostError.exit_code:
         click.echo("It may run elsewhere: --no-verify writes it without running it here.")

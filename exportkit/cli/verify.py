@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import re
 import shlex
 from pathlib import Path
@@ -106,8 +105,13 @@ def command(
     A case may have values that show what is wrong with a kernel, such as ties, and inputs are laid out in memory in
     several ways. A failure names both, and the command that shows it alone.
 
+    Where eager decides by a value at the border, such as a threshold, an argmax or a routing in bfloat16, it answers
+    otherwise when it rounds otherwise. An output that is as far from eager's as that cannot be judged, and only that:
+    if nothing else fails, the exit code is 21.
+
     With --bisect, a call that fails is repeated on parts of the graph: cut after a node, compiled, and compared with
     what eager and a float64 reference compute up to that node. The first node that differs is named, with its errors.
+    Each part takes eager's decisions as inputs, so that what cannot be judged as a whole is compared as well.
     A cut takes as long as an export; 1,000 nodes take about ten.
 
     \b
@@ -188,7 +192,9 @@ def _write_page(page: Path, artifact: Path, report: Report) -> None:
 
 def report_document(report: Report) -> dict[str, Any]:
     """Returns the report as JSON. Every verdict has its kind, message and exit code."""
-    document = dataclasses.asdict(report)
+    import msgspec
+
+    document = msgspec.to_builtins(report)
     for check, item in zip(report.checks, document["checks"]):
         verdict = {"kind": check.verdict.kind, "exit_code": check.verdict.exit_code, "message": check.verdict.message}
         item["verdict"] = {**verdict, **item["verdict"]}
@@ -218,11 +224,8 @@ def print_report(report: Report) -> None:
             click.echo(printable_lines(check.verdict.message, "  | "))
             if (again := _again(report, check)) is not None:
                 click.echo(f"  {again}")
-    failed = sum(check.failed for check in report.checks)
-    if failed:
-        if any(check.failed and check.target and check.against in ("cases", "eager") for check in report.checks):
-            click.echo("\n`verify --bisect` names the node, `export --repair` looks for options that make it right.")
-        click.echo(f"\nFAILED: {failed} of {len(report.checks)} checks; exit code {report.exit_code}")
+    if report.failure is not None:
+        _print_failure(report, report.failure)
         return
     calls, beside = (sum(getattr(check, kind) for check in report.checks) for kind in ("calls", "beside"))
     if beside:
@@ -230,6 +233,17 @@ def print_report(report: Report) -> None:
     ran = sum(target.left_out is None for target in report.targets)
     of = f"; {ran} of {len(report.targets)} targets were run" if len(report.targets) > 1 else ""
     click.echo(f"ok: {calls} calls agree{of}")
+
+
+def _print_failure(report: Report, failure: Check) -> None:
+    """Prints how many checks failed, or could not be judged where none failed, and what to do next."""
+    alike = sum(check.failed and check.wrong == failure.wrong for check in report.checks)
+    if not failure.wrong:
+        click.echo("\n`verify --bisect` compares them node by node, along the decisions that eager takes.")
+    elif any(check.wrong and check.target and check.against in ("cases", "eager") for check in report.checks):
+        click.echo("\n`verify --bisect` names the node, `export --repair` looks for options that make it right.")
+    what = "FAILED" if failure.wrong else "CANNOT BE JUDGED"
+    click.echo(f"\n{what}: {alike} of {len(report.checks)} checks; exit code {report.exit_code}")
 
 
 def _again(report: Report, check: Check) -> str | None:
@@ -252,5 +266,5 @@ def _row(check: Check) -> tuple[str, ...]:
 def _state(verdict: Verdict) -> str:
     """Returns the mark of a verdict."""
     if verdict.exit_code:
-        return "FAIL"
+        return "FAIL" if verdict.wrong else "?"
     return "--" if isinstance(verdict, (outcomes.NotRun, outcomes.EagerUnavailable)) else "ok"

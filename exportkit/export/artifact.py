@@ -178,7 +178,7 @@ def traced_model(
     if options.name is None and resolved.spec.name is not None:
         check_name("name", resolved.spec.name)
     model_tensors = {*resolved.spec.model.parameters(), *resolved.spec.model.buffers()}
-    check_writable(out, sum(tensor.nbytes for tensor in model_tensors))
+    check_writable(out, sum(tensor.nbytes for tensor in model_tensors if tensor.layout is torch.strided))
     if isinstance(resolved, EagerModel):
         return trace(resolved, options, device, progress)
     return trace_saved(resolved, options, device, progress)

@@ -5,7 +5,10 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING
+from contextlib import suppress
+from typing import TYPE_CHECKING, TypeVar
+
+import msgspec
 
 from exportkit.errors import PackageError
 from exportkit.package.manifest import Accuracy, Call, Case, StateTensor, TensorOutput
@@ -15,13 +18,19 @@ if TYPE_CHECKING:
 
     from exportkit.package.archive import PackageReader
 
+T = TypeVar("T")
+
 EDGE_CASE = "edge_case"
 """The key of a file's metadata that says what makes a case's inputs edge values."""
+
+MOVES = "moves"
+"""The key of a file's metadata that says how far eager moves when it rounds otherwise: JSON, by a result's tensor."""
 
 
 OUT_OF_RANGE = ("far below", "far above")
 """Kinds of edge values that no case has: integers that are no index into a tensor of a usual size, for `verify`."""
 
+_MOVES = 2.0  # times as far as in the few runs that were tried
 _SAID = re.compile(r"[\w ,.*-]{1,1000}")  # a stranger's file may say anything
 
 
@@ -31,10 +40,25 @@ def edge_case_of(head: bytes) -> str:
     Args:
         head: The beginning of the case's file, which the reader of packages has checked: its header at least.
     """
+    said = _metadata(head, EDGE_CASE)
+    return said if _SAID.fullmatch(said) else ""
+
+
+def moves_of(content: bytes) -> dict[str, Accuracy]:
+    """Returns how far eager moves when it rounds otherwise, by the name of a result's tensor: FORMAT.md, "Verdicts".
+
+    Args:
+        content: The case's file, or the beginning of it, as `edge_case_of` takes it.
+    """
+    with suppress(msgspec.DecodeError):  # a stranger's file may say anything
+        return msgspec.json.decode(_metadata(content, MOVES), type=dict[str, Accuracy])
+    return {}
+
+
+def _metadata(head: bytes, key: str) -> str:
     header = json.loads(head[8 : 8 + int.from_bytes(head[:8], "little")])
     metadata = header.get("__metadata__") if isinstance(header, dict) else None
-    said = str(metadata.get(EDGE_CASE, "")) if isinstance(metadata, dict) else ""
-    return said if _SAID.fullmatch(said) else ""
+    return str(metadata.get(key, "")) if isinstance(metadata, dict) else ""
 
 
 def edge_case_in(reader: PackageReader, case: Case) -> str:
@@ -107,8 +131,8 @@ def named_results(keys: Mapping[str, str], results: Mapping[str, torch.Tensor]) 
     return {keys[name]: stored(tensor) for name, tensor in results.items()}
 
 
-def results_in(keys: Mapping[str, str], tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Returns the results of a file that it has, by name. `keys` comes from result_keys or state_keys."""
+def results_in(keys: Mapping[str, str], tensors: Mapping[str, T]) -> dict[str, T]:
+    """Returns what a file has of results, by their names. `keys` comes from result_keys or state_keys."""
     return {name: tensors[key] for name, key in keys.items() if key in tensors}
 
 
@@ -118,6 +142,11 @@ def worst(errors: Iterable[Accuracy]) -> Accuracy:
     return Accuracy(
         rms=max((e.rms for e in found), default=0.0), greatest=max((e.greatest for e in found), default=0.0)
     )
+
+
+def explains(moves: Accuracy, away: Accuracy) -> bool:
+    """Returns whether being so far away from eager's result shows nothing, because eager itself moves by as much."""
+    return away.rms <= _MOVES * moves.rms and away.greatest <= _MOVES * moves.greatest
 
 
 def recorded_errors(cases: Iterable[Case], method: str) -> dict[str, list[Accuracy]]:

@@ -10,7 +10,7 @@ import torch
 from exportkit.errors import CaseError
 from exportkit.package import manifest as package
 from exportkit.package.archive import PackageReader
-from exportkit.package.case_files import edge_case_of, result_keys, results_in, state_keys
+from exportkit.package.case_files import edge_case_of, moves_of, result_keys, results_in, state_keys
 
 
 class CallTensors(NamedTuple):
@@ -21,12 +21,14 @@ class CallTensors(NamedTuple):
         outputs: Eager's flat outputs.
         written: By input, what eager wrote into it.
         references: By result, what eager should have answered. What is written into an input is `written.<input>`.
+        moves: By result, how far eager moves when it rounds otherwise.
     """
 
     inputs: list[torch.Tensor]
     outputs: list[torch.Tensor]
     written: dict[str, torch.Tensor]
     references: dict[str, torch.Tensor]
+    moves: dict[str, package.Accuracy]
 
 
 class CaseTensors(NamedTuple):
@@ -39,6 +41,7 @@ class CaseTensors(NamedTuple):
     calls: list[CallTensors]
     state: dict[str, torch.Tensor]
     state_references: dict[str, torch.Tensor]
+    state_moves: dict[str, package.Accuracy]
     edge_case: str
 
 
@@ -59,23 +62,28 @@ def read_case(reader: PackageReader, case: package.Case) -> CaseTensors:
         tensors = load_safetensors(content)
     except (SafetensorError, KeyError) as error:  # KeyError: a dtype that this torch does not have
         raise CaseError(f"{case.record} cannot be read with torch {torch.__version__}: {error}") from error
+    moves = moves_of(content)
     calls = [
-        _call_tensors(number, manifest.method(recorded.method).call, tensors)
+        _call_tensors(number, manifest.method(recorded.method).call, tensors, moves)
         for number, recorded in enumerate(case.calls)
     ]
     state, references = (
         results_in(state_keys(manifest.state, reference=reference), tensors) for reference in (False, True)
     )
-    return CaseTensors(calls, state, references, edge_case_of(content))
+    state_moves = results_in(state_keys(manifest.state), moves)
+    return CaseTensors(calls, state, references, state_moves, edge_case_of(content))
 
 
-def _call_tensors(number: int, call: package.Call, tensors: dict[str, torch.Tensor]) -> CallTensors:
+def _call_tensors(
+    number: int, call: package.Call, tensors: dict[str, torch.Tensor], moves: dict[str, package.Accuracy]
+) -> CallTensors:
     keys = result_keys(number, call)
     return CallTensors(
         inputs=[tensors[f"{number}.input.{place}"] for place in range(len(call.inputs))],
         outputs=[tensors[keys[output.name]] for output in call.outputs],
         written={each.name: tensors[keys[f"written.{each.name}"]] for each in call.inputs if each.written is not None},
         references=results_in(result_keys(number, call, reference=True), tensors),
+        moves=results_in(keys, moves),
     )
 
 

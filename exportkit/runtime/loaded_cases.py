@@ -28,6 +28,7 @@ class LoadedCall:
         references: By result, on the CPU, what eager should have answered: FORMAT.md, "Verdicts". What is written into
             an input has the name `written.<input>`.
         written: By input, what eager wrote into it.
+        moves: By result, how far eager moves when it rounds otherwise; none where it does not matter.
     """
 
     method: str
@@ -37,6 +38,7 @@ class LoadedCall:
     sizes: Mapping[str, int]
     references: Mapping[str, torch.Tensor]
     written: Mapping[str, torch.Tensor]
+    moves: Mapping[str, package.Accuracy]
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,6 +52,7 @@ class LoadedCase:
         state_sizes: The sizes of the state, by dimension: `model.session(**case.state_sizes)`.
         state: The state after the last call, by name; empty if it was not recorded.
         state_references: What it should have been, on the CPU.
+        state_moves: As the calls' `moves`.
         edge_case: What makes the inputs edge values, such as "ties in x"; empty if they were only drawn.
     """
 
@@ -57,6 +60,7 @@ class LoadedCase:
     state_sizes: Mapping[str, int]
     state: Mapping[str, torch.Tensor]
     state_references: Mapping[str, torch.Tensor]
+    state_moves: Mapping[str, package.Accuracy]
     edge_case: str = ""
 
     @property
@@ -123,7 +127,8 @@ class Cases(Sequence[LoadedCase]):
             size.dimension for each in manifest.state for size in each.shape if isinstance(size, package.Size)
         }
         sizes = {name: size for call in case.calls for name, size in call.sizes.items() if name in dimensions}
-        return LoadedCase(calls, sizes, self._moved(tensors.state), tensors.state_references, tensors.edge_case)
+        state = self._moved(tensors.state)
+        return LoadedCase(calls, sizes, state, tensors.state_references, tensors.state_moves, tensors.edge_case)
 
     def _call(self, recorded: package.CaseCall, tensors: CallTensors) -> LoadedCall:
         call = self._reader.manifest.method(recorded.method).call
@@ -137,6 +142,7 @@ class Cases(Sequence[LoadedCase]):
             sizes=dict(recorded.sizes),
             references=tensors.references,
             written=self._moved(tensors.written),
+            moves=tensors.moves,
         )
 
     def _moved(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:

@@ -204,7 +204,7 @@ def _packaged(spec: ExportSpec, model: Any, config: ExportkitConfig) -> WrittenP
     export_aoti(spec, artifact, TraceOptions(device=device), CompileOptions(inductor_config=dict(config.inductor)))
     options = PackOptions(VerifyOptions(against="cases"), verify=config.verify)
     _, report = build_package([artifact], file.path, options)
-    if report is not None and report.exit_code:
+    if report is not None and report.wrong:
         raise WrongResultError(
             "the package does not answer what was recorded",
             hint="`exportkit export` and `exportkit package` of the same model say what differs.",

@@ -45,6 +45,7 @@ from exportkit.verify.cut_program import (
     values_after,
 )
 from exportkit.verify.cut_state import call_with_state, state_before, used_by, written_state
+from exportkit.verify.eager_decisions import EagerDecisions
 
 
 class Cutter:
@@ -59,6 +60,7 @@ class Cutter:
         self._device: torch.device
         self._eager: EagerMethods
         self._program: torch.export.ExportedProgram
+        self._decisions: EagerDecisions
 
     def read(self, command: ReadGraph) -> GraphRead:
         """Traces the model, or reads the program. From then on, this process has no network."""
@@ -75,6 +77,8 @@ class Cutter:
             self._eager, self._program = EagerMethods(saved.spec), saved.programs[name]
         else:
             self._trace(eager)
+        self._decisions = EagerDecisions(self._program)
+        self._program = self._decisions.program
         points = cut_points(self._program)
         if not points:
             raise UsageError("the graph has no node, so that there is nothing to cut")
@@ -102,9 +106,10 @@ class Cutter:
         point = cut_points(self._program)[command.point]
         program, values = cut_after(self._program, point), values_after(self._program, point)
         manifest = self._manifest
-        call = cut_call(call_with_state(self._method, manifest), manifest.source, values)
-        method = TracedMethod(FORWARD, program, call)
         bound = self._bound()
+        taken = self._decisions.describe(call_with_state(self._method, manifest), bound)
+        call = cut_call(taken, manifest.source, values)
+        method = TracedMethod(FORWARD, program, call)
         # The same function as before the cut, node by node as eager computes it.
         writes = [*self._eager.specs[self._method.name].writes, *written_state(self._method)]
         spec = ExportSpec(program.module(check_guards=False), bound.args, bound.kwargs, writes=writes)
@@ -126,11 +131,12 @@ class Cutter:
         bound, before = self._calls(self._command.call)
         bound = on_device(bound, self._device)
         if not self._method.state:
-            return bound
+            return self._decisions.bind(bound)
         sizes, tf32 = self._command.call.session_sizes, self._manifest.provenance.tf32
         state = state_before(self._eager, before, sizes, self._device, tf32=tf32)
         taken = tuple(state[tensor.name] for tensor in used_by(self._method, self._manifest))
-        return describe_call(self._program.module(check_guards=False), bound.args, {**bound.kwargs, STATE: taken})
+        whole = self._decisions.original.module(check_guards=False)
+        return self._decisions.bind(describe_call(whole, bound.args, {**bound.kwargs, STATE: taken}))
 
     def _calls(self, call: FailedCall) -> tuple[BoundCall, list[DrawnCall]]:
         """Returns the call that fails, and those before it in its session."""

@@ -62,7 +62,7 @@ def bisect_artifact(
     if named_model(artifact) is not None:
         raise UsageError("--bisect compares compiled targets with eager", hint="Leave it out for an ONNX model.")
     called = (check for check in report.checks if check.target is not None and check.against in ("cases", "eager"))
-    check = next((check for check in called if check.failed), None)
+    check = min((check for check in called if check.failed), key=lambda check: not check.wrong, default=None)
     if check is None:
         raise UsageError(f"no call of {artifact.name} fails, so that there is nothing to search for")
     with (
@@ -107,7 +107,8 @@ class _Cuts:
         self._start()
         search, check = bisect(len(self._points), self._fails), self._check
         verdict, errors = (None, ()) if search.fails is None else self._failed[search.fails]
-        return Located(check.label, dict(check.sizes), str(check.target), self._points, search, verdict, errors)
+        label, target = check.label, str(check.target)
+        return Located(label, dict(check.sizes), target, self._points, search, verdict, errors, check.wrong)
 
     def _plan_ways(self, reader: PackageReader, *, ours: bool) -> list[ReadGraph]:
         """Returns what may give the graph.
@@ -183,7 +184,7 @@ class _Cuts:
         chosen = replace(self._options, against="cases", cases=(), device="auto", target=None)
         report = verify(made, replace(chosen, trust=Trust(), eager=libraries), unsigned=digest, progress=silent)
         failure = report.failure
-        if failure is None:
+        if failure is None or not failure.wrong:
             return False
         if failure.against == "package":
             return failure.verdict.message

@@ -10,7 +10,7 @@ from typing import Literal
 
 from exportkit.errors import CaseError
 from exportkit.package.archive import PackageReader
-from exportkit.package.case_files import OUT_OF_RANGE, edge_case_in
+from exportkit.package.case_files import OUT_OF_RANGE, edge_case_in, moves_of
 from exportkit.progress import Progress
 from exportkit.sizes import case_label, case_sizes, label_of
 from exportkit.verify.commands import CallsDrawn, DrawCalls, GradientsCompared
@@ -259,7 +259,7 @@ class TargetCalls:
         sizes, file = command.sizes, Path(command.file)
         if not isinstance(answer, CallsDrawn):
             return Check("eager", label, dict(sizes), answer, target=self.target)
-        task = ReplayTask(label, answer.case, file)
+        task = ReplayTask(label, answer.case, file, moves=moves_of(file.read_bytes()))
         judge = Judge(self.reader.manifest, self.options, fresh=True)
         for call, structure in enumerate(answer.structures):
             if (wrong := judge.structure(task, call, structure)) is not None:
@@ -272,7 +272,7 @@ class TargetCalls:
         """Makes the calls of a task in memory of each content, and judges the answers."""
         for content in CONTENTS:
             check = self._replayed_in(replace(task, memory=content), against)
-            if check.failed:
+            if check.wrong:
                 break
         if isinstance(check.verdict, Mismatch) and not self._replayed_in(task, against).failed:
             return replace(check, verdict=replace(check.verdict, memory=content))
@@ -304,4 +304,4 @@ class TargetCalls:
     def _task(self, index: int, label: str) -> ReplayTask:
         case, file = self.reader.manifest.cases[index], self.folder / f"case-{index}.safetensors"
         self.reader.extract(case.record, file)
-        return ReplayTask(label, case, file)
+        return ReplayTask(label, case, file, moves=moves_of(file.read_bytes()))

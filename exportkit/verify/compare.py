@@ -3,23 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import torch
 
 from exportkit.accuracy import (
     allowed_error,
+    differences,
+    distance,
     eager_error,
     measure_error,
     rows_at,
     typical_magnitude,
     whole_rows,
 )
-from exportkit.package.case_files import worst
+from exportkit.package.case_files import explains, worst
 from exportkit.package.manifest import Accuracy, OutputTolerance, TensorOutput
 from exportkit.sizes import contradicts, shape_at
 from exportkit.verify.comparisons import OutputComparison, OutputError
-from exportkit.verify.outcomes import Match, Mismatch, WrongDtype, WrongShape, WrongStructure
+from exportkit.verify.outcomes import WrongDtype, WrongShape, WrongStructure
+from exportkit.verify.value_verdicts import Judged, judged
 
 
 @dataclass(frozen=True)
@@ -30,11 +33,13 @@ class Reference:
         outputs: By output, its value in a wider dtype; for an output of indices, the indices.
         errors: By output, eager's errors in the recorded cases.
         fresh: Whether eager was run for this comparison. Its error in this call then counts as well.
+        moves: By output, how far eager moves from its answer when it rounds otherwise.
     """
 
     outputs: Mapping[str, torch.Tensor]
     errors: Mapping[str, Sequence[Accuracy]]
     fresh: bool = False
+    moves: Mapping[str, Accuracy] = field(default_factory=dict)
 
 
 def compare_outputs(
@@ -46,7 +51,7 @@ def compare_outputs(
     sizes: Mapping[str, int] | None = None,
     rtol: float | None = None,
     atol: float | None = None,
-) -> Match | Mismatch | WrongDtype | WrongShape | WrongStructure:
+) -> Judged | WrongDtype | WrongShape | WrongStructure:
     """Compares the outputs of a call with the expected outputs, by the rule of FORMAT.md, "Verdicts".
 
     Dtypes and shapes are compared before values. NaN equals NaN, and an infinity equals itself. Integers and booleans
@@ -79,8 +84,7 @@ def compare_outputs(
         {output.name: got.detach().cpu() for output, got in zip(outputs, actual)},
         reference if rtol is None and reference is not None else Reference({}, {}),
     )
-    compared = tuple(comparison.of(output.name) for output in outputs)
-    return Match(compared) if all(output.agrees for output in compared) else Mismatch(compared)
+    return judged(comparison.of(output.name) for output in outputs)
 
 
 def _allowed(output: TensorOutput, rtol: float | None, atol: float | None) -> OutputTolerance:
@@ -101,6 +105,12 @@ class _Comparison:
     reference: Reference
 
     def of(self, name: str) -> OutputComparison:
+        found, moves = self._compared(name), self.reference.moves.get(name)
+        if found.agrees or moves is None or not explains(moves, distance(self.wanted[name], self.given[name])):
+            return found
+        return replace(found, moves=moves)
+
+    def _compared(self, name: str) -> OutputComparison:
         of = self.tolerances[name].ranking_of
         if of is not None and name in self.reference.outputs and self._has_reference(of):
             # The places of a ranking are as uncertain as the values that it ranks.
@@ -181,7 +191,7 @@ def compare_tensors(
         atol: Absolute tolerance.
         selected: Boolean tensor of the same shape that selects the elements to compare. Default: all.
     """
-    difference, magnitude = _difference(expected, actual)
+    difference, magnitude = differences(expected, actual)
     counts = torch.ones_like(difference, dtype=torch.bool) if selected is None else selected
     wrong = (difference > atol + rtol * magnitude) & counts
     # An infinite expected value would allow any difference.
@@ -211,7 +221,7 @@ def _compare_ranking(
     outside = (actual < 0) | (actual >= count)
     picked = actual_values.gather(-1, actual.clamp(0, max(count - 1, 0))) if count else actual.double()
     wanted = expected_values.gather(-1, expected.clamp(0, max(count - 1, 0))) if count else expected.double()
-    difference, magnitude = _difference(wanted, picked)
+    difference, magnitude = differences(wanted, picked)
     too_far = (difference > tolerance.atol + tolerance.rtol * magnitude) | difference.isinf()
     ordered, order = actual.sort(dim=-1, stable=True)
     again = torch.zeros_like(differs)
@@ -234,26 +244,6 @@ def _compare_ranking(
     return OutputComparison(
         *described, None, None, None, None, tolerance.rtol, tolerance.atol, "; ".join(notes) or None
     )
-
-
-def _difference(expected: torch.Tensor, actual: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """|actual - expected| and |expected| in float64. A difference is inf where only one side is NaN or infinite."""
-    if expected.dtype.is_complex:
-        same = (expected == actual) | (expected.isnan() & actual.isnan())
-        wide_expected, wide_actual = expected.to(torch.complex128), actual.to(torch.complex128)
-    elif not expected.dtype.is_floating_point:
-        # int64 values are subtracted first: float64 would round them.
-        if expected.dtype in (torch.int64, torch.uint64):
-            difference = (actual.to(torch.int64) - expected.to(torch.int64)).abs().double()
-            return difference, expected.double().abs()
-        same, wide_expected, wide_actual = expected == actual, expected.double(), actual.double()
-    else:
-        # float8 types do not support comparison.
-        wide_expected, wide_actual = expected.double(), actual.double()
-        same = (wide_expected == wide_actual) | (wide_expected.isnan() & wide_actual.isnan())
-    difference = (wide_actual - wide_expected).abs()
-    difference = torch.where(same, torch.zeros_like(difference), difference)
-    return difference.nan_to_num(nan=torch.inf, posinf=torch.inf), wide_expected.abs().nan_to_num(nan=0.0)
 
 
 def _greatest(values: torch.Tensor, counts: torch.Tensor) -> tuple[float | None, tuple[int, ...] | None]:

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from exportkit.package.manifest import Accuracy
 
 
 @dataclass(frozen=True)
@@ -57,6 +61,7 @@ class OutputComparison:
         note: A remark, such as how many indices differ within a tie.
         error: The error, for an output with a reference; `rtol` and `atol` are then not used.
         call: The number of its call in a sequence; None for the state after it.
+        moves: How far eager moves by itself when it rounds otherwise, if that explains the difference.
     """
 
     name: str
@@ -73,11 +78,17 @@ class OutputComparison:
     note: str | None = None
     error: OutputError | None = None
     call: int | None = 0
+    moves: Accuracy | None = None
 
     @property
     def agrees(self) -> bool:
         """Whether the output is within its tolerance, or as accurate as eager."""
         return not self.mismatched and (self.error is None or self.error.allowed)
+
+    @property
+    def unjudged(self) -> bool:
+        """Whether it differs by no more than eager moves by itself."""
+        return not self.agrees and self.moves is not None
 
     def __str__(self) -> str:
         if self.compared == 0:
@@ -91,7 +102,11 @@ class OutputComparison:
         if self.max_abs and self.error is None:
             text += f"; greatest absolute difference {self.max_abs:.3g}{_at(self.max_abs_at)} ({self.atol:.3g} allowed)"
             text += f", greatest relative difference {self.max_rel:.3g}{_at(self.max_rel_at)} ({self.rtol:.3g} allowed)"
-        return f"{self.name}: {text}" + (f"; {self.note}" if self.note else "")
+        text = f"{self.name}: {text}" + (f"; {self.note}" if self.note else "")
+        return f"{text}; {_UNJUDGED}" if self.unjudged else text
+
+
+_UNJUDGED = "cannot be judged: eager moves by as much when it rounds otherwise"
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import subprocess
 from collections.abc import Iterator, Mapping, Sequence
@@ -11,15 +12,24 @@ import msgspec
 
 from exportkit.errors import HostError
 from exportkit.package.archive import PackageReader
-from exportkit.package.case_files import edge_case_in
-from exportkit.package.manifest import PackagedMethod
+from exportkit.package.case_files import (
+    edge_case_of,
+    explains,
+    moves_of,
+    result_keys,
+    results_in,
+    results_of,
+    state_keys,
+)
+from exportkit.package.manifest import Accuracy, PackagedMethod
 from exportkit.sizes import case_label, case_sizes, shape_at
 from exportkit.verify.comparisons import OutputComparison, OutputError
 from exportkit.verify.filled_memory import CONTENTS, MALLOC_BYTES, Content
 from exportkit.verify.options import VerifyOptions
-from exportkit.verify.outcomes import CallFailed, Crashed, LoadFailed, Match, Mismatch, TimedOut, Verdict
+from exportkit.verify.outcomes import CallFailed, Crashed, LoadFailed, TimedOut, Verdict
 from exportkit.verify.replayer import ReplayTask, state_sizes
 from exportkit.verify.report import Check
+from exportkit.verify.value_verdicts import judged
 from exportkit.verify.verify_worker import LOAD_TIMEOUT
 
 PROGRAM = Path(__file__).parents[1] / "bin" / "exportkit-run"
@@ -147,8 +157,10 @@ def _refused(said: str, printed: str, code: int) -> LoadFailed:
 
 def _checks(reader: PackageReader, document: _Document, target: str) -> Iterator[Check]:
     for index, (case, found) in enumerate(zip(reader.manifest.cases, document.cases)):
-        edge_case = edge_case_in(reader, case)
-        task = ReplayTask(f"case {index} ({case_label(case, edge_case)})", case, reader.path)
+        content = reader.read(case.record)
+        edge_case = edge_case_of(content)
+        label = f"case {index} ({case_label(case, edge_case)})"
+        task = ReplayTask(label, case, reader.path, moves=moves_of(content))
         verdict = _verdict(reader, task, found)
         counts = (0, len(found.calls)) if edge_case else (len(found.calls), 0)
         yield Check("cases", task.label, case_sizes(case), verdict, found.seconds, target, *counts)
@@ -163,26 +175,31 @@ def _verdict(reader: PackageReader, task: ReplayTask, found: _Case) -> Verdict:
         method = manifest.method(case.calls[number].method)
         prefix = f"call {number}: " if len(case.calls) > 1 else ""
         described = _described(method, case.calls[number].sizes)
-        results += (_comparison(each, prefix, described, number) for each in call.outputs)
+        moves = results_in(result_keys(number, method.call), task.moves)
+        results += (_comparison(each, prefix, described, number, moves.get(each.name)) for each in call.outputs)
     if found.state:
         sizes = state_sizes(manifest, case)
         state = {each.name: (each.dtype, tuple(shape_at(each, sizes))) for each in manifest.state}
-        results += (_comparison(each, "state ", state, None) for each in found.state)
-    return Match(tuple(results)) if found.ok else Mismatch(tuple(results))
+        moves = results_in(state_keys(manifest.state), task.moves)
+        results += (_comparison(each, "state ", state, None, moves.get(each.name)) for each in found.state)
+    return judged(results)
 
 
 _Described = Mapping[str, tuple[str, tuple[int | None, ...]]]  # by result, its dtype and its shape
 
 
 def _described(method: PackagedMethod, sizes: Mapping[str, int]) -> _Described:
-    from exportkit.package.case_files import results_of
-
     return {each.name: (each.dtype, tuple(shape_at(each, sizes))) for each in results_of(method.call)}
 
 
-def _comparison(output: _Output, prefix: str, described: _Described, call: int | None) -> OutputComparison:
+def _comparison(
+    output: _Output, prefix: str, described: _Described, call: int | None, moves: Accuracy | None
+) -> OutputComparison:
     dtype, shape = described[output.name]
     error = output.error
+    away = Accuracy(rms=0.0, greatest=float(output.max_abs or 0))  # the mean is not known here
+    if dtype.startswith(("int", "uint", "bool")):
+        away = Accuracy(rms=math.sqrt(output.mismatched / max(output.compared, 1)), greatest=1.0)
     return OutputComparison(
         name=prefix + output.name,
         dtype=dtype,
@@ -206,6 +223,7 @@ def _comparison(output: _Output, prefix: str, described: _Described, call: int |
         if error is not None
         else None,
         call=call,
+        moves=moves if moves and explains(moves, away) else None,
     )
 
 

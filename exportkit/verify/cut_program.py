@@ -19,6 +19,9 @@ from exportkit.export.record.cases import check_packable
 from exportkit.export.record.tolerances import output_tolerances
 from exportkit.package.manifest import Call, MappingNode, Source, TensorNode, TensorOutput
 
+DECISION = "exportkit_decision"
+"""In the meta of a node: what reads it takes eager's value instead, so that only a cut that returns it compares it."""
+
 _NESTING = {"_vmap_increment_nesting": 1, "_vmap_decrement_nesting": -1}  # in which vmap begins and ends
 
 
@@ -55,7 +58,8 @@ def values_after(program: ExportedProgram, point: torch.fx.Node) -> list[torch.f
         own = node is point or (
             _is_part(node) and node.args[0] is point and node.users
         )  # Inductor may not return others
-        if isinstance(value, torch.Tensor) and (own or any(user not in computed for user in node.users)):
+        later = DECISION in node.meta or any(user not in computed for user in node.users)
+        if isinstance(value, torch.Tensor) and (own or later):
             try:
                 check_packable(node.name, value.dtype)
             except ExportError:
@@ -73,7 +77,12 @@ def cut_after(program: ExportedProgram, point: torch.fx.Node) -> ExportedProgram
     values = values_after(program, point)
     if not values:
         raise ExportError(f"no tensor that is known after {point.name} can be stored")
-    kept = {node.name for node in _up_to(program, point)}
+    return computing(program, values)
+
+
+def computing(program: ExportedProgram, values: Sequence[torch.fx.Node]) -> ExportedProgram:
+    """Returns a program that computes values of a program, by their names, and nothing else."""
+    kept = {node.name for value in values for node in _up_to(program, value)}
     module = copy.deepcopy(program.graph_module)
     graph = module.graph
     by_name = {node.name: node for node in graph.nodes}

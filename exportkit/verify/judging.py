@@ -17,13 +17,14 @@ from exportkit.package.case_files import (
     state_keys,
     state_results,
 )
-from exportkit.package.manifest import Accuracy, Case, Manifest, Node, TensorOutput
+from exportkit.package.manifest import Case, Manifest, Node, TensorOutput
 from exportkit.tensor_bytes import tensor_bytes
 from exportkit.verify.compare import Reference, compare_outputs
 from exportkit.verify.comparisons import OutputComparison
 from exportkit.verify.options import VerifyOptions
-from exportkit.verify.outcomes import Match, Mismatch, Verdict, WrongDtype, WrongShape, WrongStructure
+from exportkit.verify.outcomes import Verdict, WrongDtype, WrongShape, WrongStructure
 from exportkit.verify.replayer import ReplayTask, state_sizes
+from exportkit.verify.value_verdicts import Judged, Match, judged
 
 
 @dataclass(frozen=True)
@@ -62,16 +63,16 @@ class Judge:
         for number in range(len(case.calls)) if calls is None else calls:
             if (wrong := self.structure(task, number, structures[number])) is not None:
                 return wrong
-            verdict = self._call(case, number, expected, answers)
+            verdict = self._call(task, number, expected, answers)
             prefix = f"call {number}: " if len(case.calls) > 1 else ""
-            if not isinstance(verdict, (Match, Mismatch)):
+            if not isinstance(verdict, Judged):
                 return _named(verdict, prefix)
             found += (replace(each, name=prefix + each.name, call=number) for each in verdict.outputs)
-        verdict = self._state(case, expected, answers)
-        if not isinstance(verdict, (Match, Mismatch)):
+        verdict = self._state(task, expected, answers)
+        if not isinstance(verdict, Judged):
             return _named(verdict, "state ")
         found += (replace(each, name=f"state {each.name}", call=None) for each in verdict.outputs)
-        return Match(tuple(found)) if all(each.agrees for each in found) else Mismatch(tuple(found))
+        return judged(found)
 
     def structure(self, task: ReplayTask, number: int, structure: str) -> WrongStructure | None:
         """Compares the structure of a result with the manifest's."""
@@ -82,25 +83,27 @@ class Judge:
         return WrongStructure(msgspec.json.encode(expected).decode(), structure, of)
 
     def _call(
-        self, case: Case, number: int, expected: Mapping[str, torch.Tensor], answers: Mapping[str, torch.Tensor]
-    ) -> Match | Mismatch | WrongDtype | WrongShape | WrongStructure:
-        recorded = case.calls[number]
+        self, task: ReplayTask, number: int, expected: Mapping[str, torch.Tensor], answers: Mapping[str, torch.Tensor]
+    ) -> Judged | WrongDtype | WrongShape | WrongStructure:
+        recorded = task.case.calls[number]
         call = self.manifest.method(recorded.method).call
         references = results_in(result_keys(number, call, reference=True), expected)
         errors = recorded_errors(self.manifest.cases, recorded.method)
         keys = result_keys(number, call)
-        return self._compare(results_of(call), keys, expected, answers, references, errors, recorded.sizes)
+        reference = Reference(references, errors, self.fresh, results_in(keys, task.moves))
+        return self._compare(results_of(call), keys, expected, answers, reference, recorded.sizes)
 
     def _state(
-        self, case: Case, expected: Mapping[str, torch.Tensor], answers: Mapping[str, torch.Tensor]
-    ) -> Match | Mismatch | WrongDtype | WrongShape | WrongStructure:
+        self, task: ReplayTask, expected: Mapping[str, torch.Tensor], answers: Mapping[str, torch.Tensor]
+    ) -> Judged | WrongDtype | WrongShape | WrongStructure:
         state = self.manifest.state
         keys = state_keys(state)
         if not state or not all(key in expected for key in keys.values()):
             return Match(())  # too large to be recorded, or the calls have none
         references = results_in(state_keys(state, reference=True), expected)
-        errors, sizes = recorded_state_errors(self.manifest.cases), state_sizes(self.manifest, case)
-        return self._compare(state_results(state), keys, expected, answers, references, errors, sizes)
+        errors, sizes = recorded_state_errors(self.manifest.cases), state_sizes(self.manifest, task.case)
+        reference = Reference(references, errors, self.fresh, results_in(keys, task.moves))
+        return self._compare(state_results(state), keys, expected, answers, reference, sizes)
 
     def _compare(
         self,
@@ -108,15 +111,14 @@ class Judge:
         keys: Mapping[str, str],
         expected: Mapping[str, torch.Tensor],
         answers: Mapping[str, torch.Tensor],
-        references: Mapping[str, torch.Tensor],
-        errors: Mapping[str, Sequence[Accuracy]],
+        reference: Reference,
         sizes: Mapping[str, int],
-    ) -> Match | Mismatch | WrongDtype | WrongShape | WrongStructure:
+    ) -> Judged | WrongDtype | WrongShape | WrongStructure:
         return compare_outputs(
             results,
             [expected[keys[each.name]] for each in results],
             [answers[keys[each.name]] for each in results],
-            reference=Reference(references, errors, self.fresh),
+            reference=reference,
             sizes=sizes,
             rtol=self.options.rtol,
             atol=self.options.atol,

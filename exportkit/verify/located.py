@@ -47,6 +47,7 @@ class Located:
         search: Which cuts were tested, and where they begin to fail.
         verdict: How the first failing cut fails; None if the whole graph, compiled again, agrees.
         errors: The values that differ after the first failing cut.
+        wrong: Whether the check showed that something is wrong; else it could not be judged.
     """
 
     label: str
@@ -56,6 +57,7 @@ class Located:
     search: Bisection
     verdict: Verdict | None
     errors: tuple[NodeError, ...]
+    wrong: bool = True
 
     @property
     def point(self) -> CutPoint | None:
@@ -76,6 +78,11 @@ class Located:
             why = search.tested[len(self.points) - 1]
             if isinstance(why, str):
                 return f"the whole graph could not be compiled again for {case}: {why}"
+            if not self.wrong:
+                return (
+                    f"every node agrees with eager for {case}, along the decisions that eager takes.\n"
+                    "So nothing is wrong: the code decides otherwise where eager's own rounding decides."
+                )
             return (
                 f"the whole graph, traced and compiled again, agrees with eager for {case}.\n"
                 "So the difference comes from the artifact: from another build of the code or of a library, from other "

@@ -7,82 +7,19 @@ from __future__ import annotations
 
 import re
 from dataclasses import InitVar, dataclass
-from typing import ClassVar, Self
+from typing import Self
 
 from exportkit.child.process import describe_end
 from exportkit.errors import ExportkitError
-from exportkit.verify.comparisons import GradientFinding, OutputComparison
-from exportkit.verify.filled_memory import Content
-
-_MOST_LINES = 12  # of results that differ; a sequence may have thousands
-
-
-class _Outcome:
-    """What all verdicts have. A class gives it by keyword; only what depends on the values is written out."""
-
-    kind: ClassVar[str]
-    _message: ClassVar[str]
-    _exit_code: int
-
-    def __init_subclass__(cls, *, kind: str, exit_code: int = 0, message: str = "") -> None:
-        """`message` may name attributes in braces."""
-        cls.kind, cls._exit_code, cls._message = kind, exit_code, message
-
-    @property
-    def exit_code(self) -> int:
-        """The exit code of a verification that ends with this verdict; 0 if it is no failure."""
-        return self._exit_code
-
-    @property
-    def message(self) -> str:
-        """What a person can act on, usually in one line."""
-        return self._message.format_map(vars(self))
-
+from exportkit.verify.comparisons import GradientFinding
+from exportkit.verify.value_verdicts import Match, Mismatch, Unjudged, VerdictBase
 
 # --- verdicts on one call ---------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
-class Match(_Outcome, kind="match"):
-    """Every output is as accurate as eager, or within its tolerance."""
-
-    outputs: tuple[OutputComparison, ...]
-
-    @property
-    def message(self) -> str:
-        """How many agree, and how nearly."""
-        count = f"{len(self.outputs)} outputs agree" if len(self.outputs) != 1 else "1 output agrees"
-        worst = max((o for o in self.outputs if o.max_abs), key=lambda o: o.max_abs or 0.0, default=None)
-        return count + (
-            f", greatest absolute difference {worst.max_abs:.2g} in {_named(worst.name)}" if worst else " exactly"
-        )
-
-
-@dataclass(frozen=True)
-class Mismatch(_Outcome, kind="mismatch", exit_code=1):
-    """An output is less accurate than eager, or has values outside its tolerance.
-
-    Attributes:
-        outputs: All outputs.
-        memory: What memory has to be filled with before the call, for this to be seen; "" if it is seen anyhow.
-    """
-
-    outputs: tuple[OutputComparison, ...]
-    memory: Content = ""
-
-    @property
-    def message(self) -> str:
-        """A line for each output that differs, of the first ones."""
-        lines = [str(output) for output in self.outputs if not output.agrees]
-        more = [f"and {len(lines) - _MOST_LINES} more results"] if len(lines) > _MOST_LINES else []
-        if self.memory:
-            more.append(f"but agrees where memory was not filled with {self.memory}: it reads what nothing wrote")
-        return "\n".join(lines[:_MOST_LINES] + more)
-
-
-@dataclass(frozen=True)
 class WrongDtype(
-    _Outcome, kind="wrong_dtype", exit_code=10, message="output `{output}` is {actual}; {expected} was expected"
+    VerdictBase, kind="wrong_dtype", exit_code=10, message="output `{output}` is {actual}; {expected} was expected"
 ):
     """An output's dtype differs from the manifest or from eager."""
 
@@ -92,7 +29,7 @@ class WrongDtype(
 
 
 @dataclass(frozen=True)
-class WrongShape(_Outcome, kind="wrong_shape", exit_code=11):
+class WrongShape(VerdictBase, kind="wrong_shape", exit_code=11):
     """An output's shape differs from eager's or from the manifest's. None is a size that may vary."""
 
     output: str
@@ -108,7 +45,7 @@ class WrongShape(_Outcome, kind="wrong_shape", exit_code=11):
 
 @dataclass(frozen=True)
 class WrongStructure(
-    _Outcome, kind="wrong_structure", exit_code=11, message="the result{call} is {actual}; {expected} was expected"
+    VerdictBase, kind="wrong_structure", exit_code=11, message="the result{call} is {actual}; {expected} was expected"
 ):
     """The outputs differ in nesting, names or number. `call` is such as ` of call 3`, in a sequence."""
 
@@ -118,7 +55,7 @@ class WrongStructure(
 
 
 @dataclass(frozen=True)
-class CallFailed(_Outcome, kind="call_failed", exit_code=12, message="{call} raised {error}: {detail}"):
+class CallFailed(VerdictBase, kind="call_failed", exit_code=12, message="{call} raised {error}: {detail}"):
     """The packaged model raised."""
 
     error: str
@@ -127,19 +64,19 @@ class CallFailed(_Outcome, kind="call_failed", exit_code=12, message="{call} rai
 
 
 @dataclass(frozen=True)
-class RefusedToo(_Outcome, kind="refused", message="refused, as eager does"):
+class RefusedToo(VerdictBase, kind="refused", message="refused, as eager does"):
     """The packaged model raised where eager refuses a value."""
 
 
 @dataclass(frozen=True)
 class NotRefused(
-    _Outcome, kind="not_refused", exit_code=1, message="eager refuses this value, and the package answers"
+    VerdictBase, kind="not_refused", exit_code=1, message="eager refuses this value, and the package answers"
 ):
     """The packaged model answered where eager refuses a value."""
 
 
 @dataclass(frozen=True)
-class Crashed(_Outcome, kind="crashed", exit_code=13):
+class Crashed(VerdictBase, kind="crashed", exit_code=13):
     """The process of the packaged model or of eager died.
 
     Attributes:
@@ -164,7 +101,7 @@ class Crashed(_Outcome, kind="crashed", exit_code=13):
 
 @dataclass(frozen=True)
 class TimedOut(
-    _Outcome,
+    VerdictBase,
     kind="timed_out",
     exit_code=14,
     message="no answer within {seconds:g} s while {doing}; --timeout sets the limit",
@@ -176,7 +113,7 @@ class TimedOut(
 
 
 @dataclass(frozen=True)
-class NotRun(_Outcome, kind="not_run", message="not run: {reason}"):
+class NotRun(VerdictBase, kind="not_run", message="not run: {reason}"):
     """A call was left out because earlier calls failed."""
 
     reason: str
@@ -186,7 +123,7 @@ class NotRun(_Outcome, kind="not_run", message="not run: {reason}"):
 
 
 @dataclass(frozen=True)
-class GradientsHold(_Outcome, kind="gradients_hold"):
+class GradientsHold(VerdictBase, kind="gradients_hold"):
     """Outputs that are declared to be gradients agree with differences, as far as those can tell.
 
     Attributes:
@@ -204,7 +141,7 @@ class GradientsHold(_Outcome, kind="gradients_hold"):
 
 
 @dataclass(frozen=True)
-class WrongGradient(_Outcome, kind="wrong_gradient", exit_code=20):
+class WrongGradient(VerdictBase, kind="wrong_gradient", exit_code=20):
     """An output is not the gradient that it is declared to be.
 
     Attributes:
@@ -233,7 +170,7 @@ class WrongGradient(_Outcome, kind="wrong_gradient", exit_code=20):
 
 
 @dataclass(frozen=True)
-class SessionsAgree(_Outcome, kind="sessions_agree", message="{calls} calls, {how}"):
+class SessionsAgree(VerdictBase, kind="sessions_agree", message="{calls} calls, {how}"):
     """Sessions answer as one that has all calls to itself."""
 
     calls: int
@@ -241,70 +178,60 @@ class SessionsAgree(_Outcome, kind="sessions_agree", message="{calls} calls, {ho
 
 
 @dataclass(frozen=True)
+class _SessionsDiffer(VerdictBase, kind=""):
+    difference: str
+
+
 class SharedState(
-    _Outcome,
+    _SessionsDiffer,
     kind="shared_state",
     exit_code=19,
     message="sessions share state: the answers of one depend on the calls of another. {difference}",
 ):
     """A session sees what was done in another one."""
 
-    difference: str
 
-
-@dataclass(frozen=True)
 class ForkWithoutState(
-    _Outcome,
+    _SessionsDiffer,
     kind="fork_without_state",
     exit_code=19,
     message="fork does not copy the state: the copy does not go on where the session was. {difference}",
 ):
     """A copy of a session answers otherwise than the session."""
 
-    difference: str
 
-
-@dataclass(frozen=True)
 class ForkSharesState(
-    _Outcome,
+    _SessionsDiffer,
     kind="fork_shares_state",
     exit_code=19,
     message="fork shares the state: the session sees what is done to its copy. {difference}",
 ):
     """A session sees what was done in its copy."""
 
-    difference: str
 
-
-@dataclass(frozen=True)
 class ResetIncomplete(
-    _Outcome,
+    _SessionsDiffer,
     kind="reset_incomplete",
     exit_code=19,
     message="reset does not restore the state that a session begins with. {difference}",
 ):
     """A session that was reset does not answer as a new one."""
 
-    difference: str
 
-
-@dataclass(frozen=True)
 class SavedStateDiffers(
-    _Outcome,
+    _SessionsDiffer,
     kind="saved_state_differs",
     exit_code=19,
     message="a session that loads a saved state does not go on where it was saved. {difference}",
 ):
     """A session with a loaded state answers otherwise than the session that saved it."""
 
-    difference: str
-
 
 # --- verdicts on the package ------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
-class Signed(_Outcome, kind="signed"):
+class Signed(VerdictBase, kind="signed"):
     """The package is signed by the required keys: one of the caller's, and one of each policy's."""
 
     key_ids: tuple[str, ...]
@@ -317,7 +244,7 @@ class Signed(_Outcome, kind="signed"):
 
 @dataclass(frozen=True)
 class MissingOperator(
-    _Outcome, kind="missing_operator", exit_code=15, message="operator `{operator}` is missing: {detail}"
+    VerdictBase, kind="missing_operator", exit_code=15, message="operator `{operator}` is missing: {detail}"
 ):
     """No library of the package or of the command line defines an operator of the graph."""
 
@@ -326,7 +253,7 @@ class MissingOperator(
 
 
 @dataclass(frozen=True)
-class LoadFailed(_Outcome, kind="load_failed", message="{error}: {detail}"):
+class LoadFailed(VerdictBase, kind="load_failed", message="{error}: {detail}"):
     """The package could not be loaded. The exit code is the error's: 3 for the package, 4 for this machine."""
 
     error: str
@@ -346,7 +273,9 @@ class LoadFailed(_Outcome, kind="load_failed", message="{error}: {detail}"):
 
 
 @dataclass(frozen=True)
-class EagerUnavailable(_Outcome, kind="eager_unavailable", exit_code=16, message="no comparison with eager: {reason}"):
+class EagerUnavailable(
+    VerdictBase, kind="eager_unavailable", exit_code=16, message="no comparison with eager: {reason}"
+):
     """Nothing was compared with eager: the model cannot be made here, or its inputs are too large.
 
     This is a failure only if the comparison is `required`; else the recorded cases were compared.
@@ -362,7 +291,7 @@ class EagerUnavailable(_Outcome, kind="eager_unavailable", exit_code=16, message
 
 
 @dataclass(frozen=True)
-class EagerDiffers(_Outcome, kind="eager_differs", exit_code=17):
+class EagerDiffers(VerdictBase, kind="eager_differs", exit_code=17):
     """MODEL now has other weights than when it was exported."""
 
     expected_sha256: str
@@ -380,7 +309,7 @@ class EagerDiffers(_Outcome, kind="eager_differs", exit_code=17):
 
 
 @dataclass(frozen=True)
-class EagerFailed(_Outcome, kind="eager_failed", exit_code=18):
+class EagerFailed(VerdictBase, kind="eager_failed", exit_code=18):
     """Eager itself failed: it cannot be made, or it refuses sizes that the package allows."""
 
     error: str
@@ -400,17 +329,13 @@ class EagerFailed(_Outcome, kind="eager_failed", exit_code=18):
         return f"{self.error} while {self.doing}: {self.detail}\n{advice}"
 
 
-def _named(output: str) -> str:
-    """Returns how a sentence names an output; one without a name is called by its number."""
-    return f"output {output}" if output.isdecimal() else output
-
-
 # torch's messages for an unregistered operator: as an attribute of torch.ops, and when a fake or kernel is added.
 _MISSING_OPERATOR = re.compile(r"'_OpNamespace' .* has no attribute|operator \S+ does not exist")
 
 Verdict = (
     Match
     | Mismatch
+    | Unjudged
     | WrongDtype
     | WrongShape
     | WrongStructure

@@ -9,7 +9,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
-from exportkit.package.manifest import Case, Manifest, Size
+from exportkit.package.manifest import Accuracy, Case, Manifest, Size
 from exportkit.verify.commands import ModelCalled, SessionReady, UseSession
 from exportkit.verify.filled_memory import Content
 from exportkit.verify.outcomes import CallFailed, Verdict
@@ -37,6 +37,7 @@ class ReplayTask:
         file: A safetensors file with the tensors of the case.
         layouts: By method, the layout of each input in memory.
         memory: What memory is filled with before each call.
+        moves: How far eager moves when it rounds otherwise, by the name of a result's tensor.
     """
 
     label: str
@@ -44,6 +45,7 @@ class ReplayTask:
     file: Path
     layouts: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     memory: Content = ""
+    moves: Mapping[str, Accuracy] = field(default_factory=dict)
 
     def call_name(self, number: int) -> str:
         """Returns such as "call 3 (decode)"; "the call" if there is only one."""

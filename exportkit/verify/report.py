@@ -38,8 +38,13 @@ class Check:
 
     @property
     def failed(self) -> bool:
-        """Whether this check makes the verification fail."""
+        """Whether this check keeps the verification from success."""
         return self.verdict.exit_code != 0
+
+    @property
+    def wrong(self) -> bool:
+        """Whether it shows that something is wrong."""
+        return self.verdict.wrong
 
 
 @dataclass(frozen=True)
@@ -83,10 +88,15 @@ class Report:
 
     @property
     def failure(self) -> Check | None:
-        """The first check that failed."""
-        return next((check for check in self.checks if check.failed), None)
+        """The first check that shows that something is wrong; else the first that cannot be judged."""
+        return min((check for check in self.checks if check.failed), key=lambda check: not check.wrong, default=None)
+
+    @property
+    def wrong(self) -> bool:
+        """Whether something is wrong."""
+        return any(check.wrong for check in self.checks)
 
     @property
     def exit_code(self) -> int:
-        """The exit code of the first check that failed, else 0."""
+        """The exit code of `failure`, else 0."""
         return self.failure.verdict.exit_code if self.failure else 0

@@ -19,7 +19,7 @@ from exportkit.runtime.loaded_cases import LoadedCall, LoadedCase
 from exportkit.runtime.model import Model
 from exportkit.verify.judging import Judge
 from exportkit.verify.options import VerifyOptions
-from exportkit.verify.outcomes import Match, Verdict
+from exportkit.verify.outcomes import Verdict
 from exportkit.verify.replayer import ReplayTask, has_state
 
 _Tensors = dict[str, torch.Tensor]
@@ -43,7 +43,7 @@ def self_test(model: Model) -> None:
     """
     for place in range(len(model.cases)):
         verdict = replay_case(model, place)
-        if not isinstance(verdict, Match):
+        if verdict.wrong:
             raise WrongResultError(
                 f"{model.manifest.name} answers its recorded case {place} wrongly on {model.device}: {verdict.message}",
                 hint=f"`exportkit verify` says more about it, for the target {model.target.name} and for the others.",
@@ -65,7 +65,12 @@ def replay_case(model: Model, place: int) -> Verdict:
             answers |= given
         if session is not None:
             answers |= _named(state_keys(manifest.state), session.state)
-    task = ReplayTask(f"case {place}", recorded, Path())
+    keys = state_keys(manifest.state)
+    moves = {keys[name]: each for name, each in case.state_moves.items()}
+    for number, call in enumerate(case.calls):
+        keys = result_keys(number, manifest.method(call.method).call)
+        moves |= {keys[name]: each for name, each in call.moves.items()}
+    task = ReplayTask(f"case {place}", recorded, Path(), moves=moves)
     return Judge(manifest, VerifyOptions()).verdict(task, expected, answers, structures)
 
 

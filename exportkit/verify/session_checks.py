@@ -16,7 +16,6 @@ from exportkit.verify.options import VerifyOptions
 from exportkit.verify.outcomes import (
     ForkSharesState,
     ForkWithoutState,
-    Match,
     ResetIncomplete,
     SavedStateDiffers,
     SessionsAgree,
@@ -230,7 +229,7 @@ class SessionChecks:
 
         judge: Judge = Judge(self.manifest, self.options)
         expected = load_file(replayer.task.file)
-        return isinstance(judge.verdict(replayer.task, expected, replayer.tensors, replayer.structures, calls), Match)
+        return not judge.verdict(replayer.task, expected, replayer.tensors, replayer.structures, calls).wrong
 
 
 _AGREE = SessionsAgree(0, "")

@@ -16,6 +16,7 @@ from safetensors.torch import load, save
 
 from exportkit.cli import main
 from exportkit.package.archive import PackageReader, write_package
+from exportkit.package.manifest import Accuracy
 from tests.artifacts import ROOT, THIRD_PARTY, artifact
 from tests.commands import run
 from tests.fixtures import softpool_library
@@ -129,6 +130,16 @@ def test_a_package_that_fails_its_verification_is_not_written(compiled, tmp_path
     assert "was not written" in text
     assert "elements differ" in text
     assert sorted(path.name for path in tmp_path.iterdir()) == ["bad.pt2"]
+
+
+def test_a_package_whose_answers_cannot_be_judged_is_written(compiled, tmp_path, capsys, monkeypatch):
+    moves = {f"0.output.{place}": Accuracy(rms=1e9, greatest=1e9) for place in range(8)}
+    monkeypatch.setattr("exportkit.verify.calls.moves_of", lambda content: moves)
+    other = rewritten(compiled, tmp_path / "other.pt2", lambda k, t: t + 1 if ".output." in k else t)
+    code, text, _ = run(capsys, "package", other, "-o", tmp_path / "package.pt2")
+    assert (code, (tmp_path / "package.pt2").exists()) == (21, True)
+    assert "eager moves by as much" in text
+    assert text.endswith("exit code 21\nThe package was written: nothing failed.\n")
 
 
 def test_a_package_with_no_target_for_this_machine_is_not_written_unless_told_to(compiled, tmp_path, capsys):

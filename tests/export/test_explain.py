@@ -23,7 +23,10 @@ from exportkit.errors import ExportError
 from exportkit.export.models.call_signature import describe_call
 from exportkit.export.models.option_parsing import parse_places
 from exportkit.export.models.source_lines import user_frame
+from exportkit.export.sizes.declared import declared
+from exportkit.export.sizes.guards import GuardLog
 from exportkit.export.sizes.shapes import dynamic_sizes, merge_shapes
+from exportkit.export.sizes.size_changes import proposals
 from exportkit.export.trace.explain import raised_text
 from exportkit.export.trace.torch_export import TracingTask
 from exportkit.export.trace.trace_method import trace_with_torch_export
@@ -141,6 +144,16 @@ def test_a_value_within_the_range_that_the_code_excludes_bounds_the_suggested_ra
     assert options == ["x:0=n[3:9]"]
 
 
+def test_torchs_range_beside_the_example_leaves_the_range_of_the_example() -> None:
+    """torch suggests the sizes that a trace from another example takes."""
+    sizes = dynamic_sizes({"x": {0: "n[16:300]"}}, {"x": (128, 3)})
+    log = GuardLog(declared(sizes))
+    for torchs, ours in (("min=129, max=300", (16, 128)), ("max=100", (101, 300)), ("min=100", (100, 300))):
+        text = f"Constraints violated (n)!\nSuggested fixes:\n  n = Dim('n', {torchs})\n"
+        (proposed,) = proposals(text, sizes, {"x": (128, 3)}, log)
+        assert [(each.min, each.max) for each in proposed.dimensions] == [ours]
+
+
 def test_nothing_is_suggested_that_does_not_trace(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("exportkit.export.trace.explain.sizes_that_trace", lambda *_, **__: None)
     error = refused(Fixed(), torch.rand(4, 3), x={0: "batch[1:8]"})
@@ -205,6 +218,16 @@ def test_numpy_in_the_model_is_named_with_its_line() -> None:
     error = refused(Numpy(), torch.rand(2, 3))
     assert "NumPy" in error.message
     assert "x.numpy()" in error.message
+
+
+@pytest.mark.filterwarnings("ignore:.*TorchScript.*", "ignore:.*torch.jit.*")
+def test_torchscript_is_named_wherever_it_is_in_the_model() -> None:
+    inner = torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.ReLU())
+    model = torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.Sequential(torch.jit.script(inner)))
+    error = refused(model, torch.rand(2, 3))
+    assert re.fullmatch("the model contains TorchScript.*: 1.0", error.message)
+    assert "original nn.Module" in (error.hint or "")
+    traced(torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.Sequential(inner)), (torch.rand(2, 3),), {})
 
 
 class Raises(torch.nn.Module):

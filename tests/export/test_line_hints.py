@@ -20,10 +20,12 @@ from exportkit import ExportSpec
 from exportkit.errors import ExportError
 from exportkit.export.artifact import export_program
 from exportkit.export.export_options import TraceOptions
+from exportkit.export.trace.line_hints import to_keep_the_range
 from tests.gallery.entries import LONGEST, NOISE
 
 LAYERS = torch.nn.ModuleList(torch.nn.Linear(8, 8) for _ in range(3)).requires_grad_(False)
 X, LABELS, N = torch.rand(6, 8), torch.tensor([2, 0, 1]), torch.tensor(2)
+GRID, ENTRIES, VALUES = torch.rand(6, 8, 3), torch.tensor([[0, 1, 3], [5, 2, 2]]), torch.rand(3)
 ROWS = {"x": {0: "rows[2:64]"}}
 
 
@@ -140,6 +142,14 @@ def doubled(count: Any) -> Callable[[Tensor], Any]:
     return lambda x: while_loop(lambda n, x: n < 3, lambda n, x: (n + 1, x * 2), (count, x.clone()))[1]
 
 
+def parts(x: Tensor, n: Tensor) -> Tensor:
+    h, w = n[:2].tolist()
+    for size, most in ((h, 6), (w, 8)):
+        torch._check(size >= 0)
+        torch._check(size <= most)
+    return torch.narrow(torch.narrow(x, 0, 0, h), 1, 0, w).reshape(-1, 3)
+
+
 PAIRS = {
     "module": Pair(
         lambda x, n: LAYERS[n](x), "torch.stack([f(x) for f in layers]).index_select(0, n.view(1))[0]",
@@ -208,6 +218,15 @@ PAIRS = {
         lambda x: torch.corrcoef(x), "divided by s[:, None] * s with s = x.std(1)",
         lambda x: covariance(x) / (x.std(1)[:, None] * x.std(1)), (X,), ROWS,
     ),
+    "sparse": Pair(
+        lambda x: torch.sparse.mm(torch.sparse_coo_tensor(ENTRIES, VALUES, (4, 6)), x),
+        "index_add(0, rows, values[:, None]",
+        lambda x: x.new_zeros(4, x.shape[1]).index_add(0, ENTRIES[0], VALUES[:, None] * x[ENTRIES[1]]),
+        sizes={"x": {1: "columns[2:64]"}},
+    ),
+    "sizes": Pair(
+        lambda x, n: x[: n[0], : n[1]].reshape(n[0] * n[1], -1), "torch.narrow(x, 0, 0, h)", parts, (GRID, LABELS + 1),
+    ),
     "carried": Pair(doubled(0), "torch.tensor(0) for a number", lambda x: doubled(torch.tensor(0))(x)),
 }  # fmt: skip
 
@@ -232,3 +251,25 @@ def test_what_is_said_to_write_instead_traces(name: str, tmp_path: Path) -> None
         with pytest.raises(ExportError, match="cannot write the program to a file"):
             exported(pair.right, pair, tmp_path)
     torch.testing.assert_close(pair.right(*pair.inputs), pair.wrong(*pair.inputs))
+
+
+def test_hints_about_lines_that_fix_a_size_are_told_of_what_the_lines_do() -> None:
+    """A list that is made of sizes is no loop over rows, and a branch that pads may go."""
+    loop, pads = "write no Python loop", "without the `if`"
+    said = {
+        "m.py:3 in forward: `for row in x:` needs x:0 == 6": loop,
+        "m.py:3 in forward: `torch.stack([f(row) for row in x])` needs x:0 == 6": loop,
+        "m.py:3 in forward: `torch.as_tensor([f.shape[-1] for f in features])` needs (x:2//8) == 8": "",
+        "m.py:3 in forward: `sizes = [f.shape[-1] * 2 for f in features]` needs x:2 == 8": "",
+        "m.py:3 in forward: `if pad > 0:` needs (Mod(32 - (Mod(x:2, 32)), 32)) > 0": pads,
+        "m.py:3 in forward: `if x.shape[0] > 5:` needs x:0 <= 5": "",
+    }
+    for line, hint in said.items():
+        assert (hint in to_keep_the_range([line])) if hint else not to_keep_the_range([line]), line
+
+
+def test_a_branch_that_pads_is_written_without_it(tmp_path: Path) -> None:
+    def padded(x: Tensor) -> Tensor:
+        return torch.nn.functional.pad(x, (0, 0, 0, -x.shape[0] % 4)).unflatten(0, (-1, 4)).sum(1)
+
+    exported(padded, Pair(padded, "", padded, sizes=ROWS), tmp_path)

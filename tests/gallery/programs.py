@@ -289,6 +289,23 @@ class SparseInside(nn.Module):
         return torch.sparse.mm(x.relu().to_sparse(), x.T)
 
 
+class SparseMade(nn.Module):
+    """A sparse matrix that is made of buffers in forward (torch-harmonics#73)."""
+
+    exit_code = 5
+    says = "cannot trace this use of sparse tensors"
+    inputs = ("x=float32[4,3]",)
+    dynamic = ("x:1=columns[1:8]",)
+    places: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("places", torch.tensor([[0, 1, 1], [3, 0, 2]]))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.sparse.mm(torch.sparse_coo_tensor(self.places, torch.ones(3), size=(2, 4)).coalesce(), x)
+
+
 class Hooked(nn.Module):
     """A forward hook that changes the answer."""
 

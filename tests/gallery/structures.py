@@ -127,7 +127,7 @@ class SparseBuffer(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.register_buffer("weight", torch.eye(3).to_sparse_csr())
+        self.register_buffer("weight", torch.eye(3).to_sparse())
 
     def forward(self, x: Tensor) -> Tensor:
         return torch.sparse.mm(self.weight, x)

@@ -10,6 +10,7 @@ import pytest
 
 from exportkit import errors
 from exportkit.errors import EXIT_CODES
+from exportkit.package.manifest import Accuracy
 from exportkit.verify import outcomes
 from exportkit.verify.comparisons import GradientFinding, OutputComparison
 from exportkit.verify.outcomes import (
@@ -34,6 +35,7 @@ from exportkit.verify.outcomes import (
     SharedState,
     Signed,
     TimedOut,
+    Unjudged,
     WrongDtype,
     WrongGradient,
     WrongShape,
@@ -46,6 +48,7 @@ GRADIENT = GradientFinding("forces", "energy", "positions", -1.0, True, 0.02, 0.
 EXAMPLES = [
     Match((dataclasses.replace(COMPARED, mismatched=0),)),
     Mismatch((COMPARED,)),
+    Unjudged((dataclasses.replace(COMPARED, moves=Accuracy(rms=0.5, greatest=1.0)),)),
     WrongDtype("y", "float32", "float16"),
     WrongShape("y", (2, 3), (3, 2)),
     WrongStructure("a tuple", "a list"),
@@ -110,7 +113,7 @@ def test_each_way_to_fail_has_an_exit_code_of_its_own():
     shared = (LoadFailed, WrongStructure, NotRefused, *SESSIONS)  # an answer where none is right is a wrong one
     failing = [e for e in EXAMPLES if e.exit_code and not isinstance(e, shared)]
     assert len({e.exit_code for e in failing}) == len(failing)
-    assert {e.exit_code for e in EXAMPLES} - {0} == {1, 3} | set(range(10, 21))
+    assert {e.exit_code for e in EXAMPLES} - {0} == {1, 3} | set(range(10, 22))
 
 
 def test_every_error_class_has_a_documented_exit_code():
@@ -147,6 +150,10 @@ def test_the_first_failing_check_decides():
     assert report(check(EXAMPLES[0]), check(slow), check(EXAMPLES[1])).exit_code == 14
     assert report(check(EXAMPLES[0]), check(NotRun("x"))).exit_code == 0
     assert report(check(EXAMPLES[0])).failure is None
+    open_question = check(EXAMPLES[2])
+    assert report(open_question, check(EXAMPLES[0])).exit_code == 21
+    assert report(open_question, check(slow)).exit_code == 14  # what is wrong goes before what cannot be judged
+    assert report(open_question, check(slow)).wrong > report(open_question).wrong
 
 
 def test_an_eager_model_that_is_not_there_fails_only_where_it_was_asked_for():

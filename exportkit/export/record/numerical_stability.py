@@ -1,19 +1,28 @@
-"""Tells whether every right kernel gives the same answer to a call as eager, within what the verdicts allow."""
+"""Tells whether every right kernel gives the same answer to a call as eager, within what the verdicts allow.
+
+A drawn case keeps how far eager moves where it does not: the verdict on such a result is that it cannot be judged.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 from safetensors.torch import load
 
-from exportkit.accuracy import allowed_error, eager_error, whole_rows
+from exportkit.accuracy import allowed_error, differences, distance, eager_error, whole_rows
 from exportkit.export.record.eager_run import EagerRun
 from exportkit.export.record.edge_values import GREAT
-from exportkit.export.record.record import RecordedCase
+from exportkit.export.record.outlier_errors import is_outlier
+from exportkit.export.record.reference import References, SessionReferences
 from exportkit.export.record.ulp_perturbation import perturbed_answers
 from exportkit.package.case_files import result_keys, results_in, state_keys, worst
-from exportkit.package.manifest import Accuracy, PackagedMethod, StateTensor, TensorOutput
+from exportkit.package.manifest import Accuracy, Call, PackagedMethod, StateTensor, TensorOutput
+
+if TYPE_CHECKING:
+    from exportkit.export.record.record import RecordedCase
 
 _RUNS = 2  # how often eager is rounded otherwise
 _MARGIN = 0.75  # of what is allowed, because other rounding may be worse than what was tried
@@ -22,6 +31,7 @@ ROUNDING = "in which rounding decides"
 FAR = "in which eager is far from its reference"
 
 _Results = Mapping[str, torch.Tensor]
+_NONE = Accuracy(rms=0.0, greatest=0.0)
 
 
 class NumericalStability:
@@ -62,24 +72,16 @@ class NumericalStability:
         if not known <= own.keys() or not all(self._usual(key, error) for key, error in own.items()):
             return FAR
         tensors = load(case.tensors)
-        others = self._others(eager_run, great=any(kind in case.edge_case for kind in GREAT))
+        others = _others(eager_run, great=any(kind in case.edge_case for kind in GREAT))
         return None if all(self._agrees(other, eager_run, tensors) for other in others) else ROUNDING
 
     def _usual(self, key: tuple[str | None, str], error: Accuracy) -> bool:
         """Whether eager's error is what the drawn cases show: a case must not widen what is allowed in the others."""
-        drawn = self._errors.get(key, Accuracy(rms=0.0, greatest=0.0))
-        exact = allowed_error(Accuracy(rms=0.0, greatest=0.0), "float32")
+        drawn = self._errors.get(key, _NONE)
+        exact = allowed_error(_NONE, "float32")
         return error.rms <= max(2 * drawn.rms, exact.rms / 4) and error.greatest <= max(
             2 * drawn.greatest, exact.greatest / 4
         )
-
-    def _others(self, eager_run: EagerRun, *, great: bool) -> Iterator[Sequence[_Results] | None]:
-        """Yields what right code may answer: the results of each call, then the state. None if that is not defined."""
-        if eager_run.wide is not None:
-            yield eager_run.wide.narrowed(eager_run.answered, eager_run.after)
-        for seed in range(_RUNS):
-            run = perturbed_answers(eager_run, seed)
-            yield None if run is None or run.undefined or (great and run.blends) else [*run.calls, run.state]
 
     def _agrees(self, other: Sequence[_Results] | None, eager_run: EagerRun, tensors: _Results) -> bool:
         if other is None:
@@ -101,23 +103,100 @@ class NumericalStability:
         results: _Results,
         references: _Results,
     ) -> bool:
-        ours = {name: tensor.detach().cpu() for name, tensor in eager.items()}
-        theirs = {name: tensor.detach().cpu() for name, tensor in results.items()}
         for output in outputs:
-            name = output.name
-            self.unstable = name
-            if name not in theirs or name not in ours or theirs[name].shape != ours[name].shape:
-                return False
-            if output.tolerance.ranking_of is not None:
-                continue  # the verdict allows places to change where values are near
-            if name in references and ours[name].is_floating_point():
-                error = eager_error(output, theirs, references)
-                limit = allowed_error(self._errors.get((place, name), Accuracy(rms=0.0, greatest=0.0)), output.dtype)
-                if error.rms > _MARGIN * limit.rms or error.greatest > _MARGIN * limit.greatest:
-                    return False
-            elif not _near(output, ours, theirs):
+            self.unstable = output.name
+            error = self._errors.get((place, output.name), _NONE)
+            if output.name not in results or not _same(output, eager, results, references, error):
                 return False
         return True
+
+
+def eager_moves(eager_run: EagerRun, calls: Sequence[Call], known: SessionReferences | None) -> dict[str, Accuracy]:
+    """Returns how far eager moves when it rounds otherwise, by the name of a result's tensor in a case's file.
+
+    A result is left out if it moves by no more than the verdicts allow, or if the spec gives numbers for it.
+
+    Args:
+        eager_run: What eager answered.
+        calls: The description of each call.
+        known: What eager should have answered.
+    """
+    found, wide, after = known.calls if known else [None] * len(calls), eager_run.wide, eager_run.after
+    far = wide.far() if wide else 0.0
+    parts = [
+        _Part(result_keys(number, call), answered.results, answered.eager, answered.wanted, references, far)
+        for number, (call, answered, references) in enumerate(zip(calls, eager_run.answered, found))
+    ]
+    state, keys = known.state if known else None, state_keys(eager_run.state)
+    parts.append(_Part(keys, after.results, after.eager, after.wanted, state, far))
+    moves: dict[str, Accuracy] = {}
+    may_move = wide is None or wide.decides or any(part.lacks_references for part in parts)
+    for other in _others(eager_run) if may_move else ():
+        for part, results in zip(parts, other or ()):
+            for key, moved in part.moves(results):
+                moves[key] = worst([moved, moves.get(key, moved)])
+    return moves
+
+
+@dataclass(frozen=True)
+class _Part:
+    """The results of one call, or the state after all."""
+
+    keys: Mapping[str, str]
+    outputs: Sequence[TensorOutput]
+    eager: _Results
+    wanted: Collection[str]
+    references: References | None
+    far: float
+
+    @property
+    def lacks_references(self) -> bool:
+        """Whether a result that needs a reference is too far from it to have one."""
+        return any(self.references is None or name not in self.references.outputs for name in self.wanted)
+
+    def moves(self, results: _Results) -> Iterator[tuple[str, Accuracy]]:
+        """Yields how far results are from eager's in another run, where the verdicts do not allow that."""
+        for output in (output for output in self.outputs if output.name in results):
+            eager, other = self.eager[output.name].detach().cpu(), results[output.name].detach().cpu()
+            if eager.shape == other.shape and self._moves(output, eager, results):
+                yield self.keys[output.name], distance(eager, other)
+
+    def _moves(self, output: TensorOutput, eager: torch.Tensor, results: _Results) -> bool:
+        """Whether another run decided otherwise, and did not only round otherwise, which eager's error allows for."""
+        known, tolerance = self.references, output.tolerance
+        if not eager.is_floating_point():
+            exact = tolerance.rtol == tolerance.atol == 0
+            return exact and not _same(output, self.eager, results, {}, _NONE)
+        error = known.accuracy.get(output.name) if known else None
+        if output.name not in self.wanted or known is None or error is None:
+            return output.name in self.wanted and not _same(output, self.eager, results, {}, _NONE)
+        theirs = {name: tensor.detach().cpu() for name, tensor in results.items()}
+        other = eager_error(output, theirs, known.outputs)
+        decided = other.rms > self.far or is_outlier(worst([error, other]), output.dtype, eager.numel())
+        return decided and not _same(output, self.eager, results, known.outputs, error)
+
+
+def _others(eager_run: EagerRun, *, great: bool = False) -> Iterator[Sequence[_Results] | None]:
+    """Yields what right code may answer: the results of each call, then the state. None if that is not defined."""
+    if eager_run.wide is not None:
+        yield eager_run.wide.narrowed(eager_run.answered, eager_run.after)
+    for seed in range(_RUNS):
+        run = perturbed_answers(eager_run, seed)
+        yield None if run is None or run.undefined or (great and run.blends) else [*run.calls, run.state]
+
+
+def _same(output: TensorOutput, eager: _Results, other: _Results, references: _Results, error: Accuracy) -> bool:
+    """Whether a result of another run is one that the verdicts allow where eager has this error, with a margin."""
+    names = [name for name in (output.name, output.tolerance.rows_of) if name]
+    ours, theirs = ({name: each[name].detach().cpu() for name in names} for each in (eager, other))
+    if theirs[output.name].shape != ours[output.name].shape:
+        return False
+    if output.tolerance.ranking_of is not None:
+        return True  # the verdict allows places to change where values are near
+    if output.name in references and ours[output.name].is_floating_point():
+        limit, error = allowed_error(error, output.dtype), eager_error(output, theirs, references)
+        return error.rms <= _MARGIN * limit.rms and error.greatest <= _MARGIN * limit.greatest
+    return _near(output, ours, theirs)
 
 
 def _errors(case: RecordedCase) -> Iterator[tuple[str | None, str, Accuracy]]:
@@ -130,19 +209,11 @@ def _errors(case: RecordedCase) -> Iterator[tuple[str | None, str, Accuracy]]:
 def _near(output: TensorOutput, eager: _Results, other: _Results) -> bool:
     """Whether a result without a reference is within its tolerance of eager's."""
     wanted, given = eager[output.name], other[output.name]
-    if not wanted.numel():
-        return True
-    same = wanted == given if not _has_nan(wanted) else (wanted == given) | (wanted.isnan() & given.isnan())
+    difference, magnitude = differences(wanted, given)
+    right = difference.isfinite() & (
+        difference <= _MARGIN * (output.tolerance.atol + output.tolerance.rtol * magnitude)
+    )
     if output.tolerance.rows_of is not None:
         rows = eager[output.tolerance.rows_of] == other[output.tolerance.rows_of]
-        same |= ~whole_rows(rows, wanted)
-    if bool(same.all()):
-        return True
-    wide = torch.complex128 if wanted.is_complex() else torch.float64
-    distance = (given.to(wide) - wanted.to(wide)).abs()
-    allowed = _MARGIN * (output.tolerance.atol + output.tolerance.rtol * wanted.to(wide).abs())
-    return bool((same | (distance.isfinite() & (distance <= allowed))).all())
-
-
-def _has_nan(tensor: torch.Tensor) -> bool:
-    return tensor.is_floating_point() or tensor.is_complex()
+        right |= ~whole_rows(rows, wanted)
+    return bool(right.all())

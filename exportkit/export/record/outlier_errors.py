@@ -55,7 +55,7 @@ class _Part:
             return
         for output in outputs:
             error = references.accuracy.get(output.name)
-            if error and _is_outlier(error, output.dtype, references.outputs[output.name].numel()):
+            if error and is_outlier(error, output.dtype, references.outputs[output.name].numel()):
                 self.outliers[output] = error
 
     def see(self, results: Mapping[str, torch.Tensor]) -> None:
@@ -75,7 +75,7 @@ class _Part:
         self.references = replace(self.references, accuracy=found)
 
 
-def _is_outlier(error: Accuracy, dtype: str, count: int) -> bool:
-    """Whether the greatest of `count` errors is far above the others, and above what every output may have."""
+def is_outlier(error: Accuracy, dtype: str, count: int) -> bool:
+    """Returns whether the greatest of `count` errors is far above the others, and above what every output may have."""
     floor = allowed_error(Accuracy(rms=0.0, greatest=0.0), dtype).greatest
     return error.greatest > _OUTLYING * error.rms * sqrt(2 * log(max(count, 2))) and 3 * error.greatest > floor

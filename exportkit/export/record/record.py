@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+import msgspec
 import torch
 from safetensors.torch import save
 
@@ -15,10 +16,11 @@ from exportkit.export.export_options import TraceOptions
 from exportkit.export.record.cases import MAX_CASE_BYTES, case_sizes
 from exportkit.export.record.eager_methods import EagerMethods
 from exportkit.export.record.eager_run import EagerRun, run_eagerly
+from exportkit.export.record.numerical_stability import eager_moves
 from exportkit.export.record.outlier_errors import with_outlier_errors
 from exportkit.export.record.reference import References, SessionReferences
 from exportkit.export.record.sequences import DrawnCall, calls_on, draw_call, draw_session, session_call, with_state
-from exportkit.package.case_files import EDGE_CASE, named_results, named_tensors, result_keys, state_keys
+from exportkit.package.case_files import EDGE_CASE, MOVES, named_results, named_tensors, result_keys, state_keys
 from exportkit.package.manifest import Accuracy, CaseCall, Node, PackagedMethod, StateTensor
 from exportkit.progress import Progress
 from exportkit.sizes import label_of
@@ -33,7 +35,8 @@ _SHRINKS = 4  # how often smaller sizes are tried for that
 
 _FAR = (
     "eager and the same in a wider dtype agree in less than half of the digits of {}: rounding decides it, or it is "
-    "drawn; it is held to fixed limits, which right code may miss (in the spec, a Tolerance says how near is right)"
+    "drawn; it cannot be judged where code differs by no more than eager does when it rounds otherwise (in the spec, a "
+    "Tolerance says how near is right)"
 )
 
 
@@ -209,12 +212,15 @@ def record_run(
     tensors |= named_results(state_keys(state), after)
     if known and known.state:
         tensors |= named_results(state_keys(state, reference=True), known.state.outputs)
+    described = [by_name[drawn.method].call for drawn in eager_run.calls]
+    moves = {} if edge_case else eager_moves(eager_run, described, known)
+    metadata = {EDGE_CASE: edge_case, MOVES: msgspec.json.encode(moves).decode() if moves else ""}
     return RecordedCase(
         calls=tuple(
             CaseCall(method=c.method, sizes=dict(c.sizes), accuracy=dict(r.accuracy) if r else {})
             for c, r in zip(eager_run.calls, found)
         ),
-        tensors=save(tensors, metadata={EDGE_CASE: edge_case} if edge_case else None),
+        tensors=save(tensors, metadata={key: text for key, text in metadata.items() if text} or None),
         reference_dtype=known.dtype if known else None,
         state_accuracy=dict(known.state.accuracy) if known and known.state else {},
         structures=eager_run.structures,

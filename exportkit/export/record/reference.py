@@ -129,12 +129,18 @@ class WideAnswers:
         calls: The results of each call, in the order of the manifest's.
         state: The state after the last, by name.
         eps: The epsilon of the least precise dtype that was upcast.
+        decides: As `Upcast.decides`.
     """
 
     dtype: torch.dtype
     calls: Sequence[Sequence[torch.Tensor]]
     state: Mapping[str, torch.Tensor]
     eps: float
+    decides: bool
+
+    def far(self, *, tf32: bool = False) -> float:
+        """Returns the rms error beyond which an answer and this one cannot be the same function's."""
+        return 2 * math.sqrt(max(self.eps, _TF32_EPS if tf32 else 0))
 
     def narrowed(self, calls: Sequence[AnsweredCall], state: SessionState) -> list[dict[str, torch.Tensor]]:
         """Returns the results of each call, then the state, by name in eager's dtypes, on the CPU."""
@@ -185,7 +191,7 @@ def wide_answers(calls: Sequence[AnsweredCall], state: SessionState = SessionSta
                 continue
             if all(len(each) == len(call.results) for each, call in zip(computed, calls)):
                 eps = torch.finfo(mode.narrowest if mode else narrow).eps
-                return WideAnswers(wide, computed, session.state, eps)
+                return WideAnswers(wide, computed, session.state, eps, mode is None or mode.decides)
     return None
 
 
@@ -204,7 +210,7 @@ def session_references(
         The references. A result has none if eager is so far from it that both cannot be the same function: the model
         draws random numbers, or decides otherwise where two values are nearly equal. None if no result has one.
     """
-    limit = 2 * math.sqrt(max(computed.eps, _TF32_EPS if tf32 else 0))
+    limit = computed.far(tf32=tf32)
     dtype: Literal["float64", "float32"] = "float64" if computed.dtype is torch.float64 else "float32"
     found = tuple(
         _credible(dtype, dict(zip((r.name for r in c.results), each)), c.eager, c.results, c.wanted, limit=limit)

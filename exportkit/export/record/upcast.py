@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, nullcontext
@@ -37,6 +38,7 @@ class Upcast(UncompiledMode):
         narrowest: The least precise dtype of the model: that of its tensors, or one that its code named.
         met_control_flow: Whether the model called torch.cond or its like.
         coarsest: The least precise dtype that an operator was computed in.
+        decides: Whether the model chose by floating values: it compared, ranked or rounded them to whole numbers.
     """
 
     supports_higher_order_operators = True
@@ -52,7 +54,7 @@ class Upcast(UncompiledMode):
         """
         super().__init__()
         self.narrowest = narrow
-        self.met_control_flow = False
+        self.met_control_flow = self.decides = False
         self.coarsest = wide
         self._wide = wide
         self._tried = tuple(dict.fromkeys((wide, torch.float32, narrow)))
@@ -97,6 +99,7 @@ class Upcast(UncompiledMode):
                 continue
             self._write_back(func, given, wide)
             self._note(dtype)
+            self.decides = self.decides or _decides(func, given, result)
             return mapped(torch.Tensor, lambda tensor: cast(tensor, self._wide), result)
         assert refusal is not None
         raise refusal
@@ -138,6 +141,21 @@ class Upcast(UncompiledMode):
             return dtype
         self.narrowest = max(self.narrowest, dtype, key=lambda each: torch.finfo(each).eps)
         return self._wide
+
+
+_WHOLE = {"floor", "ceil", "round", "trunc", "sign", "floor_divide", "remainder", "fmod"}
+_BESIDE = re.compile("pool|attention|norm|rnn|gru|lstm")  # what gives integers beside its values, for its gradient
+
+
+def _decides(func: Any, given: Any, result: Any) -> bool:
+    """Whether an operator makes whole numbers or truths of floating ones."""
+    name = str(func).split(".")[1].rstrip("_") if isinstance(func, torch._ops.OpOverload) else ""
+    makes = not _BESIDE.search(name) and any(_is(leaf, floating=False) for leaf in tree_leaves(result))
+    return (makes or name in _WHOLE) and any(_is(leaf, floating=True) for leaf in tree_leaves(given))
+
+
+def _is(value: Any, *, floating: bool) -> bool:
+    return isinstance(value, torch.Tensor) and value.is_floating_point() is floating
 
 
 @contextmanager

@@ -102,7 +102,7 @@ class _Edit:
     """Dynamic sizes that change step by step."""
 
     def __init__(self, sizes: DynamicSizes) -> None:
-        self.places = sizes.by_axis
+        self.places, self.example = sizes.by_axis, sizes.example
         self.ranges = {dimension.name: (dimension.min, dimension.max) for dimension in sizes.dimensions}
 
     def tied(self, suggested: Mapping[str, str], examples: Examples) -> _Edit:
@@ -125,9 +125,15 @@ class _Edit:
             if value.isdigit():
                 self._fix(name)
             elif value.startswith("Dim("):
-                low, high = self.ranges[name]
+                least, most = low, high = self.ranges[name]
                 low = int(m[1]) if (m := re.search(r"min=(\d+)", value)) else low
                 high = int(m[1]) if (m := re.search(r"max=(\d+)", value)) else high
+                # The sizes of a trace from another example, beside which the given one's lie.
+                example = self.example.get(name, low)
+                if example < low:
+                    low, high = least, low - 1
+                elif example > high:
+                    low, high = high + 1, most
                 self.ranges[name] = (low, high)
             elif match := _LINEAR.fullmatch(value):
                 offset = int(match["offset"] or 0) * (-1 if match["sign"] == "-" else 1)

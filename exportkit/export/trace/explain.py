@@ -109,8 +109,11 @@ def _explained(error: Exception, model: torch.nn.Module) -> ExportError:
             return ExportError(f"{meaning}{at}", hint=hint)
     if text.startswith("aten.equal") and re.search(r"\b(cov|corrcoef)\(", place):
         return ExportError(f"torch.cov and torch.corrcoef read a tensor, to know whether to warn{at}", hint=_COVARIANCE)
-    if isinstance(error, (DynamicOutputShapeException, UnsupportedOperatorException)):
-        return _without_shape(text, at)
+    operator = str(error.func) if isinstance(error, _WITHOUT_SHAPE) else ""
+    if re.search("sparse", operator or f"{_first_line(text)} {place}", re.IGNORECASE):
+        return ExportError(f"torch.export cannot trace this use of sparse tensors{at}", hint=_SPARSE)
+    if operator:
+        return _without_shape(operator, at)
     if isinstance(error, PendingUnbackedSymbolNotFound):
         return _lost_size(at)
     if re.search("__obj_flatten__|PackedParams", text):
@@ -118,9 +121,19 @@ def _explained(error: Exception, model: torch.nn.Module) -> ExportError:
     for pattern, meaning, hint in _KNOWN:
         if re.search(pattern, text):
             return ExportError(f"{meaning}{at}: {_first_line(text)}", hint=hint)
+    scripted = [name or "all of it" for name, m in model.named_modules() if isinstance(m, torch.jit.ScriptModule)]
+    if scripted:
+        names = [name for name in scripted if not any(name.startswith(f"{outer}.") for outer in scripted)]
+        return ExportError(f"the model contains TorchScript{at}: {', '.join(names)}", hint=_UNSCRIPTED)
     return ExportError(f"torch.export refused the model{at}: {raised_text(error)}")
 
 
+_WITHOUT_SHAPE = (DynamicOutputShapeException, UnsupportedOperatorException)
+_SPARSE = (
+    "Keep its indices and its values, and write the product with index_add: "
+    "y.new_zeros(m, y.shape[1]).index_add(0, rows, values[:, None] * y[columns]) for a matrix [m, n] by y [n, k]."
+)
+_UNSCRIPTED = "Export the original nn.Module, and call the original function. torch.export does not accept TorchScript."
 # By where within torch an error was raised.
 _WITHIN = (
     (
@@ -220,9 +233,9 @@ _KNOWN = (
         "Triton kernel): torch.export cannot see into it.",
     ),
     (
-        r"torch\.jit|ScriptModule|ScriptObject",
+        r"torch\.jit|ScriptModule|ScriptObject|TorchScript",
         "the model contains TorchScript",
-        "Export the original nn.Module. torch.export does not accept TorchScript.",
+        _UNSCRIPTED,
     ),
     (
         r"unhashable type: .*Sym(Int|Float)",

@@ -49,7 +49,22 @@ _BRANCHES = (
         "computes with none of them.",
     ),
 )
+# A line that branches, and one that makes a size of a number, or takes a part of a tensor.
+_CHOOSES = r"\b(if|elif|while|assert|and|or|not)\b|^for\b|[<>]|[=!]=|\b(max|min|sorted|bool|any|all)\("
+_SIZED = (
+    r"\b(reshape|view|expand|narrow|split\w*|chunk|zeros|ones|empty|full|new_\w+|arange|repeat\w*|unflatten|pad\w*)\("
+    r"|\[[^\]]*:"
+)
+_OF_VALUE = (
+    "Take the number with h = sizes.tolist() or .item(), and say what it can be: torch._check(h >= 0) and "
+    "torch._check(h <= x.shape[0]). Take the part with torch.narrow(x, 0, 0, h), and write -1 in reshape for the size "
+    "that depends on values, no other. Or compute at the greatest size, and mask what lies beyond."
+)
 _SIZES = (
+    (
+        r"`if\b.* needs .*(>|<=|[=!]=) 0$",
+        "If the branch only pads, write it without the `if`, which takes every size: padding by 0 changes nothing.",
+    ),
     (
         r"` needs .*\b(TruncToInt|FloorToInt|CeilToInt|RoundToInt)\((?!FloatPow)",
         "Or compute it with whole numbers, which takes every size: n // 2 for int(n / 2), 3 * n // 10 for "
@@ -69,7 +84,8 @@ _SIZES = (
         "Or compute with a tensor, which takes every size: torch.scalar_tensor(n).sqrt() for math.sqrt(n).",
     ),
     (
-        r"\bfor\b.+\bin\b.* needs \S+ == \d+$",
+        # Not a list that is made of sizes: tensor([f.shape[0] for f in features]).
+        r"^(?!.*tensor\()(?!.*\b(\w+)\.(?:shape|size)\b.*\bfor \1 in\b).*\bfor\b.+\bin\b.* needs \S+ == \d+$",
         "Or write no Python loop, which is unrolled: torch.vmap(f)(rows), or torch's scan(step, start, rows) where a "
         "row needs the one before.",
     ),
@@ -92,7 +108,7 @@ def needs_number(place: str, frames: Iterable[traceback.FrameSummary]) -> tuple[
 
 
 def branches(place: str, frames: Iterable[traceback.FrameSummary]) -> tuple[str, str]:
-    """Returns what a line does that branches on a tensor's value, and what to write instead.
+    """Returns what a line does where torch asks whether something is true of a tensor's value, and what to write.
 
     Args:
         place: The line, as `source_lines.where` writes it.
@@ -101,6 +117,8 @@ def branches(place: str, frames: Iterable[traceback.FrameSummary]) -> tuple[str,
     if any("/torch/distributions/" in frame.filename for frame in frames):
         return "the model branches on the value of a tensor", _CHECKED
     code = _code(place)
+    if re.search(_SIZED, code) and not re.search(_CHOOSES, code):
+        return "the model makes a size of the value of a tensor", _OF_VALUE
     hint = next((hint for pattern, hint in _BRANCHES if re.search(pattern, code)), _BRANCH)
     return "the model branches on the value of a tensor", hint
 

@@ -12,7 +12,7 @@ from exportkit.runtime.model import Model
 from exportkit.serve.engine.model_replica import ModelReplica, tensors_in
 from exportkit.serve.statuses import BackendError
 from exportkit.verify.compare import Reference, compare_outputs
-from exportkit.verify.outcomes import Match, Verdict
+from exportkit.verify.outcomes import Verdict
 from exportkit.verify.self_test import replay_case
 
 
@@ -36,7 +36,8 @@ def answer_cases(replica: ModelReplica, name: str, *, compared: bool) -> None:
         except ExportkitError as error:
             raise BackendError(f"the model fails on its recorded {what} {index}: {error.message}") from error
         if compared:
-            reference, eager = Reference(recorded.references, errors), tensors_in(recorded.outputs)
+            reference = Reference(recorded.references, errors, moves=recorded.moves)
+            eager = tensors_in(recorded.outputs)
             verdict = compare_outputs(call.outputs, eager, answers, reference=reference, sizes=recorded.sizes)
             _check(verdict, f"recorded {what} {index}", replica.device)
 
@@ -71,7 +72,7 @@ def _with_state(manifest: Manifest) -> list[int]:
 
 def _check(verdict: Verdict, what: str, device: torch.device) -> None:
     """Raises BackendError if answers are not the recorded ones, within their tolerances."""
-    if not isinstance(verdict, Match):
+    if verdict.wrong:
         raise BackendError(
             f"the model answers its {what} wrongly on {device}: {verdict.message}",
             hint="`exportkit verify` says more about it.",
