@@ -4,7 +4,6 @@ import errno
 import json
 import subprocess
 import sys
-import time
 from importlib.metadata import EntryPoint
 
 import click
@@ -221,19 +220,6 @@ def test_progress_is_plain_lines_on_stderr_where_there_is_no_terminal(capsys):
         step("compiling")
     captured = capsys.readouterr()
     assert (captured.out, captured.err) == ("", "compiling ...\n")
-
-
-def test_a_step_that_takes_minutes_says_that_it_still_runs(capsys, monkeypatch):
-    monkeypatch.setattr("exportkit.cli.output.QUIET_SECONDS", 0.05)
-    with progress() as step:
-        time.sleep(0.1)
-        step("tracing")
-        time.sleep(0.3)
-        step("compiling")
-    lines = capsys.readouterr().err.splitlines()
-    assert (lines[0], lines[-1]) == ("tracing ...", "compiling ...")
-    assert lines[1:-1]
-    assert all(line.startswith("still tracing, for ") for line in lines[1:-1])
 
 
 def test_a_path_that_an_ascii_locale_did_not_decode_is_read_as_utf_8() -> None:
