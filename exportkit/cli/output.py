@@ -21,7 +21,8 @@ from exportkit.progress import Progress, note
 
 T = TypeVar("T")
 
-_LONG = 30.0  # seconds after which a step is reported again
+LONG = 30.0
+"""The seconds after which a step is reported again."""
 
 
 def print_json(document: Any) -> None:
@@ -77,9 +78,9 @@ def progress() -> Iterator[Progress]:
     current, ended, thread = ("", time.monotonic()), threading.Event(), threading.get_ident()
 
     def remind() -> None:
-        while not ended.wait(_LONG):
+        while not ended.wait(LONG):
             text, since = current
-            if text and (seconds := time.monotonic() - since) >= _LONG:
+            if text and (seconds := time.monotonic() - since) >= LONG:
                 again(f"{text}, for {seconds:.0f} s{_running_line(thread)}")
 
     with _stdout_to_stderr(), _steps() as (step, again):

@@ -19,7 +19,7 @@ def test_a_long_step_is_reported_again_with_its_seconds(monkeypatch: pytest.Monk
         if len(said) > 1:
             again.set()
 
-    monkeypatch.setattr(output, "_LONG", 0.01)
+    monkeypatch.setattr(output, "LONG", 0.01)
     monkeypatch.setattr("exportkit.cli.output.click.echo", echo)
     with output.progress() as step:
         step("tracing")
