@@ -103,6 +103,16 @@ def test_parts_of_variadic_parameters_have_sizes_by_their_own_names_or_as_in_tor
         assert sizes_of(spec) == names
 
 
+def test_sizes_from_1_to_2_of_one_name_are_one_size_in_the_trace() -> None:
+    # As two, torch 2.13 takes each for 2 while it compiles, and a batch of 1 gets an answer of 2 rows.
+    traced = trace(
+        EagerModel(pair({"x": {0: "batch[1:2]"}, "y": {0: "batch"}})), TraceOptions(cases=1), CPU, lambda _: None
+    )
+    values = [node.meta["val"] for node in traced.methods[0].program.graph.nodes if node.op == "placeholder"]
+    assert len({value.shape[0].node.expr for value in values}) == 1
+    assert [(d.name, d.min, d.max) for d in traced.methods[0].call.dimensions] == [("batch", 1, 2)]
+
+
 def test_a_shapes_spec_means_the_same_sizes() -> None:
     specs = pytest.importorskip("torch.fx.experimental.dynamic_spec")  # torch 2.13
     tensor, batch, n = specs.TensorSpec, specs.ShapeVar("batch", min=1, max=8), specs.ShapeVar("n", max=50)

@@ -216,7 +216,7 @@ def call_export(
 def _call_export(
     export: Callable[..., torch.export.ExportedProgram], task: TracingTask, sizes: DynamicSizes, *, forgiving: bool
 ) -> tuple[torch.export.ExportedProgram, GuardLog]:
-    dims = torch_dimensions(sizes)
+    dims = torch_dimensions(sizes, (buffer.dimension for buffer in task.state))
     bound, model = task.bound, task.spec.model
     state = tuple(buffer.at(sizes.example) for buffer in task.state)
     given = {**bound.kwargs, **({STATE: state} if state else {})}
