@@ -110,7 +110,7 @@ def dynamic_sizes(shapes: Shapes, tensors: Mapping[str, Sequence[int]]) -> Dynam
 def torch_dimensions(sizes: DynamicSizes, state: Iterable[str | None] = ()) -> dict[str, torch.export.Dim]:
     """Returns torch.export's object for every name.
 
-    torch leaves 0 and 1 out while it traces, so that a size from 1 to 2 is 2. Of two such sizes it would never learn that
+    torch leaves 0 and 1 out while it traces, so that a size from 1 to 2 is 2. Of two such sizes it would not learn that
     they are one, and compiled code would take one of them for 2.
 
     Args:
