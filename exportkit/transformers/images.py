@@ -33,8 +33,8 @@ class ImageFeatures(nn.Module):
         return torch.cat([part.flatten(0, -2) for part in parts])
 
 
-def prompt_with_images(model: Any, inputs: Mapping[str, Any]) -> tuple[Tensor, Tensor, Any]:
-    """Returns a prompt of a word, images and a word, their features, and what the model answers with a cache.
+def prompt_with_images(model: Any, inputs: Mapping[str, Any]) -> tuple[Tensor, Tensor, Tensor]:
+    """Returns a prompt of a word, images and a word, their features, and the model's logits after it.
 
     Args:
         model: A model that reads images.
@@ -45,7 +45,7 @@ def prompt_with_images(model: Any, inputs: Mapping[str, Any]) -> tuple[Tensor, T
     tokens = torch.full((1, len(features) + 2), token, device=features.device)
     tokens[0, [0, -1]] = 1 if token != 1 else 2
     types = {name: (tokens == token).long() for name in _TYPES if name in inspect.signature(model.forward).parameters}
-    return tokens, features, model(input_ids=tokens, use_cache=True, **inputs, **types)
+    return tokens, features, model(input_ids=tokens, use_cache=False, **inputs, **types).logits[0, -1]
 
 
 def draw_images(

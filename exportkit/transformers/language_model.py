@@ -13,7 +13,7 @@ from exportkit.errors import UsageError
 from exportkit.spec import ExportSpec, Method
 from exportkit.transformers.experts import register_experts
 from exportkit.transformers.images import draw_images, image_token, prompt_with_images
-from exportkit.transformers.layer_forms import cache_of_answer, layer_forms
+from exportkit.transformers.layer_forms import layer_forms
 from exportkit.transformers.session_model import SessionModel, text_config
 from exportkit.transformers.step_context import register
 
@@ -85,7 +85,7 @@ def spec(
 
         def draw(sizes: Mapping[str, int], generator: torch.Generator) -> tuple[tuple[Any, ...], dict[str, Any]]:
             (tokens, lengths), none = drawer.prefill(sizes, generator)
-            return draw_images(tokens, lengths, model, sizes["features"], generator), none
+            return draw_images(tokens, lengths, model, sizes.get("features", 1), generator), none
 
         sizes = {"batch": rows, "count": count, "features": 2}
         methods["prefill_images"] = Method(
@@ -190,18 +190,27 @@ def _check_images(session: SessionModel, inputs: Mapping[str, Any]) -> None:
             f"{type(model).__name__} does not read features of images in the places of tokens",
             hint="Leave `images` out: the text part is exported without.",
         )
-    with torch.no_grad():
+    states: list[Tensor] = []  # after all tokens: the words after images see little of them
+
+    def keep(_: Any, __: Any, answer: Any) -> None:
+        states.append(answer.last_hidden_state[0])
+
+    with torch.no_grad(), _hooked(model.get_decoder(), keep):
         tokens, features, whole = prompt_with_images(model, inputs)
         count = tokens.shape[1]
         alone = SessionModel(model, layer_forms(model, count, count), count, 1)
-        lengths = torch.tensor([count], device=tokens.device)
-        answer = alone.prefill_images(tokens, lengths, features)[0]
-        _compare(model, whole.logits[0, -1].to(answer.dtype), answer, "logits with images", _WITH_IMAGES)
-        for layer, own in zip(cache_of_answer(whole).layers, alone.cache):  # the words after images see little of them
-            if hasattr(own, "values"):
-                _compare(
-                    model, layer.values, own.values[:, :, -layer.values.shape[2] :], "values of images", _WITH_IMAGES
-                )
+        answer = alone.prefill_images(tokens, torch.tensor([count], device=tokens.device), features)[0]
+    for one, other in ((whole.to(answer.dtype), answer), (states[0], states[-1])):
+        _compare(model, one, other, "answers to images", _WITH_IMAGES)
+
+
+@contextmanager
+def _hooked(module: nn.Module, hook: Any) -> Iterator[None]:
+    handle = module.register_forward_hook(hook)
+    try:
+        yield
+    finally:
+        handle.remove()
 
 
 @contextmanager
@@ -217,8 +226,8 @@ def _compare(model: Any, whole: Tensor, answer: Tensor, what: str = "logits", hi
     error = float((answer - whole).abs().mean() / whole.std().clamp(min=1e-30))
     if not error <= allowed:  # NaN, too
         raise UsageError(
-            f"{type(model).__name__} answers otherwise over exportkit's cache than without a cache: its {what} differ by "
-            f"{error:.1g} of their standard deviation",
+            f"{type(model).__name__} answers otherwise over exportkit's cache than without a cache: its {what} differ "
+            f"by {error:.1g} of their standard deviation",
             hint=hint,
         )
 

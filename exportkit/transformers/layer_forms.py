@@ -30,11 +30,6 @@ def cache_argument(model: torch.nn.Module) -> str:
     raise UsageError(f"{type(model).__name__}.forward takes no cache", hint=_WHAT_WORKS)
 
 
-def cache_of_answer(answer: Any) -> Any:
-    """Returns the cache that a model made, or None."""
-    return next((found for name in _CACHE_NAMES if (found := getattr(answer, name, None)) is not None), None)
-
-
 def layer_forms(model: torch.nn.Module, length: int, prompt: int) -> list[LayerForm]:
     """Returns what each layer of a model remembers of a row.
 
@@ -50,7 +45,7 @@ def layer_forms(model: torch.nn.Module, length: int, prompt: int) -> list[LayerF
     device = next(model.parameters()).device
     with torch.no_grad():
         answer: Any = model(input_ids=torch.zeros((1, 2), dtype=torch.int64, device=device), use_cache=True)
-    cache = cache_of_answer(answer)
+    cache: Any = next((found for name in _CACHE_NAMES if (found := getattr(answer, name, None)) is not None), None)
     if not hasattr(cache, "layers"):
         raise UsageError(
             f"{type(model).__name__} remembers in a {type(cache).__name__}, which has no layers", hint=_WHAT_WORKS
