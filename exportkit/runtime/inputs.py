@@ -168,7 +168,7 @@ class InputPlan:
         given = dict(zip(self._positional, args))
         if twice := [name for name in kwargs if name in given]:
             raise InputError(f"`{twice[0]}` was given twice, by position and by name: {self}")
-        given = self._fixed | given | kwargs
+        given = {**self._fixed, **given, **kwargs}
         if missing := [name for name in self._names if name not in given]:
             raise InputError(f"`{missing[0]}` was not given: {self}")
         return [given[name] for name in self._names]

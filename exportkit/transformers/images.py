@@ -41,10 +41,10 @@ def prompt_with_images(model: Any, inputs: Mapping[str, Any]) -> tuple[Tensor, T
         inputs: What a processor makes of images.
     """
     features = ImageFeatures(model)(**inputs)
-    token = image_token(model)
+    token: Any = image_token(model)
     tokens = torch.full((1, len(features) + 2), token, device=features.device)
     tokens[0, [0, -1]] = 1 if token != 1 else 2
-    types = {name: (tokens == token).long() for name in _TYPES if name in inspect.signature(model.forward).parameters}
+    types = {name: tokens.eq(token).long() for name in _TYPES if name in inspect.signature(model.forward).parameters}
     return tokens, features, model(input_ids=tokens, use_cache=False, **inputs, **types).logits[0, -1]
 
 
@@ -52,8 +52,9 @@ def draw_images(
     tokens: Tensor, lengths: Tensor, model: Any, count: int, generator: torch.Generator
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Returns a drawn prompt whose first tokens are of images, its lengths, and so many features."""
+    token: Any = image_token(model)
     words = model.get_input_embeddings().weight
     real = torch.arange(tokens.shape[1]) < lengths[:, None]
     image = real & (real.reshape(-1).cumsum(0).reshape(real.shape) <= count)
     features = torch.randn(count, words.shape[1], generator=generator).to(words.dtype)
-    return tokens.masked_fill(image, image_token(model)), lengths, features
+    return tokens.masked_fill(image, token), lengths, features
