@@ -72,8 +72,9 @@ DrawSequence = Callable[
 ]
 
 # By tensor and dimension, such as {"image": {0: "batch[1:64]"}}; or what torch.export takes: by parameter or in their
-# order, nested as the arguments are, with Dim in place of texts; a ShapesCollection, or AdditionalInputs.
+# order, nested as the arguments are, with Dim in place of texts; or one of its classes.
 DynamicShapes: TypeAlias = Any
+_SHAPES = ("ShapesCollection", "AdditionalInputs", "ShapesSpec", "ParamsSpec")
 
 # The method that a call without a name means.
 FORWARD = "forward"
@@ -121,7 +122,8 @@ class ExportSpec:
         example_kwargs: Keyword inputs for tracing.
         dynamic_shapes: Maps parameter names to dimensions to expressions, as on the command line: "batch[1:64]", or
             "16*gh[8:96]" for a size of 16 times `gh`, with gh from 8 to 96; "4" for a fixed size. A name has the same
-            value everywhere. What torch.export takes is taken too: nested, with Dim, a ShapesCollection.
+            value everywhere. What torch.export takes is taken too: nested, with Dim, a ShapesCollection, a
+            ShapesSpec, or `@dynamic_spec` of forward.
         tolerances: Maps output names to tolerances. An output without one must be as accurate as eager, or equal if it
             is an integer. An output's name is its key in a dict, its field in a named tuple, or else "0", "1", ...; a
             dot joins nested names. If --dtype casts the model, the numbers of an output of that dtype are at least the
@@ -236,7 +238,7 @@ def _are_shapes(shapes: object) -> bool:
     """Returns whether a value can be dynamic shapes. exportkit.export.sizes reads what is inside."""
     if isinstance(shapes, Mapping):
         return all(isinstance(dims, (Mapping, tuple, list, type(None))) for dims in shapes.values())
-    return isinstance(shapes, (tuple, list)) or type(shapes).__name__ in ("ShapesCollection", "AdditionalInputs")
+    return isinstance(shapes, (tuple, list)) or type(shapes).__name__ in _SHAPES
 
 
 def _are_functions(functions: object) -> bool:

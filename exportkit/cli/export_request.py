@@ -121,10 +121,9 @@ class ExportRequest:
 
     def _resolved(self, step: Progress) -> ResolvedModel:
         step(f"importing torch and {self.model}")
-        from exportkit.export.models.call_signature import left_out
         from exportkit.export.models.resolve import resolve
 
-        resolved = resolve(
+        return resolve(
             self.model,
             model_kwargs=self.model_kwargs,
             inputs=self.inputs,
@@ -134,9 +133,6 @@ class ExportRequest:
             trust=self.trust,
             trusted=self.trusted,
         )
-        for parameter in left_out(resolved.spec.model):
-            step(f"leaving out {parameter.partition(':')[0]} of forward, which has no names for a package to describe")
-        return resolved
 
     def _draft(self, as_json: bool) -> int:
         with progress() as step:

@@ -15,7 +15,7 @@ import torch
 
 from exportkit.errors import InputError
 from exportkit.package import manifest as m
-from exportkit.package.structure import builder, fields_of, parts_of
+from exportkit.package.structure import builder, fields_of, names, parts_of
 from exportkit.runtime.overlap import Spans
 from exportkit.runtime.requests import joined_shapes
 from exportkit.sizes import shape_text
@@ -61,6 +61,7 @@ class InputPlan:
         self.build_result = builder(call.result)
         self._names = [parameter.name for parameter in call.parameters]
         self._positional = [p.name for p in call.parameters if p.kind == "positional"]
+        self._fixed = _fixed_values(call.parameters)
         self._takes = [_taker(parameter.value, f"`{parameter.name}`") for parameter in call.parameters]
         self._dimensions = {dimension.name: dimension for dimension in call.dimensions}
         least = _CUDA_ALIGNMENT if device.type == "cuda" else 1
@@ -156,7 +157,7 @@ class InputPlan:
             self._allowed_shapes.add(key)
 
     def _bind(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Sequence[Any]:
-        """Returns the parameters' values in order when some were given by name."""
+        """Returns the parameters' values in order when some were given by name, or not at all: what is fixed."""
         if len(args) > len(self._positional):
             raise InputError(
                 f"{len(args)} positional arguments were given; the package takes {len(self._positional)}: {self}",
@@ -167,7 +168,7 @@ class InputPlan:
         given = dict(zip(self._positional, args))
         if twice := [name for name in kwargs if name in given]:
             raise InputError(f"`{twice[0]}` was given twice, by position and by name: {self}")
-        given.update(kwargs)
+        given = {**self._fixed, **given, **kwargs}
         if missing := [name for name in self._names if name not in given]:
             raise InputError(f"`{missing[0]}` was not given: {self}")
         return [given[name] for name in self._names]
@@ -296,10 +297,23 @@ _NOT_EXPORTED = (
 
 
 def _signature(parameters: Sequence[m.Parameter]) -> inspect.Signature:
-    """Returns the signature of the call. Parameters given by keyword at export are keyword-only."""
+    """Returns the signature of the call. Parameters given by keyword at export are keyword-only.
+
+    What is fixed has a default, but before a positional parameter that must be given, where Python allows none.
+    """
     kinds = {"positional": inspect.Parameter.POSITIONAL_OR_KEYWORD, "keyword": inspect.Parameter.KEYWORD_ONLY}
+    fixed, found = _fixed_values(parameters), []
     ordered = sorted(parameters, key=lambda parameter: parameter.kind == "keyword")
-    return inspect.Signature([inspect.Parameter(parameter.name, kinds[parameter.kind]) for parameter in ordered])
+    needed = max((i for i, p in enumerate(ordered) if p.kind == "positional" and p.name not in fixed), default=-1)
+    for place, parameter in enumerate(ordered):
+        default = fixed.get(parameter.name, inspect.Parameter.empty) if place > needed else inspect.Parameter.empty
+        found.append(inspect.Parameter(parameter.name, kinds[parameter.kind], default=default))
+    return inspect.Signature(found)
+
+
+def _fixed_values(parameters: Sequence[m.Parameter]) -> dict[str, Any]:
+    """Returns the values of the parameters without tensors, which were fixed at export and may be left out."""
+    return {p.name: builder(p.value)(()) for p in parameters if not names(p.value, p.name)}
 
 
 def _plain_tensor(value: Any, expected: _Input) -> torch.Tensor:

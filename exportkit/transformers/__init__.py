@@ -1,7 +1,7 @@
 """Language models of transformers as packages that generate: prefill and decode over a cache of a session's own.
 
-`spec(model, cache_length=...)` is an ExportSpec. Where transformers takes other exporters (5.24), ExportkitExporter is
-one of them, and importing this module registers it.
+`spec(model, cache_length=...)` is an ExportSpec, and `vision_spec(model, inputs)` that of the part that sees. Where
+transformers takes other exporters (5.24), ExportkitExporter is one of them, and importing this module registers it.
 """
 
 from __future__ import annotations
@@ -17,13 +17,14 @@ except ModuleNotFoundError as error:
     ) from error
 
 from exportkit.transformers.language_model import spec as spec
+from exportkit.transformers.vision import vision_spec as vision_spec
 
 if TYPE_CHECKING:
     from exportkit.transformers.backend import ExportkitConfig as ExportkitConfig
     from exportkit.transformers.backend import ExportkitExporter as ExportkitExporter
     from exportkit.transformers.backend import ExportkitRunner as ExportkitRunner
 
-__all__ = ["ExportkitConfig", "ExportkitExporter", "ExportkitRunner", "spec"]
+__all__ = ["ExportkitConfig", "ExportkitExporter", "ExportkitRunner", "spec", "vision_spec"]
 
 
 def _takes_exporters() -> bool:

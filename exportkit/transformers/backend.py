@@ -33,6 +33,7 @@ from exportkit.runtime.model import Model
 from exportkit.runtime.session import Session
 from exportkit.spec import ExportSpec
 from exportkit.transformers.language_model import spec
+from exportkit.transformers.session_model import text_config
 from exportkit.verify.options import VerifyOptions
 
 FORMAT = "exportkit"
@@ -131,7 +132,7 @@ class ExportkitExporter(HfExporter):
                 hint="A model that generates from tokens is supported. Export the encoders of other inputs one by one.",
             )
         length = config.cache_length or getattr(generation_config, "max_cache_len", None)
-        length = length or min(_CACHE, getattr(model.config, "max_position_embeddings", _CACHE))
+        length = length or min(_CACHE, getattr(text_config(model), "max_position_embeddings", _CACHE))
         prompt = config.prompt or min(512, length)
         made = spec(model, cache_length=length, prompt=prompt, batch=config.batch)
         component = ExportedComponent(_packaged(made, model, config), _metadata(model, sample_inputs))

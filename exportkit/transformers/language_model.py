@@ -12,16 +12,31 @@ from torch import Tensor, nn
 from exportkit.errors import UsageError
 from exportkit.spec import ExportSpec, Method
 from exportkit.transformers.experts import register_experts
+from exportkit.transformers.images import draw_images, image_token, prompt_with_images
 from exportkit.transformers.layer_forms import layer_forms
-from exportkit.transformers.session_model import SessionModel
+from exportkit.transformers.session_model import SessionModel, text_config
 from exportkit.transformers.step_context import register
 
 _EXAMPLE = 7  # tokens of the example prompt
 _STEPS = 2  # that are tried after it
+_OF_ITS_OWN = (
+    "It does something of its own with positions, masks or the cache. Write a module with methods over buffers: "
+    "docs/state.md."
+)
+_WITH_IMAGES = (
+    "It does something of its own with the positions or masks of images. Leave `images` out: the text part is exported "
+    "without."
+)
 
 
 def spec(
-    model: nn.Module, *, cache_length: int, prompt: int = 512, batch: int = 8, name: str | None = None
+    model: nn.Module,
+    *,
+    cache_length: int,
+    prompt: int = 512,
+    batch: int = 8,
+    images: Mapping[str, Any] | None = None,
+    name: str | None = None,
 ) -> ExportSpec:
     """Returns how to export a language model with the methods `prefill` and `decode`.
 
@@ -30,22 +45,26 @@ def spec(
     or NaN where a row has more tokens than the cache holds. Each session has a cache of its own and any number of rows
     up to `batch`, each with a position of its own.
 
+    With `images` there is `prefill_images(tokens, lengths, features)` as well, which reads features of images in the
+    places of their tokens. A package of `vision_spec` makes them.
+
     Args:
-        model: A model for causal language modelling, such as AutoModelForCausalLM returns, in eval mode. It is not
-            changed.
+        model: A model for causal language modelling, such as AutoModelForCausalLM or AutoModelForImageTextToText
+            returns, in eval mode, or PEFT's around it. It is not changed.
         cache_length: How many tokens, prompt and answer, a row can have.
         prompt: How many tokens one `prefill` can add. A longer prompt takes several calls.
         batch: How many rows a session can have.
+        images: What a processor makes of an example of images, such as {"pixel_values": pixels}.
         name: The package's name. Default: the model's type, such as `llama`.
 
     Raises:
         UsageError: The model is none of these, or has a part that is not supported, or does not answer in steps what it
             answers at once. The message names it.
     """
-    config = _checked(model, cache_length, prompt, batch)
-    register()
-    register_experts()
-    rows, count = min(batch, 2), max(1, min(prompt, _EXAMPLE, cache_length - _STEPS))
+    model = checked_model(model)
+    config = text_config(model)
+    _check_sizes(model, config, cache_length, prompt, batch)
+    rows, count = min(batch, 2), max(min(prompt, 2), min(prompt, _EXAMPLE, cache_length - _STEPS))
     forms = layer_forms(model, cache_length, prompt)
     session = SessionModel(model, forms, cache_length, rows).eval()
     device = session.position.device
@@ -54,21 +73,30 @@ def spec(
     _check_turns(session, tokens)
     by_batch = {0: f"batch[1:{batch}]"} if batch > 1 else {}
     by_count = {1: f"count[1:{prompt}]"} if prompt > 1 else {}
+    by_prompt = {"tokens": {**by_batch, **by_count}, "lengths": by_batch}
+    methods = {
+        "prefill": Method(example_inputs=(tokens, lengths), dynamic_shapes=by_prompt, draw_inputs=drawer.prefill),
+        "decode": Method(
+            example_inputs=(tokens[:, :1].contiguous(),), dynamic_shapes={"token": by_batch}, draw_inputs=drawer.decode
+        ),
+    }
+    if images is not None:
+        _check_images(session, images)
+
+        def draw(sizes: Mapping[str, int], generator: torch.Generator) -> tuple[tuple[Any, ...], dict[str, Any]]:
+            (tokens, lengths), none = drawer.prefill(sizes, generator)
+            return draw_images(tokens, lengths, model, sizes.get("features", 1), generator), none
+
+        sizes = {"batch": rows, "count": count, "features": 2}
+        methods["prefill_images"] = Method(
+            example_inputs=tuple(each.to(device) for each in draw(sizes, torch.Generator())[0]),
+            dynamic_shapes={**by_prompt, "features": {0: f"features[1:{max(2, batch * prompt)}]"}},
+            draw_inputs=draw,
+        )
     return ExportSpec(
         model=session,
         name=name or getattr(config, "model_type", None),
-        methods={
-            "prefill": Method(
-                example_inputs=(tokens, lengths),
-                dynamic_shapes={"tokens": {**by_batch, **by_count}, "lengths": by_batch},
-                draw_inputs=drawer.prefill,
-            ),
-            "decode": Method(
-                example_inputs=(tokens[:, :1].contiguous(),),
-                dynamic_shapes={"token": by_batch},
-                draw_inputs=drawer.decode,
-            ),
-        },
+        methods=methods,
         state=dict.fromkeys(_state_patterns(session), "batch" if batch > 1 else None),
         draw_sequence=drawer.session,
     )
@@ -78,48 +106,61 @@ def _state_patterns(session: SessionModel) -> list[str]:
     return ["position", *(["cache.*"] if any(True for _ in session.cache.buffers()) else [])]
 
 
-def _checked(model: nn.Module, cache_length: int, prompt: int, batch: int) -> Any:
-    """Returns the model's configuration.
+def checked_model(model: nn.Module) -> Any:
+    """Returns the model of transformers, which may be in a model of PEFT, and makes exportkit's attention known.
 
     Raises:
-        UsageError: It is no language model that reads tokens and predicts the next one, or a number does not fit.
+        UsageError: It is no language model that reads tokens and predicts the next one.
     """
     from transformers import PreTrainedModel
 
     kind = type(model).__name__
-    if not isinstance(model, PreTrainedModel):
+    if getattr(getattr(model, "active_peft_config", None), "is_prompt_learning", False):
+        raise UsageError(
+            f"{kind} puts learned tokens before the prompt, which the model inside does not know",
+            hint="Export it as it is: exportkit.ExportSpec(model=model, example_kwargs={'input_ids': ids, ...}).",
+        )
+    base = getattr(model, "get_base_model", None)  # PEFT's: with LoRA's and other layers in their places
+    inner: Any = base() if base is not None else model
+    if not isinstance(inner, PreTrainedModel):
         raise UsageError(
             f"the model is a {kind}, which is none of transformers'",
-            hint="Give what AutoModelForCausalLM.from_pretrained returns.",
+            hint="Give what AutoModelForCausalLM.from_pretrained returns, or PEFT's model around it.",
         )
-    config: Any = model.config
-    if getattr(config, "is_encoder_decoder", False):
+    if not inner.can_generate() or (inner.main_input_name != "input_ids" and image_token(inner) is None):
+        raise UsageError(
+            f"{kind} does not generate from tokens",
+            hint="Give a model with a head for the next token: what AutoModelForCausalLM.from_pretrained returns. "
+            "Export another one as it is: exportkit.ExportSpec(model=model, example_kwargs=...).",
+        )
+    if getattr(inner.config, "is_encoder_decoder", False):
         raise UsageError(
             f"{kind} has an encoder and a decoder; a model whose prompt and answer are one sequence is supported",
             hint="Export its encoder with exportkit.ExportSpec, and write a module with methods for its decoder: "
             "docs/state.md.",
         )
-    if not model.can_generate() or model.main_input_name != "input_ids":
-        raise UsageError(
-            f"{kind} does not generate from tokens",
-            hint="Give a model with a head for the next token: what AutoModelForCausalLM.from_pretrained returns.",
-        )
+    if inner.training:
+        raise UsageError(f"{kind} is in training mode", hint="Call model.eval().")
+    register()
+    register_experts()
+    return inner
+
+
+def _check_sizes(model: nn.Module, config: Any, cache_length: int, prompt: int, batch: int) -> None:
     for what, number in (("cache_length", cache_length), ("prompt", prompt), ("batch", batch)):
         if not isinstance(number, int) or number < 1:
             raise UsageError(f"{what} is {number!r}; it must be a whole number from 1 on")
     most = getattr(config, "max_position_embeddings", None)
     if isinstance(most, int) and cache_length > most:
         raise UsageError(
-            f"cache_length is {cache_length}, and {kind} has {most} positions", hint=f"Give at most {most}."
+            f"cache_length is {cache_length}, and {type(model).__name__} has {most} positions",
+            hint=f"Give at most {most}.",
         )
     if prompt > cache_length:
         raise UsageError(
             f"prompt is {prompt}, and the cache holds {cache_length} tokens",
             hint=f"Give a prompt of at most {cache_length}, or a longer cache.",
         )
-    if model.training:
-        raise UsageError(f"{kind} is in training mode", hint="Call model.eval().")
-    return config
 
 
 def _check_turns(session: SessionModel, tokens: Tensor) -> None:
@@ -141,6 +182,37 @@ def _check_turns(session: SessionModel, tokens: Tensor) -> None:
                 _compare(session.model, whole, answer[row])
 
 
+def _check_images(session: SessionModel, inputs: Mapping[str, Any]) -> None:
+    """Refuses a model that does more with images than to read their features in the places of tokens."""
+    model = session.model
+    if image_token(model) is None or any(form.recurs for form in session.forms):
+        raise UsageError(
+            f"{type(model).__name__} does not read features of images in the places of tokens",
+            hint="Leave `images` out: the text part is exported without.",
+        )
+    states: list[Tensor] = []  # after all tokens: the words after images see little of them
+
+    def keep(_: Any, __: Any, answer: Any) -> None:
+        states.append(answer.last_hidden_state[0])
+
+    with torch.no_grad(), _hooked(model.get_decoder(), keep):
+        tokens, features, whole = prompt_with_images(model, inputs)
+        count = tokens.shape[1]
+        alone = SessionModel(model, layer_forms(model, count, count), count, 1)
+        answer = alone.prefill_images(tokens, torch.tensor([count], device=tokens.device), features)[0]
+    for one, other in ((whole.to(answer.dtype), answer), (states[0], states[-1])):
+        _compare(model, one, other, "answers to images", _WITH_IMAGES)
+
+
+@contextmanager
+def _hooked(module: nn.Module, hook: Any) -> Iterator[None]:
+    handle = module.register_forward_hook(hook)
+    try:
+        yield
+    finally:
+        handle.remove()
+
+
 @contextmanager
 def _put_back(session: SessionModel) -> Iterator[None]:
     """Empties the buffers again at the end."""
@@ -149,15 +221,14 @@ def _put_back(session: SessionModel) -> Iterator[None]:
         tensor.zero_()
 
 
-def _compare(model: Any, whole: Tensor, answer: Tensor) -> None:
+def _compare(model: Any, whole: Tensor, answer: Tensor, what: str = "logits", hint: str = _OF_ITS_OWN) -> None:
     allowed = 1e-3 if torch.finfo(model.dtype).eps < 1e-6 else 0.2  # in half precision, experts may change
     error = float((answer - whole).abs().mean() / whole.std().clamp(min=1e-30))
     if not error <= allowed:  # NaN, too
         raise UsageError(
-            f"{type(model).__name__} answers otherwise over exportkit's cache than without a cache: its logits differ "
+            f"{type(model).__name__} answers otherwise over exportkit's cache than without a cache: its {what} differ "
             f"by {error:.1g} of their standard deviation",
-            hint="It does something of its own with positions, masks or the cache. Write a module with methods over "
-            "buffers: docs/state.md.",
+            hint=hint,
         )
 
 

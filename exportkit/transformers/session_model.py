@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from exportkit.transformers.images import image_token
 from exportkit.transformers.layer_forms import cache_argument
 from exportkit.transformers.layers import LayerForm, cache_of
 from exportkit.transformers.step_context import StepContext, taking
@@ -49,6 +50,8 @@ class SessionModel(nn.Module):
         self._takes_positions = "position_ids" in inspect.signature(model.forward).parameters
         self._limited = any(form.attends for form in forms)
         self._recurs = any(form.recurs for form in forms)
+        self._config = text_config(model)
+        self._image_token = image_token(model)
 
     def prefill(self, tokens: Tensor, lengths: Tensor) -> Tensor:
         """Takes the next tokens of each row.
@@ -61,14 +64,36 @@ class SessionModel(nn.Module):
             The logits after each row's last token, [batch, vocabulary], in float32 or wider. NaN where a row would have
             more tokens than the cache holds.
         """
+        return self._prefill(tokens, lengths)
+
+    def prefill_images(self, tokens: Tensor, lengths: Tensor, features: Tensor) -> Tensor:
+        """Takes the next tokens of each row, as `prefill` does, among them those of images.
+
+        Args:
+            tokens: [batch, count].
+            lengths: [batch].
+            features: What the model makes of images, [features, width], in place of the tokens of images: one for each,
+                row after row. Where there are too few, the answer is NaN.
+        """
+        real = torch.arange(tokens.shape[1], device=tokens.device) < lengths[:, None]
+        image = (tokens == self._image_token) & real
+        words = self.model.get_input_embeddings()(tokens.masked_fill(image, 0))
+        missing = features.new_full((1, features.shape[1]), math.nan)
+        place = (image.reshape(-1).cumsum(0) - 1).clamp(min=0, max=features.shape[0]).reshape(image.shape)
+        images = torch.cat([features, missing]).to(words.dtype)[place]
+        return self._prefill(torch.where(image[..., None], images, words), lengths)
+
+    def _prefill(self, tokens: Tensor, lengths: Tensor) -> Tensor:
+        """Takes tokens [batch, count], or their embeddings [batch, count, width]."""
         count = tokens.shape[1]
         lengths = lengths.clamp(0, count)
         if self._recurs:
             logits = self._one_by_one(tokens, lengths)
         else:
             column = torch.arange(count, device=tokens.device)
-            shifted = column - (count - lengths[:, None])
-            aligned = tokens.gather(1, shifted.clamp(min=0))  # to the right: the last tokens are in one column
+            shifted = (column - (count - lengths[:, None])).clamp(min=0)
+            index = shifted if tokens.dim() == 2 else shifted[..., None].expand_as(tokens)
+            aligned = tokens.gather(1, index)  # to the right: the last tokens are in one column
             step = StepContext.of(self.position, lengths, count, self.length)
             logits = self._logits(aligned, step, self._tensors())
         self.position += lengths
@@ -94,8 +119,8 @@ class SessionModel(nn.Module):
         given: dict[str, Any] = {self._argument: cache_of(self.forms, tensors, step)}
         if self._takes_positions:
             given["position_ids"] = step.positions
-        given |= {"input_ids": tokens, "use_cache": True, "logits_to_keep": 1}
-        with taking(step, self.model.config):
+        given |= {"input_ids" if tokens.dim() == 2 else "inputs_embeds": tokens, "use_cache": True, "logits_to_keep": 1}
+        with taking(step, self._config):
             answer = self.model(**given) if weights is None else functional_call(self.model, weights, (), given)
         logits: Tensor = answer.logits[:, -1]
         return logits
@@ -107,9 +132,7 @@ class SessionModel(nn.Module):
         weights = dict(self.model.named_parameters()) | dict(self.model.named_buffers())
         states = tuple(own[number][name] for number, name in named)
         first = torch.zeros((), dtype=torch.int64, device=tokens.device)
-        blank = torch.zeros(
-            (tokens.shape[0], self.model.config.vocab_size), dtype=self.model.dtype, device=tokens.device
-        )
+        blank = torch.zeros((tokens.shape[0], self._config.vocab_size), dtype=self.model.dtype, device=tokens.device)
 
         def goes_on(index: Tensor, logits: Tensor, position: Tensor, *rest: Tensor) -> Tensor:
             return index < rest[len(states)].shape[1]
@@ -132,6 +155,11 @@ class SessionModel(nn.Module):
         for state, value in zip(states, after):
             state.copy_(value)
         return logits
+
+
+def text_config(model: Any) -> Any:
+    """Returns the configuration of a model's text part: its own, or a part of it."""
+    return model.config.get_text_config(decoder=True)
 
 
 def _along(rows: Tensor, tensor: Tensor) -> Tensor:

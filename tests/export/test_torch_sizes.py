@@ -36,6 +36,11 @@ class Pair(torch.nn.Module):
         return x.view(x.shape[0], -1, 2, 3).sum(2) + y
 
 
+class Variadic(torch.nn.Module):
+    def forward(self, x: Tensor, *rest: Any, **others: Any) -> Tensor:
+        return x.sum(1) + rest[0].sum(1) * rest[1] + others["more"]["a"].sum(1)
+
+
 class Table(torch.nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -86,6 +91,53 @@ def test_nested_sizes_mean_the_same_in_every_form(shapes: Any) -> None:
     found = plain_shapes(nested(shapes))
     assert {t: {d: text for d, text in dims.items() if "[" in text} for t, dims in found.items()} == STEP
     assert sizes_of(nested(shapes)) == STEP
+
+
+def test_parts_of_variadic_parameters_have_sizes_by_their_own_names_or_as_in_torch() -> None:
+    inputs, keywords = (torch.randn(3, 4), torch.randn(3, 5), 2.0), {"more": {"a": torch.randn(3, 2)}, "flag": True}
+    names = {"x": {0: "batch[1:8]"}, "rest_0": {0: "batch[1:8]"}, "more.a": {0: "batch[1:8]"}}
+    more = {"more": {"a": {0: BATCH}}}
+    by_torch = {"x": {0: BATCH}, "rest": ({0: BATCH}, None), "others": more | {"flag": None}}
+    for shapes in (names, by_torch, tuple(by_torch.values()), {"x": (BATCH, None), "rest_0": {0: BATCH}} | more):
+        spec = ExportSpec(model=Variadic(), example_inputs=inputs, example_kwargs=keywords, dynamic_shapes=shapes)
+        assert sizes_of(spec) == names
+
+
+def test_sizes_from_1_to_2_of_one_name_are_one_size_in_the_trace() -> None:
+    # As two, torch 2.13 takes each for 2 while it compiles, and a batch of 1 gets an answer of 2 rows.
+    traced = trace(
+        EagerModel(pair({"x": {0: "batch[1:2]"}, "y": {0: "batch"}})), TraceOptions(cases=1), CPU, lambda _: None
+    )
+    values = [node.meta["val"] for node in traced.methods[0].program.graph.nodes if node.op == "placeholder"]
+    assert len({value.shape[0].node.expr for value in values}) == 1
+    assert [(d.name, d.min, d.max) for d in traced.methods[0].call.dimensions] == [("batch", 1, 2)]
+
+
+def test_a_shapes_spec_means_the_same_sizes() -> None:
+    specs = pytest.importorskip("torch.fx.experimental.dynamic_spec")  # torch 2.13
+    tensor, batch, n = specs.TensorSpec, specs.ShapeVar("batch", min=1, max=8), specs.ShapeVar("n", max=50)
+    params = {"x": tensor([batch, 2 * n, specs.STATIC]), "y": tensor([batch, n, 3])}
+    for shapes in (specs.ShapesSpec(params), specs.ParamsSpec(params)):
+        assert plain_shapes(pair(shapes)) == {**TWICE, "y": {**TWICE["y"], 2: "3"}}
+    past = specs.SeqSpec([specs.SeqSpec([tensor([batch, specs.ShapeVar("batch"), None])])])
+    found = plain_shapes(nested(specs.ShapesSpec({"past": past})))["past.0.0"]
+    assert found[0] == "batch[1:8]"
+    assert found[1].startswith("batch_")  # another ShapeVar, of the same name
+    parts = specs.ParamsSpec(
+        {"*args": [tensor([batch, None])], "**kwargs": {"more": specs.DictSpec({"a": tensor([n, 2])})}}
+    )
+    given = {"example_inputs": (torch.randn(3, 4),) * 2, "example_kwargs": {"more": {"a": torch.randn(3, 2)}}}
+    spec = ExportSpec(model=Variadic(), dynamic_shapes=parts, **given)
+    assert plain_shapes(spec) == {"rest_0": {0: "batch[1:8]"}, "more.a": {0: "n[1:50]", 1: "2"}}
+    Variadic.forward.__dict__["_dynamic_spec"] = parts  # as torch 2.15's decorator does
+    try:
+        assert plain_shapes(ExportSpec(model=Variadic(), **given)) == plain_shapes(spec)
+    finally:
+        del Variadic.forward.__dict__["_dynamic_spec"]
+    with pytest.raises(UsageError, match=r"assumes Eq\(Mod\(n, 2\), 0\)"):
+        plain_shapes(pair(specs.ShapesSpec(params, assumptions=[n % 2 == 0])))
+    with pytest.raises(UsageError, match="the size"):
+        plain_shapes(pair(specs.ShapesSpec({"x": tensor([batch * n, None, None])})))
 
 
 def test_a_dim_that_follows_from_another_keeps_its_factor_and_its_offset() -> None:

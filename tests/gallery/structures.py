@@ -72,21 +72,20 @@ class Complex(nn.Module):
 
 
 class Variadic(nn.Module):
-    """Inputs without names."""
+    """Inputs in `*args` and `**kwargs`, each with a name of its own."""
 
-    exit_code = 2
-    says = "A package describes a call by its parameters' names"
-    inputs = ("x=float32[4,3]",)
+    inputs = ("xs_0=float32[4,3]", "xs_1=float32[4,3]", "scale=float32[3]")
+    dynamic = ("xs_0:0=n[1:64]", "xs_1:0=n")
 
-    def forward(self, *xs: Tensor) -> Tensor:
-        return torch.stack(xs).sum(0)
+    def forward(self, *xs: Tensor, **others: Tensor) -> Tensor:
+        return torch.stack(xs).sum(0) * others["scale"]
 
 
 class NoInputs(nn.Module):
     """A forward without inputs."""
 
     exit_code = 2
-    says = "there is no input to give"
+    says = "the example inputs contain no tensor"
 
     def forward(self) -> Tensor:
         return torch.ones(3)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import types
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,11 @@ import torch
 import transformers
 
 from benchmarks import llm
+from exportkit import ExportSpec
 from exportkit.errors import UsageError
+from exportkit.export.export_options import TraceOptions
+from exportkit.export.models.resolved import EagerModel
+from exportkit.export.trace.trace import trace
 from exportkit.transformers import spec
 from tests.subprocesses import run_python
 
@@ -79,6 +84,54 @@ def test_it_refuses_with_the_name_and_a_way_out(make: Any, options: dict[str, An
     with pytest.raises(UsageError, match=message) as caught:
         spec(make(), **{"cache_length": 64, "prompt": 8, **options})
     assert caught.value.hint or "must be" in str(caught.value)
+
+
+class Adapted(torch.nn.Module):
+    """As PEFT's models are around one of transformers."""
+
+    def __init__(self, model: Any, *, prompts: bool = False) -> None:
+        super().__init__()
+        self.model = model
+        self.active_peft_config = types.SimpleNamespace(is_prompt_learning=prompts)
+
+    def get_base_model(self) -> Any:
+        return self.model
+
+
+def test_the_model_inside_of_pefts_is_exported_with_its_adapters() -> None:
+    model = llama()
+    assert spec(Adapted(model), cache_length=8, prompt=4, batch=1).model.model is model
+    with pytest.raises(UsageError, match=r"puts learned tokens before the prompt(?s:.*)exportkit\.ExportSpec"):
+        spec(Adapted(model, prompts=True), cache_length=8, prompt=4)
+
+
+def test_a_detector_is_not_told_of_its_decoder() -> None:
+    config = transformers.DetrConfig(
+        use_timm_backbone=False, backbone=None, backbone_config=transformers.ResNetConfig()
+    )
+    with torch.device("meta"):
+        model = transformers.DetrForObjectDetection(config)
+    with pytest.raises(UsageError, match=r"does not generate from tokens(?s:.*)exportkit\.ExportSpec"):
+        spec(model.eval(), cache_length=8, prompt=4)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("length", "prompt", "batch"), [(3, 2, 2), (2, 2, 3), (5, 3, 1), (1, 1, 2)])
+def test_odd_sizes_trace(length: int, prompt: int, batch: int) -> None:
+    made = spec(llama(), cache_length=length, prompt=prompt, batch=batch)
+    traced = trace(EagerModel(made), TraceOptions(cases=2, edge_cases=False), torch.device("cpu"), lambda _: None)
+    ends = {d.name: (d.min, d.max) for method in traced.methods for d in method.call.dimensions}
+    wanted = {"batch": (1, batch), "count": (1, prompt)}
+    assert ends == {name: size for name, size in wanted.items() if size[1] > 1}
+
+
+@pytest.mark.slow
+def test_a_mixture_of_experts_given_as_it_is_traces() -> None:
+    shapes = {"input_ids": {0: "batch[1:2]", 1: "count[2:16]"}}
+    inputs = {"input_ids": torch.randint(1, 300, (2, 9)), "use_cache": False, "return_dict": True}
+    made = ExportSpec(model=llm.small_model("mixtral"), example_kwargs=inputs, dynamic_shapes=shapes)
+    traced = trace(EagerModel(made), TraceOptions(cases=3, edge_cases=False), torch.device("cpu"), lambda _: None)
+    assert traced.operators == ()
 
 
 @pytest.mark.parametrize(("length", "prompt", "batch"), [(1, 1, 1), (4, 4, 2), (8, 1, 1)])

@@ -216,6 +216,21 @@ def test_a_constant_must_be_what_it_was_at_export(plan, mode, shown):
         prepare(plan, query={"features": torch.randn(3, 5), "mode": mode})
 
 
+def test_what_was_fixed_at_export_may_be_left_out():
+    x, parts = m.TensorNode(index=0), (m.ConstantNode(value=None), m.ConstantNode(value=2))
+    values = {"scale": m.ConstantNode(value=2.5), "x": x, "pair": m.SequenceNode(kind="list", items=parts)}
+    positional = tuple(m.Parameter(name=name, kind="positional", value=value) for name, value in values.items())
+    keyword = m.Parameter(name="use_cache", kind="keyword", value=m.ConstantNode(value=False))
+    tensor = m.TensorInput(name="x", dtype="float32", shape=(2,), written=None)
+    call = msgspec.structs.replace(tiny.call(), parameters=(*positional, keyword), inputs=(tensor,), dimensions=())
+    plan, given = InputPlan(call, CPU), torch.ones(2)
+    for args, kwargs in (((), {"x": given}), ((2.5, given), {}), ((2.5, given, [None, 2]), {"use_cache": False})):
+        assert plan.prepare(args, kwargs)[0] is given
+    with pytest.raises(InputError, match="`use_cache` was fixed at export"):
+        plan.prepare((2.5, given), {"use_cache": True})
+    assert str(plan.signature) == "(scale, x, pair=[None, 2], *, use_cache=False)"
+
+
 @pytest.mark.parametrize(
     ("constant", "good", "wrong"),
     [

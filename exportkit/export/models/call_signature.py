@@ -5,9 +5,11 @@ from __future__ import annotations
 import dataclasses
 import functools
 import inspect
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import takewhile
 from typing import Any
 
 import torch
@@ -18,11 +20,10 @@ from exportkit.errors import UsageError
 from exportkit.package.manifest import Parameter
 from exportkit.package.structure import check_name, flatten, is_dataclass_instance, names, plain
 
-NAMED = (
-    "A package describes a call by its parameters' names. Wrap the model in a module whose forward has them: "
-    "`def forward(self, x, y): return self.model(x, y)`."
-)
-_VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+_POSITIONALS, _KEYWORDS = inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD
+
+DYNAMIC_SPEC = "_dynamic_spec"
+"""Where torch 2.15's `@dynamic_spec` keeps the sizes of a forward."""
 
 
 def is_tensor(value: Any) -> bool:
@@ -76,50 +77,68 @@ def check_plain(what: str, tensor: torch.Tensor) -> None:
 
 
 def parameter_names(model: torch.nn.Module) -> list[str]:
-    """Returns the parameters of forward that can be given by name."""
-    return [p.name for p in inspect.signature(model.forward).parameters.values() if p.kind not in _VARIADIC]
+    """Returns the names of forward's parameters, with the first name in `*args` and none in `**kwargs`."""
+    parameters = inspect.signature(model.forward).parameters.values()
+    return [p.name if p.kind is not _POSITIONALS else f"{p.name}_0" for p in parameters if p.kind is not _KEYWORDS]
 
 
-def left_out(model: torch.nn.Module) -> list[str]:
-    """Returns the parameters of forward that no package can describe, such as `**kwargs`."""
-    return [str(p) for p in inspect.signature(model.forward).parameters.values() if p.kind in _VARIADIC]
+def takes(model: torch.nn.Module, name: str) -> bool:
+    """Returns whether forward takes an argument of this name, if only in `*args` or `**kwargs`."""
+    kinds = [parameter.kind for parameter in inspect.signature(model.forward).parameters.values()]
+    named = parameter_names(model)
+    return name in named or _KEYWORDS in kinds or (_POSITIONALS in kinds and re.sub("_[0-9]+$", "_0", name) in named)
 
 
 def bind_call(
     model: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, partial: bool = False
 ) -> dict[str, Any]:
-    """Returns the given arguments by parameter, in the order of forward's signature.
+    """Returns the given arguments by name, in the order of forward's signature.
 
     Raises:
-        UsageError: The arguments do not fit forward, or go into *args or **kwargs, which have no names to record.
+        UsageError: The arguments do not fit forward, or two have one name.
     """
     signature = inspect.signature(model.forward)
     try:
         bound = (signature.bind_partial if partial else signature.bind)(*args, **kwargs)
     except TypeError as error:
         raise UsageError(f"the example inputs do not fit {type(model).__name__}.forward{signature}: {error}") from error
-    for name in bound.arguments:
-        if signature.parameters[name].kind in _VARIADIC:
-            raise UsageError(
-                f"{type(model).__name__}.forward takes the example inputs in `{signature.parameters[name]}`",
-                hint=NAMED,
-            )
-    return dict(bound.arguments)
+    return spread(model, bound.arguments)
+
+
+def spread(model: torch.nn.Module, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns what forward's parameters have, with a name for each part of `*args` and `**kwargs`.
+
+    The parts of `*args` are `args_0` and so on, those of `**kwargs` have the names that a call gives them.
+
+    Raises:
+        UsageError: Two of them have one name.
+    """
+    parameters = inspect.signature(model.forward).parameters
+    found: dict[str, Any] = {}
+    for name, value in arguments.items():
+        kind = parameters[name].kind if name in parameters else None
+        if kind is _POSITIONALS and isinstance(value, (tuple, list)):
+            parts = {f"{name}_{i}": part for i, part in enumerate(value)}
+        else:
+            parts = dict(value) if kind is _KEYWORDS and isinstance(value, Mapping) else {name: value}
+        if twice := parts.keys() & found.keys():
+            raise UsageError(f"two arguments of {type(model).__name__}.forward have the name {min(twice)}")
+        found |= parts
+    return found
 
 
 def rebind(model: torch.nn.Module, arguments: Mapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Returns (args, kwargs). Arguments are positional up to the first that is missing or keyword-only."""
     args: list[Any] = []
-    kwargs: dict[str, Any] = {}
-    by_name = False
+    left = dict(arguments)
     for parameter in inspect.signature(model.forward).parameters.values():
-        by_name |= parameter.kind is inspect.Parameter.KEYWORD_ONLY or parameter.name not in arguments
-        if parameter.name in arguments:
-            if by_name:
-                kwargs[parameter.name] = arguments[parameter.name]
-            else:
-                args.append(arguments[parameter.name])
-    return tuple(args), kwargs
+        names = [parameter.name]
+        if parameter.kind is _POSITIONALS:
+            names = list(takewhile(left.__contains__, (f"{parameter.name}_{i}" for i in range(len(left)))))
+        elif parameter.kind in (inspect.Parameter.KEYWORD_ONLY, _KEYWORDS) or parameter.name not in left:
+            break
+        args += map(left.pop, names)
+    return tuple(args), left
 
 
 @dataclass(frozen=True)
@@ -176,7 +195,7 @@ def describe_call(model: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping
 def plain_tuples(
     model: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> Iterator[tuple[tuple[Any, ...], dict[str, Any]]]:
-    """Replaces named tuples and dataclasses in the model's call by plain tuples, and yields the arguments for it.
+    """Makes the model's call plain, and yields the arguments for it: plain tuples, each argument with its own name.
 
     A saved program names the classes of its structures, and torch can read it only if they are registered. The manifest
     has the names and fields, so the program does not need them. `forward` is replaced temporarily on the object: a
@@ -191,6 +210,9 @@ def plain_tuples(
         named_args, named_kwargs = tree_unflatten(tree_leaves((plain_args, plain_kwargs)), structure)
         return plain(forward(*named_args, **named_kwargs))
 
+    given = [inspect.Parameter(n, inspect.Parameter.POSITIONAL_OR_KEYWORD) for n in bind_call(model, args, kwargs)]
+    plain_forward.__dict__["__signature__"] = inspect.Signature(given)
+    plain_forward.__dict__.pop(DYNAMIC_SPEC, None)  # torch.export gets the sizes themselves
     model.forward = plain_forward
     try:
         yield plain(args), plain(dict(kwargs))

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from exportkit.errors import ModelNotFoundError, UsageError, WeightsError
-from exportkit.export.models.call_signature import NAMED, bind_call, left_out, parameter_names, rebind
+from exportkit.export.models.call_signature import bind_call, parameter_names, rebind, takes
 from exportkit.export.models.importing import import_code, named_attribute
 from exportkit.export.models.method_specs import matches
 from exportkit.export.models.option_parsing import check_dtype, parse_input_text
@@ -215,20 +215,17 @@ def _with_inputs(model: str, spec: ExportSpec, texts: Sequence[str]) -> ExportSp
             raise UsageError(f"--input {name} is given twice: {list(given[name].shape)} and {list(tensor.shape)}")
         given[name] = tensor
     names = parameter_names(spec.model)
-    if unknown := [name for name in given if name not in names]:
+    if unknown := [name for name in given if not takes(spec.model, name)]:
         close = difflib.get_close_matches(unknown[0], names, 1)
-        takes = f"{f'Did you mean {close[0]}? ' if close else ''}forward takes {', '.join(names)}."
         raise UsageError(
             f"--input {unknown[0]}: {model} has no parameter of that name",
-            hint=NAMED if not names else f"{takes} {NAMED}" if left_out(spec.model) else takes,
+            hint=f"{f'Did you mean {close[0]}? ' if close else ''}forward takes {', '.join(names) or 'nothing'}.",
         )
     if given:
         arguments = {**bind_call(spec.model, spec.example_inputs, spec.example_kwargs, partial=True), **given}
         args, kwargs = rebind(spec.model, arguments)
         spec = replace(spec, example_inputs=args, example_kwargs=kwargs)
     every = "Give every input, such as " + " ".join(f"--input {name}=float32[2,3]" for name in names) + "."
-    if not (spec.example_inputs or spec.example_kwargs) and not names:
-        raise UsageError(f"{model}: forward has no named parameters, so there is no input to give", hint=NAMED)
     try:
         bind_call(spec.model, spec.example_inputs, spec.example_kwargs)
     except UsageError as error:

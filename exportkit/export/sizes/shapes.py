@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import sympy
@@ -106,9 +107,19 @@ def dynamic_sizes(shapes: Shapes, tensors: Mapping[str, Sequence[int]]) -> Dynam
     return DynamicSizes(dimensions, places, example)
 
 
-def torch_dimensions(sizes: DynamicSizes) -> dict[str, torch.export.Dim]:
-    """Returns torch.export's object for every name."""
-    return {d.name: torch.export.Dim(d.name, min=d.min, max=d.max) for d in sizes.dimensions}
+def torch_dimensions(sizes: DynamicSizes, state: Iterable[str | None] = ()) -> dict[str, torch.export.Dim]:
+    """Returns torch.export's object for every name.
+
+    torch leaves 0 and 1 out while it traces, so that a size from 1 to 2 is 2. Of two such sizes it would not learn that
+    they are one, and compiled code would take one of them for 2.
+
+    Args:
+        sizes: The sizes of the inputs.
+        state: The names that the state's sizes have.
+    """
+    places = Counter([*(size.dimension for size in sizes.by_axis.values()), *state])
+    ends = {d.name: (d.min, max(d.max, 3) if places[d.name] > 1 else d.max) for d in sizes.dimensions}
+    return {name: torch.export.Dim(name, min=low, max=high) for name, (low, high) in ends.items()}
 
 
 def torch_shape(sizes: DynamicSizes, dims: Mapping[str, torch.export.Dim], tensor: str) -> dict[int, object] | None:

@@ -47,6 +47,22 @@ def in_python(operator: OpOverload, key: str) -> bool:
     return f"{operator.name().replace('::', '/', 1)}/{key}" in torch.library._impls
 
 
+def _grouped_mm(input: torch.Tensor, weight: torch.Tensor, offs: torch.Tensor) -> torch.Tensor:
+    """Multiplies each group of rows [rows, k] by its weight, of [groups, k, n]; `offs` says where each group ends.
+
+    The operator reads the ends, and multiplies what there is of each. Here all rows meet all weights: that takes more
+    products, but neither sizes that depend on data nor copies of weights for each row.
+    """
+    rows = torch.arange(input.shape[0], device=input.device)
+    group = (offs[:, None] <= rows).sum(0)
+    found = torch.matmul(input, weight)[group.clamp(max=weight.shape[0] - 1), rows]
+    return found.masked_fill((group == weight.shape[0])[:, None], 0.0)
+
+
+# Operators whose bodies torch.export does not take, which branch on values, with bodies that it does.
+_TRACEABLE = {"transformers::grouped_mm_fallback": _grouped_mm}
+
+
 def body_of(operator: object, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Callable[..., Any] | None:
     """Returns the function in Python that a call of an operator runs; None for torch's, those in C++ and Triton's."""
     if not isinstance(operator, OpOverload) or operator.namespace in TORCH_NAMESPACES:
@@ -54,6 +70,8 @@ def body_of(operator: object, args: Sequence[Any], kwargs: Mapping[str, Any]) ->
     if operator._schema.name in triton_ops_to_kernels:
         return None
     key = python_key(operator, _device(args, kwargs))
+    if key and operator._schema.name in _TRACEABLE:
+        return _TRACEABLE[operator._schema.name]
     return partial(operator._op_dk, getattr(torch._C.DispatchKey, key)) if key else None
 
 

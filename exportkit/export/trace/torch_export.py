@@ -120,7 +120,7 @@ def _call_export(
     sizes: DynamicSizes,
     assumed: Collection[sympy.Basic] | None,
 ) -> tuple[torch.export.ExportedProgram, GuardLog]:
-    dims = torch_dimensions(sizes)
+    dims = torch_dimensions(sizes, (buffer.dimension for buffer in task.state))
     bound, model = task.bound, task.spec.model
     state = tuple(buffer.at(sizes.example) for buffer in task.state)
     given = {**bound.kwargs, **({STATE: state} if state else {})}

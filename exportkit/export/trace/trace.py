@@ -12,7 +12,7 @@ import torch
 
 from exportkit.errors import UsageError
 from exportkit.export.export_options import TraceOptions
-from exportkit.export.models.call_signature import BoundCall, parameter_names
+from exportkit.export.models.call_signature import BoundCall, bind_call
 from exportkit.export.models.method_specs import method_specs
 from exportkit.export.models.option_parsing import parse_places, parse_ranges, size_of
 from exportkit.export.models.placement import parse_floating, prepared
@@ -140,7 +140,10 @@ def _declared(spec: ExportSpec, options: TraceOptions) -> ExportSpec:
         return spec
     if not spec.methods:
         return replace(spec, writes=(*spec.writes, *options.writes))
-    parameters = {name: parameter_names(each.model) for name, each in method_specs(spec).items()}
+    parameters = {
+        name: bind_call(each.model, tuple(each.example_inputs), each.example_kwargs)
+        for name, each in method_specs(spec).items()
+    }
     methods = dict(spec.methods)
     for each in options.writes:
         having = [name for name, known in parameters.items() if each.partition(".")[0] in known]
