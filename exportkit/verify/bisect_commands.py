@@ -64,6 +64,11 @@ class CutPoint(Message, frozen=True):
     where: str
     values: tuple[str, ...]
 
+    @property
+    def place(self) -> str:
+        """It, as `--eager-kernel` takes it."""
+        return f"{self.operator}@{self.name}"
+
 
 class GraphRead(Message, frozen=True):
     """The nodes after which the graph can be cut, in its order."""

@@ -15,9 +15,9 @@ from torch._inductor.codegen.wrapper import PythonWrapperCodegen
 from torch._inductor.scheduler import BaseSchedulerNode, Scheduler
 
 from exportkit.errors import ExportError
-from exportkit.export.compile.eager_kernels import leave_one
 from exportkit.export.models.source_lines import where_traced
 from exportkit.export.torch_patches.patched import all_patched
+from exportkit.package.compiled_with import leave_one
 
 _REFUSED = re.compile(r"^(model\.\w+\.cpp):(\d+):\d+: error: (.+)$", re.MULTILINE)
 

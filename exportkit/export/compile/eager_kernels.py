@@ -14,9 +14,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 
 from exportkit.errors import UsageError
 from exportkit.export.torch_patches.patched import all_patched
-
-EVERY = "aten"
-"""Stands for all of torch's operators."""
+from exportkit.package.compiled_with import EVERY
 
 _NAME = re.compile(r"(?:aten(?:\.|::))?(\w+)(?:\.(\w+)(@\w+)?)?")
 _NUMBERS = (int, float, torch.SymInt, torch.SymFloat)
@@ -79,15 +77,6 @@ def can_leave(node: torch.fx.Node, program: torch.export.ExportedProgram) -> Ite
     place = next((each for each in reversed(made_from) if each in nodes), None)
     if has_kernel(node.target) or (place is not None and has_kernel(nodes[place].target)):
         yield place or str(node.target)
-
-
-def leave_one(left: tuple[str, ...], place: str) -> tuple[str, ...]:
-    """Adds a place to what is left to eager, if it is not; all of its operator, if another place of it is."""
-    operator = place.partition("@")[0]
-    if {EVERY, operator, place} & {*left}:
-        return left
-    again = any(each.startswith(f"{operator}@") for each in left)
-    return (*left, operator if again else place)
 
 
 def eager_kernels(operators: Sequence[str]) -> AbstractContextManager[None]:
