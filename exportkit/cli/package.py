@@ -138,6 +138,6 @@ def _print(output: Path, manifest: Manifest, report: Report | None, sign_key: Pr
     if report is None:
         click.echo("not verified: --no-verify")
         return
-    print_report(report)
+    print_report(report, written=written)
     if report.exit_code == HostError.exit_code:
         click.echo("It may run elsewhere: --no-verify writes it without running it here.")
