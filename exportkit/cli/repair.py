@@ -165,12 +165,11 @@ class Repair:
                 break
             self.places.append(located.message if located.point is None else located.place)
             point = located.point
-            if point is None or not point.operator.startswith("aten."):
+            left = leave_one(last.given.eager_kernels, point.place) if point and point.place else ()
+            if not left or left == last.given.eager_kernels:
                 break
-            given = replace(last.given, eager_kernels=leave_one(last.given.eager_kernels, point.place))
-            if given == last.given:
-                break
-            last = self._try(f"{', '.join(given.eager_kernels)} left to eager's kernel", given, last.path.parent)
+            what = f"{', '.join(left)} left to eager's kernel"
+            last = self._try(what, GivenOptions({}, left), last.path.parent)
         return last
 
     def _try(self, what: str, given: GivenOptions, folder: Path) -> Attempt:

@@ -57,17 +57,14 @@ class CutPoint(Message, frozen=True):
         operator: Its operator.
         where: The line of the model's code, or "".
         values: The names of the values that its result consists of.
+        place: What leaves it to eager's kernel, as `--eager-kernel` takes it; "" if there is none.
     """
 
     name: str
     operator: str
     where: str
     values: tuple[str, ...]
-
-    @property
-    def place(self) -> str:
-        """It, as `--eager-kernel` takes it."""
-        return f"{self.operator}@{self.name}"
+    place: str
 
 
 class GraphRead(Message, frozen=True):

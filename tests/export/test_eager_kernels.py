@@ -115,10 +115,10 @@ def test_a_place_is_a_node_of_the_graph_that_calls_the_operator() -> None:
     places = read_eager_kernels(["aten.relu.default@relu_1", "relu.default@relu"])
     assert places == ("aten.relu.default@relu_1", "aten.relu.default@relu")
     check_places(places, [program])
-    with pytest.raises(UsageError, match="no node relu_2 that calls aten.relu.default") as caught:
+    with pytest.raises(UsageError, match=r"no node relu_2 that calls aten\.relu\.default") as caught:
         check_places(["aten.relu.default@relu_2"], [program])
     assert caught.value.hint == "It has aten.relu.default@relu, aten.relu.default@relu_1."
-    with pytest.raises(UsageError, match="no operator 'aten.relu@relu'"):
+    with pytest.raises(UsageError, match=r"no operator 'aten\.relu@relu'"):
         read_eager_kernels(["aten.relu@relu"])
 
 
