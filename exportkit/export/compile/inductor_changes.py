@@ -18,6 +18,7 @@ from torch._inductor.codegen.cpp_utils import DTYPE_TO_CPP, cexpr_index
 from torch._inductor.index_propagation import IndexPropagation, IndexPropVar, TypedExpr
 from torch._inductor.virtualized import V
 from torch.utils._sympy.functions import FloorDiv, ModularIndexing
+from torch.utils._sympy.numbers import int_oo
 from torch.utils._sympy.value_ranges import bound_sympy
 
 from exportkit.export.compile.cascade_sums import cascade_sums
@@ -212,8 +213,8 @@ def _holds_all(value: TypedExpr, ranges: dict[sympy.Symbol, Any]) -> bool:
         greatest = 2 / torch.finfo(value.dtype).eps
         return bool(-greatest <= found.lower and found.upper <= greatest)
     limits = torch.iinfo(value.dtype)
-    endless = value.dtype is torch.int64 and not (found.lower.is_finite and found.upper.is_finite)
-    return endless or bool(limits.min <= found.lower and found.upper <= limits.max)
+    endless = value.dtype is torch.int64 and {int_oo, -int_oo} & {found.lower, found.upper}
+    return bool(endless) or bool(limits.min <= found.lower and found.upper <= limits.max)
 
 
 def _slices_with_two_ends() -> AbstractContextManager[None]:
