@@ -164,7 +164,7 @@ def test_a_node_that_does_not_compile_is_left_to_eager_at_its_place(
 ) -> None:
     """torch's own: a complex quotient by a size. And one of two uses of an operator, whose lowering fails."""
     relu = lowering.lowerings[torch.ops.aten.relu.default]
-    calls = []
+    calls: list[Any] = []
 
     def second_fails(*args: Any) -> Any:
         calls.append(args)
@@ -173,7 +173,8 @@ def test_a_node_that_does_not_compile_is_left_to_eager_at_its_place(
         return relu(*args)
 
     monkeypatch.setitem(lowering.lowerings, torch.ops.aten.relu.default, second_fails)
-    out, x, said = tmp_path / "spectrum.pt2", torch.rand(5, 8), []
+    out, x = tmp_path / "spectrum.pt2", torch.rand(5, 8)
+    said: list[str] = []
     spec = ExportSpec(Spectrum(), (x,), dynamic_shapes={"x": {0: "n[2:64]"}})
     export_aoti(EagerModel(spec), out, TraceOptions(cases=1, edge_cases=False), progress=said.append)
     assert any("with eager's kernel of aten.relu.default, test_eager_kernels.py:" in line for line in said), said

@@ -142,8 +142,8 @@ def _uncompiled(
     if isinstance(cause, RefusesValuesError):
         return cause
     refuse_full_disk(cause)
-    fixes = isinstance(cause, AssumedSizeError)
-    nodes, said = failed_nodes(error), str(cause) if fixes else raised_text(cause)
+    fixes = cause if isinstance(cause, AssumedSizeError) else None
+    nodes, said = failed_nodes(error), str(fixes or raised_text(cause))
     if isinstance(cause, (exc.CppCompileError, exc.InvalidCxxCompiler)):
         if (wrong := wrong_code(str(cause), written, folder)) is None:
             return CompilerError(
@@ -152,7 +152,7 @@ def _uncompiled(
             )
         said, nodes = wrong
     at = described(nodes[0]) if nodes else where_listed(str(cause))
-    refusal = cause.refusal(at) if fixes else refused_by_compiler(said, program, at)
+    refusal = fixes.refusal(at) if fixes else refused_by_compiler(said, program, at)
     places = [place for node in nodes for place in can_leave(node, program)]
     return UncompiledError(said, refusal, at, places)
 
