@@ -36,7 +36,7 @@ from exportkit.verify.report import Report
 from exportkit.verify.verify import verify
 from exportkit.verify.verify_worker import VerifyWorker
 
-_MINUTES = 30  # of the search; what is left to do then is the last way, which is sure to compile
+MINUTES = 30  # of the search; what is left to do then is the last way, which is sure to compile
 _TIMED = 9  # calls
 _CODES_FAULT = (  # what other options of the compiler may change
     *(outcomes.Mismatch, outcomes.WrongDtype, outcomes.WrongShape, outcomes.WrongStructure),
@@ -122,7 +122,7 @@ class Repair:
         """
         with temporary_folder(out.parent, f".{out.name[:200]}") as folder:
             first = last = self._try("no more options", GivenOptions(), folder)
-            self._end = time.monotonic() + 60 * _MINUTES
+            self._end = time.monotonic() + 60 * MINUTES
             with suppress(_TimeIsUpError):
                 last = self._leave_nodes(first)
                 for option in OPTIONS:
@@ -153,7 +153,7 @@ class Repair:
         left = self._end - time.monotonic()
         if self._end and left < 0:
             raise _TimeIsUpError
-        self.progress(f"{text}, {left / 60:.0f} of {_MINUTES} minutes left" if 0 < left < math.inf else text)
+        self.progress(f"{text}, {left / 60:.0f} of {MINUTES} minutes left" if 0 < left < math.inf else text)
 
     def _leave_nodes(self, last: Attempt) -> Attempt:
         """Leaves the node at which the code goes wrong to eager's kernel, then the one that is wrong then."""
@@ -180,7 +180,7 @@ class Repair:
         end = self.words.index("--") if "--" in self.words else len(self.words)
         command = Export(("export", *self.words[:end], *words, *self.words[end:]))
         with VerifyWorker("exportkit.cli.repair", search_path="caller") as worker:
-            answer = worker.ask(command, Exported, doing="exporting the model", timeout=60 * _MINUTES)
+            answer = worker.ask(command, Exported, doing="exporting the model", timeout=60 * MINUTES)
         if isinstance(answer, Failed):
             raise answer.exception()
         if not isinstance(answer, Exported):

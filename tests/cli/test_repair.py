@@ -101,7 +101,7 @@ def test_where_nothing_helps_everything_that_was_tried_is_said(
 def test_when_the_time_is_up_only_the_last_way_is_tried(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(repair, "_MINUTES", -1)
+    monkeypatch.setattr(repair, "MINUTES", -1)
     commands = _refusing(monkeypatch, CompilationError, "no")
     main(["export", f"{MODELS}:relu", "--repair", "-o", str(tmp_path / "relu.pt2")])
     assert ["--eager-kernel" in words for words in commands] == [False, True]
